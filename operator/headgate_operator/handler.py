@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from headgate_operator.agents import Agents
 from headgate_operator.cluster import Cluster
-from headgate_operator.plan.model import Ask, Key, Plan
+from headgate_operator.plan.model import Ask, Key, Plan, api_version_of
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import LocalProtocolError
+
+R = TypeVar("R", bound=Resource)
 
 
 class Jobs(Protocol):
@@ -38,6 +40,11 @@ class Context:
     certificate: Callable[[], bytes]
     claims: dict[Key, Mapping[str, Any]] = field(default_factory=dict)
     """Faults that were planned here, until the status is seen in the cluster: two workers must not plan conflicting faults."""
+
+    async def find(self, view: type[R], kind: str, namespace: str | None, name: str) -> R | None:
+        """Return an object of a core kind or of Headgate's, or None if it does not exist."""
+        found = await self.cluster.get(api_version_of(kind), kind, namespace, name)
+        return None if found is None else view(found)
 
 
 class Handler:

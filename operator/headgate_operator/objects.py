@@ -10,6 +10,7 @@ from typing import Any
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming, podsettings
 from testbed_runtime.api.models import Resources
+from testbed_runtime.api.podsettings import POD_SECURITY, RESTRICTED
 from testbed_runtime.api.views import Manifest, Resource, Testbed
 from testbed_runtime.core.ids import (
     JOBMANAGER,
@@ -42,20 +43,6 @@ HELPER_CPU = "50m"
 AGENT_MEMORY = ("64Mi", "256Mi")
 AGENT_CPU = "100m"
 """As much as a TaskManager. The agent's timers make the requested latency; with a smaller share they are late on a busy node."""
-POD_SECURITY = {
-    "runAsNonRoot": True,
-    "runAsUser": naming.USER_ID,
-    "runAsGroup": naming.USER_ID,
-    "fsGroup": naming.USER_ID,
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
-"""The security context of every pod."""
-RESTRICTED = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "readOnlyRootFilesystem": True,
-}
-"""The security context of every container except the agent."""
 _NOT_PART_OF_A_POD = ("replicas", "replaceLost")
 """Fields of spec.taskManagers that change the number of pods, not their content."""
 

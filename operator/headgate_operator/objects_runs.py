@@ -8,8 +8,6 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from headgate_operator.objects import (
-    POD_SECURITY,
-    RESTRICTED,
     environment,
     headless_service,
     owner_of,
@@ -18,6 +16,7 @@ from headgate_operator.objects import (
 )
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming, podsettings
+from testbed_runtime.api.podsettings import POD_SECURITY, RESTRICTED
 from testbed_runtime.api.views import Resource, Run, Study
 
 SPARK_NAME = "headgate-spark"

@@ -1,4 +1,5 @@
-"""Settings of an installation for every pod that Headgate creates: where it may run, and how important it is. Pure."""
+"""Settings of every pod that Headgate creates: its security context, and what an installation adds (where it may run, how important
+it is). Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +7,23 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import UserError
+
+POD_SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": naming.USER_ID,
+    "runAsGroup": naming.USER_ID,
+    "fsGroup": naming.USER_ID,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+"""The security context of every pod."""
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
+"""The security context of every container except the agent."""
 
 VARIABLE = "HEADGATE_PODS"
 """The environment variable with these settings as JSON; the operator hands it on to Spark's driver."""

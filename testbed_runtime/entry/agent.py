@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from testbed_runtime.api import naming
@@ -30,12 +29,12 @@ from testbed_runtime.faults import api
 from testbed_runtime.faults.agent import FaultAgent
 from testbed_runtime.faults.http import HEALTHZ, bad_input, bearer_token, healthz
 from testbed_runtime.faults.packets import backend as packet
-from testbed_runtime.faults.packets.agent_config import AgentConfig
 from testbed_runtime.faults.packets.commands import PacketSupport
 from testbed_runtime.faults.packets.engine import PacketEngine
 from testbed_runtime.faults.packets.placing import Surroundings
 from testbed_runtime.faults.probes import EchoServer
 from testbed_runtime.faults.registry import Capabilities
+from testbed_runtime.process.config import AgentConfig
 from testbed_runtime.transport.names import numeric
 
 ANYWHERE = "0.0.0.0"  # noqa: S104 - a pod's own address space; everything except /healthz needs the token
@@ -142,7 +141,7 @@ def load() -> AgentConfig:
     """Read the file on the command line, or what the operator gives a pod. Raises HeadgateError when neither exists."""
     try:
         if len(sys.argv) > 1:
-            return msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=AgentConfig)
+            return AgentConfig.load(sys.argv[1])
         return config_of_pod(os.environ, json.loads(Path(naming.CONFIG_FILE).read_bytes()))
     except (OSError, KeyError, ValueError) as error:
         raise HeadgateError(f"the agent has no configuration: {error}") from error

@@ -34,6 +34,7 @@ from testbed_runtime.kube.progress import StatusProgress, measured, report_map
 from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.kube.spark.client import KubeEvaluator
 from testbed_runtime.ports.network import Address
+from testbed_runtime.process.config import read_token
 from testbed_runtime.report.answer import read_recoveries
 from testbed_runtime.runner import judge
 from testbed_runtime.runner.engine import RunControl, Runner, RunRequest, RunResult
@@ -71,8 +72,8 @@ class Surroundings:
             namespace=_needed(environment, "POD_NAMESPACE"),
             recorder=_address(environment, "HEADGATE_RECORDER"),
             spark=_address(environment, "HEADGATE_SPARK"),
-            token=_secret(environment.get("HEADGATE_TOKEN_FILE", naming.TOKEN_FILE)),
-            spark_token=_secret(environment.get("HEADGATE_SPARK_TOKEN_FILE", SPARK_TOKEN_FILE)),
+            token=read_token(environment.get("HEADGATE_TOKEN_FILE", naming.TOKEN_FILE)),
+            spark_token=read_token(environment.get("HEADGATE_SPARK_TOKEN_FILE", SPARK_TOKEN_FILE)),
             work_folder=Path(environment.get("HEADGATE_WORK_FOLDER", naming.WORK_FOLDER)),
         )
 
@@ -89,13 +90,6 @@ def _address(environment: Mapping[str, str], name: str) -> Address:
     if not host or not port.isdigit():
         raise UserError(name, f"{environment[name]!r} is no address", "write host:port")
     return host, int(port)
-
-
-def _secret(file: str) -> str:
-    token = Path(file).read_text(encoding="utf-8").strip()
-    if not token:
-        raise UserError(file, "is empty", "the operator puts the token there")
-    return token
 
 
 def document_of(run: Run) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from testbed_runtime.evaluation.process import SparkWorker
 from testbed_runtime.evaluation.worker import MASTER, SETTINGS
 from testbed_runtime.kube.spark.executors import executor_settings, master
 from testbed_runtime.kube.spark.service import SparkService
+from testbed_runtime.process.config import read_token
 
 
 def worker_environment(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
@@ -37,10 +38,6 @@ def history_folder(environment: Mapping[str, str], scratch: Path) -> Path:
     return Path(naming.DATA_FOLDER) if shared else scratch
 
 
-def _token(environment: Mapping[str, str]) -> str:
-    return Path(environment.get("HEADGATE_TOKEN_FILE") or naming.TOKEN_FILE).read_text().strip()
-
-
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name) or str(default)
     if not text.isdecimal():
@@ -49,7 +46,7 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
 
 
 async def start(environment: Mapping[str, str], process: Process) -> Ready:
-    token = _token(environment)
+    token = read_token(environment.get("HEADGATE_TOKEN_FILE") or naming.TOKEN_FILE)
     bind = (
         environment.get("POD_IP") or "127.0.0.1",
         _number(environment, "HEADGATE_SPARK_PORT", naming.SPARK_PORT),

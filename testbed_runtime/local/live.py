@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.ids import is_task_manager
@@ -11,7 +11,7 @@ from testbed_runtime.core.job.livecounters import LiveCounters
 from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.ports.hosts import ProcessState
-from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.network import address_of
 from testbed_runtime.process.config import COUNTERS_PATH
 
 EVERY_S = 0.5
@@ -57,7 +57,7 @@ class LiveReader:
 
     async def _ask(self, state: ProcessState) -> Mapping[str, float] | None:
         try:
-            return await self._control.call("GET", _address(state.ready["control"]), COUNTERS_PATH)
+            return await self._control.call("GET", address_of(state.ready["control"]), COUNTERS_PATH)
         except HeadgateError:
             return None
 
@@ -69,7 +69,3 @@ class LiveReader:
             await asyncio.gather(self._reading, return_exceptions=True)
             self._reading = None
         await self._control.close()
-
-
-def _address(reported: Sequence[object]) -> Address:
-    return str(reported[0]), int(str(reported[1]))

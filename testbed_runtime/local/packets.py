@@ -17,13 +17,13 @@ from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.faults.fanout import Agent, FaultFanout, split
 from testbed_runtime.faults.http import ControlClient
-from testbed_runtime.faults.packets.agent_config import AgentConfig
 from testbed_runtime.faults.packets.commands import support
 from testbed_runtime.faults.registry import LOCAL, Capabilities, check_fault
 from testbed_runtime.local import namespaces
 from testbed_runtime.local.process_host import PATH_LIMIT_S, LocalProcessHost
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.network import Address
+from testbed_runtime.process.config import AgentConfig
 from testbed_runtime.supervisor.supervisor import AGENT_PREFIX, ChildSpec
 
 OUTAGE_S = 1.0

@@ -23,7 +23,7 @@ from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.faults.http import ControlClient, FaultClient
 from testbed_runtime.local import registry
 from testbed_runtime.ports.hosts import ProcessState
-from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.network import Address, address_of
 from testbed_runtime.supervisor.child import Child
 from testbed_runtime.supervisor.config import SupervisorConfig
 from testbed_runtime.supervisor.supervisor import ChildSpec
@@ -87,7 +87,7 @@ class LocalProcessHost:
         self._supervisor = child
         await child.spawn((sys.executable, "-m", "testbed_runtime.entry.supervisor", str(path)), {})
         await child.until_ready(SUPERVISOR_LIMIT_S)
-        self._address = (str(child.ready["control"][0]), int(child.ready["control"][1]))
+        self._address = address_of(child.ready["control"])
         self._control = ControlClient(self.token)
         self._faults = FaultClient(self._address, self.token)
 

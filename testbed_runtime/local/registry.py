@@ -17,7 +17,8 @@ from pathlib import Path
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.http import ControlClient, FaultClient
 from testbed_runtime.local import namespaces
-from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.network import Address, address_of
+from testbed_runtime.process.config import read_token
 from testbed_runtime.supervisor.supervisor import AGENT_PREFIX
 
 _MODULE = b"testbed_runtime.entry.supervisor"
@@ -37,7 +38,7 @@ class SupervisorEntry:
     state_file: str
 
     def token(self) -> str:
-        return Path(self.token_file).read_text().strip()
+        return read_token(self.token_file)
 
     def client(self) -> FaultClient:
         return FaultClient(self.control, self.token())
@@ -106,9 +107,7 @@ async def _packet_agents(entry: SupervisorEntry) -> list[FaultClient]:
     finally:
         await control.close()
     agents = [p for p in processes if p["name"].startswith(AGENT_PREFIX) and p["pid"] is not None]
-    return [
-        FaultClient((str(p["ready"]["control"][0]), int(p["ready"]["control"][1])), token) for p in agents
-    ]
+    return [FaultClient(address_of(p["ready"]["control"]), token) for p in agents]
 
 
 async def _each(act: Callable[[SupervisorEntry, FaultClient], Awaitable[list[str]]]) -> list[str]:
@@ -134,7 +133,7 @@ def _read(path: Path) -> SupervisorEntry | None:
         state = json.loads(path.read_text())
         return SupervisorEntry(
             pid=int(state["pid"]),
-            control=(str(state["control"][0]), int(state["control"][1])),
+            control=address_of(state["control"]),
             token_file=str(state["token_file"]),
             work_folder=str(state["work_folder"]),
             run=str(state["run"]),

@@ -33,7 +33,7 @@ from testbed_runtime.ports.hosts import (
     ProcessState,
     TrialContext,
 )
-from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.network import Address, address_of
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.process.clock import system_boot_id
 from testbed_runtime.process.config import ProcessConfig
@@ -331,4 +331,4 @@ def _address(state: ProcessState, what: str) -> Address:
     address = state.ready.get(what)
     if not address:
         raise HeadgateError(f"{state.name} did not report its {what} address")
-    return str(address[0]), int(address[1])
+    return address_of(address)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 BytesLike: TypeAlias = "bytes | bytearray | memoryview"
 Address: TypeAlias = tuple[str, int]
 
 PLANE_DATA = "data"
 PLANE_RPC = "rpc"
+
+
+def address_of(reported: Sequence[Any]) -> Address:
+    """Return the address in a process's ready line, which JSON carries as a list."""
+    return str(reported[0]), int(reported[1])
 
 
 class ConnectionHandler(Protocol):

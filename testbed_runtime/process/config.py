@@ -1,15 +1,18 @@
-"""The configuration of a process: one JSON file, written by the TestbedHost, read by `entry/*`."""
+"""The configurations of processes: one JSON file each, written by a TestbedHost or a supervisor, read by `entry/*`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.options import Options
+from testbed_runtime.ports.network import Address
 
 REGISTERED_PATH = "/v1/registered"
 """Path on a TaskManager's control endpoint: `{"registered": bool}`, whether it is registered at the ResourceManager."""
@@ -17,8 +20,55 @@ COUNTERS_PATH = "/v1/counters"
 """Path on a TaskManager's control endpoint: live counters as one JSON object."""
 
 
+def read_token(path: str | Path) -> str:
+    """Read a bearer token. Raises UserError for an empty file, because then every endpoint would be closed."""
+    token = Path(path).read_text(encoding="utf-8").strip()
+    if not token:
+        raise UserError("token_file", f"{path} is empty", "write the token into it")
+    return token
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessConfig:
+class ConfigFile:
+    """The part that the configuration of every process has."""
+
+    token_file: str = ""
+    """A file of mode 0600 with the testbed's bearer token."""
+
+    def token(self) -> str:
+        """Read the token; empty without a file."""
+        return read_token(self.token_file) if self.token_file else ""
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        return msgspec.json.decode(Path(path).read_bytes(), type=cls)
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_bytes(msgspec.json.encode(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig(ConfigFile):
+    """The configuration of a packet agent, one for each network namespace. `hosts`: logical name → host name or address of each
+    process that has an agent."""
+
+    name: str
+    bind: Address
+    ports: Mapping[str, tuple[int, ...]]
+    """The TCP ports of each plane (`data`, `rpc`)."""
+    environment: str = "local"
+    address: str = ""
+    """The agent's own numeric address."""
+    device: str = "eth0"
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    seed: int = 1
+    incarnation: int = 1
+    owned: bool = True
+    """End when stdin closes. In a pod stdin is not a pipe of the parent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessConfig(ConfigFile):
     """Addresses are (host, port). Port 0 means a free port, which is in the ready line. Hosts of peers may be names; they are
     resolved for each connection."""
 
@@ -52,26 +102,8 @@ class ProcessConfig:
     scenario_folder: str = ""
     job: JobGraph | None = None
     """Application mode: the job that the JobManager submits itself when its store holds none."""
-    token_file: str = ""
-    """A file of mode 0600 with the testbed's bearer token."""
     certificate_file: str = ""
     """A file with the testbed's certificate and private key that others cannot read; empty unless the data port uses TLS."""
 
     def options(self) -> Options:
         return Options(self.configuration, flink_version=self.flink_version)
-
-    def token(self) -> str:
-        """Read the token. Raises UserError for an empty file, because then every endpoint would be open."""
-        if not self.token_file:
-            return ""
-        token = Path(self.token_file).read_text().strip()
-        if not token:
-            raise UserError("token_file", f"{self.token_file} is empty", "write the testbed's token into it")
-        return token
-
-    @classmethod
-    def load(cls, path: str | Path) -> ProcessConfig:
-        return msgspec.json.decode(Path(path).read_bytes(), type=cls)
-
-    def save(self, path: str | Path) -> None:
-        Path(path).write_bytes(msgspec.json.encode(self))

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-import msgspec
+from testbed_runtime.process.config import ConfigFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorConfig:
+class SupervisorConfig(ConfigFile):
     name: str = "supervisor"
     environment: str = "local"
     bind: tuple[str, int] = ("127.0.0.1", 0)
-    token_file: str = ""
-    """A file of mode 0600."""
     work_folder: str = ""
     """Folder of the children's configurations; removed at the end if `remove_work_folder` is set."""
     remove_work_folder: bool = False
@@ -33,13 +30,3 @@ class SupervisorConfig:
     """The incarnation of a child that was never started here."""
     starts_file: str = ""
     """File with the number of starts, so that a restarted supervisor continues counting. Empty: counted in memory."""
-
-    def token(self) -> str:
-        return Path(self.token_file).read_text().strip() if self.token_file else ""
-
-    @classmethod
-    def load(cls, path: str | Path) -> SupervisorConfig:
-        return msgspec.json.decode(Path(path).read_bytes(), type=cls)
-
-    def save(self, path: str | Path) -> None:
-        Path(path).write_bytes(msgspec.json.encode(self))

@@ -18,7 +18,7 @@ import msgspec
 
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.faults.links import logical_name
-from testbed_runtime.core.ids import PROXY, RECORDER, is_task_manager
+from testbed_runtime.core.ids import PROXY, RECORDER, SUPERVISOR, is_task_manager
 from testbed_runtime.core.job.limits import replacement_limit
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.faults.agent import FaultAgent, Journal
@@ -31,7 +31,7 @@ from testbed_runtime.faults.proxy.backend import ProxyBackend
 from testbed_runtime.faults.registry import LOCAL
 from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.hosts import ProcessState
-from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.network import Address, address_of
 from testbed_runtime.process.config import REGISTERED_PATH
 from testbed_runtime.supervisor.child import Child
 from testbed_runtime.supervisor.config import SupervisorConfig
@@ -47,8 +47,6 @@ MIN_RESPAWN_S = 0.1
 """Pause between two incarnations: a child that dies at once must not keep the machine busy."""
 MAX_INCARNATIONS = 100
 """Limit for one child; then it is not replaced any more."""
-SUPERVISOR = "supervisor"
-"""Its name in waits."""
 _INFRASTRUCTURE = (PROXY, RECORDER)
 AGENT_PREFIX = "agent-"
 """Prefix of the name of a process's packet agent, which does not belong to the testbed's job."""
@@ -254,7 +252,8 @@ class Supervisor:
             return self._peers().get(logical_name(name))
         if child is None or child.pid is None:
             return None
-        return _address(child.ready.get("control") or child.ready.get("rpc"))
+        reported = child.ready.get("control") or child.ready.get("rpc")
+        return address_of(reported) if reported else None
 
     async def unready(self, name: str) -> str:
         """Return why this child is not ready; empty when it is. A TaskManager has to be registered."""
@@ -356,7 +355,3 @@ class Supervisor:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _address(value: Any) -> Address | None:
-    return (str(value[0]), int(value[1])) if value else None

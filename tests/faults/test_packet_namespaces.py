@@ -17,10 +17,10 @@ from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.http import FaultClient
-from testbed_runtime.faults.packets.agent_config import AgentConfig
 from testbed_runtime.faults.packets.commands import run
 from testbed_runtime.faults.probes import ProbeConnection
 from testbed_runtime.local import namespaces
+from testbed_runtime.process.config import AgentConfig
 from testbed_runtime.supervisor.child import Child
 from tests.local.helpers import no_packets
 

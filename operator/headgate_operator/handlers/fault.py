@@ -28,17 +28,15 @@ class FaultHandler(Handler):
 
     async def observe(self, context: Context, key: Key) -> planner.Observed | None:
         cluster, namespace = context.cluster, key.namespace
-        raw = await cluster.get(naming.API_VERSION, key.kind, namespace, key.name)
-        fault = None if raw is None else Fault(raw)
+        fault = await context.find(Fault, key.kind, namespace, key.name)
         if fault is None or fault.status.phase not in ("", "Pending"):
             context.claims.pop(key, None)
         if fault is None:
             return None
         name = fault.testbed
-        found = await cluster.get(naming.API_VERSION, "Testbed", namespace, name) if name else None
-        if found is None or (fault.terminating and not fault.active):
+        testbed = await context.find(Testbed, "Testbed", namespace, name) if name else None
+        if testbed is None or (fault.terminating and not fault.active):
             return planner.Observed(fault)
-        testbed = Testbed(found)
         pods = await pods_of(context, namespace, name)
         reach = await reach_of(context, testbed, pods)
         state = await _state(context, fault, testbed, pods, reach)
@@ -99,9 +97,9 @@ async def pods_of(context: Context, namespace: str, testbed: str) -> dict[str, P
 
 async def reach_of(context: Context, testbed: Testbed, pods: Mapping[str, Pod]) -> Reach:
     """Return the present addresses and the token. A pod that took over an address rejects another testbed's token."""
-    raw = await context.cluster.get("v1", "Secret", testbed.namespace, testbed.token_secret)
+    secret = await context.find(Secret, "Secret", testbed.namespace, testbed.token_secret)
     hosts = {process: pod.address for process, pod in pods.items() if pod.address and pod.phase == "Running"}
-    return Reach(hosts, Secret(raw).token if raw else "")
+    return Reach(hosts, secret.token if secret else "")
 
 
 async def _state(
@@ -136,12 +134,12 @@ async def _allows(context: Context, fault: Fault) -> bool:
     if not fault.spec.get("pod"):
         return False
     try:
-        namespace = await context.cluster.get("v1", "Namespace", None, fault.namespace)
+        namespace = await context.find(Resource, "Namespace", None, fault.namespace)
     except ApiError as error:
         if error.status == 403:
             return False
         raise
-    labels = Resource(namespace).labels if namespace else {}
+    labels = namespace.labels if namespace else {}
     return labels.get(naming.LABEL_FAULTS_ALLOWED) == "allowed"
 
 
@@ -166,10 +164,10 @@ async def _inject(
 
 
 async def _problem(context: Context, fault: Fault, text: str) -> None:
-    newest = await context.cluster.get(naming.API_VERSION, "Fault", fault.namespace, fault.name)
-    if newest is not None and Fault(newest).uid == fault.uid:
-        status = msgspec.structs.replace(Fault(newest).status, problem=text)
-        await context.cluster.set_status(newest, to_json(status))
+    newest = await context.find(Fault, "Fault", fault.namespace, fault.name)
+    if newest is not None and newest.uid == fault.uid:
+        status = msgspec.structs.replace(newest.status, problem=text)
+        await context.cluster.set_status(newest.raw, to_json(status))
 
 
 async def _evict(context: Context, ask: Ask) -> None:

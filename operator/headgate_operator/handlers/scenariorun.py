@@ -25,10 +25,9 @@ class ScenarioRunHandler(Handler):
 
     async def observe(self, context: Context, key: Key) -> planner.Observed | None:
         cluster, namespace = context.cluster, key.namespace
-        raw = await cluster.get(naming.API_VERSION, key.kind, namespace, key.name)
-        if raw is None:
+        run = await context.find(Run, key.kind, namespace, key.name)
+        if run is None:
             return None
-        run = Run(raw)
         spark = objects_runs.spark_name(run)
         names = (naming.runner_name(key.name), naming.recorder_name(key.name), spark)
         pods = await _named(context, namespace, [("v1", "Pod", name) for name in names])
@@ -84,10 +83,9 @@ async def report_of(
 ) -> tuple[M | None, dict[KindAndName, Resource]]:
     """Return `status.json` of the owner's ConfigMap, and that ConfigMap. None: missing, of another owner, or malformed."""
     name = naming.status_name(owner.name)
-    raw = await context.cluster.get("v1", "ConfigMap", owner.namespace, name)
-    if raw is None:
+    config_map = await context.find(ConfigMap, "ConfigMap", owner.namespace, name)
+    if config_map is None:
         return None, {}
-    config_map = ConfigMap(raw)
     return config_map.report(owner, model), {("ConfigMap", name): config_map}
 
 
@@ -146,5 +144,5 @@ def _idle(run: Run) -> bool:
 async def _claim_modes(context: Context, run: Run) -> tuple[str, ...] | None:
     if not run.history_claim or not run.executors:
         return None
-    claim = await context.cluster.get("v1", "PersistentVolumeClaim", run.namespace, run.history_claim)
-    return None if claim is None else tuple(Resource(claim).spec.get("accessModes") or ())
+    claim = await context.find(Resource, "PersistentVolumeClaim", run.namespace, run.history_claim)
+    return None if claim is None else tuple(claim.spec.get("accessModes") or ())

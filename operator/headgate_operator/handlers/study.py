@@ -18,10 +18,9 @@ class StudyHandler(Handler):
 
     async def observe(self, context: Context, key: Key) -> study.Observed | None:
         cluster, namespace = context.cluster, key.namespace
-        raw = await cluster.get(naming.API_VERSION, key.kind, namespace, key.name)
-        if raw is None:
+        found = await context.find(Study, key.kind, namespace, key.name)
+        if found is None:
             return None
-        found = Study(raw)
         if found.terminating:
             return study.Observed(found)
         shared = set()
@@ -31,8 +30,8 @@ class StudyHandler(Handler):
             for api_version, kind, name in (("v1", "ServiceAccount", account), (RBAC, "RoleBinding", role)):
                 if await cluster.get(api_version, kind, namespace, name) is not None:
                     shared.add((kind, name))
-        pod = await cluster.get("v1", "Pod", namespace, objects_runs.study_pod_name(key.name))
-        own = Pod(pod) if pod is not None and Pod(pod).owned_by(found) else None
+        pod = await context.find(Pod, "Pod", namespace, objects_runs.study_pod_name(key.name))
+        own = pod if pod is not None and pod.owned_by(found) else None
         report, _ = await report_of(context, found, StudyReport)
         return study.Observed(found, own, report, frozenset(shared))
 

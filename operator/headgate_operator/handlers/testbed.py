@@ -22,26 +22,26 @@ class TestbedHandler(Handler):
 
     async def observe(self, context: Context, key: Key) -> planner.TestbedObserved | None:
         cluster, namespace = context.cluster, key.namespace
-        raw = await cluster.get(naming.API_VERSION, key.kind, namespace, key.name)
-        if raw is None:
+        testbed = await context.find(Testbed, key.kind, namespace, key.name)
+        if testbed is None:
             return None
-        testbed = Testbed(raw)
         if testbed.terminating:
             return planner.TestbedObserved(testbed)
         listed = await cluster.list("v1", "Pod", namespace, labels={naming.LABEL_TESTBED: key.name})
         pods = tuple(Pod(pod) for pod in listed)
-        secret = await secret_of(context, testbed)
-        certificate = await _certificate(context, testbed)
+        secret = await context.find(Secret, "Secret", namespace, testbed.token_secret)
+        name = testbed.certificate_secret
+        certificate = await context.find(Secret, "Secret", namespace, name) if name else None
         mounted = any(is_task_manager(pod.process) for pod in pods)
-        makes = bool(testbed.certificate_secret) and certificate is None and not mounted
-        claim = naming.pod_name(key.name, STORE) if objects.store_claim(raw) else ""
+        makes = bool(name) and certificate is None and not mounted
+        claim = naming.pod_name(key.name, STORE) if objects.store_claim(testbed.raw) else ""
         return planner.TestbedObserved(
             testbed,
             pods,
             secret,
             await cluster.get("v1", "ConfigMap", namespace, testbed.config_map),
-            await _found(context, "Service", namespace, naming.service_name(key.name)),
-            await _found(context, "PersistentVolumeClaim", namespace, claim) if claim else None,
+            await context.find(Resource, "Service", namespace, naming.service_name(key.name)),
+            await context.find(Resource, "PersistentVolumeClaim", namespace, claim) if claim else None,
             await _job(context, pods, secret),
             context.entropy() if secret is None else "",
             certificate,
@@ -50,24 +50,6 @@ class TestbedHandler(Handler):
 
     def plan(self, observed: planner.TestbedObserved, settings: Settings, now: float) -> Plan:
         return planner.plan(observed, settings, now)
-
-
-async def secret_of(context: Context, testbed: Testbed) -> Secret | None:
-    """Return the Secret that the testbed's pods mount."""
-    found = await context.cluster.get("v1", "Secret", testbed.namespace, testbed.token_secret)
-    return Secret(found) if found else None
-
-
-async def _certificate(context: Context, testbed: Testbed) -> Secret | None:
-    if not testbed.certificate_secret:
-        return None
-    found = await context.cluster.get("v1", "Secret", testbed.namespace, testbed.certificate_secret)
-    return Secret(found) if found else None
-
-
-async def _found(context: Context, kind: str, namespace: str, name: str) -> Resource | None:
-    found = await context.cluster.get("v1", kind, namespace, name)
-    return Resource(found) if found else None
 
 
 async def _job(context: Context, pods: Sequence[Pod], secret: Secret | None) -> Mapping[str, Any] | None:

@@ -25,7 +25,17 @@ from headgate_operator.plan.faulttarget import (
     forbidden,
     resolve,
 )
-from headgate_operator.plan.model import Action, Ask, Emit, Key, Plan, SetFinalizers, delete
+from headgate_operator.plan.model import (
+    Action,
+    Ask,
+    Emit,
+    Key,
+    Plan,
+    SetFinalizers,
+    delete,
+    heal_skipped,
+    release,
+)
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import COMPLETE, REJECTED, FaultStatus
@@ -350,23 +360,20 @@ def _deletion(observed: Observed, now: float) -> Plan:
     fault = observed.fault
     if naming.FINALIZER not in fault.finalizers:
         return Plan()
-    free = SetFinalizers(tuple(f for f in fault.finalizers if f != naming.FINALIZER))
-    if fault.annotations.get(naming.ANNOTATION_SKIP_HEAL) == "true":
-        text = f"finalizer removed without healing, as {naming.ANNOTATION_SKIP_HEAL} requests"
-        return Plan((Emit("Warning", "HealSkipped", text), free))
+    if skipped := heal_skipped(fault):
+        return release(fault, skipped)
     pods = observed.testbed.pods if observed.testbed else {}
     held = [a for a, view in observed.views.items() if a.process in pods and _may_hold(view)]
     if not held:
         left = [row for v in observed.views.values() if (row := v.row("residue")) is not None]
         words = "; ".join(map(faultstatus.residue_text, left))
-        event = Emit("Warning", "Residue", clip(words)) if left else None
-        return Plan((event, free) if event else (free,))
+        return release(fault, *([Emit("Warning", "Residue", clip(words))] if left else []))
     if now - fault.deleted > HEAL_LIMIT_S:
         text = (
             f"{', '.join(map(str, held))} not healed within {HEAL_LIMIT_S:g} s; finalizer removed, its deadline ends it there "
             f"({observed.status.deadline or rfc3339(now)})"
         )
-        return Plan((Emit("Warning", "HealTimedOut", text), free))
+        return release(fault, Emit("Warning", "HealTimedOut", text))
     return Plan((Ask("heal"),), None, LOOK_SOON_S)
 
 

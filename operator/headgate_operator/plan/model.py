@@ -103,10 +103,27 @@ class Plan:
     status_first: bool = True
 
 
+def api_version_of(kind: str) -> str:
+    """Return the API version of a core kind or of one of Headgate's."""
+    return naming.API_VERSION if kind in naming.PLURALS else "v1"
+
+
 def delete(kind: str, obj: Resource, *, grace_s: int | None = None) -> Delete:
     """Return the deletion of exactly this object."""
-    api_version = naming.API_VERSION if kind in naming.PLURALS else "v1"
-    return Delete(api_version, kind, obj.namespace, obj.name, obj.uid, grace_s)
+    return Delete(api_version_of(kind), kind, obj.namespace, obj.name, obj.uid, grace_s)
+
+
+def release(obj: Resource, *events: Emit) -> Plan:
+    """Remove Headgate's finalizer, which lets a deleted object go."""
+    return Plan((*events, SetFinalizers(tuple(f for f in obj.finalizers if f != naming.FINALIZER))))
+
+
+def heal_skipped(obj: Resource) -> Emit | None:
+    """Return the Event about a deletion whose annotation skips the healing, or None."""
+    if obj.annotations.get(naming.ANNOTATION_SKIP_HEAL) != "true":
+        return None
+    text = f"finalizer removed without healing, as {naming.ANNOTATION_SKIP_HEAL} requests"
+    return Emit("Warning", "HealSkipped", text)
 
 
 def unschedulable(pods: Iterable[Pod], now: float) -> str:

@@ -25,6 +25,8 @@ from headgate_operator.plan.model import (
     SetFinalizers,
     delete,
     given_up_because,
+    heal_skipped,
+    release,
     unschedulable,
 )
 from headgate_operator.settings import Settings
@@ -402,20 +404,18 @@ def _deletion(observed: Observed, now: float) -> Plan:
     run, runner = observed.run, observed.runner
     if naming.FINALIZER not in run.finalizers:
         return Plan()
-    release = SetFinalizers(tuple(f for f in run.finalizers if f != naming.FINALIZER))
-    if run.annotations.get(naming.ANNOTATION_SKIP_HEAL) == "true":
-        text = f"finalizer removed without healing, as {naming.ANNOTATION_SKIP_HEAL} requests"
-        return Plan((Emit("Warning", "HealSkipped", text), release))
+    if skipped := heal_skipped(run):
+        return release(run, skipped)
     left = [testbed.name for testbed in observed.testbeds]
     if not left and runner is None:
-        return Plan((release,))
+        return release(run)
     if now - run.deleted > HEAL_LIMIT_S:
         what = ", ".join(left) or "the runner pod"
         text = (
             f"{what} not gone after {HEAL_LIMIT_S:g} s; finalizer removed, "
             "the agents end every fault at its deadline"
         )
-        return Plan((Emit("Warning", "DeletionTimedOut", text), release))
+        return release(run, Emit("Warning", "DeletionTimedOut", text))
     actions: list[Action] = []
     if runner is not None and not runner.terminating:
         actions.append(delete("Pod", runner, grace_s=1))

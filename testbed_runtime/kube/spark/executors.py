@@ -75,22 +75,12 @@ def pod_template() -> dict[str, Any]:
         "metadata": {"labels": {naming.LABEL_MANAGED_BY: naming.MANAGED_BY, naming.LABEL_ROLE: "executor"}},
         "spec": {
             "automountServiceAccountToken": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": naming.USER_ID,
-                "runAsGroup": naming.USER_ID,
-                "fsGroup": naming.USER_ID,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": podsettings.POD_SECURITY,
             "containers": [
                 {
                     "name": "executor",
                     "workingDir": "/tmp",  # noqa: S108 - an emptyDir
-                    "securityContext": {
-                        "allowPrivilegeEscalation": False,
-                        "capabilities": {"drop": ["ALL"]},
-                        "readOnlyRootFilesystem": True,
-                    },
+                    "securityContext": podsettings.RESTRICTED,
                     "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
                 }
             ],
