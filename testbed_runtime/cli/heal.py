@@ -138,18 +138,16 @@ async def heal_all(
         await asyncio.sleep(POLL_S)
 
 
-async def heal_cluster(
-    login: access.Access, *, all_namespaces: bool, limit_s: float = LIMIT_S
-) -> tuple[tuple[Named, ...], str]:
-    """Return what was healed, and where. Raises HeadgateError that names what is not gone after `limit_s`."""
+async def heal_cluster(login: access.Access, *, all_namespaces: bool) -> tuple[tuple[Named, ...], str]:
+    """Return what was healed, and where. Raises HeadgateError that names what is not gone after LIMIT_S."""
     async with access.connected(login) as api:
         namespaces: tuple[str | None, ...] = (None,) if all_namespaces else (api.namespace,)
         where = "any namespace" if all_namespaces else f"namespace {api.namespace}"
-        found, remaining = await heal_all(api, namespaces, limit_s)
+        found, remaining = await heal_all(api, namespaces, LIMIT_S)
     if remaining:
         names = ", ".join(map(str, remaining))
         raise HeadgateError(
-            f"requested, but not confirmed after {limit_s:g} s: {names}. Each agent ends its faults at their deadlines; "
+            f"requested, but not confirmed after {LIMIT_S:g} s: {names}. Each agent ends its faults at their deadlines; "
             "check that the operator runs: kubectl -n headgate-system get pods"
         )
     return found, where

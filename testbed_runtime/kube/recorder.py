@@ -121,11 +121,9 @@ class RecorderFiles:
 class RecorderFolder:
     """A `RunFolder` of the runner: its pod's disk is lost with the pod, so files are kept at the recorder."""
 
-    def __init__(
-        self, path: Path, recorder: Address, token: str, *, away_limit_s: float = FOLDER_AWAY_LIMIT_S
-    ) -> None:
+    def __init__(self, path: Path, recorder: Address, token: str) -> None:
         self.path = path
-        self._files = RecorderFiles(recorder, token, away_limit_s=away_limit_s)
+        self._files = RecorderFiles(recorder, token, away_limit_s=FOLDER_AWAY_LIMIT_S)
 
     async def keep(self, *names: str) -> None:
         """Upload those of the files that exist, one after the other. Raises HeadgateError."""

@@ -144,7 +144,6 @@ class LocalTestbed:
             blob_folder=str(self.processes.work_folder / "blobs"),
             local_folder=str(self.processes.work_folder / "local-state"),
             history_folder=str(self.history_folder),
-            scenario_folder=str(self.run_folder),
             token_file=str(self.processes.token_file),
             certificate_file=str(self._certificate_file or ""),
             **(self.packets.binds(name) if self.packets is not None else {}),

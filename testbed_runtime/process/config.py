@@ -99,7 +99,6 @@ class ProcessConfig(ConfigFile):
     local_folder: str = ""
     """The folder of a TaskManager's state files, local copies and blocking results; empty means the temporary folder."""
     history_folder: str = ""
-    scenario_folder: str = ""
     job: JobGraph | None = None
     """Application mode: the job that the JobManager submits itself when its store holds none."""
     certificate_file: str = ""

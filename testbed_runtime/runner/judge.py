@@ -139,9 +139,9 @@ def conclude(
     return verdict, report
 
 
-def reread(folder: Path, *, inconclusive: str = "skip") -> tuple[dict[str, Any], Path]:
+def reread(folder: Path) -> tuple[dict[str, Any], Path]:
     """Judge the metrics in a folder and write its report again."""
-    return conclude(folder, read_manifest(folder), read_rows(folder), inconclusive=inconclusive)
+    return conclude(folder, read_manifest(folder), read_rows(folder))
 
 
 def _timeseries(folder: Path) -> dict[str, Any]:

@@ -19,8 +19,6 @@ from .say import complain, say
 from .settings import ClusterError, Layout
 from .up import ROOT, facts, inside, load, refusal, up
 
-USAGE_ERROR = 2
-
 
 def main(arguments: list[str]) -> int:
     """Run a command and return its exit code: 0, 1 with an error on stderr, or that of the program for `exec`."""

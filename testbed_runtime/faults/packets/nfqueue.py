@@ -38,10 +38,9 @@ MAX_LATE_S = 0.25
 class PacketQueue:
     """One NFQUEUE of this network namespace, and the rules that lead into it. `how` is `nft`, `iptables-legacy` or `iptables-nft`."""
 
-    def __init__(self, how: str, own_address: str = "", queue: int = kernel.QUEUE_NUMBER) -> None:
+    def __init__(self, how: str, own_address: str = "") -> None:
         self._how = how
         self._own = own_address
-        self._queue = queue
         self._socket: socket.socket | None = None
         self._stamping: socket.socket | None = None
         self._newest_arrival = 0.0
@@ -107,9 +106,9 @@ class PacketQueue:
 
     async def _rules_on(self, wanted: Sequence[PacketRule]) -> None:
         if self._how == "nft":
-            await nft(kernel.queue_nft(wanted, self._queue))
+            await nft(kernel.queue_nft(wanted))
             return
-        text = kernel.queue_iptables(wanted, self._queue, self._own)
+        text = kernel.queue_iptables(wanted, self._own)
         await must((f"{self._how}-restore", "-w", str(kernel.LOCK_WAIT_S), "--noflush"), text)
         for look, insert in zip(
             kernel.iptables_hooks(self._how, "-C"), kernel.iptables_hooks(self._how, "-I"), strict=True
@@ -136,7 +135,9 @@ class PacketQueue:
             with contextlib.suppress(OSError):  # without it the system's limit stands
                 opened.setsockopt(socket.SOL_SOCKET, netlink.SO_RCVBUFFORCE, RECEIVE_BYTES)
             self._socket = opened
-            await self._ask(netlink.bind(self._queue, self._next()), "the queue is taken by another process")
+            await self._ask(
+                netlink.bind(kernel.QUEUE_NUMBER, self._next()), "the queue is taken by another process"
+            )
         except BaseException:
             self._socket = None
             opened.close()
@@ -151,7 +152,7 @@ class PacketQueue:
             r.impairment.loss or r.impairment.reorder or r.impairment.duplicate for r, _ in self._rules
         )
         message = netlink.configure(
-            self._queue,
+            kernel.QUEUE_NUMBER,
             self._next(),
             copy=netlink.COPY_ALL if whole else netlink.COPY_HEADERS,
             max_packets=QUEUE_PACKETS,
@@ -245,7 +246,9 @@ class PacketQueue:
     def _say(self, packet: int, *, accept: bool, payload: bytes | None = None) -> None:
         if self._socket is not None:
             with contextlib.suppress(OSError):  # the packet is gone with its connection
-                self._socket.send(netlink.verdict(self._queue, packet, accept=accept, payload=payload))
+                self._socket.send(
+                    netlink.verdict(kernel.QUEUE_NUMBER, packet, accept=accept, payload=payload)
+                )
 
 
 def _key(rule: PacketRule) -> str:

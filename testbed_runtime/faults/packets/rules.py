@@ -42,7 +42,7 @@ def table_name(rule_id: str) -> str:
 # ---- into the queue
 
 
-def queue_nft(rules: Sequence[PacketRule], queue: int = QUEUE_NUMBER) -> str:
+def queue_nft(rules: Sequence[PacketRule]) -> str:
     """Return input for `nft -f -` that replaces Headgate's table atomically; without rules it removes the table."""
     lines = [f"table inet {QUEUE_TABLE}", f"delete table inet {QUEUE_TABLE}"]
     if rules:
@@ -51,7 +51,7 @@ def queue_nft(rules: Sequence[PacketRule], queue: int = QUEUE_NUMBER) -> str:
             lines.append(f"  chain {hook} {{")
             lines.append(f"    type filter hook {hook} priority {NFT_PRIORITY}; policy accept;")
             lines += [
-                f"    {match} queue num {queue} bypass"
+                f"    {match} queue num {QUEUE_NUMBER} bypass"
                 for rule in rules
                 if rule.hook == hook
                 for match in nft_matches(rule)
@@ -84,7 +84,7 @@ def _protocols(rule: PacketRule) -> list[tuple[str, tuple[int, ...]]]:
     return [(name, ports) for name, ports in (("tcp", rule.ports), ("udp", rule.probe_ports)) if ports]
 
 
-def queue_iptables(rules: Sequence[PacketRule], queue: int = QUEUE_NUMBER, own_address: str = "") -> str:
+def queue_iptables(rules: Sequence[PacketRule], own_address: str = "") -> str:
     """Return input for `iptables-…-restore --noflush` that replaces Headgate's two chains atomically.
 
     Raises HeadgateError for an address that is not IPv4, the only family of these tables."""
@@ -97,7 +97,7 @@ def queue_iptables(rules: Sequence[PacketRule], queue: int = QUEUE_NUMBER, own_a
                 lines.append(
                     f"{start} -m statistic --mode random --probability {rule.impairment.duplicate:.8f} -j TEE --gateway {own_address}"
                 )
-            lines.append(f"{start} -j NFQUEUE --queue-num {queue} --queue-bypass")
+            lines.append(f"{start} -j NFQUEUE --queue-num {QUEUE_NUMBER} --queue-bypass")
     return "\n".join([*lines, "COMMIT", ""])
 
 
