@@ -7,17 +7,17 @@ GENERATED = "<!-- Written by tools/generate_docs.py (make docs). Change the code
 SCENARIO_INTRO = """# A scenario, field by field
 
 One YAML document describes what runs, what goes wrong and what must hold. The smallest is
-[word-count.yaml](../scenarios/examples/word-count.yaml). Each folder of [scenarios](../scenarios) has one, with its reasons.
+[word-count.yaml](../scenarios/examples/word-count.yaml). Each folder of [scenarios](../scenarios) has one, with a README that gives the reasons for its numbers.
 
-- A **duration** is a string in Flink's syntax, an integer and a unit: `500 ms`, `10 s`, `2 min`. Without a unit it is milliseconds.
+- A **duration** is a string in Flink's syntax: an integer and a unit (`500 ms`, `10 s`, `2 min`). Without a unit it is in milliseconds.
 - A **name** is at most {max_name} lower-case letters, digits and dashes, and begins with a letter.
 - A **decimal** is a string (`"1.1"`), because some YAML readers and writers change floats.
 - Unknown fields are refused. The error names the line, the path of the field and what to write instead. `required` fields have no
   default.
 - A file has at most {max_bytes:,} bytes.
 
-This page has only the fields of faults; [faults.md](faults.md) describes what each kind does and does not do. Metrics of `expect`:
-[metrics.md](metrics.md). Keys of `flinkConfiguration`: [options.md](options.md).
+Related pages: [faults.md](faults.md) describes what each kind of fault does and does not do, [metrics.md](metrics.md) the metrics of `expect`,
+and [options.md](options.md) the keys of `flinkConfiguration`.
 """
 
 OPTIONS_INTRO = """# Options
@@ -26,14 +26,14 @@ OPTIONS_INTRO = """# Options
 
 | class | what happens |
 |---|---|
-| effective here | the testbed follows it; a value that does not parse is an error |
+| effective here | the testbed acts on it; a value that does not parse is an error |
 | known, without effect | accepted, and listed at the start of the run, so that you know that it does nothing |
 | a typo | refused with the key that was probably meant (up to {edits} letters away) |
 | anything else | a warning |
 
 Older names (`akka.ask.timeout`) are accepted for the newer ones. A key of another Flink version than `flinkVersion` gives a
-warning, but has its effect here. Behaviour and defaults are those of the version that
-`flinkVersion` selects. `1.12` is the oldest. Each version behaves as the one before it, except for:
+warning, but has its effect here. `flinkVersion` selects behaviour and defaults. `1.12` is the oldest version. Each version behaves like
+the one before it, except for:
 
 {profiles}
 
@@ -54,8 +54,8 @@ expect:
 
 - **Units.** `s` takes `5.5 s`, `200 ms` or a bare number of seconds. `ratio` takes `0.95` or `95 %`. `text` takes `equals`, in which
   `*` matches any text.
-- **Phases.** A metric with phases takes `phase: baseline`, `fault` or `observation`. Without one it is judged from the first fault to
-  the drain.
+- **Phases.** A metric with phases takes `phase: baseline`, `fault`, `observation`, `outage`, `catch-up` or `recovered`
+  ([scenario.md](scenario.md#specexpect)). Without `phase`, it is judged from the first fault to the drain.
 - **Quantiles.** Latencies need one of %QUANTILES% within each trial (1 is the maximum). For any other metric, a quantile is taken over
   the trials of a variant and needs enough of them: 2 for the median, 20 for 0.95, 100 for 0.99. With fewer, the result is
   Inconclusive.
@@ -156,7 +156,8 @@ KINDS_INTRO = """# The kinds in a cluster
 
 All kinds are in `headgate.dev/v1alpha1` and in the category `headgate` (`kubectl get headgate`). A [Scenario](scenario.md) is the same
 document as on one machine and starts nothing by itself. This page has the fields of the other kinds. Parts that a Scenario also has
-(job, faults, expectations) are described on its page. `kubectl explain run.spec` shows the same, and every status.
+(job, faults, expectations) are described on the Scenario's page. `kubectl explain run.spec` shows the same fields, and the status of each
+kind.
 
 The API server refuses malformed objects. An object that is well-formed but invalid (an unknown option, a job with a cycle) gets the
 condition `Accepted=False` with the same message as the command line, and nothing is created.
@@ -166,18 +167,23 @@ FAULTS_INTRO = """# Faults
 
 Each fault has exactly one kind. `headgate faults` lists the kinds that this machine can inject.
 
-- **Requesting a fault is not the same as having it.** Every fault is measured while it lasts. Until it was seen to take effect (`fault.verified`),
-  the expectations of its trial cannot pass.
-- **It ends**: at its own deadline, held by the supervisor next to the process and by the far end that carries it; at `headgate heal --all`; and, inside
-  a run, 10 s after the runner stopped renewing its lease (the trial is then void and repeated).
+- **Requesting a fault is not the same as having it.** Every fault is measured while it lasts. The expectations of its trial cannot pass
+  unless its effect was measured (`fault.verified`).
+- **A fault ends** at its own deadline, which both the supervisor next to the process and the carrier of the fault (proxy, process or packet
+  agent) hold. `headgate heal --all` ends it at once. Inside a run, it also ends 10 s after the runner stopped renewing its lease; the trial
+  is then void and repeated.
 - **Residue** is measured after the end: everything that the fault put in place must be gone. Anything left makes the verdict Error.
 - **Order** of bytes and frames never changes; only `network.reorder` changes the order of packets, which TCP corrects.
 
-The fields of a fault are described in [scenario.md](scenario.md). Backends are listed in order of preference; the first that the environment offers
-is taken:
+[scenario.md](scenario.md) describes the fields of a fault. A *backend* is what carries out a fault. The backends of each kind are listed
+in order of preference, and Headgate uses the first one that the environment offers:
 
 | backend | what it is | offered on one machine |
 |---|---|---|
+"""
+
+PACKET_BACKENDS_NOTE = """On one machine, packet backends need root, which gives each process a network namespace of its own. Without root, all
+processes share one network interface, and a packet rule would hit every program on the machine.
 """
 
 CLI_INTRO = """# The command
@@ -191,7 +197,7 @@ Exit codes are the same for every command:
 | code | meaning |
 |---|---|
 | 0 | Pass, or done |
-| 1 | Fail: an expectation or safety did not hold |
+| 1 | Fail: an expectation did not hold, or data was lost, duplicated or reordered |
 | 2 | Error: bad input, or the run could not be carried out |
 | 3 | Inconclusive: the evidence is not enough (`--inconclusive` can change this code) |
 | 130 | interrupted: faults are healed, processes are stopped, and the history is kept; in a cluster, the run heals and stops |

@@ -26,7 +26,7 @@ from testbed_runtime.api.crd_status import COLUMNS, SHORT_NAMES
 from testbed_runtime.api.descriptions import meaning
 from testbed_runtime.cli.main import build
 from testbed_runtime.core.faults.kinds import KINDS
-from testbed_runtime.core.faults.vocabulary import BACKENDS, Kind
+from testbed_runtime.core.faults.vocabulary import BACKENDS, PACKET_BACKENDS, Kind
 from testbed_runtime.core.job.results import COMBINATIONS, DEPLOYMENTS, RESULTS
 from testbed_runtime.core.job.rpcnames import ACTOR_MESSAGES, METHODS
 from testbed_runtime.core.judgement import metrics as m
@@ -322,14 +322,16 @@ def _written(kind: Kind) -> str:
     return f"{family}: {{{name}: {{{', '.join(f'{p.alias}: …' for p in kind.parameters)}}}}}"
 
 
+def _on_one_machine(backend: str) -> str:
+    if backend in PACKET_BACKENDS:
+        return "as root"
+    return "yes" if backend in LOCAL.backends else "no"
+
+
 def faults_page() -> str:
-    backends = [
-        f"| `{name}` | {what} | {'yes' if name in LOCAL.backends else 'no'} |"
-        for name, what in BACKENDS.items()
-    ]
-    missing = next(iter(LOCAL.missing.values()))
+    backends = [f"| `{name}` | {what} | {_on_one_machine(name)} |" for name, what in BACKENDS.items()]
     listed = "\n".join(backends)
-    parts = [f"{texts.FAULTS_INTRO}{listed}\n\nPacket backends are not offered there: {missing}.\n"]
+    parts = [f"{texts.FAULTS_INTRO}{listed}\n\n{texts.PACKET_BACKENDS_NOTE}"]
     for kind in KINDS.values():
         rows = [
             ("written", f"`{_written(kind)}`"),

@@ -51,8 +51,9 @@ MAX_RECORD_BYTES = 1_048_576
 MIN_RECORD_BYTES = 48
 """Source, sequence, key, due time, checksum and their padding: what every generated record carries."""
 MAX_KEYS = 10_000_000
-MAX_SPLITS = 100_000
 """Different keys of a source."""
+MAX_SPLITS = 100_000
+"""Input splits of a source."""
 MAX_ITERATIONS = 100_000
 """Supersteps of an iteration."""
 MAX_SEED = 2**63 - 1

@@ -186,11 +186,11 @@ class Child:
             return ""
 
     def last_words(self) -> str:
-        """Return what its log says about its end: a short message as it is, of a stack trace the last line and the log's path."""
+        """Return the end of its log: a short message as it is; for a stack trace, its last line and the path of the log."""
         tail = self.stderr_tail()
         if TRACE not in tail and not tail.startswith('File "'):
             return tail
-        return f"{tail.splitlines()[-1]} (the whole trace stands in {self._log})"
+        return f"{tail.splitlines()[-1]} (stack trace in {self._log})"
 
     def _because(self) -> str:
         words = self.last_words()

@@ -61,7 +61,7 @@ _NOT_WITHOUT_PACKETS = (
     "of the protocol"
 )
 _NOT_WITHOUT_PODS = "use process.kill, or run it with --on kubernetes"
-_FRAME_CLASS = choice("frame_class", "Which frames.", {name: name for name in FRAME_CLASSES})
+_FRAME_CLASS = choice("frame_class", "The class of the frames.", {name: name for name in FRAME_CLASSES})
 
 
 def _pause(name: str, doc: str, asked: str, limits: str) -> Kind:
@@ -292,8 +292,8 @@ _CALLS = (
         doc="A producer's partitions are registered late.",
         backends=("channel",),
         parameters=(
-            duration("delay", "By this much time. Either this or `attempts`.", default=None),
-            integer("attempts", "Until this many requests were answered with `not found`.", 1, MAX_ATTEMPTS, default=None),
+            duration("delay", "How much later they are registered. Either this or `attempts`.", default=None),
+            integer("attempts", "Register them after this many requests were answered with `not found`.", 1, MAX_ATTEMPTS, default=None),
             Parameter("vertex", Type.VERTEX, "Only the partitions of this vertex.", default=None),
         ),
         one_of=("delay", "attempts"),
@@ -330,7 +330,7 @@ _CALLS = (
         doc="Messages wait in the callee's mailbox.",
         backends=("channel",),
         parameters=(
-            Parameter("method", Type.MESSAGE, "Name of the message, such as `SubmitTask`; an unknown one is answered with the nearest."),
+            Parameter("method", Type.MESSAGE, "Name of the message, such as `SubmitTask`. The error for an unknown name suggests the nearest one."),
             duration("delay", "How long each occupies the callee's mailbox: later messages wait too."),
         ),
         asked="each {method} on {targets} {delay} later{for}",
@@ -396,7 +396,7 @@ _PROCESSES = (
     ),
     Kind(
         name="pod.evict",
-        doc="The pod is evicted, as by a drain of its node: disruption budgets and its grace period count.",
+        doc="The pod is evicted, as by a drain of its node: disruption budgets and its grace period apply.",
         backends=(POD_BACKEND,),
         asked="the pod of {targets} is evicted",
         measured=_POD_GONE,
