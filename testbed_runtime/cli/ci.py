@@ -63,7 +63,7 @@ def _summary(out: Path, results: list[Any], refused: list[tuple[str, str]], poli
     from testbed_runtime.report import write_summary
 
     if results or refused:
-        shown = {options.Policy.FAIL: "fail", options.Policy.PASS: "pass"}.get(policy, "error")
         folders = [result.folder for result in results]
+        shown = running.in_junit(policy, "error")
         written = write_summary(out, folders, refused=refused, inconclusive=shown)
         running.say(f"summary: {written}, {written.with_name('junit.xml')}")

@@ -26,14 +26,6 @@ class Policy(enum.StrEnum):
     PASS = "pass"  # noqa: S105
 
 
-def _policy(text: str) -> Policy:
-    """Parse a policy. `tell` is the word of earlier versions for `report`."""
-    try:
-        return Policy("report" if text == "tell" else text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(Policy)}") from None
-
-
 class Environment(enum.StrEnum):
     """The environment that a scenario runs in."""
 
@@ -98,8 +90,6 @@ InconclusivePolicy = Annotated[
     Policy,
     typer.Option(
         "--inconclusive",
-        parser=_policy,
-        metavar="|".join(Policy),
         help="What to do about Inconclusive: report it (exit 3), fail (exit 1), retry (run once more), pass (exit 0).",
     ),
 ]

@@ -52,7 +52,7 @@ def run_loaded(
     once = (
         partial(_in_cluster, access=access)
         if environment is Environment.KUBERNETES
-        else partial(_on_this_machine, session=session, junit=_in_junit(policy))
+        else partial(_on_this_machine, session=session, junit=in_junit(policy, "skip"))
     )
     result = once(loaded, out, variants=variants, control=control, quiet=quiet)
     for _ in range(RETRIES if policy is Policy.RETRY else 0):
@@ -164,9 +164,9 @@ def _request(
             folder.rmdir()
 
 
-def _in_junit(policy: Policy) -> str:
-    """Return what an Inconclusive expectation is in junit.xml."""
-    return {Policy.FAIL: "fail", Policy.PASS: "pass"}.get(policy, "skip")
+def in_junit(policy: Policy, otherwise: str) -> str:
+    """Return what an Inconclusive expectation is in junit.xml: fail, pass, or `otherwise` if the policy does not decide."""
+    return {Policy.FAIL: "fail", Policy.PASS: "pass"}.get(policy, otherwise)
 
 
 def exit_code(verdict: str, policy: Policy) -> int:
