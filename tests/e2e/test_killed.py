@@ -20,7 +20,8 @@ from testbed_runtime.history.schema import TABLES
 from testbed_runtime.history.segments import scan
 from testbed_runtime.local.testbed import LocalTestbedHost
 from testbed_runtime.ports.hosts import TrialContext
-from tests.e2e.world import KEPT, LONG, World, eventually, no_trace, recorded, running, small, wait_dead
+from tests.e2e.world import KEPT, LONG, World, no_trace, recorded, running, small, wait_dead
+from tests.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(360)]
 
@@ -163,7 +164,7 @@ async def test_a_killed_taskmanager_loses_no_acknowledged_history(
     segments = world.folder / "run/history/main-1/segments"
     try:
         await testbed.submit()
-        await eventually(lambda: len(rows_on_disk(segments, "tm-0-1")) > ROWS_BEFORE_THE_KILL, seconds=40)
+        await until(lambda: len(rows_on_disk(segments, "tm-0-1")) > ROWS_BEFORE_THE_KILL, seconds=40)
         await testbed.processes.kill("tm-0")
         acknowledged = rows_on_disk(segments, "tm-0-1")
         folder = Path(await testbed.finish_history())

@@ -3,7 +3,6 @@ files, and a look at what it left."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
 import json
@@ -306,9 +305,3 @@ def wait_dead(pids: Sequence[int], *, seconds: float = GONE_S) -> None:
     while alive := [pid for pid in pids if state_of(pid) not in ("", "Z")]:
         assert time.monotonic() < deadline, [command_line(pid) for pid in alive]
         time.sleep(0.02)
-
-
-async def eventually(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.02)

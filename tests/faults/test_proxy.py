@@ -12,6 +12,7 @@ from testbed_runtime.faults.backend import Rule
 from testbed_runtime.faults.probes import EchoServer, ProbeConnection
 from testbed_runtime.faults.proxy.observe import AFTER_PAUSE_S, AFTER_SERIES, Path, settled_after
 from testbed_runtime.faults.proxy.server import Proxy, RouteKey
+from tests.waiting import until
 
 LONG_S = 60.0
 
@@ -192,9 +193,7 @@ async def test_an_orderly_end_stays_orderly_and_behind_the_bytes():
             assert await reader.read() == b"good bye"
         writer.close()
         await writer.wait_closed()
-        async with asyncio.timeout(5):
-            while proxy.state()["connections"]:
-                await asyncio.sleep(0.005)
+        await until(lambda: not proxy.state()["connections"], seconds=5)
 
 
 @pytest.mark.parametrize("stays", [False, True], ids=["passes by", "stays"])

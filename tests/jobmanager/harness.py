@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,6 +37,7 @@ from testbed_runtime.process.clock import LoopClock, SeededIds, SeededRandom
 from testbed_runtime.simulation.loop import run_virtual, spawn
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
+from tests.waiting import until
 
 GRAPH = JobGraph(
     "job",
@@ -322,9 +324,7 @@ class Cluster:
 
     async def until(self, condition: Any, limit_s: float = 120.0) -> None:
         """Wait until `condition()` holds; in virtual time polling costs nothing."""
-        async with asyncio.timeout(limit_s):
-            while not condition():
-                await asyncio.sleep(0.01)
+        await until(condition, seconds=limit_s, poll_s=0.01)
 
     async def until_running(self) -> None:
         jobmaster = self.manager.dispatcher.jobmaster
@@ -351,6 +351,15 @@ class Cluster:
 
 COMMIT = SinkCommit(chunks=(("source-0", 0, "0f", 0, 0, 0),))
 LOST = "Connection unexpectedly closed by remote task manager '127.0.0.1:7001 [ {} ] '. This might indicate that the remote task manager was lost."
+
+
+@contextlib.asynccontextmanager
+async def running_job(count: int, configuration: dict[str, str] | None = None, **options: Any):
+    """A cluster whose job is RUNNING."""
+    async with Cluster(count, configuration, **options) as cluster:
+        await cluster.submit()
+        await cluster.until_running()
+        yield cluster
 
 
 def virtually(test):

@@ -16,7 +16,7 @@ from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.taskmanager.checkpoints import load_snapshots, snapshot_key
 from testbed_runtime.taskmanager.gateway import RecordCommitter
 from testbed_runtime.workload.snapshots import SubtaskSnapshot, encode_snapshot
-from tests.jobmanager.harness import COMMIT, Cluster, virtually
+from tests.jobmanager.harness import COMMIT, Cluster, running_job, virtually
 from tests.taskmanager.test_task_parts import gateway
 
 
@@ -119,9 +119,7 @@ async def test_a_checkpoint_waits_for_the_record_of_what_an_at_least_once_sink_c
 @virtually
 async def test_a_task_that_missed_the_final_checkpoint_is_notified_again():
     """There is no later checkpoint, so the task would wait forever."""
-    async with Cluster(4) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(4) as cluster:
         for tm in cluster.tms:
             tm.finishes = False
         deaf = cluster.running_on("source-0")

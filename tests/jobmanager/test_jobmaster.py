@@ -18,14 +18,7 @@ from testbed_runtime.core.job.messages import (
 )
 from testbed_runtime.ports.rpc import AskTimeout, RemoteFailure
 from testbed_runtime.simulation.loop import run_virtual
-from tests.jobmanager.harness import (
-    COMMIT,
-    CONFIGURATION,
-    GRAPH,
-    Cluster,
-    data_of,
-    virtually,
-)
+from tests.jobmanager.harness import COMMIT, CONFIGURATION, GRAPH, Cluster, data_of, running_job, virtually
 
 
 @virtually
@@ -111,9 +104,7 @@ async def test_checkpoints_complete_at_the_interval_and_are_committed_into_the_r
 @virtually
 async def test_stop_with_drain_takes_a_final_checkpoint_and_finishes():
     """Then the slots are given back."""
-    async with Cluster(4, commit=COMMIT) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(4, commit=COMMIT) as cluster:
         await cluster.dispatch(StopWithDrain(""))
         await cluster.until_state("FINISHED")
         await cluster.until(lambda: all(tm.free for tm in cluster.tms))
@@ -126,9 +117,7 @@ async def test_stop_with_drain_takes_a_final_checkpoint_and_finishes():
 @virtually
 async def test_cancel_ends_every_task_and_then_the_job():
     """CANCELLING, CANCELED."""
-    async with Cluster(4) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(4) as cluster:
         await cluster.dispatch(CancelJob(""))
         await cluster.until_state("CANCELED")
         states = [data_of(row)["to"] for row in cluster.rows.events("job.state")]
@@ -138,9 +127,7 @@ async def test_cancel_ends_every_task_and_then_the_job():
 @virtually
 async def test_the_job_waits_for_a_replacement_when_no_slot_is_to_spare():
     """failover.slots comes with the new TaskManager."""
-    async with Cluster(4) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(4) as cluster:
         old = cluster.running_on("sink-1")
         await old.die()
         cluster.tms.remove(old)
@@ -260,9 +247,7 @@ def _submit():
 @virtually
 async def test_partition_states_are_reported_and_unknown_partitions_are_disposed():
     """A consumer that found no partition learns the producer's state, and whether the partition is disposed."""
-    async with Cluster(4) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(4) as cluster:
         partition = str(_some_partition(cluster))
         tm = cluster.running_on("count-0")
         state = await tm.ask("jobmaster", RequestPartitionState("c", partition))
@@ -342,9 +327,7 @@ async def test_a_store_that_refuses_the_metadata_fails_the_checkpoint_and_commit
 @virtually
 async def test_at_least_once_commits_are_recorded_once_each():
     """A repeated flush is one flush; checkpoint −1."""
-    async with Cluster(4) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(4) as cluster:
         tm, attempt = cluster.running_on("sink-0"), cluster.attempt_of("sink-0")
         for sequence in (0, 0, 1):
             message = CommitRecords(attempt, str(tm.resource_id), tm.leader, sequence, COMMIT)
@@ -385,9 +368,7 @@ async def test_a_killed_jobmanager_goes_on_from_the_store():
 @virtually
 async def test_a_job_that_has_ended_is_not_taken_up_again():
     """And its end is not forgotten by the store."""
-    async with Cluster(4) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(4) as cluster:
         await cluster.dispatch(CancelJob(""))
         await cluster.until_state("CANCELED")
         await asyncio.sleep(0.1)
@@ -411,9 +392,7 @@ async def test_a_damaged_store_is_said_plainly():
 @virtually
 async def test_live_counters_come_with_the_heartbeats():
     """Sums, and the largest lag."""
-    async with Cluster(4) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(4) as cluster:
         await asyncio.sleep(1.5)
         counters = (await cluster.status()).counters
         assert (counters["records_out"], counters["lag_s"]) == (40.0, 3.0)
@@ -436,9 +415,7 @@ async def test_one_timer_sends_the_heartbeats_to_all_taskmanagers():
 @virtually
 async def test_the_first_checkpoint_comes_at_a_drawn_moment_of_the_first_interval():
     """The next ones follow at the interval."""
-    async with Cluster(5, {"execution.checkpointing.interval": "10 s"}) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(5, {"execution.checkpointing.interval": "10 s"}) as cluster:
         running = asyncio.get_running_loop().time()
         await asyncio.sleep(25)
         rows = [row for row in cluster.rows.table("checkpoints") if row["state"] == "triggered"]

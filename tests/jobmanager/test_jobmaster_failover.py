@@ -9,15 +9,13 @@ from testbed_runtime.core.job.messages import (
     AcknowledgeCheckpoint,
     CommitRecords,
 )
-from tests.jobmanager.harness import COMMIT, LOST, Cluster, data_of, times, virtually
+from tests.jobmanager.harness import COMMIT, LOST, Cluster, data_of, running_job, times, virtually
 
 
 @virtually
 async def test_a_dead_taskmanager_is_unreachable_within_its_threshold_of_intervals():
     """There is no other signal: detection by heartbeats alone, in (threshold − 1) … threshold intervals."""
-    async with Cluster(5) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(5) as cluster:
         await asyncio.sleep(2.3)
         died = asyncio.get_running_loop().time()
         victim = cluster.running_on("sink-0")
@@ -70,9 +68,7 @@ async def test_milestones_of_a_failover_come_in_order_and_restore_the_latest_che
 @virtually
 async def test_a_lost_connection_to_a_dead_peer_waits_for_its_verdict_and_deploys_once():
     """Fenced: the failover starts at once, the deployment only when the dead slots are gone."""
-    async with Cluster(5) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(5) as cluster:
         await asyncio.sleep(2.3)
         victim = cluster.running_on("source-1")
         witness = cluster.running_on("count-0")
@@ -92,9 +88,7 @@ async def test_a_lost_connection_to_a_dead_peer_waits_for_its_verdict_and_deploy
 @virtually
 async def test_a_text_that_mentions_a_taskmanager_does_not_make_it_a_suspect():
     """Only the structured cause counts: the TaskManager that the text names is not blamed and holds nothing up."""
-    async with Cluster(4) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(4) as cluster:
         mentioned = cluster.running_on("source-1").resource_id
         await cluster.running_on("count-0").report(
             cluster.attempt_of("count-0"), "FAILED", "RemoteTransportException", LOST.format(mentioned)
@@ -107,9 +101,7 @@ async def test_a_text_that_mentions_a_taskmanager_does_not_make_it_a_suspect():
 @virtually
 async def test_a_structured_cause_makes_its_taskmanager_a_suspect_whatever_the_text_says():
     """No deployment before the verdict on the dead TaskManager, although no text names it."""
-    async with Cluster(5) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(5) as cluster:
         await asyncio.sleep(2.3)
         victim = cluster.running_on("source-1")
         await victim.die()
@@ -130,9 +122,7 @@ async def test_a_structured_cause_makes_its_taskmanager_a_suspect_whatever_the_t
 async def test_without_fencing_the_job_is_deployed_to_the_dead_slot_again_and_again():
     """headgate.restart.fence-dead-slots = false: Flink's behaviour."""
     options = {"headgate.restart.fence-dead-slots": "false", "restart-strategy.fixed-delay.delay": "50 ms"}
-    async with Cluster(5, options) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(5, options) as cluster:
         await asyncio.sleep(2.3)
         victim = cluster.running_on("source-1")
         await victim.die()
@@ -145,9 +135,7 @@ async def test_without_fencing_the_job_is_deployed_to_the_dead_slot_again_and_ag
 @virtually
 async def test_a_suspect_that_still_answers_does_not_hold_the_restart_up():
     """A reset connection between two healthy TaskManagers."""
-    async with Cluster(4, {"heartbeat.interval": "10 s", "heartbeat.timeout": "50 s"}) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(4, {"heartbeat.interval": "10 s", "heartbeat.timeout": "50 s"}) as cluster:
         suspect = cluster.running_on("source-1")
         began = asyncio.get_running_loop().time()
         await cluster.running_on("count-0").report_lost_connection(cluster.attempt_of("count-0"), suspect)
@@ -197,9 +185,7 @@ async def test_a_paused_taskmanager_times_out_and_what_it_offers_later_is_reject
 @virtually
 async def test_a_new_incarnation_replaces_the_old_one_at_once():
     """A restarted TaskManager does not wait for its predecessor's heartbeats."""
-    async with Cluster(4) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(4) as cluster:
         old = cluster.running_on("sink-1")
         await old.die()
         cluster.tms.remove(old)

@@ -11,15 +11,13 @@ from testbed_runtime.core.job.messages import (
     StopWithDrain,
 )
 from testbed_runtime.ports.rpc import RemoteFailure
-from tests.jobmanager.harness import Cluster, data_of, times, virtually
+from tests.jobmanager.harness import Cluster, data_of, running_job, times, virtually
 
 
 @virtually
 async def test_a_stall_of_the_jobmanager_itself_gives_up_no_taskmanager():
     """Paused for longer than heartbeat.timeout: the answers were there, it could not read them."""
-    async with Cluster(4) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(4) as cluster:
         await asyncio.sleep(1.25)
         asyncio.get_running_loop().pause("jobmanager")
         await asyncio.sleep(8.0)
@@ -35,9 +33,7 @@ async def test_a_stall_of_the_jobmanager_itself_gives_up_no_taskmanager():
 async def test_silence_of_a_taskmanager_is_found_between_timeout_minus_interval_and_timeout():
     """B7: (timeout − interval, timeout + 0.5 s] from the pause on."""
     for offset in (0.1, 0.5, 0.9):
-        async with Cluster(5) as cluster:
-            await cluster.submit()
-            await cluster.until_running()
+        async with running_job(5) as cluster:
             await asyncio.sleep(2 + offset)
             victim = cluster.running_on("count-0")
             began = asyncio.get_running_loop().time()
@@ -51,9 +47,7 @@ async def test_silence_of_a_taskmanager_is_found_between_timeout_minus_interval_
 @virtually
 async def test_connections_are_named_in_the_failure_of_a_task_of_the_same_region():
     """The second report, from a task that is being cancelled, adds its suspect too."""
-    async with Cluster(6) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(6) as cluster:
         await asyncio.sleep(2.3)
         victims = [cluster.running_on("source-0"), cluster.running_on("source-1")]
         for victim in victims:
@@ -91,9 +85,7 @@ async def test_a_dead_taskmanager_that_is_not_noticed_yet_gives_its_slot_to_anot
 @virtually
 async def test_a_slot_that_could_not_be_freed_is_freed_when_the_taskmanager_answers_again():
     """Paused at the end of a job: its slot is not handed out before it has confirmed."""
-    async with Cluster(4, {"heartbeat.timeout": "60 s", "pekko.ask.timeout": "1 s"}) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(4, {"heartbeat.timeout": "60 s", "pekko.ask.timeout": "1 s"}) as cluster:
         await cluster.dispatch(StopWithDrain(""))
         await cluster.until_state("FINISHED")
         cluster.switchboard.pause("tm-3")
@@ -109,9 +101,7 @@ async def test_a_slot_that_its_taskmanager_does_not_know_any_more_is_replaced():
     """SubmitTask is refused: the allocation is given up, the next attempt gets a new one."""
     from testbed_runtime.core.job.messages import SubmitTask
 
-    async with Cluster(5) as cluster:
-        await cluster.submit()
-        await cluster.until_running()
+    async with running_job(5) as cluster:
         tm = cluster.running_on("sink-0")
         forgotten = tm.submitted[-1].allocation
         mailbox = tm.rpc._endpoints._mailboxes["taskexecutor"]

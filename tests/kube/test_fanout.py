@@ -13,7 +13,8 @@ from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.faults.fanout import PACKETS, SUPERVISOR, Agent, FaultFanout, Part, knows, split
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.supervisor.supervisor import ChildSpec
-from tests.local.helpers import sleeping, state_of, until
+from tests.local.helpers import sleeping, state_of
+from tests.waiting import until
 
 TMS = ("tm-0", "tm-1", "tm-2")
 TM0, TM1, TM2, JM = (Agent(n) for n in (*TMS, "jobmanager"))

@@ -53,10 +53,3 @@ def listeners() -> dict[str, int]:
     that of a test beside us."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return {f[9]: int(f[1].rpartition(":")[2], 16) for f in lines if f[3] == LISTEN}
-
-
-async def until(condition, *, seconds: float = 10.0) -> None:
-    """Wait until a condition is true. Raises TimeoutError."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.02)

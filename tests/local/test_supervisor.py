@@ -18,18 +18,10 @@ from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.local import registry
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.supervisor.supervisor import ChildSpec
-from tests.local.helpers import descendants_with, listeners, sleeping, state_of, until
+from tests.local.helpers import descendants_with, listeners, sleeping, state_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture
-def marker(tmp_path, monkeypatch) -> str:
-    """In the environment of every process of this test; the state folder is the test's own."""
-    text = f"HEADGATE_TEST={tmp_path.name}-{os.getpid()}"
-    monkeypatch.setenv(*text.split("=", 1))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return text
 
 
 @pytest.fixture

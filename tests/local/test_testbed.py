@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import ssl
 import subprocess
 import sys
@@ -24,8 +23,9 @@ from testbed_runtime.history.reader import read_trial
 from testbed_runtime.local import registry
 from testbed_runtime.local.testbed import LocalTestbedHost
 from testbed_runtime.ports.hosts import TrialContext
-from tests.local.helpers import descendants_with, until
+from tests.local.helpers import descendants_with
 from tests.transport.encrypted import first_bytes
+from tests.waiting import until
 
 pytestmark = pytest.mark.processes
 
@@ -51,14 +51,6 @@ SPEC = {
         "edges": [{"from": "source", "to": "sink", "partitioning": "hash"}],
     },
 }
-
-
-@pytest.fixture
-def marker(tmp_path, monkeypatch) -> str:
-    text = f"HEADGATE_TEST={tmp_path.name}-{os.getpid()}"
-    monkeypatch.setenv(*text.split("=", 1))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return text
 
 
 async def running(testbed, *, limit_s: float = 30.0):

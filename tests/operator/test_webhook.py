@@ -21,6 +21,7 @@ from testbed_runtime.api.certificates import make_certificate
 from testbed_runtime.api.naming import WEBHOOK_PATH
 from tests.operator.actors import a_fault, a_run
 from tests.operator.world import a_testbed
+from tests.waiting import until
 
 LOOPBACK = "127.0.0.1"
 
@@ -160,9 +161,7 @@ async def asks(url: str, trusted: ssl.SSLContext) -> bool:
 
 
 async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
-    async with asyncio.timeout(10):
-        while not any(text in f"{r.message} {getattr(r, 'error', '')}" for r in caplog.records):
-            await asyncio.sleep(0.02)
+    await until(lambda: any(text in f"{r.message} {getattr(r, 'error', '')}" for r in caplog.records))
 
 
 async def eventually(url: str, trusted: ssl.SSLContext) -> None:

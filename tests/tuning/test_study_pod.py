@@ -13,6 +13,7 @@ from testbed_runtime.kube.study import Study
 from testbed_runtime.tuning import grid
 from tests.api.documents import SCENARIO, good
 from tests.operator.model import ModelApi
+from tests.waiting import until
 
 LAB = "lab"
 LIMIT_S = 10.0
@@ -62,12 +63,6 @@ def finish(
         }
     )
     api.change("ScenarioRun", LAB, name, {"status": {"phase": "Complete", "verdict": verdict}})
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 def said(api: ModelApi) -> dict[str, Any]:
