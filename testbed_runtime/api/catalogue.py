@@ -50,7 +50,7 @@ HISTORY: Mapping[str, tuple[str, str]] = {
     "security.ssl.internal.enabled": ("1.6", ""),
     "execution.buffer-timeout.interval": ("1.10", ""),
     "pipeline.object-reuse": ("1.10", ""),
-    "execution.buffer-timeout.enabled": ("1.17", ""),
+    "execution.buffer-timeout.enabled": ("1.16", ""),
     "execution.checkpointing.unaligned.enabled": ("1.11", ""),
     "state.backend.local-recovery": ("1.5", ""),
     "execution.checkpointing.externalized-checkpoint-retention": ("1.11", ""),
@@ -75,7 +75,11 @@ HISTORY: Mapping[str, tuple[str, str]] = {
     "high-availability.kubernetes.leader-election.renew-deadline": ("1.12", ""),
     "high-availability.kubernetes.leader-election.retry-period": ("1.12", ""),
     "pekko.ask.timeout": ("1.18", ""),
+    **dict.fromkeys(
+        (key for key in BY_KEY if key.startswith("restart-strategy.exponential-delay.")), ("1.13", "")
+    ),
     "restart-strategy.exponential-delay.attempts-before-reset-backoff": ("1.19", ""),
+    "taskmanager.slot.timeout": ("1.13", ""),
     "web.backpressure.num-samples": ("", "1.13"),
     "web.backpressure.delay-between-samples": ("", "1.13"),
     "web.backpressure.refresh-interval": ("", "1.13"),

@@ -59,6 +59,8 @@ class Option:
     until: tuple[tuple[str, str], ...] = ()
     choices: tuple[str, ...] = ()
     synonyms: tuple[tuple[str, str], ...] = ()
+    fallback: str = ""
+    """Key of the option whose value counts if this one is not set."""
 
     def default_in(self, flink_version: str) -> str:
         """Return the default of a version of Flink."""
@@ -100,13 +102,13 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.network.memory.floating-buffers-per-gate", "integer", "8", "Floating buffers per gate."),
     Option("taskmanager.network.memory.max-buffers-per-channel", "integer", "10", "Maximum buffers of a subpartition."),
     Option("taskmanager.network.memory.max-overdraft-buffers-per-gate", "integer", "20", "Overdraft of a result partition.", until=(("1.15", "0"), ("1.20", "5"))),
-    Option("taskmanager.memory.min-segment-size", "memory", "256 b", "Least size of a buffer with debloating."),
+    Option("taskmanager.memory.min-segment-size", "memory", "256 b", "Least size of a buffer with debloating.", until=(("1.14", "1 kb"),)),
     Option("taskmanager.memory.starting-segment-size", "memory", "1 kb", "Size of a buffer with debloating before the first announcement (from 2.0)."),
     Option("taskmanager.network.memory.buffer-debloat.enabled", "boolean", "false", "Let buffers shrink so that data in flight is consumed within the target time."),
     Option("taskmanager.network.memory.buffer-debloat.target", "duration", "1 s", "Time in which data in flight should be consumed."),
-    Option("taskmanager.network.memory.buffer-debloat.period", "duration", "200 ms", "Time between two calculations of the buffer size."),
+    Option("taskmanager.network.memory.buffer-debloat.period", "duration", "200 ms", "Time between two calculations of the buffer size.", until=(("1.14", "500 ms"),)),
     Option("taskmanager.network.memory.buffer-debloat.samples", "integer", "20", "Calculations that the average covers."),
-    Option("taskmanager.network.memory.buffer-debloat.threshold-percentages", "integer", "25", "Smaller changes are not announced."),
+    Option("taskmanager.network.memory.buffer-debloat.threshold-percentages", "integer", "25", "Smaller changes are not announced.", until=(("1.14", "50"),)),
     Option("taskmanager.network.memory.buffers-request-timeout", "duration", "30 s", "Timeout of a request for exclusive buffers.", aliases=("taskmanager.network.memory.exclusive-buffers-request-timeout-ms",)),
     Option("taskmanager.network.request-backoff.initial", "duration", "100 ms", "First backoff of a partition request."),
     Option("taskmanager.network.request-backoff.max", "duration", "10000 ms", "Maximum backoff. From 1.19 on it limits the retriggers of remote channels."),
@@ -118,7 +120,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.network.credit-model", "boolean", "true", "false: legacy mode without credit.", aliases=("taskmanager.network.credit-model.enabled",)),
     Option("security.ssl.internal.enabled", "boolean", "false", "TLS between TaskManagers, on the data port; both ends show the certificate of the testbed. RPC stays HTTP with a token. Without effect in virtual time.", aliases=("security.ssl.enabled",)),
     Option("taskmanager.data.ssl.enabled", "boolean", "true", "false: no TLS on the data port, although `security.ssl.internal.enabled` is true."),
-    Option("security.ssl.algorithms", "string", "TLS_RSA_WITH_AES_128_CBC_SHA", "Cipher suites of TLS 1.2 with an RSA key, in order of preference, separated by commas. The default costs much more CPU than TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256."),
+    Option("security.ssl.algorithms", "string", "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384", "Cipher suites of TLS 1.2 with an RSA key, in order of preference, separated by commas. The default until 2.2 costs much more CPU.", until=(("2.2", "TLS_RSA_WITH_AES_128_CBC_SHA"),)),
     Option("security.ssl.internal.handshake-timeout", "integer", "-1", "Time limit of a TLS handshake in milliseconds; -1: 10 s.", aliases=("security.ssl.handshake-timeout",)),
     Option("taskmanager.numberOfTaskSlots", "integer", "1", "Slots of a TaskManager; refused here, write `taskManagers.slots`."),
     Option("execution.buffer-timeout.interval", "duration", "100 ms", "Output flusher; 0 flushes every record.", aliases=("execution.buffer-timeout",)),
@@ -159,7 +161,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("cluster.registration.error-delay", "duration", "10 s", "Pause after an error."),
     Option("cluster.registration.refused-registration-delay", "duration", "30 s", "Pause after a refusal."),
     Option("taskmanager.registration.timeout", "duration", "5 min", "A TaskManager that cannot register with a ResourceManager for this long terminates."),
-    Option("taskmanager.slot.timeout", "duration", "10 s", "An allocated slot is freed if no JobMaster accepts it for this long."),
+    Option("taskmanager.slot.timeout", "duration", "10 s", "An allocated slot is freed if no JobMaster accepts it for this long; `pekko.ask.timeout` if unset.", fallback="pekko.ask.timeout"),
     Option("slot.request.timeout", "duration", "5 min", "A job that does not get its slots for this long fails."),
     Option("task.cancellation.timeout", "duration", "180 s", "A task that takes longer to cancel terminates its TaskManager."),
     Option("web.backpressure.num-samples", "integer", "100", "Samples of back-pressure in one round."),
@@ -171,7 +173,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("state.backend.type", "string", "hashmap", "Keyed state: in memory, or in sorted files on the TaskManager's disk.", aliases=("state.backend",), choices=("hashmap", "rocksdb")),
     Option("state.backend.rocksdb.memory.managed", "boolean", "true", "The stores of a slot share its managed memory; false: each has 64 mb of write buffers and 8 mb of cache."),
     Option("state.backend.rocksdb.memory.write-buffer-ratio", "double", "0.5", "Share of that memory for write buffers; the rest caches blocks of files."),
-    Option("state.backend.rocksdb.checkpoint.transfer.thread.num", "integer", "4", "Files that a task uploads or downloads at a time."),
+    Option("state.backend.rocksdb.checkpoint.transfer.thread.num", "integer", "4", "Files that a task uploads or downloads at a time.", until=(("1.12", "1"),)),
     Option("state.backend.local-recovery", "boolean", "false", "Restore from a copy on the TaskManager if it has one."),
     Option("taskmanager.cpu.cores", "double", "0", "Cores of a TaskManager in virtual time with headgate.simulation.cost; 0 for one core per slot, as Flink's default."),
     Option("headgate.simulation.cost", "string", "none", "In virtual time, records, buffers and flushes cost the processor time that they cost in a real Flink of this version, and tasks wait for a core; none: they cost nothing. Real processes have costs of their own.", choices=("none", "flink-2.3")),
@@ -208,7 +210,10 @@ class Options:
 
     def text(self, key: str) -> str:
         """Return the configured value as text, or this version's default."""
-        return self._values.get(key, BY_KEY[key].default_in(self.flink_version))
+        option = BY_KEY[key]
+        if key not in self._values and option.fallback:
+            return self.text(option.fallback)
+        return self._values.get(key, option.default_in(self.flink_version))
 
     def _parse(self, key: str) -> Any:
         try:

@@ -36,6 +36,9 @@ ONE_CONNECTION = Change(
     "1.15",
     "all channels between two TaskManagers share one TCP connection; before, those of each exchange (FLINK-22643)",
 )
+EXPONENTIAL_DELAY_EXISTS = Change(
+    "1.13", "there is a restart strategy `exponential-delay`; before, it is refused"
+)
 PEKKO = Change("1.18", "`pekko.*` instead of `akka.*` in error texts (FLINK-32468)")
 REQUESTS_WAIT_AT_PRODUCER = Change(
     "1.19", "a partition request waits at the producer instead of being refused and repeated (FLINK-25055)"
@@ -43,6 +46,11 @@ REQUESTS_WAIT_AT_PRODUCER = Change(
 EXPONENTIAL_DELAY = Change(
     "1.19",
     "with checkpoints, an unset restart strategy is `exponential-delay` instead of `fixed-delay` (FLINK-33738)",
+)
+MERGED_FAILURES = Change(
+    "1.19",
+    "exponential-delay restarts merge failures during the delay, may be limited in number, and never wait less than the initial "
+    "delay (FLIP-364)",
 )
 BUFFERS_TIMEOUT_RENAMED = Change(
     "1.20",
@@ -57,11 +65,13 @@ NO_DATASET = Change("2.0", "the DataSet API is gone, and with it bulk and delta 
 
 CHANGES = (
     DECLARATIVE_SLOTS,
+    EXPONENTIAL_DELAY_EXISTS,
     ASK_NAMES_INVOCATION,
     ONE_CONNECTION,
     PEKKO,
     REQUESTS_WAIT_AT_PRODUCER,
     EXPONENTIAL_DELAY,
+    MERGED_FAILURES,
     BUFFERS_TIMEOUT_RENAMED,
     PARTIAL_BUFFERS,
     STARTING_SEGMENT_SIZE,

@@ -9,6 +9,7 @@ from testbed_runtime.core.job.restart import (
     EXPONENTIAL,
     FAILURE_RATE,
     FIXED_DELAY,
+    EarlierExponentialDelay,
     ExponentialConfig,
     ExponentialDelay,
     FailureRate,
@@ -223,3 +224,60 @@ def test_fixed_delay_without_attempts_never_restarts():
 def test_fixed_delay_restarts_once_after_a_second_by_default():
     """Flink's defaults."""
     assert restart_strategy(Options({"restart-strategy.type": "fixed-delay"}), middle) == FixedDelay(1, 1.0)
+
+
+def earlier(uniform=middle, **values):
+    """Return the strategy of 1.18 with these options."""
+    options = {"restart-strategy": "exponential-delay"}
+    options |= {EXPONENTIAL + key.replace("_", "-"): value for key, value in values.items()}
+    made = restart_strategy(Options(options, flink_version="1.18"), uniform)
+    assert isinstance(made, EarlierExponentialDelay)
+    return made
+
+
+def test_J_07_until_1_18_exponential_delay_restarts_without_end_and_each_failure_counts():
+    """Failures 1 ms apart, from a JobManager that has just started: 1, 2, 4 … 300 s, none merged, none refused."""
+    strategy, delays = earlier(jitter_factor="0"), []
+    for count in range(12):
+        assert strategy.notify_failure(count / 1000)
+        assert strategy.can_restart(count / 1000)
+        delays.append(strategy.backoff_s(count / 1000 + 0.5))
+    assert delays == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
+
+
+def test_J_07_until_1_18_each_delay_is_cut_to_milliseconds_and_grows_from_that():
+    """3 ms × 1.5 is 4 ms, then 6 and 9: 1.19 computes 3 × 1.5² = 6.75 and 3 × 1.5³ = 10.1 from the first one."""
+    options = {"initial_backoff": "3 ms", "backoff_multiplier": "1.5", "jitter_factor": "0"}
+    strategy, delays = earlier(**options), []
+    for count in range(4):
+        strategy.notify_failure(count)
+        delays.append(strategy.backoff_s(count))
+    assert delays == [0.003, 0.004, 0.006, 0.009]
+
+
+def test_J_07_until_1_18_the_delay_is_reset_by_quiet_after_the_last_delay():
+    """Threshold 10 s: quiet of 10 s + 2 s resets a delay of 2 s, one millisecond less does not."""
+    for quiet_s, expected_s in ((12.0, 1.0), (11.999, 4.0)):
+        strategy = earlier(jitter_factor="0", reset_backoff_threshold="10 s")
+        strategy.notify_failure(5.0)
+        strategy.notify_failure(6.0)
+        strategy.notify_failure(6.0 + quiet_s)
+        assert strategy.backoff_s(6.0 + quiet_s) == expected_s
+
+
+def test_J_07_until_1_18_a_jitter_may_shorten_the_first_delay_but_lengthens_none_above_the_maximum():
+    """10 %: 0.9 s instead of 1 s; the largest of 300 s stays 300 s. It is drawn anew at each reading."""
+    draws = iter([-100, 100, 30_000])
+    strategy = earlier(lambda low, high: next(draws))
+    strategy.notify_failure(0)
+    assert (strategy.backoff_s(0), strategy.backoff_s(0)) == (0.9, 1.1)
+    for _ in range(10):
+        strategy.notify_failure(0)
+    assert (strategy.backoff_s(0), strategy.option) == (300.0, EXPONENTIAL + "max-backoff")
+
+
+def test_J_07_in_1_12_there_is_no_exponential_delay():
+    """RestartBackoffTimeStrategyFactoryLoader of 1.12 does not know the name."""
+    options = Options({"restart-strategy": "exponential-delay"}, flink_version="1.12")
+    with pytest.raises(OptionRefused, match="Unknown restart strategy exponential-delay"):
+        restart_strategy(options, middle)

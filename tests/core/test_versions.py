@@ -52,6 +52,41 @@ def test_each_minor_has_its_own_defaults(version, threshold, overdraft, network_
     assert options.wire_version.value == wire
 
 
+@pytest.mark.parametrize(
+    ("version", "key", "expected"),
+    [
+        ("1.14", "taskmanager.memory.min-segment-size", "1 kb"),
+        ("1.15", "taskmanager.memory.min-segment-size", "256 b"),
+        ("1.14", "taskmanager.network.memory.buffer-debloat.period", "500 ms"),
+        ("1.15", "taskmanager.network.memory.buffer-debloat.period", "200 ms"),
+        ("1.14", "taskmanager.network.memory.buffer-debloat.threshold-percentages", "50"),
+        ("1.15", "taskmanager.network.memory.buffer-debloat.threshold-percentages", "25"),
+        ("1.12", "state.backend.rocksdb.checkpoint.transfer.thread.num", "1"),
+        ("1.13", "state.backend.rocksdb.checkpoint.transfer.thread.num", "4"),
+        ("2.2", "security.ssl.algorithms", "TLS_RSA_WITH_AES_128_CBC_SHA"),
+        (
+            "2.3",
+            "security.ssl.algorithms",
+            "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+        ),
+    ],
+)
+def test_a_default_changes_in_the_minor_in_which_flink_changed_it(version, key, expected):
+    """Compared with Flink's *Options classes of 1.12 to 2.3."""
+    assert Options({}, flink_version=version).text(key) == expected
+
+
+@pytest.mark.parametrize("version", ["1.12", "1.13", "1.20", "2.x"])
+def test_the_slot_timeout_is_the_ask_timeout_if_it_is_not_set(version):
+    """TaskManagerOptions.SLOT_TIMEOUT.withFallbackKeys; by hand in 1.13; 1.12 has only the ask timeout."""
+    slot, ask = "taskmanager.slot.timeout", "akka.ask.timeout"
+    timeouts = [
+        Options(values, flink_version=version).duration(slot)
+        for values in ({}, {ask: "3 s"}, {ask: "3 s", slot: "7 s"})
+    ]
+    assert timeouts == [10.0, 3.0, 7.0]
+
+
 @pytest.mark.parametrize(("version", "kind"), [("1.18", FixedDelay), ("1.19", ExponentialDelay)])
 def test_the_default_restart_strategy_changed_in_1_19(version, kind):
     """With checkpoints and without a configured strategy (FLINK-33738)."""

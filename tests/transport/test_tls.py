@@ -358,8 +358,10 @@ def test_whether_data_is_encrypted_is_known_before_the_options_are_validated():
 
 
 def test_the_defaults_are_flinks():
-    """A cipher suite of CBC and SHA-1, and Netty's 10 s for a handshake."""
-    assert TlsSettings.read(Options(ON)) == TlsSettings(("AES128-SHA",), 10.0)
+    """A cipher suite of CBC and SHA-1 up to 2.2, two with AES-GCM in 2.3. Netty's 10 s for a handshake."""
+    assert TlsSettings.read(Options(ON, flink_version="2.2")) == TlsSettings(("AES128-SHA",), 10.0)
+    gcm = ("ECDHE-RSA-AES128-GCM-SHA256", "ECDHE-RSA-AES256-GCM-SHA384")
+    assert TlsSettings.read(Options(ON)) == TlsSettings(gcm, 10.0)
     several = f"TLS_DHE_RSA_WITH_AES_128_GCM_SHA256, {GCM}, TLS_RSA_WITH_AES_128_CBC_SHA"
     expected = TlsSettings(("ECDHE-RSA-AES128-GCM-SHA256", "AES128-SHA"), 0.25)
     assert settings(algorithms=several, handshake_ms=250) == expected

@@ -13,7 +13,7 @@ from typing import Protocol
 from testbed_runtime.core.errors import LocalProtocolError, require_option
 from testbed_runtime.core.options import MAX_INT, Options
 from testbed_runtime.core.values import MAX_LONG
-from testbed_runtime.core.versions import EXPONENTIAL_DELAY, has
+from testbed_runtime.core.versions import EXPONENTIAL_DELAY, EXPONENTIAL_DELAY_EXISTS, MERGED_FAILURES, has
 
 MILLIS = 1000
 FIXED_DELAY, FAILURE_RATE = "restart-strategy.fixed-delay.", "restart-strategy.failure-rate."
@@ -255,6 +255,48 @@ class ExponentialDelay:
         return max(initial, min(jittered, largest))
 
 
+class EarlierExponentialDelay:
+    """The strategy of 1.13 to 1.18: each failure is an attempt, none is the last, the delay grows from the one before, and the
+    jitter is drawn whenever the delay is read."""
+
+    def __init__(self, config: ExponentialConfig, uniform: Callable[[int, int], int]) -> None:
+        self._config = config
+        self._uniform = uniform
+        self._initial_ms, self._max_ms = _millis(config.initial_s), _millis(config.max_s)
+        self._backoff_ms = self._initial_ms
+        self._last_failure_ms: int | None = None
+        self.text = (
+            f"ExponentialDelayRestartBackoffTimeStrategy(initialBackoffMS={self._initial_ms}, "
+            f"maxBackoffMS={self._max_ms}, backoffMultiplier={config.multiplier}, "
+            f"resetBackoffThresholdMS={_millis(config.reset_s)}, jitterFactor={config.jitter}, "
+            f"currentBackoffMS={self._initial_ms}, lastFailureTimestamp=0)"
+        )
+
+    @property
+    def option(self) -> str:
+        return EXPONENTIAL + ("max-backoff" if self._backoff_ms >= self._max_ms else "initial-backoff")
+
+    def notify_failure(self, now: float) -> bool:
+        now_ms, last_ms = _millis(now), self._last_failure_ms
+        self._last_failure_ms = now_ms
+        if last_ms is None or now_ms - last_ms >= _millis(self._config.reset_s) + self._backoff_ms:
+            self._backoff_ms = self._initial_ms
+        else:
+            self._backoff_ms = min(int(self._backoff_ms * self._config.multiplier), self._max_ms)
+        return True
+
+    def can_restart(self, now: float) -> bool:
+        del now
+        return True
+
+    def backoff_s(self, now: float) -> float:
+        """Return the delay with a new jitter. It may be below the initial one, but not above the largest."""
+        del now
+        spread = int(self._backoff_ms * self._config.jitter)
+        drawn = self._uniform(-spread, spread) if spread else 0
+        return min(self._backoff_ms + drawn, self._max_ms) / MILLIS
+
+
 def _grown(initial: int, multiplier: float, attempt: int) -> int:
     """Return initial × multiplier ** attempt as Java's long: cut to an integer, and at most MAX_LONG."""
     try:
@@ -286,6 +328,12 @@ def restart_strategy(options: Options, uniform: Callable[[int, int], int]) -> Re
             options.duration(FAILURE_RATE + "failure-rate-interval"),
             options.duration(FAILURE_RATE + "delay"),
         )
+    require_option(
+        has(options.flink_version, EXPONENTIAL_DELAY_EXISTS),
+        "Unknown restart strategy exponential-delay.",
+        "restart-strategy.type",
+        "use fixed-delay or failure-rate",
+    )
     config = ExponentialConfig(
         initial_s=options.duration(EXPONENTIAL + "initial-backoff"),
         max_s=options.duration(EXPONENTIAL + "max-backoff"),
@@ -294,4 +342,6 @@ def restart_strategy(options: Options, uniform: Callable[[int, int], int]) -> Re
         jitter=options.number(EXPONENTIAL + "jitter-factor"),
         attempts_before_reset=options.integer(EXPONENTIAL + "attempts-before-reset-backoff"),
     )
+    if not has(options.flink_version, MERGED_FAILURES):
+        return EarlierExponentialDelay(config, uniform)
     return ExponentialDelay(config, uniform)
