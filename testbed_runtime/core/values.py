@@ -20,6 +20,16 @@ def java_int(number: int) -> int:
     return (number + MAX_INT + 1) % (2 * (MAX_INT + 1)) - MAX_INT - 1
 
 
+def java_long(number: int) -> int:
+    """Return a number as Java's long, which wraps."""
+    return (number + MAX_LONG + 1) % (2 * (MAX_LONG + 1)) - MAX_LONG - 1
+
+
+def truncated(number: int, divisor: int) -> int:
+    """Divide as Java does: towards zero. The divisor is positive."""
+    return number // divisor if number >= 0 else -(-number // divisor)
+
+
 _BLANK = "".join(map(chr, range(33)))
 """The characters that Java's String.trim removes."""
 _NUMBER_AND_UNIT = re.compile(r"([0-9]*)(.*)", re.DOTALL)

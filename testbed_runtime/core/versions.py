@@ -61,6 +61,10 @@ STARTING_SEGMENT_SIZE = Change(
     "2.0", "buffer debloating starts with small buffers (`taskmanager.memory.starting-segment-size`)"
 )
 ISO_DURATIONS = Change("2.0", "durations may be written in ISO 8601, as in `PT10S`")
+PRIORITY_PASSES_BLOCK = Change(
+    "2.3",
+    "an unaligned barrier leaves a subpartition that is blocked; before, it waits until the consumer resumes",
+)
 NO_DATASET = Change("2.0", "the DataSet API is gone, and with it bulk and delta iterations")
 
 CHANGES = (
@@ -77,6 +81,7 @@ CHANGES = (
     STARTING_SEGMENT_SIZE,
     ISO_DURATIONS,
     NO_DATASET,
+    PRIORITY_PASSES_BLOCK,
 )
 
 

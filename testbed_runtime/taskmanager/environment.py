@@ -23,6 +23,7 @@ from testbed_runtime.core.faults.links import ENTROPY_BYTES, channel_id
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.messages import InputGateDescriptor, ResultPartitionDescriptor
 from testbed_runtime.core.options import MAX_INT, Options
+from testbed_runtime.core.versions import PRIORITY_PASSES_BLOCK, has
 from testbed_runtime.ports.execution import Clock
 from testbed_runtime.ports.interception import (
     FrameInterceptor,
@@ -172,8 +173,10 @@ class NetworkEnvironment:
             file=file,
         )
         size = starting_size(self.options)
-        if size is not None:
-            for subpartition in partition.subpartitions:
+        passes_block = has(self.options.flink_version, PRIORITY_PASSES_BLOCK)
+        for subpartition in partition.subpartitions:
+            subpartition.priority_passes_block = passes_block
+            if size is not None:
                 subpartition.set_buffer_size(size)
         return partition
 

@@ -108,3 +108,21 @@ def test_the_time_to_consume_is_in_whole_milliseconds():
     debloater = BufferDebloater(target_ms=1200, largest=1100, least=50, samples=1, threshold_percent=25)
     debloater.recalculate(3333, 16)
     assert (debloater.size, debloater.time_to_consume_ms) == (250, 1200)
+
+
+def test_H_07_the_time_to_consume_wraps_at_2_to_the_31_bytes_in_flight():
+    """65,536 buffers of 32 KiB: BufferDebloater multiplies two ints. One buffer less fits."""
+    times = []
+    for buffers in (65_535, 65_536, 131_073):
+        debloater = BufferDebloater(target_ms=10_000, largest=32_768, least=256, samples=1)
+        assert debloater.recalculate(10**9, buffers) is None
+        times.append(debloater.time_to_consume_ms)
+    assert times == [2147, -2147, 0]
+
+
+def test_H_07_a_desired_size_that_no_longer_fits_a_long_is_refused():
+    """Throughput × target wraps to a negative number of bytes; half of it fits."""
+    debloater = BufferDebloater(target_ms=2, largest=32_768, least=256, samples=1)
+    with pytest.raises(FlinkError, match="Size of buffer should be non negative"):
+        debloater.recalculate(2**62, 1)
+    assert debloater.recalculate(2**61, 1) is None

@@ -7,7 +7,15 @@ from exchange_model import Consumer, Exchange, barrier, data_frame, deliver, not
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.buffers import Buffer, NetworkBufferPool
-from testbed_runtime.core.exchange.events import AlignmentType, EndOfPartition, encode_event
+from testbed_runtime.core.exchange.events import (
+    AlignmentType,
+    EndOfData,
+    EndOfPartition,
+    Event,
+    StopMode,
+    data_type_of,
+    encode_event,
+)
 from testbed_runtime.core.exchange.frames import BufferResponse, DataType
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.sizing import gate_buffers_spec, result_partition_buffers
@@ -59,6 +67,79 @@ def test_a_priority_event_is_polled_before_everything_else() -> None:
     polled = [consumer.gate.poll() for _ in range(4)]
     assert polled[0] == (1, event)
     assert [item and item[0] for item in polled] == [1, 0, 1, None]
+
+
+def test_A_23_a_channel_gives_up_its_turn_for_a_priority_event() -> None:
+    """PrioritizedDeque.prioritize removes it from its place among the others; its data comes after theirs."""
+    consumer = Consumer(channels=3, segments=64, floating=(8, 8))
+    consumer.connect()
+    for number in range(3):
+        deliver(consumer.client, data_frame(number, 0, 0))
+    unaligned = encode_event(barrier(1, AlignmentType.UNALIGNED))
+    for number in (0, 2):
+        frame = BufferResponse(receiver_id(number), 0, 1, 0, DataType.PRIORITIZED_EVENT_BUFFER, unaligned)
+        deliver(consumer.client, frame)
+    polled = [consumer.gate.poll() for _ in range(6)]
+    assert [item and item[0] for item in polled] == [0, 2, 1, 0, 2, None]
+
+
+def test_A_23_two_priority_events_of_a_channel_keep_its_priority() -> None:
+    """Between them comes the priority event of another channel, which was queued meanwhile."""
+    consumer = Consumer(channels=2, segments=64, floating=(8, 8))
+    consumer.connect()
+    deliver(consumer.client, data_frame(1, 0, 0))
+    for number, sequence in ((0, 0), (0, 1), (1, 1)):
+        unaligned = encode_event(barrier(sequence + 1, AlignmentType.UNALIGNED))
+        frame = BufferResponse(
+            receiver_id(number), 0, sequence, 0, DataType.PRIORITIZED_EVENT_BUFFER, unaligned
+        )
+        deliver(consumer.client, frame)
+    polled = [consumer.gate.poll() for _ in range(4)]
+    assert [item and item[0] for item in polled] == [0, 1, 0, 1]
+
+
+def _ends(consumer: Consumer, number: int, *events: Event) -> None:
+    for sequence, event in enumerate(events):
+        frame = BufferResponse(receiver_id(number), 0, sequence, 0, data_type_of(event), encode_event(event))
+        deliver(consumer.client, frame)
+
+
+def test_the_data_has_ended_only_if_every_channel_said_so() -> None:
+    """SingleInputGate counts END_OF_DATA alone: an END_OF_PARTITION without it does not count."""
+    consumer = Consumer(channels=2, segments=64, floating=(8, 8))
+    consumer.connect()
+    _ends(consumer, 0, EndOfData(StopMode.DRAIN), EndOfPartition())
+    _ends(consumer, 1, EndOfPartition())
+    while consumer.gate.poll() is not None:
+        pass
+    assert (consumer.gate.finished, consumer.gate.received_end_of_data) == (True, False)
+
+
+def test_a_second_end_of_data_of_a_channel_is_an_error() -> None:
+    """A checkState without a text."""
+    consumer = Consumer()
+    consumer.connect()
+    _ends(consumer, 0, EndOfData(StopMode.DRAIN), EndOfData(StopMode.DRAIN))
+    consumer.gate.poll()
+    with pytest.raises(FlinkError) as refused:
+        consumer.gate.poll()
+    assert refused.value.class_name == "IllegalStateException"
+
+
+def test_a_closed_gate_cancels_its_task_unless_everything_was_read() -> None:
+    """Flink's text; after the last END_OF_PARTITION there is nothing more instead."""
+    for events, is_cancelled in (((), True), ((EndOfData(StopMode.DRAIN), EndOfPartition()), False)):
+        consumer = Consumer()
+        consumer.connect()
+        _ends(consumer, 0, *events)
+        while consumer.gate.poll() is not None:
+            pass
+        consumer.gate.close()
+        if is_cancelled:
+            with pytest.raises(FlinkError, match="Input gate is already closed"):
+                consumer.gate.poll()
+        else:
+            assert consumer.gate.poll() is None
 
 
 def test_set_up_waits_for_segments_and_gives_up_in_flinks_words() -> None:

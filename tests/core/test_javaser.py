@@ -67,6 +67,7 @@ def test_a_minimal_io_exception_has_the_bytes_that_flink_accepted() -> None:
         "PartitionNotFoundException",
         "IndexOutOfBoundsException",
         "UnsupportedOperationException",
+        "ProducerFailedException",
     ],
 )
 def test_what_is_written_is_read(name: str) -> None:

@@ -422,14 +422,15 @@ def test_a_task_event_reaches_the_task_that_subscribed() -> None:
 
 
 def test_a_failed_producer_is_silent_unless_its_reader_was_about_to_send() -> None:
-    """Then that receiver alone learns the cause."""
+    """Then that receiver alone learns the cause, in a ProducerFailedException with a SerializedThrowable."""
     for queued in (False, True):
         producer = Producer()
         producer.request(2)
         if queued:
             producer.partition.emit(0, b"x" * 64)
         producer.manager.release(partition_id(), FlinkError("RuntimeException", "boom"))
-        expected = [ErrorResponse("RuntimeException", "boom", RECEIVER)] if queued else []
+        text = "java.lang.RuntimeException: java.lang.RuntimeException: boom"
+        expected = [ErrorResponse("ProducerFailedException", text, RECEIVER)] if queued else []
         assert producer.send() == expected
         producer.receive(AddCredit(1, RECEIVER))
         assert producer.send() == []

@@ -165,6 +165,20 @@ def test_a_priority_event_overtakes_also_in_a_blocked_subpartition() -> None:
     assert bench.poll() is None
 
 
+def test_until_2_2_a_priority_event_waits_in_a_blocked_subpartition() -> None:
+    """PipelinedSubpartition.pollBuffer and needNotifyPriorityEvent of 1.12 to 2.2. It leaves first after the resumption."""
+    bench = Bench()
+    bench.subpartition.priority_passes_block = False
+    bench.event(1)
+    assert bench.poll() == (DataType.ALIGNED_CHECKPOINT_BARRIER, 0, NONE, 0)
+    before = bench.notified
+    bench.data()
+    bench.event(2, AlignmentType.UNALIGNED)
+    assert (bench.notified, bench.poll()) == (before, None)
+    bench.view.resume_consumption()
+    assert bench.poll() == (DataType.PRIORITIZED_EVENT_BUFFER, 0, NONE, 1)
+
+
 def test_a_priority_event_flushes_nothing() -> None:
     """Data behind it stays as unavailable as before: its last buffer is not announced (PipelinedSubpartitionTest.testBarrierOvertaking)."""
     bench = Bench()
@@ -266,7 +280,9 @@ def test_a_release_frees_what_is_queued_in_any_state() -> None:
     bench.subpartition.release()
     bench.subpartition.release()
     assert (bench.home, bench.notified, bench.view.is_released) == (2, before, True)
-    assert bench.view.failure_cause is bench.owner.failure_cause
+    assert str(bench.view.failure_cause) == (
+        "ProducerFailedException: java.lang.Exception: java.lang.Exception: boom"
+    )
     assert bench.poll() is None
     bench.view.release()
     assert bench.owner.reports == []

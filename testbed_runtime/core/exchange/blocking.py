@@ -145,7 +145,7 @@ class _Reading:
 
     @property
     def failure_cause(self) -> FlinkError | None:
-        return self._written.failure_cause
+        return self._written.owner.failure_cause
 
     def _next_type(self) -> DataType:
         return self._written.elements[self._position][2] if len(self) else DataType.NONE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.values import java_int, java_long, truncated
 
 
 def _round(value: float) -> int:
@@ -60,10 +61,10 @@ class BufferDebloater:
 
     def recalculate(self, throughput: int, buffers_in_use: int) -> int | None:
         """Return the size to announce for a throughput in bytes per second, or None if the change is too small."""
-        desired = throughput * self._target_ms // 1000
+        desired = truncated(java_long(throughput * self._target_ms), 1000)
         new = self._ema.calculate(desired, max(1, buffers_in_use))
-        in_flight = max(1, buffers_in_use) * new
-        self.time_to_consume_ms = in_flight * 1000 // max(1, throughput)
+        in_flight = java_int(max(1, buffers_in_use) * new) * 1000
+        self.time_to_consume_ms = truncated(in_flight, max(1, throughput))
         inside = self._least < new < self._largest
         if new == self.size or (inside and abs(new - self.size) < int(self.size * self._threshold)):
             return None

@@ -147,7 +147,7 @@ class InputGate:
 
     def poll(self) -> Polled | None:
         """Return the channel index and a data buffer (to be recycled) or an event. None: wait for `wake`. Raises a
-        channel's FlinkError."""
+        channel's FlinkError, and a CancelTaskException once the gate is closed."""
         polled = self.poll_run(1)
         if polled is None:
             return None
@@ -156,6 +156,8 @@ class InputGate:
 
     def poll_run(self, most: int) -> PolledRun | None:
         """Like `poll`, but return up to `most` data buffers of one channel at once, in order and up to its next event."""
+        if self._closed and not self.finished:
+            raise FlinkError("CancelTaskException", "Input gate is already closed.")
         while True:
             index = self._next_ready()
             if index < 0:
@@ -193,11 +195,11 @@ class InputGate:
         event = decode_event(taken.buffer.view())
         taken.buffer.recycle()
         if isinstance(event, EndOfData):
-            self._without_end_of_data.discard(index)
+            if not self._without_end_of_data.discard(index):
+                raise FlinkError("IllegalStateException", "")
             self.draining = self.draining and event.mode is StopMode.DRAIN
         elif isinstance(event, EndOfPartition):
             self._unfinished.discard(index)
-            self._without_end_of_data.discard(index)
             self.channels[index].release()
         return event
 
@@ -207,11 +209,20 @@ class InputGate:
             self._wake()
 
     def _enqueue(self, index: int, *, priority: bool) -> bool:
-        queued = self._queued_priority if priority else self._queued
-        if queued[index]:
+        """Queue a channel once. One that gets priority gives up its turn among the others (PrioritizedDeque.prioritize)."""
+        if self._queued_priority[index]:
             return False
-        queued[index] = True
-        (self._ready_priority if priority else self._ready).append(index)
+        if priority:
+            if self._queued[index]:
+                self._queued[index] = False
+                self._ready.remove(index)
+            self._queued_priority[index] = True
+            self._ready_priority.append(index)
+            return True
+        if self._queued[index]:
+            return False
+        self._queued[index] = True
+        self._ready.append(index)
         return True
 
     @property

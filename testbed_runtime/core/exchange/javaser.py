@@ -69,7 +69,23 @@ _CHAINS: dict[str, tuple[tuple[str, int], ...]] = {
         ("org.apache.flink.runtime.io.network.partition.PartitionNotFoundException", 0),
         _EXCEPTION,
     ),
+    "ProducerFailedException": (
+        (
+            "org.apache.flink.runtime.io.network.partition.ProducerFailedException",
+            -1555492656299526395 % 2**64,
+        ),
+        ("org.apache.flink.runtime.execution.CancelTaskException", 1),
+        _RUNTIME,
+        _EXCEPTION,
+    ),
 }
+
+
+def producer_failed(cause: FlinkError) -> FlinkError:
+    """Return the error that readers of a failed producer get. Its text is that of a SerializedThrowable, which names the class twice."""
+    chain = _CHAINS.get(cause.class_name)
+    name = chain[0][0] if chain else cause.class_name
+    return FlinkError("ProducerFailedException", f"{name}: {name}: {cause.message}")
 
 
 def as_io_exception(error: FlinkError) -> FlinkError:

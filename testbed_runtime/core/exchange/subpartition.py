@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.events import CheckpointBarrier, decode_event, encode_event
 from testbed_runtime.core.exchange.frames import DataType, next_sequence_number
+from testbed_runtime.core.exchange.javaser import producer_failed
 from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder
 from testbed_runtime.core.options import MAX_INT
 
@@ -122,6 +123,7 @@ class PipelinedSubpartition:
         "exclusive",
         "index",
         "name",
+        "priority_passes_block",
         "sent",
         "view",
     )
@@ -141,6 +143,8 @@ class PipelinedSubpartition:
         self.sent = [0] * len(SendReason)
         """Number of data buffers handed to the reader, by SendReason."""
         self.end_delivered = False
+        self.priority_passes_block = True
+        """Whether a priority event is handed out although the subpartition is blocked, as from Flink 2.3 on."""
         self._owner = owner
         self._priority: list[BufferBuilder] = []
         self._buffers: list[BufferBuilder] = []
@@ -171,7 +175,9 @@ class PipelinedSubpartition:
 
     @property
     def failure_cause(self) -> FlinkError | None:
-        return self._owner.failure_cause
+        """The failure of the producer, as its readers get it."""
+        cause = self._owner.failure_cause
+        return None if cause is None else producer_failed(cause)
 
     # ---- the producer's side -------------------------------------------------------------------------------
 
@@ -200,7 +206,7 @@ class PipelinedSubpartition:
     def _add_priority(self, element: BufferBuilder) -> None:
         """Queue a priority event. It does not flush the data that it overtakes (PipelinedSubpartition.add)."""
         self._priority.append(element)
-        if len(self._priority) == 1:
+        if len(self._priority) == 1 and (self.priority_passes_block or not self._blocked):
             self._notify()
 
     def in_flight(self) -> tuple[bytes, ...]:
@@ -266,7 +272,7 @@ class PipelinedSubpartition:
 
     def poll(self) -> Polled | None:
         """Return the next element, or None if there is none or the subpartition is blocked."""
-        if self._priority:
+        if self._priority and (self.priority_passes_block or not self._blocked):
             if len(self) == 1:
                 self._flush_requested = False
             element = self._priority.pop(0)
