@@ -14,10 +14,12 @@ from testbed_runtime.core.errors import FlinkError, OptionRefused, UserError
 from testbed_runtime.core.exchange import tls
 from testbed_runtime.core.exchange.alignment import BarrierPolicy
 from testbed_runtime.core.job import restore
+from testbed_runtime.core.job.checkpoints import CheckpointConfig
 from testbed_runtime.core.job.cost import COST, prices
 from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.core.job.heartbeat import HeartbeatConfig
 from testbed_runtime.core.job.leaderelection import RENEW_DEADLINE, RETRY_PERIOD
+from testbed_runtime.core.job.registration import RegistrationConfig
 from testbed_runtime.core.job.restart import restart_strategy
 from testbed_runtime.core.options import ALIASES, BY_KEY, Options
 from testbed_runtime.core.processmemory import memory_doubts, process_memory
@@ -144,16 +146,13 @@ def _between(options: Options, path: str) -> Iterator[UserError]:
 
 def _limits(options: Options, path: str) -> Iterator[UserError]:
     """Yield values that are out of range, alone or beside another option."""
-    for low, high in (
-        ("taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max"),
-        ("cluster.registration.initial-timeout", "cluster.registration.max-timeout"),
-    ):
-        if options.duration(low) > options.duration(high):
-            yield UserError(
-                f"{path}[{high}]",
-                f"{options.text(high)!r} is less than {low} ({options.text(low)!r})",
-                "make it larger",
-            )
+    low, high = "taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max"
+    if options.duration(low) > options.duration(high):
+        yield UserError(
+            f"{path}[{high}]",
+            f"{options.text(high)!r} is less than {low} ({options.text(low)!r})",
+            "make it larger",
+        )
     threads = "state.backend.rocksdb.checkpoint.transfer.thread.num"
     if options.integer(threads) < 1:
         yield UserError(f"{path}[{threads}]", "must be at least 1", "the default is 4")
@@ -166,7 +165,13 @@ def _limits(options: Options, path: str) -> Iterator[UserError]:
 
 def _refused(options: Options, path: str) -> Iterator[UserError]:
     """Yield combinations that the part of the testbed refuses which they configure."""
-    for read in (process_memory, HeartbeatConfig.of, lambda o: restart_strategy(o, lambda low, _: low)):
+    for read in (
+        process_memory,
+        HeartbeatConfig.of,
+        CheckpointConfig.of,
+        RegistrationConfig.of,
+        lambda o: restart_strategy(o, lambda low, _: low),
+    ):
         try:
             read(options)
         except OptionRefused as error:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from testbed_runtime.core.errors import OptionRefused
 from testbed_runtime.core.job.checkpoints import (
     DRAIN_PAUSE_S,
     MAX_QUEUED_REQUESTS,
@@ -15,6 +16,7 @@ from testbed_runtime.core.job.checkpoints import (
     parts_to_commit,
 )
 from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, SinkCommit
+from testbed_runtime.core.options import Options
 
 R = CheckpointFailureReason
 TASKS = [("a", 0), ("b", 0)]
@@ -336,3 +338,22 @@ def test_a_commit_takes_along_what_no_completed_checkpoint_took():
     earlier = (SinkCommit(checkpoint=3), SinkCommit(checkpoint=4))
     commit = SinkCommit(checkpoint=5, earlier=earlier)
     assert parts_to_commit(commit, 3) == [earlier[1], commit]
+
+
+@pytest.mark.parametrize(
+    ("key", "least", "below", "message"),
+    [
+        ("interval", "10 ms", "9 ms", "Checkpoint interval must be larger than or equal to 10 ms"),
+        ("timeout", "10 ms", "9 ms", "Checkpoint timeout must be larger than or equal to 10 ms"),
+        ("max-concurrent-checkpoints", "1", "0", "The maximum number of concurrent attempts must be at least one."),
+        ("tolerable-failed-checkpoints", "0", "-1", "The tolerable failure checkpoint number must be non-negative."),
+    ],
+)  # fmt: skip
+def test_J_15_what_flinks_checkpoint_config_refuses_is_refused(key, least, below, message):
+    """Its setters, one below and at the limit."""
+    key = "execution.checkpointing." + key
+    CheckpointConfig.of(Options({key: least}))
+    with pytest.raises(OptionRefused) as refused:
+        CheckpointConfig.of(Options({key: below}))
+    found = refused.value
+    assert (found.class_name, found.message, found.key) == ("IllegalArgumentException", message, key)

@@ -12,7 +12,7 @@ from testbed_runtime.core.job.keygroups import (
 
 @pytest.mark.parametrize(
     ("parallelism", "expected"),
-    [(1, 128), (85, 128), (86, 256), (200, 512), (400, 1024), (30000, 32768), (65536, 32768)],
+    [(1, 128), (85, 128), (86, 256), (200, 512), (400, 1024), (30000, 32768), (32768, 32768)],
 )
 def test_the_default_max_parallelism_is_a_power_of_two_within_its_bounds(parallelism, expected):
     """128 ≤ roundUpToPowerOfTwo(parallelism × 1.5) ≤ 32768."""
@@ -45,3 +45,15 @@ def test_more_subtasks_than_groups_are_refused():
     """max parallelism bounds the parallelism."""
     with pytest.raises(ValueError, match="Maximum parallelism"):
         group_range(0, 129, 128)
+
+
+@pytest.mark.parametrize("parallelism", [0, -1, 32769])
+def test_a_parallelism_out_of_bounds_is_refused(parallelism):
+    """KeyGroupRangeAssignment.checkParallelismPreconditions, for the parallelism and for its maximum."""
+    for call in (
+        lambda: compute_default_max_parallelism(parallelism),
+        lambda: group_range(0, parallelism, 128),
+        lambda: group_range(0, 1, parallelism),
+    ):
+        with pytest.raises(ValueError, match=f"Operator parallelism not within bounds: {parallelism}"):
+            call()

@@ -1,5 +1,8 @@
 """Retrying registration."""
 
+import pytest
+
+from testbed_runtime.core.errors import OptionRefused
 from testbed_runtime.core.job.registration import Attempt, RegistrationConfig, RetryingRegistration
 from testbed_runtime.core.options import Options
 
@@ -34,3 +37,22 @@ def test_the_timeout_stops_doubling_at_its_maximum():
 def test_the_defaults_are_flinks():
     """100 ms, 30 s, 10 s, 30 s."""
     assert RegistrationConfig.of(Options({})) == RegistrationConfig(0.1, 30, 10, 30)
+
+
+def test_J_04_an_initial_timeout_above_the_maximum_is_used_once():
+    """Flink takes the smaller one only when it doubles."""
+    registration = RetryingRegistration(RegistrationConfig(initial_timeout_s=30, max_timeout_s=10))
+    assert [a.timeout_s for a in (registration.first(), registration.on_timeout())] == [30, 10]
+    assert registration.on_refused().timeout_s == 30
+
+
+@pytest.mark.parametrize(("key", "which"), [("initial-timeout", "initial"), ("max-timeout", "maximum")])
+def test_J_04_a_timeout_of_zero_is_refused(key, which):
+    """RetryingRegistrationConfiguration; a delay may be zero."""
+    key = f"cluster.registration.{key}"
+    with pytest.raises(
+        OptionRefused, match=f"{which} registration timeout must be greater than zero"
+    ) as found:
+        RegistrationConfig.of(Options({key: "0 ms"}))
+    assert found.value.key == key
+    assert RegistrationConfig.of(Options({"cluster.registration.error-delay": "0 ms"})).error_delay_s == 0

@@ -10,11 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from testbed_runtime.core.errors import require_option
 from testbed_runtime.core.job.failover import Task
 from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, SinkCommit
 from testbed_runtime.core.options import Options
 
 FOREVER = float("inf")
+PREFIX = "execution.checkpointing."
+MINIMAL_TIME_S = 0.01
+"""Flink's shortest interval and timeout (MINIMAL_CHECKPOINT_TIME)."""
 DRAIN_PAUSE_S = 0.1
 """Pause before the final checkpoint is tried again. A TaskManager that is gone refuses each trigger at once until its tasks fail,
 and without running tasks there is nothing to trigger."""
@@ -123,15 +127,44 @@ class CheckpointConfig:
     max_concurrent: int = 1
     tolerable_failures: int = 0
 
+    def __post_init__(self) -> None:
+        """Raise OptionRefused as the setters of Flink's CheckpointConfig do. An interval of 0 is accepted, unlike there."""
+        for holds, text, key, hint in (
+            (
+                self.interval_s <= 0 or self.interval_s >= MINIMAL_TIME_S,
+                "Checkpoint interval must be larger than or equal to 10 ms",
+                "interval",
+                "leave it out for no checkpoints",
+            ),
+            (
+                self.timeout_s >= MINIMAL_TIME_S,
+                "Checkpoint timeout must be larger than or equal to 10 ms",
+                "timeout",
+                "the default is 10 min",
+            ),
+            (
+                self.max_concurrent >= 1,
+                "The maximum number of concurrent attempts must be at least one.",
+                "max-concurrent-checkpoints",
+                "the default is 1",
+            ),
+            (
+                self.tolerable_failures >= 0,
+                "The tolerable failure checkpoint number must be non-negative.",
+                "tolerable-failed-checkpoints",
+                "the default is 0",
+            ),
+        ):
+            require_option(holds, text, PREFIX + key, hint)
+
     @classmethod
     def of(cls, options: Options) -> CheckpointConfig:
-        prefix = "execution.checkpointing."
         return cls(
-            interval_s=options.duration(prefix + "interval"),
-            timeout_s=options.duration(prefix + "timeout"),
-            min_pause_s=options.duration(prefix + "min-pause"),
-            max_concurrent=options.integer(prefix + "max-concurrent-checkpoints"),
-            tolerable_failures=options.integer(prefix + "tolerable-failed-checkpoints"),
+            interval_s=options.duration(PREFIX + "interval"),
+            timeout_s=options.duration(PREFIX + "timeout"),
+            min_pause_s=options.duration(PREFIX + "min-pause"),
+            max_concurrent=options.integer(PREFIX + "max-concurrent-checkpoints"),
+            tolerable_failures=options.integer(PREFIX + "tolerable-failed-checkpoints"),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from testbed_runtime.core.errors import require_option
 from testbed_runtime.core.options import Options
 
 
@@ -15,6 +16,15 @@ class RegistrationConfig:
     max_timeout_s: float = 30.0
     error_delay_s: float = 10.0
     refused_delay_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Raise OptionRefused as Flink's RetryingRegistrationConfiguration does. An initial timeout above the maximum is allowed."""
+        for seconds, which, key, default in (
+            (self.initial_timeout_s, "initial", "initial-timeout", "100 ms"),
+            (self.max_timeout_s, "maximum", "max-timeout", "30 s"),
+        ):
+            text = f"{which} registration timeout must be greater than zero"
+            require_option(seconds >= 0.001, text, f"cluster.registration.{key}", f"the default is {default}")
 
     @classmethod
     def of(cls, options: Options) -> RegistrationConfig:
