@@ -32,6 +32,14 @@ ASK_NAMES_INVOCATION = Change(
 DECLARATIVE_SLOTS = Change(
     "1.13", "a job without slots fails with `Could not acquire the minimum required resources.` (FLINK-19314)"
 )
+IO_FAILURES_COUNT = Change(
+    "1.14",
+    "a checkpoint that fails with an IO exception while it is triggered counts as failed, also repeatedly without an id",
+)
+FINALIZATION_COUNTS = Change("1.15", "a checkpoint whose finalization fails counts as failed")
+FAILURE_NAMES_REASON = Change(
+    "1.17", "`Exceeded checkpoint tolerable failure threshold.` is followed by the reason of the last failure"
+)
 ONE_CONNECTION = Change(
     "1.15",
     "all channels between two TaskManagers share one TCP connection; before, those of each exchange (FLINK-22643)",
@@ -71,7 +79,10 @@ CHANGES = (
     DECLARATIVE_SLOTS,
     EXPONENTIAL_DELAY_EXISTS,
     ASK_NAMES_INVOCATION,
+    IO_FAILURES_COUNT,
     ONE_CONNECTION,
+    FINALIZATION_COUNTS,
+    FAILURE_NAMES_REASON,
     PEKKO,
     REQUESTS_WAIT_AT_PRODUCER,
     EXPONENTIAL_DELAY,

@@ -26,6 +26,7 @@ from testbed_runtime.core.exchange.encoding import encode
 from testbed_runtime.core.exchange.events import (
     AlignmentType,
     CheckpointBarrier,
+    EndOfPartition,
     EventAnnouncement,
     encode_event,
 )
@@ -323,6 +324,31 @@ def test_B_05_a_local_channel_asks_again_after_its_backoff() -> None:
     assert channel.requests == 5
     with pytest.raises(FlinkError, match="PartitionNotFoundException"):
         gate.poll()
+
+
+def test_B_05_a_local_channel_skips_empty_buffers() -> None:
+    """Without exclusive buffers a subpartition hands out what was read before it was finished: LocalInputChannel takes the next one."""
+    network = NetworkBufferPool(8, 32)
+    gate = InputGate(network, network.create_buffer_pool(1, 2), nothing, exclusive=0)
+    manager = ResultPartitionManager()
+    channel = local_channel(gate, manager)
+    pool = network.create_buffer_pool(2, 4, subpartitions=1)
+    partition = ResultPartition(partition_id(), 1, pool, exclusive=0)
+    manager.register(partition)
+    assert gate.set_up()
+    channel.request(0.0)
+    polled: list[tuple[int, object]] = []
+    partition.emit(0, b"ab")
+    partition.flush_all()
+    while (item := gate.poll()) is not None:
+        assert isinstance(item[1], Buffer)
+        polled.append((item[0], bytes(item[1].view())))
+        item[1].recycle()
+    partition.finish()
+    while (item := gate.poll()) is not None:
+        polled.append(item)
+    assert polled == [(0, b"ab"), (0, EndOfPartition())]
+    assert (channel.buffers_in, pool.used) == (2, 0)
 
 
 def test_a_local_channel_reads_its_partition_without_copies_or_credit() -> None:

@@ -357,3 +357,35 @@ def test_J_15_what_flinks_checkpoint_config_refuses_is_refused(key, least, below
         CheckpointConfig.of(Options({key: below}))
     found = refused.value
     assert (found.class_name, found.message, found.key) == ("IllegalArgumentException", message, key)
+
+
+@pytest.mark.parametrize(
+    ("version", "io", "finalization"),
+    [("1.12", False, False), ("1.13", False, False), ("1.14", True, False), ("1.15", True, True), ("2.x", True, True)],
+)  # fmt: skip
+def test_J_17_which_reasons_count_depends_on_the_version(version, io, finalization):
+    """CheckpointFailureManager.checkFailureCounter of each minor; an expired checkpoint counts in all of them."""
+    counted = [
+        CheckpointFailureManager(0, version).on_failure(1, reason) is not None
+        for reason in (R.IO_EXCEPTION, R.FINALIZE_CHECKPOINT_FAILURE, R.CHECKPOINT_EXPIRED)
+    ]
+    assert counted == [io, finalization, True]
+
+
+def test_J_18_until_1_13_failures_without_an_id_count_once():
+    """countedCheckpointIds contains the unknown id too; from 1.14 on each of them counts."""
+    for version, expected in (("1.13", [True, True]), ("1.14", [True, False])):
+        manager = CheckpointFailureManager(1, version)
+        assert [manager.on_failure(-1, R.CHECKPOINT_DECLINED) is None for _ in range(2)] == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "named"), [("1.16", ""), ("1.17", " The latest checkpoint failed due to Checkpoint expired")]
+)
+def test_J_15_the_failure_of_the_job_names_the_reason_from_1_17_on(version, named):  # fmt: skip
+    """Before, it is the threshold alone."""
+    text = CheckpointFailureManager(0, version).on_failure(1, R.CHECKPOINT_EXPIRED)
+    assert text is not None
+    assert (
+        text.removeprefix("Exceeded checkpoint tolerable failure threshold.").partition(" before")[0] == named
+    )

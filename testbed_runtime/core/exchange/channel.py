@@ -516,22 +516,21 @@ class LocalInputChannel(_InputChannel):
         if view is None:
             return None
         polled = view.poll()
+        while polled is not None and not polled.buffer.size:
+            polled.buffer.recycle()  # without exclusive buffers, what is finished and empty is handed out too
+            self.buffers_in += 1
+            polled = view.poll()
         if polled is None:
             if view.is_released:
                 raise FlinkError(
                     "CancelTaskException", f"Consumed partition {self.partition} has been released."
                 )
             return None
-        if polled.buffer.is_buffer:
+        buffer, _, next_type, sequence = polled
+        if buffer.is_buffer:
             self.buffers_in += 1
-            self.bytes_in += polled.buffer.size
-        next_type = polled.next_type
-        return Taken(
-            polled.buffer,
-            next_type is not DataType.NONE,
-            next_type.has_priority,
-            polled.sequence_number,
-        )
+            self.bytes_in += buffer.size
+        return Taken(buffer, next_type is not DataType.NONE, next_type.has_priority, sequence)
 
     def in_flight(self) -> tuple[bytes, ...]:
         """Return nothing: what a barrier overtakes in the shared queue is the producer's output state."""

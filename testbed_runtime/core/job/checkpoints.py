@@ -14,6 +14,13 @@ from testbed_runtime.core.errors import require_option
 from testbed_runtime.core.job.failover import Task
 from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, SinkCommit
 from testbed_runtime.core.options import Options
+from testbed_runtime.core.versions import (
+    FAILURE_NAMES_REASON,
+    FINALIZATION_COUNTS,
+    IO_FAILURES_COUNT,
+    LATEST,
+    has,
+)
 
 FOREVER = float("inf")
 PREFIX = "execution.checkpointing."
@@ -26,6 +33,7 @@ MAX_QUEUED_REQUESTS = 1000
 """Most periodic checkpoints that wait for one that is pending, as in Flink. Later ones are dropped."""
 MAX_MIN_PAUSE_S = 365.0 * 24 * 3600
 """A longer min-pause is cut to this, as in Flink."""
+EXCEEDED = "Exceeded checkpoint tolerable failure threshold."
 UNKNOWN_CHECKPOINT = -1
 """Id of a checkpoint that failed before it had one."""
 
@@ -81,8 +89,11 @@ COUNTED = (
 class CheckpointFailureManager:
     """Counts failures in a row against `execution.checkpointing.tolerable-failed-checkpoints`."""
 
-    def __init__(self, tolerable: int) -> None:
+    def __init__(self, tolerable: int, flink_version: str = LATEST) -> None:
         self._tolerable = tolerable
+        self._counts_io = has(flink_version, IO_FAILURES_COUNT)
+        self._counts_finalization = has(flink_version, FINALIZATION_COUNTS)
+        self._names_reason = has(flink_version, FAILURE_NAMES_REASON)
         self._counted: set[int] = set()
         self._failures = 0
         self._last_success: int | None = None
@@ -95,10 +106,10 @@ class CheckpointFailureManager:
 
     def on_failure(self, checkpoint: int, reason: CheckpointFailureReason) -> str | None:
         """Count a failure. Return the text with which the job fails, if it does. A checkpoint counts once, and not if it is older
-        than a success; UNKNOWN_CHECKPOINT always counts."""
-        if reason not in COUNTED:
+        than a success; UNKNOWN_CHECKPOINT always counts (until 1.13 like any other id)."""
+        if not self._counts(reason):
             return None
-        if checkpoint != UNKNOWN_CHECKPOINT:
+        if checkpoint != UNKNOWN_CHECKPOINT or not self._counts_io:
             is_late = self._last_success is not None and checkpoint <= self._last_success
             if is_late or checkpoint in self._counted:
                 return None
@@ -107,10 +118,18 @@ class CheckpointFailureManager:
         if self._failures <= self._tolerable:
             return None
         self._reset()
-        return (
-            f"Exceeded checkpoint tolerable failure threshold. The latest checkpoint failed due to {reason.value}, "
-            "view the Checkpoint History tab or the Job Manager log to find out why continuous checkpoints failed."
+        why = (
+            f" The latest checkpoint failed due to {reason.value}, view the Checkpoint History tab or the Job Manager log to find "
+            "out why continuous checkpoints failed."
         )
+        return EXCEEDED + (why if self._names_reason else "")
+
+    def _counts(self, reason: CheckpointFailureReason) -> bool:
+        if reason is _R.IO_EXCEPTION:
+            return self._counts_io
+        if reason is _R.FINALIZE_CHECKPOINT_FAILURE:
+            return self._counts_finalization
+        return reason in COUNTED
 
     def _reset(self) -> None:
         self._failures = 0
@@ -126,6 +145,7 @@ class CheckpointConfig:
     min_pause_s: float = 0.0
     max_concurrent: int = 1
     tolerable_failures: int = 0
+    flink_version: str = LATEST
 
     def __post_init__(self) -> None:
         """Raise OptionRefused as the setters of Flink's CheckpointConfig do. An interval of 0 is accepted, unlike there."""
@@ -165,6 +185,7 @@ class CheckpointConfig:
             min_pause_s=options.duration(PREFIX + "min-pause"),
             max_concurrent=options.integer(PREFIX + "max-concurrent-checkpoints"),
             tolerable_failures=options.integer(PREFIX + "tolerable-failed-checkpoints"),
+            flink_version=options.flink_version,
         )
 
 
@@ -217,7 +238,7 @@ class CheckpointCoordinator:
         self._min_pause_s = min(config.min_pause_s, MAX_MIN_PAUSE_S)
         self._interval_s = max(config.interval_s, self._min_pause_s) if config.interval_s > 0 else FOREVER
         self._draw = draw
-        self._failures = CheckpointFailureManager(config.tolerable_failures)
+        self._failures = CheckpointFailureManager(config.tolerable_failures, config.flink_version)
         self._pending: dict[int, PendingCheckpoint] = {}
         self._last_id = last_id
         self.last_completed = last_id
