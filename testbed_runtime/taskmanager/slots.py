@@ -32,19 +32,23 @@ class TaskSlotTable:
         return self.size - len(self._slots)
 
     def allocate(self, index: int, allocation: str, job: str, now: float) -> Slot:
-        """Allocate a slot. Idempotent for the same allocation. Raises FlinkError SlotAllocationException when the slot is taken."""
+        """Allocate a slot. The same request again changes nothing. Raises FlinkError SlotOccupiedException when the slot is taken,
+        and SlotAllocationException when the allocation has another slot."""
         if not 0 <= index < self.size:
             raise FlinkError(
                 "SlotAllocationException", f"Could not allocate slot {index}: there are {self.size}."
             )
-        held = self._slots.get(allocation)
-        if held is not None:
-            return held
         taken = next((slot for slot in self._slots.values() if slot.index == index), None)
         if taken is not None:
+            if (taken.allocation, taken.job) == (allocation, job):
+                return taken
+            text = f"The slot {index} has already been allocated for a different job."
+            raise FlinkError("SlotOccupiedException", text)
+        held = self._slots.get(allocation)
+        if held is not None:
             raise FlinkError(
-                "SlotOccupiedException",
-                f"The slot {index} is already assigned to allocation id {taken.allocation}.",
+                "SlotAllocationException",
+                f"A slot with allocationId {allocation} is already assigned to job {held.job} with subtask index {held.index}.",
             )
         slot = Slot(index, allocation, job, now + self._timeout_s)
         self._slots[allocation] = slot

@@ -51,8 +51,15 @@ def test_a_slot_goes_to_one_allocation_and_the_same_request_twice_is_one():
     first = slots.allocate(0, "a", "job", 5.0)
     assert slots.allocate(0, "a", "job", 6.0) is first
     assert (slots.free, first.deadline) == (1, 15.0)
-    with pytest.raises(FlinkError, match="already assigned to allocation id a"):
-        slots.allocate(0, "b", "job", 5.0)
+    for allocation, job in (("b", "job"), ("a", "other")):
+        with pytest.raises(
+            FlinkError, match=r"Occupied.*slot 0 has already been allocated for a different job"
+        ):
+            slots.allocate(0, allocation, job, 5.0)
+    with pytest.raises(
+        FlinkError, match=r"allocationId a is already assigned to job job with subtask index 0"
+    ):
+        slots.allocate(1, "a", "job", 5.0)
     with pytest.raises(FlinkError, match="there are 2"):
         slots.allocate(2, "b", "job", 5.0)
 
