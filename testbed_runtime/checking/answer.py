@@ -121,6 +121,11 @@ class _Paths:
         """Return the waits of a round, and the one that ended it."""
         waits = list(self.waits)
         if span.failure is not None:
+            if span.running is not None and span.running < end:  # what failed interrupted the catch-up
+                backlog = self._backlog(outage, span.running)
+                waits.append(
+                    self._catch_up(span.running, end + EPSILON_NS, Outcome.CANCELLED, backlog=backlog)
+                )
             return waits, self._failing(span.failure, span.start, end) or _nothing("failure-report", end)
         if span.running is None and outage.rounds[0].cause is None and not outage.first:
             return self._survived(outage, waits, end)

@@ -49,8 +49,9 @@ _DETECTION = frozenset({"heartbeat", "lease", "connection", "failure-report", "c
 _EVENTS = _DETECTION | {"stalled", "jobmanager"}
 """They begin with something from outside. What happened before they began is what was in progress then."""
 _NEVER = frozenset({"alignment", "completion", "credit"})
-_NOT_INTERRUPTED = _NEVER | {"heartbeat", "lease", *_ANYWHERE}
-"""They may be in progress when an event begins, but they are not what it interrupted: other processes stand still too."""
+_NOT_INTERRUPTED = _NEVER | {"heartbeat", "lease", "checkpoint", *_ANYWHERE}
+"""They may be in progress when an event begins, but they are not what it interrupted: other processes stand still too, and
+no record waits for a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class RoundSpan:
     cause: Cause | None = None
     failure: Cause | None = None
     running: int | None = None
-    """When the last affected sink received its first new record."""
+    """When the last affected sink received its first new record, also if the job failed later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class _Record:
                     end=end,
                     cause=cause,
                     failure=following,
-                    running=self.first_records(since, end + 1) if following is None else None,
+                    running=self.first_records(since, end + 1 if following is None else end),
                 )
             )
         return found

@@ -522,7 +522,7 @@ def test_outages_are_those_of_failovers_and_of_faults_without_one(history: Any):
     assert described(history, found) == [
         ("kill", 2, 8, True, [(2, 5, "one", "two", None), (5, 8, "two", "", 6)]),
         ("slow", 9, 10.5, True, [(9, 10.5, "", "", None)]),
-        ("again", 11, 18, True, [(11, 16, "three", "four", None), (16, 18, "four", "", 17)]),
+        ("again", 11, 18, True, [(11, 16, "three", "four", 14), (16, 18, "four", "", 17)]),
     ]
     unknown = outages_of(trial, [kill], behind(reason=m.NO_DATA, start=zero), end)
     assert [(o.fault and o.fault.fault, o.recovered, (o.end - zero) / NS) for o in unknown] == [

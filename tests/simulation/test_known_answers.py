@@ -422,3 +422,32 @@ def test_the_answer_names_what_happened(case: Case, tmp_path: Path, monkeypatch:
     if case.margin is not None:
         margins = {m.option: m.waited_s for m in found.margins}
         assert margins[case.margin[0]] == pytest.approx(case.margin[1], abs=case.tolerance)
+
+
+def owners(found: Recovery, number: int) -> dict[str, float]:
+    """Return the seconds of each kind of wait in one round."""
+    seconds: dict[str, float] = {}
+    for segment in found.rounds[number].segments:
+        seconds[segment.kind] = seconds.get(segment.kind, 0.0) + segment.seconds
+    return seconds
+
+
+def test_a_failure_during_the_catch_up_leaves_it_its_seconds(tmp_path: Path):
+    """The job ran and was behind when it failed again: until then it waited for capacity, not for a checkpoint that was in
+    progress."""
+    faults = [fault("one", "1 s", SINK, **KILL), fault("two", "1 s", SOURCE, at="8 s", **KILL)]
+    case = Case(
+        "failure-during-the-catch-up", faults, "", 0.0, options=QUICK, managers={"replicas": 6}, observation="60 s",
+        vertex={"serviceTime": "8 ms"},
+    )  # fmt: skip
+    trial, metrics = answer(case, tmp_path)
+    (found,) = trial.recoveries
+    check_sums(found)
+    assert (len(found.rounds), metrics["failovers.count"]) == (2, 2)
+    first = owners(found, 0)
+    assert "checkpoint" not in first
+    assert first["heartbeat"] == pytest.approx(DETECTION_S, abs=TOLERANCE_S)
+    # the second process is killed 8 s after the first one; its peers received their last buffer shortly before
+    up_to = first["heartbeat"] + first["first-record"]
+    assert first["catch-up"] == pytest.approx(8 - up_to - first["connection"], abs=TOLERANCE_S)
+    assert first["catch-up"] > 3
