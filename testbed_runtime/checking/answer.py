@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.checkpoints import restored_age_s
@@ -15,7 +16,15 @@ from testbed_runtime.checking.criticalpath import EPSILON_NS, attribute
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import check_faults
 from testbed_runtime.checking.rounds import Outage, RoundSpan, outages_of, start_of
-from testbed_runtime.checking.waits import BUSY_KINDS, busy_text, detection, fault_wait, read_waits, steps
+from testbed_runtime.checking.waits import (
+    BUSY_KINDS,
+    busy_text,
+    detection,
+    fault_wait,
+    lasts_until,
+    read_waits,
+    steps,
+)
 from testbed_runtime.core.judgement.metrics import JOB_FAILED, NOT_RECOVERED
 from testbed_runtime.core.judgement.recovery import (
     UNATTRIBUTED,
@@ -95,24 +104,32 @@ class _Paths:
             stepped = []  # a fault without a failover deploys nothing
         if self.busy:
             stepped = [replace(s, cause=self.busy) if s.kind in BUSY_KINDS else s for s in stepped]
-        if span.cause is not None and span.start < span.cause.t_ns:
-            stepped = [*detection(span.cause, span.start), *stepped]
+        begun = outage.joined if number == 1 and outage.joined is not None else span.start
+        if span.cause is not None and begun < span.cause.t_ns:
+            stepped = [*detection(span.cause, begun), *stepped]
         waits, last = self._last(outage, span, stepped, end)
         if self.busy and span.failure is not None and span.failure.report_expired:
             unheard = replace(
                 last, start_ns=last.end_ns, end_ns=end, outcome=Outcome.COMPLETED, cause=self.busy
             )
             stepped = [*(s for s in stepped if s.start_ns < last.end_ns), unheard]
-        cause, failure = span.cause, span.failure
+        segments = attribute(waits, stepped, start=begun, end=end, last=last, detected=since)
+        if begun > span.start:
+            lasted = self._lasted(outage, begun)
+            segments = (
+                *attribute(lasted, (), start=span.start, end=begun, last=lasted[-1], detected=begun),
+                *segments,
+            )
+        cause, failure = span.cause, span.failure or span.unnoticed
         return Round(
             number=number,
             start_ns=span.start,
             end_ns=end,
             cause="" if cause is None else cause.text,
             cause_class="" if cause is None else cause.cause_class,
-            ended_by="failure" if failure else "running" if outage.recovered else "open",
+            ended_by="failure" if span.failure else "running" if outage.recovered else "open",
             failure="" if failure is None else failure.text,
-            segments=attribute(waits, stepped, start=span.start, end=end, last=last, detected=since),
+            segments=segments,
         )
 
     def _last(
@@ -137,11 +154,31 @@ class _Paths:
         return waits, self._catch_up(span.running, end, ended, backlog=self._backlog(outage, span.running))
 
     def _survived(self, outage: Outage, waits: list[Wait], end: int) -> tuple[list[Wait], Wait]:
-        """Return the last wait of an outage without a failover: the backlog, after the fault itself."""
-        fault = outage.fault
-        ended = outage.effect if fault is None else min(fault.ended_ns or end, end)
-        lasted = [] if fault is None else [fault_wait(fault, outage.effect, ended, waits)]
-        return lasted, self._catch_up(ended, end, Outcome.COMPLETED, after=tuple(w.wait for w in lasted))
+        """Return the last wait of an outage without a failover: the backlog after the faults, or the detection of a failure that
+        came too late for the record."""
+        failure = outage.rounds[0].unnoticed
+        found = None if failure is None else self._failing(failure, outage.effect, failure.t_ns)
+        if found is not None and found.start_ns < end:
+            return waits, replace(found, end_ns=end)
+        lasted = self._lasted(outage, end)
+        return lasted, lasted[-1]
+
+    def _lasted(self, outage: Outage, end: int) -> list[Wait]:
+        """Return what a job that survives the faults of an outage waits for until `end`, without overlaps: for the end of the
+        fault that began first and lasts, else for its backlog. A process that was killed is missed until the failover."""
+        lost = outage.joined is not None or not outage.recovered
+        faults = outage.earlier or ((outage.fault,) if outage.fault is not None else ())
+        found: list[Wait] = []
+        at = outage.effect
+        for fault in sorted(faults, key=lambda f: f.begun_ns):
+            begun, ended = max(at, fault.begun_ns), min(lasts_until(fault, end, lost=lost), end)
+            if begun < ended:
+                found += [self._catch_up(at, begun, Outcome.COMPLETED)] if at < begun else []
+                found.append(fault_wait(fault, begun, ended, self.waits, lost=lost))
+                at = ended
+        if at < end or not found:
+            found.append(self._catch_up(at, end, Outcome.COMPLETED))
+        return [found[0], *(replace(w, after=(b.wait,)) for b, w in pairwise(found))]
 
     def _backlog(self, outage: Outage, running: int) -> str:
         """Return how much there was to catch up with: the time without records, and what is replayed."""
@@ -157,12 +194,10 @@ class _Paths:
         replayed = max(replayed, 0.0)  # the checkpoint may have begun after the effect
         return f" (backlog of {behind + replayed:.1f} s, {replayed:.1f} s of it replayed)"
 
-    def _catch_up(
-        self, start: int, end: int, outcome: Outcome, *, after: tuple[str, ...] = (), backlog: str = ""
-    ) -> Wait:
+    def _catch_up(self, start: int, end: int, outcome: Outcome, *, backlog: str = "") -> Wait:
         vertex = busiest_vertex(self.trial, start, end)
         return Wait(
-            wait="catch-up",
+            wait=f"catch-up/{start}",
             kind="catch-up",
             who="job",
             what=vertex,
@@ -170,7 +205,6 @@ class _Paths:
             end_ns=end,
             outcome=outcome,
             cause=f"spare capacity of {f'`{vertex}`' if vertex else 'the job'}{backlog}",
-            after=after,
         )
 
     def _failing(self, failure: Cause, start: int, end: int) -> Wait | None:

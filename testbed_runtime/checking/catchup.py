@@ -106,6 +106,10 @@ class CatchUp:
             known, end, "" if known or arrivals else NO_BASELINE if found else NO_DATA, finished, arrivals
         )
 
+    def good_between(self, start: int, end: int) -> bool:
+        """Return whether no subtask was behind from `start` to `end`."""
+        return bool(self._good(np.arange(start, end, STEP_NS, dtype=np.int64)).all())
+
     def since(self, at: int, *, fault_end: int = 0) -> int | None:
         """Return the first moment from `at` on at which every subtask has caught up. None if there is none before the end.
 
@@ -113,16 +117,21 @@ class CatchUp:
         times = np.arange(at, self.end + 1, STEP_NS, dtype=np.int64)
         if self.reason or not len(times):
             return None
-        good = np.ones(len(times), dtype=np.bool_)
-        for subtask, limit in self.subtasks:
-            good &= subtask.lag_at(times) <= limit
-        if self.arrivals is not None:
-            self.arrivals.mark(good, times)
+        good = self._good(times)
         first = _since_when(good, int(np.searchsorted(times, max(at, fault_end))))
         found = _first_run(good[first:], HOLD_NS // STEP_NS)
         if found is None:
             return self.finished if self.finished is not None and self.finished >= at else None
         return int(times[first + found])
+
+    def _good(self, times: Ints) -> Bools:
+        """Return for each time whether no subtask was behind."""
+        good = np.ones(len(times), dtype=np.bool_)
+        for subtask, limit in self.subtasks:
+            good &= subtask.lag_at(times) <= limit
+        if self.arrivals is not None:
+            self.arrivals.mark(good, times)
+        return good
 
 
 def flush_delays(trial: Trial, entry: Entry) -> dict[str, float]:

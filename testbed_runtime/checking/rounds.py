@@ -29,6 +29,8 @@ class RoundSpan:
     failure: Cause | None = None
     running: int | None = None
     """When the last affected sink received its first new record, also if the job failed later."""
+    unnoticed: Cause | None = None
+    """The failure to which it led after the end of the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,11 @@ class Outage:
     caught_up: int | None = None
     first: bool = False
     """It is the first start."""
+    earlier: tuple[FaultEffect, ...] = ()
+    """The faults of an outage that several faults without a failover began, one before the job had recovered from the other.
+    `fault` is the first of them."""
+    joined: int | None = None
+    """When the fault took effect that then cost a failover, in an outage that `earlier` ones began."""
 
     @property
     def running(self) -> int | None:
@@ -163,10 +170,13 @@ def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, 
         found.append(outage)
         rest = rest[used:]
     taken = {o.fault.fault for o in found if o.fault is not None} | {e.fault for e in early}
-    for effect in injected:
-        if effect.fault not in taken and not any(_began_in(effect, o) for o in found):
-            found.append(_without_failover(record, effect))
-    found.sort(key=lambda o: o.effect)
+    unnoticed = [c for c in round_causes(trial) if c.t_ns > end][:1]
+    found += [
+        _without_failover(record, effect, found, [c for c in unnoticed if responsible(injected, c) is effect])
+        for effect in injected
+        if effect.fault not in taken and not any(_began_in(effect, o) for o in found)
+    ]
+    found = _joined(record, sorted(found, key=lambda o: o.effect))
     return [
         replace(o, end=min(o.end, following.effect)) if o.recovered else o
         for o, following in zip(found, [*found[1:], replace(found[-1], effect=found[-1].end)], strict=True)
@@ -235,15 +245,62 @@ def _closed(
     return Outage(fault, effect, rounds[-1].end, tuple(rounds), end is not None, moment)
 
 
-def _without_failover(record: _Record, fault: FaultEffect) -> Outage:
-    """Return the outage of a fault that cost no failover: from its effect until no task is behind any more."""
+def _without_failover(
+    record: _Record, fault: FaultEffect, others: Sequence[Outage], unnoticed: Sequence[Cause]
+) -> Outage:
+    """Return the outage of a fault that cost no failover: from its effect until no task is behind any more, at the latest until
+    the next fault or outage (`others`) if none was behind before it.
+
+    `unnoticed`: the failure that it caused after the end of the record, if any."""
     effect = fault.begun_ns
     ended = fault.ended_ns if fault.ended_ns is not None else effect
     if record.catch_up.reason:
         return Outage(fault, effect, effect, (RoundSpan(effect, effect),), False)
+    later = [e.begun_ns for e in record.effects if e.injected_ns is not None] + [o.effect for o in others]
+    following = min((t for t in later if t > effect), default=record.end)
+    if following < ended and not _stops(fault) and record.catch_up.good_between(effect, following):
+        return Outage(fault, effect, effect, (RoundSpan(effect, effect),), True, effect)
     moment = record.catch_up.since(effect, fault_end=ended)
     end = max(record.end, effect) if moment is None else moment
-    return Outage(fault, effect, end, (RoundSpan(effect, end),), moment is not None, moment)
+    span = RoundSpan(effect, end, unnoticed=unnoticed[0] if unnoticed and moment is None else None)
+    return Outage(fault, effect, end, (span,), moment is not None, moment)
+
+
+def _stops(fault: FaultEffect) -> bool:
+    """Whether the fault stops processes. A job is behind from then on, even if that does not show yet."""
+    return fault.kind.partition(".")[0] in ("process", "pod")
+
+
+def _joined(record: _Record, found: Sequence[Outage]) -> list[Outage]:
+    """Return the outages, each joined with those before it that had not ended when it began and cost no failover."""
+    joined: list[Outage] = []
+    for outage in found:
+        before = joined[-1] if joined else None
+        if before is None or before.fault is None or _fails(before) or not _behind(before, outage):
+            joined.append(outage)
+            continue
+        earlier = (*(before.earlier or (before.fault,)), *((outage.fault,) if outage.fault else ()))
+        rounds = (replace(outage.rounds[0], start=before.effect), *outage.rounds[1:])
+        one = replace(outage, fault=before.fault, effect=before.effect, rounds=rounds, earlier=earlier)
+        joined[-1] = replace(one, joined=outage.effect) if _fails(outage) else _until_all_ended(record, one)
+    return joined
+
+
+def _fails(outage: Outage) -> bool:
+    return outage.first or any(r.cause is not None or r.failure is not None for r in outage.rounds)
+
+
+def _behind(before: Outage, outage: Outage) -> bool:
+    """Whether the job had not recovered from one outage when the next one began."""
+    return before.effect < outage.effect < before.end
+
+
+def _until_all_ended(record: _Record, outage: Outage) -> Outage:
+    """Return the outage of several faults without a failover: until no task is behind any more after the last one's end."""
+    moment = record.catch_up.since(outage.effect, fault_end=max(e.ended_ns or 0 for e in outage.earlier))
+    end = max(record.end, outage.effect) if moment is None else moment
+    rounds = (replace(outage.rounds[0], end=end),)
+    return replace(outage, end=end, rounds=rounds, recovered=moment is not None, caught_up=moment)
 
 
 def responsible(injected: Sequence[FaultEffect], cause: Cause) -> FaultEffect | None:

@@ -28,6 +28,8 @@ _HOLDS_UP = {
     "frames": ("partition", "first-record"),
 }
 """Families of faults, and the kinds of waits that they make longer."""
+_LOSSES = ("process.kill", "pod.delete", "pod.evict")
+"""The kinds of faults that end a process for good."""
 
 
 def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_ns: int) -> list[Wait]:
@@ -166,9 +168,23 @@ def _rejoining(wait: Wait, effects: Iterable[FaultEffect]) -> Wait:
     return wait
 
 
-def fault_wait(effect: FaultEffect, start_ns: int, end_ns: int, waits: Iterable[Wait] = ()) -> Wait:
-    """Return the wait of a job that survives a fault for the end of that fault. `waits`: those of the trial."""
-    stalled = effect.kind in ("process.pause", "jobmanager.pause", "jobmanager.kill")
+def lasts_until(effect: FaultEffect, end_ns: int, *, lost: bool) -> int:
+    """Return when what the fault holds up goes on. `lost`: a process that it killed is missed until `end_ns`."""
+    if effect.ended_ns is None or (lost and effect.kind in _LOSSES):
+        return end_ns
+    return effect.ended_ns
+
+
+def fault_wait(
+    effect: FaultEffect, start_ns: int, end_ns: int, waits: Iterable[Wait] = (), *, lost: bool = False
+) -> Wait:
+    """Return the wait of a job that survives a fault for the end of that fault, or with `lost` for the detection of the loss that
+    it caused. `waits`: those of the trial."""
+    lost = lost and effect.kind in _LOSSES
+    stalled = lost or effect.kind in ("process.pause", "jobmanager.pause", "jobmanager.kill")
+    cause = f"end of the fault `{effect.fault}` ({effect.kind}{_starved(waits, start_ns, end_ns)})"
+    if lost:
+        cause = f"the loss of {', '.join(targets_of(effect))} to be noticed (fault `{effect.fault}`, {effect.kind})"
     return Wait(
         wait=f"{effect.fault}/lasts",
         kind="stalled" if stalled else "fault",
@@ -176,7 +192,7 @@ def fault_wait(effect: FaultEffect, start_ns: int, end_ns: int, waits: Iterable[
         what=effect.fault,
         start_ns=start_ns,
         end_ns=end_ns,
-        cause=f"end of the fault `{effect.fault}` ({effect.kind}{_starved(waits, start_ns, end_ns)})",
+        cause=cause,
     )
 
 

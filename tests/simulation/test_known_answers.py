@@ -451,3 +451,70 @@ def test_a_failure_during_the_catch_up_leaves_it_its_seconds(tmp_path: Path):
     up_to = first["heartbeat"] + first["first-record"]
     assert first["catch-up"] == pytest.approx(8 - up_to - first["connection"], abs=TOLERANCE_S)
     assert first["catch-up"] > 3
+
+
+def test_a_fault_costs_nothing_before_it_holds_anything_up(tmp_path: Path):
+    """Late registrations delay only the deployment after the kill: the half second before it belongs to no outage."""
+    case = Case(
+        "late-before-the-kill",
+        [LATE_10, fault("kill", "1 s", SOURCE, at="500 ms", **KILL)],
+        "",
+        0.0,
+        options=QUICK,
+        observation="40 s",
+    )
+    trial, _ = answer(case, tmp_path)
+    assert [(r.fault, r.recovered) for r in trial.recoveries] == [("late", True), ("kill", True)]
+    assert trial.recoveries[0].total_s == 0.0
+
+
+def test_a_loss_that_is_noticed_after_the_observation_waits_for_its_detection(tmp_path: Path):
+    """The process was killed 1 s before the drain, in which its failover happened: no answer says that the job only waited for
+    the end of the fault, or that it had no failover."""
+    case = Case(
+        "kill-at-the-end",
+        [fault("kill", "500 ms", SINK, at="9 s", **KILL)],
+        "",
+        0.0,
+        options=QUICK,
+        observation="10 s",
+    )
+    trial, metrics = answer(case, tmp_path)
+    (found,) = trial.recoveries
+    check_sums(found)
+    assert (found.recovered, found.rounds[0].ended_by) == (False, "open")
+    assert [(p.option or p.text, round(p.seconds, 1)) for p in found.prices] == [(REACHABILITY, 1.0)]
+    assert (metrics["failovers.count"], metrics["recovery.detect"]) == (
+        1,
+        pytest.approx(1.0, abs=TOLERANCE_S),
+    )
+    assert metrics["recovery.downtime"] == pytest.approx(1.0, abs=TOLERANCE_S), "a lower bound"
+
+
+def test_faults_that_overlap_without_a_failover_are_one_outage(tmp_path: Path):
+    """Each of them has the seconds in which the job waited for its end; none is taken for missing capacity."""
+    faults = [
+        fault("one", "3 s", SINK, process={"pause": {}}),
+        fault("two", "4 s", SOURCE, at="2 s", process={"pause": {}}),
+    ]
+    trial, metrics = answer(Case("two-pauses", faults, "", 0.0, options=QUICK), tmp_path)
+    (found,) = trial.recoveries
+    check_sums(found)
+    assert metrics["failovers.count"] == 0
+    owned = {p.text.partition(" (")[0]: p.seconds for p in found.prices}
+    assert owned["end of the fault `one`"] == pytest.approx(3.0, abs=TOLERANCE_S)
+    assert owned["end of the fault `two`"] == pytest.approx(3.0, abs=TOLERANCE_S)
+    assert found.total_s == pytest.approx(6.0, abs=0.3)
+
+
+def test_an_outage_begins_with_the_first_of_two_losses(tmp_path: Path):
+    """The loss of the second process is noticed first, but no record arrived since the first one was killed."""
+    faults = [fault("one", "1 s", SINK, **KILL), fault("two", "1 s", SOURCE, at="100 ms", **KILL)]
+    case = Case("two-losses", faults, "", 0.0, options=QUICK, managers={"replicas": 6})
+    trial, metrics = answer(case, tmp_path)
+    (found,) = trial.recoveries
+    check_sums(found)
+    assert (found.fault, metrics["failovers.count"]) == ("one", 1)
+    assert found.effect_ns / 1e9 % 1 == pytest.approx(FAULT_S % 1, abs=0.02)
+    assert found.downtime_s == pytest.approx(DETECTION_S, abs=0.2)
+    assert max(found.prices, key=lambda p: p.seconds).option == REACHABILITY
