@@ -21,6 +21,7 @@ from testbed_runtime.history.validation import (
     DamagedHistory,
     check_causality,
     check_counters,
+    check_order,
     check_repeated,
     check_rows,
     check_schema,
@@ -114,7 +115,7 @@ def read(split: Split, trial: TrialFiles) -> dict[str, pa.Table]:
 
 def _together(trial: TrialFiles, tables: Mapping[str, pa.Table]) -> list[Damage]:
     rows = Trial(trial.run, trial.trial, tables)
-    return check_repeated(rows) + check_times(rows, trial.entry)
+    return check_repeated(rows) + check_order(rows) + check_times(rows, trial.entry)
 
 
 def check_assembled(trial: Trial) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.history.schema import TABLES
 
 SEALED = "sealed.json"
 """The file that the recorder writes last: the number of rows of each table, and problems."""
@@ -50,7 +51,7 @@ def _open_trial(run: str, entry: Mapping[str, Any], folder: Path) -> TrialFiles:
     shown = f"history/{folder.name}"
     try:
         sealed = json.loads((folder / SEALED).read_text())
-        rows = {str(table): int(count) for table, count in sealed["rows"].items()}
+        rows = {table: int(sealed["rows"][table]) for table in TABLES}
         problems = tuple(str(p) for p in sealed["problems"])
     except FileNotFoundError:
         raise HeadgateError(

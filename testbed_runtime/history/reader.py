@@ -26,7 +26,12 @@ def read_trial(
     With the trial's `entry` in the manifest the rows are validated too (DamagedHistory)."""
     folder = Path(folder)
     report = _report(folder)
-    tables = {name: _table(folder, name, report.rows.get(name)) for name in TABLES}
+    unsealed = [name for name in TABLES if name not in report.rows]
+    if unsealed:
+        raise UserError(
+            str(folder / SEALED), f"has no number of rows of {', '.join(unsealed)}", "run the scenario again"
+        )
+    tables = {name: _table(folder, name, report.rows[name]) for name in TABLES}
     found = Trial(
         run=run or folder.resolve().parent.parent.name,
         trial=trial or folder.resolve().name,
@@ -66,7 +71,7 @@ def _not_sealed(folder: Path) -> UserError:
     return UserError(str(folder), "holds no history", "give <run>/history/<trial>")
 
 
-def _table(folder: Path, name: str, rows: int | None) -> pa.Table:
+def _table(folder: Path, name: str, rows: int) -> pa.Table:
     path = folder / f"{name}.parquet"
     if not path.exists():
         raise UserError(str(path), "is missing from a sealed trial", "run the scenario again")
@@ -79,7 +84,7 @@ def _table(folder: Path, name: str, rows: int | None) -> pa.Table:
         ) from None
     if damaged := check_schema(name, table.schema):
         raise DamagedHistory(f"history/{folder.name}", damaged)
-    if rows is not None and len(table) != rows:
+    if len(table) != rows:
         raise UserError(
             str(path),
             f"has {len(table)} rows instead of {rows}",

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.job.executiongraph import ExecutionState
 from testbed_runtime.core.job.messages import CHUNK_RECORDS
 from testbed_runtime.core.waits import KINDS, Outcome
 from testbed_runtime.history.schema import (
@@ -54,6 +55,15 @@ VOCABULARY: Mapping[tuple[str, str], frozenset[str]] = {
     ("waits", "kind"): frozenset(KINDS),
     ("waits", "outcome"): frozenset(Outcome),
 }
+STATES: Mapping[str, frozenset[str]] = {
+    "task.state": frozenset(ExecutionState),
+    "job.state": frozenset(
+        ("INITIALIZING", "CREATED", "RUNNING", "FAILING", "FAILED", "CANCELLING", "CANCELED", "FINISHED", "RESTARTING", "SUSPENDED", "RECONCILING")
+    ),
+}  # fmt: skip
+"""The states that `to` in the data of these events can have."""
+OWN_CLOCK = ("events", "channels", "tasks", "latency", "delivery", "checkpoints", "frames")
+"""Tables whose rows have the time at which they were written. A wait may be recorded later; rows of `faults` are passed on."""
 _MAY_BE_NEGATIVE = {
     "attempt": -1, "checkpoint": -1, "budget_ns": -1, "credit": None, "lag_ns": None, "max_ns": None,
 }  # fmt: skip
@@ -123,7 +133,7 @@ def check_trial(trial: Trial, entry: Mapping[str, Any] | None = None) -> list[Da
     ]
     if any(check_schema(name, trial.table(name).schema) for name in TABLES):
         return found
-    found += check_repeated(trial) + check_causality(trial)
+    found += check_repeated(trial) + check_order(trial) + check_causality(trial)
     return found + (check_times(trial, entry) if entry is not None else [])
 
 
@@ -146,7 +156,8 @@ def check_rows(name: str, table: pa.Table, *, run: str, trial: str) -> list[Dama
     if found or not len(table):
         return found
     rules = (_identity(name, table, run, trial), _ranges(name, table), _words(name, table), _json(name, table),
-             check_counters(name, table), _latency(name, table), _delivery(name, table))  # fmt: skip
+             check_counters(name, table), _latency(name, table), _delivery(name, table), _events(name, table),
+             _waits(name, table), _faults(name, table), _checkpoints(name, table))  # fmt: skip
     return [damage for rule in rules for damage in rule]
 
 
@@ -278,6 +289,131 @@ def _latency(name: str, table: pa.Table) -> Iterator[Damage]:
         row = int(wrong[0])
         stated = table.column("count")[row].as_py()
         yield Damage(name, "buckets", row, f"adds up to {total[row]}, but count is {stated}")
+    else:
+        yield from _windows(name, table, counts, ends, lengths)
+
+
+def _windows(name: str, table: pa.Table, counts: Ints, ends: Ints, lengths: Ints) -> Iterator[Damage]:
+    """Yield windows that are empty or begin after their row was written, and maxima outside the highest bucket with records."""
+    begins, t_ns = _ints(table, "window_start_ns"), _ints(table, "t_ns")
+    if len(empty := np.flatnonzero(_ints(table, "window_ns") == 0)):
+        yield Damage(name, "window_ns", int(empty[0]), "is 0")
+    if len(late := np.flatnonzero(begins > t_ns)):
+        off = (begins[late[0]] - t_ns[late[0]]) / NS
+        yield Damage(name, "window_start_ns", int(late[0]), f"is {off:.1f} s after the row was written")
+    within = np.arange(len(counts)) - np.repeat(ends - lengths, lengths)
+    highest = np.full(len(table), -1, dtype=np.int64)
+    used = counts > 0
+    np.maximum.at(highest, np.repeat(np.arange(len(table)), lengths)[used], within[used])
+    largest = np.searchsorted(np.asarray(LATENCY_BOUNDS_NS), _ints(table, "max_ns"))
+    if len(off_by := np.flatnonzero((highest >= 0) & (largest != highest))):
+        row = int(off_by[0])
+        stated = table.column("max_ns")[row].as_py() / NS
+        yield Damage(name, "max_ns", row, f"is {stated:g} s, which is not in the highest bucket with records")
+
+
+def _events(name: str, table: pa.Table) -> Iterator[Damage]:
+    """Yield data that is no object, and states that a task or the job cannot have."""
+    if name != "events":
+        return
+    kinds = table.column("kind").to_pylist()
+    for row, (kind, text) in enumerate(zip(kinds, table.column("data").to_pylist(), strict=True)):
+        if kind not in STATES and text[:1] in ("", "{"):
+            continue
+        value = _json_object(text)
+        if value is None:
+            yield Damage(name, "data", row, f"of {kind} is not a JSON object: {text[:60]!r}")
+            return
+        if kind in STATES and value.get("to") not in STATES[kind]:
+            yield Damage(
+                name,
+                "data",
+                row,
+                f"of {kind} has the state {value.get('to')!r} in `to`, which Flink does not have",
+            )
+            return
+
+
+def _json_object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {"to": ExecutionState.RUNNING}  # `_json` names it
+    return value if isinstance(value, dict) else None
+
+
+def _waits(name: str, table: pa.Table) -> Iterator[Damage]:
+    """Yield waits that begin after their end, and ids that more than one wait has."""
+    if name != "waits":
+        return
+    starts, ends = _ints(table, "start_ns"), _ints(table, "t_ns")
+    if len(late := np.flatnonzero(starts > ends)):
+        row = int(late[0])
+        yield Damage(
+            name, "start_ns", row, f"is {(starts[row] - ends[row]) / NS:.1f} s after the end of the wait"
+        )
+    if (row := _first_again(table.column("wait"))) >= 0:
+        yield Damage(
+            name, "wait", row, f"is {table.column('wait')[row].as_py()!r}, which another wait has too"
+        )
+
+
+def _first_again(column: pa.ChunkedArray) -> int:
+    """Return the first position of a value that was there before; -1 if there is none."""
+    _, firsts = np.unique(np.asarray(column.combine_chunks().dictionary_encode().indices), return_index=True)
+    again = np.setdiff1d(np.arange(len(column)), firsts)
+    return int(again[0]) if len(again) else -1
+
+
+def _faults(name: str, table: pa.Table) -> Iterator[Damage]:
+    """Yield faults that were seen or ended before they were injected. Agents may be on several nodes."""
+    if name != "faults":
+        return
+    injected: dict[tuple[str, str], tuple[int, int]] = {}
+    rows = list(enumerate(table.select(["fault", "targets", "state", "t_ns"]).to_pylist()))
+    for row, r in rows:
+        if r["state"] == "injected":
+            injected.setdefault((r["fault"], r["targets"]), (row, r["t_ns"]))
+    for _, r in rows:
+        row, begun = injected.get((r["fault"], r["targets"]), (0, 0))
+        if r["state"] in ("verified", "unverified", "ended") and r["t_ns"] < begun - TOLERANCE_NS:
+            off = (begun - r["t_ns"]) / NS
+            yield Damage(
+                name,
+                "t_ns",
+                row,
+                f"says that {r['fault']} was injected {off:.1f} s after it was {r['state']}",
+            )
+            return
+
+
+def _checkpoints(name: str, table: pa.Table) -> Iterator[Damage]:
+    """Yield completed checkpoints that were not triggered, or whose duration is another one than the time since then."""
+    if name != "checkpoints":
+        return
+    begun: dict[tuple[str, int], int] = {}
+    columns = ["process", "checkpoint", "state", "t_ns", "duration_ns"]
+    for row, r in sorted(enumerate(table.select(columns).to_pylist()), key=lambda pair: pair[1]["t_ns"]):
+        key = (r["process"], r["checkpoint"])
+        if r["state"] == "triggered":
+            begun[key] = r["t_ns"]
+        elif r["state"] == "completed" and key not in begun:
+            yield Damage(
+                name,
+                "state",
+                row,
+                f"says that checkpoint {r['checkpoint']} was completed, but it was not triggered",
+            )
+            return
+        elif r["state"] == "completed" and r["duration_ns"] > r["t_ns"] - begun[key] + TOLERANCE_NS:
+            took = (r["t_ns"] - begun[key]) / NS
+            yield Damage(
+                name,
+                "duration_ns",
+                row,
+                f"is {r['duration_ns'] / NS:g} s, but checkpoint {r['checkpoint']} took {took:.3f} s",
+            )
+            return
 
 
 def _delivery(name: str, table: pa.Table) -> Iterator[Damage]:
@@ -319,6 +455,32 @@ def check_repeated(trial: Trial) -> list[Damage]:
             problem = f"{seq[mine.min()]} of {process} is there more than once ({len(mine)} repeated rows)"
             found.append(Damage(name, "seq", row, problem))
     return found
+
+
+def check_order(trial: Trial) -> list[Damage]:
+    """Return the first row of each process of the job that is earlier than the one that it wrote before: its time was changed."""
+    parts = [(n, table) for n in OWN_CLOCK if len(table := trial.table(n)) and "seq" in table.column_names]
+    if not parts:
+        return []
+    keys = ["process", "boot_id", "seq", "t_ns"]
+    together = pa.concat_tables([t.select(keys) for _, t in parts])
+    if any(c.null_count for c in together.columns):
+        return []
+    order, owner = _by_owner(together, ("process", "boot_id"))
+    t_ns = _ints(together, "t_ns")
+    earlier = (np.diff(owner[order]) == 0) & (np.diff(t_ns[order]) < 0)
+    starts = np.cumsum([0, *(len(t) for _, t in parts)])
+    found: dict[str, Damage] = {}
+    for at in np.flatnonzero(earlier).tolist():
+        row, before = int(order[at + 1]), int(order[at])
+        process = together.column("process")[row].as_py()
+        if process in found or not process.startswith(("tm-", "jobmanager")):  # others pass rows on
+            continue
+        number = int(np.searchsorted(starts, row, side="right")) - 1
+        off = (t_ns[before] - t_ns[row]) / NS
+        problem = f"is {off:.3f} s before the row that {process} wrote before it: one of them was changed"
+        found[process] = Damage(parts[number][0], "t_ns", row - int(starts[number]), problem)
+    return list(found.values())
 
 
 def check_causality(trial: Trial) -> list[Damage]:
@@ -387,4 +549,39 @@ def check_times(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
                 f"is {abs(off):.0f} s {where}: the clock of {process} (boot id {boot}) is not comparable"
             )
             found.append(Damage(name, "t_ns", row, problem))
-    return found
+    return found + _check_lags(trial, last - first) + _check_names(trial, entry)
+
+
+def _check_lags(trial: Trial, longest: int) -> list[Damage]:
+    """Return lags that are longer than the trial."""
+    table = trial.table("tasks")
+    if not len(table) or "lag_ns" not in table.column_names or table.column("lag_ns").null_count:
+        return []
+    lag = _ints(table, "lag_ns")
+    beyond = np.flatnonzero((lag > longest) | (lag < -longest))
+    if not len(beyond):
+        return []
+    row = int(beyond[0])
+    return [Damage("tasks", "lag_ns", row, f"is {lag[row] / NS:g} s, which is longer than the trial")]
+
+
+def _check_names(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
+    """Return the first sample of a task that the job in the manifest does not have."""
+    table, vertices = trial.table("tasks"), (entry.get("job") or {}).get("vertices") or ()
+    if not len(table) or not vertices or table.column("task").null_count:
+        return []
+    known = {f"{v['name']}-{i}" for v in vertices for i in range(int(v.get("parallelism") or 1))}
+    names = table.column("task").combine_chunks().dictionary_encode()
+    for code, task in enumerate(names.dictionary.to_pylist()):
+        if task not in known and not task.rpartition("-")[0].endswith(
+            "-sync"
+        ):  # the head of an iteration has it
+            row = _first(pc.equal(names.indices, code))
+            return [Damage("tasks", "task", row, f"is {task[:60]!r}, which the job does not have")]
+    wrong = pc.not_equal(
+        pc.replace_substring_regex(table.column("task"), r"-\d+$", ""), table.column("vertex")
+    )
+    if (row := _first(wrong)) >= 0:
+        vertex, task = (table.column(c)[row].as_py() for c in ("vertex", "task"))
+        return [Damage("tasks", "vertex", row, f"is {vertex[:60]!r}, but the task is {task}")]
+    return []

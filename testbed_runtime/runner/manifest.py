@@ -289,4 +289,25 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"does not have schema {MANIFEST_SCHEMA}",
             "it was written by another version of Headgate; run the scenario again",
         )
+    if problem := _damage(data.get("trials", [])):
+        raise UserError(str(path), problem, "the run's manifest is damaged; run the scenario again")
     return data
+
+
+def _damage(trials: Any) -> str:
+    """Return the first field of the trials whose type nothing can be read from; empty if there is none."""
+    if not isinstance(trials, list):
+        return "trials is not a list"
+    for number, entry in enumerate(trials):
+        where = f"trials[{number}]"
+        if not isinstance(entry, dict) or not isinstance(entry.get("trial"), str):
+            return f"{where} has no name"
+        for key, kind in (("configuration", dict), ("job", dict), ("faults", list), ("phases", list)):
+            if not isinstance(entry.get(key) or kind(), kind):
+                return f"{where}.{key} is {entry[key]!r:.60}"
+        for index, phase in enumerate(entry.get("phases") or ()):
+            for key in ("start_ns", "end_ns"):
+                if not isinstance(phase, dict) or not isinstance(phase.get(key), int):
+                    stated = phase.get(key) if isinstance(phase, dict) else phase
+                    return f"{where}.phases[{index}].{key} is {stated!r:.60}, not an integer"
+    return ""

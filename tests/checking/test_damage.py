@@ -15,16 +15,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.messages import CHUNK_RECORDS
 from testbed_runtime.core.judgement.verdict import Verdict
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import TABLES, Trial
 from testbed_runtime.history.sealing import SEALED, write_trial
-from testbed_runtime.history.validation import DamagedHistory, check_trial
+from testbed_runtime.history.validation import DamagedHistory, check_causality, check_trial
 from testbed_runtime.runner.engine import judge_run
 from testbed_runtime.runner.manifest import MANIFEST_SCHEMA, write_json
 from testbed_runtime.runner.progress import Silent
 from testbed_runtime.simulation.entry import DirectEvaluator
+from tests.ordered import in_order
 
 RUN = "run"
 HOUR_NS = 3600 * 1_000_000_000
@@ -46,6 +48,15 @@ def put(column: str, value: Any, *rows: int, kind: pa.DataType | None = None) ->
             values[row] = value
         index = table.schema.get_field_index(column)
         return table.set_column(index, column, pa.array(values, kind or table.schema.field(index).type))
+
+    return change
+
+
+def when(column: str, value: Any, changed: str, by: Any) -> Change:
+    """Replace a column's value in the first row with this value in another column."""
+
+    def change(table: pa.Table) -> pa.Table:
+        return put(changed, by, table.column(column).to_pylist().index(value))(table)
 
     return change
 
@@ -156,6 +167,25 @@ DAMAGE: list[tuple[str, str, str, Change]] = [
     ("chunk at an odd base", "delivery", "base", put("base", 17, 0)),
     ("negative number", "delivery", "duplicated", put("duplicated", -1, 0)),
     ("nameless process", "events", "process", put("process", "", 0)),
+    ("one event an hour of the trial later", "events", "t_ns", put("t_ns", 1020 * 10**9, 0)),
+    ("one commit before its time", "delivery", "t_ns", put("t_ns", 1001 * 10**9, 4)),
+    ("a fault that was injected after its end", "faults", "t_ns", when("state", "injected", "t_ns", 1012 * 10**9)),
+    ("a state that no task has", "events", "data", when("kind", "job.state", "data", '{"to": "RUNNIG"}')),
+    ("a state without data", "events", "data", when("kind", "job.state", "data", "")),
+    ("data that is no object", "events", "data", when("kind", "job.state", "data", "[1]")),
+    ("a wait that begins after its end", "waits", "start_ns", put("start_ns", 1020 * 10**9, 0)),
+    ("an id for two waits", "waits", "wait", put("wait", "jobmanager-1/1", 1)),
+    ("a window of no length", "latency", "window_ns", put("window_ns", 0, 3)),
+    ("a window after its row", "latency", "window_start_ns", put("window_start_ns", 1020 * 10**9, 3)),
+    ("a maximum in another bucket", "latency", "max_ns", put("max_ns", 10**18, 3)),
+    ("no maximum", "latency", "max_ns", put("max_ns", 0, 3)),
+    ("a lag of years", "tasks", "lag_ns", put("lag_ns", 10**18, 3)),
+    ("a lag before all times", "tasks", "lag_ns", put("lag_ns", -(10**18), 3)),
+    ("a task that the job does not have", "tasks", "task", put("task", "sink-7", 3)),
+    ("a task of another vertex", "tasks", "vertex", put("vertex", "snik", 3)),
+    ("a task name without end", "tasks", "task", put("task", "sink" * 9_999, 3)),
+    ("a completion without a trigger", "checkpoints", "state", when("state", "triggered", "state", "failed")),
+    ("a checkpoint that took years", "checkpoints", "duration_ns", when("state", "completed", "duration_ns", 10**18)),
     ("missing column", "tasks", "lag_ns", lambda table: table.drop_columns(["lag_ns"])),
 ]  # fmt: skip
 
@@ -189,7 +219,7 @@ def good(history: Any) -> Trial:
         return table.set_column(1, "trial", pa.array(["main-1"] * len(table), pa.string()))
 
     built = history.good()
-    return Trial(RUN, "main-1", {name: rename(built.table(name)) for name in TABLES})
+    return in_order(Trial(RUN, "main-1", {name: rename(built.table(name)) for name in TABLES}))
 
 
 def conclude(folder: Path) -> dict[str, Any]:
@@ -218,6 +248,37 @@ def test_a_damaged_history_is_an_error_that_names_table_and_column(
     assert f"{table}.parquet, column {column}" in verdict["summary"]
 
 
+def test_a_seal_without_the_rows_of_a_table_is_damaged(history: Any, tmp_path: Path):
+    """Otherwise the table could lack any rows."""
+    folder = write(tmp_path, good(history), history.entry())
+    sealed = json.loads((folder / SEALED).read_text())
+    del sealed["rows"]["tasks"]
+    (folder / SEALED).write_text(json.dumps(sealed))
+    verdict = conclude(tmp_path)
+    assert verdict["verdict"] == str(Verdict.ERROR)
+    assert "sealed.json: has no number of rows of tasks" in verdict["summary"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"phases": [{"name": "baseline", "start_ns": "soon", "end_ns": 5}]}, "trials[0].phases[0].start_ns is 'soon', not an integer"),
+        ({"phases": [5]}, "trials[0].phases[0].start_ns is 5, not an integer"),
+        ({"configuration": "none"}, "trials[0].configuration is 'none'"),
+        ({"job": [1]}, "trials[0].job is [1]"),
+        ({"trial": None}, "trials[0] has no name"),
+    ],
+)  # fmt: skip
+def test_a_damaged_manifest_names_the_field(
+    history: Any, tmp_path: Path, changes: dict[str, Any], problem: str
+):
+    """No stack trace, whatever its entries are."""
+    write(tmp_path, good(history), history.entry(**changes))
+    with pytest.raises(UserError) as caught:
+        conclude(tmp_path)
+    assert problem in str(caught.value)
+
+
 @pytest.mark.parametrize("table", ["delivery", "tasks", "events", "faults", "latency", "channels"])
 def test_an_emptied_table_never_passes(history: Any, tmp_path: Path, table: str):
     """Its rows are missing from the sequence numbers, so nothing can be said: neither a pass nor lost records."""
@@ -235,13 +296,13 @@ def test_samples_outside_the_life_of_their_task_have_another_clock(history: Any)
     built = history.empty(lambda t, r: r | {"t_ns": r["t_ns"] - 5 * 10**9} if t == "tasks" else r)
     built.event("task.state", "sink-0", 0.0, attempt=0, data={"to": "SCHEDULED"})
     history.sample(built)
-    (found,) = check_trial(built.trial(), history.entry())
+    (found,) = check_causality(built.trial())
     assert (found.table, found.column) == ("tasks", "t_ns")
     assert "5.0 s before the JobManager scheduled it" in found.problem
     late = history.empty(lambda t, r: r | {"t_ns": r["t_ns"] + 5 * 10**9} if t == "tasks" else r)
     late.event("task.state", "sink-0", 24.0, attempt=1, data={"to": "FINISHED"})
     history.sample(late)
-    (found,) = check_trial(late.trial(), history.entry())
+    (found,) = check_causality(late.trial())
     assert "after it reported its end" in found.problem
 
 
@@ -267,5 +328,6 @@ def test_validation_is_cheap(history: Any):
     names = [*common, *(name for name, _ in TABLES["tasks"])]
     table = pa.table({name: (common | text | columns)[name] for name in names})
     begun = time.process_time()
-    assert check_trial(Trial(RUN, "main-1", {"tasks": table}), history.entry()) == []
+    job = {"vertices": [{"name": "sink", "parallelism": 100}]}
+    assert check_trial(Trial(RUN, "main-1", {"tasks": table}), history.entry(job=job)) == []
     assert time.process_time() - begun < 10

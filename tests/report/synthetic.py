@@ -18,6 +18,7 @@ from testbed_runtime.core.judgement.metrics import RECOVERY_PHASES
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, TABLES, Trial
 from testbed_runtime.history.writer import MemoryHistory
 from testbed_runtime.runner.manifest import MANIFEST_SCHEMA
+from tests.ordered import in_order
 
 NS = 1_000_000_000
 RATE = 20_000.0
@@ -158,7 +159,7 @@ def history(plan: Plan) -> Trial:
     _channels(sources, sinks)
     if plan.role == "fault":
         _fault(memory.sink("supervisor", lambda: 0))
-    return memory.trial()
+    return in_order(memory.trial())
 
 
 def _samples(plan: Plan, sources: list[Any], sinks: list[Any], random: Random) -> float:
