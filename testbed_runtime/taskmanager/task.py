@@ -42,6 +42,8 @@ from testbed_runtime.workload.partitioners import Partitioner
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
 _S = ExecutionState
+SLOW_REGISTRATION_S = 0.001
+"""A registration of partitions that is faster is not recorded as a wait."""
 SLOW_OPEN_S = 0.001
 """Functions that open sooner are not recorded as waits."""
 CANCEL_TASK = "CancelTaskException"
@@ -303,11 +305,20 @@ class Task:
             )
 
     async def _register_partitions(self) -> None:
+        """Register the partitions. A fault may hold that up, and with it everything that the task does next."""
         environment = self._services.environment
         for partition in self.partitions:
             if environment.hook.active:
                 name = str(partition.partition_id)
-                await environment.hook.before_registration(self.descriptor.vertex.name, name)
+                wait = self._services.waits.begin(
+                    "partition", self.name, "its own", attempt=self.descriptor.attempt_number
+                )
+                ended = Outcome.CANCELLED
+                try:
+                    await environment.hook.before_registration(self.descriptor.vertex.name, name)
+                    ended = Outcome.COMPLETED
+                finally:
+                    wait.end(ended, at_least_s=SLOW_REGISTRATION_S)
             environment.register(partition)
 
     @staticmethod

@@ -232,6 +232,15 @@ CASES = [
         # a read takes 3 s, and each subtask reads its own state, all at the same time
         "during the fault `slow`", 3.0, failovers=1, options=QUICK, observation="20 s",
     ),
+    Case(  # the producer registers its partition before it reads its state
+        "late-registration-and-slow-store",
+        [
+            fault("slow", "30 s", ALL, store={"slow": {"delay": "2 s"}}),
+            fault("late", "30 s", ALL, registration={"delay": {"delay": "7 s"}}),
+            fault("kill", "1 s", SINK, at="500 ms", **KILL),
+        ],
+        "during the fault `late`", 7.0, failovers=1, version="1.14", options=QUICK, observation="40 s",
+    ),
     Case(
         "failing-store",
         [
