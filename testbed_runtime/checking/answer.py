@@ -166,15 +166,15 @@ class _Paths:
     def _lasted(self, outage: Outage, end: int) -> list[Wait]:
         """Return what a job that survives the faults of an outage waits for until `end`, without overlaps: for the end of the
         fault that began first and lasts, else for its backlog. A process that was killed is missed until the failover."""
-        lost = outage.joined is not None or not outage.recovered
+        missed = outage.joined is not None or not outage.recovered
         faults = outage.earlier or ((outage.fault,) if outage.fault is not None else ())
         found: list[Wait] = []
         at = outage.effect
         for fault in sorted(faults, key=lambda f: f.begun_ns):
-            begun, ended = max(at, fault.begun_ns), min(lasts_until(fault, end, lost=lost), end)
+            begun, ended = max(at, fault.begun_ns), min(lasts_until(fault, end, missed=missed), end)
             if begun < ended:
                 found += [self._catch_up(at, begun, Outcome.COMPLETED)] if at < begun else []
-                found.append(fault_wait(fault, begun, ended, self.waits, lost=lost))
+                found.append(fault_wait(fault, begun, ended, self.waits, missed=missed))
                 at = ended
         if at < end or not found:
             found.append(self._catch_up(at, end, Outcome.COMPLETED))

@@ -278,7 +278,7 @@ def _segment(piece: _Piece) -> Segment:
     own = wait.outcome.belongs_to_option and bool(wait.option)
     return Segment(
         kind=wait.kind,
-        phase=KINDS[wait.kind].phase,
+        phase=_phase(wait),
         start_ns=piece.start,
         end_ns=piece.end,
         who=wait.who,
@@ -289,6 +289,14 @@ def _segment(piece: _Piece) -> Segment:
         text=owner_text(wait),
         from_events=not wait.wait,
     )
+
+
+def _phase(wait: Wait) -> str:
+    """Return the phase of a recovery that a wait counts for. A TaskManager that gives the JobManager up detects a failure."""
+    given_up = (
+        wait.kind == "jobmanager" and wait.outcome is Outcome.EXPIRED and wait.option == "heartbeat.timeout"
+    )
+    return KINDS["heartbeat" if given_up else wait.kind].phase
 
 
 def owner_text(wait: Wait) -> str:

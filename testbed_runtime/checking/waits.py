@@ -23,8 +23,8 @@ BUSY_KINDS = ("jobmanager", "cancellation", "slot", "deployment", "failure-repor
 _HOLDS_UP = {
     "registration": ("partition",),
     "store": ("restore", "checkpoint", "completion", "leadership"),
-    "rpc": ("deployment", "failure-report", "cancellation", "registration", "slot"),
-    "network": ("restore", "partition", "deployment", "failure-report", "connection"),
+    "rpc": ("deployment", "failure-report", "cancellation", "registration", "slot", "jobmanager"),
+    "network": ("restore", "partition", "first-record", "deployment", "failure-report", "connection"),
     "frames": ("partition", "first-record"),
 }
 """Families of faults, and the kinds of waits that they make longer."""
@@ -144,9 +144,15 @@ def _ordinal(process: str) -> str:
 
 
 def _replayed(wait: Wait, restored: Mapping[tuple[str, int], int], entry: Entry) -> Wait:
-    """Return a wait for the first new record with the replay since the restored checkpoint as its owner."""
+    """Return a wait for the first new record with the replay since the restored checkpoint as its owner, unless a fault held
+    the records up."""
     slow = wait.outcome is Outcome.COMPLETED and wait.end_ns - wait.start_ns >= SLOW_NS
-    if wait.kind != "first-record" or not slow or (wait.who, wait.attempt) not in restored:
+    if (
+        wait.cause != KINDS[wait.kind].doc
+        or wait.kind != "first-record"
+        or not slow
+        or (wait.who, wait.attempt) not in restored
+    ):
         return wait
     key = "execution.checkpointing.interval"
     text = f"replay since checkpoint {restored[wait.who, wait.attempt]} ({key} = {options(entry).text(key)})"
@@ -168,22 +174,24 @@ def _rejoining(wait: Wait, effects: Iterable[FaultEffect]) -> Wait:
     return wait
 
 
-def lasts_until(effect: FaultEffect, end_ns: int, *, lost: bool) -> int:
-    """Return when what the fault holds up goes on. `lost`: a process that it killed is missed until `end_ns`."""
-    if effect.ended_ns is None or (lost and effect.kind in _LOSSES):
+def lasts_until(effect: FaultEffect, end_ns: int, *, missed: bool) -> int:
+    """Return when what the fault holds up goes on. `missed`: a process that it killed is missed until `end_ns`."""
+    if effect.ended_ns is None or (missed and effect.kind in _LOSSES):
         return end_ns
     return effect.ended_ns
 
 
 def fault_wait(
-    effect: FaultEffect, start_ns: int, end_ns: int, waits: Iterable[Wait] = (), *, lost: bool = False
+    effect: FaultEffect, start_ns: int, end_ns: int, waits: Iterable[Wait] = (), *, missed: bool = False
 ) -> Wait:
-    """Return the wait of a job that survives a fault for the end of that fault, or with `lost` for the detection of the loss that
-    it caused. `waits`: those of the trial."""
-    lost = lost and effect.kind in _LOSSES
+    """Return the wait of a job that survives a fault for the end of that fault. `waits`: those of the trial. `missed`: the job
+    did not survive it, so that it waits for what the fault has stopped."""
+    lost = missed and effect.kind in _LOSSES
     stalled = lost or effect.kind in ("process.pause", "jobmanager.pause", "jobmanager.kill")
     cause = f"end of the fault `{effect.fault}` ({effect.kind}{_starved(waits, start_ns, end_ns)})"
-    if lost:
+    if hit := targets_of(effect) if missed and _stopped_kind(effect) else []:
+        cause = _stopped(effect, hit[0])
+    elif lost:
         cause = f"the loss of {', '.join(targets_of(effect))} to be noticed (fault `{effect.fault}`, {effect.kind})"
     return Wait(
         wait=f"{effect.fault}/lasts",

@@ -241,6 +241,22 @@ CASES = [
         ],
         "during the fault `late`", 7.0, failovers=1, version="1.14", options=QUICK, observation="40 s",
     ),
+    Case(  # in 1.18 the partition is found at once, but the request arrives 3 s later
+        "slow-partition-requests",
+        [
+            fault("slow", "20 s", ALL, frames={"delay": {"frameClass": "request", "delay": "3 s"}}),
+            fault("kill", "1 s", SINK, at="500 ms", **KILL),
+        ],
+        "during the fault `slow`", 3.0, failovers=1, version="1.18", options=QUICK, observation="30 s",
+    ),
+    Case(
+        "slow-reports-to-the-jobmanager",
+        [
+            fault("slow", "20 s", JOBMANAGER, rpc={"delay": {"method": "UpdateTaskExecutionState", "delay": "1 s"}}),
+            fault("kill", "1 s", SINK, at="500 ms", **KILL),
+        ],
+        "during the fault `slow`", 4.0, failovers=1, options={"heartbeat.interval": "1 s"}, observation="40 s",
+    ),
     Case(
         "failing-store",
         [
@@ -527,3 +543,29 @@ def test_an_outage_begins_with_the_first_of_two_losses(tmp_path: Path):
     assert found.effect_ns / 1e9 % 1 == pytest.approx(FAULT_S % 1, abs=0.02)
     assert found.downtime_s == pytest.approx(DETECTION_S, abs=0.2)
     assert max(found.prices, key=lambda p: p.seconds).option == REACHABILITY
+
+
+def test_a_taskmanager_that_gives_the_jobmanager_up_detects_a_failure(tmp_path: Path):
+    """Heartbeats to it are muted. Its seconds are those of the detection, not of a deployment."""
+    case = Case(
+        "requests-muted", [fault("mute", "6 s", SINK, heartbeats={"mute": {"direction": "request"}})], "", 0.0,
+        options=QUICK, observation="20 s",
+    )  # fmt: skip
+    trial, metrics = answer(case, tmp_path)
+    longest = max(trial.recoveries, key=lambda r: r.total_s)
+    assert longest.prices[0].option == HEARTBEAT
+    assert metrics["recovery.detect"] == pytest.approx(4.9, abs=TOLERANCE_S)
+    assert metrics["recovery.deploy"] == pytest.approx(0.0, abs=TOLERANCE_S)
+
+
+def test_a_pause_has_one_price_before_and_after_a_kill(tmp_path: Path):
+    """The kill is noticed at once, but its region can only be cancelled when the pause has ended."""
+    faults = [fault("gc", "3 s", SINK, process={"pause": {}}), fault("kill", "1 s", SOURCE, at="1 s", **KILL)]
+    trial, _ = answer(
+        Case("pause-and-kill", faults, "", 0.0, options=QUICK, managers={"replicas": 6}), tmp_path
+    )
+    (found,) = trial.recoveries
+    check_sums(found)
+    assert found.fault == "gc"
+    assert (found.prices[0].text[-10:], found.prices[0].count) == ("fault `gc`", 2)
+    assert found.prices[0].seconds == pytest.approx(3.0, abs=TOLERANCE_S)
