@@ -236,6 +236,7 @@ def detection(cause: Cause, effect_ns: int) -> list[Wait]:
     text = {
         "heartbeat": "missing heartbeats",
         "lease": "loss of the leadership",
+        "checkpoint": "the next checkpoint, by execution.checkpointing.interval",
         "connection": KINDS["connection"].doc,  # as of a recorded wait, so that both have one price
     }.get(cause.kind)
     return [

@@ -11,7 +11,7 @@ from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.checkpoints import CheckpointFailureReason
 from testbed_runtime.core.job.executiongraph import ExecutionState
 from testbed_runtime.core.job.failover import Task, name_of
-from testbed_runtime.core.job.limits import option_limit
+from testbed_runtime.core.job.limits import option_limit, restart_delay
 from testbed_runtime.core.job.messages import JOBMASTER
 from testbed_runtime.core.job.restart import restart_strategy
 from testbed_runtime.core.waits import Limit, Outcome
@@ -212,7 +212,7 @@ class Failovers:
             limit=option_limit(self._services.options, "task.cancellation.timeout"),
         )
         if seconds > 0:
-            limit = Limit(self.strategy.option, f"{seconds:g} s", seconds)
+            limit = restart_delay(self._services.options, self.strategy.option, seconds)
             failover.delay = waits.begin("restart-delay", JOBMASTER_NAME, attempt=number, limit=limit)
         self._cancel_timer()
         loop = asyncio.get_running_loop()

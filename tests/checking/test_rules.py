@@ -280,10 +280,11 @@ def test_the_end_of_a_fault_names_a_sender_that_had_no_credit_for_half_of_it():
     [
         ("JobMasterException", "The heartbeat of x: no longer reachable", "heartbeat", "missing heartbeats"),
         ("E", "Connection unexpectedly closed", "connection", KINDS["connection"].doc),
+        ("E", "Exceeded checkpoint tolerable failure threshold.", "checkpoint", "the next checkpoint, by execution.checkpointing.interval"),
         ("E", "t", "failure-report", "detection of E"),
         ("", "t", "failure-report", "detection of the failure"),
     ],
-)
+)  # fmt: skip
 def test_a_detection_is_worded_by_its_kind(cause_class: str, text: str, kind: str, words: str):
     """It lasts from the effect to the moment at which the JobMaster knew."""
     (found,) = detection(Cause(5 * NS, text, cause_class, "Task", ""), 2 * NS)

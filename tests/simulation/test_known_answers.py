@@ -70,6 +70,8 @@ class Case:
     """The answer is the first start."""
     tolerance: float = TOLERANCE_S
     vertex: Mapping[str, Any] = field(default_factory=dict)
+    value: str = ""
+    """The value of the owner's option, as the report shows it."""
     hangs: bool = False
     """The first attempt of `count-0` does not end when it is cancelled."""
 
@@ -148,7 +150,7 @@ CASES = [
             fault("late", "10 s", ALL, registration={"delay": {"delay": "20 s"}}),
             fault("kill", "1 s", SOURCE, at="500 ms", **KILL),
         ],
-        "restart-strategy.exponential-delay.initial-backoff", 4.0, rounds=3, failovers=3, version="1.20",
+        "restart-strategy.exponential-delay.initial-backoff", 4.0, rounds=3, failovers=3, version="1.20", value="1 s, now 4 s",
         options={
             **QUICK, "restart-strategy.type": "exponential-delay",
             "restart-strategy.exponential-delay.initial-backoff": "1 s",
@@ -442,6 +444,8 @@ def test_the_answer_names_what_happened(case: Case, tmp_path: Path, monkeypatch:
     assert case.owner in owner
     assert seconds == pytest.approx(case.seconds, abs=case.tolerance)
     assert len(found.rounds) == case.rounds
+    if case.value:
+        assert found.prices[0].value == case.value
     if case.failovers is not None:
         assert metrics["failovers.count"] == case.failovers
     if case.margin is not None:

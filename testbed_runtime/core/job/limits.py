@@ -9,10 +9,20 @@ from testbed_runtime.core.waits import Limit
 BACKOFF_MAX = "taskmanager.network.request-backoff.max"
 REQUEST_TIMEOUT = "taskmanager.network.partition-request-timeout"
 
+ROUNDING_S = 0.001
+"""Options count in whole milliseconds."""
+
 
 def option_limit(options: Options, key: str) -> Limit:
     """Return the limit of a duration option."""
     return Limit(key, options.text(key), options.duration(key))
+
+
+def restart_delay(options: Options, key: str, seconds: float) -> Limit:
+    """Return the limit of a restart strategy's delay, which may have grown from the option's value or carry a jitter."""
+    configured = options.text(key)
+    exact = abs(options.duration(key) - seconds) < ROUNDING_S
+    return Limit(key, configured if exact else f"{configured}, now {seconds:g} s", seconds)
 
 
 def replacement_limit(seconds: float) -> Limit:
