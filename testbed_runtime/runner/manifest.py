@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.job.jobgraph import JobVertex
@@ -257,12 +259,23 @@ def _vertex_entry(vertex: JobVertex) -> dict[str, Any]:
     return entry
 
 
+def indented(data: Any) -> str:
+    """Return data as indented JSON. The text is that of `json.dumps(data, indent=1)`, whose encoder is slow because it is
+    written in Python."""
+    try:
+        return msgspec.json.format(json.dumps(data, ensure_ascii=False), indent=1)
+    except (
+        msgspec.DecodeError,
+        UnicodeEncodeError,
+    ):  # a NaN, or half of a surrogate pair: msgspec knows neither
+        return json.dumps(data, indent=1, ensure_ascii=False)
+
+
 def write_json(path: Path, data: Any) -> None:
     """Write a file atomically: to a temporary file beside it, flushed to disk, then renamed."""
     temporary = path.with_name(f".{path.name}.part")
     with temporary.open("w", encoding="utf-8") as file:
-        json.dump(data, file, indent=1, ensure_ascii=False)
-        file.write("\n")
+        file.write(indented(data) + "\n")
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
