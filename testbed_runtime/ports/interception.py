@@ -41,6 +41,10 @@ class FrameSampler(Protocol):
 class CallInterceptor(Protocol):
     """Intercepts RPC messages. `link` is `caller->callee`, with logical process names."""
 
+    @property
+    def active(self) -> bool:
+        """Whether messages are intercepted at all. False is the fast path."""
+
     async def before_ask(self, link: str, endpoint: str, message: Any) -> bool:
         """Return False to drop the message, so that the ask times out."""
 

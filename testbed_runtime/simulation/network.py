@@ -39,6 +39,8 @@ class Weather:
 
     def latency_s(self, source: str, destination: str) -> float | None:
         """Return the latency in seconds of a message sent now, or None if nothing passes."""
+        if not self.rules:
+            return LOOPBACK_LATENCY_S
         rules = [rule for rule in self.rules.values() if any_matches(rule.flows, source, destination)]
         if any(KINDS[rule.kind].silent for rule in rules):
             return None

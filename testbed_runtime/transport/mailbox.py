@@ -10,7 +10,6 @@ import json
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError
@@ -48,8 +47,7 @@ def invocation(message: Any) -> str:
     return f"RemoteRpcInvocation({METHODS.get(name, name[:1].lower() + name[1:] + '()')})"
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """One ask, as its caller sees it."""
 
     sender: str
@@ -115,6 +113,8 @@ def _turn() -> Generator[None, None, None]:
 class NoInterception:
     """The CallInterceptor of a process without faults."""
 
+    active = False
+
     async def before_ask(self, link: str, endpoint: str, message: Any) -> bool:
         del link, endpoint, message
         return True
@@ -151,7 +151,8 @@ class Mailbox:
         self._interceptor = interceptor
         self._queue: deque[_Letter] = deque()
         self._current: _Letter | None = None
-        self._arrived = asyncio.Event()
+        self._empty: asyncio.Future[None] | None = None
+        """Set while `run` waits for a message."""
 
     def __len__(self) -> int:
         """Number of queued messages."""
@@ -164,17 +165,19 @@ class Mailbox:
                 f"the mailbox of {self.endpoint} holds {MAX_QUEUED_MESSAGES} messages already"
             )
         self._queue.append(_Letter(message, answer))
-        self._arrived.set()
+        if self._empty is not None and not self._empty.done():
+            self._empty.set_result(None)
 
     async def run(self) -> None:
         """Process messages until cancelled."""
+        loop = asyncio.get_running_loop()
         while True:
             while self._queue:
                 self._current = self._queue.popleft()
                 await self._handle(self._current)
                 self._current = None
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._empty = loop.create_future()
+            await self._empty
 
     def drop(self) -> None:
         """Cancel the answers of the messages that are not processed. Call it when `run` has ended."""
@@ -186,7 +189,8 @@ class Mailbox:
     async def _handle(self, letter: _Letter) -> None:
         if self._service_time_s > 0:
             await self._cpu.spend(self._service_time_s)
-        if not await self._interceptor.before_handle(self.endpoint, letter.message):
+        interceptor = self._interceptor
+        if interceptor.active and not await interceptor.before_handle(self.endpoint, letter.message):
             return  # swallowed: the ask times out
         self.handled += 1
         try:
@@ -264,13 +268,14 @@ class Endpoints:
 
     def deliver(self, endpoint: str, message: Any, call_id: str) -> asyncio.Future[Any] | None:
         """Return the future answer, or None when the endpoint does not exist. It is cancelled if the endpoint is stopped."""
-        if endpoint not in self._mailboxes:
+        mailbox = self._mailboxes.get(endpoint)
+        if mailbox is None:
             return None
         known = self._remembered.get(call_id) if call_id else None
         if known is not None and not known.cancelled():
             return known
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._mailboxes[endpoint].put(message, answer)
+        mailbox.put(message, answer)
         if call_id:
             self._remembered[call_id] = answer
             if len(self._remembered) > MAX_REMEMBERED_CALLS:

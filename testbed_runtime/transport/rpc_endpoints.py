@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from testbed_runtime.core.errors import FlinkError
@@ -62,21 +61,34 @@ class EndpointRpc(ABC):
         call_id: str = "",
     ) -> Any:
         asked = Ask(self.name, peer, address, endpoint, message, timeout_s)
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
         forget: Callable[[], object] | None = None
+        timer: asyncio.TimerHandle | None = None
         try:
-            async with asyncio.timeout(timeout_s):
-                if self._resolver is not None:
-                    asked = replace(asked, address=await self._resolver.resolve(peer, PLANE_RPC, address))
-                if await self._endpoints.interceptor.before_ask(f"{self.name}->{peer}", endpoint, message):
-                    forget = self._send(asked, call_id, answer)
+            if (
+                self._resolver is None and not self._endpoints.interceptor.active
+            ):  # nothing to wait for but the answer
+                timer = loop.call_later(timeout_s, _expire, answer)
+                forget = self._send(asked, call_id, answer)
                 result = await answer
+            else:
+                async with asyncio.timeout(timeout_s):
+                    if self._resolver is not None:
+                        found = await self._resolver.resolve(peer, PLANE_RPC, address)
+                        asked = asked._replace(address=found)
+                    before = self._endpoints.interceptor.before_ask
+                    if await before(f"{self.name}->{peer}", endpoint, message):
+                        forget = self._send(asked, call_id, answer)
+                    result = await answer
         except TimeoutError:
             self._on_silence(asked)
             raise timed_out(self.history, self._flink_version, asked) from None
         except ConnectionError:
             raise unreachable(asked) from None
         finally:
+            if timer is not None:
+                timer.cancel()
             if forget is not None:
                 forget()
         if isinstance(result, FlinkError):
@@ -89,3 +101,8 @@ class EndpointRpc(ABC):
 
     def _on_silence(self, asked: Ask) -> None:  # noqa: B027 - in memory there is nothing to do
         """Called when an ask has timed out."""
+
+
+def _expire(answer: asyncio.Future[Any]) -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError())

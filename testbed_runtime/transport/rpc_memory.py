@@ -84,7 +84,9 @@ class Switchboard:
 
     def send(self, source: str, destination: MemoryRpc, deliver: Callable[[], None]) -> None:
         """Call `deliver` when the message has crossed, as a callback of the process that receives it."""
-        line = destination.lines.setdefault(source, _Line())
+        line = destination.lines.get(source)
+        if line is None:
+            line = destination.lines[source] = _Line()
         line.queue.append(deliver)
         latency = self._latency_s(source, destination.name) if self._latency_s else 0.0
         if latency is None or line.held:
@@ -103,15 +105,16 @@ class Switchboard:
 
     def _schedule(self, line: _Line, destination: MemoryRpc, latency: float) -> None:
         loop = asyncio.get_running_loop()
-        line.last_due = max(loop.time() + latency, line.last_due)
-        if line.last_due <= loop.time():
+        now = loop.time()
+        line.last_due = due = max(now + latency, line.last_due)
+        if due <= now:
             loop.call_soon(self._due, destination.name, line, context=destination.context)
         else:
-            loop.call_at(line.last_due, self._due, destination.name, line, context=destination.context)
+            loop.call_at(due, self._due, destination.name, line, context=destination.context)
 
     def _due(self, destination: str, line: _Line) -> None:
-        if destination not in self._paused:
-            self._drain(line, 1)
+        if destination not in self._paused and line.queue:
+            line.queue.popleft()()
 
     @staticmethod
     def _drain(line: _Line, count: int) -> None:

@@ -35,6 +35,8 @@ class AwayRecorder:
 class Swallowing:
     """A CallInterceptor that loses the next messages of one kind."""
 
+    active = True
+
     def __init__(self, kind, count):
         self.kind = kind
         self.left = count

@@ -19,6 +19,8 @@ MakeRpc = Callable[..., Awaitable[Rpc]]
 class Interceptor:
     """Delays or swallows what a test says."""
 
+    active = True
+
     def __init__(self) -> None:
         self.handle_delay_s = 0.0
         self.swallow = ""
