@@ -56,15 +56,16 @@ class JobClient:
     async def status(self) -> JobStatus:
         """Return the job's status. Raises RecipientUnreachable or AskTimeout while the JobManager does not answer."""
         reply: JobStatusReply = await self._ask(RequestJobStatus(self._job))
+        names = {resource: logical_name(resource) for resource in set(reply.placement.values())}
         return JobStatus(
             state=reply.state,
             cause_class=reply.cause_class,
             cause=reply.cause,
             restarts=reply.restarts,
-            running_tasks=sum(state in ("RUNNING", "FINISHED") for state in reply.tasks.values()),
+            running_tasks=sum([state in ("RUNNING", "FINISHED") for state in reply.tasks.values()]),
             total_tasks=len(reply.tasks),
             completed_checkpoints=reply.completed_checkpoints,
-            placement={task: logical_name(resource) for task, resource in reply.placement.items()},
+            placement={task: names[resource] for task, resource in reply.placement.items()},
             counters=reply.counters,
         )
 

@@ -67,6 +67,7 @@ class JobMaster:
         self._epoch = recovered.epoch + 1 if recovered else 1
         first_attempt = recovered.attempt + 1 if recovered else 0
         self.graph = ExecutionGraph(stored.graph, stored.job, epoch=self._epoch, first_attempt=first_attempt)
+        self._names = {task: name_of(task) for task in self.graph.tasks}
         self._state = JobState(services, store, self.job, self.stored_status)
         self._executors = TaskExecutors(services)
         self._tasks = JobTasks(services, self.graph, self._executors)
@@ -159,16 +160,15 @@ class JobMaster:
             self._state.save()
 
     def status(self) -> JobStatusReply:
-        placed = {
-            name_of(e.task): str(e.taskmanager) for e in self.graph.executions if e.taskmanager is not None
-        }
+        names, executions = self._names, self.graph.executions
+        placed = {names[e.task]: str(e.slot.owner) for e in executions if e.slot is not None}
         cause = NO_CAUSE if self.state == "RUNNING" else self._state.cause
         return JobStatusReply(
             state=self.state,
             cause_class=cause.class_name,
             cause=cause.text,
             restarts=self._failovers.restarts,
-            tasks={name_of(e.task): e.state.value for e in self.graph.executions},
+            tasks={names[e.task]: e.state.value for e in executions},
             placement=placed,
             completed_checkpoints=self._checkpoints.completed,
             taskmanagers=self._rm.taskmanagers,

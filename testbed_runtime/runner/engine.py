@@ -323,7 +323,8 @@ def placed(trial: TrialPlan, capabilities: Capabilities) -> TrialPlan:
 
     Raises UserError for a fault that no backend can inject here."""
     backends = [check_fault(fault, capabilities)[0] for fault in trial.faults]
-    return replace(trial, testbed=replace(trial.testbed, proxy="proxy" in backends))
+    frames = any(fault.kind.startswith("frames.") for fault in trial.faults)
+    return replace(trial, testbed=replace(trial.testbed, proxy="proxy" in backends, frame_faults=frames))
 
 
 async def _wait_done(*tasks: asyncio.Task[None]) -> None:

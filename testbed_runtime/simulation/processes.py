@@ -20,6 +20,7 @@ from testbed_runtime.faults.channel.process import ChannelFaults
 from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.history.writer import MemoryHistory, MemorySink
 from testbed_runtime.jobmanager.process import JobManager
+from testbed_runtime.ports.interception import FrameTap
 from testbed_runtime.ports.network import Address
 from testbed_runtime.process.clock import LoopClock, SeededIds, SeededRandom
 from testbed_runtime.simulation.loop import VirtualLoop, spawn
@@ -59,6 +60,7 @@ class World:
     blobs: MemoryBlobStore
     history: MemoryHistory
     pace: Pace
+    frame_faults: bool = True
 
     def sink(self, process: str) -> MemorySink:
         loop = virtual_loop()
@@ -158,7 +160,6 @@ class Processes:
     async def _open_taskmanager(self, name: str, incarnation: int, logical: str) -> SimProcess:
         world = self._world
         resource = TaskManagerID(ordinal_of(name), incarnation)
-        loop = virtual_loop()
         faults = ChannelFaults(name)
         sink = world.sink(str(resource))
         rpc = self._rpc(name, faults, sink, None)
@@ -179,7 +180,7 @@ class Processes:
             jobmanager=JOBMANAGER_ADDRESS,
             slots=world.slots,
             interceptor=faults.frames,
-            tap=faults.tap(HistorySampler(sink, loop.time) if world.pace.channel_stride == 1 else None),
+            tap=self._tap(faults, sink),
             registration_hook=faults.registration,
             on_fatal=partial(self._on_fatal, name, incarnation, sink),
             pace=world.pace,
@@ -188,6 +189,12 @@ class Processes:
         )
         await manager.start((name, 0))
         return SimProcess(name, incarnation, logical, faults, rpc, manager)
+
+    def _tap(self, faults: ChannelFaults, sink: MemorySink) -> FrameTap | None:
+        """Return the tap of a process. One that nobody reads would cost a thirtieth of a large job."""
+        if self._world.pace.channel_stride == 1:
+            return faults.tap(HistorySampler(sink, virtual_loop().time))
+        return faults.tap() if self._world.frame_faults else None
 
     def _on_fatal(self, name: str, incarnation: int, sink: MemorySink, text: str) -> None:
         """Terminate a process after a fatal error, as its entry point does on a real machine."""

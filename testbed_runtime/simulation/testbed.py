@@ -52,6 +52,8 @@ from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.simulated import SimulatedFabric
 
 REGISTER_LIMIT_S = 60.0
+COUNT_EVERY_S = 0.5
+"""Interval between two readings of the live counters, which only a reader of the progress needs."""
 SAMPLED_SUBTASKS = 128
 """Subtasks up to which every task and channel is sampled ten times a second."""
 SAMPLED_CHANNELS = 4096
@@ -97,6 +99,7 @@ class SimTestbed:
             blobs=self._blobs,
             history=self._records,
             pace=self._pace,
+            frame_faults=plan.frame_faults,
         )
         self._sink = world.sink(RUNNER)
         self._supervisor = world.sink("supervisor-faults")
@@ -113,7 +116,7 @@ class SimTestbed:
         )
         self._live = LiveCounters()
         self._status: JobStatus | None = None
-        self._asked_at = -math.inf
+        self._asked_at = self._counted_at = -math.inf
         self._journal_next = 0
         self._rpc = MemoryRpc(RUNNER, switchboard, flink_version=plan.flink_version)
         self._client = JobClient(self._rpc, JOBMANAGER_ADDRESS, job=JOB)
@@ -151,8 +154,10 @@ class SimTestbed:
         if self._status is None or now >= self._asked_at + self._pace.sample_s:
             status = await self._client.status()
             self._asked_at = now
-            counters = self._live.update(self.processes.counters(), now)
-            self._status = replace(status, counters={**status.counters, **counters})
+            if now >= self._counted_at + COUNT_EVERY_S:
+                self._counted_at = now
+                self._live.update(self.processes.counters(), now)
+            self._status = replace(status, counters={**status.counters, **self._live.values})
         return self._status
 
     async def stop_job(self, *, timeout_s: float) -> bool:

@@ -24,6 +24,8 @@ class BackPressureSampler:
         self._plan = SamplePlan.read(options)
         self._round = SampleRound(self._plan)
         self._timer: asyncio.TimerHandle | None = None
+        self._sampled: list[tuple[str, TaskMeter]] = []
+        """The tasks of the last sample, by name and attempt."""
 
     def start(self) -> None:
         """Start sampling. Idempotent; the sampler stops by itself when no task runs."""
@@ -41,12 +43,14 @@ class BackPressureSampler:
 
     def _tick(self) -> None:
         self._timer = None
-        meters = {f"{meter.task}#{meter.attempt}": meter for meter in self._meters()}
+        meters = list(self._meters())
         if not meters:
             return
-        complete = self._round.take({name: meter.mode == BACKPRESSURED for name, meter in meters.items()})
+        if [meter for _, meter in self._sampled] != meters:
+            self._sampled = [(f"{meter.task}#{meter.attempt}", meter) for meter in meters]
+        complete = self._round.take([(name, meter.mode == BACKPRESSURED) for name, meter in self._sampled])
         if complete:
-            self._write(meters)
+            self._write(dict(self._sampled))
             self._round = SampleRound(self._plan)
         self._arm(self._plan.pause_s if complete else self._plan.delay_s)
 

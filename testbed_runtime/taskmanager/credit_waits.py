@@ -33,6 +33,11 @@ class CreditWaits:
         self._limit = Limit(BUFFERS, options.text(BUFFERS))
         self._starved: dict[Key, _Starved] = {}
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a channel waited for credit when it was last sampled."""
+        return bool(self._starved)
+
     def sampled(self, key: Key, stats: ChannelStats) -> None:
         """Take a sample of a producer's channel."""
         if stats.credit > 0 or stats.backlog <= 0:

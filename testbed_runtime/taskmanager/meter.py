@@ -126,7 +126,7 @@ class TaskMeter:
         self.enter(self._mode)
         if self.bytes_in != self._sampled_in:
             self._sampled_in, self.input_at = self.bytes_in, self._since
-        busy, idle, backpressured = (to_ns(spent) for spent in self._spent)
+        busy, idle, backpressured = self._spent
         self._history.append(
             "tasks",
             task=self.task,
@@ -137,9 +137,9 @@ class TaskMeter:
             records_out=self.records_out,
             bytes_in=self.bytes_in,
             bytes_out=self.bytes_out,
-            busy_ns=busy,
-            backpressured_ns=backpressured,
-            idle_ns=idle,
+            busy_ns=int(busy * 1e9),
+            backpressured_ns=int(backpressured * 1e9),
+            idle_ns=int(idle * 1e9),
             lag_ns=int(self.lag_at(now_ns)),
         )
 

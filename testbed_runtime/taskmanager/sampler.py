@@ -12,6 +12,7 @@ from testbed_runtime.core.exchange.channel import RemoteInputChannel
 from testbed_runtime.core.exchange.credit import ChannelStats, SequenceViewReader
 from testbed_runtime.core.exchange.gate import InputChannel
 from testbed_runtime.core.exchange.server import PartitionRequestServer
+from testbed_runtime.core.job.executiongraph import ExecutionState
 from testbed_runtime.core.options import Options
 from testbed_runtime.ports.network import SocketState
 from testbed_runtime.ports.storage import HistorySink
@@ -75,13 +76,13 @@ class TaskSampler:
             self._timer = None
 
     def _running_meters(self) -> list[TaskMeter]:
-        return [task.meter for task in self._tasks() if task.state == "RUNNING" and not task.ended]
+        return [task.meter for task in self._tasks() if task.state is ExecutionState.RUNNING]
 
     def _tick(self) -> None:
         self._timer = None
-        tasks = [task for task in self._tasks() if not task.ended]
+        tasks = [task for task in self._tasks() if not task.state.terminal]
         for task in tasks:
-            if task.state == "RUNNING":
+            if task.state is ExecutionState.RUNNING:
                 task.meter.sample()
         self._ticks += 1
         if self._ticks % round(1 / min(1.0, self._pace.sample_s)) == 0:
@@ -126,7 +127,7 @@ class TaskSampler:
         self._consumers = {
             task: self._consumers.get(task) or self._inputs_of(task)
             for task in tasks
-            if task.state == "RUNNING"
+            if task.state is ExecutionState.RUNNING
         }
         for channels in self._consumers.values():
             for key, channel in channels:
@@ -148,7 +149,7 @@ class TaskSampler:
         ]
 
     def _sample_outputs(self, tasks: list[Task], current: dict[_Key, ChannelStats]) -> None:
-        partitions = {str(p.partition_id): (t, n) for t in tasks for n, p in enumerate(t.partitions)}
+        partitions = {p.name: (t, n) for t in tasks for n, p in enumerate(t.partitions)}
         known, self._producers = self._producers, {}
         for connection in self._environment.server.connections:
             found = known.get(connection)
@@ -183,7 +184,7 @@ class TaskSampler:
     ) -> None:
         current[key] = stats
         side, task, attempt, peer = key
-        if side == "producer":
+        if side == "producer" and (stats.credit <= 0 or self._credit.waiting):
             self._credit.sampled(key, stats)
         if self._last.get(key) == stats:
             return

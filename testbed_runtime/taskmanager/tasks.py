@@ -13,6 +13,7 @@ from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.process.tasks import TaskKeeper
 from testbed_runtime.taskmanager.credit_waits import CreditWaits
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
+from testbed_runtime.taskmanager.meter import to_ns
 from testbed_runtime.taskmanager.sampler import TaskSampler
 from testbed_runtime.taskmanager.services import TaskServices
 from testbed_runtime.taskmanager.task import Task
@@ -133,6 +134,7 @@ class TaskTable:
     def counters(self) -> dict[str, float]:
         """Live counters, summed over the running attempts. The lag is the largest."""
         meters = [task.meter for task in self._tasks.values() if not task.ended]
+        now_ns = to_ns(self._services.clock.now())
         credit = dict[str, float]()
         if self._services.pace.channel_stride == 1:
             connections = self._services.environment.server.connections
@@ -140,9 +142,9 @@ class TaskTable:
                 credit = {"credits": float(sum(reader.credit for c in connections for reader in c.readers))}
         return {
             "tasks": float(len(meters)),
-            "records_out": float(sum(m.records_out for m in meters if m.role == "source")),
-            "records_in": float(sum(m.records_in for m in meters if m.role == "sink")),
-            "lag_s": max((m.lag_ns for m in meters), default=0) / 1e9,
+            "records_out": float(sum([m.records_out for m in meters if m.role == "source"])),
+            "records_in": float(sum([m.records_in for m in meters if m.role == "sink"])),
+            "lag_s": max([m.lag_at(now_ns) for m in meters], default=0) / 1e9,
             **credit,
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -64,10 +64,11 @@ class SampleRound:
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Samples and back-pressured ones of each task. A task that started in between has fewer samples."""
 
-    def take(self, pressed: Mapping[str, bool]) -> bool:
+    def take(self, pressed: Iterable[tuple[str, bool]]) -> bool:
         """Add one sample of each running task. Return True when the round is complete."""
-        for task, is_pressed in pressed.items():
-            samples, found = self.counts.get(task, (0, 0))
-            self.counts[task] = (samples + 1, found + is_pressed)
+        counts = self.counts
+        for task, is_pressed in pressed:
+            samples, found = counts.get(task, (0, 0))
+            counts[task] = (samples + 1, found + is_pressed)
         self.taken += 1
         return self.taken >= self.plan.samples

@@ -70,7 +70,7 @@ class ResultPartition:
         self.pool = pool
         self.failure_cause: FlinkError | None = None
         self._file = None if file is None else ResultFile(file)
-        name = str(partition_id)
+        self.name = name = str(partition_id)
         self.subpartitions = [
             PipelinedSubpartition(i, self, name=name, exclusive=exclusive)
             if self._file is None

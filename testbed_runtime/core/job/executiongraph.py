@@ -32,9 +32,8 @@ class ExecutionState(StrEnum):
     CANCELED = "CANCELED"
     FAILED = "FAILED"
 
-    @property
-    def terminal(self) -> bool:
-        return not NEXT_STATES[self]
+    def __init__(self, value: str) -> None:
+        self.terminal = value in ("FINISHED", "CANCELED", "FAILED")
 
 
 _S = ExecutionState

@@ -55,6 +55,8 @@ class TestbedPlan:
     """Delay before a lost TaskManager is replaced. None: never."""
     proxy: bool = False
     """Whether all connections pass through a proxy. The runner decides it, from the backends of the environment."""
+    frame_faults: bool = True
+    """Whether a fault may hold or drop frames, so that every process counts its frames. The runner decides it."""
     packet_faults: bool = False
     """Whether each pod gets a container that can inject packet faults."""
     resource: Mapping[str, Any]
