@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from testbed_runtime.checking.common import Entry, JobShape, data, events, job_shape
 from testbed_runtime.checking.completeness import delivery_incomplete
+from testbed_runtime.core.job.ledger import CHUNK_BYTES
 from testbed_runtime.core.job.messages import CHUNK_RECORDS
 from testbed_runtime.core.judgement.metrics import (
     FILTERED,
@@ -142,12 +143,23 @@ def _by_pair(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str,
 
 def _add_up(rows: Iterable[dict[str, Any]]) -> dict[int, Counts]:
     """Map each chunk's base to how often each number of the chunk was committed."""
-    chunks: dict[int, Counts] = {}
+    once: dict[int, int] = {}
+    again: list[tuple[int, bytes]] = []
     for row in rows:
-        bits = np.unpackbits(np.frombuffer(row["bitmap"], dtype=np.uint8), bitorder="little")
-        counts = chunks.setdefault(row["base"], np.zeros(CHUNK_RECORDS, dtype=np.int64))
-        counts[: min(len(bits), CHUNK_RECORDS)] += bits[:CHUNK_RECORDS]
+        base, bitmap = row["base"], row["bitmap"][:CHUNK_BYTES]
+        bits, known = int.from_bytes(bitmap, "little"), once.get(base, 0)
+        if known & bits:
+            again.append((base, bitmap))
+        else:
+            once[base] = known | bits
+    chunks = {base: _counts(bits.to_bytes(CHUNK_BYTES, "little")) for base, bits in once.items()}
+    for base, bitmap in again:
+        chunks[base] += _counts(bitmap.ljust(CHUNK_BYTES, b"\0"))
     return chunks
+
+
+def _counts(bitmap: bytes) -> Counts:
+    return np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little").astype(np.int64)
 
 
 def _compare(

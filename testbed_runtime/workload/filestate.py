@@ -126,6 +126,11 @@ class FileState(KeyedState):
         self._written = 0
         memory.open(name)
 
+    @property
+    def adds_up(self) -> bool:
+        """Not with files: what is in memory is written when it has grown large."""
+        return False
+
     def add(self, window: int, keys: list[int], counts: list[int], texts: Mapping[int, bytes]) -> None:
         super().add(window, keys, counts, texts)
         if self._memory.must_flush(self._name, len(self._rows)):

@@ -9,9 +9,9 @@ import numpy as np
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.restore import max_parallelism_mismatch
-from testbed_runtime.workload.keys import group_range, key_groups
+from testbed_runtime.workload.keys import Ints, group_range, key_groups
 from testbed_runtime.workload.snapshots import KeyGroupState, SubtaskSnapshot
-from testbed_runtime.workload.sortedfile import REMOVED, Place, Row, Rows
+from testbed_runtime.workload.sortedfile import REMOVED, Place, Row, Rows, objects
 
 KeyedRow = tuple[int, int, int, bytes]
 """Window, key, count, text."""
@@ -63,6 +63,13 @@ class KeyedState:
         self._context = context
         self._ttl = ttl
         self._rows: dict[Place, Row] = {}
+        self._sorted: tuple[list[Place], Ints, Ints, Ints] | None = None
+        """The places of the last snapshot in order, as windows, keys and key groups too. Outdated if there are more rows now."""
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether a row depends on the sum of what was added only, not on when."""
+        return not self._ttl.ttl_ns
 
     def add(self, window: int, keys: list[int], counts: list[int], texts: Mapping[int, bytes]) -> None:
         """Add to the counts of keys. The first text of a key stays."""
@@ -83,6 +90,7 @@ class KeyedState:
         """Remove windows. Return their rows, sorted by window and key."""
         places = sorted(place for place in self._rows if place[0] in windows)
         taken = [(place, self._rows.pop(place)) for place in places]
+        self._sorted = None
         return [(*place, row[0], row[2]) for place, row in taken if self._live(row)]
 
     def rows(self) -> Rows:
@@ -101,11 +109,22 @@ class KeyedState:
         """Add the state to a snapshot, without what has expired."""
         if self._ttl.ttl_ns:
             self._rows = {place: row for place, row in self._rows.items() if self._live(row)}
+            self._sorted = None
         if not self._rows:
             return base
-        rows = Rows.of(sorted(self._rows.items()))
-        groups = key_groups(rows.keys, self._context.max_parallelism)
+        places, windows, keys, groups = self._in_order()
+        counts, stamps, texts = zip(*map(self._rows.__getitem__, places), strict=True)
+        rows = Rows(windows, keys, np.array(counts, np.int64), np.array(stamps, np.int64), objects(texts))
         return replace(base, key_groups=KeyGroupState.divided(groups, rows))
+
+    def _in_order(self) -> tuple[list[Place], Ints, Ints, Ints]:
+        """Return the places in order, and their windows, keys and key groups. Rows are only added between two snapshots."""
+        if self._sorted is None or len(self._sorted[0]) != len(self._rows):
+            places = sorted(self._rows)
+            windows = np.array([window for window, _ in places], np.int64)
+            keys = np.array([key for _, key in places], np.int64)
+            self._sorted = places, windows, keys, key_groups(keys, self._context.max_parallelism)
+        return self._sorted
 
     def restore(self, snapshots: Iterable[SubtaskSnapshot]) -> None:
         """Restore this subtask's key groups. Raises FlinkError for another max parallelism or another backend."""
@@ -122,6 +141,7 @@ class KeyedState:
             self._restore_files(snapshot)
             for group in snapshot.key_groups:
                 if group.key_group in mine:
+                    self._sorted = None
                     self._rows.update(self._ttl.unexpired(group.rows()).pairs())
 
     def close(self) -> None:

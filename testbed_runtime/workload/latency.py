@@ -16,6 +16,9 @@ class LatencyHistogram:
         self._bounds_ns = bounds_ns
         self._bounds = np.array(bounds_ns, dtype=np.int64)
         self._counts = np.zeros(len(bounds_ns) + 1, dtype=np.int64)
+        self._has_batches = False
+        self._singles: list[int] = []
+        """The buckets of the latencies that were added one by one: cheaper than an array while there are few."""
         self.count = 0
         self.max_ns = 0
 
@@ -24,19 +27,28 @@ class LatencyHistogram:
         if not len(latencies_ns):
             return
         buckets = self._bounds.searchsorted(latencies_ns, side="left")
+        self._has_batches = True
         self._counts += np.bincount(buckets, minlength=len(self._counts))
         self.count += len(latencies_ns)
         self.max_ns = max(self.max_ns, int(np.maximum.reduce(latencies_ns)))
 
     def add_one(self, latency_ns: int) -> None:
         """Add one latency."""
-        self._counts[bisect_left(self._bounds_ns, latency_ns)] += 1
+        self._singles.append(bisect_left(self._bounds_ns, latency_ns))
         self.count += 1
         self.max_ns = max(self.max_ns, latency_ns)
 
     def take(self) -> tuple[int, list[int], int]:
         """Return the count, the buckets and the largest value since the last call."""
-        taken = self.count, self._counts.tolist(), self.max_ns
-        self._counts[:] = 0
+        if self._has_batches:
+            counts: list[int] = self._counts.tolist()
+            self._counts[:] = 0
+            self._has_batches = False
+        else:
+            counts = [0] * len(self._counts)
+        for bucket in self._singles:
+            counts[bucket] += 1
+        self._singles.clear()
+        taken = self.count, counts, self.max_ns
         self.count = self.max_ns = 0
         return taken

@@ -77,8 +77,16 @@ class KeyedCount(Operator):
     def __init__(self, context: SubtaskContext, state: KeyedState | None = None) -> None:
         super().__init__(context)
         self.state = state or KeyedState(context)
+        self._uncounted: Counter[int] | None = Counter() if self.state.adds_up else None
+        """What was counted since the state was last asked, where it makes no difference when the state learns of it."""
 
     def process(self, records: Records) -> Records:
+        if self._uncounted is not None:
+            if len(records) == 1:
+                self._uncounted[int(records["key"][0])] += 1
+            else:
+                self._uncounted.update(records["key"].tolist())
+            return records
         if len(records) <= FEW_RECORDS:
             few = Counter(records["key"].tolist())
             self.state.add(0, list(few), list(few.values()), {})
@@ -87,10 +95,18 @@ class KeyedCount(Operator):
         self.state.add(0, keys.tolist(), counts.tolist(), {})
         return records
 
+    def _count(self) -> None:
+        """Add what was counted to the state."""
+        if self._uncounted:
+            self.state.add(0, list(self._uncounted), list(self._uncounted.values()), {})
+            self._uncounted.clear()
+
     def count(self, key: int) -> int:
+        self._count()
         return self.state.count(0, key)
 
     def snapshot(self, base: SubtaskSnapshot) -> SubtaskSnapshot:
+        self._count()
         return self.state.snapshot(base)
 
     def restore(self, snapshots: Iterable[SubtaskSnapshot]) -> None:

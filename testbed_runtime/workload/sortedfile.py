@@ -79,6 +79,13 @@ class Index:
     """The newest stamp."""
 
 
+def objects(values: Sequence[object]) -> npt.NDArray[np.object_]:
+    """Return a column of Python objects."""
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Rows as columns."""
@@ -91,14 +98,12 @@ class Rows:
 
     @classmethod
     def of(cls, rows: Sequence[tuple[Place, Row]]) -> Rows:
-        texts = np.empty(len(rows), dtype=object)
-        texts[:] = [row[2] for _, row in rows]
         return cls(
             np.array([place[0] for place, _ in rows], dtype=np.int64),
             np.array([place[1] for place, _ in rows], dtype=np.int64),
             np.array([row[0] for _, row in rows], dtype=np.int64),
             np.array([row[1] for _, row in rows], dtype=np.int64),
-            texts,
+            objects([row[2] for _, row in rows]),
         )
 
     @classmethod
