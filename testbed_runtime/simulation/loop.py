@@ -20,6 +20,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
+from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 from testbed_runtime.core.errors import HeadgateError
@@ -49,20 +50,15 @@ class SimulatedDeadlock(HeadgateError):
 
 
 class _Handle(asyncio.Handle):
-    """A handle without the queries of debug mode."""
+    """A handle without the queries of debug mode. The loop sets its attributes: a call would cost as much as that."""
 
     __slots__ = ()
 
-    def __init__(
-        self, callback: Callable[..., Any], args: Any, loop: VirtualLoop, context: contextvars.Context | None
-    ) -> None:
-        self._context = contextvars.copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
+    _repr = None
+    _source_traceback = None
+
+    def __init__(self) -> None:
+        """Made by the loop."""
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -70,25 +66,20 @@ class _Handle(asyncio.Handle):
 
 
 class _Timer(asyncio.TimerHandle):
-    """A timer without the queries of debug mode."""
+    """A timer without the queries of debug mode, made like a `_Handle`."""
 
     __slots__ = ()
 
-    def __init__(
-        self,
-        when: float,
-        callback: Callable[..., Any],
-        args: Any,
-        loop: VirtualLoop,
-        context: contextvars.Context | None,
-    ) -> None:
-        _Handle.__init__(self, callback, args, loop, context)  # type: ignore[arg-type]  # the same slots
-        self._when = when
-        self._scheduled = True
+    _repr = None
+    _source_traceback = None
+
+    def __init__(self) -> None:
+        """Made by the loop."""
 
     def cancel(self) -> None:
         if not self._cancelled:
-            _Handle.cancel(self)  # type: ignore[arg-type]
+            self._cancelled = True
+            self._callback = self._args = None  # type: ignore[assignment]
             self._loop._timer_handle_cancelled(self)  # type: ignore[attr-defined] # noqa: SLF001
 
 
@@ -147,9 +138,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        handle = _Handle(callback, args, self, context)
+        handle: Any = _Handle()  # its attributes are private
+        handle._context = contextvars.copy_context() if context is None else context  # noqa: SLF001
+        handle._callback, handle._args, handle._loop = callback, args, self  # noqa: SLF001
+        handle._cancelled = False  # noqa: SLF001
         self._ready.append(handle)
-        return handle
+        return handle  # type: ignore[no-any-return]
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
@@ -160,9 +154,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        handle = _Timer(when, callback, args, self, context)
-        heapq.heappush(self._timers, (when, next(self._numbers), handle))
-        return handle
+        handle: Any = _Timer()
+        handle._context = contextvars.copy_context() if context is None else context  # noqa: SLF001
+        handle._callback, handle._args, handle._loop = callback, args, self  # noqa: SLF001
+        handle._cancelled, handle._when = False, when  # noqa: SLF001
+        heappush(self._timers, (when, next(self._numbers), handle))
+        return handle  # type: ignore[no-any-return]
 
     def call_later(  # type: ignore[override]
         self,
@@ -191,7 +188,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._raise_livelock()
         timers, now = self._timers, self._now
         while timers and timers[0][0] <= now:
-            due = heapq.heappop(timers)[2]
+            due = heappop(timers)[2]
             if not due._cancelled:  # noqa: SLF001 - calling the method took half of the loop's time
                 ready.append(due)
         for _ in range(len(ready)):

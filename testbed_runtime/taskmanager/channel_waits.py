@@ -32,6 +32,8 @@ class ChannelWaits:
         self._begun = 0.0
         self._silent: list[tuple[Channel, str]] = []
         """Channels that have not been answered, with the names of their producers."""
+        self._looked: list[Channel] = []
+        """Those of them that are looked at next."""
         self._requested: dict[Channel, float] = {}
         """When the last request of a channel was sent that needed more than one."""
         self._rows = 0
@@ -43,6 +45,7 @@ class ChannelWaits:
             for gate, descriptor in gates
             for channel in gate.channels
         ]
+        self._looked = [channel for channel, _ in self._silent[-MAX_LOOK:]]
 
     def requested(self, channel: Channel) -> None:
         """A request was sent."""
@@ -51,11 +54,15 @@ class ChannelWaits:
 
     def note_answers(self) -> None:
         """Record the waits of the channels that have been answered since the last call."""
+        for channel in self._looked:
+            if channel.answered:
+                break
+        else:
+            return
         looked = self._silent[-MAX_LOOK:]
         answered = [found for found in looked if found[0].answered]
-        if not answered:
-            return
         self._silent[-MAX_LOOK:] = [found for found in looked if not found[0].answered]
+        self._looked = [channel for channel, _ in self._silent[-MAX_LOOK:]]
         for number, (channel, producer) in enumerate(answered, start=1):
             last = not self._silent and number == len(answered)
             if last or channel in self._requested:
@@ -87,7 +94,7 @@ class ChannelWaits:
         if waiting:
             cause = failure.message if failure is not None else ""
             self._record(*waiting[-1], Outcome.CANCELLED, cause=cause)
-        self._silent = []
+        self._silent, self._looked = [], []
 
     def _record(
         self,

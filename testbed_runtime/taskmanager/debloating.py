@@ -60,6 +60,11 @@ class TaskDebloating:
             self._gates.append(_GateDebloating(gate, debloater))
 
     @property
+    def active(self) -> bool:
+        """Whether any gate has its buffers debloated."""
+        return bool(self._gates)
+
+    @property
     def deadline(self) -> float | None:
         """When `on_time` recalculates; None without debloating and before the first `resume`."""
         return self._next

@@ -103,7 +103,10 @@ class TaskInput:
     @property
     def connected(self) -> bool:
         """Every producer has answered."""
-        return all(gate.connected for gate in self.gates)
+        for gate in self.gates:  # noqa: SIM110 - asked for each buffer
+            if not gate.connected:
+                return False
+        return True
 
     @property
     def received_end_of_data(self) -> bool:

@@ -29,7 +29,8 @@ class SinkWriter:
     def __init__(self, run: TaskRun, config: SinkConfig) -> None:
         self._run = run
         self.sink = make_sink(config, run.subtask, run.descriptor.attempt_number)
-        self._at_once = config.delivery == AT_LEAST_ONCE
+        self.at_once = config.delivery == AT_LEAST_ONCE
+        """Whether it reports what it wrote at once, not with checkpoints."""
         self._flush_at: float | None = None
         self._flushes = 0
         self._seen = False
@@ -55,7 +56,7 @@ class SinkWriter:
             self._record_first()
         run.meter.received(records, run.now())
         self.sink.write(records, channel)
-        if self._at_once and self._flush_at is None:
+        if self.at_once and self._flush_at is None:
             self._flush_at = run.now() + FLUSH_S
 
     def _record_first(self) -> None:
@@ -108,7 +109,7 @@ class SinkWriter:
         self, snapshot: SubtaskSnapshot
     ) -> tuple[SinkCommit | None, SubtaskSnapshot, Callable[[], Awaitable[None]] | None]:
         """Return the commit, the snapshot, and what to store before the acknowledgement."""
-        if self._at_once:
+        if self.at_once:
             self._flush()  # a checkpoint that covers records which were not handed over would lose them
             return None, snapshot, self._run.committer.handed_over
         commit = self.sink.cut(snapshot.checkpoint)
@@ -133,7 +134,7 @@ class SinkWriter:
     def end(self, *, finished: bool) -> None:
         """End the sink. What an at-least-once sink wrote is always reported; what an exactly-once sink wrote after
         the last checkpoint is committed only by an end of the job's input (a bounded job without checkpoints)."""
-        if self._at_once:
+        if self.at_once:
             self._flush()
         elif finished and self._run.checkpoints.last_started:
             self.completed(

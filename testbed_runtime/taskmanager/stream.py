@@ -73,6 +73,12 @@ class StreamTask:
         flow = FlowControl.read(run.services.options)
         self._receiving = Receiving(run, flow, self._process) if flow.queued else None
         self._run_buffers = self._longest_run()
+        self._has_timers = (
+            self._debloating.active
+            or (self._sink is not None and self._sink.at_once)
+            or (self.operator is not None and type(self.operator).next_timer_ns is not Operator.next_timer_ns)
+        )
+        """Whether anything but a barrier has a time."""
         run.on_completed = self._on_completed
 
     def _make_operator(self) -> Operator | None:
@@ -139,9 +145,12 @@ class StreamTask:
         if not self._connected:
             self._note_connected()
         run.meter.enter(IDLE)
-        self._debloating.pause(run.now())
-        await run.wakeup.wait(self._next_timer())
-        self._debloating.resume(run.now())
+        if not self._debloating.active:
+            await run.wakeup.wait(self._next_timer())
+        else:
+            self._debloating.pause(run.now())
+            await run.wakeup.wait(self._next_timer())
+            self._debloating.resume(run.now())
         run.meter.enter(BUSY)
 
     async def _wait_for_output(self) -> None:
@@ -265,6 +274,8 @@ class StreamTask:
     # ---- timers --------------------------------------------------------------------------------------------
 
     def _next_timer(self) -> float | None:
+        if not self._has_timers:
+            return self._barriers.deadline
         first = math.inf
         if self.operator is not None and (due_ns := self.operator.next_timer_ns()) is not None:
             first = due_ns / 1e9

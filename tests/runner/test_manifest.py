@@ -25,7 +25,9 @@ def test_any_data_is_indented_as_json_dumps_does(data: Any):
     assert indented(data) == json.dumps(data, indent=1, ensure_ascii=False)
 
 
-@pytest.mark.parametrize("data", [{}, [], {"a": [], "b": {}}, [math.nan], ["\ud800"], {"é": ["\u2028", 1e300]}])
+@pytest.mark.parametrize(
+    "data", [{}, [], {"a": [], "b": {}}, [math.nan], ["\ud800"], {"é": ["\u2028", 1e300]}]
+)
 def test_what_the_fast_formatter_does_not_know_is_written_too(data: Any):
     """A NaN, half of a surrogate pair, and empty containers."""
     assert indented(data) == json.dumps(data, indent=1, ensure_ascii=False)

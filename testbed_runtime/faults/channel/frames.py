@@ -75,12 +75,11 @@ class FrameFaults:
         self._rules: dict[str, _Active] = {}
         self._queues: dict[tuple[str, bytes], deque[_Held]] = {}
         self._timers: dict[tuple[str, bytes], asyncio.TimerHandle] = {}
-
-    @property
-    def active(self) -> bool:
-        return bool(self._rules or self._queues)
+        self.active = False
+        """Whether there are rules, or frames that wait. Asked for each frame."""
 
     def add(self, rule: Rule) -> None:
+        self.active = True
         self._rules[rule.rule_id] = _Active(rule, Random(rule.seed))  # noqa: S311 - seeded on purpose
 
     def remove(self, rule_id: str) -> FrameCounters | None:
@@ -98,6 +97,7 @@ class FrameFaults:
                 if waiting.rule == rule_id:
                     waiting.due = now
             self._pump(key)
+        self.active = bool(self._rules or self._queues)
         return active.counters
 
     def counters(self, rule_id: str) -> FrameCounters | None:
@@ -174,6 +174,7 @@ class FrameFaults:
             self._arm(key)
         else:
             self._queues.pop(key, None)
+            self.active = bool(self._rules or self._queues)
 
     def _drop_credits(self, channel: bytes) -> None:
         """Drop withheld credits of a channel (empty: the connection) that ends: they no longer have a receiver."""
