@@ -191,7 +191,7 @@ class Processes:
         return SimProcess(name, incarnation, logical, faults, rpc, manager)
 
     def _tap(self, faults: ChannelFaults, sink: MemorySink) -> FrameTap | None:
-        """Return the tap of a process. One that nobody reads would cost a thirtieth of a large job."""
+        """Return the tap of a process, or None: without a reader it would cost a thirtieth of a large job."""
         if self._world.pace.channel_stride == 1:
             return faults.tap(HistorySampler(sink, virtual_loop().time))
         return faults.tap() if self._world.frame_faults else None

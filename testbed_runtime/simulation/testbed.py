@@ -52,8 +52,8 @@ from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.simulated import SimulatedFabric
 
 REGISTER_LIMIT_S = 60.0
-COUNT_EVERY_S = 0.5
-"""Interval between two readings of the live counters, which only a reader of the progress needs."""
+COUNT_EVERY = 5
+"""The live counters are read with every such sample: only a reader of the progress needs them."""
 SAMPLED_SUBTASKS = 128
 """Subtasks up to which every task and channel is sampled ten times a second."""
 SAMPLED_CHANNELS = 4096
@@ -154,7 +154,7 @@ class SimTestbed:
         if self._status is None or now >= self._asked_at + self._pace.sample_s:
             status = await self._client.status()
             self._asked_at = now
-            if now >= self._counted_at + COUNT_EVERY_S:
+            if now >= self._counted_at + COUNT_EVERY * self._pace.sample_s:
                 self._counted_at = now
                 self._live.update(self.processes.counters(), now)
             self._status = replace(status, counters={**status.counters, **self._live.values})

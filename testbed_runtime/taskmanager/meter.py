@@ -118,12 +118,16 @@ class TaskMeter:
 
     def sample(self) -> None:
         """Write a row of `tasks`, and the latency window if it has passed."""
-        now_ns = to_ns(self._clock.now())
-        if now_ns // LATENCY_WINDOW_NS != self._window:
+        now = self._clock.now()
+        now_ns = to_ns(now)
+        if self._latency.count and now_ns // LATENCY_WINDOW_NS != self._window:
             self.flush_latency()
         if now_ns - self._markers_since >= MARKER_WINDOW_NS:
-            self.flush_markers(now_ns)
-        self.enter(self._mode)
+            if self._markers:
+                self.flush_markers(now_ns)
+            self._markers_since = now_ns
+        self._spent[self._mode] += now - self._since
+        self._since = now
         if self.bytes_in != self._sampled_in:
             self._sampled_in, self.input_at = self.bytes_in, self._since
         busy, idle, backpressured = self._spent

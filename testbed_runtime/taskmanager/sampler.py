@@ -124,16 +124,14 @@ class TaskSampler:
 
     def _sample_channels(self, tasks: list[Task]) -> None:
         current: dict[_Key, ChannelStats] = {}
-        self._consumers = {
-            task: self._consumers.get(task) or self._inputs_of(task)
-            for task in tasks
-            if task.state is ExecutionState.RUNNING
-        }
-        for channels in self._consumers.values():
-            for key, channel in channels:
-                remote = isinstance(channel, RemoteInputChannel)
-                if not channel.is_released and (channel.requests or not remote):
-                    self._note(key, channel.stats(), current, local=not remote)
+        known, self._consumers = self._consumers, {}
+        for task in tasks:
+            if task.state is ExecutionState.RUNNING:
+                self._consumers[task] = channels = known.get(task) or self._inputs_of(task)
+                for key, channel in channels:
+                    remote = isinstance(channel, RemoteInputChannel)
+                    if not channel.is_released and (channel.requests or not remote):
+                        self._note(key, channel.stats(), current, local=not remote)
         self._sample_outputs(tasks, current)
         self._credit.end_others(current)
         self._last = current

@@ -78,7 +78,7 @@ class KeyedCount(Operator):
         super().__init__(context)
         self.state = state or KeyedState(context)
         self._uncounted: Counter[int] | None = Counter() if self.state.adds_up else None
-        """What was counted since the state was last asked, where it makes no difference when the state learns of it."""
+        """The records since the state was last asked, where it makes no difference when the state learns of them."""
 
     def process(self, records: Records) -> Records:
         if self._uncounted is not None:
