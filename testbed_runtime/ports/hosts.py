@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.ports.storage import HistorySink
 

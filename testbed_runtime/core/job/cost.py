@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.options import Options
 
 COST = "headgate.simulation.cost"

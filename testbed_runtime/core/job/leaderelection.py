@@ -11,8 +11,9 @@ and writes the record.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.options import Options
 
 HIGH_AVAILABILITY = "high-availability.type"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from testbed_runtime.core.errors import require_option
+from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.options import Options
 
 
