@@ -105,6 +105,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now
 
+    get_debug = staticmethod(bool)  # False, and not a call of Python for each future
+
     # ---- processes
 
     def pause(self, process: str) -> None:
@@ -179,37 +181,45 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         """Run one iteration: the callbacks that are ready now, not those that they add."""
-        ready = self._ready
+        ready, dead, paused = self._ready, self._dead, self._paused
         if not ready and not self._stopping:  # type: ignore[attr-defined]
             self._jump()
         self._turns += 1
         self._turns_now += 1
         if self._turns_now > TURNS_AT_ONE_INSTANT_MAX or self._turns > TURNS_MAX:
             self._raise_livelock()
+        if self._timers and self._timers[0][0] <= self._now:
+            self._wake()
+        for _ in range(len(ready)):
+            handle: Any = ready.popleft()
+            if handle._cancelled:  # noqa: SLF001
+                continue
+            if dead or paused:
+                process = handle._context.get(PROCESS, "")  # noqa: SLF001
+                if process in dead:
+                    continue
+                if process in paused:
+                    self._held.setdefault(process, []).append(handle)
+                    continue
+            try:  # what `Handle._run` does
+                handle._context.run(handle._callback, *handle._args)  # noqa: SLF001
+            except BaseException as error:
+                self._failed(handle, error)
+
+    def _failed(self, handle: asyncio.Handle, error: BaseException) -> None:
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            raise error
+        self.call_exception_handler(
+            {"message": f"Exception in callback {handle!r}", "exception": error, "handle": handle}
+        )
+
+    def _wake(self) -> None:
+        """Make the timers ready that are due."""
         timers, now = self._timers, self._now
         while timers and timers[0][0] <= now:
             due = heappop(timers)[2]
             if not due._cancelled:  # noqa: SLF001 - calling the method took half of the loop's time
-                ready.append(due)
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle._cancelled:  # noqa: SLF001
-                continue
-            if self._dead or self._paused:
-                process = handle._context.get(PROCESS, "")  # type: ignore[attr-defined] # noqa: SLF001
-                if process in self._dead:
-                    continue
-                if process in self._paused:
-                    self._held.setdefault(process, []).append(handle)
-                    continue
-            try:  # what `Handle._run` does
-                handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined] # noqa: SLF001
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as error:
-                self.call_exception_handler(
-                    {"message": f"Exception in callback {handle!r}", "exception": error, "handle": handle}
-                )
+                self._ready.append(due)
 
     def _jump(self) -> None:
         timers = self._timers

@@ -34,6 +34,8 @@ class WireVersion(enum.Enum):
     V1_20 = "1.20"
     V2 = "2.x"
 
+    __hash__ = object.__hash__  # that of an enum is a call of Python, for each frame
+
 
 class DataType(enum.IntEnum):
     """Flink's Buffer.DataType ordinals and their properties (plain attributes, because they are read for every buffer)."""
