@@ -1,6 +1,6 @@
-"""`dataclass`, as in the standard library, whose frozen classes with slots are cheap to define.
+"""`dataclass`, as in the standard library, whose classes with slots are cheap to define.
 
-The standard decorator compiles six functions for each of them, a twentieth of a short command. Here `__init__` is compiled when the first
+The standard decorator compiles three functions for each of them, and six if they are frozen: a twentieth of a short command. Here `__init__` is compiled when the first
 object is made, and the other methods are shared code. Everything else is as with the standard decorator, which makes all other classes.
 """
 
@@ -22,37 +22,29 @@ else:
 
         def decorate(cls: type) -> type:
             inherits = any(hasattr(base, "__dataclass_fields__") for base in cls.__bases__)
-            if not (frozen and slots) or more or inherits:
+            if not slots or more or inherits:
                 return dataclasses.dataclass(frozen=frozen, slots=slots, kw_only=kw_only, **more)(cls)
-            return _define(cls, kw_only=kw_only)
+            return _define(cls, frozen=frozen, kw_only=kw_only)
 
         return decorate
 
 
-def _define(cls: Any, *, kw_only: bool) -> Any:
+def _define(cls: Any, *, frozen: bool, kw_only: bool) -> Any:
     own = vars(cls)
     has_hash = own.get("__hash__") is not None
     if not cls.__doc__:
         cls.__doc__ = cls.__name__  # otherwise the standard decorator writes a signature
     made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
-    made.__dataclass_params__.frozen = True
+    made.__dataclass_params__.frozen = frozen
     fields = dataclasses.fields(made)
     compared = _values([field.name for field in fields if field.compare])
     hashed = _values([f.name for f in fields if (f.compare if f.hash is None else f.hash)])
-    methods: dict[str, Any] = {
-        "__init__": _first_init(made),
-        "__repr__": _shown,
-        "__eq__": _equality(compared),
-        "__setattr__": _assign,
-        "__delattr__": _delete,
-        "__getstate__": _state,
-        "__setstate__": _restore,
-    }
-    for name, method in methods.items():
+    methods = {"__init__": _first_init(made, frozen), "__repr__": _shown, "__eq__": _equality(compared)}
+    for name, method in (methods | _FROZEN if frozen else methods).items():
         if name not in own:
             setattr(made, name, method)
     if not has_hash:
-        made.__hash__ = _hash(hashed)
+        made.__hash__ = _hash(hashed) if frozen else None
     return made
 
 
@@ -63,18 +55,18 @@ def _values(names: list[str]) -> Values:
     return (lambda item: (getattr(item, names[0]),)) if names else (lambda _: ())
 
 
-def _first_init(cls: Any) -> Callable[..., None]:
+def _first_init(cls: Any, frozen: bool) -> Callable[..., None]:
     """Return an `__init__` that makes the real one, which replaces it."""
 
     def first(self: Any, *args: Any, **rest: Any) -> None:
         if cls.__init__ is first:
-            cls.__init__ = _init(cls)
+            cls.__init__ = _init(cls, frozen)
         cls.__init__(self, *args, **rest)
 
     return first
 
 
-def _init(cls: Any) -> Callable[..., None]:
+def _init(cls: Any, frozen: bool) -> Callable[..., None]:
     missing = dataclasses.MISSING
     known: dict[str, Any] = {"_unset": missing}
     positional: list[str] = []
@@ -96,7 +88,7 @@ def _init(cls: Any) -> Callable[..., None]:
             value = f"_make_{name}()" if default == "=_unset" else f"_default_{name}"
         else:
             continue
-        body.append(f" _set_{name}(self, {value})")
+        body.append(f" _set_{name}(self, {value})" if frozen else f" self.{name} = {value}")
     if hasattr(cls, "__post_init__"):
         body.append(" self.__post_init__()")
     arguments = ", ".join(["self", *positional, *(["*", *keywords] if keywords else [])])
@@ -142,3 +134,11 @@ def _state(self: Any) -> list[Any]:
 def _restore(self: Any, state: list[Any]) -> None:
     for field, value in zip(dataclasses.fields(self), state, strict=True):
         object.__setattr__(self, field.name, value)
+
+
+_FROZEN: dict[str, Callable[..., Any]] = {
+    "__setattr__": _assign,
+    "__delattr__": _delete,
+    "__getstate__": _state,
+    "__setstate__": _restore,
+}

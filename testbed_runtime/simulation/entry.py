@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,13 @@ class DirectEvaluator:
         answers: dict[str, Any] = {}
         traced: list[list[dict[str, Any]]] = []
 
-        def read(entry: Mapping[str, Any]) -> Trial:
-            history = folder / "history" / entry["trial"]
-            return read_trial(history, run=manifest["run"], trial=entry["trial"], entry=entry)
+        @lru_cache(maxsize=1)  # a control trial is read for its noise first
+        def read(name: str) -> Trial:
+            entry = next(entry for entry in entries if entry["trial"] == name)
+            return read_trial(folder / "history" / name, run=manifest["run"], trial=name, entry=entry)
 
-        for number, entry in enumerate(with_noise(entries, read), start=1):
-            trial = read(entry)
+        for number, entry in enumerate(with_noise(entries, lambda e: read(e["trial"])), start=1):
+            trial = read(entry["trial"])
             answer = trial_recovery(trial, entry)
             answers[entry["trial"]] = answer.to_json()
             rows += trial_metrics(trial, entry, recovery=answer)

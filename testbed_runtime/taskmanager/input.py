@@ -87,7 +87,7 @@ class TaskInput:
 
     def resume(self, channel: int) -> None:
         """Resume the producer after a barrier."""
-        number, index = self._find(channel)
+        number, index = (0, channel) if len(self.gates) == 1 else self._find(channel)
         self.gates[number].resume_consumption(index)
 
     def in_flight(self, channel: int) -> tuple[bytes, ...]:

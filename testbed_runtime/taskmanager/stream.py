@@ -300,11 +300,12 @@ class StreamTask:
     def _perform(self, effects: list[Effect]) -> None:
         run = self._run
         for effect in effects:
+            if type(effect) is Resume:  # one for each channel
+                run.input.resume(effect.channel)
+                continue
             match effect:
                 case Trigger():
                     self._checkpoint(effect)
-                case Resume(channel):
-                    run.input.resume(channel)
                 case Prioritize(channel, sequence):
                     run.input.prioritize(channel, sequence)
                 case Overtaken(channel):
