@@ -7,7 +7,11 @@ import json
 
 import pytest
 
+from testbed_runtime.api.compile import compile_run
+from testbed_runtime.api.validate import validate
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.faults.registry import SIMULATION
+from testbed_runtime.runner.engine import placed
 from testbed_runtime.runner.progress import PhaseEntered, RunEnded, Sample
 
 
@@ -319,6 +323,19 @@ def test_the_proxy_is_in_the_path_of_the_control_run_too(play, document):
     document["spec"]["faults"][0].pop("process")
     document["spec"]["faults"][0]["network"] = {"latency": {"delay": "50ms", "mode": "round-trip"}}
     assert play(document).host.with_proxy == [True, True]
+
+
+def test_processes_count_their_frames_only_if_a_fault_may_hold_some(document, tmp_path):
+    """In the control run too. A large simulated job does without it otherwise."""
+
+    def counting():
+        plan = compile_run(validate(document).scenario, scenario_folder=tmp_path)
+        return [placed(trial, SIMULATION).testbed.frame_faults for trial in plan.trials]
+
+    assert counting() == [False, False]
+    document["spec"]["faults"][0].pop("process")
+    document["spec"]["faults"][0]["frames"] = {"delay": {"frameClass": "credit", "delay": "50 ms"}}
+    assert counting() == [True, True]
 
 
 def test_a_jobmanager_that_does_not_answer_does_not_hold_the_schedule(play, document, habits):

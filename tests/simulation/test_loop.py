@@ -42,11 +42,13 @@ def test_garbage_is_collected_rarely_during_a_run_and_as_before_after_it():
 
     async def main() -> None:
         assert gc.get_threshold() == COLLECT_EVERY != before
+        assert gc.get_freeze_count() > 0
         raise KeyError("run")
 
     with pytest.raises(KeyError):
         run_virtual(main())
     assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
 
 
 def test_timers_of_one_instant_fire_in_the_order_they_were_made():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.jobgraph import OperatorConfig, SourceConfig
-from testbed_runtime.workload.keyedstate import SubtaskContext
+from testbed_runtime.workload.keyedstate import KeyedState, SubtaskContext
 from testbed_runtime.workload.keys import group_range, key_groups
 from testbed_runtime.workload.operators import (
     KeyedCount,
@@ -258,3 +258,46 @@ def test_rows_are_divided_by_key_group_without_losing_any(found):
         assert list(state.rows().pairs()) == expected
         assert bool(state.stamps) == any(row[1] for _, row in expected)
         assert bool(state.texts) == any(row[2] for _, row in expected)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.integers(0, 3), st.lists(st.integers(0, 9), max_size=6)),
+            st.integers(0, 3),
+            st.none(),
+        ),
+        max_size=12,
+    )
+)
+def test_a_state_that_keeps_its_order_has_the_snapshots_of_a_fresh_one(steps):
+    """Whatever is added, taken and restored between two of them."""
+    kept, base = KeyedState(context()), SubtaskSnapshot(1, "count", 0, 1, 128)
+    counts: dict[tuple[int, int], int] = {}
+    for step in steps:
+        if isinstance(step, tuple):
+            window, keys = step
+            kept.add(window, keys, [1] * len(keys), {})
+            for key in keys:
+                counts[window, key] = counts.get((window, key), 0) + 1
+        elif step is not None:
+            kept.take([step])
+            counts = {place: count for place, count in counts.items() if place[0] != step}
+        fresh = KeyedState(context())
+        for (window, key), count in counts.items():
+            fresh.add(window, [key], [count], {})
+        assert kept.snapshot(base) == fresh.snapshot(base)
+
+
+def test_a_count_knows_what_it_saw_alone_and_together():
+    """The counts that the state has not been told yet are in the answer and in the snapshot."""
+    operator, records = KeyedCount(context()), batch(0, 6, keys=2)
+    operator.process(records[:1])
+    operator.process(records[1:4])
+    before = snapshot(operator)
+    operator.process(records[4:])
+    expected = dict(zip(*np.unique(records["key"], return_counts=True), strict=True))
+    assert {key: operator.count(int(key)) for key in expected} == expected
+    restored = KeyedCount(context())
+    restored.restore([before])
+    assert sum(restored.count(key) for key in range(2)) == 4
