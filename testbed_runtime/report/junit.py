@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,8 +12,9 @@ from testbed_runtime.report.model import RunView
 
 POLICIES = ("skip", "error", "fail", "pass")
 """How the file reports an Inconclusive expectation: as skipped, an error, a failure, or passed."""
-_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML 1.0 does not allow, not even escaped."""
+_FORBIDDEN = dict.fromkeys((*range(9), 11, 12, *range(14, 32), *range(55296, 57344), 65534, 65535), "�")
+"""Characters that XML 1.0 does not allow, not even escaped, and what is written instead. As a regular expression they would take
+5 ms to compile."""
 
 
 def junit_xml(views: Sequence[RunView], *, inconclusive: str = "skip") -> str:
@@ -102,4 +102,4 @@ def _count(target: ET.Element, suites: Sequence[ET.Element]) -> None:
 
 def clean(text: str) -> str:
     """Replace characters that XML does not allow."""
-    return _FORBIDDEN.sub("�", text)
+    return text.translate(_FORBIDDEN)

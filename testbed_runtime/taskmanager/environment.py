@@ -83,6 +83,7 @@ class NetworkEnvironment:
         file of a blocking result, which disappears when it is closed."""
         self.resource_id = resource_id
         self.options = options
+        self._legacy = not options.credit_based
         self.hook = hook or NoRegistrationDelay()
         self._clock = clock
         self._entropy = entropy
@@ -131,7 +132,7 @@ class NetworkEnvironment:
 
     def sockets(self) -> list[tuple[str, str, int, SocketState]]:
         """Return side, peer, port of the consumer's end and state of each data connection in legacy mode, where they can be measured."""
-        if self.options.credit_based:
+        if not self._legacy:
             return []
         ends = (("consumer", self.connections.sockets()), ("producer", self.server.sockets()))
         return [

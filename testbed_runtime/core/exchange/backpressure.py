@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Self
 
+from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.options import Options
 
 LOW_RATIO = 0.10
