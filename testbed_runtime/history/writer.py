@@ -98,7 +98,13 @@ class RowBuffer:
             values = tuple(
                 value if type(value) is kind else coerce(value) for value, (_, coerce, kind, _) in found
             )
-        t_ns = int(row["t_ns"]) if "t_ns" in row else self._now_ns()
+        self._keep(table, int(row["t_ns"]) if "t_ns" in row else self._now_ns(), values)
+
+    def put(self, table: str, values: tuple[Any, ...]) -> None:
+        """Add a row of now that has the value of every column, in their order and with their types."""
+        self._keep(table, self._now_ns(), values)
+
+    def _keep(self, table: str, t_ns: int, values: tuple[Any, ...]) -> None:
         rows = self._rows[table]
         rows.append((self._seq, t_ns, *values))
         self._seq += 1
@@ -236,6 +242,10 @@ class MemorySink:
 
     def append(self, table: str, **row: Any) -> None:
         self.buffer.append(table, row)
+
+    def put(self, table: str, values: tuple[Any, ...]) -> None:
+        """Like `append`, for a row with every column, in their order and with their types: nothing is looked up or checked."""
+        self.buffer.put(table, values)
 
     async def flush(self) -> bool:
         """Return True: there is nothing to flush."""

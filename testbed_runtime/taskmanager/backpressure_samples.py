@@ -24,13 +24,16 @@ class BackPressureSampler:
         self._plan = SamplePlan.read(options)
         self._round = SampleRound(self._plan)
         self._timer: asyncio.TimerHandle | None = None
-        self._sampled: list[tuple[str, TaskMeter]] = []
-        """The tasks of the last sample, by name and attempt."""
+        self._running: list[TaskMeter] = []
+        self._samples = 0
+        """How many samples found the same tasks, and which of them back-pressured, how often."""
+        self._pressed: dict[TaskMeter, int] = {}
 
     def start(self) -> None:
         """Start sampling. Idempotent; the sampler stops by itself when no task runs."""
         if self._timer is None:
-            self._round = SampleRound(self._plan)
+            self._round, self._samples = SampleRound(self._plan), 0
+            self._pressed.clear()
             self._arm(self._plan.delay_s)
 
     def close(self) -> None:
@@ -46,16 +49,31 @@ class BackPressureSampler:
         meters = list(self._meters())
         if not meters:
             return
-        if [meter for _, meter in self._sampled] != meters:
-            self._sampled = [(f"{meter.task}#{meter.attempt}", meter) for meter in meters]
-        complete = self._round.take([(name, meter.mode == BACKPRESSURED) for name, meter in self._sampled])
+        if meters != self._running:
+            self._add_up()
+            self._running = meters
+        self._samples += 1
+        for meter in meters:
+            if meter.mode == BACKPRESSURED:
+                self._pressed[meter] = self._pressed.get(meter, 0) + 1
+        complete = self._round.taken + self._samples >= self._plan.samples
         if complete:
-            self._write(dict(self._sampled))
+            self._add_up()
+            self._write()
             self._round = SampleRound(self._plan)
         self._arm(self._plan.pause_s if complete else self._plan.delay_s)
 
-    def _write(self, meters: dict[str, TaskMeter]) -> None:
+    def _add_up(self) -> None:
+        """Add the samples that found the same tasks to the round."""
+        if self._samples:
+            found = {_name(meter): self._pressed.get(meter, 0) for meter in self._running}
+            self._round.take(found, self._samples)
+        self._samples = 0
+        self._pressed.clear()
+
+    def _write(self) -> None:
         """Write the round. A task that ended during the round has no result, as in Flink."""
+        meters = {_name(meter): meter for meter in self._running}
         for name, (samples, pressed) in self._round.counts.items():
             if name in meters:
                 self._history.append(
@@ -67,3 +85,7 @@ class BackPressureSampler:
                     text="",
                     data=json.dumps({"backpressured": pressed, "samples": samples}),
                 )
+
+
+def _name(meter: TaskMeter) -> str:
+    return f"{meter.task}#{meter.attempt}"

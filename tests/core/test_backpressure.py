@@ -22,7 +22,7 @@ def test_a_round_has_flinks_hundred_samples_and_begins_every_minute() -> None:
     plan = SamplePlan.read(Options({}, flink_version="1.12"))
     assert (plan.samples, plan.delay_s, plan.pause_s) == (100, 0.05, pytest.approx(60 - 4.95))
     taken = SampleRound(plan)
-    ends = [taken.take([("map-0", n % 4 == 0), *([("late-0", True)] if n >= 90 else [])]) for n in range(100)]
+    ends = [taken.take({"map-0": n % 4 == 0, **({"late-0": 1} if n >= 90 else {})}, 1) for n in range(100)]
     assert ends == [False] * 99 + [True]
     assert taken.counts == {"map-0": (100, 25), "late-0": (10, 10)}
 

@@ -13,7 +13,7 @@ from testbed_runtime.core.errors import LocalProtocolError, RemoteProtocolError
 from testbed_runtime.history import writer as writer_module
 from testbed_runtime.history.schema import TABLES, arrow_schema
 from testbed_runtime.history.segments import Segment, in_order, parse_batch, scan
-from testbed_runtime.history.writer import MemoryHistory, SegmentWriter
+from testbed_runtime.history.writer import MemoryHistory, MemorySink, SegmentWriter
 
 
 def new_writer() -> SegmentWriter:
@@ -264,3 +264,13 @@ def test_a_body_that_is_no_arrow_stream_says_so():
     """The sealing process sees Arrow's own error."""
     with pytest.raises(pa.ArrowInvalid):
         Segment(0, 0, b"nonsense").rows()
+
+
+def test_a_whole_row_is_the_row_with_names():
+    """A sink in memory takes the values of every column in order, too."""
+    named, whole = (MemorySink(process="tm-0-1", now_ns=lambda: 5) for _ in range(2))
+    row = ("count-0", "count", "operator", 1, 2, 3, 4, 5, 6, 7, 8, 9)
+    named.append("tasks", **dict(zip((name for name, _ in TABLES["tasks"]), row, strict=True)))
+    whole.put("tasks", row)
+    assert whole.buffer.table("tasks").equals(named.buffer.table("tasks"))
+    assert whole.buffer.table("tasks").column("lag_ns").to_pylist() == [9]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Self
 
@@ -65,11 +65,11 @@ class SampleRound:
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Samples and back-pressured ones of each task. A task that started in between has fewer samples."""
 
-    def take(self, pressed: Iterable[tuple[str, bool]]) -> bool:
-        """Add one sample of each running task. Return True when the round is complete."""
-        counts = self.counts
-        for task, is_pressed in pressed:
-            samples, found = counts.get(task, (0, 0))
-            counts[task] = (samples + 1, found + is_pressed)
-        self.taken += 1
+    def take(self, pressed: Mapping[str, int], samples: int) -> bool:
+        """Add some samples of each running task, of which it was back-pressured in so many. Return True when the round is
+        complete."""
+        for task, found in pressed.items():
+            before = self.counts.get(task, (0, 0))
+            self.counts[task] = (before[0] + samples, before[1] + found)
+        self.taken += samples
         return self.taken >= self.plan.samples
