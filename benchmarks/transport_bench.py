@@ -33,6 +33,7 @@ from testbed_runtime.core.exchange.encoding import encode
 from testbed_runtime.core.exchange.events import EndOfPartition
 from testbed_runtime.core.exchange.frames import AddCredit, BufferResponse, DataType, WireVersion
 from testbed_runtime.core.exchange.gate import InputGate
+from testbed_runtime.core.exchange.memory import recycle_all
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.faults.links import channel_id
@@ -255,8 +256,7 @@ async def consume(port: int, buffers: int, setup: Setup, way: Way) -> int:
             continue
         element = polled[1]
         if isinstance(element, list):
-            for buffer in element:
-                buffer.recycle()
+            recycle_all(element)
     await asyncio.sleep(0.05)
     await connections.close()
     return announced

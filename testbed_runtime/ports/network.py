@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 BytesLike: TypeAlias = "bytes | bytearray | memoryview"
+"""A memoryview is one of single bytes, so that its length is its size."""
 Address: TypeAlias = tuple[str, int]
 
 PLANE_DATA = "data"

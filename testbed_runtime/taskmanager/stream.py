@@ -27,7 +27,7 @@ from testbed_runtime.core.exchange.events import (
     Event,
     EventAnnouncement,
 )
-from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.exchange.memory import Buffer, recycle_all
 from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.taskmanager.checkpoints import TakenSnapshot
 from testbed_runtime.taskmanager.debloating import TaskDebloating
@@ -231,8 +231,7 @@ class StreamTask:
                 reader = self._readers[channel] = RecordReader()
             return reader.feed(views)
         finally:
-            for buffer in buffers:
-                buffer.recycle()
+            recycle_all(buffers)
 
     async def _process(self, records: Records, channel: int) -> None:
         run = self._run

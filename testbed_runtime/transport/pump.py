@@ -19,11 +19,11 @@ from functools import partial
 from typing import TypeAlias
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError
+from testbed_runtime.core.exchange.arrivals import Head
 from testbed_runtime.core.exchange.client import PartitionRequestClient
 from testbed_runtime.core.exchange.codec import (
     DISCARD,
     ClientDecoder,
-    Head,
     ServerDecoder,
 )
 from testbed_runtime.core.exchange.encoding import encode, encode_run
@@ -147,7 +147,7 @@ class _ServerPump(Pump):
         tap, found = self._tap, self.machine.next_run(most, most_bytes)
         if found is not None:
             receiver, subpartition, run = found
-            buffers += [buffer for buffer, _, _ in run]
+            buffers += run.buffers
             if tap is not None:
                 for buffer, backlog, sequence in run:
                     frame = _response(receiver, subpartition, buffer, backlog, sequence)

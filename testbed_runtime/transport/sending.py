@@ -14,7 +14,7 @@ from testbed_runtime.core.exchange.frames import (
     Frame,
     WireVersion,
 )
-from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.exchange.memory import Buffer, recycle_all
 from testbed_runtime.core.exchange.wiresize import wire_size
 from testbed_runtime.core.faults.links import split_link
 from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
@@ -125,11 +125,11 @@ class Pump:
                 left -= taken
                 room -= sum(map(len, parts[have:]))
         except HeadgateError:
-            _recycle(buffers)
+            recycle_all(buffers)
             connection.abort()
             raise
         if parts:
-            connection.send(parts, partial(_recycle, buffers) if buffers else None)
+            connection.send(parts, partial(recycle_all, buffers) if buffers else None)
         if taken:
             self.wake()
         else:
@@ -186,11 +186,6 @@ class Pump:
         """Abort the connection now. The state machine is notified through `on_closed`."""
         if self._connection is not None and not self._closed:
             self._connection.abort(reset=reset)
-
-
-def _recycle(buffers: list[Buffer]) -> None:
-    for buffer in buffers:
-        buffer.recycle()
 
 
 def nothing() -> None:

@@ -112,7 +112,7 @@ class TcpConnection:
             else:
                 self._flush_now()
             return
-        total = sum([part.nbytes if type(part) is memoryview else len(part) for part in parts])
+        total = sum(map(len, parts))
         try:
             sent = self._sock.sendmsg(parts)
         except (BlockingIOError, InterruptedError):
@@ -135,10 +135,7 @@ class TcpConnection:
         queued = self._queued
         for part in parts:
             size = len(part)
-            if type(part) is memoryview and part.nbytes != size:
-                size = part.nbytes
-                self._parts.append(part.cast("B"))
-            elif size:
+            if size:
                 self._parts.append(part)
             queued += size
         self._queued = queued

@@ -14,7 +14,7 @@ from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.events import EndOfData, EndOfPartition, decode_event
 from testbed_runtime.core.exchange.frames import DataType
 from testbed_runtime.core.exchange.partition import ResultPartition
-from testbed_runtime.core.exchange.subpartition import SubpartitionView
+from testbed_runtime.core.exchange.subpartition import NO_RUN, Run, SubpartitionView
 
 SEGMENT = 32
 
@@ -37,11 +37,11 @@ def read(view: SubpartitionView, *, run: int = 0) -> tuple[bytes, list[object]]:
     """Read a view to its end, in runs of buffers. Return the data and the events, and check backlog and numbers."""
     data, events, number = b"", [], 0
     while True:
-        together, next_type = view.poll_run(run, 1 << 20) if run else ([], DataType.NONE)
+        together, next_type = view.poll_run(run, 1 << 20) if run else (NO_RUN, DataType.NONE)
         if not together:
             if (one := view.poll()) is None:
                 return data, events
-            together, next_type = [(one.buffer, one.backlog, one.sequence_number)], one.next_type
+            together, next_type = Run([one.buffer], one.backlog, one.sequence_number), one.next_type
         for buffer, _, sequence in together:
             assert sequence == number
             number += 1
@@ -49,7 +49,7 @@ def read(view: SubpartitionView, *, run: int = 0) -> tuple[bytes, list[object]]:
                 data += bytes(buffer.view())
             else:
                 events.append(decode_event(bytes(buffer.view())))
-        assert view.subpartition.backlog == together[-1][1]
+        assert view.subpartition.backlog == list(together)[-1][1]
         assert (view.subpartition.backlog > 0) == (next_type is DataType.DATA_BUFFER)
 
 

@@ -28,6 +28,13 @@ def take(pool: LocalBufferPool, count: int, subpartition: int = -1) -> list[Buff
     return [b for b in builders if b is not None]
 
 
+class Kept(list[MemorySegment]):
+    """A home that keeps what returns."""
+
+    recycle = list.append
+    recycle_all = list.extend
+
+
 # ---- sizes ---------------------------------------------------------------------------------------------------
 
 
@@ -73,9 +80,9 @@ def test_the_default_taskmanager_has_4096_buffers() -> None:
 
 def test_a_buffer_goes_home_with_its_last_reference_and_only_once() -> None:
     """Reading or recycling it afterwards is our bug, and said so."""
-    home: list[MemorySegment] = []
+    home = Kept()
     segment = MemorySegment(8)
-    buffer = Buffer(segment.view, DataType.DATA_BUFFER, segment, home.append)
+    buffer = Buffer(segment.view, DataType.DATA_BUFFER, segment, home)
     part = buffer.cut(2, 4)
     buffer.recycle()
     assert home == []
@@ -90,7 +97,7 @@ def test_a_buffer_goes_home_with_its_last_reference_and_only_once() -> None:
 def test_a_payload_larger_than_the_segment_is_refused() -> None:
     """The peer's segments are larger than ours."""
     segment = MemorySegment(8)
-    buffer = Buffer(segment.view, DataType.DATA_BUFFER, segment, lambda _: None)
+    buffer = Buffer(segment.view, DataType.DATA_BUFFER, segment, Kept())
     assert len(buffer.fill_view(8)) == 8
     with pytest.raises(RemoteProtocolError, match="9 bytes does not fit into a segment of 8"):
         buffer.fill_view(9)
@@ -98,8 +105,8 @@ def test_a_payload_larger_than_the_segment_is_refused() -> None:
 
 def test_a_builder_is_read_while_it_is_filled() -> None:
     """Each build returns the new data; the segment is recycled after the last reader."""
-    home: list[MemorySegment] = []
-    builder = BufferBuilder(MemorySegment(8), home.append)
+    home = Kept()
+    builder = BufferBuilder(MemorySegment(8), home)
     assert builder.append(memoryview(b"abc")) == 3
     first = builder.build()
     assert builder.append(memoryview(b"xdefghijk"), 1) == 5
@@ -115,8 +122,8 @@ def test_a_builder_is_read_while_it_is_filled() -> None:
 @pytest.mark.parametrize("read_before", [False, True])
 def test_the_last_part_of_a_finished_builder_takes_the_segment_along(read_before: bool) -> None:
     """`build_last` combines `build` and `release`: the segment is recycled once, after the last reader."""
-    home: list[MemorySegment] = []
-    builder = BufferBuilder(MemorySegment(8), home.append)
+    home = Kept()
+    builder = BufferBuilder(MemorySegment(8), home)
     builder.append(memoryview(b"abc"))
     earlier = [builder.build()] if read_before else []
     builder.append(memoryview(b"de"))

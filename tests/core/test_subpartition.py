@@ -40,15 +40,18 @@ class Bench:
         self.notified += 1
 
     def data(self, data: bytes = b"x", *, finished: bool = True) -> BufferBuilder:
-        builder = BufferBuilder(MemorySegment(8), self._home)
+        builder = BufferBuilder(MemorySegment(8), self)
         builder.append(memoryview(data))
         if finished:
             builder.finish()
         self.subpartition.add(builder)
         return builder
 
-    def _home(self, _segment: MemorySegment) -> None:
+    def recycle(self, _segment: MemorySegment) -> None:
         self.home += 1
+
+    def recycle_all(self, segments: list[MemorySegment]) -> None:
+        self.home += len(segments)
 
     def event(self, number: int = 1, alignment: AlignmentType = AlignmentType.ALIGNED) -> None:
         data_type = {

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.arrivals import RUN_FRAMES
 from testbed_runtime.core.exchange.buffers import Buffer, NetworkBufferPool
-from testbed_runtime.core.exchange.codec import RUN_FRAMES, ClientDecoder
+from testbed_runtime.core.exchange.codec import ClientDecoder
 from testbed_runtime.core.exchange.encoding import encode, encode_run
 from testbed_runtime.core.exchange.events import encode_event
 from testbed_runtime.core.exchange.frames import (
@@ -24,6 +25,7 @@ from testbed_runtime.core.exchange.frames import (
 )
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
+from testbed_runtime.core.exchange.subpartition import Run
 from testbed_runtime.core.options import Options
 from testbed_runtime.transport.pump import ConnectionManager, DataServer, _ClientPump, _ServerPump
 from tests.core.exchange_model import SEGMENT_BYTES, Consumer, barrier, partition_id, receiver_id
@@ -195,10 +197,8 @@ def test_a_long_run_is_read_in_bounded_parts(version) -> None:
 def test_buffers_that_leave_together_are_encoded_as_one_by_one(version) -> None:
     """The bytes are those of `encode`, in both layouts."""
     types = (DataType.DATA_BUFFER, DataType.DATA_BUFFER_WITH_CLEAR_END)
-    run = [
-        (Buffer(memoryview(bytes([i]) * (i + 1)), types[i % 2], compressed=i == 2), 9 - i, 2**31 - 3 + i)
-        for i in range(3)
-    ]
+    buffers = [Buffer(memoryview(bytes([i]) * (i + 1)), types[i % 2], compressed=i == 2) for i in range(3)]
+    run = Run(buffers, 9, 2**31 - 3)
     single = [
         part
         for buffer, backlog, sequence in run
@@ -211,7 +211,7 @@ def test_buffers_that_leave_together_are_encoded_as_one_by_one(version) -> None:
     ]
     assert encode_run(receiver_id(3), 5, run, version) == single
     with pytest.raises(struct.error):
-        encode_run(receiver_id(3), 5, [(run[0][0], 0, 2**31)], version)
+        encode_run(receiver_id(3), 5, Run(buffers, 9, 2**31 - 2), version)
 
 
 async def test_the_producer_fills_returned_segments_before_the_next_piece_leaves() -> None:

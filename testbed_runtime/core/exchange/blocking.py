@@ -9,9 +9,15 @@ from contextlib import suppress
 from typing import IO
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.frames import BytesLike, DataType, next_sequence_number
-from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder
+from testbed_runtime.core.exchange.frames import (
+    LAST_SEQUENCE_NUMBER,
+    BytesLike,
+    DataType,
+    next_sequence_number,
+)
+from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.subpartition import (
+    Element,
     PipelinedSubpartition,
     Polled,
     Run,
@@ -84,7 +90,7 @@ class BlockingSubpartition(PipelinedSubpartition):
         self.data_buffers = 0
         """How many of the elements are data buffers."""
 
-    def add(self, element: BufferBuilder, *, last: bool = False) -> bool:
+    def add(self, element: Element, *, last: bool = False) -> bool:
         if self._finished or self._released:
             element.release()
             return False
@@ -167,15 +173,16 @@ class _Reading:
 
     def poll_run(self, most: int, most_bytes: int) -> tuple[Run, DataType]:
         """Return the next data buffers and the type of what follows them; see `PipelinedSubpartition.poll_run`."""
-        run: Run = []
-        total = 0
+        run: list[Buffer] = []
+        total, first, most = 0, self._sequence, min(most, LAST_SEQUENCE_NUMBER - self._sequence)
+        backlog = self.backlog - 1
         while len(run) < most and total < most_bytes and self._next_type() is DataType.DATA_BUFFER:
             polled = self.poll()
             if polled is None:
                 break
             total += polled.buffer.size
-            run.append((polled.buffer, polled.backlog, polled.sequence_number))
-        return run, self._next_type()
+            run.append(polled.buffer)
+        return Run(run, backlog, first), self._next_type()
 
     def availability(self, *, credit: bool) -> tuple[bool, int]:
         next_type = self._next_type()

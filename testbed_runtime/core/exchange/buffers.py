@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TypeAlias
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange import sizing
 from testbed_runtime.core.exchange.frames import DataType
-from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder, MemorySegment, Recycler
+from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder, Home, MemorySegment
 from testbed_runtime.core.exchange.sizing import (
     GateBuffersSpec,
     gate_buffers_spec,
@@ -26,10 +25,10 @@ __all__ = [
     "Buffer",
     "BufferBuilder",
     "GateBuffersSpec",
+    "Home",
     "LocalBufferPool",
     "MemorySegment",
     "NetworkBufferPool",
-    "Recycler",
     "SegmentListener",
     "SegmentRequest",
     "gate_buffers_spec",
@@ -100,6 +99,10 @@ class NetworkBufferPool:
     def free(self) -> int:
         """Number of free segments."""
         return self.total - self._created + len(self._free)
+
+    @property
+    def has_memory(self) -> bool:
+        return self._counted is None
 
     @property
     def is_available(self) -> bool:
@@ -289,11 +292,10 @@ class LocalBufferPool:
     __slots__ = (
         "_available",
         "_by_channel",
+        "_homes",
         "_listeners",
         "_max_per_channel",
         "_network",
-        "_outside",
-        "_recyclers",
         "_saturated",
         "_waiters",
         "_waiting_for_network",
@@ -344,8 +346,7 @@ class LocalBufferPool:
         self._max_per_channel = max_buffers_per_channel
         self._by_channel = [0] * subpartitions
         self._saturated = 0
-        self._outside: Recycler = self.recycle
-        self._recyclers: list[Recycler | None] = [None] * subpartitions
+        self._homes: list[_Subpartition | None] = [None] * subpartitions
         """Made when they are first used: an all-to-all job has many subpartitions without data."""
 
     # ---- state ---------------------------------------------------------------------------------------------
@@ -382,6 +383,11 @@ class LocalBufferPool:
         else:
             self._waiters.append(callback)
 
+    @property
+    def has_memory(self) -> bool:
+        """Whether its segments have memory, or only count."""
+        return self._network.has_memory
+
     # ---- requests ------------------------------------------------------------------------------------------
 
     def request(self) -> Buffer | None:
@@ -389,17 +395,36 @@ class LocalBufferPool:
         segment = self.request_segment()
         if segment is None:
             return None
-        return Buffer(segment.view, DataType.DATA_BUFFER, segment, self._outside)
+        return Buffer(segment.view, DataType.DATA_BUFFER, segment, self)
 
     def request_builder(self, subpartition: int = NO_CHANNEL) -> BufferBuilder | None:
         """Return a builder for a subpartition, or None. Raises FlinkError CancelTaskException if the pool was destroyed."""
         segment = self.request_segment(subpartition)
         if segment is None:
             return None
-        recycler = self._outside if subpartition == NO_CHANNEL else self._recyclers[subpartition]
-        if recycler is None:
-            recycler = self._recyclers[subpartition] = partial(self._recycle_of, subpartition)
-        return BufferBuilder(segment, recycler)
+        return BufferBuilder(segment, self if subpartition == NO_CHANNEL else self.home_of(subpartition))
+
+    def home_of(self, subpartition: int) -> Home:
+        """Return where the segments of a subpartition return to."""
+        return self._homes[subpartition] or self._make_home(subpartition)
+
+    def _make_home(self, subpartition: int) -> Home:
+        home = self._homes[subpartition] = _Subpartition(self, subpartition)
+        return home
+
+    def request_run(self, subpartition: int, most: int) -> list[MemorySegment]:
+        """Return up to `most` segments for a subpartition, as `request_segment` would one by one until the pool is not available."""
+        available, held = self._available, self._by_channel[subpartition]
+        count = min(most, len(available), self._max_per_channel - held)
+        if count <= 0 or self._saturated:
+            return []
+        run = [available.popleft() for _ in range(count)]
+        self._by_channel[subpartition] = held + count
+        if held + count == self._max_per_channel:
+            self._saturated += 1
+        if not available:
+            self.refresh()
+        return run
 
     def request_segment(self, subpartition: int = NO_CHANNEL) -> MemorySegment | None:
         if self.destroyed:
@@ -455,7 +480,24 @@ class LocalBufferPool:
         if self._waiters:
             self._wake()
 
-    def _recycle_of(self, subpartition: int, segment: MemorySegment) -> None:
+    def recycle_all(self, segments: list[MemorySegment]) -> None:
+        """Take several segments back. A single listener takes what it needs of them at once; several take turns."""
+        if self.destroyed or self.requested > self.size or len(self._listeners) > 1:
+            for segment in segments:
+                self.recycle(segment)
+            return
+        if self._listeners:
+            first, *others = segments
+            self._available += others
+            if not self._offer(first):
+                self._available.append(first)
+        else:
+            self._available += segments
+        if self._waiters:
+            self._wake()
+
+    def recycle_of(self, subpartition: int, segment: MemorySegment) -> None:
+        """Take a segment of a subpartition back."""
         if self._by_channel[subpartition] == self._max_per_channel:
             self._saturated -= 1
         self._by_channel[subpartition] -= 1
@@ -463,6 +505,14 @@ class LocalBufferPool:
             self.recycle(segment)
         else:
             self._available.append(segment)
+
+    def recycle_all_of(self, subpartition: int, segments: list[MemorySegment]) -> None:
+        """Take several segments of a subpartition back."""
+        held, most = self._by_channel[subpartition], self._max_per_channel
+        left = self._by_channel[subpartition] = held - len(segments)
+        if left < most <= held:
+            self._saturated -= 1
+        self.recycle_all(segments)
 
     def _offer(self, segment: MemorySegment) -> bool:
         while self._listeners:
@@ -526,3 +576,19 @@ class LocalBufferPool:
     def _wake(self) -> None:
         while self._waiters and self.is_available:
             self._waiters.popleft()()
+
+
+class _Subpartition:
+    """The home of the segments that a pool gave to one subpartition."""
+
+    __slots__ = ("_index", "_pool")
+
+    def __init__(self, pool: LocalBufferPool, index: int) -> None:
+        self._pool = pool
+        self._index = index
+
+    def recycle(self, segment: MemorySegment) -> None:
+        self._pool.recycle_of(self._index, segment)
+
+    def recycle_all(self, segments: list[MemorySegment]) -> None:
+        self._pool.recycle_all_of(self._index, segments)

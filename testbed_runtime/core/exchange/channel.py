@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError
+from testbed_runtime.core.exchange.arrivals import Head
 from testbed_runtime.core.exchange.backoff import Backoff, RemoteBackoff
-from testbed_runtime.core.exchange.codec import Head
 from testbed_runtime.core.exchange.credit import BufferManager, ChannelStats
 from testbed_runtime.core.exchange.events import (
     CheckpointBarrier,

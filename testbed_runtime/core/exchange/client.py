@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError
+from testbed_runtime.core.exchange.arrivals import Head
 from testbed_runtime.core.exchange.channel import RemoteInputChannel
-from testbed_runtime.core.exchange.codec import DISCARD, Discard, Head
+from testbed_runtime.core.exchange.codec import DISCARD, Discard
 from testbed_runtime.core.exchange.frames import (
     AddCredit,
     BacklogAnnouncement,

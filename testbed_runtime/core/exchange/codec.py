@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias
 
 from testbed_runtime.core.errors import RemoteProtocolError
+from testbed_runtime.core.exchange.arrivals import MAX_BUFFER_BYTES, Arrivals, Head
 from testbed_runtime.core.exchange.encoding import (
     BUFFER,
     BUFFER_TYPES,
@@ -63,8 +64,6 @@ MAX_CONTROL_FRAME_BYTES = 1024 * 1024
 """Maximum size of any frame except BufferResponse. The largest are Java stack traces (some KiB) and task events."""
 MAX_EVENT_BYTES = 1024 * 1024
 """Maximum size of an event payload. Flink's are below 200 bytes, plus the path of a savepoint's location."""
-MAX_BUFFER_BYTES = 64 * 1024 * 1024
-"""Maximum size of a data payload. The segment that receives it is the tighter limit."""
 MAX_PARTIALS = 4096
 """Maximum number of partial buffers in one frame."""
 
@@ -90,10 +89,6 @@ class ReceiveBuffer(Protocol):
     def recycle(self) -> None: ...
 
 
-RUN_FRAMES = 64
-"""Most data buffers that are handled together. Without buffers for them (legacy mode), they are read again at every attempt."""
-Head: TypeAlias = tuple[int, int, int, int, DataType, bool]
-"""A data buffer in the input: where its payload starts and ends, its sequence number, backlog, type, and whether it is compressed."""
 Allocate: TypeAlias = "Callable[[InputChannelID, int, DataType], ReceiveBuffer | Discard | None]"
 
 
@@ -253,11 +248,11 @@ class ClientDecoder(_Decoder):
 
     __slots__ = (
         "_allocate",
+        "_arrivals",
         "_buffer",
         "_filled",
         "_head",
         "_head_bytes",
-        "_is_v2",
         "_layout",
         "_partials",
         "_partials_bytes",
@@ -275,7 +270,7 @@ class ClientDecoder(_Decoder):
         self._allocate = allocate
         self._layout = BUFFER[version]
         self._head_bytes = self._layout.size
-        self._is_v2 = version is WireVersion.V2
+        self._arrivals = Arrivals(version)
         self._whole = WHOLE[version]
         self._whole_bytes = self._whole.size
         self._head: tuple[InputChannelID, int, int, int, DataType, bool, int] | None = None
@@ -312,38 +307,11 @@ class ClientDecoder(_Decoder):
         self._ready = None
 
     def heads(self, view: memoryview, start: int) -> tuple[InputChannelID, int, list[Head]] | None:
-        """Return receiver, subpartition and up to RUN_FRAMES heads of the complete data buffers of one channel with which
-        view[start:] begins, or None if it begins differently. Consumes nothing: `feed` would return the same, one by one."""
+        """Return receiver, subpartition and heads of the complete data buffers of one channel with which view[start:] begins, or
+        None if it begins differently. Consumes nothing: `feed` would return the same, one by one."""
         if self._id >= 0 or self._gathered or self._ready is not None:
             return None
-        found: list[Head] = []
-        end, whole, unpack, is_v2 = len(view), self._whole_bytes, self._whole.unpack_from, self._is_v2
-        channel, index, partials = b"", 0, 0
-        while len(found) < RUN_FRAMES and (body := start + whole) <= end:
-            if is_v2:
-                (length, magic, number, receiver, subpartition, partials, sequence, backlog, type_number, compressed,
-                 size) = unpack(view, start)  # fmt: skip
-            else:
-                (length, magic, number, receiver, subpartition, sequence, backlog, type_number, compressed,
-                 size) = unpack(view, start)  # fmt: skip
-            start = body + size
-            if (
-                magic != MAGIC
-                or number
-                or partials
-                or backlog < 0
-                or type_number not in BUFFER_TYPES
-                or not 0 < size <= MAX_BUFFER_BYTES
-                or length != whole + size
-                or start > end
-            ):
-                break
-            if receiver != channel or subpartition != index:
-                if found:
-                    break
-                channel, index = receiver, subpartition
-            found.append((body, start, sequence, backlog, TYPES[type_number], compressed != 0))
-        return (InputChannelID(channel), index, found) if found else None
+        return self._arrivals.find(view, start)
 
     def feed(self, data: BytesLike, start: int = 0) -> int:
         """Consume data[start:], at most up to the end of a frame and less when stalled. Return the number of bytes.

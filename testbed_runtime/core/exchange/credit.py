@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError
+from testbed_runtime.core.exchange.arrivals import Head
 from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool, SegmentRequest
-from testbed_runtime.core.exchange.codec import Head
 from testbed_runtime.core.exchange.frames import DataType
-from testbed_runtime.core.exchange.memory import Buffer, MemorySegment, Recycler
-from testbed_runtime.core.exchange.subpartition import Polled, Run, SubpartitionView
+from testbed_runtime.core.exchange.memory import Buffer, Home, MemorySegment
+from testbed_runtime.core.exchange.subpartition import NO_RUN, Polled, Run, SubpartitionView
 from testbed_runtime.core.ids import InputChannelID
 from testbed_runtime.core.values import MAX_INT, java_int
 
@@ -45,8 +45,6 @@ class BufferManager:
         "_on_ready",
         "_pool",
         "_released",
-        "_return_exclusive",
-        "_return_floating",
         "_unannounced",
         "announced",
         "initial_credit",
@@ -68,9 +66,6 @@ class BufferManager:
         self._on_credit = on_credit
         self._on_ready: Callable[[], None] | None = None
         self._released = False
-        # bound once: they are handed out with every buffer
-        self._return_exclusive: Recycler = self._recycle_exclusive
-        self._return_floating: Recycler = pool.recycle
         self._unannounced = 0
         self.initial_credit = initial_credit
         self.announced = initial_credit
@@ -120,10 +115,10 @@ class BufferManager:
         self.required -= 1
         if self._floating:
             segment = self._floating.pop(0)
-            return Buffer(segment.view, DataType.DATA_BUFFER, segment, self._return_floating)
+            return Buffer(segment.view, DataType.DATA_BUFFER, segment, self._pool)
         if self._exclusive:
             segment = self._exclusive.pop(0)
-            return Buffer(segment.view, DataType.DATA_BUFFER, segment, self._return_exclusive)
+            return Buffer(segment.view, DataType.DATA_BUFFER, segment, self)
         return None
 
     def receive_run(self, view: memoryview, heads: list[Head]) -> list[Buffer]:
@@ -139,10 +134,10 @@ class BufferManager:
             if size > segment.size or not segment.has_memory:
                 break
             del segments[0]
-            recycler = self._return_floating if segments is floating else self._return_exclusive
+            home: Home = self._pool if segments is floating else self
             filled = segment.view if size == segment.size else segment.view[:size]
             filled[:] = view[start:end]
-            buffers.append(Buffer(filled, data_type, segment, recycler, compressed))
+            buffers.append(Buffer(filled, data_type, segment, home, compressed))
             self.required = required = backlog + initial
             if required > MAX_INT:
                 self.required = required = java_int(required)
@@ -158,7 +153,11 @@ class BufferManager:
         self._on_ready = callback
         return None
 
-    def _recycle_exclusive(self, segment: MemorySegment) -> None:
+    def recycle_all(self, segments: list[MemorySegment]) -> None:
+        for segment in segments:
+            self.recycle(segment)
+
+    def recycle(self, segment: MemorySegment) -> None:
         """Return an exclusive segment to its channel. Release a surplus floating segment instead, or count new credit."""
         if self._released:
             self._network.recycle_unpooled([segment])
@@ -336,11 +335,12 @@ class SequenceViewReader:
         """Return the next data buffers for which there is credit, and whether an element may follow now. Empty if `poll` has to
         decide."""
         if self.view is None:
-            return [], False
+            return NO_RUN, False
         run, next_type = self.view.poll_run(min(most, self.credit), most_bytes)
-        self.used += len(run)
+        count = len(run)
+        self.used += count
         if not self._unlimited:
-            self.credit -= len(run)
+            self.credit -= count
         return run, next_type is not DataType.NONE and (self.credit > 0 or next_type.is_event)
 
     def stats(self) -> ChannelStats:

@@ -28,7 +28,7 @@ from testbed_runtime.core.exchange.frames import (
     WireVersion,
 )
 from testbed_runtime.core.exchange.javaser import encode_throwable
-from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.exchange.subpartition import Run
 from testbed_runtime.core.ids import InputChannelID
 
 HEADER = struct.Struct(">iIB")
@@ -46,6 +46,13 @@ CREDIT = struct.Struct(">iIBi16s")
 """A complete AddCredit, the most common frame besides BufferResponse."""
 BUFFER_TYPES = frozenset({int(t) for t in DataType if t.is_buffer})
 TYPES: Final = tuple(DataType)
+BEHIND_BYTES = 6
+"""What follows sequence number and backlog in the header of a buffer: type, compressed, size."""
+NUMBERED = {
+    version: struct.Struct(f">{layout.size - BEHIND_BYTES - 8}sii{BEHIND_BYTES}s")
+    for version, layout in WHOLE.items()
+}
+"""The header of a buffer: what is ahead of sequence number and backlog, these, and what is behind them."""
 
 
 class Id(enum.IntEnum):
@@ -82,14 +89,15 @@ def encode(frame: Frame, version: WireVersion) -> list[BytesLike]:
 
 
 def encode_run(
-    receiver: InputChannelID, subpartition: int, run: list[tuple[Buffer, int, int]], version: WireVersion
+    receiver: InputChannelID, subpartition: int, run: Run, version: WireVersion
 ) -> list[BytesLike]:
-    """Encode several data buffers of a channel, each with its backlog and sequence number, as `encode` does one by one."""
+    """Encode several data buffers of a channel, as `encode` does one by one."""
     parts: list[BytesLike] = []
     is_v2 = version is WireVersion.V2
     layout = WHOLE_V2 if is_v2 else WHOLE_V1
-    head, pack = layout.size, layout.pack
-    for buffer, backlog, sequence in run:
+    head, pack, append = layout.size, layout.pack, parts.append
+    sequence, backlog = run.sequence, run.backlog
+    for buffer in run.buffers:
         data = buffer.view()
         size = len(data)
         if is_v2:
@@ -102,8 +110,10 @@ def encode_run(
                 head + size, MAGIC, 0, receiver, subpartition, sequence, backlog, buffer.data_type,
                 buffer.compressed, size,
             )  # fmt: skip
-        parts.append(header)
-        parts.append(data)
+        append(header)
+        append(data)
+        sequence += 1
+        backlog -= 1
     return parts
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
 
 from testbed_runtime.core.errors import LocalProtocolError, RemoteProtocolError
 from testbed_runtime.core.exchange.frames import BytesLike, DataType
@@ -26,27 +26,39 @@ class MemorySegment:
         return self.size
 
 
-Recycler: TypeAlias = Callable[[MemorySegment], None]
+class Home(Protocol):
+    """Where segments return to."""
+
+    def recycle(self, segment: MemorySegment) -> None: ...
+
+    def recycle_all(self, segments: list[MemorySegment]) -> None:
+        """Take several segments back, as `recycle` does one by one."""
 
 
 class Buffer:
-    """Bytes with a data type, backed by a segment that returns to its pool. A new buffer has one reference."""
+    """Bytes with a data type, backed by a segment that returns to its pool. A new buffer has one reference.
 
-    __slots__ = ("_recycler", "_references", "_segment", "_view", "compressed", "data_type")
+    One that was filled at once is in its queue without a builder."""
+
+    __slots__ = ("_home", "_references", "_segment", "_view", "compressed", "data_type")
+
+    finished: ClassVar = True
+    is_full: ClassVar = True
+    known_finished: ClassVar = False
 
     def __init__(
         self,
         view: memoryview,
         data_type: DataType,
         segment: MemorySegment | None = None,
-        recycler: Recycler | None = None,
+        home: Home | None = None,
         compressed: bool = False,
     ) -> None:
         self._view: memoryview | None = view
         self.data_type = data_type
         self.compressed = compressed
         self._segment = segment
-        self._recycler = recycler
+        self._home = home
         self._references = 1
 
     @classmethod
@@ -67,6 +79,19 @@ class Buffer:
     def is_volatile(self) -> bool:
         """Whether the bytes change after `recycle`, because the segment's memory is used again."""
         return self._segment is not None and self._segment.has_memory
+
+    @property
+    def readable(self) -> int:
+        return self.size
+
+    def unread(self) -> bytes:
+        return bytes(self.view())
+
+    def build(self) -> Buffer:
+        return self
+
+    def build_last(self) -> Buffer:
+        return self
 
     def view(self) -> memoryview:
         """Return the bytes without copying: writable in a buffer allocated for receiving, invalid after `recycle`."""
@@ -112,21 +137,56 @@ class Buffer:
                 raise LocalProtocolError("a buffer was recycled twice")
             return
         self._view = None
-        segment, recycler = self._segment, self._recycler
-        if recycler is not None and segment is not None:
-            self._segment = self._recycler = None
-            recycler(segment)
+        segment, home = self._segment, self._home
+        if home is not None and segment is not None:
+            self._segment = self._home = None
+            home.recycle(segment)
+
+    def release(self) -> None:
+        self.recycle()
 
     def cut(self, start: int, end: int) -> Buffer:
         """Return a slice that holds its own reference to this buffer."""
-        parent = self.retain()
         return Buffer(
-            self.view()[start:end],
-            self.data_type,
-            self._segment,
-            lambda _segment: parent.recycle(),
-            self.compressed,
+            self.view()[start:end], self.data_type, self._segment, _Whole(self.retain()), self.compressed
         )
+
+
+class _Whole:
+    """The home of the slices of a buffer."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+
+    def recycle(self, segment: MemorySegment) -> None:
+        del segment
+        self._buffer.recycle()
+
+    def recycle_all(self, segments: list[MemorySegment]) -> None:
+        for segment in segments:
+            self.recycle(segment)
+
+
+def recycle_all(buffers: Sequence[Buffer]) -> None:
+    """Release one reference of each buffer, as `Buffer.recycle` does for one. Segments with the same home return together."""
+    home: Home | None = None
+    segments: list[MemorySegment] = []
+    for buffer in buffers:
+        segment, its_home = buffer._segment, buffer._home  # noqa: SLF001
+        if its_home is not home or its_home is None:
+            if home is not None:
+                home.recycle_all(segments)
+            home, segments = its_home, []
+        if segment is None or its_home is None or buffer._references != 1:  # noqa: SLF001
+            buffer.recycle()
+            continue
+        buffer._references = 0  # noqa: SLF001
+        buffer._view = buffer._segment = buffer._home = None  # noqa: SLF001
+        segments.append(segment)
+    if home is not None:
+        home.recycle_all(segments)
 
 
 class BufferBuilder:
@@ -138,10 +198,10 @@ class BufferBuilder:
 
     __slots__ = (
         "_event",
+        "_home",
         "_limit",
         "_parts",
         "_read",
-        "_recycler",
         "_references",
         "_segment",
         "_view",
@@ -161,14 +221,14 @@ class BufferBuilder:
     def __init__(
         self,
         segment: MemorySegment | None,
-        recycler: Recycler | None,
+        home: Home | None,
         *,
         event: BytesLike = b"",
         data_type: DataType = DataType.DATA_BUFFER,
     ) -> None:
         """Create an empty builder over a segment or, without one, over the bytes of an event."""
         self._segment = segment
-        self._recycler = recycler
+        self._home = home
         self._parts: list[memoryview] | None = None
         """Bytes that were written but not built, if the segment has no memory."""
         self._references = 1
@@ -245,7 +305,7 @@ class BufferBuilder:
         self._read = end
         self.known_finished = self.finished
         self._references += 1
-        return Buffer(self._bytes(start, end), self.data_type, self._segment, self._unreference)
+        return Buffer(self._bytes(start, end), self.data_type, self._segment, self)
 
     def _bytes(self, start: int, end: int) -> memoryview:
         parts = self._parts
@@ -265,16 +325,21 @@ class BufferBuilder:
             return buffer
         start, self._read = self._read, self.written
         self.known_finished = True
-        recycler, self._recycler = self._recycler, None
-        return Buffer(self._bytes(start, self.written), self.data_type, self._segment, recycler)
+        home, self._home = self._home, None
+        return Buffer(self._bytes(start, self.written), self.data_type, self._segment, home)
 
     def release(self) -> None:
         """Release the queue's reference. Call it only once."""
         if self._segment is not None:
-            self._unreference(self._segment)
+            self.recycle(self._segment)
 
-    def _unreference(self, segment: MemorySegment) -> None:
+    def recycle(self, segment: MemorySegment) -> None:
+        """Release the reference of a Buffer that was built, whose home is the builder."""
         self._references -= 1
-        if self._references == 0 and self._recycler is not None:
-            recycler, self._recycler = self._recycler, None
-            recycler(segment)
+        if self._references == 0 and self._home is not None:
+            home, self._home = self._home, None
+            home.recycle(segment)
+
+    def recycle_all(self, segments: list[MemorySegment]) -> None:
+        for segment in segments:
+            self.recycle(segment)

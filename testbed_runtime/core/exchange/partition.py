@@ -21,12 +21,14 @@ from testbed_runtime.core.exchange.events import (
     encode_event,
 )
 from testbed_runtime.core.exchange.frames import BytesLike, DataType
-from testbed_runtime.core.exchange.memory import BufferBuilder
+from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder
 from testbed_runtime.core.exchange.pending import Pending
 from testbed_runtime.core.exchange.subpartition import PipelinedSubpartition, SubpartitionView
 from testbed_runtime.core.ids import ResultPartitionID
 
 Callback: TypeAlias = Callable[[], None]
+
+_DATA = DataType.DATA_BUFFER
 
 
 def byte_view(data: BytesLike | np.ndarray[tuple[int, ...], np.dtype[np.void]]) -> memoryview:
@@ -70,6 +72,8 @@ class ResultPartition:
         self.pool = pool
         self.failure_cause: FlinkError | None = None
         self._file = None if file is None else ResultFile(file)
+        self._whole_bytes = pool.segment_bytes if file is None and pool.has_memory else 0
+        """The size of the buffers that are filled at once, 0 if none is."""
         self.name = name = str(partition_id)
         self.subpartitions = [
             PipelinedSubpartition(i, self, name=name, exclusive=exclusive)
@@ -123,6 +127,9 @@ class ResultPartition:
             if builder is None:
                 if not pool.is_available and not overdraft:
                     break
+                if self._whole_bytes and (filled := self._fill(subpartition, view, position)):
+                    position += filled
+                    continue
                 builder = self._new_builder(subpartition, max(whole_bytes, 1))
                 if builder is None:
                     break
@@ -136,6 +143,24 @@ class ResultPartition:
             self._written[subpartition] = None
         self.bytes_emitted += position - offset
         return position - offset
+
+    def _fill(self, subpartition: int, view: memoryview, position: int) -> int:
+        """Copy as many whole segments from view[position:] as are free. Return the number of bytes."""
+        size, target = self._whole_bytes, self.subpartitions[subpartition]
+        count = (len(view) - position) // size
+        if not count or 0 < target.buffer_size < size:
+            return 0
+        segments, start = self.pool.request_run(subpartition, count), position
+        home, run = self.pool.home_of(subpartition), []
+        for segment in segments:
+            end = start + size
+            memory = segment.view
+            memory[:] = view[start:end]
+            start = end
+            run.append(Buffer(memory, _DATA, segment, home))
+        if run:
+            target.add_run(run)
+        return start - position
 
     def _new_builder(self, subpartition: int, least: int) -> BufferBuilder | None:
         builder = self.pool.request_builder(subpartition)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol, TypeAlias
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.events import CheckpointBarrier, decode_event, encode_event
-from testbed_runtime.core.exchange.frames import DataType, next_sequence_number
+from testbed_runtime.core.exchange.frames import LAST_SEQUENCE_NUMBER, DataType, next_sequence_number
 from testbed_runtime.core.exchange.javaser import producer_failed
-from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder
+from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder, recycle_all
 from testbed_runtime.core.options import MAX_INT
 
 _NONE = DataType.NONE
@@ -28,8 +28,28 @@ class Polled(NamedTuple):
     sequence_number: int
 
 
-Run: TypeAlias = list[tuple[Buffer, int, int]]
-"""Data buffers handed to the reader together, each with its backlog and sequence number."""
+class Run:
+    """Data buffers handed to the reader together. The numbers are the first one's: the backlog falls by one with each, and the
+    sequence number rises without wrapping."""
+
+    __slots__ = ("backlog", "buffers", "sequence")
+
+    def __init__(self, buffers: Sequence[Buffer] = (), backlog: int = 0, sequence: int = 0) -> None:
+        self.buffers = buffers
+        self.backlog = backlog
+        self.sequence = sequence
+
+    def __len__(self) -> int:
+        return len(self.buffers)
+
+    def __iter__(self) -> Iterator[tuple[Buffer, int, int]]:
+        """Yield each buffer with its backlog and sequence number."""
+        for number, buffer in enumerate(self.buffers):
+            yield buffer, self.backlog - number, self.sequence + number
+
+
+Element: TypeAlias = BufferBuilder | Buffer
+NO_RUN = Run()
 
 
 class SendReason(IntEnum):
@@ -40,6 +60,9 @@ class SendReason(IntEnum):
     """A flush: the output flusher's, after `execution.buffer-timeout.interval`, or after each record if that is 0."""
     EVENT = 2
     """An event follows it, or overtakes it."""
+
+
+_FULL, _EVENT = SendReason.FULL, SendReason.EVENT
 
 
 class SubpartitionOwner(Protocol):
@@ -146,8 +169,8 @@ class PipelinedSubpartition:
         self.priority_passes_block = True
         """Whether a priority event is handed out although the subpartition is blocked, as from Flink 2.3 on."""
         self._owner = owner
-        self._priority: list[BufferBuilder] = []
-        self._buffers: list[BufferBuilder] = []
+        self._priority: list[Element] = []
+        self._buffers: list[Element] = []
         self._flush_requested = False
         self._flush_reason = SendReason.TIMEOUT
         self._blocked = False
@@ -181,7 +204,7 @@ class PipelinedSubpartition:
 
     # ---- the producer's side -------------------------------------------------------------------------------
 
-    def add(self, element: BufferBuilder, *, last: bool = False) -> bool:
+    def add(self, element: Element, *, last: bool = False) -> bool:
         """Queue a builder or an event; `last` marks END_OF_PARTITION. If the subpartition is finished or released, release
         the element and return False."""
         if self._finished or self._released:
@@ -203,7 +226,18 @@ class PipelinedSubpartition:
                 self._notify()
         return True
 
-    def _add_priority(self, element: BufferBuilder) -> None:
+    def add_run(self, run: list[Buffer]) -> None:
+        """Queue buffers together, as `add` does one by one."""
+        if self._finished or self._released:
+            recycle_all(run)
+            return
+        before = len(self._priority) + len(self._buffers)
+        self._buffers += run
+        self.backlog_buffers += len(run)
+        if before < 2 <= before + len(run) and not (self._flush_requested or self._blocked):
+            self._notify()
+
+    def _add_priority(self, element: Element) -> None:
         """Queue a priority event. It does not flush the data that it overtakes (PipelinedSubpartition.add)."""
         self._priority.append(element)
         if len(self._priority) == 1 and (self.priority_passes_block or not self._blocked):
@@ -214,7 +248,7 @@ class PipelinedSubpartition:
         return self._unread(self._buffers)
 
     @staticmethod
-    def _unread(elements: list[BufferBuilder]) -> tuple[bytes, ...]:
+    def _unread(elements: list[Element]) -> tuple[bytes, ...]:
         return tuple(e.unread() for e in elements if e.is_buffer and e.readable)
 
     def overtake(self, checkpoint_id: int) -> tuple[bytes, ...] | None:
@@ -307,37 +341,49 @@ class PipelinedSubpartition:
     def poll_run(self, most: int, most_bytes: int) -> tuple[Run, DataType]:
         """Return the next data buffers as repeated calls of `poll` would, at most up to the last element of the queue, and the
         type of the element after them. Empty if `poll` has to decide. Stops once `most_bytes` are reached."""
-        run: Run = []
         buffers, sequence = self._buffers, self._sequence
         if self._priority or self._blocked or len(buffers) < 2:
-            return run, _NONE
-        backlog = self.backlog_buffers
+            return NO_RUN, _NONE
+        count = min(most, len(buffers) - 1, LAST_SEQUENCE_NUMBER - sequence)
+        run, total, early = self._built(buffers[:count], most_bytes)
+        if not run:
+            return NO_RUN, _NONE
+        count = len(run)
+        backlog = self.backlog_buffers - 1
         if not (self._flush_requested or self._finished) and buffers[-1].is_buffer:
             backlog -= 1
-        total = early = 0
-        for element in buffers[: min(most, len(buffers) - 1)]:
+        del buffers[:count]
+        self.backlog_buffers -= count
+        self._sequence = sequence + count
+        self.buffers_out += count
+        self.bytes_out += total
+        self.sent[_EVENT] += early
+        self.sent[_FULL] += count - early
+        only = len(buffers) == 1 and not (self._flush_requested or buffers[0].known_finished)
+        return Run(run, backlog, sequence), _NONE if only else buffers[0].data_type
+
+    @staticmethod
+    def _built(elements: list[Element], most_bytes: int) -> tuple[Sequence[Buffer], int, int]:
+        """Return the data buffers at the front of the elements, their size, and how many of them are not full."""
+        run: list[Buffer] = []
+        total = early = segment = 0
+        for element in elements:
+            if total >= most_bytes:
+                break
+            if type(element) is Buffer:
+                segment = segment or element.size  # all full ones have the same
+                total += segment
+                run.append(element)
+                continue
             size = element.readable if element.finished and element.is_buffer else 0
-            if total >= most_bytes or not size:
+            if not size:
                 break
             total += size
             early += not element.is_full
-            backlog -= 1
-            run.append((element.build_last(), backlog, sequence))
-            sequence = next_sequence_number(sequence)
-        if not run:
-            return run, _NONE
-        count = len(run)
-        del buffers[:count]
-        self.backlog_buffers -= count
-        self._sequence = sequence
-        self.buffers_out += count
-        self.bytes_out += total
-        self.sent[SendReason.EVENT] += early
-        self.sent[SendReason.FULL] += count - early
-        only = len(buffers) == 1 and not (self._flush_requested or buffers[0].known_finished)
-        return run, _NONE if only else buffers[0].data_type
+            run.append(element.build_last())
+        return run, total, early
 
-    def _polled(self, element: BufferBuilder, buffer: Buffer) -> Polled:
+    def _polled(self, element: Element, buffer: Buffer) -> Polled:
         data_type = element.data_type
         if data_type is not _DATA_BUFFER:
             self._blocked = self._blocked or data_type.is_blocking_upstream
@@ -428,7 +474,7 @@ class SubpartitionView:
 
     def poll_run(self, most: int, most_bytes: int) -> tuple[Run, DataType]:
         """Return several data buffers at once; see `PipelinedSubpartition.poll_run`."""
-        return ([], _NONE) if self._released else self.subpartition.poll_run(most, most_bytes)
+        return (NO_RUN, _NONE) if self._released else self.subpartition.poll_run(most, most_bytes)
 
     def availability(self, *, credit: bool) -> tuple[bool, int]:
         """Return whether an element may be sent now, and the reported backlog."""

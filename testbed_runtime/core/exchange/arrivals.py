@@ -1,0 +1,78 @@
+"""Find runs of data buffers in the input: what arrives together is decoded together."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from testbed_runtime.core.exchange.encoding import BUFFER_TYPES, NUMBERED, TYPES, WHOLE
+from testbed_runtime.core.exchange.frames import MAGIC, DataType, WireVersion
+from testbed_runtime.core.ids import InputChannelID
+
+MAX_BUFFER_BYTES = 64 * 1024 * 1024
+"""Maximum size of a data payload. The segment that receives it is the tighter limit."""
+RUN_FRAMES = 64
+"""Most data buffers that are handled together. Without buffers for them (legacy mode), they are read again at every attempt."""
+Head: TypeAlias = tuple[int, int, int, int, DataType, bool]
+"""A data buffer in the input: where its payload starts and ends, its sequence number, backlog, type, and whether it is compressed."""
+_Known: TypeAlias = tuple[InputChannelID, int, bytes, bytes, int, DataType, bool]
+"""Receiver and subpartition, what the header has ahead of its numbers and behind them, size, type, whether compressed."""
+
+
+class Arrivals:
+    """Finds what arrives together. What headers have in common, all except sequence number and backlog, is read once."""
+
+    __slots__ = ("_is_v2", "_known", "_numbered", "_whole")
+
+    def __init__(self, version: WireVersion) -> None:
+        self._is_v2 = version is WireVersion.V2
+        self._whole = WHOLE[version]
+        self._numbered = NUMBERED[version]
+        self._known: _Known = InputChannelID(bytes(16)), 0, b"", b"", 0, DataType.DATA_BUFFER, False
+
+    def find(self, view: memoryview, start: int) -> tuple[InputChannelID, int, list[Head]] | None:
+        """Return receiver, subpartition and up to RUN_FRAMES heads of the complete data buffers of one channel with which
+        view[start:] begins, or None if it begins differently."""
+        whole, unpack, end = self._numbered.size, self._numbered.unpack_from, len(view)
+        receiver, subpartition, ahead, behind, size, data_type, compressed = self._known
+        found: list[Head] = []
+        while len(found) < RUN_FRAMES and (body := start + whole) <= end:
+            its_ahead, sequence, backlog, its_behind = unpack(view, start)
+            if its_ahead != ahead or its_behind != behind:
+                known = self._read(view, start, its_ahead, its_behind)
+                if known is None or (found and (receiver, subpartition) != known[:2]):
+                    break
+                self._known = known
+                receiver, subpartition, ahead, behind, size, data_type, compressed = known
+            start = body + size
+            if start > end or backlog < 0:
+                break
+            found.append((body, start, sequence, backlog, data_type, compressed))
+        return (receiver, subpartition, found) if found else None
+
+    def _read(self, view: memoryview, start: int, ahead: bytes, behind: bytes) -> _Known | None:
+        """Return what a header says, or None if it is not that of a usual data buffer."""
+        partials = 0
+        if self._is_v2:
+            (length, magic, number, receiver, subpartition, partials, _, _, type_number, compressed,
+             size) = self._whole.unpack_from(view, start)  # fmt: skip
+        else:
+            (length, magic, number, receiver, subpartition, _, _, type_number, compressed,
+             size) = self._whole.unpack_from(view, start)  # fmt: skip
+        if (
+            magic != MAGIC
+            or number
+            or partials
+            or type_number not in BUFFER_TYPES
+            or not 0 < size <= MAX_BUFFER_BYTES
+            or length != self._whole.size + size
+        ):
+            return None
+        return (
+            InputChannelID(receiver),
+            subpartition,
+            ahead,
+            behind,
+            size,
+            TYPES[type_number],
+            compressed != 0,
+        )
