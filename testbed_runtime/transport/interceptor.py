@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from testbed_runtime.core.exchange.frames import Frame
 
@@ -10,9 +11,7 @@ from testbed_runtime.core.exchange.frames import Frame
 class PassThrough:
     """A FrameInterceptor that is never active, so the pump does not call it."""
 
-    @property
-    def active(self) -> bool:
-        return False
+    active: ClassVar = False
 
     def outgoing(
         self, link: str, frame: Frame, forward: Callable[[], None], drop: Callable[[], None]

@@ -142,6 +142,9 @@ class _ServerPump(Pump):
     def _next(self) -> tuple[ServerFrame, Buffer | None] | None:
         return self.machine.next_frame()
 
+    def _has_more(self) -> bool:
+        return self.machine.has_more()
+
     def _encode_next(self, most: int, most_bytes: int, parts: list[BytesLike], buffers: list[Buffer]) -> int:
         """Append several data buffers of one channel together, or one frame of any kind."""
         tap, found = self._tap, self.machine.next_run(most, most_bytes)
@@ -406,10 +409,18 @@ class _ClientPump(Pump):
         frame = self.machine.next_frame()
         return None if frame is None else (frame, None)
 
+    def _has_more(self) -> bool:
+        return self.machine.has_more()
+
     def _encode_next(self, most: int, most_bytes: int, parts: list[BytesLike], buffers: list[Buffer]) -> int:
         """Append the next frames: without buffers, and small."""
         del most_bytes, buffers
-        tap, following, version = self._tap, self.machine.next_frame, self._version
+        tap, following, more, version = (
+            self._tap,
+            self.machine.next_frame,
+            self.machine.has_more,
+            self._version,
+        )
         for taken in range(most):
             frame = following()
             if frame is None:
@@ -417,6 +428,8 @@ class _ClientPump(Pump):
             if tap is not None:
                 tap.seen("sent", self.link_out, frame)
             parts += encode(frame, version)
+            if not more():
+                return taken + 1
         return most
 
     def _drained(self) -> None:

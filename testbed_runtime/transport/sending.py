@@ -115,25 +115,27 @@ class Pump:
             return
         parts: list[BytesLike] = []
         buffers: list[Buffer] = []
-        left, room, taken = FRAMES_PER_PULL, BATCH_BYTES, 1
+        left, have, more = FRAMES_PER_PULL, 0, True
+        room = BATCH_BYTES
         try:
-            while left > 0 and room > 0:
-                have = len(parts)
-                taken = self._encode_next(left, room, parts, buffers)
-                if not taken:
-                    break
-                left -= taken
+            while more and left > 0 and room > 0:
+                left -= self._encode_next(left, room, parts, buffers)
                 room -= sum(map(len, parts[have:]))
+                have, more = len(parts), self._has_more()
         except HeadgateError:
             recycle_all(buffers)
             connection.abort()
             raise
         if parts:
             connection.send(parts, partial(recycle_all, buffers) if buffers else None)
-        if taken:
+        if more:
             self.wake()
         else:
             self._drained()
+
+    def _has_more(self) -> bool:
+        """Whether the state machine may have a frame."""
+        raise NotImplementedError
 
     def _encode_next(self, most: int, most_bytes: int, parts: list[BytesLike], buffers: list[Buffer]) -> int:
         """Append the next frames and their buffers. Return the number of frames, 0 if there is none."""

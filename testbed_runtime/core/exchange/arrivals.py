@@ -31,10 +31,11 @@ class Arrivals:
 
     def find(self, view: memoryview, start: int) -> tuple[InputChannelID, int, list[Head]] | None:
         """Return receiver, subpartition and up to RUN_FRAMES heads of the complete data buffers of one channel with which
-        view[start:] begins, or None if it begins differently."""
+        view[start:] begins, or None if it begins differently. Their sequence numbers follow each other and do not wrap."""
         whole, unpack, end = self._numbered.size, self._numbered.unpack_from, len(view)
         receiver, subpartition, ahead, behind, size, data_type, compressed = self._known
         found: list[Head] = []
+        expected = 0
         while len(found) < RUN_FRAMES and (body := start + whole) <= end:
             its_ahead, sequence, backlog, its_behind = unpack(view, start)
             if its_ahead != ahead or its_behind != behind:
@@ -44,8 +45,9 @@ class Arrivals:
                 self._known = known
                 receiver, subpartition, ahead, behind, size, data_type, compressed = known
             start = body + size
-            if start > end or backlog < 0:
+            if start > end or backlog < 0 or (sequence != expected and found):
                 break
+            expected = sequence + 1
             found.append((body, start, sequence, backlog, data_type, compressed))
         return (receiver, subpartition, found) if found else None
 

@@ -378,7 +378,7 @@ class LocalBufferPool:
 
     def when_available(self, callback: Callback) -> None:
         """Call back once when the pool is available or destroyed, immediately if it already is."""
-        if self.is_available or self.destroyed:
+        if (self._available and not self._saturated) or self.destroyed:
             callback()
         else:
             self._waiters.append(callback)
@@ -574,8 +574,9 @@ class LocalBufferPool:
         return segment
 
     def _wake(self) -> None:
-        while self._waiters and self.is_available:
-            self._waiters.popleft()()
+        waiters, available = self._waiters, self._available
+        while waiters and available and not self._saturated:
+            waiters.popleft()()
 
 
 class _Subpartition:

@@ -239,20 +239,20 @@ class RemoteInputChannel(_InputChannel):
         """Handle the data buffers that these heads describe, as `request_buffer` and `on_buffer` would one by one. Return how
         many: the others are not usual."""
         manager, expected = self.buffers, self._expected
-        sequences = [head[2] for head in heads]
-        if manager is None or self.is_released or sequences != [*range(expected, expected + len(heads))]:
-            return 0  # numbers that wrap do so one by one
+        if manager is None or self.is_released or heads[0][2] != expected:
+            return 0
         buffers = manager.receive_run(view, heads)
         taken = len(buffers)
         if taken:
-            last = heads[taken - 1]
+            first, last = heads[0], heads[taken - 1]
             self._expected = next_sequence_number(last[2])
             self.answered = True
             self.buffers_in += taken
-            self.bytes_in += sum([head[1] - head[0] for head in heads[:taken]])
+            between = heads[1][0] - first[1] if taken > 1 else 0
+            self.bytes_in += last[1] - first[0] - (taken - 1) * between
             self._backlog = last[3]
             was_empty = not self._queue and not self._priority
-            self._queue += zip(buffers, sequences[:taken], strict=True)
+            self._queue += zip(buffers, range(expected, expected + taken), strict=True)
             if was_empty:
                 self._owner.on_channel_ready(self.index, priority=False)
         return taken
@@ -348,8 +348,8 @@ class RemoteInputChannel(_InputChannel):
         ):
             return None
         run: list[Buffer] = []
-        for buffer, _ in self._queue:
-            if len(run) == most or not buffer.data_type.is_buffer:
+        for buffer, _ in self._queue[:most]:
+            if not buffer.data_type.is_buffer:
                 break
             run.append(buffer)
         del self._queue[: len(run)]

@@ -97,6 +97,10 @@ class PartitionRequestClient:
 
     # ---- out -----------------------------------------------------------------------------------------------
 
+    def has_more(self) -> bool:
+        """Whether `next_frame` may return a message."""
+        return bool(self._pending)
+
     def send(self, frame: ClientFrame, channel: RemoteInputChannel | None = None) -> None:
         """Queue a message. If it belongs to a `channel`, it is dropped once that is released."""
         if self.error is None:

@@ -126,23 +126,30 @@ class BufferManager:
         the buffers: fewer than `heads` if there is no segment, or none that can hold the payload."""
         buffers: list[Buffer] = []
         floating, exclusive, initial = self._floating, self._exclusive, self.initial_credit
+        most = self._network.segment_bytes if self._network.has_memory else 0
+        available, required = len(floating) + len(exclusive), self.required
+        pool: Home = self._pool
+        home: Home
         for start, end, _, backlog, data_type, compressed in heads:
-            segments = floating or exclusive
-            if not segments:
+            size = end - start
+            if not available or size > most:
                 break
-            size, segment = end - start, segments[0]
-            if size > segment.size or not segment.has_memory:
-                break
-            del segments[0]
-            home: Home = self._pool if segments is floating else self
-            filled = segment.view if size == segment.size else segment.view[:size]
-            filled[:] = view[start:end]
-            buffers.append(Buffer(filled, data_type, segment, home, compressed))
-            self.required = required = backlog + initial
+            if floating:
+                segment, home = floating.pop(0), pool
+            else:
+                segment, home = exclusive.pop(0), self
+            memory = segment.view if size == most else segment.view[:size]
+            memory[:] = view[start:end]
+            buffers.append(Buffer(memory, data_type, segment, home, compressed))
+            available -= 1
+            required = backlog + initial
             if required > MAX_INT:
-                self.required = required = java_int(required)
-            if not self.waiting and len(floating) + len(exclusive) < required:
+                required = java_int(required)
+            if required > available and not self.waiting:
+                self.required = required
                 self._gain()
+                available = len(floating) + len(exclusive)
+        self.required = required
         return buffers
 
     def request_or_wait(self, callback: Callable[[], None]) -> Buffer | None:

@@ -42,6 +42,7 @@ BUFFER = {
 }
 WHOLE = {version: struct.Struct(">iIB" + layout.format[1:]) for version, layout in BUFFER.items()}
 WHOLE_V2, WHOLE_V1 = WHOLE.values()
+_V2 = WireVersion.V2
 CREDIT = struct.Struct(">iIBi16s")
 """A complete AddCredit, the most common frame besides BufferResponse."""
 BUFFER_TYPES = frozenset({int(t) for t in DataType if t.is_buffer})
@@ -93,7 +94,7 @@ def encode_run(
 ) -> list[BytesLike]:
     """Encode several data buffers of a channel, as `encode` does one by one."""
     parts: list[BytesLike] = []
-    is_v2 = version is WireVersion.V2
+    is_v2 = version is _V2
     layout = WHOLE_V2 if is_v2 else WHOLE_V1
     head, pack, append = layout.size, layout.pack, parts.append
     sequence, backlog = run.sequence, run.backlog

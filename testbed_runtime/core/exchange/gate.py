@@ -177,7 +177,7 @@ class InputGate:
                 run = [taken.buffer], False
             elif run[1]:
                 self._enqueue(index, priority=False)
-            self.received_bytes += sum([buffer.size for buffer in run[0]])
+            self.received_bytes += sum([len(buffer.view()) for buffer in run[0]])
             return index, run[0]
 
     def _next_ready(self) -> int:

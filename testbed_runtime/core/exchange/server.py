@@ -83,6 +83,10 @@ class PartitionRequestServer:
 
     # ---- out -----------------------------------------------------------------------------------------------
 
+    def has_more(self) -> bool:
+        """Whether `next_frame` may return a frame."""
+        return bool(self._available or self._control)
+
     def next_frame(self) -> Outgoing | None:
         """Return the next frame and, for BufferResponse, the buffer to recycle after sending; or None."""
         if self._control:

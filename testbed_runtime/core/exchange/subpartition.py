@@ -433,7 +433,11 @@ class PipelinedSubpartition:
     def availability(self, *, credit: bool) -> tuple[bool, int]:
         """Return whether an element may be sent now (without credit, only an event may), and the reported backlog."""
         if credit:
-            return self.is_data_available, self.backlog
+            buffers = self._buffers
+            if self._priority or self._blocked or len(buffers) < 2:
+                return self.is_data_available, self.backlog
+            grows = not (self._flush_requested or self._finished) and buffers[-1].is_buffer
+            return True, self.backlog_buffers - grows
         return self._next_type().is_event, self.backlog
 
     def resume(self) -> None:
