@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from exchange_model import Exchange, barrier, partition_id, producer_pool
+from hypothesis import given
+from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.buffers import NetworkBufferPool
@@ -47,6 +51,46 @@ def test_emit_takes_what_fits_and_goes_on_when_the_pool_is_available() -> None:
     received += exchange.run()
     assert b"".join(element for _, element in received if isinstance(element, bytes)) == data
     exchange.close()
+
+
+@given(
+    sizes=st.lists(st.integers(1, 200), max_size=12),
+    polls=st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=12, max_size=12),
+    most=st.sampled_from([1, 3, 2**31 - 1]),
+    buffer_size=st.sampled_from([0, 8, 32, 64]),
+)
+def test_segments_that_are_filled_at_once_are_read_like_those_filled_in_pieces(
+    sizes: list[int], polls: list[tuple[int, bool]], most: int, buffer_size: int
+) -> None:
+    """The same buffers, backlogs and notifications, and the same segments in use."""
+    seen = []
+    for piece in (1 << 30, 5):
+        network, notified = NetworkBufferPool(32, 32), []
+        pool = network.create_buffer_pool(2, 6, subpartitions=1, max_buffers_per_channel=most)
+        result = ResultPartition(partition_id(), 1, pool)
+        view = result.create_view(0, partial(notified.append, 1))
+        view.notify_new_buffer_size(buffer_size)
+        steps: list[object] = []
+        for number, size in enumerate(sizes):
+            data, taken = bytes([number]) * size, 0
+            while taken < size:
+                part = memoryview(data)[: taken + piece]
+                accepted = result.emit(0, part, offset=taken, extend=False)
+                taken += accepted
+                if not accepted:
+                    break
+            steps.append((taken, pool.used, pool.is_available, result.queued, len(notified)))
+            count, flushes = polls[number]
+            if flushes:
+                result.flush_all()
+            for _ in range(count):
+                if (polled := view.poll()) is not None:
+                    steps.append((bytes(polled.buffer.view()), polled[1:], len(notified)))
+                    polled.buffer.recycle()
+        result.release()
+        assert network.outstanding == 0
+        seen.append(steps)
+    assert seen[0] == seen[1]
 
 
 def sent_under_back_pressure(*, flushes: bool) -> tuple[list[int], int, int]:

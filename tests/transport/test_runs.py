@@ -103,6 +103,14 @@ class End:
         ]
         return counts, self.tap.frames, self.connection.sent, self.connection.aborted, self.consumer.pool.used
 
+    def check_credit(self) -> None:
+        """Credit is kept back only from a sender that has some left, and data."""
+        channels = [self.consumer.channel(number) for number in range(CHANNELS)]
+        for channel in channels:
+            if self.pump.machine.error is None and not channel.error and channel.unannounced_credit:
+                assert channel.buffers.announced > channel.buffers_in
+                assert channel.stats().backlog > 0
+
 
 class SingleDecoder:
     """A decoder that finds no run of buffers."""
@@ -175,6 +183,8 @@ async def test_buffers_that_arrive_together_are_handled_as_one_by_one(steps) -> 
                 end.pump.on_data(memoryview(data))
         assert not polled or polled[0] == polled[1]
         assert ends[0].state() == ends[1].state()
+        for end in ends:
+            end.check_credit()
 
 
 @pytest.mark.parametrize("version", list(WireVersion))

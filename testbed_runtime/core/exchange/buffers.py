@@ -340,6 +340,7 @@ class LocalBufferPool:
         """Number of segments taken from the network pool: free, in use, and overdraft. As in Flink, without reserved ones."""
         self.destroyed = False
         self._available: deque[MemorySegment] = deque()
+        """What returned last is taken first, because it may still be in the processor's cache."""
         self._listeners: deque[SegmentListener] = deque()
         self._waiters: deque[Callback] = deque()
         self._waiting_for_network = False
@@ -418,7 +419,7 @@ class LocalBufferPool:
         count = min(most, len(available), self._max_per_channel - held)
         if count <= 0 or self._saturated:
             return []
-        run = [available.popleft() for _ in range(count)]
+        run = [available.pop() for _ in range(count)]
         self._by_channel[subpartition] = held + count
         if held + count == self._max_per_channel:
             self._saturated += 1
@@ -430,7 +431,7 @@ class LocalBufferPool:
         if self.destroyed:
             raise FlinkError("CancelTaskException", POOL_DESTROYED)
         if self._available:
-            segment = self._available.popleft()
+            segment = self._available.pop()
         else:
             overdrawn = self._overdraw()
             if overdrawn is None:

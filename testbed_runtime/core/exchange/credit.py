@@ -114,10 +114,10 @@ class BufferManager:
         """Return a segment for an incoming data buffer, floating ones first. None means that the sender had no credit."""
         self.required -= 1
         if self._floating:
-            segment = self._floating.pop(0)
+            segment = self._floating.pop()
             return Buffer(segment.view, DataType.DATA_BUFFER, segment, self._pool)
         if self._exclusive:
-            segment = self._exclusive.pop(0)
+            segment = self._exclusive.pop()
             return Buffer(segment.view, DataType.DATA_BUFFER, segment, self)
         return None
 
@@ -135,9 +135,9 @@ class BufferManager:
             if not available or size > most:
                 break
             if floating:
-                segment, home = floating.pop(0), pool
+                segment, home = floating.pop(), pool
             else:
-                segment, home = exclusive.pop(0), self
+                segment, home = exclusive.pop(), self
             memory = segment.view if size == most else segment.view[:size]
             memory[:] = view[start:end]
             buffers.append(Buffer(memory, data_type, segment, home, compressed))
@@ -225,6 +225,11 @@ class BufferManager:
             self._pool.recycle(self._floating.pop(0))
 
     # ---- credit --------------------------------------------------------------------------------------------
+
+    def sender_goes_on(self, received: int) -> bool:
+        """Whether the sender has credit left after `received` data buffers, and data to use it for. Without exclusive buffers
+        that is not known, because it may have to drop its credit."""
+        return self.announced > received and self.required > self.initial_credit > 0
 
     def take_unannounced(self) -> int:
         """Return and reset the unannounced credit, when AddCredit is written."""

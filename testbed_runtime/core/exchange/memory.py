@@ -175,13 +175,13 @@ def recycle_all(buffers: Sequence[Buffer]) -> None:
     segments: list[MemorySegment] = []
     for buffer in buffers:
         segment, its_home = buffer._segment, buffer._home  # noqa: SLF001
-        if its_home is not home or its_home is None:
-            if home is not None:
-                home.recycle_all(segments)
-            home, segments = its_home, []
         if segment is None or its_home is None or buffer._references != 1:  # noqa: SLF001
             buffer.recycle()
             continue
+        if its_home is not home:
+            if home is not None:
+                home.recycle_all(segments)
+            home, segments = its_home, []
         buffer._references = 0  # noqa: SLF001
         buffer._view = buffer._segment = buffer._home = None  # noqa: SLF001
         segments.append(segment)

@@ -1,0 +1,69 @@
+"""Buffers that return to their pools together."""
+
+from __future__ import annotations
+
+import pytest
+from exchange_model import SEGMENT_BYTES, nothing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed_runtime.core.errors import LocalProtocolError
+from testbed_runtime.core.exchange.buffers import Buffer, LocalBufferPool, NetworkBufferPool
+from testbed_runtime.core.exchange.credit import BufferManager
+from testbed_runtime.core.exchange.frames import DataType
+from testbed_runtime.core.exchange.memory import recycle_all
+
+
+def drawn(pool: LocalBufferPool, kind: str) -> Buffer | None:
+    """Return a buffer of a subpartition, of the pool itself, or an event."""
+    if kind == "event":
+        return Buffer.unpooled(b"event", DataType.EVENT_BUFFER)
+    builder = pool.request_builder(int(kind) if kind.isdigit() else -1)
+    if builder is None:
+        return None
+    builder.append(memoryview(b"data"))
+    builder.finish()
+    return builder.build_last()
+
+
+@given(
+    kinds=st.lists(st.sampled_from(["0", "1", "pool", "event", "cut", "kept"]), max_size=10),
+    wanted=st.lists(st.integers(0, 4), max_size=2),
+    shrinks=st.booleans(),
+)
+def test_buffers_that_are_recycled_together_return_as_one_by_one(
+    kinds: list[str], wanted: list[int], shrinks: bool
+) -> None:
+    """To both subpartitions, and to the pool's listeners and waiters, while other references are kept."""
+    seen = []
+    for together in (True, False):
+        network, woken = NetworkBufferPool(12, SEGMENT_BYTES), []
+        pool = network.create_buffer_pool(4, 10, subpartitions=2, max_buffers_per_channel=2)
+        managers = [BufferManager(network, pool, 0, nothing) for _ in wanted]
+        found = [(kind, buffer) for kind in kinds if (buffer := drawn(pool, kind)) is not None]
+        kept = [buffer.cut(0, 1) for kind, buffer in found if kind == "cut"]
+        kept += [buffer.retain() for kind, buffer in found if kind == "kept"]
+        while (rest := pool.request()) is not None:
+            kept.append(rest)
+        for manager, backlog in zip(managers, wanted, strict=True):
+            manager.on_sender_backlog(backlog)
+        pool.when_available(lambda woken=woken: woken.append(1))
+        if shrinks:
+            pool.set_num_buffers(4)
+        buffers = [buffer for _, buffer in found]
+        if together:
+            recycle_all(buffers)
+        else:
+            for buffer in buffers:
+                buffer.recycle()
+        states = [(m.available, m.unannounced, m.waiting, m.required) for m in managers]
+        seen.append((pool.used, pool.requested, pool.is_available, woken, network.free, states))
+    assert seen[0] == seen[1]
+
+
+def test_a_buffer_that_is_twice_in_a_run_is_recycled_twice() -> None:
+    """Which is our bug, as without a run."""
+    buffer = NetworkBufferPool(4, SEGMENT_BYTES).create_buffer_pool(1, 2).request()
+    assert buffer is not None
+    with pytest.raises(LocalProtocolError, match="twice"):
+        recycle_all([buffer, buffer])
