@@ -340,7 +340,7 @@ class LocalBufferPool:
         """Number of segments taken from the network pool: free, in use, and overdraft. As in Flink, without reserved ones."""
         self.destroyed = False
         self._available: deque[MemorySegment] = deque()
-        """What returned last is taken first, because it may still be in the processor's cache."""
+        """Free segments. The one that returned last is taken first: it may still be in the processor's cache."""
         self._listeners: deque[SegmentListener] = deque()
         self._waiters: deque[Callback] = deque()
         self._waiting_for_network = False

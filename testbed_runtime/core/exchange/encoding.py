@@ -48,7 +48,7 @@ CREDIT = struct.Struct(">iIBi16s")
 BUFFER_TYPES = frozenset({int(t) for t in DataType if t.is_buffer})
 TYPES: Final = tuple(DataType)
 BEHIND_BYTES = 6
-"""What follows sequence number and backlog in the header of a buffer: type, compressed, size."""
+"""Type, compressed and size: the part of the header of a buffer behind sequence number and backlog."""
 NUMBERED = {
     version: struct.Struct(f">{layout.size - BEHIND_BYTES - 8}sii{BEHIND_BYTES}s")
     for version, layout in WHOLE.items()

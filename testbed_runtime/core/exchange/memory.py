@@ -27,7 +27,7 @@ class MemorySegment:
 
 
 class Home(Protocol):
-    """Where segments return to."""
+    """The place to which segments return: a pool, or a part of it."""
 
     def recycle(self, segment: MemorySegment) -> None: ...
 
