@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Recovery
 from testbed_runtime.core.waits import KINDS
 from testbed_runtime.report import aggregate, words
-from testbed_runtime.report.ahead import AheadLoader
 from testbed_runtime.report.answer import from_events_words, headline, own_start
 from testbed_runtime.report.latencychart import latency_svg
 from testbed_runtime.report.loadchart import Load, level_of
@@ -50,7 +49,7 @@ class TrialFigures:
 def environment() -> Environment:
     """Return the template environment: everything is escaped, and an undefined name is an error."""
     made = Environment(
-        loader=AheadLoader("testbed_runtime.report", "templates"),
+        loader=PackageLoader("testbed_runtime.report", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
