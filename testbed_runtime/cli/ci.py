@@ -55,7 +55,7 @@ def ci(  # noqa: PLR0917 - typer passes by name
                 refused.append((name, result.verdict["summary"]))
             verdicts.append(result.verdict["verdict"])
     _summary(out, results, refused, inconclusive)
-    raise typer.Exit(running.exit_code(running.worst(verdicts), inconclusive))
+    raise typer.Exit(running.exit_code(verdicts, inconclusive))
 
 
 def _summary(out: Path, results: list[Any], refused: list[tuple[str, str]], policy: options.Policy) -> None:

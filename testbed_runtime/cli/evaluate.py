@@ -28,4 +28,4 @@ def evaluate(
                 result = session.run(judge_run(folder, environments.spark(progress, session.spark), progress))
             running.print_verdict(folder.name, result)
             verdicts.append(result.verdict["verdict"])
-    raise typer.Exit(running.exit_code(running.worst(verdicts), inconclusive))
+    raise typer.Exit(running.exit_code(verdicts, inconclusive))

@@ -60,7 +60,7 @@ def fetch(  # noqa: PLR0917 - typer passes by name
     from testbed_runtime.cli import running
 
     verdict = report.fetch_one(name, access.Access(namespace, context, kubeconfig), output, out)
-    raise typer.Exit(running.exit_code(verdict, options.Policy.REPORT))
+    raise typer.Exit(running.exit_code([verdict], options.Policy.REPORT))
 
 
 def heal(

@@ -45,7 +45,7 @@ def report(  # noqa: PLR0917 - typer passes by name
         verdicts = [fetch_one(name, login, output, out) for name in runs]
     else:
         verdicts = [_rewrite(Path(name)) for name in runs]
-    raise typer.Exit(running.exit_code(running.worst(verdicts), inconclusive))
+    raise typer.Exit(running.exit_code(verdicts, inconclusive))
 
 
 def _rewrite(folder: Path) -> str:

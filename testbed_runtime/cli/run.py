@@ -46,4 +46,4 @@ def run(  # noqa: PLR0917 - typer passes by name
             )
             running.print_verdict(item.scenario.metadata.name, result)
             verdicts.append(result.verdict["verdict"])
-    raise typer.Exit(running.exit_code(running.worst(verdicts), inconclusive))
+    raise typer.Exit(running.exit_code(verdicts, inconclusive))

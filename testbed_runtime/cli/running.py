@@ -20,8 +20,8 @@ from testbed_runtime.cli.preflight import kept_checkpoints, require_functions
 from testbed_runtime.cli.render import rendering
 from testbed_runtime.cli.session import Session
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.judgement.verdict import Verdict, aggregate
 from testbed_runtime.core.judgement.verdict import exit_code as verdict_exit_code
+from testbed_runtime.core.judgement.verdict import worst
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
 from testbed_runtime.runner.judge import trials_to_evaluate
 from testbed_runtime.runner.manifest import read_manifest
@@ -169,14 +169,9 @@ def in_junit(policy: Policy, otherwise: str) -> str:
     return {Policy.FAIL: "fail", Policy.PASS: "pass"}.get(policy, otherwise)
 
 
-def exit_code(verdict: str, policy: Policy) -> int:
-    """Return the exit code of a verdict under the policy for Inconclusive."""
-    return verdict_exit_code(Verdict[verdict.upper()], inconclusive=policy.value)
-
-
-def worst(verdicts: Sequence[str]) -> str:
-    """Return the verdict of several scenarios: Error > Fail > Inconclusive > Pass."""
-    return str(aggregate(Verdict[verdict.upper()] for verdict in verdicts))
+def exit_code(verdicts: Sequence[str], policy: Policy) -> int:
+    """Return the exit code of the worst verdict under the policy for Inconclusive."""
+    return verdict_exit_code(worst(verdicts), inconclusive=policy.value)
 
 
 def print_verdict(name: str, result: RunResult) -> None:

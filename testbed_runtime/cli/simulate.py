@@ -41,8 +41,8 @@ def simulate(  # noqa: PLR0917 - typer passes by name
     if seeds > 1:
         from testbed_runtime.cli.seeds import simulate_seeds
 
-        verdict = simulate_seeds(loaded, seeds=seeds, out=out, variants=variant or (), quiet=quiet)
-        raise typer.Exit(running.exit_code(verdict, inconclusive))
+        verdicts = simulate_seeds(loaded, seeds=seeds, out=out, variants=variant or (), quiet=quiet)
+        raise typer.Exit(running.exit_code(verdicts, inconclusive))
     result = running.simulate_loaded(loaded, out=out, variants=variant or (), quiet=quiet)
     running.print_verdict(loaded.scenario.metadata.name, result)
-    raise typer.Exit(running.exit_code(result.verdict["verdict"], inconclusive))
+    raise typer.Exit(running.exit_code([result.verdict["verdict"]], inconclusive))

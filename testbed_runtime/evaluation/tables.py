@@ -10,9 +10,7 @@ from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.history.schema import TABLES
-
-SEALED = "sealed.json"
-"""The file that the recorder writes last: the number of rows of each table, and problems."""
+from testbed_runtime.history.sealing import SEALED
 
 
 @dataclass(frozen=True, slots=True)

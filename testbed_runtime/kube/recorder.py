@@ -15,8 +15,8 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
 from testbed_runtime.faults.http import Session
 from testbed_runtime.ports.network import Address
+from testbed_runtime.runner.manifest import MANIFEST
 
-MANIFEST = "manifest.json"
 RESULTS = ("metrics.json", "timeseries.json", RECOVERY_FILE, "trace.json")
 SEALED = "sealed.json"
 CHUNK_BYTES = 1 << 18

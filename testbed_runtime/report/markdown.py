@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Recovery
+from testbed_runtime.core.judgement.verdict import worst
 from testbed_runtime.report import aggregate, words
 from testbed_runtime.report.answer import (
     NOTABLE_S,
@@ -156,8 +157,8 @@ def _phases(trial: TrialView) -> list[str]:
 
 def summary_markdown(views: Sequence[RunView]) -> str:
     """Return the summary of several runs: one table, then each run that did not pass."""
-    worst = next((v for v in words.VERDICT_ORDER if any(x.verdict == v for x in views)), "Inconclusive")
-    lines = [f"# {MARKS[worst]} Headgate: {worst}", ""]
+    verdict = str(worst(view.verdict for view in views))
+    lines = [f"# {MARKS[verdict]} Headgate: {verdict}", ""]
     lines += table(
         ("scenario", "verdict", "expectations", "summary"),
         ((v.name, f"{MARKS.get(v.verdict, '')} {v.verdict}", held(v.expectations), v.summary) for v in views),

@@ -29,7 +29,6 @@ TRIAL_PHASES: dict[str, tuple[str, str]] = {
     "ended": ("Job ended", "it failed or was cancelled, so there was nothing to drain"),
 }
 
-VERDICT_ORDER = ("Error", "Fail", "Inconclusive", "Pass")
 VERDICT_MEANING = {
     "Pass": "Every expectation passed.",
     "Fail": "At least one expectation failed.",

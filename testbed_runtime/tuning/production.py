@@ -9,9 +9,8 @@ from testbed_runtime.api import kinds
 from testbed_runtime.core.job.heartbeat import HeartbeatConfig
 from testbed_runtime.core.judgement.detector import Disturbance, Quality, quality
 from testbed_runtime.core.options import ALIASES, BY_KEY, Options, parse_duration
+from testbed_runtime.core.versions import LATEST
 from testbed_runtime.tuning.grid import DEFAULT, Row, configuration, rows
-
-NEWEST = "2.x"
 
 
 def detectors(spec: kinds.TuningStudySpec, scenarios: Mapping[str, Mapping[str, Any]]) -> dict[int, Quality]:
@@ -38,7 +37,7 @@ def detectors(spec: kinds.TuningStudySpec, scenarios: Mapping[str, Mapping[str, 
 def _options(scenario: Mapping[str, Any], spec: kinds.TuningStudySpec, row: Row) -> Options:
     testbed = scenario["testbed"]
     values = configuration(testbed.get("flinkConfiguration") or {}, spec, row)
-    return Options(values, flink_version=testbed.get("flinkVersion") or NEWEST)
+    return Options(values, flink_version=testbed.get("flinkVersion") or LATEST)
 
 
 def _disturbance(event: kinds.Disturbance | None) -> Disturbance | None:
@@ -62,7 +61,7 @@ def reference_values(
             for scenario in scenarios.values():
                 testbed = scenario["testbed"]
                 own = {ALIASES.get(k, k): v for k, v in (testbed.get("flinkConfiguration") or {}).items()}
-                default = BY_KEY[key].default_in(testbed.get("flinkVersion") or NEWEST)
+                default = BY_KEY[key].default_in(testbed.get("flinkVersion") or LATEST)
                 each.append(default if reference == DEFAULT else str(own.get(key, default)))
             values[option.key] = " / ".join(dict.fromkeys(each))
     return found

@@ -10,15 +10,14 @@ from testbed_runtime.api.kinds import Objective, TuningStudySpec
 from testbed_runtime.api.validate_kinds import limit_of
 from testbed_runtime.core.judgement import comparison, detector
 from testbed_runtime.core.judgement.detector import Quality
-from testbed_runtime.core.judgement.expectations import format_value
+from testbed_runtime.core.judgement.expectations import PHASE_NAMES, format_value
 from testbed_runtime.core.judgement.metrics import METRICS, NOT_RECOVERED, parse_quantile
 from testbed_runtime.core.judgement.samplesize import CONFIDENCE
 from testbed_runtime.core.judgement.statistics import Interval, mean_interval
+from testbed_runtime.core.judgement.verdict import worst
 from testbed_runtime.tuning.costs import Cost, costs
 from testbed_runtime.tuning.grid import CURRENT, DEFAULT, PlannedRun, Row, rows
 
-ORDER = ("Pass", "Inconclusive", "Fail", "Error")
-"""Verdicts, best first."""
 PASS = "Pass"  # noqa: S105 - a verdict
 NO_VALUE = "–"
 MATTERS = comparison.MATTERS
@@ -189,7 +188,7 @@ def _line(spec: TuningStudySpec, row: Row, outcomes: Sequence[Outcome], quality:
     bad = next((o for o in outcomes if o.verdict.get("verdict") != PASS), None)
     return Line(
         row=row,
-        verdict=max(verdicts, key=_badness, default=""),
+        verdict=str(worst(verdicts)) if verdicts else "",
         objectives=tuple(_value(objective, outcomes, quality) for objective in spec.objectives),
         runs=tuple(o.run.name for o in outcomes),
         whole=len(outcomes) == len(spec.scenarios),
@@ -197,10 +196,6 @@ def _line(spec: TuningStudySpec, row: Row, outcomes: Sequence[Outcome], quality:
         costs=costs([option.key for option in spec.options], [o.recovery for o in outcomes]),
         detector=quality,
     )
-
-
-def _badness(verdict: str) -> int:
-    return ORDER.index(verdict) if verdict in ORDER else len(ORDER)
 
 
 def _why(outcome: Outcome) -> str:
@@ -273,7 +268,7 @@ def _text(
 
 
 def _items(objective: Objective, verdict: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    wanted, phase = quantile_of(objective), _PHASES.get(objective.phase or "", objective.phase or "")
+    wanted, phase = quantile_of(objective), PHASE_NAMES.get(objective.phase or "", objective.phase or "")
     return [
         item
         for item in verdict.get("expectations", ())
@@ -282,9 +277,6 @@ def _items(objective: Objective, verdict: Mapping[str, Any]) -> list[Mapping[str
         and (item.get("phase") or "") == phase
         and not item.get("implied")
     ]
-
-
-_PHASES = {"before": "baseline", "during": "fault", "after": "observation"}
 
 
 def quantile_of(objective: Objective) -> float | None:

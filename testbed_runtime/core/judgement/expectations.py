@@ -24,7 +24,8 @@ AT_LEAST_ONCE = "at-least-once"
 """`text` of a duplicates row when the sinks guarantee no more: then duplicates alone are no violation."""
 RATIO_MOST = 10.0
 """A larger bound of a ratio that grows (latency against its baseline) is probably meant as a percentage."""
-_PHASE_NAMES = {"before": "baseline", "during": "fault", "after": "observation"}
+PHASE_NAMES = {"before": "baseline", "during": "fault", "after": "observation"}
+"""Other words for a phase, with its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class Expectation:
             max=_text(item.get("max")),
             equals=_text(item.get("equals")),
             quantile=quantile,
-            phase=_PHASE_NAMES.get(phase, phase),
+            phase=PHASE_NAMES.get(phase, phase),
             versus=str(item.get("versus") or ""),
             improves_by=_text(item.get("improves_by")),
             within=_text(item.get("within")),

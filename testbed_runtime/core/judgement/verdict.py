@@ -54,6 +54,11 @@ def aggregate(verdicts: Iterable[Verdict]) -> Verdict:
     return max(verdicts, default=Verdict.INCONCLUSIVE)
 
 
+def worst(names: Iterable[str]) -> Verdict:
+    """Return the worst of some verdicts, given by name; Inconclusive if there is none."""
+    return aggregate(Verdict[name.upper()] for name in names)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFacts:
     """The facts that the runner recorded about a trial (its entry in the manifest)."""
