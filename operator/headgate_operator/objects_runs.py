@@ -80,31 +80,36 @@ def account(namespace: str, name: str) -> dict[str, Any]:
     }
 
 
-def role_of_account(name: str, settings: Settings) -> str:
-    """Return the ClusterRole of an account: `headgate-runner` is `<prefix>-runner` in this installation."""
-    return f"{settings.role_prefix}-{name.rpartition('-')[2]}"
-
-
 def role_binding(namespace: str, name: str, settings: Settings) -> dict[str, Any]:
-    """Bind the account to its ClusterRole of this installation, within the namespace only."""
-    role = role_of_account(name, settings)
+    """Bind the account to its ClusterRole within the namespace only: `headgate-runner` to `<prefix>-runner` of this installation."""
+    role = f"{settings.role_prefix}-{name.rpartition('-')[2]}"
     return {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "apiVersion": naming.RBAC_VERSION,
         "kind": "RoleBinding",
         "metadata": {"name": role, "namespace": namespace, "labels": _managed()},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "roleRef": {"apiGroup": naming.RBAC_GROUP, "kind": "ClusterRole", "name": role},
         "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
     }
 
 
-def accounts(
-    namespace: str, names: Sequence[str], existing: Container[tuple[str, str]], settings: Settings
+def accounts(owner: Run | Study, settings: Settings) -> list[dict[str, Any]]:
+    """Return the service accounts of the owner's pods, and their bindings. In a namespaced installation the chart creates them,
+    and the operator has no permission to."""
+    if not settings.cluster_wide:
+        return []
+    if isinstance(owner, Study):
+        names = [naming.STUDY_ACCOUNT]
+    else:
+        names = [naming.RUNNER_ACCOUNT, *([naming.SPARK_ACCOUNT] if owner.executors else [])]
+    return [
+        m for n in names for m in (account(owner.namespace, n), role_binding(owner.namespace, n, settings))
+    ]
+
+
+def missing_accounts(
+    owner: Run | Study, existing: Container[tuple[str, str]], settings: Settings
 ) -> list[dict[str, Any]]:
-    """Return the missing service accounts and bindings. In a namespaced installation the chart creates them, and the operator
-    has no permission to."""
-    wanted = [m for n in names for m in (account(namespace, n), role_binding(namespace, n, settings))]
-    missing = [m for m in wanted if (m["kind"], m["metadata"]["name"]) not in existing]
-    return missing if settings.cluster_wide else []
+    return [m for m in accounts(owner, settings) if (m["kind"], m["metadata"]["name"]) not in existing]
 
 
 # ---- pods

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from headgate_operator.exposition import Histogram, by_label, family
-from testbed_runtime.api.status import COMPLETE
+from testbed_runtime.api.status import COMPLETE, EVALUATING, REJECTED, SUSPENDED
 from testbed_runtime.api.views import Fault, Manifest, Resource, seconds
 from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.judgement.verdict import Verdict
 
 PHASES = {
-    "Testbed": ("Starting", "Ready", "Rolling", "Degraded", "Rejected"),
-    "ScenarioRun": ("Suspended", "Starting", "Running", "Evaluating", COMPLETE),
+    "Testbed": ("Starting", "Ready", "Rolling", "Degraded", REJECTED),
+    "ScenarioRun": (SUSPENDED, "Starting", "Running", EVALUATING, COMPLETE),
 }
 """The phases that have a time series; anything else is `other`."""
 OVERDUE_S = 30.0
@@ -105,7 +105,7 @@ def _facts(obj: Manifest, before: _Facts | None, now: float) -> _Facts:
         tuple(_fault(fault, now) for fault in status.get("activeFaults") or ()),
         residue=any(f.get("residue") for f in status.get("faults") or ()),
         voided=sum(bool(t.get("voided")) for t in status.get("trials") or ()),
-        evaluating_since=(now if since is None else since) if phase == "Evaluating" else None,
+        evaluating_since=(now if since is None else since) if phase == EVALUATING else None,
     )
 
 

@@ -295,7 +295,7 @@ def _note(key: str, canonical: str, since: str, removed: str, flink_version: str
     if since and number(since) > number(flink_version):
         return f"{key} came with Flink {since}; {flink_version} does not know it"
     if removed and number(removed) <= number(flink_version):
-        return f"{key} was removed in Flink {removed}; {flink_version} has a fixed value there, here the key still acts"
+        return f"{key} was removed in Flink {removed}; {flink_version} has a fixed value instead, but here the key still has its effect"
     if key != canonical and number(flink_version) >= (2, 0):
         return f"{key} is called {canonical} today"
     return ""

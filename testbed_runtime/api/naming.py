@@ -7,6 +7,8 @@ import hashlib
 GROUP = "headgate.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
+RBAC_GROUP = "rbac.authorization.k8s.io"
+RBAC_VERSION = f"{RBAC_GROUP}/v1"
 PLURALS = {
     "Testbed": "testbeds",
     "Fault": "faults",

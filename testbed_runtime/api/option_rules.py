@@ -214,7 +214,7 @@ def _doubtful(testbed: models.TestbedSpec, options: Options, path: str) -> Itera
         if options.is_set(key):
             yield f"{path}[{key}]: {doubt}"
     if prices(options) is not None:
-        yield f"{path}[{COST}]: acts in virtual time only; real processes ignore it, because their work has a price of its own"
+        yield f"{path}[{COST}]: has an effect in virtual time only; real processes ignore it, because their work takes real time"
     ends = has_blocking(testbed.job) or iterations(testbed.job)
     if options.duration(CHECKPOINTS) == 0 and not ends:
         yield f"{path}: without {CHECKPOINTS} an exactly-once sink commits only when the job is drained"

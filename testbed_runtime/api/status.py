@@ -25,6 +25,10 @@ MAX_TRIALS = 64
 """Trials that a run's status keeps; the newest."""
 COMPLETE = "Complete"
 """The last phase of a Fault, a ScenarioRun and a TuningStudy, and the condition that it is reached."""
+PLANNED, ACTIVE = "Planned", "Active"
+"""Phases of a Fault: its targets and backend are chosen; an agent has begun it."""
+SUSPENDED, EVALUATING = "Suspended", "Evaluating"
+"""Phases of a ScenarioRun: `spec.suspend` is true (also of a TuningStudy); Spark evaluates its trials."""
 
 RECORDER_LOST = "RecorderLost"
 """Reason of a run whose record was lost with the recorder's pod, and of the Event about it."""

@@ -12,7 +12,9 @@ import msgspec
 
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import (
+    ACTIVE,
     COMPLETE,
+    PLANNED,
     STATUS_KEY,
     FaultStatus,
     Model,
@@ -439,7 +441,7 @@ class Fault(Resource):
     @property
     def active(self) -> bool:
         """Whether it acts on its testbed, or is about to."""
-        return (self.raw.get("status") or {}).get("phase") in ("Planned", "Active")
+        return (self.raw.get("status") or {}).get("phase") in (PLANNED, ACTIVE)
 
     @property
     def on_target_restart(self) -> str:

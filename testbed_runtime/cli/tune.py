@@ -183,6 +183,7 @@ async def _in_cluster(document: dict[str, Any], login: access.Access) -> int:
     import asyncio
 
     from testbed_runtime.api.naming import API_VERSION
+    from testbed_runtime.api.status import COMPLETE, REJECTED
     from testbed_runtime.cli.running import say
 
     async with access.connected(login) as api:
@@ -196,7 +197,7 @@ async def _in_cluster(document: dict[str, Any], login: access.Access) -> int:
             shown = " ".join(filter(None, (phase, status.get("progress"), status.get("message"))))
             if shown != last:
                 say(last := shown)
-            if not found or status.get("phase") in ("Complete", "Rejected"):
+            if not found or status.get("phase") in (COMPLETE, REJECTED):
                 break
             await asyncio.sleep(LOOK_S)
     for row in status.get("table") or ():

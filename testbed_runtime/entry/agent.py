@@ -22,7 +22,7 @@ from aiohttp import web
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import logical_name
-from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS
+from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS, POD_BACKEND, PROCESS_BACKENDS
 from testbed_runtime.core.ids import JOBMANAGER, task_manager_names
 from testbed_runtime.entry.harness import Process, Ready, run_process
 from testbed_runtime.faults import api
@@ -96,9 +96,7 @@ class Neighbours:
 
 def capabilities(environment: str, support: PacketSupport) -> Capabilities:
     """Return the backends of this agent; the supervisor has the others."""
-    missing = dict(support.missing) | dict.fromkeys(
-        ("channel", "proxy", "supervisor", "kubernetes"), UNPRIVILEGED
-    )
+    missing = dict(support.missing) | dict.fromkeys((*PROCESS_BACKENDS, POD_BACKEND), UNPRIVILEGED)
     return Capabilities(environment, tuple(n for n in PACKET_BACKENDS if n in support.there), missing)
 
 

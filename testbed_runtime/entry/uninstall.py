@@ -20,7 +20,6 @@ from testbed_runtime.core.errors import HeadgateError, UserError
 if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api, WatchEvent
 
-RBAC = "rbac.authorization.k8s.io/v1"
 TEST = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component": "test"}
 
 
@@ -72,7 +71,7 @@ async def uninstall(api: Api, settings: Settings) -> Sequence[str]:
     for namespace in settings.namespaces:
         steps += await _delete(api, "v1", "Pod", namespace, created)
         if namespace is None:  # in a namespaced installation, these are the chart's
-            steps += await _delete(api, RBAC, "RoleBinding", namespace, created)
+            steps += await _delete(api, naming.RBAC_VERSION, "RoleBinding", namespace, created)
             steps += await _delete(api, "v1", "ServiceAccount", namespace, created)
     return steps
 

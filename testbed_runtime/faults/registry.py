@@ -13,7 +13,7 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults import check
 from testbed_runtime.core.faults.kinds import kind_of
 from testbed_runtime.core.faults.model import Fault
-from testbed_runtime.core.faults.vocabulary import BACKENDS, PACKET_BACKENDS, Kind
+from testbed_runtime.core.faults.vocabulary import BACKENDS, PACKET_BACKENDS, PROCESS_BACKENDS, Kind
 
 _NO_PODS = "the processes of this environment are not pods"
 
@@ -29,7 +29,7 @@ class Capabilities:
 
 LOCAL = Capabilities(
     "local",
-    ("channel", "proxy", "supervisor"),
+    PROCESS_BACKENDS,
     {
         **dict.fromkeys(
             PACKET_BACKENDS,
@@ -41,7 +41,7 @@ LOCAL = Capabilities(
 )
 SIMULATION = Capabilities(
     "simulation",
-    ("channel", "proxy", "supervisor"),
+    PROCESS_BACKENDS,
     {
         **dict.fromkeys(PACKET_BACKENDS, "the simulated network carries byte streams, not packets"),
         "kubernetes": _NO_PODS,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.api import models, naming
-from testbed_runtime.api.status import COMPLETE, RECORDER_LOST
+from testbed_runtime.api.status import COMPLETE, EVALUATING, RECORDER_LOST
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
@@ -76,13 +76,13 @@ def events_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[p.Pro
         found.append(p.PhaseEntered(trial, phase, after.get("remainingSeconds"), control))
     message = str(after.get("message") or "")
     if message and message != before.get("message"):
-        evaluating = after.get("phase") == "Evaluating"
+        evaluating = after.get("phase") == EVALUATING
         found.append(p.Evaluating(f"  {message}") if evaluating else p.Happened(trial, message))
     if trial and _numbers(after) != _numbers(before):
         found.append(_sample(trial, phase, after))
     known = {t["name"] for t in before.get("trials") or ()}
     found += [_trial_ended(t) for t in after.get("trials") or () if t["name"] not in known]
-    if after.get("phase") == "Evaluating" and before.get("phase") != "Evaluating":
+    if after.get("phase") == EVALUATING and before.get("phase") != EVALUATING:
         found.append(p.Evaluating("evaluating the history"))
     return found
 

@@ -10,6 +10,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.status import Condition
 from testbed_runtime.api.views import Pod, Resource, Testbed
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS, POD_BACKEND, PROCESS_BACKENDS
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.registry import Capabilities
 from testbed_runtime.kube import checkpoint
@@ -36,12 +37,11 @@ PACKETS_OFF = "the testbed has no agent with NET_ADMIN; set testbed.pods.packetF
 
 def capabilities(*, packet_faults: bool) -> Capabilities:
     """Return the fault backends in a cluster. With packet faults the pod's agent uses what the kernel supports."""
-    packets = ("nfqueue", "nftables")
+    offered = (*PROCESS_BACKENDS, POD_BACKEND)
     if packet_faults:
         missing = {"netem": "the agent uses it where the kernel supports it"}
-        return Capabilities("kubernetes", ("channel", "proxy", "supervisor", "kubernetes", *packets), missing)
-    missing = dict.fromkeys(("netem", *packets), PACKETS_OFF)
-    return Capabilities("kubernetes", ("channel", "proxy", "supervisor", "kubernetes"), missing)
+        return Capabilities("kubernetes", (*offered, "nfqueue", "nftables"), missing)
+    return Capabilities("kubernetes", offered, dict.fromkeys(PACKET_BACKENDS, PACKETS_OFF))
 
 
 @dataclass(frozen=True, slots=True)

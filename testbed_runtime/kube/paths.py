@@ -34,10 +34,10 @@ _RESOURCES: dict[tuple[str, str], Resource] = {
     ("coordination.k8s.io/v1", "Lease"): Resource("leases"),
     ("policy/v1", "PodDisruptionBudget"): Resource("poddisruptionbudgets"),
     ("networking.k8s.io/v1", "NetworkPolicy"): Resource("networkpolicies"),
-    ("rbac.authorization.k8s.io/v1", "Role"): Resource("roles"),
-    ("rbac.authorization.k8s.io/v1", "RoleBinding"): Resource("rolebindings"),
-    ("rbac.authorization.k8s.io/v1", "ClusterRole"): Resource("clusterroles", namespaced=False),
-    ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding"): Resource("clusterrolebindings", namespaced=False),
+    (naming.RBAC_VERSION, "Role"): Resource("roles"),
+    (naming.RBAC_VERSION, "RoleBinding"): Resource("rolebindings"),
+    (naming.RBAC_VERSION, "ClusterRole"): Resource("clusterroles", namespaced=False),
+    (naming.RBAC_VERSION, "ClusterRoleBinding"): Resource("clusterrolebindings", namespaced=False),
     ("authorization.k8s.io/v1", "SelfSubjectAccessReview"): Resource(
         "selfsubjectaccessreviews", namespaced=False
     ),

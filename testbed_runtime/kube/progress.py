@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import (
     COMPLETE,
+    EVALUATING,
     MAX_TEXT,
     MAX_TRIALS,
     STATUS_KEY,
@@ -106,7 +107,7 @@ class RunStatus:
             case p.TrialEnded():
                 self._ended(event)
             case p.Evaluating():
-                self._set(phase="Evaluating", trial="", trial_phase="", message=event.text.strip())
+                self._set(phase=EVALUATING, trial="", trial_phase="", message=event.text.strip())
             case p.RunEnded():
                 self._set(message="")
 

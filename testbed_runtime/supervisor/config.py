@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from testbed_runtime.core.faults.vocabulary import PROCESS_BACKENDS
 from testbed_runtime.process.config import ConfigFile
 
 
@@ -23,7 +24,7 @@ class SupervisorConfig(ConfigFile):
     owned: bool = True
     """End when stdin closes. In a pod stdin is not a pipe of the parent."""
     seed: int = 1
-    backends: tuple[str, ...] = ("channel", "proxy", "supervisor")
+    backends: tuple[str, ...] = PROCESS_BACKENDS
     """The fault backends that this supervisor carries out."""
     echo_bind: tuple[str, int] = ("127.0.0.1", 0)
     first_incarnation: int = 1

@@ -14,7 +14,7 @@ from headgate_operator.plan.faulttarget import TestbedState, as_planned, needs_a
 from headgate_operator.plan.model import Ask, Key, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import to_json
+from testbed_runtime.api.status import PLANNED, to_json
 from testbed_runtime.api.views import Fault, Pod, Resource, Secret, Testbed
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.ids import JOBMANAGER, is_task_manager
@@ -54,7 +54,7 @@ class FaultHandler(Handler):
     def plan(self, observed: planner.Observed, settings: Settings, now: float) -> Plan:
         """Read the other claims and add this one without an await in between."""
         made = planner.plan(replace(observed, others=_with_claims(observed)), settings, now)
-        if made.status is not None and made.status.phase == "Planned":
+        if made.status is not None and made.status.phase == PLANNED:
             observed.claims[_key(observed.fault)] = {**observed.object, "status": to_json(made.status)}
         return made
 

@@ -11,12 +11,11 @@ from headgate_operator.plan import scenariorun as planner
 from headgate_operator.plan.model import Ask, Key, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import RunReport
-from testbed_runtime.api.views import ConfigMap, M, Pod, Resource, Run, Testbed, seconds
+from testbed_runtime.api.status import SUSPENDED, RunReport
+from testbed_runtime.api.views import ConfigMap, M, Pod, Resource, Run, Study, Testbed, seconds
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.fanout import PACKETS, Agent
 
-RBAC = "rbac.authorization.k8s.io/v1"
 KindAndName = tuple[str, str]
 
 
@@ -30,7 +29,7 @@ class ScenarioRunHandler(Handler):
             return None
         spark = objects_runs.spark_name(run)
         names = (naming.runner_name(key.name), naming.recorder_name(key.name), spark)
-        pods = await _named(context, namespace, [("v1", "Pod", name) for name in names])
+        pods = await named(context, namespace, [("v1", "Pod", name) for name in names])
         # read after the pods: once the runner is gone, no further testbed is created
         listed = await cluster.list(
             naming.API_VERSION, "Testbed", namespace, labels={naming.LABEL_RUN: key.name}
@@ -38,8 +37,8 @@ class ScenarioRunHandler(Handler):
         unfinished, last_end = await _batch(context, run) if ("Pod", spark) in pods else (0, 0.0)
         report, status_map = await report_of(context, run, RunReport)
         active = not run.finished and not run.terminating
-        shared = await _named(context, namespace, _shared(context, run, spark)) if active else {}
-        own = await _named(context, namespace, _own(context, key.name)) if active else {}
+        shared = await named(context, namespace, _shared(context, run, spark)) if active else {}
+        own = await named(context, namespace, _own(context, key.name)) if active else {}
         taken = _taken(run, {**pods, **own, **status_map})
         return planner.Observed(
             run,
@@ -95,9 +94,10 @@ def _taken(run: Run, found: Mapping[KindAndName, Resource]) -> set[KindAndName]:
     return {key for key, obj in found.items() if key != shared and not obj.owned_by(run)}
 
 
-async def _named(
+async def named(
     context: Context, namespace: str, wanted: Sequence[tuple[str, str, str]]
 ) -> dict[KindAndName, Resource]:
+    """Return those of the wanted objects that exist."""
     found: dict[KindAndName, Resource] = {}
     for api_version, kind, name in wanted:
         obj = await context.cluster.get(api_version, kind, namespace, name)
@@ -116,11 +116,12 @@ def _own(context: Context, run: str) -> list[tuple[str, str, str]]:
 
 def _shared(context: Context, run: Run, spark: str) -> list[tuple[str, str, str]]:
     found = [("v1", "Secret", naming.token_name(spark)), ("v1", "Service", spark)]
-    if context.settings.cluster_wide:
-        for name in (naming.RUNNER_ACCOUNT, *([naming.SPARK_ACCOUNT] if run.executors else [])):
-            role = objects_runs.role_of_account(name, context.settings)
-            found += [("v1", "ServiceAccount", name), (RBAC, "RoleBinding", role)]
-    return found
+    return found + account_keys(context, run)
+
+
+def account_keys(context: Context, owner: Run | Study) -> list[tuple[str, str, str]]:
+    manifests = objects_runs.accounts(owner, context.settings)
+    return [(m["apiVersion"], m["kind"], m["metadata"]["name"]) for m in manifests]
 
 
 async def _batch(context: Context, run: Run) -> tuple[int, float]:
@@ -138,7 +139,7 @@ async def _batch(context: Context, run: Run) -> tuple[int, float]:
 
 def _idle(run: Run) -> bool:
     """Whether the run was suspended before it started, or is being deleted."""
-    return run.status.phase == "Suspended" or run.terminating
+    return run.status.phase == SUSPENDED or run.terminating
 
 
 async def _claim_modes(context: Context, run: Run) -> tuple[str, ...] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headgate_operator import objects_runs
 from headgate_operator.handler import Context, Handler
-from headgate_operator.handlers.scenariorun import RBAC, report_of
+from headgate_operator.handlers.scenariorun import account_keys, named, report_of
 from headgate_operator.plan import scenario, study
 from headgate_operator.plan.model import Key, Plan
 from headgate_operator.settings import Settings
@@ -17,23 +17,17 @@ class StudyHandler(Handler):
     kind = "TuningStudy"
 
     async def observe(self, context: Context, key: Key) -> study.Observed | None:
-        cluster, namespace = context.cluster, key.namespace
+        namespace = key.namespace
         found = await context.find(Study, key.kind, namespace, key.name)
         if found is None:
             return None
         if found.terminating:
             return study.Observed(found)
-        shared = set()
-        if context.settings.cluster_wide:
-            account = naming.STUDY_ACCOUNT
-            role = objects_runs.role_of_account(account, context.settings)
-            for api_version, kind, name in (("v1", "ServiceAccount", account), (RBAC, "RoleBinding", role)):
-                if await cluster.get(api_version, kind, namespace, name) is not None:
-                    shared.add((kind, name))
+        shared = frozenset(await named(context, namespace, account_keys(context, found)))
         pod = await context.find(Pod, "Pod", namespace, objects_runs.study_pod_name(key.name))
         own = pod if pod is not None and pod.owned_by(found) else None
         report, _ = await report_of(context, found, StudyReport)
-        return study.Observed(found, own, report, frozenset(shared))
+        return study.Observed(found, own, report, shared)
 
     def plan(self, observed: study.Observed, settings: Settings, now: float) -> Plan:
         return study.plan(observed, settings, now)

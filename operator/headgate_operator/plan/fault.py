@@ -38,7 +38,7 @@ from headgate_operator.plan.model import (
 )
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import COMPLETE, REJECTED, FaultStatus
+from testbed_runtime.api.status import ACTIVE, COMPLETE, PLANNED, REJECTED, FaultStatus
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.api.views import Fault, Manifest, Pod, seconds
 from testbed_runtime.core.errors import HeadgateError, UserError
@@ -214,7 +214,7 @@ def _agents(observed: Observed, testbed: TestbedState, resolved: Resolved, now: 
     waits = [p for p in resolved.parts if not _has_ended(observed, p, again, now)]
     if waits and now < deadline + OVERTIME_S:
         status = faultstatus.active(observed.fault, observed.views, now)
-        began = observed.phase == "Planned" and status.phase == "Active"
+        began = observed.phase == PLANNED and status.phase == ACTIVE
         events = [Emit("Normal", "Injected", f"{resolved.fault.kind} by {resolved.backend}")] if began else []
         return Plan((*events, *_effect_events(observed, status)), status, LOOK_S)
     text = "; ".join(f"{p.agent}: {_view(observed, p).error or 'it did not report the end'}" for p in waits)
@@ -279,7 +279,7 @@ def _refused_by_agent(views: Mapping[Agent, View]) -> str:
 def _how(observed: Observed) -> str:
     known = [v for v in observed.views.values() if v.known]
     if not known:
-        return "TargetRestarted" if observed.phase == "Active" else "NeverInjected"
+        return "TargetRestarted" if observed.phase == ACTIVE else "NeverInjected"
     return "Ended"
 
 

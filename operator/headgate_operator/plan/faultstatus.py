@@ -11,7 +11,15 @@ from msgspec.structs import replace
 from headgate_operator.agents import View
 from headgate_operator.plan.conditions import moment, no, rfc3339, unknown, with_conditions, yes
 from headgate_operator.plan.faulttarget import Resolved
-from testbed_runtime.api.status import COMPLETE, MAX_TARGETS, REJECTED, Condition, FaultStatus
+from testbed_runtime.api.status import (
+    ACTIVE,
+    COMPLETE,
+    MAX_TARGETS,
+    PLANNED,
+    REJECTED,
+    Condition,
+    FaultStatus,
+)
 from testbed_runtime.api.views import Fault, seconds
 from testbed_runtime.faults.fanout import Agent
 
@@ -77,7 +85,7 @@ def planned(
 ) -> FaultStatus:
     """Return the status that is written before anything is injected. Results of an earlier attempt are reset."""
     status = replace(
-        _chosen(fault, resolved, text), phase="Planned", message=text, pods=dict(pods), planned_at=rfc3339(now),
+        _chosen(fault, resolved, text), phase=PLANNED, message=text, pods=dict(pods), planned_at=rfc3339(now),
         deadline=moment(deadline), reason="", ended_at=None, injected_at=None, held=(), verified=None, measured={},
         residue={}, problem="",
     )  # fmt: skip
@@ -95,13 +103,13 @@ def planned(
 def active(fault: Fault, views: _Views, now: float, *, began: bool = False) -> FaultStatus:
     """Return the status with what the agents report now."""
     before = fault.status
-    injected = began or before.phase == "Active" or any(v.row("injected") for v in views.values())
+    injected = began or before.phase == ACTIVE or any(v.row("injected") for v in views.values())
     if not injected:
         return before
     deadline = _deadline(before, views, now)
     status = replace(
         _with_measurements(before, views),
-        phase="Active",
+        phase=ACTIVE,
         deadline=moment(deadline),
         remaining=remaining(max(0.0, deadline - now)),
         injected_at=before.injected_at or moment(now),

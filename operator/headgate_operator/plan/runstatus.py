@@ -11,9 +11,11 @@ from headgate_operator.plan.model import Emit
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import (
     COMPLETE,
+    EVALUATING,
     MAX_TEXT,
     MAX_TRIALS,
     RECORDER_LOST,
+    SUSPENDED,
     Condition,
     FaultResult,
     RunReport,
@@ -51,7 +53,7 @@ def running(
         status = replace(status, runner_starts=before.runner_starts + 1, runner_uid=runner.uid)
     if recorder is not None and recorder.uid != before.recorder_uid:
         status = replace(status, recorder_starts=before.recorder_starts + 1, recorder_uid=recorder.uid)
-    if phase == "Evaluating" and not (spark is not None and spark.containers_run):
+    if phase == EVALUATING and not (spark is not None and spark.containers_run):
         ready = no("Ready", "SparkNotReady", "the evaluation waits for the Spark pod")
     elif runner is not None and runner.containers_run:
         ready = yes("Ready", "Running", "the runner is at work")
@@ -89,7 +91,7 @@ def blocked(run: Run, taken: Sequence[str], now: float) -> ScenarioRunStatus:
 def suspended(run: Run, now: float) -> ScenarioRunStatus:
     """Return the status of a run for which nothing was created yet."""
     text = "spec.suspend is true; set it to false to start the run"
-    return with_conditions(run, replace(run.status, phase="Suspended", progress=""), [
+    return with_conditions(run, replace(run.status, phase=SUSPENDED, progress=""), [
         yes("Accepted", "Valid"),
         no("Reconciling", "Suspended", text),
         no("Ready", "Suspended", text),
@@ -178,7 +180,7 @@ def events(before: ScenarioRunStatus, after: ScenarioRunStatus) -> list[Emit]:
     earlier = {fault.name: fault for fault in before.faults}
     for fault in after.faults:
         found += _fault_events(earlier.get(fault.name), fault)
-    if after.phase == "Evaluating" and before.phase != "Evaluating":
+    if after.phase == EVALUATING and before.phase != EVALUATING:
         found.append(Emit("Normal", "Evaluating", "the trials are done"))
     if after.phase == COMPLETE and before.phase != COMPLETE:
         bad = after.verdict in (str(Verdict.ERROR), str(Verdict.FAIL))

@@ -144,7 +144,7 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
     actions: list[Action] = [
         *_first_events(findings),
         *runstatus.events(run.status, status),
-        *_namespace_accounts(observed, settings),
+        *map(Create, objects_runs.missing_accounts(observed.run, observed.shared, settings)),
         *_spark_objects(observed, settings),
         *_own_objects(observed, settings),
         *_runner(observed, settings),
@@ -268,12 +268,6 @@ def _join_owners(run: Run, existing: Resource, kind: str) -> list[Action]:
     version = existing.metadata.get("resourceVersion")
     patch = {"metadata": {"ownerReferences": owners, "resourceVersion": version}}
     return [Patch("v1", kind, run.namespace, existing.name, patch)]
-
-
-def _namespace_accounts(observed: Observed, settings: Settings) -> list[Action]:
-    names = [naming.RUNNER_ACCOUNT, *([naming.SPARK_ACCOUNT] if observed.run.executors else [])]
-    missing = objects_runs.accounts(observed.run.namespace, names, observed.shared, settings)
-    return [Create(manifest) for manifest in missing]
 
 
 def _history(observed: Observed) -> runstatus.History:

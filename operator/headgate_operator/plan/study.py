@@ -11,7 +11,7 @@ from headgate_operator.plan.conditions import clip, no, rfc3339, with_conditions
 from headgate_operator.plan.model import Action, Create, Emit, Plan, delete, given_up_because
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import COMPLETE, REJECTED, StudyReport, TuningStudyStatus, carried
+from testbed_runtime.api.status import COMPLETE, REJECTED, SUSPENDED, StudyReport, TuningStudyStatus, carried
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.api.views import Manifest, Pod, Study
 
@@ -48,7 +48,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         return Plan(status=_going(observed, report, "Suspended", now))
     if lost := given_up_because(observed.pod, study.status.pod_starts, "the study"):
         return _ended(study, replace(report, reason="PodLost", message=lost), now)
-    accounts = objects_runs.accounts(study.namespace, [naming.STUDY_ACCOUNT], observed.shared, settings)
+    accounts = objects_runs.missing_accounts(study, observed.shared, settings)
     actions = [*map(Create, accounts), *_pod(observed, settings)]
     return Plan(tuple(actions), _going(observed, report, report.phase or "Starting", now), LOOK_S)
 
@@ -80,7 +80,7 @@ def _going(observed: Observed, report: StudyReport, phase: str, now: float) -> T
     status = replace(_mirrored(before, observed.report), phase=phase)
     if pod is not None and pod.uid != before.pod_uid:
         status = replace(status, pod_starts=before.pod_starts + 1, pod_uid=pod.uid)
-    is_suspended = phase == "Suspended"
+    is_suspended = phase == SUSPENDED
     if not is_suspended:
         status = replace(status, started_at=before.started_at or rfc3339(now))
     is_up = pod is not None and pod.phase == "Running"

@@ -172,6 +172,8 @@ class Kind:
 
 POD_BACKEND = "kubernetes"
 PACKET_BACKENDS = ("netem", "nfqueue", "nftables")
+PROCESS_BACKENDS = ("channel", "proxy", "supervisor")
+"""Backends that need no privilege: Headgate's own processes carry them out."""
 BACKENDS: Mapping[str, str] = {
     "channel": "interceptor inside the process's transport and mailboxes; no privilege",
     "proxy": "userspace proxy in the path of every connection; no privilege",
