@@ -544,3 +544,42 @@ def test_a_timeout_names_the_option_of_its_version(version: str, key: str) -> No
     """NetworkBufferPool.internalRequestMemorySegments."""
     pool = NetworkBufferPool(8, 32, timeout_key=Options({}, flink_version=version).buffers_timeout_key())
     assert pool.timeout_error(0.05).message.endswith(f"which is 50ms by setting the key '{key}'.")
+
+
+def test_D_11_no_exclusive_segments_change_nothing_and_a_negative_number_is_refused() -> None:
+    """requestUnpooledMemorySegments(0) returns before it redistributes: a pool keeps the size that somebody gave it."""
+    network = NetworkBufferPool(8, 32)
+    pool = network.create_buffer_pool(1, 8)
+    pool.set_num_buffers(3)
+    assert network.request_unpooled(0).poll() == []
+    assert (pool.size, network.required) == (3, 1)
+    with pytest.raises(FlinkError, match="Number of buffers to request must be non-negative"):
+        network.request_unpooled(-1)
+    assert (pool.size, network.required) == (3, 1)
+
+
+def test_D_11_exclusive_segments_that_come_back_resize_the_pools_whatever_their_size_was() -> None:
+    """Also a pool that had its maximum before somebody made it smaller."""
+    network = NetworkBufferPool(8, 32)
+    segments = network.request_unpooled(2).poll()
+    assert segments is not None
+    pool = network.create_buffer_pool(1, 4)
+    assert pool.size == 4
+    pool.set_num_buffers(2)
+    network.recycle_unpooled(segments)
+    assert pool.size == 4
+
+
+def test_E_19_a_destroyed_pool_counts_as_available() -> None:
+    """lazyDestroy completes the future: what waits asks, and is cancelled. Recycling does not change that."""
+    network = NetworkBufferPool(4, 32)
+    pool = network.create_buffer_pool(1, 1)
+    builder = pool.request_builder()
+    assert builder is not None
+    assert not pool.is_available
+    pool.destroy()
+    assert pool.is_available
+    builder.release()
+    assert (pool.is_available, pool.available_segments, network.free) == (True, 0, 4)
+    with pytest.raises(FlinkError, match="Buffer pool has already been destroyed"):
+        pool.request_builder()

@@ -326,6 +326,33 @@ def test_B_05_a_local_channel_asks_again_after_its_backoff() -> None:
         gate.poll()
 
 
+def test_A_19_a_failed_channel_announces_no_credit() -> None:
+    """Flink's notifyCreditAvailable raises the channel's error: neither the refused buffer nor a free one becomes credit."""
+    consumer = Consumer()
+    consumer.connect()
+    deliver(consumer.client, data_frame(0, 0, 0))
+    taken = consumer.gate.poll()
+    assert taken is not None
+    assert isinstance(taken[1], Buffer)
+    consumer.sent()
+    deliver(consumer.client, data_frame(0, 29, 0))
+    taken[1].recycle()
+    assert consumer.sent() == []
+    assert consumer.channel().unannounced_credit == 1
+
+
+def test_A_19_nothing_follows_a_blocking_event_with_a_backlog() -> None:
+    """It is refused before it counts in the sequence, so the next element is a gap."""
+    consumer = Consumer()
+    consumer.connect()
+    event, kind = encode_event(barrier(1)), DataType.ALIGNED_CHECKPOINT_BARRIER
+    deliver(consumer.client, BufferResponse(receiver_id(0), 0, 0, 1, kind, event))
+    deliver(consumer.client, data_frame(0, 1, 0))
+    assert consumer.channel().queued == 0
+    with pytest.raises(FlinkError, match="Illegal number of backlog: 1, should be 0"):
+        consumer.gate.poll()
+
+
 def test_B_05_a_local_channel_skips_empty_buffers() -> None:
     """Without exclusive buffers a subpartition hands out what was read before it was finished: LocalInputChannel takes the next one."""
     network = NetworkBufferPool(8, 32)

@@ -7,7 +7,7 @@ from exchange_model import barrier
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.buffers import BufferBuilder, MemorySegment
-from testbed_runtime.core.exchange.events import AlignmentType, encode_event
+from testbed_runtime.core.exchange.events import AlignmentType, data_type_of, encode_event
 from testbed_runtime.core.exchange.frames import DataType
 from testbed_runtime.core.exchange.subpartition import PipelinedSubpartition, SubpartitionView
 
@@ -21,6 +21,9 @@ class Owner:
 
     def on_all_data_processed(self, index: int) -> None:
         self.reports.append(f"processed {index}")
+
+    def on_barrier_sent(self, index: int) -> None:
+        del index
 
     def on_consumed(self, index: int) -> None:
         self.reports.append(f"consumed {index}")
@@ -166,6 +169,33 @@ def test_a_priority_event_overtakes_also_in_a_blocked_subpartition() -> None:
     assert bench.poll() == (DataType.PRIORITIZED_EVENT_BUFFER, 0, NONE, 2)
     assert bench.poll() == (DataType.PRIORITIZED_EVENT_BUFFER, 0, NONE, 3)
     assert bench.poll() is None
+
+
+def test_a_flush_of_a_lone_priority_event_flushes_the_data_that_follows() -> None:
+    """PipelinedSubpartition.flush looks at the only element, whatever it is, and remembers the request until the queue is read."""
+    bench = Bench()
+    bench.event(1, AlignmentType.UNALIGNED)
+    before = bench.notified
+    bench.subpartition.flush()
+    assert bench.notified == before + 1
+    bench.data(finished=False)
+    assert bench.poll() == (DataType.PRIORITIZED_EVENT_BUFFER, 1, DATA, 0)
+    assert bench.poll() == (DATA, 0, NONE, 1)
+
+
+def test_I_05_only_the_newest_barrier_can_time_out() -> None:
+    """PipelinedSubpartition keeps one channelStateFuture: a newer barrier fails the older one, and each overtakes once."""
+    bench = Bench()
+    for number in (1, 2):
+        bench.data()
+        event = barrier(number, alignment_timeout_ms=10)
+        bench.subpartition.add(BufferBuilder.of_event(encode_event(event), data_type_of(event)))
+    assert bench.subpartition.overtake(1) is None
+    assert bench.subpartition.overtake(2) == (b"x", b"x")
+    assert (bench.subpartition.overtake(2), bench.subpartition.overtake(1)) == (None, None)
+    types = [polled[0] for _ in range(4) if (polled := bench.poll()) is not None]
+    timeoutable = DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER
+    assert types == [DataType.PRIORITIZED_EVENT_BUFFER, DATA, timeoutable]  # which blocks the rest
 
 
 def test_until_2_2_a_priority_event_waits_in_a_blocked_subpartition() -> None:

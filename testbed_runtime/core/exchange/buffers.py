@@ -172,8 +172,11 @@ class NetworkBufferPool:
     def request_unpooled(self, count: int, *, now: float = 0.0, timeout_s: float = 0.0) -> SegmentRequest:
         """Reserve exclusive segments at once; the request's `poll` collects them. Raises FlinkError IOException if there
         can never be enough."""
-        self._promise(count)
-        self._redistribute()
+        if count < 0:
+            raise FlinkError("IllegalArgumentException", "Number of buffers to request must be non-negative.")
+        if count:
+            self._promise(count)
+            self._redistribute()
         return SegmentRequest(self, count, now + timeout_s, timeout_s, unpooled=True)
 
     def recycle(self, segment: MemorySegment) -> None:
@@ -188,6 +191,11 @@ class NetworkBufferPool:
         if not self._all_full:  # otherwise no pool can grow
             self._redistribute()
         self._notify()
+
+    def on_resized(self) -> None:
+        """A pool has another size: unless this pool gave it, the next redistribution may change it again."""
+        if not self._redistributing:
+            self._all_full = False
 
     def drain_warnings(self) -> list[str]:
         """Return Flink's messages about memory usage since the last call, and clear them."""
@@ -359,8 +367,8 @@ class LocalBufferPool:
 
     @property
     def is_available(self) -> bool:
-        """Whether a segment is free and no subpartition has reached its maximum."""
-        return bool(self._available) and not self._saturated
+        """Whether a segment is free and no subpartition has reached its maximum, or a request would raise: nothing has to wait."""
+        return (bool(self._available) and not self._saturated) or self.destroyed
 
     @property
     def overdraft(self) -> int:
@@ -379,7 +387,7 @@ class LocalBufferPool:
 
     def when_available(self, callback: Callback) -> None:
         """Call back once when the pool is available or destroyed, immediately if it already is."""
-        if (self._available and not self._saturated) or self.destroyed:
+        if self.is_available:
             callback()
         else:
             self._waiters.append(callback)
@@ -529,6 +537,7 @@ class LocalBufferPool:
             text = f"Buffer pool needs at least {self.required} buffers, but tried to set to {count}"
             raise FlinkError("IllegalArgumentException", text)
         self.size = min(count, self.maximum)
+        self._network.on_resized()
         while self.requested > self.size and self._available:
             self.requested -= 1
             self._network.recycle(self._available.popleft())

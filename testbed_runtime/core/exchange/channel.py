@@ -214,14 +214,15 @@ class RemoteInputChannel(_InputChannel):
     def on_buffer(self, buffer: Buffer, sequence: int, backlog: int) -> None:
         """Handle an element of the subpartition, a data buffer or an event. Ownership passes to the channel."""
         if self.is_released or sequence != self._expected:
-            buffer.recycle()
             self._refuse(sequence)
+            buffer.recycle()
             return
         self._expected = next_sequence_number(sequence)
         self.answered = True
         data_type = buffer.data_type
         if not data_type.is_buffer:
             if data_type.is_blocking_upstream and not self._may_block(buffer, backlog):
+                self._expected = sequence  # what follows is refused
                 return
             self._queue_event(buffer, sequence)
         else:
@@ -399,8 +400,8 @@ class RemoteInputChannel(_InputChannel):
         return self._manager.take_unannounced()
 
     def on_credit(self) -> None:
-        """Announce new credit."""
-        if self._client is not None and not self.is_released:
+        """Announce new credit, unless the channel has failed."""
+        if self._client is not None and self.error is None and not self.is_released:
             self._client.announce_credit(self)
 
     def release(self) -> None:

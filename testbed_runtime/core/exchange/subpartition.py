@@ -137,6 +137,7 @@ class PipelinedSubpartition:
         "_priority",
         "_released",
         "_sequence",
+        "_timeoutable",
         "_was_read",
         "backlog_buffers",
         "buffer_size",
@@ -178,6 +179,8 @@ class PipelinedSubpartition:
         self._released = False
         self._was_read = False
         self._sequence = 0
+        self._timeoutable: BufferBuilder | None = None
+        """The newest barrier that may time out, while it is queued. Older ones that were aborted cannot."""
 
     def __len__(self) -> int:
         return len(self._priority) + len(self._buffers)
@@ -218,6 +221,8 @@ class PipelinedSubpartition:
         self._buffers.append(element)
         if element.is_buffer:
             self.backlog_buffers += 1
+        elif element.data_type is DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER:
+            self._timeoutable = element
         self._finished = last
         if last or not (self._flush_requested or self._blocked):
             size = len(self._priority) + len(self._buffers)
@@ -254,22 +259,23 @@ class PipelinedSubpartition:
     def overtake(self, checkpoint_id: int) -> tuple[bytes, ...] | None:
         """Let the queued barrier of a checkpoint overtake the data before it. Return copies of that data, or None if the
         barrier is not queued."""
-        for position, element in enumerate(self._buffers):
-            if element.data_type is DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER:
-                barrier = decode_event(element.unread())
-                if isinstance(barrier, CheckpointBarrier) and barrier.checkpoint_id == checkpoint_id:
-                    del self._buffers[position]
-                    unaligned = encode_event(barrier.as_unaligned())
-                    self._add_priority(BufferBuilder.of_event(unaligned, DataType.PRIORITIZED_EVENT_BUFFER))
-                    return self._unread(self._buffers[:position])
-        return None
+        element = self._timeoutable
+        barrier = None if element is None else decode_event(element.unread())
+        if not isinstance(barrier, CheckpointBarrier) or barrier.checkpoint_id != checkpoint_id:
+            return None
+        self._timeoutable = None
+        position = next(i for i, queued in enumerate(self._buffers) if queued is element)
+        del self._buffers[position]
+        unaligned = encode_event(barrier.as_unaligned())
+        self._add_priority(BufferBuilder.of_event(unaligned, DataType.PRIORITIZED_EVENT_BUFFER))
+        return self._unread(self._buffers[:position])
 
     def flush(self, reason: SendReason = SendReason.TIMEOUT) -> None:
         """Make written data readable before its buffer is full. This only notifies the reader."""
         if self._flush_requested or not (self._buffers or self._priority):
             return
         size = len(self)
-        single = size == 1 and bool(self._buffers) and self._buffers[0].readable > 0
+        single = size == 1 and (bool(self._priority) or self._buffers[0].readable > 0)
         self._flush_requested, self._flush_reason = size > 1 or single, reason
         if single and not self._blocked:
             self._notify()
@@ -284,6 +290,7 @@ class PipelinedSubpartition:
             element.release()
         self._priority.clear()
         self._buffers.clear()
+        self._timeoutable = None
         self.backlog_buffers = 0
 
     def _notify(self) -> None:
@@ -388,6 +395,8 @@ class PipelinedSubpartition:
         if data_type is not _DATA_BUFFER:
             self._blocked = self._blocked or data_type.is_blocking_upstream
             if data_type is DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER:
+                if element is self._timeoutable:
+                    self._timeoutable = None
                 self._owner.on_barrier_sent(self.index)
             self.end_delivered = self.end_delivered or data_type is DataType.END_OF_PARTITION
         sequence = self._sequence
