@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from exchange_model import Exchange, barrier
+from exchange_model import Consumer, Exchange, barrier
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -190,3 +190,18 @@ def test_data_still_arrives_after_a_flush_that_found_only_priority_events(exclus
     exchange.partition.flush_all()
     assert exchange.run() == [(0, b"x")]
     exchange.close()
+
+
+def test_A_06_a_released_channel_refuses_a_floating_buffer_and_still_counts_as_waiting() -> None:
+    """BufferManager.notifyBufferAvailable returns before it looks at its flag; the next listener gets the buffer."""
+    consumer = Consumer(channels=2, floating=(1, 1))
+    consumer.connect()
+    held = consumer.pool.request()
+    assert held is not None
+    first, second = consumer.channel(0), consumer.channel(1)
+    for channel in (first, second):
+        channel.on_sender_backlog(1)
+    first.release()
+    held.recycle()
+    managers = [channel.buffers for channel in (first, second)]
+    assert [(m.waiting, m.available_floating) for m in managers if m is not None] == [(True, 0), (False, 1)]

@@ -210,9 +210,11 @@ class BufferManager:
 
     def _offered(self, segment: MemorySegment) -> bool:
         """Handle a segment offered by the pool. Return False if it is no longer needed."""
+        if self._released:
+            return False
         self.waiting = False
         needed = self.required - len(self._floating) - len(self._exclusive)
-        if self._released or needed <= 0:
+        if needed <= 0:
             return False
         self._floating.append(segment)
         self._add_credit(1 + (self._take_floating() if needed > 1 else 0))
