@@ -57,6 +57,7 @@ def run_job(java: list[str], rest: int, asked: argparse.Namespace, timeout: int,
     row = {"timeout_ms": timeout, "parallelism": asked.parallelism, "rate": asked.rate}
     row["seconds"] = statistics.mean((s[-1]["wall"] - s[first]["wall"]) / 1e9 for s in found)
     names = ("records_out", "records_in", "buffers", "cpu", *(f"cpu_{kind}" for kind in KINDS))
+    names += tuple(f"wakeups_{kind}" for kind in KINDS)
     for name in names:
         row[name] = sum(s[-1].get(name, 0) - s[first].get(name, 0) for s in found)
     placed = [(s[-1]["sources"], s[-1]["sinks"]) for s in found]
@@ -83,6 +84,8 @@ def measure(asked: argparse.Namespace) -> None:
                         f"{row['cpu'] / records:>8.0f} ns of CPU/record  "
                         f"{1000 * row['buffers'] / records:>7.2f} buffers/1000  "
                         + " ".join(f"{k} {row[f'cpu_{k}'] / records:.0f}" for k in KINDS)
+                        + "  wake-ups/1000 "
+                        + " ".join(f"{k} {1000 * row[f'wakeups_{k}'] / records:.2f}" for k in KINDS)
                         + f"  latency {row['latency_ms']} ms",
                         flush=True,
                     )
@@ -90,34 +93,55 @@ def measure(asked: argparse.Namespace) -> None:
 
 
 def fit(rows: list[dict]) -> dict[str, float]:
-    """Return the prices in seconds that fit the runs best, by the squares of the relative errors of the time per record."""
-    busy = [row for row in rows if not row["rate"] and row["timeout_ms"] != 0]
-    timed = [row for row in rows if row["timeout_ms"] > 0]
+    """Return the prices in seconds that fit the runs best, by the squares of the relative errors of the time per record.
+
+    Records, bytes and the buffers of busy cores from the runs at saturation, buffers of free cores from the others."""
+    each = [row for row in rows if row["timeout_ms"] == 0]
     rows = [row for row in rows if row["timeout_ms"] != 0]
-    records, buffers = [1.0] * len(rows), [row["buffers"] / row["records_in"] for row in rows]
-    record_in, buffer_in = solve(rows, "sink", records, buffers)
-    network_record, network_buffer = solve(rows, "netty", records, buffers)
+    busy, free = [r for r in rows if not r["rate"]], [r for r in rows if r["rate"]]
+    timed = [row for row in rows if row["timeout_ms"] > 0]
+    record_in, shared_in = solve(busy, "sink", per_record(busy), per_buffer(busy))
+    network_record, network_shared = solve(busy, "netty", per_record(busy), per_buffer(busy))
+    [buffer_in] = solve(free, "sink", per_buffer(free), less=record_in)
+    [network_buffer] = solve(free, "netty", per_buffer(free), less=network_record)
     runs = [
         row["parallelism"] * row["seconds"] / (row["timeout_ms"] / 1000) / row["records_in"] for row in timed
     ]
-    flush, flushed = solve(timed, "flusher", runs, [row["buffers"] / row["records_in"] for row in timed])
-    remote = statistics.mean(row["remote_channels"] / row["parallelism"] ** 2 for row in rows)
+    flush, flushed = solve(timed, "flusher", runs, per_buffer(timed))
+    ends = 2 * statistics.mean(row["remote_channels"] / row["parallelism"] ** 2 for row in rows)
+    record_out = source_s(busy)
     return {
-        "record_out_s": statistics.median(row["cpu_source"] / row["records_in"] for row in busy) / 1e9,
+        "record_out_s": record_out,
         "record_in_s": record_in,
         "buffer_in_s": buffer_in,
+        "shared_in_s": shared_in,
         "flushed_s": flushed,
         "flush_s": flush,
-        "network_buffer_s": network_buffer / remote / 2,
-        "network_byte_s": network_record / remote / 2 / WIRE_BYTES,
+        "flush_record_s": source_s(each) - record_out,
+        "network_buffer_s": network_buffer / ends,
+        "network_shared_s": network_shared / ends,
+        "network_byte_s": network_record / ends / WIRE_BYTES,
     }
 
 
-def solve(rows: list[dict], kind: str, *amounts: list[float]) -> list[float]:
-    """Return the price in seconds of each amount (per record)."""
+def source_s(rows: list[dict]) -> float:
+    """Return the median processor time of the sources for each record."""
+    return statistics.median(row["cpu_source"] / row["records_in"] for row in rows) / 1e9
+
+
+def per_record(rows: list[dict]) -> list[float]:
+    return [1.0] * len(rows)
+
+
+def per_buffer(rows: list[dict]) -> list[float]:
+    return [row["buffers"] / row["records_in"] for row in rows]
+
+
+def solve(rows: list[dict], kind: str, *amounts: list[float], less: float = 0.0) -> list[float]:
+    """Return the price in seconds of each amount (per record). `less` is the part of each record with a known price."""
     measured = np.array([row[f"cpu_{kind}"] / row["records_in"] / 1e9 for row in rows])
     weighted = np.array(amounts).T / measured[:, None]
-    return [float(price) for price in np.linalg.lstsq(weighted, np.ones(len(rows)), rcond=None)[0]]
+    return [float(price) for price in np.linalg.lstsq(weighted, 1 - less / measured, rcond=None)[0]]
 
 
 def main() -> None:

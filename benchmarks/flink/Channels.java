@@ -12,6 +12,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ArrayBlockingQueue;
 import java.util.concurrent.CopyOnWriteArrayList;
+import java.util.stream.Stream;
 import org.apache.flink.api.common.eventtime.WatermarkStrategy;
 import org.apache.flink.api.common.functions.OpenContext;
 import org.apache.flink.api.common.functions.RichMapFunction;
@@ -29,7 +30,7 @@ import org.apache.flink.streaming.api.functions.sink.v2.DiscardingSink;
 /**
  * Submits a source and a sink of the same parallelism, connected all-to-all, and prints the job's id: {@code Channels PORT
  * PARALLELISM BYTES TIMEOUT_MS RATE FOLDER}. A rate of 0 is as fast as it can. Each TaskManager appends a line a second to a
- * file in {@code FOLDER}: counters, processor time by kind of thread in ns, and some latencies in µs.
+ * file in {@code FOLDER}: counters, processor time in ns and wake-ups by kind of thread, and some latencies in µs.
  */
 public final class Channels {
 
@@ -160,7 +161,7 @@ public final class Channels {
             }
         }
 
-        private String line() {
+        private String line() throws java.io.IOException {
             Map<String, Long> values = new HashMap<>();
             values.put("wall", System.nanoTime());
             values.put("sources", (long) sources.size());
@@ -179,6 +180,7 @@ public final class Channels {
                     values.merge("cpu_" + kind(info.getThreadName()), Math.max(0, spent), Long::sum);
                 }
             }
+            wakeups(values);
             values.put(
                     "cpu",
                     ((com.sun.management.OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean())
@@ -188,6 +190,25 @@ public final class Channels {
             StringBuilder text = new StringBuilder("{\"latencies\": " + drained);
             values.forEach((name, value) -> text.append(", \"" + name + "\": " + value));
             return text.append("}").toString();
+        }
+
+        /** Adds how often the threads of each kind have waited: Linux counts that for each thread. */
+        private static void wakeups(Map<String, Long> values) throws java.io.IOException {
+            try (Stream<Path> threads = Files.list(Path.of("/proc/self/task"))) {
+                for (Path thread : (Iterable<Path>) threads::iterator) {
+                    try {
+                        String name = Files.readString(thread.resolve("comm"));
+                        for (String line : Files.readAllLines(thread.resolve("status"))) {
+                            if (line.startsWith("voluntary_ctxt_switches:")) {
+                                long count = Long.parseLong(line.substring(line.indexOf(':') + 1).trim());
+                                values.merge("wakeups_" + kind(name), count, Long::sum);
+                            }
+                        }
+                    } catch (java.nio.file.NoSuchFileException ended) {
+                        continue;
+                    }
+                }
+            }
         }
 
         /**

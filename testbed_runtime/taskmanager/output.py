@@ -52,6 +52,11 @@ class OutputFlusher:
         ticks = math.floor((time - self._origin) / self._interval_s) + 1
         return self._origin + ticks * self._interval_s
 
+    @property
+    def is_immediate(self) -> bool:
+        """Whether it flushes after each record."""
+        return self._interval_s == 0
+
     def runs(self, now: float) -> int:
         """Return how often the thread of Flink's flusher has run: at each tick, also if nothing was written."""
         if self._origin is None or self._interval_s <= 0:
@@ -107,6 +112,11 @@ class TaskOutput:
     def flushes(self) -> int:
         """How often the flusher has run until now."""
         return self._flusher.runs(asyncio.get_running_loop().time())
+
+    @property
+    def flushes_each(self) -> bool:
+        """Whether each record is flushed when it is emitted (a buffer timeout of 0)."""
+        return self._flusher.is_immediate
 
     @property
     def is_available(self) -> bool:

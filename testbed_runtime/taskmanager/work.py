@@ -66,6 +66,11 @@ class Cores:
         found = prices(options)
         return None if found is None else cls(found, cores(options, slots))
 
+    @property
+    def shared(self) -> bool:
+        """Whether tasks wait for a core."""
+        return bool(self._waiting)
+
     async def spend(self, owner: TaskWork, seconds: float) -> None:
         """Wait for a core, and until it has worked for this long."""
         core = next((c for c in self._cores if c.owner is owner), None)
@@ -134,14 +139,14 @@ class Cores:
 
     def send(self, size: int) -> float:
         """Charge the network thread for a buffer that it sends. Return how many seconds that keeps it busy."""
-        seconds = self.prices.of_network(size)
+        seconds = self.prices.of_network(size, shared=self.shared)
         self.buffers += 1
         self.charge(seconds)
         return seconds * self._slower
 
     def receive(self, size: int) -> None:
         """Charge the network thread for a buffer that it receives."""
-        self.charge(self.prices.of_network(size))
+        self.charge(self.prices.of_network(size, shared=self.shared))
 
 
 class TaskWork:
@@ -158,9 +163,16 @@ class TaskWork:
     async def pay(self) -> None:
         """Spend the price of the work since the last payment, once it is QUANTUM_S. The flusher's thread has its own time."""
         meter, output, prices = self._meter, self._output, self._cores.prices
-        done = Work(meter.records_out, meter.records_in, meter.buffers_in, output.flushed, output.flushes)
+        done = Work(
+            records_out=meter.records_out,
+            records_in=meter.records_in,
+            buffers_in=meter.buffers_in,
+            flushed=output.flushed,
+            flushes=output.flushes,
+            records_flushed=meter.records_out if output.flushes_each else 0,
+        )
         owed = done.since(self._paid)
-        task_s, flusher_s = prices.of_task(owed), prices.of_flusher(owed)
+        task_s, flusher_s = prices.of_task(owed, shared=self._cores.shared), prices.of_flusher(owed)
         if task_s + flusher_s >= QUANTUM_S:
             self._paid = done
             self._cores.charge(flusher_s)

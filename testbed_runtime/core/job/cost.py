@@ -21,6 +21,8 @@ class Work:
     """Buffers that left before they were full, on the buffer timeout."""
     flushes: int = 0
     """Runs of its output flusher."""
+    records_flushed: int = 0
+    """Records that it flushed one by one: all that it emitted with a buffer timeout of 0."""
 
     def since(self, before: Work) -> Work:
         return Work(
@@ -29,36 +31,45 @@ class Work:
             self.buffers_in - before.buffers_in,
             self.flushed - before.flushed,
             self.flushes - before.flushes,
+            self.records_flushed - before.records_flushed,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Seconds of one core, for each unit."""
+    """Seconds of one core, for each unit. A buffer costs less while threads wait for cores (`shared`): its thread waits too, and
+    then handles the buffers that have gathered together."""
 
     record_out_s: float
     record_in_s: float
     buffer_in_s: float
     """The part of the task that reads the buffer; waking it up is included."""
+    shared_in_s: float
+    """The same while threads wait for cores."""
     flushed_s: float
     """The flusher's thread, for a buffer that it lets go."""
     flush_s: float
     """The same for each run."""
+    flush_record_s: float
+    """The task that emits a record, for the flush after it."""
     network_buffer_s: float
     """The part of the network thread that sends the buffer to another TaskManager, and of the one that receives it."""
+    network_shared_s: float
+    """The same while threads wait for cores."""
     network_byte_s: float
 
-    def of_task(self, work: Work) -> float:
+    def of_task(self, work: Work, *, shared: bool) -> float:
         """Return the time of the task's own thread, which it waits for."""
         return (
             self.record_out_s * work.records_out
+            + self.flush_record_s * work.records_flushed
             + self.record_in_s * work.records_in
-            + self.buffer_in_s * work.buffers_in
+            + (self.shared_in_s if shared else self.buffer_in_s) * work.buffers_in
         )
 
-    def of_network(self, size: int) -> float:
+    def of_network(self, size: int, *, shared: bool) -> float:
         """Return the time of a network thread, at one end, for a buffer of this many bytes."""
-        return self.network_buffer_s + self.network_byte_s * size
+        return (self.network_shared_s if shared else self.network_buffer_s) + self.network_byte_s * size
 
     def of_flusher(self, work: Work) -> float:
         """Return the time of the flusher's thread."""
@@ -67,13 +78,16 @@ class Prices:
 
 CALIBRATIONS: dict[str, Prices] = {
     "flink-2.3": Prices(
-        record_out_s=205e-9,
-        record_in_s=56.7e-9,
-        buffer_in_s=9.8e-6,
-        flushed_s=1.22e-6,
-        flush_s=12.7e-6,
-        network_buffer_s=8.63e-6,
-        network_byte_s=0.506e-9,
+        record_out_s=202e-9,
+        record_in_s=64.9e-9,
+        buffer_in_s=8.97e-6,
+        shared_in_s=6.17e-6,
+        flushed_s=0.109e-6,
+        flush_s=16e-6,
+        flush_record_s=87.3e-9,
+        network_buffer_s=12.2e-6,
+        network_shared_s=1.89e-6,
+        network_byte_s=0.752e-9,
     ),
 }
 """Fitted by `benchmarks/flink_timeout_bench.py --fit` to a real Flink's processor time; the method is in benchmarks/cost.md."""
