@@ -87,7 +87,9 @@ def _user_error(model: type[BaseModel], loc: list[int | str], item: Any) -> User
             words, bound = _BOUNDS[kind]
             return UserError(path, f"{words} {context[bound]}, got {show(value)}")
         case _ if kind in _KINDS_OF_VALUE and isinstance(value, float):
-            return UserError(path, f"{value} has a fraction", f"write it in quotes: '{value}'")
+            takes_text = _is_union_step(item["loc"][-1])
+            hint = f"write it in quotes: '{value}'" if takes_text else "write a whole number"
+            return UserError(path, f"{value} has a fraction", hint)
         case _ if kind in _KINDS_OF_VALUE:
             return UserError(path, f"must be {_KINDS_OF_VALUE[kind]}, got {show(value)}")
         case _:

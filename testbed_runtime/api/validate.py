@@ -126,12 +126,21 @@ def _expectations(spec: models.ScenarioSpec) -> Iterator[tuple[str, models.Expec
 
 
 def _expectation_problems(spec: models.ScenarioSpec) -> list[UserError]:
-    return [p for path, item in _expectations(spec) if (p := expectation_problem(path, item))]
+    faults = [f.name for f in (*spec.faults, *(f for v in spec.variants for f in v.faults or ()))]
+    found = [p for path, item in _expectations(spec) if (p := expectation_problem(path, item))]
+    for path, item in _expectations(spec):
+        phase, _, name = (item.phase or "").partition("/")
+        if name and name not in faults:
+            hint = nearest(name, faults) if faults else f"write {phase}"
+            found.append(UserError(f"{path}.phase", f"the fault {name!r} does not exist", hint))
+    return found
 
 
 def _expectation_doubts(spec: models.ScenarioSpec) -> list[str]:
     return [
-        f"{path}.{doubt}" for path, item in _expectations(spec) for doubt in compile_expectation(item).doubts
+        f"{path}.{doubt}"
+        for path, item in _expectations(spec)
+        for doubt in compile_expectation(item).doubts(spec.trials)
     ]
 
 
@@ -147,7 +156,8 @@ def _comparison_problems(spec: models.ScenarioSpec) -> list[UserError]:
             where = f"{path}.expect[{index}].versus"
             if item.versus is not None and item.versus not in names:
                 problem = f"variant {item.versus!r} does not exist"
-                problems.append(UserError(where, problem, nearest(item.versus, names)))
+                hint = nearest(item.versus, names) if names else "add spec.variants to compare"
+                problems.append(UserError(where, problem, hint))
             elif item.versus is not None and item.versus == own:
                 problems.append(UserError(where, "names the variant itself", "name another variant"))
     stop = spec.stop_early

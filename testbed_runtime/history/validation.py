@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.executiongraph import ExecutionState
-from testbed_runtime.core.job.messages import CHUNK_RECORDS
+from testbed_runtime.core.job.messages import CHUNK_RECORDS, JOB_STATES
 from testbed_runtime.core.waits import KINDS, Outcome
 from testbed_runtime.history.schema import (
     ADDED_LATER,
@@ -57,10 +57,8 @@ VOCABULARY: Mapping[tuple[str, str], frozenset[str]] = {
 }
 STATES: Mapping[str, frozenset[str]] = {
     "task.state": frozenset(ExecutionState),
-    "job.state": frozenset(
-        ("INITIALIZING", "CREATED", "RUNNING", "FAILING", "FAILED", "CANCELLING", "CANCELED", "FINISHED", "RESTARTING", "SUSPENDED", "RECONCILING")
-    ),
-}  # fmt: skip
+    "job.state": JOB_STATES,
+}
 """The states that `to` in the data of these events can have."""
 OWN_CLOCK = ("events", "channels", "tasks", "latency", "delivery", "checkpoints", "frames")
 """Tables whose rows have the time at which they were written. A wait may be recorded later; rows of `faults` are passed on."""

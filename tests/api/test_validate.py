@@ -363,6 +363,14 @@ BAD = {
         fault(jobmanager={"kill": {}}),
         "spec.faults[0].target: jobmanager.kill hits the JobManager",
     ),
+    "message to the other side": (
+        fault(rpc={"delay": {"method": "SubmitTask", "delay": "1s"}}, target={"jobManager": {}}),
+        "spec.faults[0].target: SubmitTask is a message to TaskManagers, so the JobManager never receives it (write target: {taskManagers: {}})",
+    ),
+    "message to the JobManager": (
+        fault(rpc={"delay": {"method": "OfferSlots", "delay": "1s"}}),
+        "spec.faults[0].target: OfferSlots is a message to the JobManager, so TaskManagers never receive it (write target: {jobManager: {}})",
+    ),
     "running at deploy": (
         fault(
             at="deploy",

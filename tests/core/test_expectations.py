@@ -94,13 +94,23 @@ def test_an_expectation_is_worded_as_it_was_asked(metric: str, more: dict[str, A
         ("recovery.detect", {"min": "1", "max": "2 s"}, ["min: 1 has no unit, so it is 1 s (write '1 s' or '1 ms')"]),
         ("failovers.count", {"max": "15"}, []),
         ("recovery.detect", {"max": "15", "equals": "1"}, []),
+        ("recovery.detect", {"max": "-1 s"}, ["max: -1 s is negative, and no value is (write 0 or more)"]),
+        ("recovery.detect", {"quantile": "p95", "max": "2 s"}, []),
+        ("recovery.detect", {"quantile": "p99", "max": "2 s"}, [
+            "quantile: p99 over trials needs 100, there are 20: the answer will be Inconclusive (write trials: 100, or leave the quantile out)",
+        ]),
+        ("latency", {"quantile": "p99", "max": "2 s"}, []),
+        ("job.state", {"equals": "RUN*"}, []),
+        ("job.state", {"equals": "RUNING"}, [
+            "equals: no job has the state RUNING (there are CANCELED, CANCELLING, CREATED, FAILED, FAILING, FINISHED, INITIALIZING, RECONCILING, RESTARTING, RUNNING, SUSPENDED)",
+        ]),
     ],
 )  # fmt: skip
 def test_a_bound_that_probably_means_something_else_is_doubted(
     metric: str, more: dict[str, Any], doubts: list[str]
 ):
     """A duration without a unit, a ratio that looks like a percentage. An expectation with a problem has no doubts."""
-    assert item(metric, **more).doubts == doubts
+    assert item(metric, **more).doubts(20) == doubts
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from testbed_runtime.core.faults.links import DIRECTIONS, PLANES
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import Constraint, Kind, Parameter, Type
 from testbed_runtime.core.job import messages
+from testbed_runtime.core.job.rpcnames import METHODS
 
 MAX_DURATION_S = 24 * 3600.0
 """A fault that outlives a day is a mistake in the unit."""
@@ -126,6 +127,8 @@ def target_problems(
         yield UserError(f"{where}.target", f"{fault.kind} needs TaskManagers", example)
     if family.target == "any" and not written:
         yield UserError(f"{where}.target", f"{fault.kind} needs its pods", example)
+    if problem := _callee(fault, selects=selects or not written):
+        yield UserError(f"{where}.target", *problem)
     if peers and not family.links:
         yield UserError(f"{where}.target.peers", f"{fault.kind} hits processes, not links", "leave peers out")
     if fault.before_submit and (fault.target.running or fault.target.peers_running):
@@ -134,3 +137,15 @@ def target_problems(
             "nothing runs before the job is submitted, so `running` selects no process",
             "write names, or all TaskManagers",
         )
+
+
+def _callee(fault: Fault, *, selects: bool) -> tuple[str, str] | None:
+    """Return why the target never receives the message that the fault delays, and what to write. None if it does."""
+    method = str(fault.params.get("method") or "")
+    gateway = METHODS.get(method, "").partition(".")[0]
+    if not gateway or selects == (gateway == "TaskExecutorGateway"):
+        return None
+    receiver = "the JobManager" if selects else "TaskManagers"
+    example = "jobManager: {}" if selects else "taskManagers: {}"
+    never = "TaskManagers never receive it" if selects else "the JobManager never receives it"
+    return f"{method} is a message to {receiver}, so {never}", f"write target: {{{example}}}"

@@ -19,6 +19,10 @@ TASKEXECUTOR = "taskexecutor"
 """Endpoints: the first three are in the JobManager process, the last one is in every TaskManager."""
 
 TERMINAL_JOB_STATES = frozenset(("FINISHED", "CANCELED", "FAILED"))
+JOB_STATES = TERMINAL_JOB_STATES | {
+    "INITIALIZING", "CREATED", "RUNNING", "FAILING", "CANCELLING", "RESTARTING", "SUSPENDED", "RECONCILING",
+}  # fmt: skip
+"""Flink's JobStatus."""
 
 # ---- TaskExecutor → ResourceManager -------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from testbed_runtime.core.job.messages import JOB_STATES
 from testbed_runtime.core.judgement.metrics import (
     LOWER_BOUNDS,
     METRICS,
@@ -16,6 +17,7 @@ from testbed_runtime.core.judgement.metrics import (
     is_phase,
     parse_bound,
     parse_quantile,
+    trials_needed,
 )
 
 Row = Mapping[str, Any]
@@ -112,21 +114,38 @@ class Expectation:
                 return f"{self.metric} is a text: use `equals`, without a quantile"
             return ""
         try:
-            for bound in (self.min, self.max, self.equals):
-                if bound is not None:
-                    parse_bound(bound, unit)
+            bounds = [parse_bound(b, unit) for b in (self.min, self.max, self.equals) if b is not None]
         except ValueError as error:
             return str(error)
+        if len(bounds) > 1 and bounds[0] > bounds[1]:
+            return f"no value is at least {self.min} and at most {self.max}: swap `min` and `max`"
         return ""
 
-    @property
-    def doubts(self) -> list[str]:
-        """Bounds that are valid and probably mean something else: a ratio far above 1, or a duration without a unit."""
+    def doubts(self, trials: int) -> list[str]:
+        """Return what is valid and probably means something else: a ratio far above 1, a duration without a unit, a state that no
+        job has, a quantile over too few of the variant's trials."""
         info = METRICS.get(self.metric)
         bounds = (("min", self.min), ("max", self.max), ("equals", self.equals))
         found = []
+        if self.over_trials and not self.problem and trials < (needed := trials_needed(self.quantile or 0)):
+            found.append(
+                f"quantile: p{(self.quantile or 0) * 100:g} over trials needs {needed}, there are {trials}: the answer will "
+                f"be Inconclusive (write trials: {needed}, or leave the quantile out)"
+            )
+        if (
+            self.metric == "job.state"
+            and self.equals
+            and not any(_matches(self.equals, s) for s in JOB_STATES)
+        ):
+            found.append(
+                f"equals: no job has the state {self.equals} (there are {', '.join(sorted(JOB_STATES))})"
+            )
         for name, bound in bounds:
-            if bound is None or info is None or self.problem or not is_number(bound):
+            if bound is None or info is None or self.problem or info.unit == "text":
+                continue
+            if parse_bound(bound, info.unit) < 0:
+                found.append(f"{name}: {bound} is negative, and no value is (write 0 or more)")
+            if not is_number(bound):
                 continue
             value = float(bound)
             if info.unit == "ratio" and value > (RATIO_MOST if info.lower_is_better else 1.0):
