@@ -9,7 +9,7 @@ from typing import Any
 
 from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, TrialRecovery
 from testbed_runtime.report import words
-from testbed_runtime.report.answer import typical_prices
+from testbed_runtime.report.answer import costly, typical_prices
 from testbed_runtime.report.model import TrialView
 
 VALUES_SHOWN = 3
@@ -116,7 +116,7 @@ def by_variant(trials: Sequence[TrialView]) -> list[VariantAnswer]:
         if trial.answer is not None and not trial.is_control:
             found.setdefault(trial.variant, []).append(trial.answer)
     answers = [
-        VariantAnswer(variant, len(known), tuple(r for t in known for r in t.recoveries))
+        VariantAnswer(variant, len(known), costly(r for t in known for r in t.recoveries))
         for variant, known in found.items()
     ]
     return [answer for answer in answers if answer.recoveries]

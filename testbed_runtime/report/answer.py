@@ -108,9 +108,18 @@ def _one(name: str, recovery: Recovery, text: str) -> Answer:
     )
 
 
+def costly(recoveries: Iterable[Recovery]) -> tuple[Recovery, ...]:
+    """Return the recoveries in which the job was behind, which count for means; all of them if it never was. A fault may hold
+    nothing up by itself."""
+    known = tuple(recoveries)
+    return tuple(r for r in known if r.total_s > 0 or not r.recovered) or known
+
+
 def headline(recovery: Recovery) -> str:
     """`down 1.76 s after dead-consumer, caught up after 2.00 s, 3 rounds`."""
     after = f" after {recovery.fault}" if recovery.fault else ""
+    if recovery.recovered and recovery.total_s == 0:
+        return f"no outage{after}"
     down = f"down {words.seconds(recovery.downtime_s)}" if recovery.downtime_s is not None else "outage"
     total = words.seconds(recovery.total_s)
     end = f"caught up after {total}" if recovery.recovered else f"not recovered after {total}"
@@ -164,7 +173,7 @@ def margin_words(margin: Margin) -> str:
 
 def _medians(variant: str, trials: Sequence[TrialRecovery]) -> list[Answer]:
     """Return one answer for all trials of a variant: medians over the trials, and the smallest margin of each option."""
-    whole = [recovery for trial in trials for recovery in trial.recoveries]
+    whole = costly(recovery for trial in trials for recovery in trial.recoveries)
     if not whole:
         return []
     lost = sum(1 for recovery in whole if not recovery.recovered)
@@ -179,9 +188,10 @@ def _medians(variant: str, trials: Sequence[TrialRecovery]) -> list[Answer]:
         known = closest.get(margin.option)
         closest[margin.option] = margin if known is None or margin.left_s < known.left_s else known
     unattributed = mean(r.unattributed_s for r in whole)
-    text += "; on average"
+    prices = typical_prices(whole)
+    text += "; on average" if prices else ": no outage"
     from_events = mean(r.from_events_s for r in whole)
-    return [Answer(variant, text, typical_prices(whole), unattributed, tuple(closest.values()), from_events)]
+    return [Answer(variant, text, prices, unattributed, tuple(closest.values()), from_events)]
 
 
 def typical_prices(recoveries: Sequence[Recovery]) -> tuple[Price, ...]:

@@ -11,6 +11,7 @@ from testbed_runtime.report import aggregate, words
 from testbed_runtime.report.answer import (
     NOTABLE_S,
     close_margins,
+    costly,
     from_events_words,
     headline,
     margin_words,
@@ -106,7 +107,7 @@ def _answers(view: RunView) -> list[str]:
             lines += _prices(title, answer)
         return lines
     for trial in view.fault_trials:
-        for recovery in trial.answer.recoveries if trial.answer else ():
+        for recovery in costly(trial.answer.recoveries) if trial.answer else ():
             title = f"{trial.trial}: {headline(recovery)}"
             lines += _prices(title, recovery)
     return lines

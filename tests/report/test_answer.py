@@ -135,3 +135,15 @@ def test_a_wait_that_spent_its_budget_did_not_exceed_it(waited_s: float, exceede
     """Nanoseconds beyond 22.7 s are rounding: up to 1.18 the budget is exact."""
     margin = Margin(option=BACKOFF, value="10 s", kind="partition", budget_s=22.7, waited_s=waited_s)
     assert margin.exceeded is exceeded
+
+
+def test_a_fault_that_held_nothing_up_is_no_outage_and_halves_no_mean():
+    """Its recovery has no length: the line says so, and the seconds of the others are not shared with it."""
+    found = killed("main-1")
+    nothing = Recovery(fault="late", effect_ns=5, end_ns=5)
+    both = replace(found, recoveries=(nothing, *found.recoveries))
+    assert lines(both)[0] == "main-1: no outage after late"
+    assert lines(both)[1] == lines(found)[0]
+    many = [replace(both, trial=f"main-{n}") for n in range(4)]
+    assert lines(*many) == lines(*(replace(found, trial=t.trial) for t in many))
+    assert lines(*(replace(t, recoveries=(nothing,)) for t in many)) == ["main: 4 trials: no outage"]
