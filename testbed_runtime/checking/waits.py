@@ -26,6 +26,7 @@ _HOLDS_UP = {
     "rpc": ("deployment", "failure-report", "cancellation", "registration", "slot", "jobmanager"),
     "network": ("restore", "partition", "first-record", "deployment", "failure-report", "connection"),
     "frames": ("partition", "first-record"),
+    "jobmanager": ("failure-report", "cancellation", "slot", "deployment"),
 }
 """Families of faults, and the kinds of waits that they make longer."""
 _LOSSES = ("process.kill", "pod.delete", "pod.evict")
