@@ -1,17 +1,15 @@
 """`dataclass`, as in the standard library, whose classes with slots are cheap to define.
 
-The standard decorator compiles three functions for each of them, and six if they are frozen: a twentieth of a short command. Here `__init__` is compiled when the first
-object is made, and the other methods are shared code. Everything else is as with the standard decorator, which makes all other classes.
+The standard decorator compiles three functions for each of them, and six if they are frozen: a twentieth of a short command. Here
+`__init__`, `__eq__` and `__hash__` are compiled when they are first called, and the other methods are shared code. Everything else is
+as with the standard decorator, which makes all other classes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
-
-Values = Callable[[Any], tuple[Any, ...]]
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass  # noqa: PLC0414 - exported
@@ -36,38 +34,53 @@ def _define(cls: Any, *, frozen: bool, kw_only: bool) -> Any:
         cls.__doc__ = cls.__name__  # otherwise the standard decorator writes a signature
     made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
     made.__dataclass_params__.frozen = frozen
-    fields = dataclasses.fields(made)
-    compared = _values([field.name for field in fields if field.compare])
-    hashed = _values([f.name for f in fields if (f.compare if f.hash is None else f.hash)])
-    methods = {"__init__": _first_init(made, frozen), "__repr__": _shown, "__eq__": _equality(compared)}
+    methods = {"__init__": _first(made, "__init__"), "__repr__": _shown, "__eq__": _first(made, "__eq__")}
     for name, method in (methods | _FROZEN if frozen else methods).items():
         if name not in own:
             setattr(made, name, method)
     if not has_hash:
-        made.__hash__ = _hash(hashed) if frozen else None
+        made.__hash__ = _first(made, "__hash__") if frozen else None
     return made
 
 
-def _values(names: list[str]) -> Values:
-    """Return a function that returns these attributes as a tuple."""
-    if len(names) > 1:
-        return attrgetter(*names)
-    return (lambda item: (getattr(item, names[0]),)) if names else (lambda _: ())
+def _first(cls: Any, name: str) -> Callable[..., Any]:
+    """Return a method that compiles the real one, which replaces it."""
 
-
-def _first_init(cls: Any, frozen: bool) -> Callable[..., None]:
-    """Return an `__init__` that makes the real one, which replaces it."""
-
-    def first(self: Any, *args: Any, **rest: Any) -> None:
-        if cls.__init__ is first:
-            cls.__init__ = _init(cls, frozen)
-        cls.__init__(self, *args, **rest)
+    def first(self: Any, *args: Any, **rest: Any) -> Any:
+        if getattr(cls, name) is first:
+            setattr(cls, name, _COMPILED[name](cls))
+        return getattr(cls, name)(self, *args, **rest)
 
     return first
 
 
-def _init(cls: Any, frozen: bool) -> Callable[..., None]:
-    missing = dataclasses.MISSING
+def _compiled(
+    cls: Any, name: str, arguments: str, body: list[str], known: dict[str, Any]
+) -> Callable[..., Any]:
+    exec("\n".join([f"def {name}({arguments}):", *(body or [" pass"])]), known)  # noqa: S102 - as `dataclasses` does
+    made: Callable[..., Any] = known[name]
+    made.__qualname__ = f"{cls.__qualname__}.{name}"
+    return made
+
+
+def _hash(cls: Any) -> Callable[..., Any]:
+    fields = [f for f in dataclasses.fields(cls) if (f.compare if f.hash is None else f.hash)]
+    return _compiled(cls, "__hash__", "self", [f" return hash({_tuple('self', fields)})"], {})
+
+
+def _equality(cls: Any) -> Callable[..., Any]:
+    fields = [field for field in dataclasses.fields(cls) if field.compare]
+    same = f"{_tuple('self', fields)} == {_tuple('other', fields)}"
+    body = [f" return {same} if other.__class__ is self.__class__ else NotImplemented"]
+    return _compiled(cls, "__eq__", "self, other", body, {})
+
+
+def _tuple(of: str, fields: list[dataclasses.Field[Any]]) -> str:
+    return f"({''.join(f'{of}.{field.name}, ' for field in fields)})"
+
+
+def _init(cls: Any) -> Callable[..., Any]:
+    missing, frozen = dataclasses.MISSING, cls.__dataclass_params__.frozen
     known: dict[str, Any] = {"_unset": missing}
     positional: list[str] = []
     keywords: list[str] = []
@@ -92,24 +105,7 @@ def _init(cls: Any, frozen: bool) -> Callable[..., None]:
     if hasattr(cls, "__post_init__"):
         body.append(" self.__post_init__()")
     arguments = ", ".join(["self", *positional, *(["*", *keywords] if keywords else [])])
-    exec("\n".join([f"def __init__({arguments}):", *(body or [" pass"])]), known)  # noqa: S102 - as `dataclasses` does
-    made: Callable[..., None] = known["__init__"]
-    made.__qualname__ = f"{cls.__qualname__}.__init__"
-    return made
-
-
-def _equality(values: Values) -> Callable[[Any, object], Any]:
-    def equal(self: Any, other: object) -> Any:
-        return values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
-
-    return equal
-
-
-def _hash(values: Values) -> Callable[[Any], int]:
-    def hashed(self: Any) -> int:
-        return hash(values(self))
-
-    return hashed
+    return _compiled(cls, "__init__", arguments, body, known)
 
 
 def _shown(self: Any) -> str:
@@ -142,3 +138,4 @@ _FROZEN: dict[str, Callable[..., Any]] = {
     "__getstate__": _state,
     "__setstate__": _restore,
 }
+_COMPILED = {"__init__": _init, "__eq__": _equality, "__hash__": _hash}
