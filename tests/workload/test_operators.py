@@ -290,7 +290,7 @@ def test_a_state_that_keeps_its_order_has_the_snapshots_of_a_fresh_one(steps):
 
 
 def test_a_count_knows_what_it_saw_alone_and_together():
-    """The counts that the state has not been told yet are in the answer and in the snapshot."""
+    """Counts that the state does not have yet are in the answer and in the snapshot."""
     operator, records = KeyedCount(context()), batch(0, 6, keys=2)
     operator.process(records[:1])
     operator.process(records[1:4])
