@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 import enum
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from testbed_runtime.core import processmemory
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.options import ALIASES, BY_KEY, Option, missing_unit
 from testbed_runtime.core.versions import LATEST, number
 

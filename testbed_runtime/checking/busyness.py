@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,6 @@ import pyarrow.compute as pc
 
 from testbed_runtime.checking.common import NS, Ints, Window, data, events, ints
 from testbed_runtime.core.exchange.backpressure import level as level_of
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.history.schema import Trial
 
 Floats = npt.NDArray[np.float64]

@@ -3,6 +3,7 @@ the buffer timeouts of the exchanges before it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,6 @@ from testbed_runtime.checking.common import (
 from testbed_runtime.checking.latency import merge_sinks
 from testbed_runtime.checking.progress import Progress, progress_of
 from testbed_runtime.core.judgement.metrics import NO_BASELINE, NO_DATA
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.history.schema import Trial
 
 EPSILON_S = 0.2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
@@ -13,7 +13,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from testbed_runtime.core.job.jobgraph import PARTITIONINGS
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.versions import VERSIONS
 from testbed_runtime.history.schema import Trial

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from testbed_runtime.checking.common import TaskSeries, Window, data, events
 from testbed_runtime.checking.progress import raw_rate
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.history.schema import Trial
 
 

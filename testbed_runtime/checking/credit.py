@@ -7,6 +7,7 @@ A channel is judged by itself (`by_channel`), so that the channels of a large tr
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from testbed_runtime.checking.common import Ints, ints
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.history.schema import Trial
 
 CREDIT = "credit"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from testbed_runtime.checking.common import data, events
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.history.schema import Trial
 
 SAME_NS = 1_000_000

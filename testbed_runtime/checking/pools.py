@@ -4,11 +4,10 @@ the network pool of each TaskManager, with the buffers that did not return at it
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from testbed_runtime.checking.common import Window, data, events
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.history.schema import Trial
 
 

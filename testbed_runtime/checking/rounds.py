@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.common import data, events
 from testbed_runtime.checking.failovers import Cause, round_causes
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.waits import targets_of
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.history.schema import Trial
 
 EXPLAINS: dict[str, tuple[str, ...]] = {

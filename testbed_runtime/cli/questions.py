@@ -5,7 +5,8 @@ A document is commented YAML that validates and simulates as it is. The reader r
 
 from __future__ import annotations
 
-from testbed_runtime.core.lazyclass import dataclass
+from dataclasses import dataclass
+
 from testbed_runtime.core.versions import PEKKO, VERSIONS, has
 
 AKKA = tuple(v for v in VERSIONS if not has(v, PEKKO))

@@ -8,14 +8,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from decimal import ROUND_HALF_UP, Decimal
 from fractions import Fraction
 
 import numpy as np
 
 from testbed_runtime.core.errors import OptionRefused
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.options import BY_KEY, Options
 from testbed_runtime.core.values import MAX_LONG
 

@@ -7,10 +7,9 @@ is declared once, in KINDS.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
-
-from testbed_runtime.core.lazyclass import dataclass
 
 STALL_TICK_S = 0.1
 """How often a process compares the time with its own schedule, to notice that it stood still."""

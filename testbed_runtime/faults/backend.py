@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import Flow, flows_of, owners_of
 from testbed_runtime.core.faults.model import Fault
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.ports.network import Address
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from testbed_runtime.core.errors import RemoteProtocolError
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.history.schema import TABLES
 
 MAGIC = b"HGS1"

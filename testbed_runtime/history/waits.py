@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.waits import KINDS, NO_LIMIT, STALL_TICK_S, Limit, Outcome
 from testbed_runtime.ports.storage import HistorySink
 

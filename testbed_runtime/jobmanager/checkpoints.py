@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from testbed_runtime.core.job.checkpoints import (
     FOREVER,
@@ -27,7 +27,6 @@ from testbed_runtime.core.job.messages import (
     NotifyCheckpointComplete,
     TriggerCheckpoint,
 )
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.completed import CompletedCheckpoints

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
@@ -14,7 +14,6 @@ from testbed_runtime.core.job.failover import Task, name_of
 from testbed_runtime.core.job.limits import option_limit, restart_delay
 from testbed_runtime.core.job.messages import JOBMASTER
 from testbed_runtime.core.job.restart import restart_strategy
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.waits import Limit, Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.blocking import BlockingResults

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.heartbeat import (
@@ -20,7 +21,6 @@ from testbed_runtime.core.job.heartbeat import (
 )
 from testbed_runtime.core.job.limits import option_limit, reachability_limit
 from testbed_runtime.core.job.messages import TASKEXECUTOR, Heartbeat
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address

@@ -10,6 +10,7 @@ recovery                                 the kept checkpoint from which the firs
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -18,7 +19,6 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.job.executiongraph import NOTHING_TO_RESTORE, Restore
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.messages import SinkCommit
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.ports.storage import BlobStore
 
 STORE_VERSION = 1

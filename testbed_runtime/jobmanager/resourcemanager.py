@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from testbed_runtime.core.ids import TaskManagerID
@@ -19,7 +20,6 @@ from testbed_runtime.core.job.messages import (
     RequestSlot,
 )
 from testbed_runtime.core.job.slots import SlotKey, SlotState, SlotTable
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.executiongraph import DeploymentContext, ExecutionState, Restore
@@ -13,7 +14,6 @@ from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import JOBMASTER, Acknowledge, NotifyPartitionDataAvailable, SubmitTask
 from testbed_runtime.core.job.results import FIRST_RECORD
 from testbed_runtime.core.job.slots import HeldSlot, SlotKey, SlotPool, needed_slots
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.versions import DECLARATIVE_SLOTS, has
 from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
 from testbed_runtime.history.waits import OpenWait

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.executiongraph import Execution, ExecutionState
@@ -19,7 +20,6 @@ from testbed_runtime.core.job.messages import (
     ReleasePartitions,
     SubmitTask,
 )
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.ports.storage import HistorySink
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from testbed_runtime.core.judgement.metrics import REASON_TEXTS
 from testbed_runtime.core.judgement.recovery import TrialRecovery
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.report import words
 
 FULL_TRIALS = 12

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import quantiles
 from typing import Any
 
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.report import words
 from testbed_runtime.report.svg import Scale, Svg, log_ticks, nice_ticks, number, text_width
 from testbed_runtime.report.timeline import Size

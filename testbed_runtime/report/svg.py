@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import field
+from dataclasses import dataclass, field
 from html import escape
-
-from testbed_runtime.core.lazyclass import dataclass
 
 GRID_X, GRID_Y = 2000, 500
 """Steps of the grid of shared curves. Finer than a screen shows, and short in the file."""

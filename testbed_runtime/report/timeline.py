@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from testbed_runtime.core.judgement.recovery import TrialRecovery
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.report import words
 from testbed_runtime.report.shapes import Shapes, boxes, curve
 from testbed_runtime.report.svg import Scale, Svg, log_ticks, nice_ticks, text_width

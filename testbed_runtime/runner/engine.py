@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import yaml
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.trial.plan import (
     CONTROL,
     REAL_PARALLELISM_MAX,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
-
-from testbed_runtime.core.lazyclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

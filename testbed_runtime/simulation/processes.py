@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,7 +14,6 @@ from testbed_runtime.core.exchange.frames import BufferResponse
 from testbed_runtime.core.ids import JOBMANAGER, TaskManagerID, ordinal_of
 from testbed_runtime.core.job.cost import prices
 from testbed_runtime.core.job.limits import replacement_limit
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.faults.channel.process import ChannelFaults

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from testbed_runtime.core.job.messages import TaskDeploymentDescriptor, TriggerCheckpoint
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
 from testbed_runtime.history.waits import WaitLog

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
@@ -16,7 +17,6 @@ import numpy.typing as npt
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.frames import BytesLike
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.workload.sortedfile import Block, Rows
 
 MAGIC = b"HGSS"

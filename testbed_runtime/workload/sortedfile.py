@@ -9,13 +9,13 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.lazyclass import dataclass
 
 MAGIC = b"HGSF"
 VERSION = 1

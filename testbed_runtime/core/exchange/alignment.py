@@ -7,12 +7,11 @@ the gates of the task. Times are seconds of the caller's clock.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.events import NO_TIMEOUT_MS, AlignmentType, CheckpointBarrier, SnapshotType
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.options import Options
 
 MAX_CHECKPOINTS_TO_TRACK = 50

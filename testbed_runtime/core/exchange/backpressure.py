@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Self
 
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.options import Options
 
 LOW_RATIO = 0.10

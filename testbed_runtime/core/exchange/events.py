@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
 
 from testbed_runtime.core.errors import LocalProtocolError, RemoteProtocolError
 from testbed_runtime.core.exchange.frames import BytesLike, DataType
-from testbed_runtime.core.lazyclass import dataclass
 
 NO_TIMEOUT_MS = 2**63 - 1
 """Long.MAX_VALUE: an aligned barrier that never becomes unaligned."""

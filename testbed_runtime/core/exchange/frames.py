@@ -9,10 +9,10 @@ BufferResponse and AddCredit, needed for every buffer, are named tuples, because
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
-from testbed_runtime.core.lazyclass import dataclass
 
 MAGIC = 0xBADC0FFE
 FRAME_HEADER_BYTES = 9

@@ -179,7 +179,7 @@ class PipelinedSubpartition:
         self._released = False
         self._was_read = False
         self._sequence = 0
-        self._timeoutable: BufferBuilder | None = None
+        self._timeoutable: Element | None = None
         """The newest barrier that may time out, while it is queued. Older ones that were aborted cannot."""
 
     def __len__(self) -> int:

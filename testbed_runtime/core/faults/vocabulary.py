@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from testbed_runtime.core.faults.model import Fault
-from testbed_runtime.core.lazyclass import dataclass
 
 MAX_DELAY_S = 3600.0
 """The longest delay that a parameter accepts."""

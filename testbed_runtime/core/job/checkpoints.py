@@ -7,13 +7,12 @@ completed one: an id that was only triggered may be used again, with other attem
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 
 from testbed_runtime.core.errors import require_option
 from testbed_runtime.core.job.failover import Task
 from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, SinkCommit
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.versions import (
     FAILURE_NAMES_REASON,

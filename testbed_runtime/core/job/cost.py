@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from testbed_runtime.core.lazyclass import dataclass
+from dataclasses import dataclass
+
 from testbed_runtime.core.options import Options
 
 COST = "headgate.simulation.cost"

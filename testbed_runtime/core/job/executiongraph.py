@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 
 from testbed_runtime.core.errors import LocalProtocolError
@@ -18,7 +19,6 @@ from testbed_runtime.core.job.messages import (
 )
 from testbed_runtime.core.job.results import BLOCKING, BOUNDED, FIRST_RECORD
 from testbed_runtime.core.job.slots import HeldSlot, SlotKey, slot_key
-from testbed_runtime.core.lazyclass import dataclass
 
 
 class ExecutionState(StrEnum):

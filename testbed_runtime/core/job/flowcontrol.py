@@ -9,9 +9,9 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Collection, Hashable
+from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.options import Options
 
 PROPORTIONAL, INTEGRAL, DERIVATIVE, MIN_RATE = 1.0, 0.2, 0.0, 100.0

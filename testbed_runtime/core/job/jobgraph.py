@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from testbed_runtime.core.job.results import BLOCKING, BOUNDED, EAGER
-from testbed_runtime.core.lazyclass import dataclass
 
 PARTITIONINGS = ("hash", "rebalance", "forward", "broadcast")
 

@@ -11,9 +11,8 @@ and writes the record.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.options import Options
 
 HIGH_AVAILABILITY = "high-availability.type"

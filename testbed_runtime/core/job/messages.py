@@ -6,11 +6,10 @@ Ids travel as text (`str(ExecutionAttemptID)`, `str(ResultPartitionID)`, `str(Ta
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from testbed_runtime.core.job.flowcontrol import QueueReport
 from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
-from testbed_runtime.core.lazyclass import dataclass
 
 DISPATCHER = "dispatcher"
 RESOURCEMANAGER = "resourcemanager"

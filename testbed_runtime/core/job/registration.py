@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from testbed_runtime.core.errors import require_option
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.options import Options
 
 

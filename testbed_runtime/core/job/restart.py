@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from testbed_runtime.core.errors import LocalProtocolError, require_option
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.options import MAX_INT, Options
 from testbed_runtime.core.values import MAX_LONG
 from testbed_runtime.core.versions import EXPONENTIAL_DELAY, EXPONENTIAL_DELAY_EXISTS, MERGED_FAILURES, has

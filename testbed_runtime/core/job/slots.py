@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
-from testbed_runtime.core.lazyclass import dataclass
 
 SlotKey = tuple[str, int]
 """(slot sharing group, index): hosts subtask `index` of every vertex of the group."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from testbed_runtime.core.judgement import metrics as m
@@ -20,7 +20,6 @@ from testbed_runtime.core.judgement import samplesize, statistics
 from testbed_runtime.core.judgement.expectations import Expectation, Row, format_value, parse_margin
 from testbed_runtime.core.judgement.samplesize import CONFIDENCE
 from testbed_runtime.core.judgement.statistics import Interval
-from testbed_runtime.core.lazyclass import dataclass
 
 COMPARISON_FILE = "comparison.json"
 """In the run's folder: what `comparison` returns for its variants."""

@@ -16,10 +16,10 @@ median and 99th percentile. Events are independent and rare: at most one at a ti
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from statistics import NormalDist
 
 from testbed_runtime.core.job.heartbeat import HeartbeatConfig
-from testbed_runtime.core.lazyclass import dataclass
 
 DAY_S = 86_400.0
 STEPS = 400

@@ -7,10 +7,8 @@ read it. Segment, Price and Margin share no base class, because `option` means s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
-
-from testbed_runtime.core.lazyclass import dataclass
 
 RECOVERY_FILE = "recovery.json"
 """In the run's folder: {trial id: TrialRecovery}."""

@@ -17,13 +17,12 @@ import enum
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement import samplesize
 from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE, Expectation, Row, show
-from testbed_runtime.core.lazyclass import dataclass
 
 
 class Verdict(enum.IntEnum):

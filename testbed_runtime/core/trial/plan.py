@@ -7,6 +7,7 @@ them reads the document.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from testbed_runtime.core.exchange.tls import is_encrypted
@@ -14,7 +15,6 @@ from testbed_runtime.core.ids import task_manager_names
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.judgement.expectations import Expectation
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.core.options import Options, parse_duration
 from testbed_runtime.core.trial.timeline import PlannedFault, Timeline
 

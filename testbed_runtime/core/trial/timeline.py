@@ -11,9 +11,9 @@ phases without the injections.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from testbed_runtime.core.faults.lease import RENEW_EVERY_S
-from testbed_runtime.core.lazyclass import dataclass
 
 PHASES = ("deploy", "warmUp", "baseline", "fault", "observation", "drain", "end")
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from testbed_runtime.core.faults.links import ANYBODY, any_matches, logical_name
 from testbed_runtime.core.job.messages import Heartbeat
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.faults.backend import Rule
 from testbed_runtime.ports.storage import BlobStore
 

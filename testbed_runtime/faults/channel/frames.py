@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from random import Random
 from typing import TypeAlias
 
@@ -26,7 +26,6 @@ from testbed_runtime.core.exchange.frames import (
 )
 from testbed_runtime.core.faults.frame_classes import channel_of, frame_class
 from testbed_runtime.core.faults.links import any_matches, split_link
-from testbed_runtime.core.lazyclass import dataclass
 from testbed_runtime.faults.backend import Rule
 from testbed_runtime.ports.interception import FrameSampler
 
