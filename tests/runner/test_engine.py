@@ -329,7 +329,7 @@ def test_processes_count_their_frames_only_if_a_fault_may_hold_some(document, tm
     """In the control run too. A large simulated job does without it otherwise."""
 
     def counting():
-        plan = compile_run(validate(document).scenario, scenario_folder=tmp_path)
+        plan = compile_run(validate(document).valid(), scenario_folder=tmp_path)
         return [placed(trial, SIMULATION).testbed.frame_faults for trial in plan.trials]
 
     assert counting() == [False, False]

@@ -141,7 +141,7 @@ def test_a_killed_taskmanager_costs_a_heartbeat_a_delay_a_replacement_and_a_star
     (delay,) = waits(run, "restart-delay")
     assert (delay.option, delay.value, delay.outcome) == (
         "restart-strategy.fixed-delay.delay",
-        "0.5 s",
+        "500 ms",
         Outcome.FIRED,
     )
     assert delay.seconds == near(0.5)

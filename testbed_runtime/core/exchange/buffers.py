@@ -10,7 +10,7 @@ from typing import TypeAlias
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange import sizing
 from testbed_runtime.core.exchange.frames import DataType
-from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder, Home, MemorySegment
+from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder, Home, MemorySegment, SubpartitionHome
 from testbed_runtime.core.exchange.sizing import (
     GateBuffersSpec,
     gate_buffers_spec,
@@ -355,7 +355,7 @@ class LocalBufferPool:
         self._max_per_channel = max_buffers_per_channel
         self._by_channel = [0] * subpartitions
         self._saturated = 0
-        self._homes: list[_Subpartition | None] = [None] * subpartitions
+        self._homes: list[SubpartitionHome | None] = [None] * subpartitions
         """Made when they are first used: an all-to-all job has many subpartitions without data."""
 
     # ---- state ---------------------------------------------------------------------------------------------
@@ -415,10 +415,9 @@ class LocalBufferPool:
 
     def home_of(self, subpartition: int) -> Home:
         """Return where the segments of a subpartition return to."""
-        return self._homes[subpartition] or self._make_home(subpartition)
-
-    def _make_home(self, subpartition: int) -> Home:
-        home = self._homes[subpartition] = _Subpartition(self, subpartition)
+        home = self._homes[subpartition]
+        if home is None:
+            home = self._homes[subpartition] = SubpartitionHome(self, subpartition)
         return home
 
     def request_run(self, subpartition: int, most: int) -> list[MemorySegment]:
@@ -587,19 +586,3 @@ class LocalBufferPool:
         waiters, available = self._waiters, self._available
         while waiters and available and not self._saturated:
             waiters.popleft()()
-
-
-class _Subpartition:
-    """The home of the segments that a pool gave to one subpartition."""
-
-    __slots__ = ("_index", "_pool")
-
-    def __init__(self, pool: LocalBufferPool, index: int) -> None:
-        self._pool = pool
-        self._index = index
-
-    def recycle(self, segment: MemorySegment) -> None:
-        self._pool.recycle_of(self._index, segment)
-
-    def recycle_all(self, segments: list[MemorySegment]) -> None:
-        self._pool.recycle_all_of(self._index, segments)

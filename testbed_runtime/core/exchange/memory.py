@@ -35,6 +35,30 @@ class Home(Protocol):
         """Take several segments back, as `recycle` does one by one."""
 
 
+class SubpartitionPool(Protocol):
+    """A pool that counts the segments of each subpartition."""
+
+    def recycle_of(self, subpartition: int, segment: MemorySegment) -> None: ...
+
+    def recycle_all_of(self, subpartition: int, segments: list[MemorySegment]) -> None: ...
+
+
+class SubpartitionHome:
+    """The home of the segments that a pool gave to one subpartition."""
+
+    __slots__ = ("_index", "_pool")
+
+    def __init__(self, pool: SubpartitionPool, index: int) -> None:
+        self._pool = pool
+        self._index = index
+
+    def recycle(self, segment: MemorySegment) -> None:
+        self._pool.recycle_of(self._index, segment)
+
+    def recycle_all(self, segments: list[MemorySegment]) -> None:
+        self._pool.recycle_all_of(self._index, segments)
+
+
 class Buffer:
     """Bytes with a data type, backed by a segment that returns to its pool. A new buffer has one reference.
 
