@@ -409,10 +409,6 @@ class _ClientPump(Pump):
         frame = self.machine.next_frame()
         return None if frame is None else (frame, None)
 
-    def _pull_together(self, connection: Connection) -> None:
-        if not self.machine.can_wait():  # what arrives next pulls again
-            super()._pull_together(connection)
-
     def _has_more(self) -> bool:
         return self.machine.has_more()
 

@@ -28,8 +28,7 @@ FRAMES_PER_PULL = 64
 BATCH_BYTES = 180 * 1024
 """Buffers are sent in pieces that end once they have this size, which is six of 32 KiB: about half of the ten of a channel's credit.
 The next piece follows one loop iteration later, when the producer has filled the segments that came back. Sent at once, the last
-buffer would report a backlog of 0, and the consumer would give up its floating buffers. A consumer that keeps credit back until the
-sender has used what it had (`PartitionRequestClient.can_wait`) returns it for 10 and for 7 buffers in turn: sent as 6 and 4, 6 and 1."""
+buffer would report a backlog of 0, and the consumer would give up its floating buffers."""
 
 
 class Pump:

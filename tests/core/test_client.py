@@ -48,47 +48,6 @@ def test_G_01_and_G_02_credit_is_announced_for_the_backlog() -> None:
     assert [consumer.channel(n).unannounced_credit for n in (0, 1)] == [0, 0]
 
 
-def test_credit_can_wait_while_its_sender_has_some_and_data() -> None:
-    """Not after its last credit, its last data, or when it asks; and not behind another message."""
-    consumer = Consumer()
-    client = consumer.client
-    consumer.connect()
-    assert not client.can_wait()
-    deliver(client, data_frame(0, 0, 4))  # of the first two credits, one is left
-    assert client.can_wait()
-    client.on_frame(BacklogAnnouncement(4, ZERO))
-    assert not client.can_wait()
-    assert client.can_wait()
-    deliver(client, data_frame(0, 1, 4))
-    assert not client.can_wait()
-    assert consumer.sent() == [AddCredit(6, ZERO)]
-    polled = [consumer.gate.poll() for _ in range(2)]
-    for item in polled:
-        assert item is not None
-        assert isinstance(item[1], Buffer)
-        item[1].recycle()
-    deliver(client, data_frame(0, 2, 4))
-    assert client.can_wait()
-    deliver(client, data_frame(0, 3, 0))
-    assert not client.can_wait()
-    consumer.sent()
-    deliver(client, data_frame(0, 4, 8))
-    assert client.can_wait()
-    consumer.channel().acknowledge_all_records_processed()
-    assert not client.can_wait()
-
-
-def test_credit_does_not_wait_without_exclusive_buffers() -> None:
-    """Such a sender may have dropped its credit at a barrier."""
-    consumer = Consumer(exclusive=0)
-    consumer.connect()
-    consumer.client.on_frame(BacklogAnnouncement(4, ZERO))
-    assert consumer.sent() == [AddCredit(4, ZERO)]
-    deliver(consumer.client, data_frame(0, 0, 6))
-    assert consumer.channel().unannounced_credit
-    assert not consumer.client.can_wait()
-
-
 def test_G_03_the_last_channel_closes_a_connection_that_is_not_kept() -> None:
     """Its credit is announced no more."""
     consumer = Consumer(reuse=False)

@@ -58,8 +58,6 @@ class PartitionRequestClient:
         self._resume = resume or (lambda: None)
         self._channels: dict[InputChannelID, RemoteInputChannel] = {}
         self._pending: deque[_Pending] = deque()
-        self._asked = False
-        """A sender has asked for credit by announcing its backlog."""
         self.error: FlinkError | None = None
         """The first failure of the connection. Nothing is sent or delivered after it."""
         self.closing = False
@@ -114,19 +112,6 @@ class PartitionRequestClient:
         if self.error is None and self._credit_based:
             self._pending.append((None, channel))
             self._wake()
-
-    def can_wait(self) -> bool:
-        """Whether all messages are credit that its senders do not need yet: each has some left, and data to use it for. These
-        data will arrive without it, and one message covers what they bring too."""
-        if self._asked:
-            self._asked = False
-            return False
-        for frame, channel in self._pending:
-            if frame is not None or channel is None or channel.buffers is None:
-                return False
-            if not channel.buffers.sender_goes_on(channel.buffers_in):
-                return False
-        return bool(self._pending)
 
     def next_frame(self) -> ClientFrame | None:
         """Return the next message, or None."""
@@ -187,7 +172,6 @@ class PartitionRequestClient:
             if channel is None or channel.is_released:
                 self.send(CancelPartitionRequest(frame.receiver))
             else:
-                self._asked = True
                 channel.on_sender_backlog(frame.backlog)
         elif isinstance(frame, ErrorResponse):
             self._on_error_response(frame)

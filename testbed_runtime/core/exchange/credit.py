@@ -228,11 +228,6 @@ class BufferManager:
 
     # ---- credit --------------------------------------------------------------------------------------------
 
-    def sender_goes_on(self, received: int) -> bool:
-        """Whether the sender has credit left after `received` data buffers, and data to use it for. Without exclusive buffers
-        that is not known, because it may have to drop its credit."""
-        return self.announced > received and self.required > self.initial_credit > 0
-
     def take_unannounced(self) -> int:
         """Return and reset the unannounced credit, when AddCredit is written."""
         credit, self._unannounced = self._unannounced, 0
