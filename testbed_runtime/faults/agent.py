@@ -22,6 +22,7 @@ from testbed_runtime.core.faults.links import logical_name, owners_of
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.backend import Backend, FaultRequest, Measurement
 from testbed_runtime.faults.registry import Capabilities, check_fault
+from testbed_runtime.history.schema import by_column
 from testbed_runtime.ports.hosts import FaultHandle
 
 PREPARE_LIMIT_S = 4.0
@@ -61,6 +62,9 @@ class Journal:
     def append(self, table: str, **row: Any) -> None:
         """Add a row, as a HistorySink does."""
         self.add(table, row)
+
+    def put(self, table: str, values: tuple[Any, ...]) -> None:
+        self.add(table, by_column(table, values))
 
     async def flush(self) -> bool:
         """Return True: the reader of the journal keeps its rows."""

@@ -193,6 +193,11 @@ LATENCY_BOUNDS_NS: list[int] = [int(10_000 * 1.25**i) for i in range(80)]
 """Upper bounds of the latency buckets, 10 µs to about 450 s. One more bucket holds larger values."""
 
 
+def by_column(table: str, values: tuple[Any, ...]) -> dict[str, Any]:
+    """Return a row that has the value of every column, with their names."""
+    return {name: value for (name, _), value in zip(TABLES[table], values, strict=True)}
+
+
 def arrow_schema(table: str) -> pa.Schema:
     """Return the schema of a table, with the common columns first."""
     return pa.schema([*COMMON, *TABLES[table]], metadata={"headgate.schema": str(SCHEMA_VERSION)})

@@ -244,7 +244,6 @@ class MemorySink:
         self.buffer.append(table, row)
 
     def put(self, table: str, values: tuple[Any, ...]) -> None:
-        """Like `append`, for a row with every column, in their order and with their types: nothing is looked up or checked."""
         self.buffer.put(table, values)
 
     async def flush(self) -> bool:

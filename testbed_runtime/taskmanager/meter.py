@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 from testbed_runtime.core.job.messages import TaskDeploymentDescriptor
-from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, TABLES
+from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
 from testbed_runtime.ports.execution import Clock
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.workload.latency import LatencyHistogram
@@ -18,8 +17,6 @@ LATENCY_WINDOW_NS = 250_000_000
 MARKER_WINDOW_NS = 1_000_000_000
 """The time that an event `latency.markers` covers at least."""
 BUSY, IDLE, BACKPRESSURED = 0, 1, 2
-TASK_COLUMNS = tuple(name for name, _ in TABLES["tasks"])
-LATENCY_COLUMNS = tuple(name for name, _ in TABLES["latency"])
 
 
 def to_ns(seconds: float) -> int:
@@ -43,8 +40,6 @@ class TaskMeter:
         self._arrival_lag_ns = 0
         self._clock = clock
         self._history = history
-        self._put: Callable[[str, tuple[Any, ...]], None] | None = getattr(history, "put", None)
-        """Some sinks take whole rows: in virtual time a third of a sample would go to their names."""
         self._spent = [0.0, 0.0, 0.0]
         self._mode = BUSY
         self._since = clock.now()
@@ -112,13 +107,7 @@ class TaskMeter:
         count, buckets, largest = self._latency.take()
         start_ns = self._window * LATENCY_WINDOW_NS
         row = (self.task, self.attempt, start_ns, LATENCY_WINDOW_NS, count, buckets, largest)
-        self._write("latency", LATENCY_COLUMNS, row)
-
-    def _write(self, table: str, columns: tuple[str, ...], row: tuple[Any, ...]) -> None:
-        if self._put is not None:
-            self._put(table, row)
-        else:
-            self._history.append(table, **dict(zip(columns, row, strict=True)))
+        self._history.put("latency", row)
 
     def sample(self) -> None:
         """Write a row of `tasks`, and the latency window if it has passed."""
@@ -149,7 +138,7 @@ class TaskMeter:
             int(idle * 1e9),
             int(self.lag_at(now_ns)),
         )
-        self._write("tasks", TASK_COLUMNS, row)
+        self._history.put("tasks", row)
 
     def close(self) -> None:
         """Write the last rows of this attempt."""

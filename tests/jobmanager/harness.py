@@ -32,6 +32,7 @@ from testbed_runtime.core.job.messages import (
     UpdateTaskExecutionState,
 )
 from testbed_runtime.core.options import Options
+from testbed_runtime.history.schema import by_column
 from testbed_runtime.jobmanager.process import JobManager
 from testbed_runtime.process.clock import LoopClock, SeededIds, SeededRandom
 from testbed_runtime.simulation.loop import run_virtual, spawn
@@ -69,6 +70,9 @@ class Rows:
 
     def append(self, table: str, **row: Any) -> None:
         self.rows.append({"table": table, "t": asyncio.get_running_loop().time(), **row})
+
+    def put(self, table: str, values: tuple[Any, ...]) -> None:
+        self.append(table, **by_column(table, values))
 
     async def flush(self) -> bool:
         return True

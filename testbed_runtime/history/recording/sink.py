@@ -12,6 +12,7 @@ import os
 from typing import Any
 
 from testbed_runtime.core.clocks import ClockComparison
+from testbed_runtime.history.schema import by_column
 from testbed_runtime.history.writer import SegmentWriter
 from testbed_runtime.process.config import ProcessConfig
 from testbed_runtime.transport.history_client import HistoryClient, RecorderRefused, RecorderUnreachable
@@ -83,6 +84,9 @@ class StreamingSink:
         if self._writer.append(table, row):
             self._urgent.set()
         self._rows.set()
+
+    def put(self, table: str, values: tuple[Any, ...]) -> None:
+        self.append(table, **by_column(table, values))
 
     async def flush(self) -> bool:
         """Wait until everything appended so far is acknowledged. Return False on timeout (FLUSH_TIMEOUT_S) or when the recorder
