@@ -22,7 +22,6 @@ from testbed_runtime.core.faults.links import logical_name, owners_of
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.backend import Backend, FaultRequest, Measurement
 from testbed_runtime.faults.registry import Capabilities, check_fault
-from testbed_runtime.history.schema import by_column
 from testbed_runtime.ports.hosts import FaultHandle
 
 PREPARE_LIMIT_S = 4.0
@@ -64,6 +63,8 @@ class Journal:
         self.add(table, row)
 
     def put(self, table: str, values: tuple[Any, ...]) -> None:
+        from testbed_runtime.history.schema import by_column  # imports pyarrow, late
+
         self.add(table, by_column(table, values))
 
     async def flush(self) -> bool:
