@@ -318,8 +318,11 @@ def _events(name: str, table: pa.Table) -> Iterator[Damage]:
     for row, (kind, text) in enumerate(zip(kinds, table.column("data").to_pylist(), strict=True)):
         if kind not in STATES and text[:1] in ("", "{"):
             continue
-        value = _json_object(text)
-        if value is None:
+        try:
+            value = json.loads(text or "{}")
+        except ValueError:
+            continue  # `_json` reports it
+        if not isinstance(value, dict):
             yield Damage(name, "data", row, f"of {kind} is not a JSON object: {text[:60]!r}")
             return
         if kind in STATES and value.get("to") not in STATES[kind]:
@@ -330,14 +333,6 @@ def _events(name: str, table: pa.Table) -> Iterator[Damage]:
                 f"of {kind} has the state {value.get('to')!r} in `to`, which Flink does not have",
             )
             return
-
-
-def _json_object(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text or "{}")
-    except ValueError:
-        return {"to": ExecutionState.RUNNING}  # `_json` names it
-    return value if isinstance(value, dict) else None
 
 
 def _waits(name: str, table: pa.Table) -> Iterator[Damage]:
