@@ -76,10 +76,11 @@ class Flink:
     name: str
     class_path: str
 
-    def java(self, mode: str, **options: object) -> list[str]:
+    def java(self, mode: str, *arguments: str, **options: object) -> list[str]:
         """Run the command. `_` in a name stands for `-`; Flink's keys go into `flink={…}`."""
         flink = options.pop("flink", {})
-        words = [f"{key.replace('_', '-')}={value}" for key, value in options.items()]
+        words = [*arguments]
+        words += [f"{key.replace('_', '-')}={value}" for key, value in options.items()]
         words += [f"{key}={value}" for key, value in flink.items()]
         return ["java", *QUICK_JVM, "-cp", self.class_path, "dev.headgate.interop.Main", mode, *words]
 
@@ -107,7 +108,7 @@ def build(name: str, folder: Path) -> Flink:
         raise NoFlinkError(f"Maven cannot get flink-runtime {VERSIONS[name]} (no network?)")
     jars = listed.read_text().strip()
     classes = folder / "classes"
-    sources = sorted(map(str, SOURCES.glob("*.java")))
+    sources = sorted(map(str, [*SOURCES.glob("*.java"), *(SOURCES / name).glob("*.java")]))
     done = subprocess.run(
         ["javac", "-nowarn", "-d", str(classes), "-cp", jars, *sources],
         capture_output=True,

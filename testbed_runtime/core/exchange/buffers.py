@@ -86,7 +86,7 @@ class NetworkBufferPool:
         self.pools: list[LocalBufferPool] = []
         self._free: list[MemorySegment] = []
         self._created = 0
-        self._waiters: deque[Callback] = deque()
+        self._waiters: list[Callback] = []
         self._last_usage = 0
         self.generation = 0
         """Counts the changes of the pools and their sizes."""
@@ -114,7 +114,8 @@ class NetworkBufferPool:
         return self.total - self.free
 
     def when_available(self, callback: Callback) -> None:
-        """Call back once when a segment is free, immediately if one is. Callbacks run in order of registration."""
+        """Call back once when a segment is free, immediately if one is. The last one to ask is called first, as by Flink's
+        CompletableFuture; one that finds no segment left asks again."""
         if self.is_available:
             callback()
         else:
@@ -149,9 +150,9 @@ class NetworkBufferPool:
             max_buffers_per_channel=max_buffers_per_channel,
             max_overdraft=max_overdraft,
         )
+        pool.refresh()
         self.pools.append(pool)
         self._redistribute()
-        pool.refresh()
         return pool
 
     def remove(self, pool: LocalBufferPool) -> None:
@@ -246,8 +247,10 @@ class NetworkBufferPool:
         self._last_usage = usage
 
     def _notify(self) -> None:
-        while self._waiters and self.is_available and not self._redistributing and not self._batches:
-            self._waiters.popleft()()
+        if self._waiters and self.is_available and not self._redistributing and not self._batches:
+            waiters, self._waiters = self._waiters, []
+            while waiters:
+                waiters.pop()()
 
 
 class SegmentRequest:

@@ -6,7 +6,8 @@ import java.util.Map;
 
 /**
  * {@code serve key=value…} or {@code fetch key=value…}: one JSON object on stdout, as {@code headgate exchange}
- * prints it, with the events by name and the error, if any. {@code numbers}: see {@link Numbers}.
+ * prints it, with the events by name and the error, if any. {@code numbers}: see {@link Numbers};
+ * {@code sequences name}: see {@link Sequences}.
  */
 public final class Main {
 
@@ -15,6 +16,10 @@ public final class Main {
     public static void main(String[] arguments) throws Exception {
         if ("numbers".equals(arguments[0])) {
             Numbers.run();
+            return;
+        }
+        if ("sequences".equals(arguments[0])) {
+            Sequences.run(arguments[1]);
             return;
         }
         Map<String, String> options = new LinkedHashMap<>();

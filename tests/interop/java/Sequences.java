@@ -1,0 +1,37 @@
+package dev.headgate.interop;
+
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.util.Map;
+
+/**
+ * Runs sequences of commands on one of Flink's classes: one line of answer for each line of stdin. {@code new …} starts
+ * a sequence. An exception is an answer too.
+ */
+final class Sequences {
+
+    private static final Map<String, String> DRIVERS =
+            Map.of(
+                    "barriers", "org.apache.flink.streaming.runtime.io.checkpointing.BarrierSequence",
+                    "pools", "org.apache.flink.runtime.io.network.buffer.PoolSequence",
+                    "subpartitions", "org.apache.flink.runtime.io.network.partition.SubpartitionSequence",
+                    "servers", "org.apache.flink.runtime.io.network.netty.ServerSequence");
+
+    private Sequences() {}
+
+    static void run(String name) throws Exception {
+        Class<?> driver = Class.forName(DRIVERS.get(name));
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));
+        StringBuilder answers = new StringBuilder();
+        Sequence sequence = null;
+        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+            String[] words = line.split(" ");
+            if ("new".equals(words[0])) {
+                sequence = (Sequence) driver.getDeclaredConstructor().newInstance();
+            }
+            answers.append(sequence.answer(words)).append('\n');
+        }
+        System.out.print(answers);
+        System.out.flush();
+    }
+}
