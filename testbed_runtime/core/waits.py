@@ -59,8 +59,16 @@ class WaitKind:
     after: tuple[str, ...] = ()
     """Kinds of waits that have to end before one of this kind can start; a wait may name its own."""
     options: tuple[str, ...] = ()
-    """Options that can bound it. The recorded wait names the one that did."""
+    """Options that can bound it. The recorded wait names the one that did, or several with PRODUCT between them."""
 
+    def may_be_limited_by(self, option: str) -> bool:
+        return all(part in self.options for part in option.split(PRODUCT))
+
+
+PRODUCT = " × "
+"""Between the options of a limit that is their product."""
+REPLACE_LOST = "replaceLost"
+"""The field of a document that delays the replacement of a TaskManager."""
 
 KINDS: Mapping[str, WaitKind] = {
     kind.name: kind
@@ -69,13 +77,13 @@ KINDS: Mapping[str, WaitKind] = {
         WaitKind(name="connection", phase="detect", doc="the close of the TCP connection to a peer that is gone"),
         WaitKind(name="lease", phase="detect", doc="the renewal of the JobManager's lease, since the last one that succeeded", options=("high-availability.kubernetes.leader-election.renew-deadline",)),
         WaitKind(name="failure-report", phase="detect", doc="a task's failure to be reported to the JobMaster", options=("pekko.ask.timeout",)),
-        WaitKind(name="cancellation", phase="cancel", doc="the tasks of the region to terminate", after=("heartbeat", "connection", "failure-report", "partition", "deployment", "checkpoint", "slot"), options=("task.cancellation.timeout",)),
+        WaitKind(name="cancellation", phase="cancel", doc="the tasks of the region to terminate", after=("heartbeat", "connection", "failure-report", "partition", "deployment", "checkpoint", "slot"), options=("task.cancellation.timeout", "heartbeat.timeout", "heartbeat.interval", "heartbeat.rpc-failure-threshold")),
         WaitKind(name="fencing", phase="slots", doc="a heartbeat or the loss of a TaskManager that may be dead", after=("cancellation",), options=("heartbeat.timeout", "heartbeat.interval", "heartbeat.rpc-failure-threshold")),
         WaitKind(name="restart-delay", phase="slots", doc="the delay of the restart strategy", after=("heartbeat", "connection", "failure-report", "partition", "deployment", "checkpoint", "slot"), options=("restart-strategy.fixed-delay.delay", "restart-strategy.failure-rate.delay", "restart-strategy.exponential-delay.initial-backoff", "restart-strategy.exponential-delay.max-backoff")),
         WaitKind(name="slot", phase="slots", doc="a slot for each task", after=("cancellation", "restart-delay", "fencing"), options=("slot.request.timeout",)),
-        WaitKind(name="replacement", phase="slots", doc="the replacement of a lost TaskManager to be started"),
+        WaitKind(name="replacement", phase="slots", doc="the replacement of a lost TaskManager to be started", options=(REPLACE_LOST,)),
         WaitKind(name="start", phase="slots", doc="a process to start", after=("replacement",)),
-        WaitKind(name="registration", phase="slots", doc="a TaskManager to register", after=("start",), options=("cluster.registration.initial-timeout", "cluster.registration.max-timeout", "cluster.registration.error-delay", "cluster.registration.refused-registration-delay")),
+        WaitKind(name="registration", phase="slots", doc="a TaskManager to register", after=("start",), options=("taskmanager.registration.timeout", "cluster.registration.initial-timeout", "cluster.registration.max-timeout", "cluster.registration.error-delay", "cluster.registration.refused-registration-delay")),
         WaitKind(name="deployment", phase="deploy", doc="the TaskManagers to acknowledge the tasks", after=("slot",), options=("pekko.ask.timeout", "headgate.jobmanager.service-time", "headgate.taskmanager.service-time")),
         WaitKind(name="jobmanager", phase="deploy", doc="a JobManager that is paused, dead or busy", options=("heartbeat.timeout", "pekko.ask.timeout")),
         WaitKind(name="leadership", phase="deploy", doc="a JobManager to be granted the leadership", after=("lease", "start"), options=("high-availability.kubernetes.leader-election.lease-duration", "high-availability.kubernetes.leader-election.retry-period")),

@@ -336,7 +336,7 @@ def _events(name: str, table: pa.Table) -> Iterator[Damage]:
 
 
 def _waits(name: str, table: pa.Table) -> Iterator[Damage]:
-    """Yield waits that begin after their end, and ids that more than one wait has."""
+    """Yield waits that begin after their end, ids that more than one wait has, and options that do not limit their kind."""
     if name != "waits":
         return
     starts, ends = _ints(table, "start_ns"), _ints(table, "t_ns")
@@ -349,6 +349,16 @@ def _waits(name: str, table: pa.Table) -> Iterator[Damage]:
         yield Damage(
             name, "wait", row, f"is {table.column('wait')[row].as_py()!r}, which another wait has too"
         )
+    for (kind, option), row in _pairs(table, "kind", "option"):
+        if option and kind in KINDS and not KINDS[kind].may_be_limited_by(option):
+            yield Damage(name, "option", row, f"is {option[:60]!r}, which limits no {kind} wait")
+
+
+def _pairs(table: pa.Table, *columns: str) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield each combination of values that the rows have, and the first row with it."""
+    numbered = table.select(columns).append_column("row", pa.array(np.arange(len(table))))
+    for found in numbered.group_by(list(columns)).aggregate([("row", "min")]).to_pylist():
+        yield tuple(found[column] for column in columns), found["row_min"]
 
 
 def _first_again(column: pa.ChunkedArray) -> int:

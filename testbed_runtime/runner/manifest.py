@@ -302,22 +302,26 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"does not have schema {MANIFEST_SCHEMA}",
             "it was written by another version of Headgate; run the scenario again",
         )
-    if problem := _damage(data.get("trials", [])):
+    if problem := _damage(data.get("trials", []), data.get("expectations")):
         raise UserError(str(path), problem, "the run's manifest is damaged; run the scenario again")
     return data
 
 
-def _damage(trials: Any) -> str:
-    """Return the first field of the trials whose type nothing can be read from; empty if there is none."""
+def _damage(trials: Any, expectations: Any) -> str:
+    """Return the first field that is missing or has a type that nothing can be read from; empty if there is none."""
     if not isinstance(trials, list):
         return "trials is not a list"
+    if not isinstance(expectations, dict):
+        return f"expectations is {expectations!r:.60}"
     for number, entry in enumerate(trials):
         where = f"trials[{number}]"
         if not isinstance(entry, dict) or not isinstance(entry.get("trial"), str):
             return f"{where} has no name"
+        if not isinstance(expectations.get(entry.get("variant")), list):
+            return f"expectations has no list for {entry.get('variant')!r:.60}, the variant of {where}"
         for key, kind in (("configuration", dict), ("job", dict), ("faults", list), ("phases", list)):
-            if not isinstance(entry.get(key) or kind(), kind):
-                return f"{where}.{key} is {entry[key]!r:.60}"
+            if not isinstance(entry.get(key), kind):
+                return f"{where}.{key} is {entry.get(key)!r:.60}"
         for index, phase in enumerate(entry.get("phases") or ()):
             for key in ("start_ns", "end_ns"):
                 if not isinstance(phase, dict) or not isinstance(phase.get(key), int):

@@ -174,6 +174,8 @@ DAMAGE: list[tuple[str, str, str, Change]] = [
     ("a state without data", "events", "data", when("kind", "job.state", "data", "")),
     ("data that is no object", "events", "data", when("kind", "job.state", "data", "[1]")),
     ("a wait that begins after its end", "waits", "start_ns", put("start_ns", 1020 * 10**9, 0)),
+    ("an option that no wait has", "waits", "option", put("option", "heartbeat.timeuot", 0)),
+    ("an option of another kind of wait", "waits", "option", put("option", "slot.request.timeout", 0)),
     ("an id for two waits", "waits", "wait", put("wait", "jobmanager-1/1", 1)),
     ("a window of no length", "latency", "window_ns", put("window_ns", 0, 3)),
     ("a window after its row", "latency", "window_start_ns", put("window_start_ns", 1020 * 10**9, 3)),
@@ -267,6 +269,9 @@ def test_a_seal_without_the_rows_of_a_table_is_damaged(history: Any, tmp_path: P
         ({"configuration": "none"}, "trials[0].configuration is 'none'"),
         ({"job": [1]}, "trials[0].job is [1]"),
         ({"trial": None}, "trials[0] has no name"),
+        ({"job": None}, "trials[0].job is None"),
+        ({"faults": None}, "trials[0].faults is None"),
+        ({"variant": "snik"}, "expectations has no list for 'snik', the variant of trials[0]"),
     ],
 )  # fmt: skip
 def test_a_damaged_manifest_names_the_field(

@@ -27,13 +27,16 @@ def run_folder(
             trial = f"{variant}-{number}"
             trials.append(
                 {"trial": trial, "variant": variant, "role": "fault", "number": number, "seed": seed + number,
-                 "configuration": CONFIGURATION.get(variant, {}), "flinkVersion": "2.x", "job": {}, "faults": []}
+                 "configuration": CONFIGURATION.get(variant, {}), "flinkVersion": "2.x", "job": {}, "faults": [], "phases": []}
             )  # fmt: skip
             rows.append(
                 {"run": name, "trial": trial, "metric": "recovery.detect", "phase": "", "quantile": None, "text": "",
                  "value": mean + 0.02 * (number * (3 + seed) % 7), "bounded_by": "", "reason": ""}
             )  # fmt: skip
-    manifest = {"schema": 2, "run": name, "started": started, "place": "simulation", "trials": trials}
+    expectations = {variant: [] for variant in means}
+    manifest = {
+        "schema": 2, "run": name, "started": started, "place": "simulation", "expectations": expectations, "trials": trials
+    }  # fmt: skip
     (folder / "manifest.json").write_text(json.dumps(manifest))
     (folder / "metrics.json").write_text(json.dumps(rows))
     return folder

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from testbed_runtime.core.exchange.backoff import Backoff, RemoteBackoff
-from testbed_runtime.core.exchange.buffers import Buffer, LocalBufferPool, NetworkBufferPool
+from testbed_runtime.core.exchange.buffers import Buffer, LocalBufferPool, MemorySegment, NetworkBufferPool
 from testbed_runtime.core.exchange.channel import LocalInputChannel, RemoteInputChannel
 from testbed_runtime.core.exchange.client import PartitionRequestClient
 from testbed_runtime.core.exchange.codec import DISCARD
@@ -42,6 +44,30 @@ def barrier(
 
 def nothing() -> None:
     """An unused wake callback."""
+
+
+class CountingPool:
+    """The real pool, with its requests and registrations counted."""
+
+    def __init__(self, pool: LocalBufferPool) -> None:
+        self._pool = pool
+        self.requests = 0
+        self.registrations = 0
+
+    def request_segment(self) -> MemorySegment | None:
+        self.requests += 1
+        return self._pool.request_segment()
+
+    def request_run(self, most: int) -> list[MemorySegment]:
+        self.requests += len(run := self._pool.request_run(most))
+        return run
+
+    def add_listener(self, listener: Callable[[MemorySegment], bool]) -> bool:
+        self.registrations += 1
+        return self._pool.add_listener(listener)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
 
 
 def deliver(client: PartitionRequestClient, frame: ServerFrame) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from exchange_model import (
     Consumer,
+    CountingPool,
     Exchange,
     barrier,
     data_frame,
@@ -19,7 +19,7 @@ from exchange_model import (
 )
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.buffers import Buffer, LocalBufferPool, MemorySegment, NetworkBufferPool
+from testbed_runtime.core.exchange.buffers import Buffer, MemorySegment, NetworkBufferPool
 from testbed_runtime.core.exchange.channel import RemoteInputChannel
 from testbed_runtime.core.exchange.credit import BufferManager
 from testbed_runtime.core.exchange.encoding import encode
@@ -43,26 +43,6 @@ from testbed_runtime.core.exchange.frames import (
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
-
-
-class CountingPool:
-    """The real pool, with its requests and registrations counted."""
-
-    def __init__(self, pool: LocalBufferPool) -> None:
-        self._pool = pool
-        self.requests = 0
-        self.registrations = 0
-
-    def request_segment(self) -> MemorySegment | None:
-        self.requests += 1
-        return self._pool.request_segment()
-
-    def add_listener(self, listener: Callable[[MemorySegment], bool]) -> bool:
-        self.registrations += 1
-        return self._pool.add_listener(listener)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pool, name)
 
 
 def barrier_frame(

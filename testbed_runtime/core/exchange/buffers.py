@@ -423,16 +423,18 @@ class LocalBufferPool:
             home = self._homes[subpartition] = SubpartitionHome(self, subpartition)
         return home
 
-    def request_run(self, subpartition: int, most: int) -> list[MemorySegment]:
-        """Return up to `most` segments for a subpartition, as `request_segment` would one by one until the pool is not available."""
-        available, held = self._available, self._by_channel[subpartition]
+    def request_run(self, most: int, subpartition: int = NO_CHANNEL) -> list[MemorySegment]:
+        """Return up to `most` free segments, as `request_segment` would one by one until the pool is not available."""
+        available = self._available
+        held = 0 if subpartition == NO_CHANNEL else self._by_channel[subpartition]
         count = min(most, len(available), self._max_per_channel - held)
         if count <= 0 or self._saturated:
             return []
         run = [available.pop() for _ in range(count)]
-        self._by_channel[subpartition] = held + count
-        if held + count == self._max_per_channel:
-            self._saturated += 1
+        if subpartition != NO_CHANNEL:
+            self._by_channel[subpartition] = held + count
+            if held + count == self._max_per_channel:
+                self._saturated += 1
         if not available:
             self.refresh()
         return run

@@ -199,6 +199,10 @@ class BufferManager:
     def _take_floating(self) -> int:
         gained, pool = 0, self._pool
         needed = self.required - len(self._floating) - len(self._exclusive)
+        if needed > 1 and not self.waiting:
+            run = pool.request_run(needed)
+            self._floating += run
+            gained = len(run)
         while gained < needed and not self.waiting and not pool.destroyed:
             segment = pool.request_segment()
             if segment is not None:

@@ -150,7 +150,7 @@ class ResultPartition:
         count = (len(view) - position) // size
         if not count or 0 < target.buffer_size < size:
             return 0
-        segments, start = self.pool.request_run(subpartition, count), position
+        segments, start = self.pool.request_run(count, subpartition), position
         home, run = self.pool.home_of(subpartition), []
         for segment in segments:
             end = start + size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from testbed_runtime.core.exchange.backoff import local_backoff, remote_backoff
 from testbed_runtime.core.options import Options
-from testbed_runtime.core.waits import Limit
+from testbed_runtime.core.waits import PRODUCT, REPLACE_LOST, Limit
 
 BACKOFF_MAX = "taskmanager.network.request-backoff.max"
 REQUEST_TIMEOUT = "taskmanager.network.partition-request-timeout"
@@ -27,7 +27,7 @@ def restart_delay(options: Options, key: str, seconds: float) -> Limit:
 
 def replacement_limit(seconds: float) -> Limit:
     """Return the limit of a document's `replaceLost`."""
-    return Limit("replaceLost", f"{seconds:g} s", seconds)
+    return Limit(REPLACE_LOST, f"{seconds:g} s", seconds)
 
 
 def reachability_limit(options: Options) -> Limit:
@@ -35,7 +35,7 @@ def reachability_limit(options: Options) -> Limit:
     seconds when the threshold is turned off."""
     calls = options.integer("heartbeat.rpc-failure-threshold")
     return Limit(
-        "heartbeat.interval × heartbeat.rpc-failure-threshold",
+        PRODUCT.join(("heartbeat.interval", "heartbeat.rpc-failure-threshold")),
         f"{options.text('heartbeat.interval')} × {calls}",
         options.duration("heartbeat.interval") * calls if calls > 0 else None,
     )
