@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import BytecodeCache, Environment, FileSystemBytecodeCache, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Recovery
@@ -27,6 +30,7 @@ DRAWN_MAX = 120
 """Trials that are drawn. Of the others, the page shows what they add to the distributions and the merged rows."""
 SAMPLE_S = 1.0
 """Interval between the rows of the table below a timeline."""
+TEMPLATES = Path(__file__).parent / "templates"
 STARTS_FROM_S = 2.0
 """A first start gets its own bar from this length on, or when it failed at first."""
 
@@ -54,6 +58,7 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        bytecode_cache=compiled_beside(TEMPLATES),
     )
     made.filters |= {
         "seconds": words.seconds,
@@ -63,6 +68,16 @@ def environment() -> Environment:
         "breakable": breakable,
     }
     return made
+
+
+def compiled_beside(templates: Path) -> BytecodeCache | None:
+    """Return the cache of the compiled templates, in a folder beside them, as Python keeps compiled modules. None if Python keeps
+    none, or the folder cannot be written."""
+    if sys.dont_write_bytecode or not os.access(templates, os.W_OK):
+        return None
+    folder = templates / "__pycache__"
+    folder.mkdir(exist_ok=True)
+    return FileSystemBytecodeCache(str(folder)) if os.access(folder, os.W_OK) else None
 
 
 def breakable(text: str) -> Markup:
