@@ -116,8 +116,14 @@ class Progress:
 
 def progress_of(trial: Trial, *roles: str, baseline: Window | None = None) -> list[Progress]:
     """Return the progress of every subtask with these roles (default: sources and sinks). `baseline` sets the usual gaps."""
+    everything = trial.kept(f"progress, {baseline}", lambda: _progress_of(trial, baseline))
+    return [one for one in everything if one.role in roles] if roles else list(everything)
+
+
+def _progress_of(trial: Trial, baseline: Window | None) -> list[Progress]:
+    """Return the progress of every source and sink."""
     series: dict[str, list[TaskSeries]] = {}
-    for one in task_series(trial, *(roles or ("source", "sink"))):
+    for one in task_series(trial, "source", "sink"):
         series.setdefault(one.task, []).append(one)
     restored = {
         (str(e["subject"]), int(e["attempt"])): int(e["checkpoint"]) for e in events(trial, "task.restored")

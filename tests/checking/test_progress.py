@@ -53,6 +53,15 @@ def test_replayed_records_are_not_counted_again(history: Any):
     assert (np.diff(found.distinct) >= 0).all()
 
 
+def test_the_progress_of_a_trial_is_computed_once_for_each_baseline(history: Any):
+    """Six checks of a trial ask for it."""
+    trial = history.good()
+    (sink, other) = progress_of(trial, "sink")
+    assert [one for one in progress_of(trial) if one.role == "sink"] == [sink, other]
+    assert progress_of(trial, "sink")[0] is sink
+    assert sinks(trial, history)[0] is not sink, "the gaps of another baseline"
+
+
 def test_a_restart_without_a_checkpoint_replays_everything(history: Any):
     """Without `task.restored` the new attempt begins at 0, and nothing is new until it passes its predecessor."""
     (one, two) = sinks(history.without("events", kind="task.restored"), history)
