@@ -26,6 +26,29 @@ from testbed_runtime.taskmanager.task import Task
 from testbed_runtime.taskmanager.work import Cores
 
 _Key = tuple[str, str, int, str]
+_NEVER = -1
+
+
+class _Sampled:
+    """One end of a channel that is sampled."""
+
+    __slots__ = ("end", "is_remote", "key", "stats", "tick")
+
+    def __init__(self, key: _Key, end: InputChannel | SequenceViewReader, *, is_remote: bool) -> None:
+        self.key = key
+        self.end = end
+        self.is_remote = is_remote
+        self.stats: ChannelStats | None = None
+        self.tick = _NEVER
+        """The tick of the newest sample."""
+
+    def follow(self, former: _Sampled | None) -> None:
+        """Continue with the sample of an earlier object of the same channel."""
+        if former is not None:
+            self.stats, self.tick = former.stats, former.tick
+
+
+_Producers = dict[PartitionRequestServer, tuple[int, list[_Sampled]]]
 
 
 class TaskSampler:
@@ -49,11 +72,11 @@ class TaskSampler:
         self._credit = credit
         self._cores = cores
         self._timer: asyncio.TimerHandle | None = None
-        self._last: dict[_Key, ChannelStats] = {}
-        self._consumers: dict[Task, list[tuple[_Key, InputChannel]]] = {}
+        self._consumers: dict[Task, list[_Sampled]] = {}
         """The channels that are sampled, by task."""
-        self._producers: dict[PartitionRequestServer, tuple[int, list[tuple[_Key, SequenceViewReader]]]] = {}
+        self._producers: _Producers = {}
         """The channels that are sampled, by connection, and the generation of its readers."""
+        self._channel_ticks = 0
         self._ticks = 0
         self._segments: dict[str, int] = {}
         self._pools: dict[str, Any] = {}
@@ -123,47 +146,61 @@ class TaskSampler:
         self._history.append("events", kind=kind, subject=subject, data=json.dumps(found))
 
     def _sample_channels(self, tasks: list[Task]) -> None:
-        current: dict[_Key, ChannelStats] = {}
+        self._channel_ticks += 1
         known, self._consumers = self._consumers, {}
         for task in tasks:
             if task.state is ExecutionState.RUNNING:
-                self._consumers[task] = channels = known.get(task) or self._inputs_of(task)
-                for key, channel in channels:
-                    remote = isinstance(channel, RemoteInputChannel)
-                    if not channel.is_released and (channel.requests or not remote):
-                        self._note(key, channel.stats(), current, local=not remote)
-        self._sample_outputs(tasks, current)
-        self._credit.end_others(current)
-        self._last = current
+                self._consumers[task] = sampled = known.get(task) or self._inputs_of(task)
+                for one in sampled:
+                    channel: Any = one.end
+                    if not channel.is_released and (channel.requests or not one.is_remote):
+                        self._note(one, channel.stats())
+        self._sample_outputs(tasks)
+        self._credit.end_others(self._live() if self._credit.waiting else ())
 
-    def _inputs_of(self, task: Task) -> list[tuple[_Key, InputChannel]]:
+    def _inputs_of(self, task: Task) -> list[_Sampled]:
         """Return the channels of a task that are sampled."""
         descriptor, stride = task.descriptor, self._pace.channel_stride
         return [
-            (("consumer", task.name, descriptor.attempt_number, f"{gate.source_vertex}-{producer}"), channel)
+            _Sampled(
+                ("consumer", task.name, descriptor.attempt_number, f"{gate.source_vertex}-{producer}"),
+                channel,
+                is_remote=isinstance(channel, RemoteInputChannel),
+            )
             for inputs, gate in zip(task.input.gates, descriptor.gates, strict=False)
             for channel in inputs.channels
             if ((producer := channel.partition.producer.subtask) + descriptor.subtask) % stride == 0
         ]
 
-    def _sample_outputs(self, tasks: list[Task], current: dict[_Key, ChannelStats]) -> None:
+    def _sample_outputs(self, tasks: list[Task]) -> None:
         partitions = {p.name: (t, n) for t in tasks for n, p in enumerate(t.partitions)}
         known, self._producers = self._producers, {}
+        former: dict[_Key, _Sampled] | None = None
+        credit = self._credit
         for connection in self._environment.server.connections:
             found = known.get(connection)
             if found is None or found[0] != connection.generation:
-                found = connection.generation, self._readers_of(connection, partitions)
+                if former is None:
+                    former = {one.key: one for _, sampled in known.values() for one in sampled}
+                found = connection.generation, self._readers_of(connection, partitions, former)
             self._producers[connection] = found
-            for key, reader in found[1]:
+            for one in found[1]:
+                reader: Any = one.end
                 view = reader.view
                 if view is not None and not view.is_released and view.subpartition.name in partitions:
-                    self._note(key, reader.stats(), current, local=False)
+                    stats = reader.stats()
+                    if stats.credit <= 0 or credit.waiting:
+                        credit.sampled(one.key, stats)
+                    self._note(one, stats)
 
     def _readers_of(
-        self, connection: PartitionRequestServer, partitions: Mapping[str, tuple[Task, int]]
-    ) -> list[tuple[_Key, SequenceViewReader]]:
+        self,
+        connection: PartitionRequestServer,
+        partitions: Mapping[str, tuple[Task, int]],
+        former: Mapping[_Key, _Sampled],
+    ) -> list[_Sampled]:
         """Return the channels of a connection that are sampled."""
-        sampled: list[tuple[_Key, SequenceViewReader]] = []
+        sampled: list[_Sampled] = []
         for reader in connection.readers:
             view = reader.view
             found = partitions.get(view.subpartition.name) if view is not None else None
@@ -174,30 +211,27 @@ class TaskSampler:
             subtask = descriptor.subtask if output.partitioning == "forward" else view.subpartition.index
             if (descriptor.subtask + subtask) % self._pace.channel_stride == 0:
                 peer = f"{output.target_vertex}-{subtask}"
-                sampled.append((("producer", task.name, descriptor.attempt_number, peer), reader))
+                one = _Sampled(
+                    ("producer", task.name, descriptor.attempt_number, peer), reader, is_remote=True
+                )
+                one.follow(former.get(one.key))
+                sampled.append(one)
         return sampled
 
-    def _note(
-        self, key: _Key, stats: ChannelStats, current: dict[_Key, ChannelStats], *, local: bool
-    ) -> None:
-        current[key] = stats
-        side, task, attempt, peer = key
-        if side == "producer" and (stats.credit <= 0 or self._credit.waiting):
-            self._credit.sampled(key, stats)
-        if self._last.get(key) == stats:
-            return
-        self._history.append(
-            "channels",
-            side=side,
-            task=task,
-            attempt=attempt,
-            peer=peer,
-            local=local,
-            credit=stats.credit,
-            announced=stats.announced,
-            used=stats.used,
-            backlog=stats.backlog,
-            queued=stats.queued,
-            floating=stats.floating,
-            exclusive=stats.exclusive,
-        )
+    def _live(self) -> set[_Key]:
+        """Return the producers' ends that this tick has sampled."""
+        return {
+            one.key
+            for _, sampled in self._producers.values()
+            for one in sampled
+            if one.tick == self._channel_ticks
+        }
+
+    def _note(self, one: _Sampled, stats: ChannelStats) -> None:
+        """Record a sample that differs from the one of the tick before."""
+        tick = self._channel_ticks
+        if stats != one.stats or one.tick != tick - 1:
+            side, task, attempt, peer = one.key
+            self._history.put("channels", (side, task, attempt, peer, not one.is_remote, *stats))
+            one.stats = stats
+        one.tick = tick

@@ -39,12 +39,4 @@ class HistorySampler:
     def record(
         self, *, side: str, link: str, frame_class: str, channel: bytes, number: int, size: int
     ) -> None:
-        self._history.append(
-            "frames",
-            side=side,
-            link=link,
-            channel=channel.hex(),
-            frame_class=frame_class,
-            number=number,
-            size=size,
-        )
+        self._history.put("frames", (side, link, channel.hex(), frame_class, number, size))

@@ -27,6 +27,7 @@ from testbed_runtime.core.faults.frame_classes import frame_class
 from testbed_runtime.core.faults.links import channel_id, owner_of
 from testbed_runtime.core.options import Options
 from testbed_runtime.faults.channel.frames import EffectTap
+from testbed_runtime.history.schema import TABLES
 from testbed_runtime.transport.tap import HistorySampler
 from testbed_runtime.transport.tcp import TcpNetwork
 from tests.transport.conformance import Watcher
@@ -491,6 +492,9 @@ class Rows:
 
     def append(self, table, **row) -> None:
         self.rows.append({"table": table, **row})
+
+    def put(self, table, values) -> None:
+        self.append(table, **dict(zip([name for name, _ in TABLES[table]], values, strict=True)))
 
     async def flush(self) -> None:
         return

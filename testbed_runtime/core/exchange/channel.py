@@ -435,16 +435,7 @@ class RemoteInputChannel(_InputChannel):
         return self._manager.unannounced
 
     def stats(self) -> ChannelStats:
-        manager = self._manager
-        return ChannelStats(
-            manager.unannounced,
-            manager.announced,
-            self.buffers_in,
-            self._backlog,
-            self.queued,
-            manager.available_floating,
-            manager.available_exclusive,
-        )
+        return self._manager.stats(self.buffers_in, self._backlog, len(self._queue) + len(self._priority))
 
     @property
     def _manager(self) -> BufferManager:

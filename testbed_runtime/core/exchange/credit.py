@@ -91,6 +91,11 @@ class BufferManager:
     def available_exclusive(self) -> int:
         return len(self._exclusive)
 
+    def stats(self, used: int, backlog: int, queued: int) -> ChannelStats:
+        """Return a sample of the channel: its own numbers, and those of its buffers."""
+        floating, exclusive = len(self._floating), len(self._exclusive)
+        return ChannelStats(self._unannounced, self.announced, used, backlog, queued, floating, exclusive)
+
     # ---- exclusive segments ----------------------------------------------------------------------------------
 
     def request_exclusive(self, *, now: float = 0.0, timeout_s: float = 0.0) -> SegmentRequest:
