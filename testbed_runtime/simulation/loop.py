@@ -280,14 +280,17 @@ def run_virtual(main: Coroutine[Any, Any, T], *, start_s: float = 1000.0) -> T:
 
 
 @contextlib.contextmanager
-def rare_collections() -> Iterator[None]:
-    """Collect cyclic garbage rarely in this block, and do not look at what was there before."""
+def rare_collections(*, last: bool = False) -> Iterator[None]:
+    """Collect cyclic garbage rarely in this block, and do not look at what was there before. With `last` the process ends
+    soon after it, and what the block leaves is not looked at either."""
     before = gc.get_threshold()
     gc.set_threshold(*COLLECT_EVERY)
     gc.freeze()  # otherwise what the imports have counted makes the first collection a full one
     try:
         yield
     finally:
+        if last:
+            gc.freeze()  # otherwise the next object starts a collection of all that was made in the block
         gc.unfreeze()
         gc.set_threshold(*before)
 

@@ -10,7 +10,14 @@ import gc
 import pytest
 
 from testbed_runtime.process.clock import StallMeter
-from testbed_runtime.simulation.loop import COLLECT_EVERY, SimulatedDeadlock, VirtualLoop, run_virtual, spawn
+from testbed_runtime.simulation.loop import (
+    COLLECT_EVERY,
+    SimulatedDeadlock,
+    VirtualLoop,
+    rare_collections,
+    run_virtual,
+    spawn,
+)
 
 
 def _loop() -> VirtualLoop:
@@ -47,6 +54,29 @@ def test_garbage_is_collected_rarely_during_a_run_and_as_before_after_it():
 
     with pytest.raises(KeyError):
         run_virtual(main())
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize(("last", "collections"), [(False, 1), (True, 0)])
+def test_what_the_last_run_of_a_process_leaves_is_not_collected_before_it_ends(last: bool, collections: int):
+    """A collection of everything that a command has made would free what ends with the process."""
+    before, begun = gc.get_threshold(), list[str]()
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        del info
+        if phase == "start":
+            begun.append(phase)
+
+    gc.callbacks.append(note)
+    try:
+        with rare_collections(last=last):
+            made = [[number] for number in range(2 * before[0])]
+            assert not begun
+        made.append([])
+    finally:
+        gc.callbacks.remove(note)
+    assert len(begun) == collections
     assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0
 
