@@ -500,3 +500,18 @@ def test_in_legacy_mode_a_reader_needs_no_credit() -> None:
     assert len(exchange.run()) == 12
     exchange.close()
     nothing()
+
+
+def test_credit_that_wrapped_below_zero_sends_nothing_together() -> None:
+    """Java's int wraps: -1 credits are none, and the frame that is asked for singly fails as in Flink."""
+    network = NetworkBufferPool(8, 32)
+    partition = ResultPartition(partition_id(), 1, producer_pool(network, 1, 8))
+    assert partition.emit(0, bytes(128)) == 128
+    reader = SequenceViewReader(RECEIVER, 0, 2)
+    reader.view = partition.create_view(0, nothing)
+    reader.credit = -1
+    assert len(reader.poll_run(64, 10**6)[0]) == 0
+    with pytest.raises(FlinkError, match="no credit available"):
+        reader.poll()
+    partition.release()
+    assert network.outstanding == 0

@@ -352,7 +352,7 @@ class SequenceViewReader:
     def poll_run(self, most: int, most_bytes: int) -> tuple[Run, bool]:
         """Return the next data buffers for which there is credit, and whether an element may follow now. Empty if `poll` has to
         decide."""
-        if self.view is None:
+        if self.view is None or self.credit <= 0:  # it may have wrapped, as in Java
             return NO_RUN, False
         run, next_type = self.view.poll_run(min(most, self.credit), most_bytes)
         count = len(run)
