@@ -198,6 +198,9 @@ class Leadership:
             return
         waits, options = self._services.waits, self._services.options
         wait.limit = option_limit(options, LEASE_DURATION)
+        if free_s > waits.now():  # its holder released it earlier
+            wait.end()
+            return
         wait.end(Outcome.EXPIRED, at_s=free_s)
         retry = option_limit(options, RETRY_PERIOD)
         waits.begin("leadership", WHO, WHAT, limit=retry, since_s=free_s, after=(wait,)).end(Outcome.FIRED)

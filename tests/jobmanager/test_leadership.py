@@ -232,6 +232,27 @@ async def test_the_lease_of_a_dead_jobmanager_is_waited_for():
 
 
 @virtually
+async def test_a_lease_that_its_holder_releases_is_no_longer_waited_for():
+    """The wait ends when the lease is acquired, not when it would have expired: no wait ends before it began."""
+    made, store = cluster(0)
+    loop = asyncio.get_running_loop()
+    await store.put(LEASE_KEY, msgspec.json.encode(Lease("other", loop.time() - 9, loop.time(), 3)))
+    async with made:
+        await asyncio.sleep(2.0)
+        await store.put(LEASE_KEY, msgspec.json.encode(Lease("", loop.time(), loop.time(), 3)))
+        await made.until(lambda: granted(made) == [True])
+        ends = [(row["start_ns"], row["t_ns"]) for row in made.rows.table("waits")]
+        assert all(start <= end <= loop.time() * 1e9 for start, end in ends), ends
+        ((kind, outcome, option, seconds),) = waits(made)
+        assert (kind, outcome, option, 2.0 <= seconds <= 4.5) == (
+            "leadership",
+            "completed",
+            "lease-duration",
+            True,
+        )
+
+
+@virtually
 async def test_a_jobmanager_that_ends_releases_the_lease_for_the_next_one():
     """The next one does not wait for its expiry, and recovers the job."""
     made, store = cluster()
