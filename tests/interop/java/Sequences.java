@@ -15,7 +15,8 @@ final class Sequences {
                     "barriers", "org.apache.flink.streaming.runtime.io.checkpointing.BarrierSequence",
                     "pools", "org.apache.flink.runtime.io.network.buffer.PoolSequence",
                     "subpartitions", "org.apache.flink.runtime.io.network.partition.SubpartitionSequence",
-                    "servers", "org.apache.flink.runtime.io.network.netty.ServerSequence");
+                    "servers", "org.apache.flink.runtime.io.network.netty.ServerSequence",
+                    "gates", "org.apache.flink.runtime.io.network.partition.consumer.GateSequence");
 
     private Sequences() {}
 

@@ -1,0 +1,267 @@
+package org.apache.flink.runtime.io.network.partition.consumer;
+
+import dev.headgate.interop.Sequence;
+import java.lang.reflect.Proxy;
+import java.net.InetSocketAddress;
+import java.time.Duration;
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Optional;
+import org.apache.flink.metrics.SimpleCounter;
+import org.apache.flink.runtime.checkpoint.CheckpointOptions;
+import org.apache.flink.runtime.checkpoint.CheckpointType;
+import org.apache.flink.runtime.checkpoint.channel.ChannelStateWriter;
+import org.apache.flink.runtime.checkpoint.channel.InputChannelInfo;
+import org.apache.flink.runtime.clusterframework.types.ResourceID;
+import org.apache.flink.runtime.io.network.ConnectionID;
+import org.apache.flink.runtime.io.network.ConnectionManager;
+import org.apache.flink.runtime.io.network.PartitionRequestClient;
+import org.apache.flink.runtime.io.network.api.CheckpointBarrier;
+import org.apache.flink.runtime.io.network.api.EndOfData;
+import org.apache.flink.runtime.io.network.api.EndOfPartitionEvent;
+import org.apache.flink.runtime.io.network.api.StopMode;
+import org.apache.flink.runtime.io.network.api.serialization.EventSerializer;
+import org.apache.flink.runtime.io.network.buffer.Buffer;
+import org.apache.flink.runtime.io.network.buffer.LocalBufferPool;
+import org.apache.flink.runtime.io.network.buffer.NetworkBufferPool;
+import org.apache.flink.runtime.io.network.partition.ResultPartitionID;
+import org.apache.flink.runtime.io.network.partition.ResultPartitionType;
+import org.apache.flink.runtime.io.network.partition.ResultSubpartitionIndexSet;
+import org.apache.flink.runtime.jobgraph.IntermediateDataSetID;
+import org.apache.flink.runtime.state.CheckpointStorageLocationReference;
+import org.apache.flink.runtime.throughput.ThroughputCalculator;
+import org.apache.flink.util.clock.SystemClock;
+
+/** An input gate with remote channels, their buffers and what they send to their producers. */
+public final class GateSequence extends Sequence {
+
+    private static final int SEGMENT_BYTES = 32;
+    private static final long BARRIER_TIMEOUT_MS = 10;
+
+    private final List<String> sent = new ArrayList<>();
+    private final List<Buffer> held = new ArrayList<>();
+    private final List<Buffer> taken = new ArrayList<>();
+    private NetworkBufferPool network;
+    private LocalBufferPool pool;
+    private SingleInputGate gate;
+    private RemoteInputChannel[] channels;
+
+    @Override
+    protected String step(String[] words) throws Exception {
+        sent.clear();
+        return act(words);
+    }
+
+    private String act(String[] words) throws Exception {
+        switch (words[0]) {
+            case "new":
+                start(number(words, 1), number(words, 2), number(words, 3), number(words, 4));
+                return "";
+            case "poll":
+                return polled();
+            case "recycle":
+                if (!held.isEmpty()) {
+                    held.remove(number(words, 1) % held.size()).recycleBuffer();
+                }
+                return "";
+            case "resume":
+                gate.resumeConsumption(new InputChannelInfo(0, number(words, 1)));
+                return "";
+            case "size":
+                gate.announceBufferSize(number(words, 1));
+                return "";
+            case "take":
+                Buffer segment = pool.requestBuffer();
+                if (segment != null) {
+                    taken.add(segment);
+                }
+                return "";
+            case "return":
+                if (!taken.isEmpty()) {
+                    taken.remove(0).recycleBuffer();
+                }
+                return "";
+            default:
+                return act(channels[number(words, 1)], words);
+        }
+    }
+
+    private String act(RemoteInputChannel channel, String[] words) throws Exception {
+        switch (words[0]) {
+            case "data":
+                return data(channel, number(words, 2), number(words, 3), number(words, 4));
+            case "event":
+                Buffer event = event(words[4], number(words, 5));
+                try {
+                    channel.onBuffer(event, number(words, 2), number(words, 3), 0);
+                } catch (Exception error) {
+                    channel.onError(error);
+                }
+                return "";
+            case "backlog":
+                channel.onSenderBacklog(number(words, 2));
+                return "";
+            case "credit":
+                return "" + channel.getAndResetUnannouncedCredit();
+            case "acknowledge":
+                channel.acknowledgeAllRecordsProcessed();
+                return "";
+            default:
+                channel.retriggerSubpartitionRequest();
+                return "";
+        }
+    }
+
+    private static String data(RemoteInputChannel channel, int sequence, int backlog, int size) throws Exception {
+        Buffer buffer = channel.requestBuffer();
+        if (buffer == null) {
+            return "no buffer";
+        }
+        if (size == 0) {
+            buffer.recycleBuffer();
+            channel.onEmptyBuffer(sequence, backlog);
+        } else {
+            buffer.setSize(size);
+            channel.onBuffer(buffer, sequence, backlog, 0);
+        }
+        return "";
+    }
+
+    private String polled() throws Exception {
+        Optional<BufferOrEvent> polled = gate.pollNext();
+        if (!polled.isPresent()) {
+            return "none";
+        }
+        int index = polled.get().getChannelInfo().getInputChannelIdx();
+        if (polled.get().isEvent()) {
+            return "event " + index + " " + polled.get().getEvent().getClass().getSimpleName();
+        }
+        held.add(polled.get().getBuffer());
+        return "data " + index + " " + polled.get().getBuffer().readableBytes();
+    }
+
+    private void start(int segments, int count, int exclusive, int floating) throws Exception {
+        network = new NetworkBufferPool(segments, SEGMENT_BYTES, Duration.ofMillis(1));
+        LocalBufferPool made = (LocalBufferPool) network.createBufferPool(1, floating);
+        pool = made;
+        gate =
+                new SingleInputGate(
+                        "test",
+                        0,
+                        new IntermediateDataSetID(),
+                        ResultPartitionType.PIPELINED_BOUNDED,
+                        count,
+                        (job, result, partition) -> {},
+                        () -> made,
+                        null,
+                        network,
+                        SEGMENT_BYTES,
+                        new ThroughputCalculator(SystemClock.getInstance()),
+                        null);
+        channels = new RemoteInputChannel[count];
+        for (int index = 0; index < count; index++) {
+            ConnectionID connection =
+                    new ConnectionID(ResourceID.generate(), new InetSocketAddress("localhost", 1), 0);
+            channels[index] =
+                    new RemoteInputChannel(
+                            gate,
+                            index,
+                            new ResultPartitionID(),
+                            new ResultSubpartitionIndexSet(0),
+                            connection,
+                            connections(),
+                            500,
+                            1000,
+                            500,
+                            exclusive,
+                            new SimpleCounter(),
+                            new SimpleCounter(),
+                            ChannelStateWriter.NO_OP,
+                            new ArrayDeque<>());
+        }
+        gate.setInputChannels(channels);
+        gate.setup();
+        gate.requestPartitions();
+        for (RemoteInputChannel channel : channels) {
+            channel.requestSubpartitions();
+        }
+    }
+
+    /** Connections whose client notes what the channels send, except requests. */
+    private ConnectionManager connections() {
+        PartitionRequestClient client =
+                (PartitionRequestClient)
+                        Proxy.newProxyInstance(
+                                getClass().getClassLoader(),
+                                new Class<?>[] {PartitionRequestClient.class},
+                                (proxy, method, arguments) -> {
+                                    note(method.getName(), arguments);
+                                    return null;
+                                });
+        return (ConnectionManager)
+                Proxy.newProxyInstance(
+                        getClass().getClassLoader(),
+                        new Class<?>[] {ConnectionManager.class},
+                        (proxy, method, arguments) ->
+                                method.getName().equals("createPartitionRequestClient") ? client : null);
+    }
+
+    private void note(String name, Object[] arguments) {
+        if (!name.equals("requestSubpartition") && arguments[0] instanceof RemoteInputChannel) {
+            String size = name.equals("notifyNewBufferSize") ? " " + arguments[1] : "";
+            sent.add(name + " " + ((RemoteInputChannel) arguments[0]).getChannelIndex() + size);
+        }
+    }
+
+    private static Buffer event(String kind, long id) throws Exception {
+        CheckpointStorageLocationReference location = CheckpointStorageLocationReference.getDefault();
+        CheckpointOptions options;
+        switch (kind) {
+            case "end-of-partition":
+                return EventSerializer.toBuffer(EndOfPartitionEvent.INSTANCE, false);
+            case "end-of-data":
+                return EventSerializer.toBuffer(new EndOfData(StopMode.DRAIN), false);
+            case "stop":
+                return EventSerializer.toBuffer(new EndOfData(StopMode.NO_DRAIN), false);
+            case "aligned":
+                options = CheckpointOptions.alignedNoTimeout(CheckpointType.CHECKPOINT, location);
+                break;
+            case "unaligned":
+                options = CheckpointOptions.unaligned(CheckpointType.CHECKPOINT, location);
+                break;
+            case "timeoutable":
+                options =
+                        CheckpointOptions.alignedWithTimeout(
+                                CheckpointType.CHECKPOINT, location, BARRIER_TIMEOUT_MS);
+                break;
+            default:
+                options = CheckpointOptions.notExactlyOnce(CheckpointType.CHECKPOINT, location);
+        }
+        return EventSerializer.toBuffer(new CheckpointBarrier(id, 0, options), options.isUnalignedCheckpoint());
+    }
+
+    @Override
+    protected String state() {
+        sent.sort(null);
+        StringBuilder text = new StringBuilder(" ; " + String.join(", ", sent));
+        text.append(
+                String.format(
+                        " ; free %d, pool %d %d",
+                        network.getNumberOfAvailableMemorySegments(),
+                        pool.getNumBuffers(),
+                        pool.getNumberOfAvailableMemorySegments()));
+        for (RemoteInputChannel channel : channels) {
+            text.append(
+                    String.format(
+                            " | %d %d %d %s %d %d",
+                            channel.getNumberOfRequiredBuffers(),
+                            channel.getNumberOfAvailableBuffers(),
+                            channel.getUnannouncedCredit(),
+                            channel.isWaitingForFloatingBuffers(),
+                            channel.getNumberOfQueuedBuffers(),
+                            channel.getBuffersInUseCount()));
+        }
+        return text + " ; " + gate.isFinished() + " " + gate.hasReceivedEndOfData();
+    }
+}
