@@ -29,6 +29,8 @@ from tests.interop.flink import LIMIT_S, Flink
 SEGMENT_BYTES = 8
 BARRIER_TIMEOUT_MS = 10
 SHOWN = 3
+SEQUENCE_LIMIT_S = 0.01
+"""Ten times what Flink needs for a sequence on an idle machine."""
 ALIGNMENTS = {
     "aligned": AlignmentType.ALIGNED,
     "timeoutable": AlignmentType.ALIGNED,
@@ -72,7 +74,7 @@ def compare(
         input="\n".join(line for lines in drawn for line in lines) + "\n",
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=LIMIT_S + len(drawn) * SEQUENCE_LIMIT_S,
         check=True,
     )
     theirs, found = iter(done.stdout.splitlines()), []

@@ -8,13 +8,11 @@ import java.util.concurrent.Callable;
 import org.apache.flink.runtime.checkpoint.CheckpointException;
 import org.apache.flink.runtime.checkpoint.CheckpointMetaData;
 import org.apache.flink.runtime.checkpoint.CheckpointOptions;
-import org.apache.flink.runtime.checkpoint.CheckpointType;
 import org.apache.flink.runtime.checkpoint.channel.InputChannelInfo;
 import org.apache.flink.runtime.io.network.api.CancelCheckpointMarker;
 import org.apache.flink.runtime.io.network.api.CheckpointBarrier;
 import org.apache.flink.runtime.io.network.partition.consumer.CheckpointableInput;
 import org.apache.flink.runtime.jobgraph.tasks.CheckpointableTask;
-import org.apache.flink.runtime.state.CheckpointStorageLocationReference;
 import org.apache.flink.streaming.runtime.tasks.SubtaskCheckpointCoordinator;
 import org.apache.flink.util.clock.Clock;
 
@@ -169,23 +167,10 @@ public final class BarrierSequence extends Sequence {
     }
 
     private static CheckpointBarrier barrier(String[] words, int position) {
-        CheckpointStorageLocationReference location = CheckpointStorageLocationReference.getDefault();
-        CheckpointOptions options;
-        switch (words[position + 2]) {
-            case "aligned":
-                options = CheckpointOptions.alignedNoTimeout(CheckpointType.CHECKPOINT, location);
-                break;
-            case "unaligned":
-                options = CheckpointOptions.unaligned(CheckpointType.CHECKPOINT, location);
-                break;
-            case "timeoutable":
-                options =
-                        CheckpointOptions.alignedWithTimeout(
-                                CheckpointType.CHECKPOINT, location, number(words, position + 3));
-                break;
-            default:
-                options = CheckpointOptions.notExactlyOnce(CheckpointType.CHECKPOINT, location);
-        }
-        return new CheckpointBarrier(number(words, position), number(words, position + 1), options);
+        return barrier(
+                words[position + 2],
+                number(words, position),
+                number(words, position + 1),
+                number(words, position + 3));
     }
 }

@@ -9,8 +9,6 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
 import org.apache.flink.metrics.SimpleCounter;
-import org.apache.flink.runtime.checkpoint.CheckpointOptions;
-import org.apache.flink.runtime.checkpoint.CheckpointType;
 import org.apache.flink.runtime.checkpoint.channel.ChannelStateWriter;
 import org.apache.flink.runtime.checkpoint.channel.InputChannelInfo;
 import org.apache.flink.runtime.clusterframework.types.ResourceID;
@@ -29,7 +27,6 @@ import org.apache.flink.runtime.io.network.partition.ResultPartitionID;
 import org.apache.flink.runtime.io.network.partition.ResultPartitionType;
 import org.apache.flink.runtime.io.network.partition.ResultSubpartitionIndexSet;
 import org.apache.flink.runtime.jobgraph.IntermediateDataSetID;
-import org.apache.flink.runtime.state.CheckpointStorageLocationReference;
 import org.apache.flink.runtime.throughput.ThroughputCalculator;
 import org.apache.flink.util.clock.SystemClock;
 
@@ -215,8 +212,6 @@ public final class GateSequence extends Sequence {
     }
 
     private static Buffer event(String kind, long id) throws Exception {
-        CheckpointStorageLocationReference location = CheckpointStorageLocationReference.getDefault();
-        CheckpointOptions options;
         switch (kind) {
             case "end-of-partition":
                 return EventSerializer.toBuffer(EndOfPartitionEvent.INSTANCE, false);
@@ -224,21 +219,11 @@ public final class GateSequence extends Sequence {
                 return EventSerializer.toBuffer(new EndOfData(StopMode.DRAIN), false);
             case "stop":
                 return EventSerializer.toBuffer(new EndOfData(StopMode.NO_DRAIN), false);
-            case "aligned":
-                options = CheckpointOptions.alignedNoTimeout(CheckpointType.CHECKPOINT, location);
-                break;
-            case "unaligned":
-                options = CheckpointOptions.unaligned(CheckpointType.CHECKPOINT, location);
-                break;
-            case "timeoutable":
-                options =
-                        CheckpointOptions.alignedWithTimeout(
-                                CheckpointType.CHECKPOINT, location, BARRIER_TIMEOUT_MS);
-                break;
             default:
-                options = CheckpointOptions.notExactlyOnce(CheckpointType.CHECKPOINT, location);
+                CheckpointBarrier barrier = barrier(kind, id, 0, BARRIER_TIMEOUT_MS);
+                boolean priority = barrier.getCheckpointOptions().isUnalignedCheckpoint();
+                return EventSerializer.toBuffer(barrier, priority);
         }
-        return EventSerializer.toBuffer(new CheckpointBarrier(id, 0, options), options.isUnalignedCheckpoint());
     }
 
     @Override

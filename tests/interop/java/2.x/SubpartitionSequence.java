@@ -3,14 +3,11 @@ package org.apache.flink.runtime.io.network.partition;
 import dev.headgate.interop.Sequence;
 import java.nio.ByteBuffer;
 import org.apache.flink.core.memory.MemorySegmentFactory;
-import org.apache.flink.runtime.checkpoint.CheckpointOptions;
-import org.apache.flink.runtime.checkpoint.CheckpointType;
 import org.apache.flink.runtime.checkpoint.channel.ChannelStateWriter;
 import org.apache.flink.runtime.io.network.api.CheckpointBarrier;
 import org.apache.flink.runtime.io.network.api.serialization.EventSerializer;
 import org.apache.flink.runtime.io.network.buffer.BufferBuilder;
 import org.apache.flink.runtime.io.network.buffer.BufferConsumer;
-import org.apache.flink.runtime.state.CheckpointStorageLocationReference;
 
 /** A pipelined subpartition and its view. */
 public final class SubpartitionSequence extends Sequence {
@@ -63,27 +60,11 @@ public final class SubpartitionSequence extends Sequence {
         return builder;
     }
 
-    /** Add a barrier: aligned, unaligned, with a timeout, or at least once. */
+    /** Add a barrier of this kind. */
     public static void addBarrier(PipelinedSubpartition subpartition, String kind, long id) throws Exception {
-        CheckpointStorageLocationReference location = CheckpointStorageLocationReference.getDefault();
-        CheckpointOptions options;
-        switch (kind) {
-            case "aligned":
-                options = CheckpointOptions.alignedNoTimeout(CheckpointType.CHECKPOINT, location);
-                break;
-            case "unaligned":
-                options = CheckpointOptions.unaligned(CheckpointType.CHECKPOINT, location);
-                break;
-            case "timeoutable":
-                options =
-                        CheckpointOptions.alignedWithTimeout(
-                                CheckpointType.CHECKPOINT, location, BARRIER_TIMEOUT_MS);
-                break;
-            default:
-                options = CheckpointOptions.notExactlyOnce(CheckpointType.CHECKPOINT, location);
-        }
-        CheckpointBarrier barrier = new CheckpointBarrier(id, 0, options);
-        subpartition.add(EventSerializer.toBufferConsumer(barrier, options.isUnalignedCheckpoint()), 0);
+        CheckpointBarrier barrier = barrier(kind, id, 0, BARRIER_TIMEOUT_MS);
+        boolean priority = barrier.getCheckpointOptions().isUnalignedCheckpoint();
+        subpartition.add(EventSerializer.toBufferConsumer(barrier, priority), 0);
     }
 
     @Override
