@@ -14,6 +14,10 @@ public final class PoolSequence extends Sequence {
 
     private static final int SEGMENT_BYTES = 32;
 
+    /** Nothing waits for segments, but a pause of the JVM must not look like it. */
+    private static final Duration REQUEST_TIMEOUT = Duration.ofSeconds(30);
+
+
     private NetworkBufferPool network;
     private final Map<String, Pool> pools = new TreeMap<>();
     private final List<Collection<MemorySegment>> unpooled = new ArrayList<>();
@@ -64,7 +68,7 @@ public final class PoolSequence extends Sequence {
     private String act(String[] words, Pool pool) throws Exception {
         switch (words[0]) {
             case "new":
-                network = new NetworkBufferPool(number(words, 1), SEGMENT_BYTES, Duration.ofMillis(1));
+                network = new NetworkBufferPool(number(words, 1), SEGMENT_BYTES, REQUEST_TIMEOUT);
                 return "";
             case "pool":
                 pools.put(

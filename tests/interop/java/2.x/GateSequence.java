@@ -34,6 +34,10 @@ import org.apache.flink.util.clock.SystemClock;
 public final class GateSequence extends Sequence {
 
     private static final int SEGMENT_BYTES = 32;
+
+    /** Nothing waits for segments, but a pause of the JVM must not look like it. */
+    private static final Duration REQUEST_TIMEOUT = Duration.ofSeconds(30);
+
     private static final long BARRIER_TIMEOUT_MS = 10;
 
     private final List<String> sent = new ArrayList<>();
@@ -139,7 +143,7 @@ public final class GateSequence extends Sequence {
     }
 
     private void start(int segments, int count, int exclusive, int floating) throws Exception {
-        network = new NetworkBufferPool(segments, SEGMENT_BYTES, Duration.ofMillis(1));
+        network = new NetworkBufferPool(segments, SEGMENT_BYTES, REQUEST_TIMEOUT);
         LocalBufferPool made = (LocalBufferPool) network.createBufferPool(1, floating);
         pool = made;
         gate =
