@@ -17,7 +17,6 @@ public final class PoolSequence extends Sequence {
     /** Nothing waits for segments, but a pause of the JVM must not look like it. */
     private static final Duration REQUEST_TIMEOUT = Duration.ofSeconds(30);
 
-
     private NetworkBufferPool network;
     private final Map<String, Pool> pools = new TreeMap<>();
     private final List<Collection<MemorySegment>> unpooled = new ArrayList<>();
