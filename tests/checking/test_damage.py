@@ -296,6 +296,16 @@ def test_an_emptied_table_never_passes(history: Any, tmp_path: Path, table: str)
         assert "column seq: jobmanager-1 lacks" in missing["measured"]
 
 
+@pytest.mark.parametrize("key", ["execution.state-recovery.path", "execution.savepoint.path"])
+def test_a_job_that_starts_from_a_checkpoint_may_lag_by_the_time_since_that(
+    history: Any, tmp_path: Path, key: str
+):
+    """Records that were in flight in an unaligned checkpoint keep the time at which they were due in the earlier run."""
+    entry = history.entry(configuration={key: "files/main-1"})
+    folder = write(tmp_path, good(history), entry, "tasks", put("lag_ns", 3 * 3600 * 10**9, 3))
+    assert check_trial(read_trial(folder, run=RUN), entry) == []
+
+
 def test_samples_outside_the_life_of_their_task_have_another_clock(history: Any):
     """A TaskManager whose clock is 5 s behind samples a task before the JobManager has scheduled it."""
     built = history.empty(lambda t, r: r | {"t_ns": r["t_ns"] - 5 * 10**9} if t == "tasks" else r)
