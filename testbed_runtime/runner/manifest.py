@@ -317,8 +317,9 @@ def _damage(trials: Any, expectations: Any) -> str:
         where = f"trials[{number}]"
         if not isinstance(entry, dict) or not isinstance(entry.get("trial"), str):
             return f"{where} has no name"
-        if not isinstance(expectations.get(entry.get("variant")), list):
-            return f"expectations has no list for {entry.get('variant')!r:.60}, the variant of {where}"
+        variant = entry.get("variant")
+        if not isinstance(variant, str) or not isinstance(expectations.get(variant), list):
+            return f"expectations has no list for {variant!r:.60}, the variant of {where}"
         for key, kind in (("configuration", dict), ("job", dict), ("faults", list), ("phases", list)):
             if not isinstance(entry.get(key), kind):
                 return f"{where}.{key} is {entry.get(key)!r:.60}"

@@ -271,6 +271,7 @@ def test_a_seal_without_the_rows_of_a_table_is_damaged(history: Any, tmp_path: P
         ({"trial": None}, "trials[0] has no name"),
         ({"job": None}, "trials[0].job is None"),
         ({"faults": None}, "trials[0].faults is None"),
+        ({"variant": ["main"]}, "expectations has no list for ['main'], the variant of trials[0]"),
         ({"variant": "snik"}, "expectations has no list for 'snik', the variant of trials[0]"),
     ],
 )  # fmt: skip
