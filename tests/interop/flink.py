@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import subprocess
@@ -99,7 +100,24 @@ class Flink:
 
 
 def build(name: str, folder: Path) -> Flink:
-    """Resolve and compile. Raises NoFlinkError if something is missing."""
+    """Resolve and compile, or take what another process has compiled in this folder. Raises NoFlinkError if something is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept, failed = folder / "compiled", folder / "failed"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if failed.exists():
+            raise NoFlinkError(failed.read_text())
+        if not kept.exists():
+            try:
+                kept.write_text(_compiled(name, folder))
+            except NoFlinkError as error:
+                failed.write_text(str(error))
+                raise
+    return Flink(name, kept.read_text())
+
+
+def _compiled(name: str, folder: Path) -> str:
+    """Return the class path of Flink and the drivers."""
     for tool, what in (("mvn", "Maven"), ("javac", "a JDK (javac)"), ("java", "Java")):
         if shutil.which(tool) is None:
             raise NoFlinkError(f"{what} is not installed")
@@ -116,7 +134,7 @@ def build(name: str, folder: Path) -> Flink:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return Flink(name, f"{classes}:{jars}")
+    return f"{classes}:{jars}"
 
 
 def _resolved(name: str, listed: Path, *words: str) -> bool:
