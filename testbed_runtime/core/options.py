@@ -207,6 +207,7 @@ class Options:
             raise unknown_version("flinkVersion", flink_version)
         self.flink_version = flink_version
         self._values = {ALIASES.get(key, key): value for key, value in configuration.items()}
+        self._parsed: dict[str, Any] = {}
 
     def text(self, key: str) -> str:
         """Return the configured value as text, or this version's default."""
@@ -216,10 +217,13 @@ class Options:
         return self._values.get(key, option.default_in(self.flink_version))
 
     def _parse(self, key: str) -> Any:
-        try:
-            return BY_KEY[key].parse(self.text(key), self.flink_version)
-        except ValueError as error:
-            raise UserError(f"flinkConfiguration[{key}]", str(error)) from None
+        """Return the value of an option. It is parsed once: a task reads some of them for each message."""
+        if key not in self._parsed:
+            try:
+                self._parsed[key] = BY_KEY[key].parse(self.text(key), self.flink_version)
+            except ValueError as error:
+                raise UserError(f"flinkConfiguration[{key}]", str(error)) from None
+        return self._parsed[key]
 
     def duration(self, key: str) -> float:
         """Return a duration option in seconds."""
