@@ -7,6 +7,7 @@ between two waits belongs to the step that recorded it, or stays unattributed. P
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +27,7 @@ _ANYWHERE = ("jobmanager", "leadership", "stalled")
 """They hold up every step."""
 _OWN_PAUSES = {"jobmanager": ("open", "stalled"), "lease": ("stalled",), "stalled": ("open",)}
 """Pauses of a process that explain its waits."""
+_PAUSES = frozenset(kind for kinds in _OWN_PAUSES.values() for kind in kinds)
 _HELD_BY = {
     "slot": ("registration", "start", "replacement", "fencing", *_ANYWHERE),
     "fencing": ("registration", "start", "replacement", *_ANYWHERE),
@@ -91,13 +93,22 @@ def _without_own_pauses(waits: Sequence[Wait]) -> list[Wait]:
     """Return the waits without those that a process had only because it stood still itself: a process that opens functions
     does not run its event loop, and one that does not run hears no answer of the JobManager."""
 
+    pauses: dict[tuple[str, str], list[Wait]] = defaultdict(list)
+    for w in waits:
+        if w.kind in _PAUSES:
+            pauses[_process(w), w.kind].append(w)
+
     def explained(wait: Wait) -> bool:
-        process = wait.wait.rpartition("/")[0]
-        own = [w for w in waits if w.kind in _OWN_PAUSES[wait.kind] and w.wait.rpartition("/")[0] == process]
+        own = (w for kind in _OWN_PAUSES[wait.kind] for w in pauses[_process(wait), kind])
         inside = (min(wait.end_ns, w.end_ns) - max(wait.start_ns, w.start_ns) for w in own)
         return 2 * sum(max(0, ns) for ns in inside) > wait.end_ns - wait.start_ns
 
     return [w for w in waits if w.kind not in _OWN_PAUSES or not explained(w)]
+
+
+def _process(wait: Wait) -> str:
+    """Return the process that recorded a wait."""
+    return wait.wait.rpartition("/")[0]
 
 
 class _Walk:

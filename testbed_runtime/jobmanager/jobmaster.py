@@ -214,8 +214,7 @@ class JobMaster:
         self._check_end()
 
     def _check_end(self) -> None:
-        ended = all(e.state.terminal for e in self.graph.executions)
-        if not ended or self._state.terminal:
+        if not self.graph.ended or self._state.terminal:
             return
         if self.state == "CANCELLING":
             self._finish("CANCELED", self._state.cause.text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -116,6 +117,7 @@ class ExecutionGraph:
             task: Execution(task, self._attempt_id(task, first_attempt)) for task in self.tasks
         }
         self._by_attempt = {str(e.attempt): e for e in self._executions.values()}
+        self._in_state = Counter(e.state for e in self._executions.values())
         self._producers: dict[tuple[JobEdge, int], tuple[ExecutionAttemptID, TaskManagerID, str, str]] = {}
         """The attempt and TaskManager of each producer, and the names of its partition and TaskManager for all consumers."""
         self.regions = Regions(self.tasks, self._links())
@@ -180,6 +182,8 @@ class ExecutionGraph:
         if after not in NEXT_STATES[execution.state]:
             return None
         before, execution.state = execution.state, after
+        self._in_state[before] -= 1
+        self._in_state[after] += 1
         return Transition(task, execution.attempt.attempt, before, after, execution.taskmanager)
 
     def reset(self, tasks: Iterable[Task]) -> None:
@@ -190,6 +194,8 @@ class ExecutionGraph:
                 raise LocalProtocolError(f"{task[0]}-{task[1]} is {old.state.value} and cannot start again")
             if old.state is not ExecutionState.CREATED:
                 new = Execution(task, self._attempt_id(task, old.attempt.attempt + 1))
+                self._in_state[old.state] -= 1
+                self._in_state[new.state] += 1
                 del self._by_attempt[str(old.attempt)]
                 self._by_attempt[str(new.attempt)] = self._executions[task] = new
 
@@ -200,7 +206,12 @@ class ExecutionGraph:
         return slot_key(self.graph.vertex(task[0]), task[1])
 
     def all_in(self, *states: ExecutionState) -> bool:
-        return all(e.state in states for e in self._executions.values())
+        return sum(self._in_state[state] for state in states) == len(self._executions)
+
+    @property
+    def ended(self) -> bool:
+        """Whether every task is in a terminal state."""
+        return self.all_in(*(state for state in ExecutionState if state.terminal))
 
     def to_trigger(self) -> list[Task]:
         """Return the tasks where a checkpoint starts: running ones whose producers, if any, have all finished."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
@@ -98,8 +99,8 @@ def _interval(
 
 def _resampled_means(sample: Floats, generator: np.random.Generator) -> Floats:
     count = sample.shape[-1]
-    weights = generator.multinomial(count, np.full(count, 1 / count), size=RESAMPLES) / count
-    means: Floats = sample @ weights.T
+    picked = generator.integers(count, size=(count, RESAMPLES), dtype=np.int32)
+    means: Floats = sample[..., picked].mean(axis=-2)
     return means
 
 
@@ -153,6 +154,7 @@ def _influences(samples: Sequence[Floats], statistic: Callable[[Sequence[Any]], 
     return found
 
 
+@lru_cache
 def student_t(level: float, degrees: int) -> float:
     """Return the quantile of Student's t distribution for a level above one half."""
     low, high = 0.0, 1e7
