@@ -68,7 +68,7 @@ async def _kept_checkpoints(plan: RunPlan) -> dict[str, dict[str, bytes]]:
         if path := trial.testbed.recovery_path:
             into = MemoryBlobStore()
             kept = await KeptCheckpoint.read(FolderBlobStore(path), path)
-            await kept.bring(into, trial.testbed.job)
+            await kept.bring(into, trial.testbed.job, trial.testbed.flink_version)
             found[path] = {key: await into.get(key) for key in await into.list("")}
     return found
 

@@ -25,6 +25,9 @@ class Change:
     text: str
 
 
+CHANNEL_STATE_RESCALES = Change(
+    "1.13", "data in flight of an unaligned checkpoint is restored at another parallelism (FLINK-17979)"
+)
 ASK_NAMES_INVOCATION = Change(
     "1.14",
     "an ask timeout is a `TimeoutException` that names the invocation and its recipient; before, Akka's `AskTimeoutException`",
@@ -77,6 +80,7 @@ NO_DATASET = Change("2.0", "the DataSet API is gone, and with it bulk and delta 
 
 CHANGES = (
     DECLARATIVE_SLOTS,
+    CHANNEL_STATE_RESCALES,
     EXPONENTIAL_DELAY_EXISTS,
     ASK_NAMES_INVOCATION,
     IO_FAILURES_COUNT,

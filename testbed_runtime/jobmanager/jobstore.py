@@ -10,7 +10,7 @@ recovery                                 the kept checkpoint from which the firs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
@@ -74,6 +74,8 @@ class CompletedCheckpoint:
     tasks: tuple[StoredTask, ...]
     unrecorded: tuple[int, ...] = ()
     """Earlier checkpoints whose commits the recorder had not acknowledged when this one was made."""
+    parallelism: dict[str, int] = field(default_factory=dict)
+    """Parallelism of each vertex, if another job starts from it."""
     version: int = STORE_VERSION
 
     def restore(self) -> Restore:
@@ -83,7 +85,7 @@ class CompletedCheckpoint:
             if task.handle:
                 handles.setdefault(task.vertex, []).append((task.subtask, task.handle))
         ordered = {vertex: tuple(handle for _, handle in sorted(some)) for vertex, some in handles.items()}
-        return Restore(self.checkpoint, ordered)
+        return Restore(self.checkpoint, ordered, self.parallelism)
 
 
 @dataclass(frozen=True, slots=True)

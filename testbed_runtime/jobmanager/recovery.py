@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.failover import name_of
-from testbed_runtime.core.job.jobgraph import JobGraph
-from testbed_runtime.core.job.restore import STATE_RECOVERY, restore_problems
+from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph
+from testbed_runtime.core.job.restore import (
+    STATE_RECOVERY,
+    has_same_exchanges,
+    in_flight_problems,
+    restore_problems,
+)
 from testbed_runtime.core.trial.plan import RETENTION
 from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, StoredJob, StoredRecovery
 from testbed_runtime.ports.storage import BlobStore
-from testbed_runtime.workload.snapshots import decode_snapshot
+from testbed_runtime.workload.snapshots import SubtaskSnapshot, decode_snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +41,26 @@ class KeptCheckpoint:
 
     def require(self, wanted: JobGraph) -> None:
         """Raise UserError if the job cannot start from it."""
-        found = restore_problems(
-            self.checkpoint.checkpoint, drained=self.checkpoint.drain, kept=self.job.graph, wanted=wanted
+        _refuse(
+            restore_problems(
+                self.checkpoint.checkpoint, drained=self.checkpoint.drain, kept=self.job.graph, wanted=wanted
+            )
         )
-        if found:
-            raise UserError(f"flinkConfiguration[{STATE_RECOVERY}]", " ".join(found))
 
-    async def bring(self, into: BlobStore, wanted: JobGraph) -> None:
+    def _graph(self) -> JobGraph:
+        """The job that took it: not the one that has kept it if that started from it and took none of its own."""
+        before = self.checkpoint.parallelism
+        vertices = (
+            replace(vertex, parallelism=before.get(vertex.name, vertex.parallelism))
+            for vertex in self.job.graph.vertices
+        )
+        return replace(self.job.graph, vertices=tuple(vertices))
+
+    async def bring(self, into: BlobStore, wanted: JobGraph, flink_version: str) -> None:
         """Copy the objects of the checkpoint, and name it as the one from which the first job starts. Raises UserError."""
         self.require(wanted)
+        kept, in_flight = self._graph(), Counter[JobEdge]()
+        is_same = has_same_exchanges(kept, wanted)
         latest, sources = self.checkpoint, {v.name for v in self.job.graph.vertices if v.source is not None}
         positions = {}
         for task in latest.tasks:
@@ -53,10 +70,33 @@ class KeptCheckpoint:
                 except KeyError:
                     raise UserError(STATE_RECOVERY, f"{key} of the checkpoint is missing") from None
                 await into.put(key, data)
-                if key == task.handle and task.vertex in sources:
-                    positions[name_of((task.vertex, task.subtask))] = decode_snapshot(data).next_sequence
+                if key != task.handle or (is_same and task.vertex not in sources):
+                    continue
+                snapshot = decode_snapshot(data)
+                in_flight.update(_in_flight(kept, snapshot))
+                if task.vertex in sources:
+                    positions[name_of((task.vertex, task.subtask))] = snapshot.next_sequence
+        _refuse(in_flight_problems(in_flight, kept=kept, wanted=wanted, flink_version=flink_version))
         first = replace(
-            latest, tasks=tuple(replace(task, commits=()) for task in latest.tasks), unrecorded=()
+            latest,
+            tasks=tuple(replace(task, commits=()) for task in latest.tasks),
+            unrecorded=(),
+            parallelism={vertex.name: vertex.parallelism for vertex in kept.vertices},
         )
         elapsed_s = latest.timestamp_ms / 1000 - self.job.job_started
         await JobStore(into).put_recovery(StoredRecovery(first, elapsed_s, positions))
+
+
+def _in_flight(graph: JobGraph, snapshot: SubtaskSnapshot) -> Counter[JobEdge]:
+    """Return the bytes in flight of each exchange at one of its ends."""
+    found, inputs, outputs = Counter[JobEdge](), graph.inputs(snapshot.vertex), graph.outputs(snapshot.vertex)
+    for state in snapshot.input_state:
+        found[inputs[state.group]] += state.size
+    for state in snapshot.output_state:
+        found[outputs[state.group]] += state.size
+    return +found
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise UserError(f"flinkConfiguration[{STATE_RECOVERY}]", " ".join(problems))

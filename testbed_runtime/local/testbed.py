@@ -98,7 +98,8 @@ class LocalTestbed:
         (self.processes.work_folder / "blobs").mkdir()
         if path := self.plan.recovery_path:
             kept = await KeptCheckpoint.read(FolderBlobStore(path), path)
-            await kept.bring(FolderBlobStore(self.processes.work_folder / "blobs"), self.plan.job)
+            into = FolderBlobStore(self.processes.work_folder / "blobs")
+            await kept.bring(into, self.plan.job, self.plan.flink_version)
         self.history_folder.mkdir(parents=True, exist_ok=True)
         async with asyncio.TaskGroup() as group:
             recorder = group.create_task(self._launch(RECORDER), name="launch-recorder")

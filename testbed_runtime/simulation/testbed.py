@@ -126,7 +126,7 @@ class SimTestbed:
         """Start all processes and wait until every TaskManager has registered."""
         if path := self.plan.recovery_path:
             kept = await KeptCheckpoint.read(MemoryBlobStore.of_folder(path), path)
-            await kept.bring(self._blobs, self.plan.job)
+            await kept.bring(self._blobs, self.plan.job, self.plan.flink_version)
         await self._rpc.start()
         for name in (JOBMANAGER, *self.plan.task_managers):
             await self.processes.start(name)

@@ -180,19 +180,3 @@ async def load_snapshots(blobs: BlobStore, handles: tuple[str, ...]) -> list[Sub
                 "FileNotFoundException", f"The state snapshot {handle} does not exist."
             ) from None
     return snapshots
-
-
-def snapshot_with_channels(
-    snapshots: list[SubtaskSnapshot], subtask: int, parallelism: int
-) -> SubtaskSnapshot | None:
-    """Return the snapshot whose channel state a subtask restores. Raises FlinkError if there is channel state and the
-    parallelism has changed: records in flight cannot be assigned to other channels."""
-    for snapshot in snapshots:
-        if snapshot.persisted_bytes and snapshot.parallelism != parallelism:
-            raise FlinkError(
-                "IllegalStateException",
-                f"Checkpoint {snapshot.checkpoint} holds {snapshot.persisted_bytes} bytes of channel state of "
-                f"{snapshot.vertex} at parallelism {snapshot.parallelism}, which is {parallelism} now: in-flight "
-                "records are only restored at the same parallelism. Rescale from an aligned checkpoint or savepoint.",
-            )
-    return next((s for s in snapshots if s.subtask == subtask and s.persisted_bytes), None)

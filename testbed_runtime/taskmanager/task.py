@@ -18,10 +18,11 @@ from testbed_runtime.core.job.messages import (
     TriggerCheckpoint,
     UpdateTaskExecutionState,
 )
+from testbed_runtime.core.job.rescaling import GateRescaling
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
-from testbed_runtime.taskmanager.checkpoints import TaskCheckpoints, restore_snapshots, snapshot_with_channels
+from testbed_runtime.taskmanager.checkpoints import TaskCheckpoints, load_snapshots, restore_snapshots
 from testbed_runtime.taskmanager.gateway import JobMasterGateway, RecordCommitter, StateReports
 from testbed_runtime.taskmanager.input import TaskInput
 from testbed_runtime.taskmanager.iteration import (
@@ -38,8 +39,9 @@ from testbed_runtime.taskmanager.statefiles import AttemptFiles
 from testbed_runtime.taskmanager.stream import StreamTask
 from testbed_runtime.taskmanager.waiting import Wakeup
 from testbed_runtime.taskmanager.work import TaskWork
+from testbed_runtime.workload.inflight import VirtualChannels
 from testbed_runtime.workload.partitioners import Partitioner
-from testbed_runtime.workload.snapshots import SubtaskSnapshot
+from testbed_runtime.workload.snapshots import ChannelState, SubtaskSnapshot
 
 _S = ExecutionState
 SLOW_REGISTRATION_S = 0.001
@@ -353,7 +355,7 @@ class Task:
             )
             snapshots, copied = await self._files.fetch(snapshots, blobs, local)
             await invokable.restore(snapshots)
-            self._recover_channels(snapshots)
+            await self._recover_channels(snapshots)
             ended = Outcome.COMPLETED
         except Exception:
             ended = Outcome.FAILED
@@ -363,13 +365,31 @@ class Task:
         if self._run is not None:
             self._run.event("task.restored", checkpoint=checkpoint, data={"local": is_local and copied})
 
-    def _recover_channels(self, snapshots: list[SubtaskSnapshot]) -> None:
-        """Restore the data that was in flight: the output is sent, and the input is read, before anything else."""
-        vertex, run = self.descriptor.vertex, self._run
-        found = snapshot_with_channels(snapshots, self.descriptor.subtask, vertex.parallelism)
-        if found is not None and run is not None:
-            run.output.recover(found.output_state)
-            run.input.recover(found.input_state)
+    async def _recover_channels(self, snapshots: list[SubtaskSnapshot]) -> None:
+        """Restore the data that was in flight: the output is sent, and the input is read, before anything else. An exchange
+        with another parallelism than before is restored by its consumers."""
+        descriptor, run = self.descriptor, self._run
+        if run is None:
+            return
+        parallelism, states = descriptor.vertex.parallelism, list[ChannelState]()
+        for own in snapshots:
+            if (own.subtask, own.parallelism) == (descriptor.subtask, parallelism):
+                run.output.recover(s for s in own.output_state if not descriptor.partitions[s.group].rescaled)
+                states += [s for s in own.input_state if descriptor.gates[s.group].rescaled is None]
+        for number, gate in enumerate(descriptor.gates):
+            if (was := gate.rescaled) is None:
+                continue
+            producers = await load_snapshots(self._services.blobs, was.handles)
+            found = VirtualChannels(number, snapshots, was.partition, producers)
+            if found.size:
+                rescaling = GateRescaling.of(
+                    gate.partitioning,
+                    descriptor.subtask,
+                    consumers=(was.consumers, parallelism),
+                    producers=(was.producers, len(gate.channels)),
+                )
+                states += found.restore(rescaling, run.subtask)
+        run.input.recover(states)
 
     async def _end(self, outcome: ExecutionState, invokable: Invokable | None) -> None:
         """Release everything, then report the outcome. Nothing cancels this part."""

@@ -13,6 +13,7 @@ from testbed_runtime.core.job.executiongraph import (
     Restore,
 )
 from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex
+from testbed_runtime.core.job.messages import RescaledExchange
 from testbed_runtime.core.job.slots import HeldSlot
 
 S = ExecutionState
@@ -117,6 +118,21 @@ def test_a_descriptor_carries_all_handles_of_its_vertex():
     built = placed(graph())
     made = built.descriptor(("count", 0), context(Restore(4, {"count": ("h0", "h1")})))
     assert (made.restore_checkpoint, made.restore_handles) == (4, ("h0", "h1"))
+
+
+def test_the_consumers_of_a_rescaled_exchange_restore_what_its_producers_had_not_sent():
+    """Data in flight belongs to channels of the earlier job. An exchange with the same parallelism at both ends keeps its own."""
+    built, handles = placed(graph()), {"source": ("s0", "s1"), "count": ("c0", "c1", "c2")}
+    restore = context(Restore(4, handles, {"source": 2, "count": 3, "sink": 2}))
+    source, count, sink = (built.descriptor((name, 0), restore) for name in ("source", "count", "sink"))
+    assert [count.gates[0].rescaled, sink.gates[0].rescaled] == [
+        RescaledExchange(3, 2, 0, ("s0", "s1")),
+        RescaledExchange(2, 3, 0, ("c0", "c1", "c2")),
+    ]
+    assert [made.partitions[0].rescaled for made in (source, count)] == [True, True]
+    for same in ({}, {"source": 2, "count": 2, "sink": 2}):
+        made = built.descriptor(("count", 0), context(Restore(4, handles, same)))
+        assert (made.gates[0].rescaled, made.partitions[0].rescaled) == (None, False)
 
 
 def test_the_producer_of_a_partition_is_found_in_whatever_attempt():

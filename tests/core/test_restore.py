@@ -6,8 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex, OperatorConfig, SinkConfig, SourceConfig
-from testbed_runtime.core.job.restore import restore_problems
+from testbed_runtime.core.job.jobgraph import (
+    JobEdge,
+    JobGraph,
+    JobVertex,
+    OperatorConfig,
+    SinkConfig,
+    SourceConfig,
+)
+from testbed_runtime.core.job.restore import in_flight_problems, restore_problems
 
 KEPT = JobGraph(
     "job",
@@ -110,3 +117,45 @@ def test_open_windows_are_restored_only_after_a_drain():
     assert problems(without("window"), drained=False) == [NOT_AVAILABLE.format("window")]
     (text,) = problems(KEPT, drained=False)
     assert text.startswith("window: its open windows hold records")
+
+
+HASH, FORWARD = JobEdge("source", "count"), JobEdge("count", "sink", "forward")
+
+
+def in_flight(edge: JobEdge, wanted: JobGraph, version: str = "2.x") -> list[str]:
+    kept = replace(KEPT, edges=(HASH, FORWARD))
+    return in_flight_problems({edge: 9}, kept=kept, wanted=wanted, flink_version=version)
+
+
+def test_data_in_flight_is_restored_at_another_parallelism_since_1_13():
+    """Flink 1.12 distributes the buffers but has no virtual channels that would put the records together again."""
+    wanted = replace(changed("count", parallelism=3), edges=(HASH, FORWARD))
+    assert in_flight(HASH, wanted, "1.13") == []
+    assert in_flight(HASH, replace(KEPT, edges=(HASH, FORWARD)), "1.12") == []
+    (text,) = in_flight(HASH, wanted, "1.12")
+    assert text.startswith(
+        "source → count: the checkpoint has 9 bytes of data in flight. Flink 1.12 restores it"
+    )
+
+
+def test_data_in_flight_of_a_pointwise_connection_is_not_rescaled():
+    """With Flink's text."""
+    wanted = replace(changed("count", parallelism=3), edges=(HASH, FORWARD))
+    (text,) = in_flight(FORWARD, wanted)
+    assert "Cannot rescale the given pointwise partitioner." in text
+
+
+@pytest.mark.parametrize(
+    "edges",
+    [
+        (replace(HASH, partitioning="rebalance"), FORWARD),
+        (FORWARD,),
+        (JobEdge("source", "map"), HASH, FORWARD),
+        (JobEdge("map", "count"), HASH, FORWARD),
+    ],
+    ids=["another partitioning", "no connection", "another output before it", "another input before it"],
+)
+def test_data_in_flight_needs_the_connections_that_it_was_in(edges: tuple[JobEdge, ...]):
+    """A checkpoint knows gates and partitions by their numbers."""
+    (text,) = in_flight(HASH, replace(KEPT, edges=edges))
+    assert text.endswith("Both vertices need the connections that they had")

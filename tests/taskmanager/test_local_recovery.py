@@ -6,16 +6,14 @@ import asyncio
 
 import pytest
 
-from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.taskmanager.checkpoints import (
     restore_snapshots,
     snapshot_key,
-    snapshot_with_channels,
 )
 from testbed_runtime.taskmanager.localstate import PENDING_MAX, LocalState
-from testbed_runtime.workload.snapshots import ChannelState, SubtaskSnapshot, encode_snapshot
+from testbed_runtime.workload.snapshots import SubtaskSnapshot, encode_snapshot
 
 TASK = "job/count-0"
 
@@ -131,12 +129,3 @@ def test_two_uploads_at_once_delete_each_replaced_copy_once() -> None:
         return await store.list("")
 
     assert run_virtual(main()) == ["2", "3"]
-
-
-def test_channel_state_is_refused_at_another_parallelism() -> None:
-    """The records in flight belong to channels that do not exist any more."""
-    states = (ChannelState(0, 1, (b"abc",)),)
-    found = [SubtaskSnapshot(7, "count", n, 2, 128, input_state=states) for n in range(2)]
-    assert snapshot_with_channels(found, 1, 2) is found[1]
-    with pytest.raises(FlinkError, match="3 bytes of channel state of count at parallelism 2"):
-        snapshot_with_channels(found, 1, 4)

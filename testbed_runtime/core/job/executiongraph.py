@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from testbed_runtime.core.errors import LocalProtocolError
@@ -15,6 +15,7 @@ from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph
 from testbed_runtime.core.job.messages import (
     InputChannelDescriptor,
     InputGateDescriptor,
+    RescaledExchange,
     ResultPartitionDescriptor,
     TaskDeploymentDescriptor,
 )
@@ -86,6 +87,8 @@ class Restore:
 
     checkpoint: int
     handles: dict[str, tuple[str, ...]]
+    parallelism: dict[str, int] = field(default_factory=dict)
+    """Parallelism of each vertex, if it is a checkpoint of another job."""
 
 
 NOTHING_TO_RESTORE = Restore(0, {})
@@ -318,7 +321,9 @@ class ExecutionGraph:
             subtask=task[1],
             attempt_number=execution.attempt.attempt,
             gates=tuple(self._gate(edge, task[1], context) for edge in self.graph.inputs(task[0])),
-            partitions=tuple(self._output(edge, task[1]) for edge in self.graph.outputs(task[0])),
+            partitions=tuple(
+                self._output(edge, task[1], context.restore) for edge in self.graph.outputs(task[0])
+            ),
             seed=self.graph.seed,
             job_started=context.job_started,
             restore_checkpoint=context.restore.checkpoint,
@@ -326,7 +331,19 @@ class ExecutionGraph:
             job_vertices=tuple(v.name for v in self.graph.vertices),
         )
 
-    def _output(self, edge: JobEdge, producer: int) -> ResultPartitionDescriptor:
+    def _rescaled(self, edge: JobEdge, restore: Restore) -> RescaledExchange | None:
+        if not restore.parallelism:
+            return None
+        now = self._parallelism(edge)
+        before = tuple(
+            restore.parallelism.get(v, p) for v, p in zip((edge.source, edge.target), now, strict=True)
+        )
+        if before == now:
+            return None
+        number = self.graph.outputs(edge.source).index(edge)
+        return RescaledExchange(before[1], before[0], number, restore.handles.get(edge.source, ()))
+
+    def _output(self, edge: JobEdge, producer: int, restore: Restore) -> ResultPartitionDescriptor:
         return ResultPartitionDescriptor(
             partition=str(self.partition(edge, producer)),
             target_vertex=edge.target,
@@ -336,6 +353,7 @@ class ExecutionGraph:
             bounded=edge.result == BOUNDED,
             announced=edge.deployment == FIRST_RECORD,
             blocking=edge.result == BLOCKING,
+            rescaled=self._rescaled(edge, restore) is not None,
         )
 
     def _gate(self, edge: JobEdge, consumer: int, context: DeploymentContext) -> InputGateDescriptor:
@@ -358,4 +376,5 @@ class ExecutionGraph:
                     subpartition=0 if forward else consumer,
                 )
             )
-        return InputGateDescriptor(edge.source, edge.partitioning, tuple(channels))
+        rescaled = self._rescaled(edge, context.restore)
+        return InputGateDescriptor(edge.source, edge.partitioning, tuple(channels), rescaled)

@@ -246,10 +246,24 @@ class InputChannelDescriptor:
 
 
 @dataclass(frozen=True, slots=True)
+class RescaledExchange:
+    """The checkpoint has another parallelism at one end: the consumers restore all data in flight of the exchange."""
+
+    consumers: int
+    """Parallelism in the checkpoint."""
+    producers: int
+    partition: int
+    """Number of the result partition at its producers."""
+    handles: tuple[str, ...]
+    """Blob keys of the producers' snapshots."""
+
+
+@dataclass(frozen=True, slots=True)
 class InputGateDescriptor:
     source_vertex: str
     partitioning: str
     channels: tuple[InputChannelDescriptor, ...]
+    rescaled: RescaledExchange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +279,8 @@ class ResultPartitionDescriptor:
     """The JobMaster waits for its first record."""
     blocking: bool = False
     """It is written to a file and read when it is complete."""
+    rescaled: bool = False
+    """Its data in flight is restored by its consumers."""
 
 
 @dataclass(frozen=True, slots=True)

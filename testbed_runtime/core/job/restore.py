@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
+from collections.abc import Iterable, Mapping
+
+from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex
+from testbed_runtime.core.job.rescaling import POINTWISE, can_rescale
+from testbed_runtime.core.versions import CHANNEL_STATE_RESCALES, has
 
 STATE_RECOVERY = "execution.state-recovery.path"
 IN_CLUSTER = "configmap://"
@@ -62,6 +66,43 @@ def _own_problems(name: str, old: JobVertex | None, new: JobVertex, *, drained: 
             "by a stop with a drain"
         ]
     return []
+
+
+def has_same_exchanges(kept: JobGraph, wanted: JobGraph) -> bool:
+    """Whether both jobs have the same channels."""
+    return _shapes(kept.edges) == _shapes(wanted.edges) and _parallelism(kept) == _parallelism(wanted)
+
+
+def in_flight_problems(
+    in_flight: Mapping[JobEdge, int], *, kept: JobGraph, wanted: JobGraph, flink_version: str
+) -> list[str]:
+    """Return why the data in flight of a checkpoint of the job `kept` cannot be restored. `in_flight` has the bytes of each of its
+    exchanges that has any."""
+    problems, before, after = [], _parallelism(kept), _parallelism(wanted)
+    for edge, size in in_flight.items():
+        what = f"{edge.source} → {edge.target}: the checkpoint has {size} bytes of data in flight. "
+        if _shapes(kept.inputs(edge.target)) != _shapes(wanted.inputs(edge.target)) or _shapes(
+            kept.outputs(edge.source)
+        ) != _shapes(wanted.outputs(edge.source)):
+            problems.append(f"{what}Both vertices need the connections that they had")
+        elif all(before[name] == after[name] for name in (edge.source, edge.target)):
+            continue
+        elif not has(flink_version, CHANNEL_STATE_RESCALES):
+            problems.append(
+                f"{what}Flink {flink_version} restores it at the same parallelism only; the first version that rescales it is "
+                f"{CHANNEL_STATE_RESCALES.since}"
+            )
+        elif not can_rescale(edge.partitioning):
+            problems.append(what + POINTWISE)
+    return problems
+
+
+def _shapes(edges: Iterable[JobEdge]) -> list[tuple[str, str, str]]:
+    return [(edge.source, edge.target, edge.partitioning) for edge in edges]
+
+
+def _parallelism(graph: JobGraph) -> dict[str, int]:
+    return {vertex.name: vertex.parallelism for vertex in graph.vertices}
 
 
 def _is_stateful(vertex: JobVertex) -> bool:
