@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+import yaml
 
+from testbed_runtime.checking.delivery import source_starts
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.options import Options
+from testbed_runtime.history.reader import read_trial
 from testbed_runtime.jobmanager.recovery import KeptCheckpoint
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.workload.snapshots import decode_snapshot
+from tests.simulation.simulating import RUN, run_document
 from tests.simulation.smallswarm import ALIGNED_TIMEOUT, UNALIGNED, draw
 from tests.simulation.smallworld import small_world
 
-CHUNKS = 8
-SEEDS_PER_CHUNK = 50
+CHUNKS = 4
+SEEDS_PER_CHUNK = 30
+SOAK_CHUNKS = 100
+"""Each with as many seeds, after the quick ones."""
 TASKMANAGERS = 6
+EXAMPLE = Path(__file__).parents[2] / "scenarios" / "examples" / "rescaled.yaml"
 
 
 @dataclass
@@ -97,6 +106,7 @@ def numbers(world: Any, until: int | None = None) -> Counter[tuple[str, int]]:
         del world.rows
 
 
+@pytest.mark.virtual
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_no_record_in_flight_is_lost_or_repeated_at_another_parallelism(chunk: int) -> None:
     """The commits of both jobs together hold every record once. No network buffer leaks."""
@@ -104,3 +114,33 @@ def test_no_record_in_flight_is_lost_or_repeated_at_another_parallelism(chunk: i
     found = [run_virtual(run(seed)) for seed in seeds]
     assert sum(one.persisted > 0 for one in found) > SEEDS_PER_CHUNK / 2
     assert sum(one.records for one in found) > 50 * SEEDS_PER_CHUNK
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("chunk", range(CHUNKS, CHUNKS + SOAK_CHUNKS))
+def test_no_record_of_three_thousand_seeds_is_lost_or_repeated(chunk: int) -> None:
+    """The same for a quarter of an hour."""
+    for seed in range(chunk * SEEDS_PER_CHUNK, (chunk + 1) * SEEDS_PER_CHUNK):
+        run_virtual(run(seed))
+
+
+@pytest.mark.virtual
+def test_the_example_goes_on_with_the_records_in_flight_and_1_12_refuses_it(tmp_path: Path) -> None:
+    """The second run of the example commits records that are older than those that it emits."""
+    document = yaml.safe_load(EXAMPLE.read_text())
+    run_document(document, tmp_path / "first", variants=["before"])
+    kept = tmp_path / "first" / "files" / "before-1"
+    document["spec"]["testbed"]["flinkConfiguration"]["execution.state-recovery.path"] = str(kept)
+    result, _ = run_document(document, tmp_path / "second", variants=["after"])
+    assert result.verdict["verdict"] == "Pass"
+    trial = read_trial(tmp_path / "second" / "history" / "after-1", run=RUN, trial="after-1")
+    starts, oldest = source_starts(trial), dict[str, int]()
+    for row in trial.rows("delivery"):
+        bits = int.from_bytes(row["bitmap"], "little")
+        first = row["base"] + (bits & -bits).bit_length() - 1
+        oldest[row["source"]] = min(first, oldest.get(row["source"], first))
+    assert all(oldest[source] < start for source, start in starts.items())
+    document["spec"]["testbed"]["flinkVersion"] = "1.12"
+    result, _ = run_document(document, tmp_path / "refused", variants=["after"])
+    assert result.verdict["verdict"] == "Error"
+    assert "Flink 1.12 restores it at the same parallelism only" in json.dumps(result.verdict)
