@@ -33,6 +33,7 @@ from testbed_runtime.core.judgement.recovery import (
     Recovery,
     Round,
     Segment,
+    SharedFault,
     TrialRecovery,
 )
 from testbed_runtime.core.waits import KINDS, Outcome, Wait
@@ -92,6 +93,10 @@ class _Paths:
             margins=margins(self.waits, outage.effect, outage.end),
             unattributed_s=sum(s.seconds for s in segments if s.kind == UNATTRIBUTED),
             from_events_s=sum(s.seconds for s in segments if s.from_events),
+            shared=tuple(
+                SharedFault(fault=e.fault, effect_ns=max(e.begun_ns, outage.effect), ended_ns=e.ended_ns)
+                for e in outage.shared
+            ),
         )
 
     def _round(self, outage: Outage, number: int, span: RoundSpan) -> Round:

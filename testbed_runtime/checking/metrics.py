@@ -45,7 +45,7 @@ from testbed_runtime.checking.iterations import supersteps
 from testbed_runtime.checking.latency import Histogram, histogram, marker_latencies, shows
 from testbed_runtime.checking.pools import deviation, largest_gates, network_pools, usage
 from testbed_runtime.checking.progress import alive_at_end, by_sink, goodput, progress_of, raw_rate, sinks_of
-from testbed_runtime.checking.recovery import check_recovery, milestones
+from testbed_runtime.checking.recovery import check_recovery, milestones, no_window
 from testbed_runtime.checking.sockets import push_backs
 from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE
 from testbed_runtime.core.judgement.metrics import (
@@ -81,14 +81,16 @@ def trial_metrics(trial: Trial, manifest_entry: Entry, *, recovery: TrialRecover
     answers = Answers(trial)
     found = recovery or trial_recovery(trial, manifest_entry)
     spans = windows(trial, manifest_entry)
-    spans = replace(spans, milestones=milestones(found, spans.end))
+    faults = [] if manifest_entry.get("role") == CONTROL else [str(f["name"]) for f in manifest_entry.get("faults") or ()]  # fmt: skip
+    spans = replace(spans, milestones=milestones(found, spans.end, faults))
     parts: tuple[Callable[[Answers, Trial, Entry, Windows], None], ...] = (
         _delivery, _credit, _buffers, _job, _failovers, _throughput, _latency, _checkpoints, _counts, _faults,
     )  # fmt: skip
     for part in parts:
         part(answers, trial, manifest_entry, spans)
     _recovery(answers, trial, manifest_entry, found)
-    return answers.rows
+    never = {name: no_window(found, name, faults) for name, window in spans.milestones if window is None}
+    return [{**r, "reason": never.get(r["phase"], r["reason"])} if never else r for r in answers.rows]
 
 
 def control_metrics(rows: Sequence[Mapping[str, Any]], entries: Sequence[Entry]) -> list[Row]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from testbed_runtime.checking.baseline import STEADY_S, baseline_of, steady_share, steady_since
@@ -14,11 +14,13 @@ from testbed_runtime.core.judgement.metrics import (
     NO_BASELINE,
     NO_FAILOVER,
     NO_FAULT,
+    NO_OUTAGE,
+    NO_SUCH_PHASE,
     NOT_RECOVERED,
     OBSERVATION_TOO_SHORT,
     RECOVERY_PHASES,
 )
-from testbed_runtime.core.judgement.recovery import Recovery, Segment, TrialRecovery
+from testbed_runtime.core.judgement.recovery import Recovery, Segment, SharedFault, TrialRecovery
 from testbed_runtime.history.schema import Trial
 
 PHASES = RECOVERY_PHASES
@@ -48,28 +50,61 @@ def worst(found: TrialRecovery) -> Recovery | None:
     )
 
 
-def milestones(found: TrialRecovery, end: int) -> tuple[tuple[str, Window | None], ...]:
+def milestones(
+    found: TrialRecovery, end: int, faults: Collection[str] = ()
+) -> tuple[tuple[str, Window | None], ...]:
     """Return the windows `outage`, `catch-up` and `recovered` of the worst recovery, which the rows `recovery.*` describe too.
 
-    With several recoveries, each one's windows follow as `outage/<fault>`, and so on. `recovered` lasts until `end`."""
+    With several faults, each one's windows follow as `outage/<fault>`, and so on. Faults that share a recovery have the end
+    of it in common, and each begins with its own effect. `recovered` lasts until `end`. `faults`: those that were asked for."""
     chosen = worst(found)
-    named = [] if chosen is None else [("", chosen)]
-    if len(found.recoveries) > 1:
-        worst_last = sorted(found.recoveries, key=lambda r: (not r.recovered, r.total_s))
-        named += {f"/{r.fault}": r for r in worst_last if r.fault}.items()
-    windows = [(name + suffix, w) for suffix, r in named for name, w in _milestones(r, end)]
-    return tuple(windows) or tuple((name, None) for name in MILESTONE_PHASES)
+    windows = dict.fromkeys(MILESTONE_PHASES) if chosen is None else dict(_milestones(chosen, end))
+    worst_last = sorted(found.recoveries, key=lambda r: (not r.recovered, r.total_s))
+    own = {r.fault: dict(_milestones(r, end)) for r in worst_last if r.fault}
+    shared = {s.fault: dict(_of_shared(r, s, end)) for r in worst_last for s in r.shared}
+    none: dict[str, Window | None] = dict.fromkeys(MILESTONE_PHASES)
+    by_fault = {**dict.fromkeys(faults, none), **shared, **own}
+    if len(by_fault) > 1 or len(found.recoveries) > 1:
+        windows |= {f"{n}/{fault}": w for fault, spans in by_fault.items() for n, w in spans.items()}
+    return tuple(windows.items())
+
+
+def no_window(found: TrialRecovery, phase: str, faults: Collection[str]) -> str:
+    """Return the reason why a milestone has no window in this trial: it was not reached, or there was no outage."""
+    fault = phase.partition("/")[2]
+    chosen = worst(found)
+    mine = [r for r in found.recoveries if fault in r.faults] if fault else [chosen] if chosen else []
+    if any(r.total_s > 0 for r in mine):
+        return NO_SUCH_PHASE
+    return NO_OUTAGE if faults or found.recoveries else NO_FAULT
 
 
 def _milestones(recovery: Recovery, end: int) -> Iterator[tuple[str, Window | None]]:
-    """Yield the windows of one recovery. The outage lasts until the last affected sink subtask received a new record, or
-    without a failover until the catch-up began."""
+    """Yield the windows of one recovery."""
+    return _spans(recovery.effect_ns, _records_again(recovery), recovery.end_ns, end)
+
+
+def _of_shared(recovery: Recovery, shared: SharedFault, end: int) -> Iterator[tuple[str, Window | None]]:
+    """Yield the windows of a fault in the recovery that it shares. After the first new records its outage lasts as long as
+    the fault, as one without a failover."""
+    back = _records_again(recovery)
+    if shared.effect_ns >= back:
+        back = min(shared.ended_ns or recovery.end_ns, recovery.end_ns)
+    return _spans(shared.effect_ns, back, recovery.end_ns, end)
+
+
+def _records_again(recovery: Recovery) -> int:
+    """Return the end of the outage: when the last affected sink subtask received a new record, or without a failover when
+    the catch-up began."""
     behind = [s.start_ns for s in _segments(recovery) if s.kind == "catch-up"]
     back = behind[-1] if behind else recovery.end_ns
     if recovery.downtime_s is not None:
         back = recovery.effect_ns + round(recovery.downtime_s * NS)
-    back = min(back, recovery.end_ns)
-    spans = ((recovery.effect_ns, back), (back, recovery.end_ns), (recovery.end_ns, end))
+    return min(back, recovery.end_ns)
+
+
+def _spans(effect: int, back: int, recovered: int, end: int) -> Iterator[tuple[str, Window | None]]:
+    spans = ((effect, back), (back, recovered), (recovered, end))
     for name, (start, stop) in zip(MILESTONE_PHASES, spans, strict=True):
         yield name, Window(start, stop) if start < stop else None
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.common import data, events
-from testbed_runtime.checking.failovers import Cause, round_causes
+from testbed_runtime.checking.failovers import RECOVERED, Cause, round_causes
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.waits import targets_of
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.history.schema import Trial
 
 EXPLAINS: dict[str, tuple[str, ...]] = {
@@ -48,6 +49,8 @@ class Outage:
     earlier: tuple[FaultEffect, ...] = ()
     """The faults of an outage that several faults without a failover began, one before the job had recovered from the other.
     `fault` is the first of them."""
+    shared: tuple[FaultEffect, ...] = ()
+    """Every other fault that took effect before the job had recovered, and that began no outage of its own."""
     joined: int | None = None
     """When the fault took effect that then cost a failover, in an outage that `earlier` ones began."""
 
@@ -177,14 +180,32 @@ def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, 
         if effect.fault not in taken and not any(_began_in(effect, o) for o in found)
     ]
     found = _joined(record, sorted(found, key=lambda o: o.effect))
-    return [
+    found = [
         replace(o, end=min(o.end, following.effect)) if o.recovered else o
         for o, following in zip(found, [*found[1:], replace(found[-1], effect=found[-1].end)], strict=True)
     ] if found else []  # fmt: skip
+    return _shared(found, injected)
 
 
 def _began_in(effect: FaultEffect, outage: Outage) -> bool:
     return outage.effect <= effect.begun_ns <= outage.end
+
+
+def _shared(found: Sequence[Outage], injected: Sequence[FaultEffect]) -> list[Outage]:
+    """Return the outages with every fault that began none of them, at the first one that it took effect in."""
+    rest = {e.fault: e for e in injected if e.fault not in {o.fault.fault for o in found if o.fault}}
+    several = []
+    for outage in found:
+        joined = {e.fault for e in outage.earlier}
+        mine = [e for e in rest.values() if e.fault in joined or _began_by(e, outage)]
+        rest = {name: e for name, e in rest.items() if e not in mine}
+        several.append(replace(outage, shared=tuple(sorted(mine, key=lambda e: e.begun_ns))))
+    return several
+
+
+def _began_by(effect: FaultEffect, outage: Outage) -> bool:
+    """Whether a fault took effect in an outage. A first start waits for what was injected before the submission, too."""
+    return effect.begun_ns <= outage.end and (outage.first or outage.effect <= effect.begun_ns)
 
 
 def _of_start(record: _Record, first: Outage, fault: FaultEffect) -> Outage:
@@ -271,6 +292,10 @@ def _stops(fault: FaultEffect) -> bool:
     return fault.kind.partition(".")[0] in ("process", "pod")
 
 
+def _stops_jobmanager(fault: FaultEffect) -> bool:
+    return fault.kind.partition(".")[0] in ("process", "pod", JOBMANAGER) and JOBMANAGER in targets_of(fault)
+
+
 def _joined(record: _Record, found: Sequence[Outage]) -> list[Outage]:
     """Return the outages, each joined with those before it that had not ended when it began and cost no failover."""
     joined: list[Outage] = []
@@ -310,6 +335,8 @@ def responsible(injected: Sequence[FaultEffect], cause: Cause) -> FaultEffect | 
     before = [
         e for e in before if cause.kind in EXPLAINS.get(e.kind.partition(".")[0], (cause.kind,))
     ] or before
+    if cause.cause_class == RECOVERED:
+        before = [e for e in before if _stops_jobmanager(e)] or before
     ordinal = cause.taskmanager.rpartition("-")[0]
     hit = [e for e in before if ordinal and ordinal in targets_of(e)]
     candidates = hit or before

@@ -72,7 +72,7 @@ class _Tracks:
 def _path(recovery: Recovery, pid: int) -> list[dict[str, Any]]:
     """Return the rounds and the segments of a recovery."""
     events = []
-    label = f"recovery from {recovery.fault}" if recovery.fault else "start"
+    label = f"recovery from {' and '.join(recovery.faults)}" if recovery.faults else "start"
     for one in recovery.rounds:
         details: dict[str, Any] = {"recovery": label, "cause": one.cause, "ended_by": one.ended_by, "failure": one.failure}  # fmt: skip
         span = (one.start_ns, one.end_ns)

@@ -117,7 +117,7 @@ def costly(recoveries: Iterable[Recovery]) -> tuple[Recovery, ...]:
 
 def headline(recovery: Recovery) -> str:
     """`down 1.76 s after dead-consumer, caught up after 2.00 s, 3 rounds`."""
-    after = f" after {recovery.fault}" if recovery.fault else ""
+    after = f" after {' and '.join(recovery.faults)}" if recovery.faults else ""
     if recovery.recovered and recovery.total_s == 0:
         return f"no outage{after}"
     down = f"down {words.seconds(recovery.downtime_s)}" if recovery.downtime_s is not None else "outage"

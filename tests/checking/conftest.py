@@ -232,13 +232,17 @@ class Builder:
 
     def good(self, change: Any = None) -> Trial:
         """Everything as it should be, after `change`."""
+        return self.record(change).trial()
+
+    def record(self, change: Any = None) -> History:
+        """The same, to which rows can be added."""
         history = self.empty(change)
         run_job(history)
         inject(history)
         deliver(history)
         sample(history)
         exchange(history)
-        return history.trial()
+        return history
 
     def without(self, table: str, **match: Any) -> Trial:
         """The good history without the rows that match."""

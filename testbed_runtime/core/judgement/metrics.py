@@ -31,7 +31,8 @@ RECOVERY_PHASES = (
 TRIAL_PHASES = ("baseline", "fault", "observation")
 MILESTONE_PHASES = ("outage", "catch-up", "recovered")
 """Phases by what happened: from the effect of the fault to new records at every sink, until the lag is normal, and until the
-drain. With several faults, also `outage/<fault>` and so on; without that suffix they are those of the longest recovery."""
+drain. With several faults, also `outage/<fault>` and so on; without that suffix they are those of the longest recovery. Faults
+that share a recovery each begin with their own effect."""
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
 """The quantiles of the latency rows; 1 is the maximum."""
 
@@ -41,6 +42,8 @@ NOT_DRAINED = "DeliveryNotDrained"
 JOB_FAILED = "JobFailed"
 NO_FAILOVER = "NoFailover"
 NO_FAULT = "NoFault"
+NO_OUTAGE = "NoOutage"
+NO_SUCH_PHASE = "NoSuchPhase"
 NO_BASELINE = "NoBaseline"
 NO_CONTROL = "NoControl"
 NOT_RECOVERED = "NotRecovered"
@@ -69,6 +72,8 @@ REASON_TEXTS: dict[str, str] = {
     JOB_FAILED: "the job failed permanently, so it is unknown which records should have arrived",
     NO_FAILOVER: "there was no failover, so this phase did not happen",
     NO_FAULT: "this trial had no fault",
+    NO_OUTAGE: "the fault began no outage before the drain, so this phase did not happen",
+    NO_SUCH_PHASE: "the recovery or the observation ended before this phase began",
     NO_BASELINE: "there is no baseline to compare with",
     NO_CONTROL: "there is no control trial to compare with",
     NOT_RECOVERED: "the job had not recovered when the observation ended; the value is a lower bound",

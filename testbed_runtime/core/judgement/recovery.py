@@ -107,6 +107,17 @@ class Margin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedFault:
+    """A fault that took effect while the job had not recovered from another one, so that both have one recovery."""
+
+    fault: str
+    effect_ns: int
+    """When it took effect, not before the recovery that it belongs to."""
+    ended_ns: int | None = None
+    """None if it lasted until the end of the record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
     """One outage, from the effect of its cause until the lag of every sink subtask is normal again."""
 
@@ -128,6 +139,13 @@ class Recovery:
     unattributed_s: float = 0.0
     from_events_s: float = 0.0
     """Part of the prices that no recorded wait covers, only the events of the failover."""
+    shared: tuple[SharedFault, ...] = ()
+    """The other faults that this recovery belongs to, by their effect."""
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Every fault that this recovery belongs to. Empty for a first start without a fault."""
+        return (*((self.fault,) if self.fault else ()), *(s.fault for s in self.shared))
 
     @property
     def total_s(self) -> float:
@@ -164,6 +182,7 @@ def _recovery(value: Mapping[str, Any]) -> Recovery:
             "rounds": tuple(_round(r) for r in value.get("rounds", ())),
             "prices": tuple(Price(**p) for p in value.get("prices", ())),
             "margins": tuple(Margin(**m) for m in value.get("margins", ())),
+            "shared": tuple(SharedFault(**s) for s in value.get("shared", ())),
         }
     )
 

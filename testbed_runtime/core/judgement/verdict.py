@@ -428,7 +428,8 @@ class _VariantJudge:
             return self._item(expectation, trial, row, Verdict.FAIL, "")
         reason = self._why_not(trial) if not safety else ""
         if not reason and holds is None:
-            reason = m.NO_DATA if row is None else row["reason"] or m.NO_DATA
+            missing = m.NO_OUTAGE if "/" in expectation.phase else m.NO_DATA
+            reason = missing if row is None else row["reason"] or m.NO_DATA
         if not reason and row is not None and not expectation.decided(row, self._clocks_s(trial)):
             reason = m.CLOCKS_DIFFER
         if reason:
@@ -540,6 +541,8 @@ class _VariantJudge:
     ) -> Row | None:
         """Return the only matching row. None if there is none, or if several match and the choice would be ambiguous."""
         info = m.METRICS[metric]
+        name, _, fault = phase.partition("/")
+        phase = name if trial.faults == (fault,) else phase  # the rows of an only fault do not name it
         found = [
             r
             for r in self._all(trial, metric)

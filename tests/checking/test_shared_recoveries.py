@@ -1,0 +1,135 @@
+"""Faults that overlap: each has windows of its own, also in a recovery that several of them share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from testbed_runtime.checking.answer import trial_recovery
+from testbed_runtime.checking.common import NS, Window
+from testbed_runtime.checking.metrics import trial_metrics
+from testbed_runtime.checking.recovery import milestones, no_window
+from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.judgement.metrics import NO_FAULT, NO_OUTAGE, NO_SUCH_PHASE
+from testbed_runtime.core.judgement.recovery import Recovery, SharedFault, TrialRecovery
+from testbed_runtime.core.judgement.verdict import Judged, TrialFacts, Verdict, judge
+from testbed_runtime.history.schema import Trial
+from testbed_runtime.report.answer import headline
+
+Spans = dict[str, tuple[float, float] | None]
+
+
+def shared(begun: float, ended: float | None) -> SharedFault:
+    """A second fault, in seconds."""
+    return SharedFault(
+        fault="second",
+        effect_ns=round(begun * NS),
+        ended_ns=None if ended is None else round(ended * NS),
+    )
+
+
+def spans(other: SharedFault) -> Spans:
+    """The windows of a fault that shares a recovery from 7 to 12 s, with records again at 9 s, of a trial of 20 s."""
+    one = Recovery(fault="first", effect_ns=7 * NS, end_ns=12 * NS, downtime_s=2.0, shared=(other,))
+    found = milestones(TrialRecovery(trial="t", recoveries=(one,)), 20 * NS)
+    return {name: window and (window.start / NS, window.end / NS) for name, window in found}
+
+
+@pytest.mark.parametrize(
+    ("begun", "ended", "outage", "catch_up"),
+    [
+        (8, 8.5, (8, 9), (9, 12)),
+        (8, None, (8, 9), (9, 12)),
+        (10, 11, (10, 11), (11, 12)),
+        (10, 15, (10, 12), None),
+        (10, None, (10, 12), None),
+        (12, 15, None, None),
+    ],
+)
+def test_a_shared_recovery_has_the_windows_of_each_fault(
+    begun: float, ended: float | None, outage: tuple[float, float], catch_up: tuple[float, float] | None
+):
+    """Each begins with its own effect, and all end with the recovery. A fault after the first new records lasts by itself."""
+    found = spans(shared(begun, ended))
+    assert (found["outage/second"], found["catch-up/second"]) == (outage, catch_up)
+    assert found["recovered/second"] == found["recovered/first"] == found["recovered"] == (12, 20)
+    assert found["outage/first"] == found["outage"] == (7, 9)
+
+
+def test_a_milestone_without_a_window_says_why():
+    """There was no fault, or it began no outage, or the recovery ended before the phase."""
+    one = Recovery(fault="first", effect_ns=7 * NS, end_ns=12 * NS, shared=(shared(10, None),))
+    idle = Recovery(fault="idle", effect_ns=15 * NS, end_ns=15 * NS)
+    found = TrialRecovery(trial="t", recoveries=(one, idle))
+    names = dict(milestones(found, 20 * NS, ["never"]))
+    assert names["outage/never"] is None
+    assert no_window(found, "outage/never", ["never"]) == NO_OUTAGE
+    assert no_window(found, "outage/idle", ["idle"]) == NO_OUTAGE
+    assert no_window(found, "catch-up/second", ["second"]) == NO_SUCH_PHASE
+    assert no_window(found, "catch-up", ["first"]) == NO_SUCH_PHASE
+    assert no_window(TrialRecovery(trial="t"), "outage", []) == NO_FAULT
+
+
+def with_pause(history: Any, at: float) -> tuple[Trial, dict[str, Any]]:
+    """The good trial, whose TaskManager is killed at 8 s, with a pause that takes effect at `at` and lasts for 500 ms."""
+    record = history.record()
+    pause = {"fault": "pause", "kind": "process.pause", "backend": "supervisor", "targets": ["tm-0"]}
+    for t, state in ((at, "injected"), (at + 0.1, "verified"), (at + 0.5, "ended"), (at + 0.6, "clean")):
+        record.add("supervisor", "faults", t, state=state, **pause)
+    entry = history.entry()
+    return record.trial(), entry | {"faults": [*entry["faults"], {"name": "pause"}]}
+
+
+def test_a_fault_within_the_recovery_of_another_has_an_outage_of_its_own(history: Any):
+    """The kill takes effect at 8 s, records arrive again at 11.1 s. The pause at 9 s shares that recovery."""
+    trial, entry = with_pause(history, 9.0)
+    (found,) = trial_recovery(trial, entry).recoveries
+    assert found.faults == ("kill", "pause")
+    assert headline(found).startswith("down 3.10 s after kill and pause, ")
+    assert TrialRecovery.from_json(TrialRecovery(trial="t", recoveries=(found,)).to_json()).recoveries == (found,)  # fmt: skip
+    windows = dict(milestones(TrialRecovery(trial="t", recoveries=(found,)), history.at(24)))
+    assert windows["outage/pause"] == Window(history.at(9), history.at(11.1))
+    rows = {(r["metric"], r["phase"]): r for r in trial_metrics(trial, entry) if r["quantile"] is None}
+    assert rows["lag.max", "outage/pause"]["value"] == pytest.approx(3.0, abs=0.15)
+    assert rows["lag.max", "recovered/pause"]["value"] < 0.2
+
+
+def test_a_fault_after_the_recovery_of_another_shares_nothing(history: Any):
+    """It has its own recovery."""
+    found = trial_recovery(*with_pause(history, 20.0)).recoveries
+    assert [r.faults for r in found] == [("kill",), ("pause",)]
+
+
+def judged_items(trial: Trial, entry: dict[str, Any], asked: Expectation) -> tuple[Judged, ...]:
+    """What the verdict says about one expectation, and about what is always judged."""
+    facts, rows = TrialFacts.from_manifest(entry), trial_metrics(trial, entry)
+    return judge(trials=[facts], expectations={"main": [asked]}, rows=rows).judged
+
+
+@pytest.mark.parametrize(
+    ("phase", "verdict", "reason"),
+    [
+        ("outage/pause", Verdict.PASS, ""),
+        ("outage/kill", Verdict.PASS, ""),
+        ("outage/absent", Verdict.INCONCLUSIVE, NO_OUTAGE),
+    ],
+)
+def test_an_expectation_on_the_outage_of_one_of_two_faults_is_judged(
+    history: Any, phase: str, verdict: Verdict, reason: str
+):
+    """Without a value, the verdict says why."""
+    trial, entry = with_pause(history, 9.0)
+    asked = Expectation.from_item({"metric": "lag.max", "phase": phase, "max": "5 s"})
+    judged = judged_items(trial, entry, asked)
+    (one,) = (j for j in judged if j.phase == phase)
+    assert (one.verdict, one.reason) == (verdict, reason)
+    assert bool(one.explanation) == bool(reason)
+
+
+def test_the_only_fault_may_be_named_in_a_phase(history: Any):
+    """`outage/kill` is `outage` then."""
+    trial, entry = history.good(), history.entry()
+    asked = Expectation.from_item({"metric": "lag.max", "phase": "outage/kill", "max": "5 s"})
+    judged = judged_items(trial, entry, asked)
+    assert [j.verdict for j in judged if j.phase] == [Verdict.PASS]
