@@ -14,7 +14,7 @@ from testbed_runtime.checking.checkpoints import restored_age_s
 from testbed_runtime.checking.common import NS, Entry, busiest_vertex, events, windows
 from testbed_runtime.checking.criticalpath import EPSILON_NS, attribute
 from testbed_runtime.checking.failovers import Cause
-from testbed_runtime.checking.faults import check_faults
+from testbed_runtime.checking.faults import FaultEffect, check_faults
 from testbed_runtime.checking.rounds import Outage, RoundSpan, outages_of, start_of
 from testbed_runtime.checking.waits import (
     BUSY_KINDS,
@@ -54,14 +54,30 @@ def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
     path = _Paths(trial, read_waits(trial, entry, effects, spans.end), busy_text(entry))
     catch_up = CatchUp.read(trial, entry, spans, spans.end)
     first = start_of(trial, spans.end)
+    outages = outages_of(trial, effects, catch_up, spans.end)
+    found = [path.recovery(outage, catch_up.reason) for outage in outages]
     return TrialRecovery(
         trial=trial.trial,
         start=None if first is None else path.recovery(first, ""),
-        recoveries=tuple(
-            path.recovery(outage, catch_up.reason)
-            for outage in outages_of(trial, effects, catch_up, spans.end)
-        ),
+        recoveries=tuple(_with_lasting(found, effects)),
     )
+
+
+def _with_lasting(found: Sequence[Recovery], effects: Iterable[FaultEffect]) -> list[Recovery]:
+    """Return the recoveries with the faults that cost nothing by themselves, but that made the recovery from a later one
+    longer: its prices name them."""
+    idle = {r.fault for r in found if r.recovered and r.total_s == 0}
+    rest = []
+    for recovery in found:
+        named = [
+            e for e in effects if e.fault in idle and any(f"`{e.fault}`" in p.text for p in recovery.prices)
+        ]
+        begun = recovery.effect_ns
+        lasting = tuple(SharedFault(fault=e.fault, effect_ns=begun, ended_ns=e.ended_ns) for e in named)
+        idle -= {e.fault for e in named}
+        rest.append(replace(recovery, shared=(*lasting, *recovery.shared)))
+    named_later = {s.fault for r in rest for s in r.shared}
+    return [r for r in rest if r.total_s > 0 or not r.recovered or r.fault not in named_later]
 
 
 class _Paths:
@@ -170,12 +186,12 @@ class _Paths:
 
     def _lasted(self, outage: Outage, end: int) -> list[Wait]:
         """Return what a job that survives the faults of an outage waits for until `end`, without overlaps: for the end of the
-        fault that began first and lasts, else for its backlog. A process that was killed is missed until the failover."""
+        fault that began first and lasts, then of one from before the outage, else for its backlog. A process that was killed is missed until the failover."""
         missed = outage.joined is not None or not outage.recovered
         faults = outage.earlier or ((outage.fault,) if outage.fault is not None else ())
         found: list[Wait] = []
         at = outage.effect
-        for fault in sorted(faults, key=lambda f: f.begun_ns):
+        for fault in sorted(faults, key=lambda f: (f.begun_ns < outage.effect, f.begun_ns)):
             begun, ended = max(at, fault.begun_ns), min(lasts_until(fault, end, missed=missed), end)
             if begun < ended:
                 found += [self._catch_up(at, begun, Outcome.COMPLETED)] if at < begun else []

@@ -184,11 +184,34 @@ def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, 
         replace(o, end=min(o.end, following.effect)) if o.recovered else o
         for o, following in zip(found, [*found[1:], replace(found[-1], effect=found[-1].end)], strict=True)
     ] if found else []  # fmt: skip
-    return _shared(found, injected)
+    return _shared(_with_lasting(found), injected)
 
 
 def _began_in(effect: FaultEffect, outage: Outage) -> bool:
     return outage.effect <= effect.begun_ns <= outage.end
+
+
+def _with_lasting(found: Sequence[Outage]) -> list[Outage]:
+    """Return the outages, in which a fault that had cost nothing until another one began is a part of that one's outage, if it
+    lasted on and the job was behind until it ended."""
+    idle = [o for o in found if o.fault is not None and o.recovered and o.effect == o.end]
+    taken: list[FaultEffect] = []
+    joined = []
+    for outage in found:
+        if (
+            outage.fault is not None
+            and outage.recovered
+            and outage.effect < outage.end
+            and not _fails(outage)
+        ):
+            more = [z.fault for z in idle if z.fault is not None and z.effect < outage.effect]
+            more = [f for f in more if outage.effect < (f.ended_ns or 0) <= outage.end and f not in taken]
+            taken += more
+            own = outage.earlier or (outage.fault,)
+            joined.append(replace(outage, earlier=(*own, *more)) if more else outage)
+            continue
+        joined.append(outage)
+    return [o for o in joined if o.fault not in taken]
 
 
 def _shared(found: Sequence[Outage], injected: Sequence[FaultEffect]) -> list[Outage]:
@@ -317,7 +340,7 @@ def _fails(outage: Outage) -> bool:
 
 def _behind(before: Outage, outage: Outage) -> bool:
     """Whether the job had not recovered from one outage when the next one began."""
-    return before.effect < outage.effect < before.end
+    return before.effect <= outage.effect < before.end
 
 
 def _until_all_ended(record: _Record, outage: Outage) -> Outage:
@@ -336,7 +359,8 @@ def responsible(injected: Sequence[FaultEffect], cause: Cause) -> FaultEffect | 
         e for e in before if cause.kind in EXPLAINS.get(e.kind.partition(".")[0], (cause.kind,))
     ] or before
     if cause.cause_class == RECOVERED:
-        before = [e for e in before if _stops_jobmanager(e)] or before
+        stopped = [e for e in before if _stops_jobmanager(e)]
+        before = [e for e in stopped if not e.kind.endswith(".pause")] or stopped or before
     ordinal = cause.taskmanager.rpartition("-")[0]
     hit = [e for e in before if ordinal and ordinal in targets_of(e)]
     candidates = hit or before

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from testbed_runtime.checking import rounds
 from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.common import NS, Window
+from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.recovery import milestones, no_window
+from testbed_runtime.checking.rounds import Outage, RoundSpan
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.metrics import NO_FAULT, NO_OUTAGE, NO_SUCH_PHASE
 from testbed_runtime.core.judgement.recovery import Recovery, SharedFault, TrialRecovery
@@ -102,7 +105,7 @@ def test_a_fault_after_the_recovery_of_another_shares_nothing(history: Any):
 
 
 def judged_items(trial: Trial, entry: dict[str, Any], asked: Expectation) -> tuple[Judged, ...]:
-    """What the verdict says about one expectation, and about what is always judged."""
+    """Return the judgements of one expectation, and about what is always judged."""
     facts, rows = TrialFacts.from_manifest(entry), trial_metrics(trial, entry)
     return judge(trials=[facts], expectations={"main": [asked]}, rows=rows).judged
 
@@ -133,3 +136,24 @@ def test_the_only_fault_may_be_named_in_a_phase(history: Any):
     asked = Expectation.from_item({"metric": "lag.max", "phase": "outage/kill", "max": "5 s"})
     judged = judged_items(trial, entry, asked)
     assert [j.verdict for j in judged if j.phase] == [Verdict.PASS]
+
+
+def effect(name: str, begun: float, ended: float) -> FaultEffect:
+    return FaultEffect(
+        fault=name, kind="network.latency", verified=True, injected_ns=round(begun * NS),
+        ended_ns=round(ended * NS), residue=False, targets='["tm-0"]', text="",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("ended", "shares"), [(10, True), (13, False), (2.5, False)])
+def test_a_fault_that_lasts_owns_what_the_job_is_behind_until_its_end(ended: float, shares: bool):
+    """It cost nothing before another one began. It shares that one's outage, unless the job recovered while it lasted."""
+    first, then = effect("lasting", 2, ended), effect("then", 3, 5)
+    idle = Outage(first, 2 * NS, 2 * NS, (RoundSpan(2 * NS, 2 * NS),), True, 2 * NS)
+    later = Outage(then, 3 * NS, 11 * NS, (RoundSpan(3 * NS, 11 * NS),), True, 11 * NS)
+    found = rounds._with_lasting([idle, later])
+    assert [o.fault and o.fault.fault for o in found] == (["then"] if shares else ["lasting", "then"])
+    assert [e.fault for e in found[-1].earlier] == (["then", "lasting"] if shares else [])
+    assert [e.fault for e in rounds._shared(found, [first, then])[-1].shared] == (
+        ["lasting"] if shares else []
+    )

@@ -1,0 +1,103 @@
+"""Two faults at once in virtual time: one recovery for both, with a window for each and every second attributed once."""
+
+from __future__ import annotations
+
+import copy
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed_runtime.checking.answer import trial_recovery
+from testbed_runtime.checking.common import data, events, windows
+from testbed_runtime.checking.recovery import milestones
+from testbed_runtime.cli import loading
+from tests.simulation.simulating import run_one
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+KILLED = "02-taskmanager-killed"
+PAUSED = "03-taskmanager-paused"
+LOCAL = "15-local-recovery"
+
+
+def fault(name: str, at: str, duration: str, target: str, **kind: Any) -> dict[str, Any]:
+    """A fault of one TaskManager, or of the JobManager."""
+    where = {} if target == "jm" else {"target": {"taskManagers": {"names": [target]}}}
+    return {"name": name, "at": at, "duration": duration} | where | kind
+
+
+def kill(name: str, at: str, target: str, duration: str = "1 s") -> dict[str, Any]:
+    return fault(name, at, duration, target, process={"kill": {}})
+
+
+def pause(name: str, at: str, duration: str, target: str) -> dict[str, Any]:
+    return fault(name, at, duration, target, process={"pause": {}})
+
+
+def latency(name: str, at: str, duration: str, target: str) -> dict[str, Any]:
+    return fault(name, at, duration, target, network={"latency": {"mode": "one-way", "delay": "400 ms"}})
+
+
+def jobmanager(name: str, at: str, duration: str, kind: str) -> dict[str, Any]:
+    return fault(name, at, duration, "jm", jobmanager={kind: {}})
+
+
+CASES: list[tuple[str, str, str, list[dict[str, Any]], list[tuple[str, ...]]]] = [
+    ("a kill and a pause", KILLED, "2 s", [kill("a", "0 s", "tm-2"), pause("b", "1 s", "3 s", "tm-0")], [("a", "b")]),
+    ("a kill and latency", KILLED, "2 s", [kill("a", "0 s", "tm-2"), latency("b", "1 s", "3 s", "tm-0")], [("a", "b")]),
+    ("two kills", KILLED, "2 s", [kill("a", "0 s", "tm-2"), kill("b", "1 s", "tm-0")], [("a", "b")]),
+    ("three kills", KILLED, "2 s", [kill("a", "0 s", "tm-2"), kill("b", "1 s", "tm-0"), kill("c", "2 s", "tm-1")], [("a", "b", "c")]),
+    ("no failover from two at the same instant, then a kill", PAUSED, "Never", [
+        latency("a", "5 s", "2 s", "tm-1"), kill("b", "5 s", "tm-2", "2 s"), kill("c", "5900 ms", "tm-1"),
+    ], [("a", "b", "c")]),
+    ("latency that lasts longer than what came after it", LOCAL, "Never", [
+        jobmanager("a", "3 s", "2 s", "pause"), latency("b", "2 s", "8 s", "tm-2"),
+    ], [("b", "a")]),
+    ("a JobManager that restarted, and is paused", LOCAL, "Never", [
+        jobmanager("a", "1 s", "2 s", "kill"), jobmanager("b", "3 s", "300 ms", "pause"),
+    ], [("a", "b")]),
+    ("the JobManager killed during the recovery of a TaskManager", KILLED, "2 s", [
+        kill("a", "0 s", "tm-2"), jobmanager("b", "1 s", "2 s", "kill"),
+    ], [("a", "b")]),
+]  # fmt: skip
+"""(what, scenario, replaceLost, faults, the faults of each recovery)."""
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize(
+    ("scenario", "replaced", "faults", "recoveries"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
+def test_overlapping_faults_share_a_recovery(
+    scenario: str,
+    replaced: str,
+    faults: list[dict[str, Any]],
+    recoveries: list[tuple[str, ...]],
+    tmp_path: Path,
+) -> None:
+    """Its prices sum to the total with at most 1 % unattributed, each fault has a window, each restart is in a recovery."""
+    document = copy.deepcopy(loading.load(SCENARIOS / scenario).document)
+    spec = document["spec"]
+    spec.pop("variants", None)
+    spec["testbed"]["taskManagers"]["replaceLost"] = replaced
+    spec["timeline"] = {"warmUp": "3 s", "baseline": "3 s", "observation": "20 s", "drain": "30 s"}
+    asked = [{"metric": "lag.max", "phase": f"outage/{f['name']}", "max": "60 s"} for f in faults]
+    spec |= {"control": False, "trials": 1, "faults": faults, "expect": asked}
+    ran = run_one(document, tmp_path)
+    found, end = trial_recovery(ran.trial, ran.entry), windows(ran.trial, ran.entry).end
+    assert [r.faults for r in found.recoveries] == recoveries
+    for recovery in found.recoveries:
+        owned = sum(p.seconds for p in recovery.prices)
+        assert owned + recovery.unattributed_s == pytest.approx(recovery.total_s)
+        assert recovery.unattributed_s <= 0.01 * recovery.total_s
+        segments = [s for r in recovery.rounds for s in r.segments]
+        assert (segments[0].start_ns, segments[-1].end_ns) == (recovery.effect_ns, recovery.end_ns)
+        assert all(a.end_ns == b.start_ns for a, b in pairwise(segments))
+    named = dict(milestones(found, end))
+    assert all(named[f"outage/{f['name']}"] for f in faults)
+    restarts = [e["t_ns"] for e in events(ran.trial, "job.state") if data(e).get("to") == "RESTARTING"]
+    assert all(any(r.effect_ns <= t <= r.end_ns for r in found.recoveries) for t in restarts if t < end)
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert [e["verdict"] for e in verdict["expectations"] if e["phase"]] == ["Pass"] * len(faults)
+    assert " and ".join(recoveries[0]) in (tmp_path / "report.html").read_text()
