@@ -14,10 +14,10 @@ from testbed_runtime.checking.common import Entry
 from testbed_runtime.checking.reduced import columns
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation.tables import TrialFiles
+from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.numbers import NUMBERS
 from testbed_runtime.history.schema import TABLES, Trial, with_later_columns
 from testbed_runtime.history.validation import (
-    Damage,
     DamagedHistory,
     check_causality,
     check_counters,

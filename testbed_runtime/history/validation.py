@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,8 @@ from testbed_runtime.core.job.messages import CHUNK_RECORDS, JOB_STATES
 from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.waits import KINDS, Outcome
+from testbed_runtime.history.crosschecks import check_across
+from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import (
     ADDED_LATER,
     EVENT_KINDS,
@@ -81,20 +82,6 @@ _NOT_FINITE = re.compile(r"\b(NaN|-?Infinity)\b")
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """One finding. `row` is -1 if the whole column is meant."""
-
-    table: str
-    column: str
-    row: int
-    problem: str
-
-    def __str__(self) -> str:
-        row = f", row {self.row}" if self.row >= 0 else ""
-        return f"{self.table}.parquet, column {self.column}{row}: {self.problem}"
-
-
 class DamagedHistory(UserError):
     """The history of a trial cannot be judged."""
 
@@ -134,7 +121,7 @@ def check_trial(trial: Trial, entry: Mapping[str, Any] | None = None) -> list[Da
     if any(check_schema(name, trial.table(name).schema) for name in TABLES):
         return found
     found += check_repeated(trial) + check_order(trial) + check_causality(trial)
-    return found + (check_times(trial, entry) if entry is not None else [])
+    return found + (check_times(trial, entry) + check_across(trial, entry) if entry is not None else [])
 
 
 def require_sound(trial: Trial, where: str, entry: Mapping[str, Any] | None = None) -> Trial:

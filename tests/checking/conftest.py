@@ -237,12 +237,17 @@ class Builder:
     def record(self, change: Any = None) -> History:
         """The same, to which rows can be added."""
         history = self.empty(change)
+        self.fill(history)
+        return history
+
+    @staticmethod
+    def fill(history: History) -> None:
+        """Add the rows of the good trial."""
         run_job(history)
         inject(history)
         deliver(history)
         sample(history)
         exchange(history)
-        return history
 
     def without(self, table: str, **match: Any) -> Trial:
         """The good history without the rows that match."""
