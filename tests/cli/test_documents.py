@@ -154,7 +154,7 @@ def test_validate_checks_what_a_run_checks_before_it_starts(headgate, tmp_path, 
         (SCENARIOS, "contains no scenario.yaml (`headgate ci"),
         (
             SCENARIOS / "examples",
-            "(name one of its files: blocking.yaml, bulk-iteration.yaml, delta-iteration.yaml, first-record.yaml, latency-markers.yaml, python-function.yaml, restored.yaml, word-count.yaml)",
+            "(name one of its files: blocking.yaml, bulk-iteration.yaml, delta-iteration.yaml, first-record.yaml, latency-markers.yaml, python-function.yaml, rescaled.yaml, restored.yaml, word-count.yaml)",
         ),
         (ROOT / "tests" / "cli", "`headgate new` writes a scenario to start from"),
     ],
