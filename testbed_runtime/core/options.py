@@ -127,7 +127,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("execution.buffer-timeout.enabled", "boolean", "true", "false: only full buffers are sent (a timeout of -1)."),
     Option("pipeline.object-reuse", "boolean", "false", "A `python` operator gives its function the same record object each time, which the function must not keep. Other operators never copy records."),
     Option("metrics.latency.interval", "duration", "0 ms", "Time between the latency markers of a source subtask; 0: none. They are recorded per source subtask and receiving subtask (Flink's granularity `subtask`)."),
-    Option("execution.checkpointing.interval", "duration", "0 ms", "Time between checkpoints; 0 disables them."),
+    Option("execution.checkpointing.interval", "duration", "0 ms", "Time between checkpoints, at least 10 ms; left out: none."),
     Option("execution.checkpointing.timeout", "duration", "10 min", "A checkpoint that takes longer expires."),
     Option("execution.checkpointing.min-pause", "duration", "0 ms", "Minimum pause between checkpoints."),
     Option("execution.checkpointing.max-concurrent-checkpoints", "integer", "1", "Maximum concurrent checkpoints."),

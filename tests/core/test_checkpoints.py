@@ -344,6 +344,7 @@ def test_a_commit_takes_along_what_no_completed_checkpoint_took():
     ("key", "least", "below", "message"),
     [
         ("interval", "10 ms", "9 ms", "Checkpoint interval must be larger than or equal to 10 ms"),
+        ("interval", "10 ms", "0 ms", "Checkpoint interval must be larger than or equal to 10 ms"),
         ("timeout", "10 ms", "9 ms", "Checkpoint timeout must be larger than or equal to 10 ms"),
         ("max-concurrent-checkpoints", "1", "0", "The maximum number of concurrent attempts must be at least one."),
         ("tolerable-failed-checkpoints", "0", "-1", "The tolerable failure checkpoint number must be non-negative."),

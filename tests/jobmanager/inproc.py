@@ -79,7 +79,7 @@ class Testbed(Judging):
     __test__ = False
 
     def __init__(self, taskmanagers=3, slots=2, network=None, version="2.x", **configuration):
-        self.configuration = {**CONFIGURATION, **configuration}
+        self.configuration = {k: v for k, v in {**CONFIGURATION, **configuration}.items() if v}
         self.options = Options(self.configuration, flink_version=version)
         self.board = Switchboard()
         self.network = network or InProcessNetwork()

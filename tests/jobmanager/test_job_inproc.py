@@ -90,7 +90,7 @@ def test_a_bounded_job_without_checkpoints_commits_at_its_end():
     """No interval: the end of the input is the commit."""
 
     async def main():
-        async with a_testbed(**{"execution.checkpointing.interval": "0 ms"}) as bed:
+        async with a_testbed(**{"execution.checkpointing.interval": ""}) as bed:
             await bed.submit(graph(limit=1000))
             await bed.until(lambda s: s.state == "FINISHED")
             bed.assert_exact()

@@ -53,7 +53,7 @@ class SmallWorld(Judging):
         blobs: MemoryBlobStore | None = None,
         configuration: Mapping[str, str] | None = None,
     ) -> None:
-        self.configuration = {**CONFIGURATION, **(configuration or {})}
+        self.configuration = {k: v for k, v in {**CONFIGURATION, **(configuration or {})}.items() if v}
         self.history = MemoryHistory(run="small", trial=f"seed-{seed}", boot_id=BOOT_ID)
         self.fabric = SimulatedFabric(Random(seed))
         self.blobs = blobs or MemoryBlobStore()

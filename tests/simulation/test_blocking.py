@@ -23,7 +23,7 @@ from testbed_runtime.taskmanager.process import TaskManager
 from tests.simulation.smallworld import SmallWorld, small_world
 
 RECORDS = 400
-NO_CHECKPOINTS = {"execution.checkpointing.interval": "0 ms"}
+NO_CHECKPOINTS = {"execution.checkpointing.interval": ""}
 SLOW = OperatorConfig("map", service_time_s=0.02)
 
 

@@ -23,7 +23,7 @@ from testbed_runtime.workload.iteration import UpdateBuffer
 from tests.simulation.simulating import run_document
 from tests.simulation.smallworld import SmallWorld, small_world
 
-NO_CHECKPOINTS = {"execution.checkpointing.interval": "0 ms"}
+NO_CHECKPOINTS = {"execution.checkpointing.interval": ""}
 RECORDS = 300
 STEPS = """
 from dataclasses import replace

@@ -33,6 +33,7 @@ MAX_QUEUED_REQUESTS = 1000
 """Most periodic checkpoints that wait for one that is pending, as in Flink. Later ones are dropped."""
 MAX_MIN_PAUSE_S = 365.0 * 24 * 3600
 """A longer min-pause is cut to this, as in Flink."""
+INTERVAL_REFUSED = "Checkpoint interval must be larger than or equal to 10 ms"
 EXCEEDED = "Exceeded checkpoint tolerable failure threshold."
 UNKNOWN_CHECKPOINT = -1
 """Id of a checkpoint that failed before it had one."""
@@ -148,11 +149,11 @@ class CheckpointConfig:
     flink_version: str = LATEST
 
     def __post_init__(self) -> None:
-        """Raise OptionRefused as the setters of Flink's CheckpointConfig do. An interval of 0 is accepted, unlike there."""
+        """Raise OptionRefused as the setters of Flink's CheckpointConfig do, which are not called for what is left out."""
         for holds, text, key, hint in (
             (
-                self.interval_s <= 0 or self.interval_s >= MINIMAL_TIME_S,
-                "Checkpoint interval must be larger than or equal to 10 ms",
+                self.interval_s == 0 or self.interval_s >= MINIMAL_TIME_S,
+                INTERVAL_REFUSED,
                 "interval",
                 "leave it out for no checkpoints",
             ),
@@ -179,8 +180,11 @@ class CheckpointConfig:
 
     @classmethod
     def of(cls, options: Options) -> CheckpointConfig:
+        key, interval_s = PREFIX + "interval", options.duration(PREFIX + "interval")
+        holds = interval_s >= MINIMAL_TIME_S or not options.is_set(key)
+        require_option(holds, INTERVAL_REFUSED, key, "leave it out for no checkpoints")
         return cls(
-            interval_s=options.duration(PREFIX + "interval"),
+            interval_s=interval_s,
             timeout_s=options.duration(PREFIX + "timeout"),
             min_pause_s=options.duration(PREFIX + "min-pause"),
             max_concurrent=options.integer(PREFIX + "max-concurrent-checkpoints"),
