@@ -23,6 +23,8 @@ from testbed_runtime.core.job.registration import RegistrationConfig
 from testbed_runtime.core.job.restart import restart_strategy
 from testbed_runtime.core.options import ALIASES, BY_KEY, Options
 from testbed_runtime.core.processmemory import memory_doubts, process_memory
+from testbed_runtime.core.values import MAX_INT
+from testbed_runtime.core.versions import NO_EXCLUSIVE_BUFFERS, has
 
 CHECKPOINTS = "execution.checkpointing.interval"
 MARKERS = "metrics.latency.interval"
@@ -153,6 +155,9 @@ def _limits(options: Options, path: str) -> Iterator[UserError]:
             f"{options.text(high)!r} is less than {low} ({options.text(low)!r})",
             "make it larger",
         )
+    for key in (low, high):
+        if options.duration(key) * 1000 > MAX_INT:
+            yield UserError(f"{path}[{key}]", f"is an int in Flink: at most {MAX_INT} ms", "make it smaller")
     threads = "state.backend.rocksdb.checkpoint.transfer.thread.num"
     if options.integer(threads) < 1:
         yield UserError(f"{path}[{threads}]", "must be at least 1", "the default is 4")
@@ -208,6 +213,9 @@ def _doubtful(testbed: models.TestbedSpec, options: Options, path: str) -> Itera
         and not options.memory(managed)
     ):
         yield f"{path}[{managed}]: 0 leaves no write buffer and no cache, so every record goes to a file of its own"
+    exclusive = "taskmanager.network.memory.buffers-per-channel"
+    if options.integer(exclusive) == 0 and not has(options.flink_version, NO_EXCLUSIVE_BUFFERS):
+        yield f"{path}[{exclusive}]: before 1.14, every task with a channel from another TaskManager fails without exclusive buffers"
     if options.duration("heartbeat.timeout") == options.duration("heartbeat.interval"):
         yield f"{path}[heartbeat.timeout]: is not more than heartbeat.interval, so a TaskManager can be lost without a fault"
     for key, doubt in memory_doubts(options):

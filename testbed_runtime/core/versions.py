@@ -35,6 +35,10 @@ ASK_NAMES_INVOCATION = Change(
 DECLARATIVE_SLOTS = Change(
     "1.13", "a job without slots fails with `Could not acquire the minimum required resources.` (FLINK-19314)"
 )
+NO_EXCLUSIVE_BUFFERS = Change(
+    "1.14",
+    "channels may have no exclusive buffers; before, a task with a remote channel fails (FLINK-16641)",
+)
 IO_FAILURES_COUNT = Change(
     "1.14",
     "a checkpoint that fails with an IO exception while it is triggered counts as failed, also repeatedly without an id",
@@ -83,6 +87,7 @@ CHANGES = (
     CHANNEL_STATE_RESCALES,
     EXPONENTIAL_DELAY_EXISTS,
     ASK_NAMES_INVOCATION,
+    NO_EXCLUSIVE_BUFFERS,
     IO_FAILURES_COUNT,
     ONE_CONNECTION,
     FINALIZATION_COUNTS,

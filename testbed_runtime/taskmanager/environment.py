@@ -23,7 +23,7 @@ from testbed_runtime.core.faults.links import ENTROPY_BYTES, channel_id
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.messages import InputGateDescriptor, ResultPartitionDescriptor
 from testbed_runtime.core.options import MAX_INT, Options
-from testbed_runtime.core.versions import PRIORITY_PASSES_BLOCK, has
+from testbed_runtime.core.versions import NO_EXCLUSIVE_BUFFERS, PRIORITY_PASSES_BLOCK, has
 from testbed_runtime.ports.execution import Clock
 from testbed_runtime.ports.interception import (
     FrameInterceptor,
@@ -219,7 +219,13 @@ class NetworkEnvironment:
         return gate
 
     async def set_up(self, gate: InputGate) -> None:
-        """Wait until the gate has its exclusive buffers. Raises FlinkError IOException on timeout."""
+        """Wait until the gate has its exclusive buffers. Raises FlinkError IOException on timeout, and
+        IllegalArgumentException if a remote channel must have some and has none."""
+        none_allowed = self._legacy or has(self.options.flink_version, NO_EXCLUSIVE_BUFFERS)
+        if gate.remote_channels and not gate.exclusive and not none_allowed:
+            raise FlinkError(
+                "IllegalArgumentException", "Number of buffers to request must be larger than 0."
+            )
         available = Wakeup()
         while not gate.set_up(self._clock.now(), self._request_timeout_s):
             self.pool.when_available(available.set)

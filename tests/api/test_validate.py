@@ -224,6 +224,12 @@ BAD = {
         "spec.testbed.flinkConfiguration[high-availability.kubernetes.leader-election.renew-deadline]: '5 s' is not more than "
         "high-availability.kubernetes.leader-election.retry-period ('5 s')",
     ),
+    "a backoff that is no int": (
+        lambda s: s["testbed"]["flinkConfiguration"].update(
+            {"taskmanager.network.request-backoff.max": "2147483648 ms"}
+        ),
+        "spec.testbed.flinkConfiguration[taskmanager.network.request-backoff.max]: is an int in Flink: at most 2147483647 ms",
+    ),
     "options against each other": (
         lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timeout": "500 ms"}),
         "spec.testbed.flinkConfiguration[heartbeat.timeout]: Flink does not start: The heartbeat timeout should be larger "

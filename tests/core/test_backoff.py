@@ -65,3 +65,57 @@ def test_retriggers_are_counted_in_whole_milliseconds() -> None:
 def test_without_a_listener_timeout_a_remote_request_is_never_retriggered() -> None:
     """No timer would report that it expired."""
     assert RemoteBackoff(100, 10_000, listener_timeout=0).retrigger() is None
+
+
+LARGE = {
+    "taskmanager.network.request-backoff.initial": "536870912 ms",
+    "taskmanager.network.request-backoff.max": "2147483647 ms",
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "delays"),
+    [
+        ("1.12", [536870.912, 1073741.824, 0.0, None, None]),
+        ("1.18", [536870.912, 1073741.824, 0.0, None, None]),
+        ("1.19", [536870.912, 1073741.824, 0.0, 0.0, 536870.912]),
+        ("2.x", [536870.912, 1073741.824, 0.0, 0.0, 536870.912]),
+    ],
+)
+def test_a_doubled_delay_that_is_no_int_wraps(version: str, delays: list[float | None]) -> None:
+    """2³⁰ · 2 is −2³¹ (InputChannel.increaseBackoff): the request is sent at once. Until 1.18, a negative delay is the last one;
+    from 1.19 on it doubles to 0, and the first delay follows."""
+    backoff = local_backoff(Options(LARGE, flink_version=version))
+    assert [backoff.current if backoff.increase() else None for _ in delays] == delays
+    assert local_backoff(Options(LARGE, flink_version=version)).budget() == (
+        1610612.736 if None in delays else None
+    )
+
+
+def test_until_1_18_a_remote_request_whose_delay_wraps_is_the_last_one() -> None:
+    """The same for a channel over a connection."""
+    backoff = remote_backoff(Options(LARGE, flink_version="1.18"))
+    assert [backoff.retrigger() for _ in range(4)] == [536870.912, 1073741.824, 0.0, None]
+    assert backoff.budget() == 1610612.736
+
+
+@pytest.mark.parametrize(
+    ("largest_ms", "timeout_ms", "retriggers", "budget_s"),
+    [
+        (1_073_741_823, 1_000_000_000, [0.0, 0.0, 0.0, 0.0], None),
+        (1_073_741_824, 10_000, [None], 10.0),
+        (2_147_483_647, 10_000, [None], 10.0),
+        (1_000_000_000, 1_900_000_000, [0.0, 0.0], None),
+        (1_000_000_000, 1_000_000_000, [0.0, None], 2_000_000.0),
+    ],
+)
+def test_twice_a_large_maximum_wraps_from_1_19(largest_ms, timeout_ms, retriggers, budget_s) -> None:
+    """`currentBackoff < 2 * maxBackoff` in ints (RemoteInputChannel.increaseBackoff): from 2³⁰ ms on, the first request is the
+    last one. The sum of the timeouts wraps too."""
+    options = {
+        "taskmanager.network.request-backoff.max": f"{largest_ms} ms",
+        "taskmanager.network.partition-request-timeout": f"{timeout_ms} ms",
+    }
+    backoff = remote_backoff(Options(options))
+    assert [backoff.retrigger() for _ in retriggers] == retriggers
+    assert remote_backoff(Options(options)).budget() == budget_s

@@ -25,6 +25,7 @@ def scenario(seed: int) -> dict[str, Any]:
     if replace == "Never" and sum("kill" in f.get("process", {}) for f in faults) > 1:
         replace = "1 s"  # there is one TaskManager to spare
     end = max(_ms(f["at"]) + _ms(f["duration"]) for f in faults)
+    version = random.choice(["1.12", "1.20", "2.x"])
     return {
         "apiVersion": "headgate.dev/v1alpha1",
         "kind": "Scenario",
@@ -33,9 +34,9 @@ def scenario(seed: int) -> dict[str, Any]:
             "hypothesis": "Nothing is lost, and it goes on.",
             "seed": seed,
             "testbed": {
-                "flinkVersion": random.choice(["1.12", "1.20", "2.x"]),
+                "flinkVersion": version,
                 "taskManagers": {"replicas": replicas, "slots": slots, "replaceLost": replace},
-                "flinkConfiguration": _options(random),
+                "flinkConfiguration": _options(random, least_exclusive="1" if version == "1.12" else "0"),
                 "job": _job(random),
             },
             "timeline": {
@@ -77,7 +78,7 @@ def _ms(text: str) -> int:
     return 0 if text == "deploy" else int(text.removesuffix(" ms"))
 
 
-def _options(random: Random) -> dict[str, str]:
+def _options(random: Random, *, least_exclusive: str) -> dict[str, str]:
     return {
         "heartbeat.interval": "1 s",
         "heartbeat.timeout": random.choice(["3 s", "5 s"]),
@@ -90,7 +91,7 @@ def _options(random: Random) -> dict[str, str]:
         "restart-strategy.type": "fixed-delay",
         "restart-strategy.fixed-delay.attempts": "100000",
         "restart-strategy.fixed-delay.delay": random.choice(["50 ms", "500 ms"]),
-        "taskmanager.network.memory.buffers-per-channel": random.choice(["0", "1", "2"]),
+        "taskmanager.network.memory.buffers-per-channel": random.choice([least_exclusive, "1", "2"]),
         "taskmanager.network.memory.floating-buffers-per-gate": random.choice(["1", "8"]),
         "headgate.restart.fence-dead-slots": random.choice(["true", "true", "false"]),
     }

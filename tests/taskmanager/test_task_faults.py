@@ -312,6 +312,27 @@ def test_too_few_network_buffers_fail_the_job_with_the_options_to_raise():
     run_virtual(main())
 
 
+@pytest.mark.parametrize(("version", "taskmanagers", "slots", "fails"), [("1.12", 4, 1, True), ("1.13", 4, 1, True), ("1.13", 1, 4, False), ("1.14", 4, 1, False), ("1.20", 4, 1, False)])  # fmt: skip
+def test_before_1_14_a_task_with_a_remote_channel_fails_without_exclusive_buffers(
+    version, taskmanagers, slots, fails
+):
+    """Flink's text. Local channels have no exclusive buffers in any version."""
+    configuration = {**LATE, "taskmanager.network.memory.buffers-per-channel": "0"}
+
+    async def main():
+        async with a_testbed(version=version, slots=slots, taskmanagers=taskmanagers, **configuration) as bed:
+            await bed.submit(graph(limit=200))
+            status = await bed.until(lambda s: s.state in ("FAILED", "FINISHED"))
+            expected = (
+                ("FAILED", "Number of buffers to request must be larger than 0.")
+                if fails
+                else ("FINISHED", "")
+            )
+            assert (status.state, status.cause) == expected
+
+    run_virtual(main())
+
+
 def test_the_legacy_mode_runs_a_job_without_credit():
     """`taskmanager.network.credit-model: false`."""
 

@@ -2,45 +2,63 @@
 
 from __future__ import annotations
 
-import math
-
 from testbed_runtime.core.options import Options
+from testbed_runtime.core.values import MAX_INT, java_int
 
-MILLIS = 3
-"""Decimal places of a second that count: Flink adds and compares whole milliseconds."""
+MILLIS = 1000
+"""Milliseconds of a second. Flink adds, doubles and compares whole milliseconds in an int, which wraps."""
+
+
+def _millis(seconds: float) -> int:
+    return java_int(round(seconds * MILLIS))
 
 
 class Backoff:
-    """Exponential backoff from `initial` to `maximum`. `initial` 0 means no retries. Works in any unit of time."""
+    """Exponential backoff from `initial` to `maximum`, in seconds. `initial` 0 means no retries.
 
-    __slots__ = ("current", "initial", "maximum")
+    Twice a delay of 2³⁰ ms or more is negative, and the next request is sent at once. Until 1.18 it is the last one: a
+    negative delay turns the backoff off. From 1.19 on the doubling continues, and no request is the last one."""
+
+    __slots__ = ("_initial_ms", "_maximum_ms", "_ms", "_overflow_ends", "initial", "maximum")
     waits_at_producer = False
     """Whether a request for an unknown partition waits at the producer, which otherwise refuses it at once."""
 
-    def __init__(self, initial: float, maximum: float) -> None:
+    def __init__(self, initial: float, maximum: float, *, overflow_ends: bool = False) -> None:
         self.initial = initial
         self.maximum = maximum
-        self.current = 0.0
-        """Delay before the next request; 0 before the first increase."""
+        self._overflow_ends = overflow_ends
+        self._initial_ms, self._maximum_ms = _millis(initial), _millis(maximum)
+        self._ms = 0
 
-    def budget(self) -> float:
-        """Return the sum of all delays: how long requests go on. 22.7 s from 100 ms to 10 s."""
-        fresh = Backoff(self.initial, self.maximum)
-        total = 0.0
+    @property
+    def current(self) -> float:
+        """Delay before the next request; 0 before the first increase."""
+        return max(0, self._ms) / MILLIS
+
+    def fresh(self) -> Backoff:
+        """Return a backoff with the same limits that has not been increased."""
+        return Backoff(self.initial, self.maximum, overflow_ends=self._overflow_ends)
+
+    def budget(self) -> float | None:
+        """Return the sum of all delays: how long requests go on. 22.7 s from 100 ms to 10 s. None: without end."""
+        fresh = self.fresh()
+        total_ms = 0
         while fresh.increase():
-            total += fresh.current
-        return total
+            if fresh._ms < 0 and not self._overflow_ends:  # noqa: SLF001 - another object of this class
+                return None
+            total_ms += max(0, fresh._ms)  # noqa: SLF001
+        return total_ms / MILLIS
 
     def increase(self) -> bool:
         """Double the delay. Return False if the maximum has been reached."""
-        if self.initial <= 0:
+        if self._initial_ms <= 0 or (self._overflow_ends and self._ms < 0):
             return False
-        if self.current == 0:
-            self.current = self.initial
+        if self._ms == 0:
+            self._ms = self._initial_ms
             return True
-        if self.current >= self.maximum:
+        if self._ms >= self._maximum_ms:
             return False
-        self.current = min(self.current * 2, self.maximum)
+        self._ms = min(java_int(self._ms * 2), self._maximum_ms)
         return True
 
 
@@ -48,11 +66,11 @@ class RemoteBackoff:
     """Retriggers of a remote request.
 
     From Flink 1.19 on, the request waits at the producer. Each retrigger is sent at once and adds the time that it may
-    wait there; retriggers are allowed while the sum is below twice the maximum. In earlier versions the producer answers
-    at once, and the consumer delays the next request.
+    wait there; retriggers are allowed while the sum is below twice the maximum, which is negative from 2³⁰ ms on. In
+    earlier versions the producer answers at once, and the consumer delays the next request.
     """
 
-    __slots__ = ("_doubling", "current", "listener_timeout", "maximum")
+    __slots__ = ("_doubling", "_ms", "_timeout_ms", "listener_timeout", "maximum", "used")
 
     def __init__(
         self,
@@ -62,10 +80,18 @@ class RemoteBackoff:
         listener_timeout: float = 0.0,
         waits_at_producer: bool = True,
     ) -> None:
-        self._doubling = None if waits_at_producer else Backoff(initial, maximum)
+        self._doubling = None if waits_at_producer else Backoff(initial, maximum, overflow_ends=True)
         self.maximum = maximum
         self.listener_timeout = listener_timeout
-        self.current = 0.0
+        self._timeout_ms = _millis(listener_timeout)
+        self._ms = 0
+        self.used = False
+        """Whether there was a retrigger."""
+
+    @property
+    def current(self) -> float:
+        """Delay before the next request, or the time that requests may have waited at the producer."""
+        return self._ms / MILLIS if self._doubling is None else self._doubling.current
 
     def fresh(self) -> RemoteBackoff:
         """Return a backoff with the same limits for another channel."""
@@ -79,24 +105,30 @@ class RemoteBackoff:
     def waits_at_producer(self) -> bool:
         return self._doubling is None
 
-    def budget(self) -> float:
-        """Return how long requests go on at least. One that waits at the producer waits for one to two timeouts."""
+    @property
+    def limit(self) -> float:
+        """The sum of waits at the producer, in seconds, from which on there is no retrigger."""
+        return java_int(2 * _millis(self.maximum)) / MILLIS
+
+    def budget(self) -> float | None:
+        """Return how long requests go on at least. One that waits at the producer waits for one to two timeouts. None: the sum
+        of the timeouts wraps before it reaches its limit."""
         if self._doubling is not None:
             return self._doubling.budget()
-        if self.listener_timeout <= 0:
+        if self._timeout_ms <= 0:
             return 0.0
-        return self.listener_timeout * max(1, math.ceil(2 * self.maximum / self.listener_timeout - 1e-9))
+        waits = max(1, -(-round(self.limit * MILLIS) // self._timeout_ms))
+        return None if waits * self._timeout_ms > MAX_INT else waits * self._timeout_ms / MILLIS
 
     def retrigger(self) -> float | None:
         """Return the seconds until the next request is sent, or None to give up."""
+        self.used = True
         if self._doubling is not None:
-            allowed = self._doubling.increase()
-            self.current = self._doubling.current
-            return self.current if allowed else None
-        self.current = round(self.current + self.listener_timeout, MILLIS)
-        if self.listener_timeout <= 0 or self.current >= round(2 * self.maximum, MILLIS):
+            return self._doubling.current if self._doubling.increase() else None
+        if self._timeout_ms <= 0:
             return None
-        return 0.0
+        self._ms = java_int(self._ms + self._timeout_ms)
+        return 0.0 if self._ms < round(self.limit * MILLIS) else None
 
 
 def local_backoff(options: Options) -> Backoff:
@@ -104,6 +136,7 @@ def local_backoff(options: Options) -> Backoff:
     return Backoff(
         options.duration("taskmanager.network.request-backoff.initial"),
         options.duration("taskmanager.network.request-backoff.max"),
+        overflow_ends=not options.requests_wait_at_producer,
     )
 
 

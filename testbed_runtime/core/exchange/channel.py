@@ -184,7 +184,7 @@ class RemoteInputChannel(_InputChannel):
         """Request again. Return the seconds until the request is sent (0: already sent; otherwise `on_time` sends it at
         `next_deadline`), or, once the retries are used up, the failure, which `take` raises too."""
         self._require_client()
-        if not self.backoff.current:
+        if not self.backoff.used:
             self.backoff = self.backoff.fresh()  # until now it is shared with other channels
         delay = self.backoff.retrigger()
         if delay is None:

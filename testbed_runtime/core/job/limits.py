@@ -46,9 +46,9 @@ def partition_limit(options: Options, *, local: bool) -> Limit:
 
     Requests that wait at the producer (from 1.19) expire at a tick of its checker, so they may take up to twice as
     long: the limit is what is guaranteed. The option is the one that decides the number of requests."""
-    backoff = local_backoff(options) if local else remote_backoff(options)
-    waits_at_producer = options.requests_wait_at_producer and not local
-    timeout = options.duration(REQUEST_TIMEOUT)
-    if waits_at_producer and (timeout <= 0 or timeout >= 2 * backoff.maximum):
+    if local:
+        return Limit(BACKOFF_MAX, options.text(BACKOFF_MAX), local_backoff(options).budget())
+    backoff, timeout = remote_backoff(options), options.duration(REQUEST_TIMEOUT)
+    if backoff.waits_at_producer and (timeout <= 0 or timeout >= backoff.limit):
         return Limit(REQUEST_TIMEOUT, options.text(REQUEST_TIMEOUT), timeout if timeout > 0 else None)
     return Limit(BACKOFF_MAX, options.text(BACKOFF_MAX), backoff.budget())
