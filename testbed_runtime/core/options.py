@@ -21,6 +21,7 @@ from testbed_runtime.core.values import (
 )
 from testbed_runtime.core.versions import (
     BUFFERS_TIMEOUT_RENAMED,
+    CHECKPOINTS_AFTER_FINISH,
     LATEST,
     PARTIAL_BUFFERS,
     PEKKO,
@@ -135,6 +136,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("execution.checkpointing.unaligned.enabled", "boolean", "false", "Barriers overtake data, which becomes part of the checkpoint.", aliases=("execution.checkpointing.unaligned",)),
     Option("execution.checkpointing.aligned-checkpoint-timeout", "duration", "0 ms", "Age at which an aligned checkpoint becomes unaligned; 0: it is unaligned from the start.", aliases=("execution.checkpointing.alignment-timeout",)),
     Option("execution.checkpointing.tolerable-failed-checkpoints", "integer", "0", "Failed checkpoints that are tolerated before the job fails."),
+    Option("execution.checkpointing.checkpoints-after-tasks-finish", "boolean", "true", "Checkpoints after some tasks have finished: a bounded source waits for a last one. Without effect before 1.14, which has none.", until=(("1.14", "false"),), aliases=("execution.checkpointing.checkpoints-after-tasks-finish.enabled",)),
     Option("restart-strategy.type", "string", "exponential-delay", "Restart strategy. If unset, a job without checkpoints never restarts.", until=(("1.18", "fixed-delay"),), aliases=("restart-strategy",), choices=("none", "fixed-delay", "failure-rate", "exponential-delay"), synonyms=(("disable", "none"), ("off", "none"), ("fixeddelay", "fixed-delay"), ("failurerate", "failure-rate"), ("exponentialdelay", "exponential-delay"))),
     Option("restart-strategy.fixed-delay.attempts", "integer", "1", "Maximum restarts before the job fails. Unlimited until 1.18 while the type is unset."),
     Option("restart-strategy.fixed-delay.delay", "duration", "1 s", "Delay before a restart."),
@@ -273,6 +275,17 @@ class Options:
     def requests_wait_at_producer(self) -> bool:
         """Whether partition requests wait at the producer, as from Flink 1.19 on (FLINK-25055)."""
         return has(self.flink_version, REQUESTS_WAIT_AT_PRODUCER)
+
+    @property
+    def checkpoints_after_finish(self) -> bool:
+        """Whether there are checkpoints after tasks have finished (FLIP-147)."""
+        key = "execution.checkpointing.checkpoints-after-tasks-finish"
+        return has(self.flink_version, CHECKPOINTS_AFTER_FINISH) and self.boolean(key)
+
+    @property
+    def ends_uncovered(self) -> bool:
+        """Whether no checkpoint covers the end of a bounded source, although there are checkpoints."""
+        return self.duration("execution.checkpointing.interval") > 0 and not self.checkpoints_after_finish
 
     @property
     def credit_based(self) -> bool:

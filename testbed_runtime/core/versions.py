@@ -39,6 +39,11 @@ NO_EXCLUSIVE_BUFFERS = Change(
     "1.14",
     "channels may have no exclusive buffers; before, a task with a remote channel fails (FLINK-16641)",
 )
+CHECKPOINTS_AFTER_FINISH = Change(
+    "1.14",
+    "checkpoints after tasks have finished, if `execution.checkpointing.checkpoints-after-tasks-finish` is true (from 1.15 on "
+    "its default); otherwise a bounded source does not wait for a last checkpoint, and after its end there is none (FLIP-147)",
+)
 IO_FAILURES_COUNT = Change(
     "1.14",
     "a checkpoint that fails with an IO exception while it is triggered counts as failed, also repeatedly without an id",
@@ -88,6 +93,7 @@ CHANGES = (
     EXPONENTIAL_DELAY_EXISTS,
     ASK_NAMES_INVOCATION,
     NO_EXCLUSIVE_BUFFERS,
+    CHECKPOINTS_AFTER_FINISH,
     IO_FAILURES_COUNT,
     ONE_CONNECTION,
     FINALIZATION_COUNTS,

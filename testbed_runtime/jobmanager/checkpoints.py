@@ -151,7 +151,9 @@ class Checkpoints:
         del message
         graph = self._graph
         running = [e.task for e in graph.executions if e.state is ExecutionState.RUNNING]
-        ready = graph.all_in(ExecutionState.RUNNING, ExecutionState.FINISHED)
+        after_finish = self._services.options.checkpoints_after_finish
+        allowed = (ExecutionState.RUNNING, ExecutionState.FINISHED)
+        ready = graph.all_in(*(allowed if after_finish else allowed[:1]))
         for effect in self._coordinator.on_time(self._services.clock.now(), running if ready else []):
             if isinstance(effect, Triggered):
                 self._trigger(effect)

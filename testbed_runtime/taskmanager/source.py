@@ -66,6 +66,7 @@ class SourceTask:
             raise UserError("source.kind", f"{config.kind!r} is not a source", "write generated or socket")
         self._policy = BarrierPolicy.of(run.services.options)
         self._checkpointing = run.services.options.duration("execution.checkpointing.interval") > 0
+        self._ends_uncovered = run.services.options.ends_uncovered
         self._batch = BATCH_RECORDS
         self._waits = 0
         self._drained = False
@@ -297,6 +298,8 @@ class SourceTask:
 
     def _may_finish(self) -> bool:
         run = self._run
+        if self._ends_uncovered and not self._drained:
+            return True
         if not run.output.all_data_processed:
             return False
         if not self._checkpointing and not self._drained:

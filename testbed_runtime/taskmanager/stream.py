@@ -328,6 +328,8 @@ class StreamTask:
         taken = TakenSnapshot(snapshot, alignment_s=trigger.alignment_s)
         if self._sink is not None:
             taken.commit, taken.snapshot, taken.before = self._sink.cut(snapshot)
+            if barrier.snapshot_type.is_savepoint:
+                self._sink.savepoint = barrier.checkpoint_id
         if barrier.alignment is AlignmentType.UNALIGNED:
             taken.inputs = {c: [self._incomplete(c)] for c in range(run.input.channel_count)}
             taken.open_inputs = set(taken.inputs)
@@ -386,9 +388,10 @@ class StreamTask:
         self._run.output.broadcast(EndOfSuperstep())
 
     async def _finish(self) -> None:
-        """Wait, after the end of the input, until everything that was emitted has been read."""
+        """Wait, after the end of the input, until everything that was emitted has been read. Without checkpoints after tasks have
+        finished, this task may finish before its consumers."""
         run = self._run
-        while not run.output.all_data_processed:
+        while not run.services.options.ends_uncovered and not run.output.all_data_processed:
             run.meter.enter(IDLE)
             await run.wakeup.wait()
             run.meter.enter(BUSY)

@@ -5,8 +5,12 @@ import asyncio
 import pytest
 
 from testbed_runtime.core.job.jobgraph import (
+    JobEdge,
+    JobGraph,
+    JobVertex,
     OperatorConfig,
     SinkConfig,
+    SourceConfig,
 )
 from testbed_runtime.core.job.messages import CancelJob
 from testbed_runtime.simulation.loop import run_virtual
@@ -82,6 +86,71 @@ def test_a_bounded_source_ends_the_job_after_a_covering_checkpoint():
             assert status.state == "FINISHED"
             assert sum(bed.emitted().values()) == 1000
             bed.assert_exact()
+
+    run_virtual(main())
+
+
+AFTER_FINISH = "execution.checkpointing.checkpoints-after-tasks-finish"
+
+
+@pytest.mark.parametrize(
+    ("version", "written", "covered"),
+    [
+        ("1.12", "", False),
+        ("1.13", "true", False),
+        ("1.14", "", False),
+        ("1.14", "true", True),
+        ("1.15", "", True),
+        ("1.20", "false", False),
+        ("2.x", "", True),
+        ("2.x", "false", False),
+    ],
+)
+def test_FLIP_147_a_checkpoint_covers_the_end_of_a_bounded_source_if_checkpoints_go_on(
+    version, written, covered
+):
+    """Without it, the sources end at once, and what came after the last checkpoint is not committed. A drain works in all versions."""
+
+    async def main():
+        async with a_testbed(version=version, **{AFTER_FINISH: written}) as bed:
+            await bed.submit(graph(limit=5000))
+            await bed.until(lambda s: s.state == "FINISHED")
+            delivered = sum(sum(keys.values()) for keys in bed.delivered().values())
+            assert sum(bed.emitted().values()) == 5000
+            assert (delivered == 5000) is covered
+        async with a_testbed(version=version, **{AFTER_FINISH: written}) as bed:
+            await run_and_drain(bed, graph())
+            bed.assert_exact()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("version", "goes_on"), [("1.12", False), ("1.14", False), ("1.15", True)])
+def test_FLIP_147_a_job_in_which_a_task_has_finished_takes_checkpoints_if_they_go_on(version, goes_on):
+    """One of two sources is bounded. If they go on, it also waits until its consumers have received the end of all their data."""
+    short, long = (SourceConfig(records_per_second=2000, keys=50, limit=limit) for limit in (1000, 0))
+    job = JobGraph(
+        "job",
+        (
+            JobVertex("short", 1, 128, "a", source=short),
+            JobVertex("long", 1, 128, "a", source=long),
+            JobVertex("sink", 2, 128, "b", sink=SinkConfig()),
+        ),
+        (JobEdge("short", "sink", "hash"), JobEdge("long", "sink", "hash")),
+    )
+
+    async def main():
+        async with a_testbed(version=version) as bed:
+            await bed.submit(job)
+            await asyncio.sleep(5)
+            before = await bed.status()
+            await asyncio.sleep(5)
+            after = await bed.status()
+            assert before.tasks["short-0"] == ("RUNNING" if goes_on else "FINISHED")
+            assert (after.completed_checkpoints > before.completed_checkpoints) is goes_on
+            failed = [r["reason"] for r in bed.rows("checkpoints") if r["state"] == "failed"]
+            assert set(failed) <= {"CHECKPOINT_DECLINED_INPUT_END_OF_STREAM"}
+            assert after.state == "RUNNING"
 
     run_virtual(main())
 

@@ -39,6 +39,8 @@ class BarrierPolicy:
     unaligned: bool = False
     timeout_ms: int = 0
     """Age at which an aligned checkpoint becomes unaligned; 0: it is unaligned from the start."""
+    after_tasks_finish: bool = True
+    """Whether a checkpoint goes on when a channel has ended (FLIP-147)."""
 
     @classmethod
     def of(cls, options: Options) -> BarrierPolicy:
@@ -51,7 +53,7 @@ class BarrierPolicy:
         if unaligned and options.integer(prefix + "max-concurrent-checkpoints") > 1:
             raise FlinkError("IllegalArgumentException", UNALIGNED_CONCURRENT)
         timeout_ms = round(options.duration(prefix + "aligned-checkpoint-timeout") * 1000)
-        return cls(exactly_once, unaligned, timeout_ms)
+        return cls(exactly_once, unaligned, timeout_ms, options.checkpoints_after_finish)
 
     def barrier(
         self, checkpoint_id: int, timestamp_ms: int, kind: SnapshotType, *, ended: bool = False
@@ -69,8 +71,9 @@ class BarrierPolicy:
     def handler(self, channels: int) -> BarrierHandler:
         """Return the handler of a task with this many input channels."""
         if not self.exactly_once:
-            return BarrierTracker(channels)
-        return AlternatingBarrierHandler(channels) if self.unaligned else AlignedBarrierHandler(channels)
+            return BarrierTracker(channels, after_tasks_finish=self.after_tasks_finish)
+        kind = AlternatingBarrierHandler if self.unaligned else AlignedBarrierHandler
+        return kind(channels, after_tasks_finish=self.after_tasks_finish)
 
 
 @dataclass(frozen=True, slots=True)
