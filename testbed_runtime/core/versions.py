@@ -52,6 +52,10 @@ FINALIZATION_COUNTS = Change("1.15", "a checkpoint whose finalization fails coun
 FAILURE_NAMES_REASON = Change(
     "1.17", "`Exceeded checkpoint tolerable failure threshold.` is followed by the reason of the last failure"
 )
+CANCELLED_BY_CAUSE = Change(
+    "1.15",
+    "a task that reads a failed producer over a connection ends CANCELED; before, it fails",
+)
 ONE_CONNECTION = Change(
     "1.15",
     "all channels between two TaskManagers share one TCP connection; before, those of each exchange (FLINK-22643)",
@@ -95,6 +99,7 @@ CHANGES = (
     NO_EXCLUSIVE_BUFFERS,
     CHECKPOINTS_AFTER_FINISH,
     IO_FAILURES_COUNT,
+    CANCELLED_BY_CAUSE,
     ONE_CONNECTION,
     FINALIZATION_COUNTS,
     FAILURE_NAMES_REASON,

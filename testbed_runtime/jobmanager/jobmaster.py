@@ -23,6 +23,7 @@ from testbed_runtime.core.job.messages import (
     SlotOfferResult,
     UpdateTaskExecutionState,
 )
+from testbed_runtime.core.job.outcome import PRODUCER_FAILED
 from testbed_runtime.jobmanager.blocking import BlockingResults
 from testbed_runtime.jobmanager.checkpoints import Checkpoints
 from testbed_runtime.jobmanager.completed import CompletedCheckpoints
@@ -268,7 +269,7 @@ class JobMaster:
         elif message.state == "FAILED":
             self._fail(execution.task, cause, message.failed_partition)
         else:
-            self._on_progress(execution.task, ExecutionState(message.state))
+            self._on_progress(execution.task, ExecutionState(message.state), message.cause_class)
         return Acknowledge()
 
     def _fail(self, task: Task, cause: Cause, failed_partition: str = "") -> None:
@@ -281,7 +282,9 @@ class JobMaster:
         else:
             self._failovers.fail(task, cause, failed_partition)
 
-    def _on_progress(self, task: Task, state: ExecutionState) -> None:
+    def _on_progress(self, task: Task, state: ExecutionState, cause_class: str = "") -> None:
+        """Continue with the next state. One that was cancelled because a producer has failed waits for the report of that failure,
+        which was sent before."""
         if not self._tasks.transition(task, state):
             return
         if state is _S.RUNNING or (state is _S.FINISHED and self._failovers.active):
@@ -291,7 +294,8 @@ class JobMaster:
         if state is _S.FINISHED and self.graph.has_blocking:
             self._results.on_finished(task)
             self._scheduler.on_finished()
-        if state is _S.CANCELED and (self.state == "RUNNING" or not self._failovers.covers(task)):
+        unexpected = state is _S.CANCELED and cause_class != PRODUCER_FAILED
+        if unexpected and (self.state == "RUNNING" or not self._failovers.covers(task)):
             cause = Cause("CancelTaskException", f"{name_of(task)} was cancelled by its TaskManager.", "Task")
             self._failovers.fail(task, cause)
         self._advance()

@@ -18,6 +18,7 @@ from testbed_runtime.core.job.messages import (
     TriggerCheckpoint,
     UpdateTaskExecutionState,
 )
+from testbed_runtime.core.job.outcome import cancels, reported
 from testbed_runtime.core.job.rescaling import GateRescaling
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
@@ -48,8 +49,6 @@ SLOW_REGISTRATION_S = 0.001
 """A registration of partitions that is faster is not recorded as a wait."""
 SLOW_OPEN_S = 0.001
 """Functions that open sooner are not recorded as waits."""
-CANCEL_TASK = "CancelTaskException"
-"""A task that ends with this is cancelled, not failed, as in Flink."""
 
 
 class Invokable(Protocol):
@@ -232,9 +231,8 @@ class Task:
             announcing.cancel()
         await self._end(outcome, invokable)
 
-    @staticmethod
-    def _outcome_of(failure: FlinkError) -> ExecutionState:
-        return _S.CANCELED if failure.class_name == CANCEL_TASK else _S.FAILED
+    def _outcome_of(self, failure: FlinkError) -> ExecutionState:
+        return _S.CANCELED if cancels(failure, self._services.options.flink_version) else _S.FAILED
 
     async def _deploy(self) -> Invokable:
         """Create partitions, then gates, restore the state, then request the partitions."""
@@ -421,7 +419,9 @@ class Task:
         self.state = state
         if not report:
             return
-        failure = self.failure if state is _S.FAILED else None
+        failure = None
+        if self.failure is not None and state in (_S.FAILED, _S.CANCELED):
+            failure = reported(self.failure, cancelled=state is _S.CANCELED)
         self.reports.send(
             UpdateTaskExecutionState(
                 attempt=self.attempt,

@@ -295,6 +295,40 @@ def test_a_socket_without_a_server_fails_the_task_with_the_address():
     run_virtual(main())
 
 
+@pytest.mark.parametrize(
+    ("version", "state", "cause"),
+    [("1.14", "FAILED", "RemoteTransportException"), ("1.15", "CANCELED", "Exception"), ("2.x", "CANCELED", "Exception")],
+)  # fmt: skip
+def test_a_task_that_reads_a_failed_producer_leaves_the_failover_to_it(version, state, cause):
+    """It notices before the producer reports. From 1.15 on the failover waits for that report and has its cause."""
+
+    async def main():
+        async with a_testbed(version=version, slots=1, taskmanagers=4) as bed:
+            await bed.submit(graph())
+            await bed.until(lambda s: s.completed_checkpoints > 1)
+            tasks = {t.name: t for manager in bed.taskmanagers.values() for t in manager.tasks}
+            remote = FlinkError("RemoteTransportException", "Error at remote task manager")
+            remote.__cause__ = FlinkError("ProducerFailedException", "boom")
+            tasks["work-0"].fail(remote)
+            await tasks["work-0"].wait_ended()
+            await asyncio.sleep(0.05)
+            reached = {
+                json.loads(e["data"])["to"]
+                for e in bed.events("task.state")
+                if (e["subject"], e["attempt"]) == ("work-0", 0)
+            }
+            assert state in reached
+            assert bool(bed.events("failover.started")) is (state == "FAILED")
+            tasks["source-0"].fail(FlinkError("Exception", "boom"))
+            await bed.until(lambda s: s.restarts == 1 and set(s.tasks.values()) == {"RUNNING"})
+            started = [json.loads(e["data"])["cause_class"] for e in bed.events("failover.started")]
+            assert started == [cause]
+            await bed.drain()
+            bed.assert_exact()
+
+    run_virtual(main())
+
+
 def test_too_few_network_buffers_fail_the_job_with_the_options_to_raise():
     """J-21: Flink's text."""
     configuration = {
