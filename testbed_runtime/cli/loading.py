@@ -18,7 +18,7 @@ P = TypeVar("P", bound=models.Part)
 SCENARIO_FILE = "scenario.yaml"
 OTHER_KINDS = ("Testbed", "Fault", "ScenarioRun")
 """Kinds that only a cluster runs."""
-SHOWN_FILES = 8
+SHOWN_FILES = 12
 """Files of a folder that an error names."""
 
 
