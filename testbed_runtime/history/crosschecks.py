@@ -43,22 +43,25 @@ def _sound(table: pa.Table, *columns: str) -> bool:
 
 
 def _emitted(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
-    """Yield a source that counted more records than it emitted in all its attempts together: it reports its next number when
-    it ends."""
+    """Yield a source that counted more records than it emitted: an attempt that ends reports its next number."""
     tasks, log = trial.table("tasks"), trial.table("events")
-    if not _sound(tasks, "task", "role", "records_out") or not _sound(log, "kind", "subject", "data"):
+    if not _sound(tasks, "task", "role", "attempt", "records_out"):
         return
-    ends: dict[str, int] = {}
+    if not _sound(log, "kind", "subject", "attempt", "data"):
+        return
+    ends: dict[tuple[str, int], int] = {}
     for row in log.filter(pc.equal(log.column("kind"), "source.end")).to_pylist():
         found = _object(row["data"]).get("next")
         if isinstance(found, int):
-            ends[row["subject"]] = max(found, ends.get(row["subject"], 0))
+            ends[row["subject"], row["attempt"]] = found
     copies = _copies(entry)
-    counted, names = _ints(tasks, "records_out"), np.asarray(tasks.column("task").to_pylist())
+    counted, attempts = _ints(tasks, "records_out"), _ints(tasks, "attempt")
+    names = np.asarray(tasks.column("task").to_pylist())
     sources = np.asarray(pc.equal(tasks.column("role"), "source").to_pylist())
-    for task, following in sorted(ends.items()):
+    for (task, attempt), following in sorted(ends.items()):
         most = following * copies.get(task.rpartition("-")[0], 0)
-        beyond = np.flatnonzero(sources & (names == task) & (counted > most) & (most > 0))
+        mine = sources & (names == task) & (attempts == attempt)
+        beyond = np.flatnonzero(mine & (counted > most) & (most > 0))
         if len(beyond):
             row = int(beyond[0])
             problem = f"is {counted[row]}, but {task} emitted {most} records (source.end in events)"

@@ -12,7 +12,7 @@ from testbed_runtime.history.validation import check_trial
 from tests.ordered import in_order
 
 
-def trial(history: Any, table: str = "", column: str = "", change: Any = None) -> Trial:
+def trial(history: Any, table: str = "", column: str = "", change: Any = None, *, attempt: int = 1) -> Trial:
     """The good trial with the samples of its sources. `change` gets each row of a table, and returns the value of a column."""
 
     def changed(name: str, row: dict[str, Any]) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def trial(history: Any, table: str = "", column: str = "", change: Any = None) -
     for tick in range(1, 26):
         for source in (0, 1):
             record.add(
-                f"tm-{source}-1", "tasks", tick, task=f"source-{source}", vertex="source", role="source", attempt=2,
+                f"tm-{source}-1", "tasks", tick, task=f"source-{source}", vertex="source", role="source", attempt=attempt,
                 records_out=min(200 * tick, history.end), lag_ns=0,
             )  # fmt: skip
     return in_order(record.trial())
@@ -53,6 +53,11 @@ def test_a_column_that_another_table_contradicts_is_damaged(
     found = check_trial(damaged, history.entry() | {"trial": damaged.trial})
     assert [(d.table, d.column) for d in found] == [(table, column)]
     assert problem in found[0].problem
+
+
+def test_an_attempt_that_reported_no_end_may_have_emitted_more(history: Any):
+    """A source ended with a drain, the drain failed, and its next attempt was killed later."""
+    assert check_across(trial(history, "tasks", "records_out", times_ten, attempt=2), history.entry()) == []
 
 
 def test_a_task_acknowledges_a_checkpoint_once(history: Any):
