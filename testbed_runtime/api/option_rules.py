@@ -157,7 +157,9 @@ def _limits(options: Options, path: str) -> Iterator[UserError]:
         )
     for key in (low, high):
         if options.duration(key) * 1000 > MAX_INT:
-            yield UserError(f"{path}[{key}]", f"is an int in Flink: at most {MAX_INT} ms", "make it smaller")
+            yield UserError(
+                f"{path}[{key}]", f"must be at most {MAX_INT} ms (an int in Flink)", "make it smaller"
+            )
     threads = "state.backend.rocksdb.checkpoint.transfer.thread.num"
     if options.integer(threads) < 1:
         yield UserError(f"{path}[{threads}]", "must be at least 1", "the default is 4")

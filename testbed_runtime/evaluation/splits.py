@@ -14,6 +14,7 @@ from testbed_runtime.checking.common import Entry
 from testbed_runtime.checking.reduced import columns
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation.tables import TrialFiles
+from testbed_runtime.history.crosschecks import check_counts
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.numbers import NUMBERS
 from testbed_runtime.history.schema import TABLES, Trial, with_later_columns
@@ -107,7 +108,8 @@ def read(split: Split, trial: TrialFiles) -> dict[str, pa.Table]:
         problems += _together(trial, {table: tables[table]}) if not split.whole else []
         found += [replace(p, row=p.row + first_row) if p.row >= 0 else p for p in problems]
     if split.whole:
-        found += _together(trial, tables) + check_causality(Trial(trial.run, trial.trial, tables))
+        whole = Trial(trial.run, trial.trial, tables)
+        found += _together(trial, tables) + check_causality(whole) + check_counts(whole, trial.entry)
     if found:
         raise DamagedHistory(f"history/{trial.trial}", found)
     return tables

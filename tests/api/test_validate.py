@@ -228,7 +228,7 @@ BAD = {
         lambda s: s["testbed"]["flinkConfiguration"].update(
             {"taskmanager.network.request-backoff.max": "2147483648 ms"}
         ),
-        "spec.testbed.flinkConfiguration[taskmanager.network.request-backoff.max]: is an int in Flink: at most 2147483647 ms",
+        "spec.testbed.flinkConfiguration[taskmanager.network.request-backoff.max]: must be at most 2147483647 ms (an int in Flink)",
     ),
     "options against each other": (
         lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timeout": "500 ms"}),

@@ -7,12 +7,16 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.histories import write_run
 from testbed_runtime.checking.baseline import with_noise
 from testbed_runtime.evaluation import run, splits, tables
 from testbed_runtime.history.reader import read_trial
+from testbed_runtime.history.schema import arrow_schema
+from testbed_runtime.history.validation import DamagedHistory
 from testbed_runtime.simulation.entry import DirectEvaluator
 from tests.evaluation.conftest import Evaluate
 
@@ -30,6 +34,19 @@ def test_a_large_trial_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Mon
             rows[table] += len(found)
             assert len(found) <= 40_000 + 65_536
     assert rows == trials[0].rows
+
+
+def test_a_source_that_counted_more_than_it_emitted_is_damage_of_its_trial(run_folder: Path, tmp_path: Path):
+    """Each row is plausible; the end of the source in `events` contradicts them."""
+    folder = Path(shutil.copytree(run_folder, tmp_path / run_folder.name))
+    trial = tables.open_trials(folder, run.read_manifest(folder))[0]
+    path = trial.folder / "tasks.parquet"
+    rows = [r | {"records_out": 10 * r["records_out"]} for r in pq.read_table(path).to_pylist()]
+    (piece,) = (p for p in splits.plan([trial]) if p.whole)
+    splits.read(piece, trial)
+    pq.write_table(pa.Table.from_pylist(rows, arrow_schema("tasks")), path)
+    with pytest.raises(DamagedHistory, match=r"column records_out.*source\.end in events"):
+        splits.read(piece, trial)
 
 
 def test_the_noise_of_the_control_trial_reaches_the_fault_trials(uneven: Path):
