@@ -59,11 +59,11 @@ def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
     return TrialRecovery(
         trial=trial.trial,
         start=None if first is None else path.recovery(first, ""),
-        recoveries=tuple(_with_lasting(found, effects)),
+        recoveries=tuple(_with_prolonging_faults(found, effects)),
     )
 
 
-def _with_lasting(found: Sequence[Recovery], effects: Iterable[FaultEffect]) -> list[Recovery]:
+def _with_prolonging_faults(found: Sequence[Recovery], effects: Iterable[FaultEffect]) -> list[Recovery]:
     """Return the recoveries with the faults that cost nothing by themselves, but that made the recovery from a later one
     longer: its prices name them."""
     idle = {r.fault for r in found if r.recovered and r.total_s == 0}
@@ -186,7 +186,8 @@ class _Paths:
 
     def _lasted(self, outage: Outage, end: int) -> list[Wait]:
         """Return what a job that survives the faults of an outage waits for until `end`, without overlaps: for the end of the
-        fault that began first and lasts, then of one from before the outage, else for its backlog. A process that was killed is missed until the failover."""
+        fault that began first and lasts, then of one from before the outage, else for its backlog. A killed process counts as
+        such a fault until the failover."""
         missed = outage.joined is not None or not outage.recovered
         faults = outage.earlier or ((outage.fault,) if outage.fault is not None else ())
         found: list[Wait] = []

@@ -177,21 +177,21 @@ def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, 
     found += [
         _without_failover(record, effect, found, [c for c in unnoticed if responsible(injected, c) is effect])
         for effect in injected
-        if effect.fault not in taken and not any(_began_in(effect, o) for o in found)
+        if effect.fault not in taken and not any(_took_effect_in(effect, o) for o in found)
     ]
     found = _joined(record, sorted(found, key=lambda o: o.effect))
     found = [
         replace(o, end=min(o.end, following.effect)) if o.recovered else o
         for o, following in zip(found, [*found[1:], replace(found[-1], effect=found[-1].end)], strict=True)
     ] if found else []  # fmt: skip
-    return _shared(_with_lasting(found), injected)
+    return _shared(_absorb_idle(found), injected)
 
 
-def _began_in(effect: FaultEffect, outage: Outage) -> bool:
+def _took_effect_in(effect: FaultEffect, outage: Outage) -> bool:
     return outage.effect <= effect.begun_ns <= outage.end
 
 
-def _with_lasting(found: Sequence[Outage]) -> list[Outage]:
+def _absorb_idle(found: Sequence[Outage]) -> list[Outage]:
     """Return the outages, in which a fault that had cost nothing until another one began is a part of that one's outage, if it
     lasted on and the job was behind until it ended."""
     idle = [o for o in found if o.fault is not None and o.recovered and o.effect == o.end]

@@ -284,7 +284,7 @@ class JobMaster:
 
     def _on_progress(self, task: Task, state: ExecutionState, cause_class: str = "") -> None:
         """Continue with the next state. One that was cancelled because a producer has failed waits for the report of that failure,
-        which was sent before."""
+        which was sent first but may be lost."""
         if not self._tasks.transition(task, state):
             return
         if state is _S.RUNNING or (state is _S.FINISHED and self._failovers.active):

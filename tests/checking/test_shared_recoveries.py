@@ -151,7 +151,7 @@ def test_a_fault_that_lasts_owns_what_the_job_is_behind_until_its_end(ended: flo
     first, then = effect("lasting", 2, ended), effect("then", 3, 5)
     idle = Outage(first, 2 * NS, 2 * NS, (RoundSpan(2 * NS, 2 * NS),), True, 2 * NS)
     later = Outage(then, 3 * NS, 11 * NS, (RoundSpan(3 * NS, 11 * NS),), True, 11 * NS)
-    found = rounds._with_lasting([idle, later])
+    found = rounds._absorb_idle([idle, later])
     assert [o.fault and o.fault.fault for o in found] == (["then"] if shares else ["lasting", "then"])
     assert [e.fault for e in found[-1].earlier] == (["then", "lasting"] if shares else [])
     assert [e.fault for e in rounds._shared(found, [first, then])[-1].shared] == (
