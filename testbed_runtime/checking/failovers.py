@@ -21,7 +21,7 @@ _WRAPPED = "; caused by "
 
 _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
     (("lost leadership",), "lease"),
-    (("no longer reachable", "eartbeat of"), "heartbeat"),
+    (("no longer reachable", "eartbeat of", "unexpectedly no longer running"), "heartbeat"),
     (("PartitionNotFound", "not found"), "partition"),
     ((REPORTED_TO,), "jobmanager"),
     (("Invocation of", "Ask timed out", "AskTimeout", "rpcTimeout"), "deployment"),

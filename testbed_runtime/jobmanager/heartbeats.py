@@ -68,7 +68,7 @@ class _Watch:
 
 
 class HeartbeatSender:
-    """Watches TaskManagers for one endpoint. `on_lost` and `on_alive` are called in that endpoint's mailbox."""
+    """Watches TaskManagers for one endpoint. `on_lost` and `on_answer` are called in that endpoint's mailbox."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class HeartbeatSender:
         origin: str,
         *,
         on_lost: Callable[[Lost], None],
-        on_alive: Callable[[TaskManagerID], None],
+        on_answer: Callable[[TaskManagerID, Heartbeat], None],
     ) -> None:
         self._services = services
         self._endpoint = endpoint
@@ -88,7 +88,7 @@ class HeartbeatSender:
         self._timeout = option_limit(services.options, "heartbeat.timeout")
         self._reachability = reachability_limit(services.options)
         self._on_lost = on_lost
-        self._on_alive = on_alive
+        self._on_answer = on_answer
         self._next_tick = services.clock.now()
         """When the timer fires next, or fired last."""
         self._timer: asyncio.TimerHandle | None = None
@@ -106,7 +106,7 @@ class HeartbeatSender:
             _Reached: self._on_reached,
             _Unreachable: self._on_unreachable,
             _Silent: self._on_silent,
-            Heartbeat: self._on_answer,
+            Heartbeat: self._on_heartbeat,
         }
 
     def watch(self, taskmanager: TaskManagerID, address: Address) -> None:
@@ -165,7 +165,7 @@ class HeartbeatSender:
 
     async def _ask(self, watch: _Watch, *, counts: bool) -> None:
         rpc = self._services.rpc
-        request = Heartbeat(self._origin, self._services.leader)
+        request = Heartbeat(self._origin, self._services.leader, asked_at=self._services.clock.now())
         try:
             answer = await rpc.ask(
                 watch.taskmanager.name,
@@ -207,7 +207,7 @@ class HeartbeatSender:
         else:
             self._arm_deadline(watch)
 
-    async def _on_answer(self, message: Heartbeat) -> None:
+    async def _on_heartbeat(self, message: Heartbeat) -> None:
         """Handle the answer of a TaskExecutor: the result of an ask, or a message of its own."""
         taskmanager = TaskManagerID.parse(message.origin)
         watch = self._by_taskmanager.get(taskmanager)
@@ -217,7 +217,7 @@ class HeartbeatSender:
         if late_since is not None:
             self._record(watch, late_since, self._timeout, Outcome.COMPLETED, "")
         self.payloads[taskmanager] = message.payload
-        self._on_alive(taskmanager)
+        self._on_answer(taskmanager, message)
 
     def _lose(self, watch: _Watch, text: str, cause_class: str, limit: Limit) -> None:
         self._record(watch, watch.monitor.last_seen, limit, Outcome.EXPIRED, text)
@@ -228,6 +228,14 @@ class HeartbeatSender:
         """Record a wait for a heartbeat that ends now. Those that are answered in good time are not recorded."""
         waits, what = self._services.waits, str(watch.taskmanager)
         waits.begin("heartbeat", self._detector, what, limit=limit, since_s=since).end(outcome, cause=cause)
+
+    def record_missing(self, taskmanager: TaskManagerID, since: float, text: str) -> None:
+        """Record the wait for the heartbeat that showed that a task is gone."""
+        interval = option_limit(self._services.options, "heartbeat.interval")
+        waits, what = self._services.waits, str(taskmanager)
+        waits.begin("heartbeat", self._detector, what, limit=interval, since_s=since).end(
+            Outcome.FIRED, cause=text
+        )
 
     # ---- timers
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.ids import JOBMANAGER, TaskManagerID
 from testbed_runtime.core.job.checkpoints import CheckpointFailureReason
+from testbed_runtime.core.job.deployments import Missing
 from testbed_runtime.core.job.executiongraph import ExecutionGraph, ExecutionState
 from testbed_runtime.core.job.failover import Task, name_of
 from testbed_runtime.core.job.leaderelection import revoked_text
@@ -16,6 +17,7 @@ from testbed_runtime.core.job.messages import (
     JOBMASTER,
     Acknowledge,
     DisconnectTaskManager,
+    Heartbeat,
     JobStatusReply,
     OfferSlots,
     RegisterAtJobMaster,
@@ -95,7 +97,7 @@ class JobMaster:
         )
         self._results = BlockingResults(self.graph, self._executors, self._scheduler.holds)
         self.heartbeats = HeartbeatSender(
-            services, JOBMASTER, "JobMaster", JOBMANAGER, on_lost=self._on_lost, on_alive=self._on_alive
+            services, JOBMASTER, "JobMaster", JOBMANAGER, on_lost=self._on_lost, on_answer=self._on_heartbeat
         )
         self._failovers = Failovers(
             services,
@@ -396,6 +398,27 @@ class JobMaster:
         self._scheduler.request_slots()
         self._advance()
 
-    def _on_alive(self, taskmanager: TaskManagerID) -> None:
+    def _on_heartbeat(self, taskmanager: TaskManagerID, heartbeat: Heartbeat) -> None:
         if self._failovers.clear_suspect(taskmanager):
             self._advance()
+        found = self._tasks.deployments.compare(taskmanager, heartbeat.executions, heartbeat.asked_at)
+        for missing in found.missing:
+            self._on_missing(taskmanager, missing)
+        for attempt in found.unknown:
+            execution = self.graph.find(attempt)
+            if execution is None or execution.state is not _S.FINISHED:
+                self._executors.cancel_unknown(taskmanager, attempt)
+
+    def _on_missing(self, taskmanager: TaskManagerID, missing: Missing) -> None:
+        """The report of the attempt's end was lost: it counts as failed."""
+        execution = self.graph.find(missing.attempt)
+        if execution is None:
+            return
+        if execution.state is _S.CANCELING:
+            self._cancelled(execution.task)
+            return
+        text = (
+            f"Execution {missing.attempt} is unexpectedly no longer running on task executor {taskmanager}."
+        )
+        self.heartbeats.record_missing(taskmanager, missing.since, text)
+        self._fail(execution.task, Cause("FlinkException", text, "JobMaster"))

@@ -15,6 +15,7 @@ from testbed_runtime.core.job.messages import (
     Acknowledge,
     DisconnectResourceManager,
     FreeSlot,
+    Heartbeat,
     RegisterTaskManager,
     RegistrationResult,
     RequestSlot,
@@ -85,7 +86,7 @@ class ResourceManager:
             "ResourceManager",
             "resourcemanager",
             on_lost=self._on_lost,
-            on_alive=self._on_alive,
+            on_answer=self._on_heartbeat,
         )
 
     def handlers(self) -> dict[type, Handler]:
@@ -186,7 +187,8 @@ class ResourceManager:
                 taskmanager.name, address, TASKEXECUTOR, message, timeout_s=self._ask_timeout_s
             )
 
-    def _on_alive(self, taskmanager: TaskManagerID) -> None:
+    def _on_heartbeat(self, taskmanager: TaskManagerID, heartbeat: Heartbeat) -> None:
+        del heartbeat
         if self._table.is_suspended(taskmanager):
             self._table.suspend(taskmanager, False)
             self._assign()

@@ -303,7 +303,12 @@ class Scheduler:
             served = self._deployment is not None and bool(self._deployment.limit.option)
             self._end_deployment(Outcome.FIRED if served else Outcome.COMPLETED)
         execution = self._graph.find(message.attempt)
-        if not message.class_name or execution is None or execution.state.terminal:
+        if execution is None or execution.state.terminal:
+            return
+        if not message.class_name:
+            if execution.taskmanager is not None:
+                now = self._services.clock.now()
+                self._tasks.deployments.acknowledge(message.attempt, execution.taskmanager, now)
             return
         owner = str(execution.taskmanager or "")
         cause = Cause(

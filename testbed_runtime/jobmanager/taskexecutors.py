@@ -166,6 +166,13 @@ class TaskExecutors:
         """Cancel a task that counts as failed but may be running."""
         self._services.tasks.spawn(self._cancel_once(execution), f"cancel-{name_of(execution.task)}")
 
+    def cancel_unknown(self, taskmanager: TaskManagerID, attempt: str) -> None:
+        """Cancel an attempt that no execution of the job stands for any more."""
+        known = self._addresses.get(taskmanager)
+        if known is not None:
+            telling = self._tell(taskmanager, known[0], CancelTask(attempt, self._services.leader))
+            self._services.tasks.spawn(telling, f"cancel-unknown-{taskmanager}")
+
     async def _cancel_until_ended(self, execution: Execution) -> None:
         """Ask again after each timeout: the report that the task ended may be lost too."""
         while execution.state is ExecutionState.CANCELING and execution.taskmanager in self:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.deployments import Deployments
 from testbed_runtime.core.job.executiongraph import ExecutionGraph, ExecutionState
 from testbed_runtime.core.job.failover import Task, name_of
 from testbed_runtime.jobmanager.services import Services
@@ -35,12 +37,15 @@ class JobTasks:
         self.graph = graph
         self._services = services
         self.executors = executors
+        self.deployments = Deployments()
 
     def transition(self, task: Task, state: ExecutionState, cause: Cause = NO_CAUSE) -> bool:
         """Change the task's state. Return False when its current state does not allow that."""
         moved = self.graph.transition(task, state)
         if moved is None:
             return False
+        if moved.taskmanager is not None:
+            self._track(str(self.graph.execution(task).attempt), moved.taskmanager, moved.after)
         data = {
             "from": moved.before.value,
             "to": moved.after.value,
@@ -50,6 +55,12 @@ class JobTasks:
         subject = name_of(moved.task)
         self._services.event("task.state", subject, attempt=moved.attempt, text=cause.text, data=data)
         return True
+
+    def _track(self, attempt: str, taskmanager: TaskManagerID, state: ExecutionState) -> None:
+        if state is _S.DEPLOYING:
+            self.deployments.begin(attempt, taskmanager)
+        elif state.terminal:
+            self.deployments.end(attempt, taskmanager)
 
     def cancel(self, task: Task) -> None:
         """Cancel the task. One that was not deployed, or whose TaskManager is lost, is CANCELED at once."""

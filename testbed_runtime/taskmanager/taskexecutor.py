@@ -317,15 +317,18 @@ class TaskExecutor:
 
     async def _heartbeat(self, message: Heartbeat) -> Acknowledge:
         """Acknowledge the heartbeat. As in Flink, the answer is a message of its own to the sender's endpoint."""
+        executions: tuple[str, ...] = ()
         if message.origin == RESOURCEMANAGER:
             known = self.resourcemanager.on_heartbeat(message.leader)
             endpoint = RESOURCEMANAGER
         else:
-            known = any(job.on_heartbeat(message.leader) for job in self._jobs.values())
-            endpoint = JOBMASTER
+            jobs = [c.job for c in self._jobs.values() if c.on_heartbeat(message.leader)]
+            executions = tuple(attempt for job in jobs for attempt in self._tasks.deployed(job))
+            known, endpoint = bool(jobs), JOBMASTER
         if not known:
             return Acknowledge(accepted=False)
-        answer = Heartbeat(str(self._config.resource_id), message.leader, self.counters())
+        origin = str(self._config.resource_id)
+        answer = Heartbeat(origin, message.leader, self.counters(), message.asked_at, executions)
         self._keeper.spawn(self._answer(endpoint, answer), f"heartbeat-to-{endpoint}")
         return Acknowledge()
 

@@ -45,6 +45,8 @@ class TaskTable:
         self._tasks: dict[str, Task] = {}
         self._cancellation = option_limit(services.options, "task.cancellation.timeout")
         self._cancellation_timeout_s = self._cancellation.seconds or 0.0
+        self._reporting: dict[str, str] = {}
+        """The attempts whose last state the JobMaster has not answered, with their jobs."""
         self._cancel_timers: dict[str, tuple[asyncio.TimerHandle, OpenWait]] = {}
         self.sampler = TaskSampler(
             lambda: list(self._tasks.values()),
@@ -64,6 +66,11 @@ class TaskTable:
         """Return the attempt unless it has ended or is unknown."""
         task = self._tasks.get(attempt)
         return None if task is None or task.ended else task
+
+    def deployed(self, job: str) -> tuple[str, ...]:
+        """Return the attempts of a job that run here, and those whose end the JobMaster may not know."""
+        running = (t.attempt for t in self._tasks.values() if not t.ended and t.descriptor.job == job)
+        return (*running, *(attempt for attempt, of_job in self._reporting.items() if of_job == job))
 
     def submit(self, descriptor: TaskDeploymentDescriptor, gateway: JobMasterGateway) -> None:
         """Start an attempt. Does nothing when it was started before. Raises FlinkError when there are too many."""
@@ -162,11 +169,20 @@ class TaskTable:
         if cancelling is not None:
             cancelling[0].cancel()
             cancelling[1].end(at_least_s=SLOW_CANCELLATION_S)
-        self._keeper.spawn(_close_reports(task), f"last-report:{task.name}")
+        self._reporting[task.attempt] = task.descriptor.job
+        self._keeper.spawn(self._close_reports(task), f"last-report:{task.name}")
         self._forget_consumed()
         allocation = task.descriptor.allocation
         if not self._running_in(allocation):
             self._on_slot_empty(allocation)
+
+    async def _close_reports(self, task: Task) -> None:
+        """Close a task's reports once its last state was sent. Until it is answered, the task counts as deployed."""
+        try:
+            await task.reports.drained()
+        finally:
+            self._reporting.pop(task.attempt, None)
+            await task.reports.close()
 
     def _running_in(self, allocation: str) -> list[Task]:
         return [t for t in self._tasks.values() if t.descriptor.allocation == allocation and not t.ended]
@@ -183,11 +199,3 @@ class TaskTable:
         for attempt, task in list(self._tasks.items()):
             if task.ended and all(partition.is_released for partition in task.partitions):
                 del self._tasks[attempt]
-
-
-async def _close_reports(task: Task) -> None:
-    """Close a task's reports once its last state was sent."""
-    try:
-        await task.reports.drained()
-    finally:
-        await task.reports.close()

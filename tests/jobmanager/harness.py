@@ -241,7 +241,8 @@ class ScriptedTaskManager:
         if endpoint == "resourcemanager":
             self.asked_at.append(asyncio.get_running_loop().time())
         payload = {"records_out": 10.0, "lag_s": float(self.resource_id.ordinal)}
-        answer = Heartbeat(str(self.resource_id), message.leader, payload)
+        held = tuple(self.tasks)
+        answer = Heartbeat(str(self.resource_id), message.leader, payload, message.asked_at, held)
         self.later(_quietly(self.ask(endpoint, answer, 5.0)))
         return Acknowledge()
 

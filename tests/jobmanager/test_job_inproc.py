@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.jobgraph import (
     JobEdge,
     JobGraph,
@@ -12,7 +13,8 @@ from testbed_runtime.core.job.jobgraph import (
     SinkConfig,
     SourceConfig,
 )
-from testbed_runtime.core.job.messages import CancelJob
+from testbed_runtime.core.job.messages import CancelJob, UpdateTaskExecutionState
+from testbed_runtime.ports.rpc import RecipientUnreachable
 from testbed_runtime.simulation.loop import run_virtual
 from tests.jobmanager.inproc import a_testbed, graph, run_and_drain
 
@@ -226,6 +228,41 @@ def test_a_killed_taskmanager_costs_a_failover_and_no_record():
             bed.assert_exact()
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("version", ["1.14", "1.20", "2.x"])
+def test_a_job_recovers_from_a_failure_whose_report_was_lost(version):
+    """The next heartbeat shows that the task is gone. From 1.15 on its readers end as CANCELED, and start no failover."""
+
+    async def main():
+        async with a_testbed(version=version) as bed:
+            await bed.submit(graph())
+            await bed.until(lambda s: s.completed_checkpoints >= 1)
+            tasks = [task for t in bed.taskmanagers.values() for task in t.tasks]
+            source = next(task for task in tasks if task.name == "source-0")
+            owner = next(name for name, t in bed.taskmanagers.items() if source in t.tasks)
+            lose_failure_reports(bed.rpcs[owner])
+            source.fail(FlinkError("IOException", "boom"))
+            await bed.until(lambda s: s.restarts == 1 and s.state == "RUNNING" and not s.cause)
+            (failure,) = bed.events("failover.started")
+            assert "source" in failure["text"] or "unexpectedly no longer running" in failure["text"]
+            await bed.until(lambda s: set(s.tasks.values()) == {"RUNNING"})
+            assert (await bed.drain()).state == "FINISHED"
+            bed.assert_exact()
+
+    run_virtual(main())
+
+
+def lose_failure_reports(rpc):
+    """Let no report of a failure arrive, until the heartbeat that shows it."""
+    ask = rpc.ask
+
+    async def asking(to, address, endpoint, message, **more):
+        if isinstance(message, UpdateTaskExecutionState) and message.state == "FAILED":
+            raise RecipientUnreachable("The report was lost.")
+        return await ask(to, address, endpoint, message, **more)
+
+    rpc.ask = asking
 
 
 def test_a_cancelled_job_gives_everything_back():

@@ -194,3 +194,46 @@ async def test_a_new_incarnation_replaces_the_old_one_at_once():
         (started,) = cluster.rows.events("failover.started")
         assert "re-registered with a new session id" in started["text"]
         assert (await cluster.status()).placement["sink-1"] == f"tm-{old.resource_id.ordinal}-2"
+
+
+@virtually
+async def test_a_task_whose_failure_report_was_lost_fails_with_the_next_heartbeat():
+    """Its TaskManager no longer reports it (Flink's DefaultExecutionDeploymentReconciler). Nothing else would start a failover."""
+    async with running_job(4) as cluster:
+        attempt = cluster.attempt_of("count-0")
+        owner = cluster.running_on("count-0")
+        del owner.tasks[attempt]
+        ended = asyncio.get_running_loop().time()
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        (started,) = cluster.rows.events("failover.started")
+        text = f"Execution {attempt} is unexpectedly no longer running on task executor {owner.resource_id}."
+        assert (data_of(started)["cause_class"], started["text"]) == ("FlinkException", text)
+        assert started["t"] - ended <= 1.1
+        (wait,) = [row for row in cluster.rows.table("waits") if row["cause"] == text]
+        assert (wait["kind"], wait["option"], wait["outcome"]) == ("heartbeat", "heartbeat.interval", "fired")
+        assert (await cluster.status()).restarts == 1
+
+
+@virtually
+async def test_a_task_that_no_execution_stands_for_is_cancelled():
+    """A lost cancellation of an attempt that was replaced, for example."""
+    async with running_job(4) as cluster:
+        owner = cluster.running_on("count-0")
+        stray = cluster.attempt_of("count-0") + "_stray"
+        owner.tasks[stray] = owner.submitted[-1]
+        await cluster.until(lambda: stray not in owner.tasks)
+        assert (await cluster.status()).restarts == 0
+
+
+@virtually
+async def test_a_cancelled_task_that_is_gone_counts_as_cancelled_although_its_report_was_lost():
+    """The failover does not wait for the next cancellation, one ask timeout later."""
+    async with running_job(4, {"pekko.ask.timeout": "60 s"}) as cluster:
+        owner = cluster.running_on("sink-1")
+        owner.reports_end = False
+        await cluster.running_on("count-0").report(
+            cluster.attempt_of("count-0"), "FAILED", "IOException", "boom"
+        )
+        began = asyncio.get_running_loop().time()
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        assert asyncio.get_running_loop().time() - began < 5

@@ -350,6 +350,11 @@ class Heartbeat:
     """`jobmanager`, `resourcemanager`, or a ResourceID."""
     leader: str = ""
     payload: dict[str, float] = field(default_factory=dict)
+    asked_at: float = 0.0
+    """When the request was sent, in seconds of its sender's clock. The answer repeats it."""
+    executions: tuple[str, ...] = ()
+    """In an answer to the JobMaster: the attempts of its job that the TaskManager holds, and those whose end is not yet reported
+    (Flink's ExecutionDeploymentReport)."""
 
 
 @dataclass(frozen=True, slots=True)
