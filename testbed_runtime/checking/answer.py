@@ -69,9 +69,8 @@ def _with_prolonging_faults(found: Sequence[Recovery], effects: Iterable[FaultEf
     idle = {r.fault for r in found if r.recovered and r.total_s == 0}
     rest = []
     for recovery in found:
-        named = [
-            e for e in effects if e.fault in idle and any(f"`{e.fault}`" in p.text for p in recovery.prices)
-        ]
+        blamed = {price.fault for price in recovery.prices}
+        named = [e for e in effects if e.fault in idle & blamed]
         begun = recovery.effect_ns
         lasting = tuple(SharedFault(fault=e.fault, effect_ns=begun, ended_ns=e.ended_ns) for e in named)
         idle -= {e.fault for e in named}
@@ -131,7 +130,13 @@ class _Paths:
         waits, last = self._last(outage, span, stepped, end)
         if self.busy and span.failure is not None and span.failure.report_expired:
             unheard = replace(
-                last, start_ns=last.end_ns, end_ns=end, outcome=Outcome.COMPLETED, cause=self.busy
+                last,
+                start_ns=last.end_ns,
+                end_ns=end,
+                outcome=Outcome.COMPLETED,
+                cause=self.busy,
+                fault="",
+                detail="",
             )
             stepped = [*(s for s in stepped if s.start_ns < last.end_ns), unheard]
         segments = attribute(waits, stepped, start=begun, end=end, last=last, detected=since)
@@ -212,9 +217,9 @@ class _Paths:
             restored_age_s(self.trial, int(restored[-1]["checkpoint"]), outage.effect) if restored else None
         )
         if replayed is None:
-            return f" (backlog of {behind:.1f} s)"
+            return f"backlog of {behind:.1f} s"
         replayed = max(replayed, 0.0)  # the checkpoint may have begun after the effect
-        return f" (backlog of {behind + replayed:.1f} s, {replayed:.1f} s of it replayed)"
+        return f"backlog of {behind + replayed:.1f} s, {replayed:.1f} s of it replayed"
 
     def _catch_up(self, start: int, end: int, outcome: Outcome, *, backlog: str = "") -> Wait:
         vertex = busiest_vertex(self.trial, start, end)
@@ -226,7 +231,8 @@ class _Paths:
             start_ns=start,
             end_ns=end,
             outcome=outcome,
-            cause=f"spare capacity of {f'`{vertex}`' if vertex else 'the job'}{backlog}",
+            cause=f"spare capacity of {f'`{vertex}`' if vertex else 'the job'}",
+            detail=backlog,
         )
 
     def _failing(self, failure: Cause, start: int, end: int) -> Wait | None:
@@ -262,18 +268,18 @@ def _nothing(kind: str, at: int) -> Wait:
 
 def prices(segments: Iterable[Segment]) -> tuple[Price, ...]:
     """Return the seconds of each owner: an option with its value, or a cause. Largest first."""
-    groups: dict[str, list[Segment]] = {}
+    groups: dict[tuple[str, str], list[Segment]] = {}
     for segment in segments:
         if segment.kind != UNATTRIBUTED:
-            groups.setdefault(segment.text, []).append(segment)
+            groups.setdefault((segment.text, segment.detail), []).append(segment)
     found = []
-    for text, group in groups.items():
+    for (text, detail), group in groups.items():
         first = next((s for s in group if s.option), group[0])
         seconds = sum(s.seconds for s in group)
         found.append(
-            Price(text=text, seconds=seconds, kind=first.kind, option=first.option, value=first.value, count=len(group))
+            Price(text=text, seconds=seconds, kind=first.kind, option=first.option, value=first.value, count=len(group), detail=detail, fault=first.fault)
         )  # fmt: skip
-    return tuple(sorted(found, key=lambda p: (-p.seconds, p.text)))
+    return tuple(sorted(found, key=lambda p: (-p.seconds, p.words)))
 
 
 def margins(waits: Iterable[Wait], start: int, end: int) -> tuple[Margin, ...]:

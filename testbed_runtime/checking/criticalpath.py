@@ -298,6 +298,8 @@ def _segment(piece: _Piece) -> Segment:
         value=wait.value if own else "",
         outcome=str(wait.outcome),
         text=owner_text(wait),
+        detail="" if own else wait.detail,
+        fault="" if own else wait.fault,
         from_events=not wait.wait,
     )
 

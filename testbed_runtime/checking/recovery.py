@@ -148,7 +148,7 @@ def _largest(segments: Iterable[Segment]) -> str:
     owned: dict[str, float] = {}
     for segment in segments:
         if segment.seconds > 0:
-            owned[segment.text] = owned.get(segment.text, 0.0) + segment.seconds
+            owned[segment.words] = owned.get(segment.words, 0.0) + segment.seconds
     return max(owned, key=lambda text: owned[text], default="")
 
 

@@ -85,7 +85,7 @@ def _path(recovery: Recovery, pid: int) -> list[dict[str, Any]]:
                 "option": s.option,
                 "outcome": s.outcome,
             }
-            events.append(_slice((pid, PATH), (s.start_ns, s.end_ns), s.text, s.kind, details))
+            events.append(_slice((pid, PATH), (s.start_ns, s.end_ns), s.words, s.kind, details))
     return events
 
 

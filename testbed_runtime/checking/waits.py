@@ -56,7 +56,7 @@ def busy_text(entry: Entry) -> str:
 
 def _named(wait: Wait, effects: Iterable[FaultEffect], busy: str) -> Wait:
     """Return the wait with its owner in words: what was waited for, and the fault that made it slow."""
-    text = busy if busy and wait.kind in BUSY_KINDS else KINDS[wait.kind].doc
+    text, fault = busy if busy and wait.kind in BUSY_KINDS else KINDS[wait.kind].doc, ""
     for effect in effects:
         family, begun, ended = effect.kind.partition(".")[0], effect.injected_ns, effect.ended_ns
         during = begun is not None and begun < wait.end_ns and (ended is None or ended > wait.start_ns)
@@ -64,10 +64,10 @@ def _named(wait: Wait, effects: Iterable[FaultEffect], busy: str) -> Wait:
             continue
         stopped = _stopped_kind(effect) and any(_ordinal(wait.who) == t for t in targets_of(effect))
         if wait.kind == _stopped_kind(effect) == "jobmanager" or (stopped and wait.kind == "stalled"):
-            text = _stopped(effect, targets_of(effect)[0])
+            text, fault = _stopped(effect, targets_of(effect)[0]), effect.fault
         elif wait.kind in _HOLDS_UP.get(family, ()):
-            text = f"{KINDS[wait.kind].doc}, during the fault `{effect.fault}`"
-    return replace(wait, cause=text)
+            text, fault = f"{KINDS[wait.kind].doc}, during the fault `{effect.fault}`", effect.fault
+    return replace(wait, cause=text, fault=fault)
 
 
 def _stopped_kind(effect: FaultEffect) -> str:
@@ -94,7 +94,7 @@ def _of_fault(effect: FaultEffect, start_ns: int, end_ns: int) -> list[Wait]:
     return [
         Wait(
             wait=f"{effect.fault}/{target}", kind=kind, who="everything", what=target, start_ns=start_ns, end_ns=ended,
-            outcome=outcome, cause=_stopped(effect, target),
+            outcome=outcome, cause=_stopped(effect, target), fault=effect.fault,
         )
         for target in targets_of(effect)
     ]  # fmt: skip
@@ -148,16 +148,11 @@ def _replayed(wait: Wait, restored: Mapping[tuple[str, int], int], entry: Entry)
     """Return a wait for the first new record with the replay since the restored checkpoint as its owner, unless a fault held
     the records up."""
     slow = wait.outcome is Outcome.COMPLETED and wait.end_ns - wait.start_ns >= SLOW_NS
-    if (
-        wait.cause != KINDS[wait.kind].doc
-        or wait.kind != "first-record"
-        or not slow
-        or (wait.who, wait.attempt) not in restored
-    ):
+    if wait.fault or wait.kind != "first-record" or not slow or (wait.who, wait.attempt) not in restored:
         return wait
     key = "execution.checkpointing.interval"
-    text = f"replay since checkpoint {restored[wait.who, wait.attempt]} ({key} = {options(entry).text(key)})"
-    return replace(wait, cause=text)
+    text = f"replay since checkpoint {restored[wait.who, wait.attempt]}"
+    return replace(wait, cause=text, detail=f"{key} = {options(entry).text(key)}")
 
 
 def _rejoining(wait: Wait, effects: Iterable[FaultEffect]) -> Wait:
@@ -169,9 +164,8 @@ def _rejoining(wait: Wait, effects: Iterable[FaultEffect]) -> Wait:
             and ended is not None
             and wait.start_ns < ended < wait.end_ns
         ):
-            return replace(
-                wait, kind="registration", start_ns=ended, cause="the TaskManagers to register again"
-            )
+            text = "the TaskManagers to register again"
+            return replace(wait, kind="registration", start_ns=ended, cause=text, fault="")
     return wait
 
 
@@ -189,11 +183,13 @@ def fault_wait(
     did not survive it, so that it waits for what the fault has stopped."""
     lost = missed and effect.kind in _LOSSES
     stalled = lost or effect.kind in ("process.pause", "jobmanager.pause", "jobmanager.kill")
-    cause = f"end of the fault `{effect.fault}` ({effect.kind}{_starved(waits, start_ns, end_ns)})"
+    cause = f"end of the fault `{effect.fault}`"
+    detail = f"{effect.kind}{_starved(waits, start_ns, end_ns)}"
     if hit := targets_of(effect) if missed and _stopped_kind(effect) else []:
-        cause = _stopped(effect, hit[0])
+        cause, detail = _stopped(effect, hit[0]), ""
     elif lost:
-        cause = f"the loss of {', '.join(targets_of(effect))} to be noticed (fault `{effect.fault}`, {effect.kind})"
+        cause = f"the loss of {', '.join(targets_of(effect))} to be noticed"
+        detail = f"fault `{effect.fault}`, {effect.kind}"
     return Wait(
         wait=f"{effect.fault}/lasts",
         kind="stalled" if stalled else "fault",
@@ -202,6 +198,8 @@ def fault_wait(
         start_ns=start_ns,
         end_ns=end_ns,
         cause=cause,
+        fault=effect.fault,
+        detail=detail,
     )
 
 

@@ -129,6 +129,10 @@ class Wait:
     """The end of the wait, or the need for it, in words."""
     after: tuple[str, ...] = ()
     """Ids of waits of the same process that had to end first. Empty: the kind's `after` decides."""
+    fault: str = ""
+    """Name of the fault that `cause` blames; empty if it blames none. `checking` finds it."""
+    detail: str = ""
+    """The part of the cause that differs from trial to trial, such as the size of a backlog."""
 
     @property
     def seconds(self) -> float:

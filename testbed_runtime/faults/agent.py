@@ -115,7 +115,7 @@ class FaultAgent:
         request = FaultRequest(fault_id, fault, tuple(targets), 0.0, self._seed)
         active = _Active(request, backend, name)
         self._active[fault_id] = active
-        self._write(active, "asked", text=why)
+        self._write(active, "asked", text=f"{name}: {why}")
         try:
             async with asyncio.timeout(PREPARE_LIMIT_S):
                 await backend.prepare(request)

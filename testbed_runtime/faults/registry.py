@@ -70,7 +70,7 @@ def choose_backend(
         )
     skipped = [f"{name} ({reasons[name]})" for name in wanted[: wanted.index(chosen)]]
     preferred = f"; preferred but not available here: {'; '.join(skipped)}" if skipped else ""
-    return chosen, f"{chosen}: {BACKENDS[chosen]}{preferred}"
+    return chosen, f"{BACKENDS[chosen]}{preferred}"
 
 
 def check_fault(fault: Fault, capabilities: Capabilities) -> tuple[str, str]:

@@ -63,7 +63,7 @@ def _costs(trials: Sequence[TrialView]) -> Iterable[str]:
             mean = " on average" if len(answer.recoveries) > 1 else ""
             yield (
                 f"{answer.variant}: {words.seconds(price.seconds)} of {words.seconds(answer.total_s)}{mean} "
-                f"({words.percent(price.seconds / answer.total_s)}) went to {price.text}."
+                f"({words.percent(price.seconds / answer.total_s)}) went to {price.words}."
             )
         for margin in close_margins(answer.margins)[:1]:
             yield f"{answer.variant}: close to its limit: {margin_words(margin)}."

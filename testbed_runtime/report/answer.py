@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -140,7 +140,7 @@ def cost_words(prices: Iterable[Price], unattributed_s: float, from_events_s: fl
     shown = [p for p in known if p.seconds >= NOTABLE_S][:PRICES_SHOWN]
     for price in shown:
         count = f" ({price.count} times)" if price.count > 1 else ""
-        yield f"{words.seconds(price.seconds)} {price.text}{count}"
+        yield f"{words.seconds(price.seconds)} {price.words}{count}"
     rest = sum(p.seconds for p in known) - sum(p.seconds for p in shown)
     if rest >= NOTABLE_S:
         yield f"{words.seconds(rest)} others"
@@ -197,14 +197,12 @@ def _medians(variant: str, trials: Sequence[TrialRecovery]) -> list[Answer]:
 def typical_prices(recoveries: Sequence[Recovery]) -> tuple[Price, ...]:
     """Return the mean seconds of each owner over all recoveries, largest first, so that they still add up.
 
-    Details in parentheses, such as the size of a backlog, differ from trial to trial and are left out."""
+    Details, such as the size of a backlog, differ from trial to trial and are left out."""
     sums: dict[str, tuple[Price, float]] = {}
     for price in (p for r in recoveries for p in r.prices):
-        owner = price.text if price.option else price.text.partition(" (")[0]
-        first, seconds = sums.get(owner, (price, 0.0))
-        sums[owner] = (first, seconds + price.seconds)
+        first, seconds = sums.get(price.text, (price, 0.0))
+        sums[price.text] = (first, seconds + price.seconds)
     found = [
-        Price(text=text, seconds=seconds / len(recoveries), kind=p.kind, option=p.option, value=p.value)
-        for text, (p, seconds) in sums.items()
+        replace(p, seconds=seconds / len(recoveries), count=1, detail="") for p, seconds in sums.values()
     ]
     return tuple(sorted(found, key=lambda p: -p.seconds))

@@ -194,14 +194,9 @@ def _faults(
                 "effect": fault.get("effect", "not measured"),
                 "residue": fault.get("residue", "not measured"),
                 "backend": fault.get("backend") or words.DASH,
-                "why": _without_name(fault.get("why") or "", fault.get("backend") or ""),
+                "why": fault.get("why") or "",
                 "text": fault.get("text") or "",
             }
-
-
-def _without_name(why: str, backend: str) -> str:
-    """Drop the leading backend name, which the page already shows."""
-    return why.removeprefix(f"{backend}: ")
 
 
 def _when(fault: Mapping[str, Any]) -> str:

@@ -119,7 +119,7 @@ def _prices(title: str, found: Recovery | aggregate.VariantAnswer) -> list[str]:
     def share(seconds: float) -> str:
         return words.percent(seconds / found.total_s if found.total_s else None)
 
-    rows = [(p.text, words.seconds(p.seconds), share(p.seconds)) for p in found.prices]
+    rows = [(p.words, words.seconds(p.seconds), share(p.seconds)) for p in found.prices]
     if round(found.unattributed_s, 3) > 0:
         rows.append((UNATTRIBUTED, words.seconds(found.unattributed_s), share(found.unattributed_s)))
     rows.append(("total", words.seconds(found.total_s), ""))

@@ -40,7 +40,7 @@ def mean_of(caption: str, prices: Sequence[Price], unattributed_s: float) -> Tit
         segments.append(
             Segment(
                 kind=price.kind, phase="", start_ns=now, end_ns=end, option=price.option, value=price.value,
-                text=price.text,
+                text=price.text, detail=price.detail,
             )
         )  # fmt: skip
         now = end
@@ -90,13 +90,13 @@ def _recovery(svg: Svg, item: Titled, x: Scale, y: float, size: Size) -> float:
 
 def _segment(svg: Svg, segment: Segment, zero_ns: int, *, x: Scale, y: float, size: Size) -> None:
     left, right = (x((t - zero_ns) / 1e9) for t in (segment.start_ns, segment.end_ns))
-    owner, took = segment.text or segment.kind, words.seconds(segment.seconds)
+    owner, took = segment.words or segment.kind, words.seconds(segment.seconds)
     svg.rect(left, y, max(right - left - 0.8, 0.8), BAR, css=f"k-{segment.kind}", title=f"{owner}: {took}")
     room, middle = (right - left - LABEL_PADDING) / BOLD, (left + right) / 2
     short = f"{'.'.join(segment.option.split('.')[-2:])} = {segment.value}" if segment.option else ""
     small = size.font - 1
     first = next((t for t in (f"{took} {segment.kind}", took) if text_width(t, size.font) < room), "")
-    second = next((t for t in (segment.text, short) if t and text_width(t, small) < room), "")
+    second = next((t for t in (segment.words, short) if t and text_width(t, small) < room), "")
     if second and first:
         svg.text(middle, y + BAR - 6, second, css=f"on-p small on-{segment.kind}", anchor="middle")
     if first:
@@ -122,7 +122,7 @@ def describe(found: Sequence[Titled]) -> str:
         f"{item.caption}: "
         + "; ".join(
             f"round {n.number}: "
-            + ", ".join(f"{s.text or s.kind} {words.seconds(s.seconds)}" for s in n.segments)
+            + ", ".join(f"{s.words or s.kind} {words.seconds(s.seconds)}" for s in n.segments)
             for n in item.rounds
         )
         for item in found

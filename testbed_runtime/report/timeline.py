@@ -225,7 +225,7 @@ class Timeline:
         for segment in (s for r in self.recovery.recoveries for n in r.rounds for s in n.segments):
             left, right = (x((t - start) / 1e9) for t in (segment.start_ns, segment.end_ns))
             title = (
-                f"{segment.text or segment.kind}: {words.seconds(segment.seconds)}" if self.details else ""
+                f"{segment.words or segment.kind}: {words.seconds(segment.seconds)}" if self.details else ""
             )
             svg.rect(
                 left, ROUND_LANE, max(right - left, 0.8), ROUND_HEIGHT, css=f"k-{segment.kind}", title=title

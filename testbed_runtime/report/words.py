@@ -7,13 +7,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from testbed_runtime.core.judgement.metrics import METRICS, REASON_TEXTS, RECOVERY_PHASES
+from testbed_runtime.core.judgement.metrics import METRICS, PHASE_DOCS, REASON_TEXTS, RECOVERY_PHASES
 
 _TITLES = {"first-record": "First record", "catch-up": "Catch up"}
 PHASES: dict[str, tuple[str, str]] = {
     phase: (
         _TITLES.get(phase, phase.capitalize()),
-        METRICS[f"recovery.{phase}"].doc.removeprefix("Recovery: ").partition(";")[0],
+        PHASE_DOCS.get(phase, METRICS[f"recovery.{phase}"].doc),
     )
     for phase in RECOVERY_PHASES
 }

@@ -402,7 +402,7 @@ def test_a_job_that_catches_up_during_the_fault_owes_the_outage_to_it(history: A
     (one,) = answer.recoveries
     fault = "end of the fault `kill` (process.kill)"
     expected = {fault: 1.0, "spare capacity of the job": 2.0} if until == 9.0 else {fault: 3.0}
-    assert {p.text: p.seconds for p in one.prices} == pytest.approx(expected, abs=0.11)
+    assert {p.words: p.seconds for p in one.prices} == pytest.approx(expected, abs=0.11)
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ def test_a_fault_during_which_a_sender_had_no_credit_names_its_limit(
         return row | {"lag_ns": 2_000_000_000} if late else row
 
     answer = trial_recovery(without_failover(history, slow, credit_s=credit_s), history.entry())
-    assert answer.recoveries[0].prices[0].text == f"end of the fault `kill` (process.kill{more})"
+    assert answer.recoveries[0].prices[0].words == f"end of the fault `kill` (process.kill{more})"
 
 
 @pytest.mark.parametrize(("until", "expected", "bound"), [

@@ -30,6 +30,7 @@ from testbed_runtime.core.judgement.recovery import (
     Round,
     Segment,
     TrialRecovery,
+    with_detail,
 )
 from testbed_runtime.core.waits import KINDS, Outcome, Wait
 
@@ -265,12 +266,11 @@ def test_the_end_of_a_fault_names_a_sender_that_had_no_credit_for_half_of_it():
     """The sums of each sender count, within the span only."""
     credit = {"who": "map-0", "what": "sink-0", "option": "o", "value": "2"}
     half = [waited("credit", 0, 2, **credit), waited("credit", 2.5, 9, **credit)]
-    ends = "end of the fault `f` (frames.drop, map-0 waited for credit of sink-0: o = 2)"
-    assert fault_wait(effect("frames.drop"), NS, 3 * NS, half).cause == ends
+    found = fault_wait(effect("frames.drop"), NS, 3 * NS, half)
+    assert (found.cause, found.fault) == ("end of the fault `f`", "f")
+    assert found.detail == "frames.drop, map-0 waited for credit of sink-0: o = 2"
     for less in (half[:1], [], [waited("slot", 0, 9)]):
-        assert (
-            fault_wait(effect("frames.drop"), NS, 3 * NS, less).cause == "end of the fault `f` (frames.drop)"
-        )
+        assert fault_wait(effect("frames.drop"), NS, 3 * NS, less).detail == "frames.drop"
     kinds = {
         k: fault_wait(effect(k), 0, NS).kind
         for k in ("process.pause", "jobmanager.pause", "jobmanager.kill", "frames.drop")
@@ -357,7 +357,7 @@ def test_an_answer_has_the_seconds_and_reasons_of_its_outage(history: Any):
     )
     assert one.seconds == pytest.approx(found.total_s)
     backlog = next(p for p in found.prices if p.kind == "catch-up")
-    assert backlog.text == "spare capacity of the job (backlog of 4.1 s, 1.0 s of it replayed)"
+    assert backlog.words == "spare capacity of the job (backlog of 4.1 s, 1.0 s of it replayed)"
     written = json.loads(json.dumps(trial_recovery(history.good(), history.entry()).to_json()))
     assert written["recoveries"][0]["rounds"][0]["number"] == 1
     assert Recovery(fault="", effect_ns=NS, end_ns=3 * NS).total_s == 2.0
@@ -372,7 +372,10 @@ def test_the_replay_since_a_checkpoint_owns_the_wait_for_a_first_record(history:
         built.wait("first-record", "sink-0", "", span, attempt=attempt)
     built.wait("first-record", "sink-0", "", (1, 3), outcome="open", attempt=1)
     built.wait("partition", "sink-0", "", (1, 4), attempt=1)
-    found = {w.wait: w.cause for w in read_waits(built.trial(), history.entry(), [], history.at(9))}
+    found = {
+        w.wait: with_detail(w.cause, w.detail)
+        for w in read_waits(built.trial(), history.entry(), [], history.at(9))
+    }
     usual = KINDS["first-record"].doc
     assert found == {
         "jobmanager-1/1": "replay since checkpoint 7 (execution.checkpointing.interval = 1 s)",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.checking import rounds
+from testbed_runtime.checking import answer, rounds
 from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.common import NS, Window
 from testbed_runtime.checking.faults import FaultEffect
@@ -15,7 +15,7 @@ from testbed_runtime.checking.recovery import milestones, no_window
 from testbed_runtime.checking.rounds import Outage, RoundSpan
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.metrics import NO_FAULT, NO_OUTAGE, NO_SUCH_PHASE
-from testbed_runtime.core.judgement.recovery import Recovery, SharedFault, TrialRecovery
+from testbed_runtime.core.judgement.recovery import Price, Recovery, SharedFault, TrialRecovery
 from testbed_runtime.core.judgement.verdict import Judged, TrialFacts, Verdict, judge
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.report.answer import headline
@@ -157,3 +157,18 @@ def test_a_fault_that_lasts_owns_what_the_job_is_behind_until_its_end(ended: flo
     assert [e.fault for e in rounds._shared(found, [first, then])[-1].shared] == (
         ["lasting"] if shares else []
     )
+
+
+@pytest.mark.parametrize(
+    ("price", "shares"),
+    [
+        (Price(text="a JobManager, during the fault `map`", seconds=4, kind="slot", fault="map"), True),
+        (Price(text="spare capacity of `map`", seconds=4, kind="catch-up"), False),
+    ],
+)
+def test_a_fault_prolongs_a_recovery_whose_price_blames_it(price: Price, shares: bool):
+    """A vertex may have the same name as a fault."""
+    idle = Recovery(fault="map", effect_ns=2 * NS, end_ns=2 * NS)
+    later = Recovery(fault="then", effect_ns=5 * NS, end_ns=9 * NS, prices=(price,))
+    found = answer._with_prolonging_faults([idle, later], [effect("map", 2, 10), effect("then", 5, 6)])
+    assert [r.faults for r in found] == ([("then", "map")] if shares else [("map",), ("then",)])

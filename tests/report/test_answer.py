@@ -89,7 +89,7 @@ def test_many_trials_become_one_line_of_their_variant():
 def test_backlogs_of_many_trials_are_one_owner():
     """Each trial has a backlog of its own length, but the seconds belong to the same spare capacity: (0.1 + 0.3) / 2 = 0.2 s."""
     spare = [
-        Price(text=f"spare capacity of the job (backlog of {n} s)", seconds=n / 10, kind="catch-up")
+        Price(text="spare capacity of the job", detail=f"backlog of {n} s", seconds=n / 10, kind="catch-up")
         for n in (1, 3)
     ]
     bare = Recovery(fault="dead", effect_ns=0, end_ns=1, rounds=(), prices=())

@@ -117,7 +117,7 @@ class Metric:
     """The metric is judged in every trial, even without an expectation: anything above 0 is Fail."""
 
 
-_PHASE_DOCS = {
+_WAITED_FOR = {
     "detect": "noticing the failure",
     "cancel": "cancelling the tasks of the region",
     "slots": "slots, including the restart delay and the replacement of TaskManagers",
@@ -127,6 +127,10 @@ _PHASE_DOCS = {
     "first-record": "the first new record at a sink",
     "catch-up": "the backlog, or the end of a fault that the job survived",
 }
+PHASE_DOCS = {
+    phase: f"seconds of its critical path that waited for {what}" for phase, what in _WAITED_FOR.items()
+}
+"""The phases of a recovery before it is steady."""
 
 METRICS: dict[str, Metric] = {
     m.name: m
@@ -152,7 +156,7 @@ METRICS: dict[str, Metric] = {
         Metric("restarts.tasks", "count", True, "Tasks that were deployed again. The text names them.", detailed=True),
         Metric("detection.text", "text", None, "Text of the first failure cause that the JobManager knew."),
         Metric("detection.detector", "text", None, "Which component detected the failure first: JobMaster, ResourceManager or Task."),
-        *(Metric(f"recovery.{p}", "s", True, f"Recovery: seconds of its critical path that waited for {doc}; the sum over its rounds.", clocks=True) for p, doc in _PHASE_DOCS.items()),
+        *(Metric(f"recovery.{p}", "s", True, f"Recovery: {PHASE_DOCS[p]}; the sum over its rounds.", clocks=True) for p in PHASE_DOCS),
         Metric("recovery.steady", "s", True, "After the recovery: until throughput stays within 5 % of the baseline for 3 s.", clocks=True),
         Metric("recovery.downtime", "s", True, "From the effect of the fault to the first new record at the last affected sink subtask.", clocks=True),
         Metric("recovery.total", "s", True, "From the effect of the fault until the lag of every task is back at the baseline's 95th percentile, or within the buffer timeouts of the exchanges before it: the sum of the phases up to catch-up, and of what is unattributed.", clocks=True),

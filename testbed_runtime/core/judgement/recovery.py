@@ -16,6 +16,11 @@ UNATTRIBUTED = "unattributed"
 """The kind of a segment that no recorded wait or step covers."""
 
 
+def with_detail(text: str, detail: str) -> str:
+    """Return the text, with its detail in parentheses if there is one."""
+    return f"{text} ({detail})" if detail else text
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """A span of the critical path with its owner. Segments of a recovery have no gaps and do not overlap."""
@@ -34,12 +39,21 @@ class Segment:
     outcome: str = ""
     text: str = ""
     """The owner in words: `taskmanager.network.request-backoff.max = 10 s`, `replacement of tm-3`."""
+    detail: str = ""
+    """The part of the owner that differs from trial to trial, such as the size of a backlog."""
+    fault: str = ""
+    """Name of the fault that the owner is; empty for any other owner."""
     from_events: bool = False
     """No wait was recorded. The owner is the step between two events of the failover."""
 
     @property
     def seconds(self) -> float:
         return (self.end_ns - self.start_ns) / 1e9
+
+    @property
+    def words(self) -> str:
+        """The owner with its detail."""
+        return with_detail(self.text, self.detail)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +88,15 @@ class Price:
     value: str = ""
     count: int = 1
     """Number of waits."""
+    detail: str = ""
+    """The part of the owner that differs from trial to trial, such as the size of a backlog."""
+    fault: str = ""
+    """Name of the fault that the owner is; empty for any other owner."""
+
+    @property
+    def words(self) -> str:
+        """The owner with its detail."""
+        return with_detail(self.text, self.detail)
 
 
 ROUNDING_S = 0.001
