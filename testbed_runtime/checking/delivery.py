@@ -90,7 +90,7 @@ def _why_unknown(trial: Trial, entry: Entry, shape: JobShape, ends: dict[str, in
     if states and states[-1] == "FAILED":
         return JOB_FAILED, ""
     if not entry.get("drained"):
-        return NOT_DRAINED, ""
+        return NOT_DRAINED, str(entry.get("stop_refused") or "")
     if incomplete := delivery_incomplete(trial):
         return HISTORY_INCOMPLETE, incomplete
     droppers = sorted({e["subject"] for e in events(trial, "function.dropped")})

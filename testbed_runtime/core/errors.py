@@ -45,6 +45,10 @@ class TestbedDisrupted(HeadgateError):
     __test__ = False
 
 
+class StopRefused(HeadgateError):
+    """The job cannot be stopped with a final checkpoint. It goes on as before."""
+
+
 class FlinkError(HeadgateError):
     """A failure as Flink would report it: `class_name` is the simple Java class name, `message` is Flink's text.
 

@@ -71,7 +71,7 @@ class Checkpoints:
     """Triggers, collects and completes the checkpoints of one job. Runs in the JobMaster's mailbox.
 
     Calls `on_job_failure(text)` when too many checkpoints failed, `on_settled` when a checkpoint that was being stored is
-    complete or has failed, so that a restart may go on."""
+    complete or has failed, so that a restart may go on, and `on_refused` when the final checkpoint is impossible."""
 
     def __init__(
         self,
@@ -82,12 +82,14 @@ class Checkpoints:
         *,
         on_job_failure: Callable[[str], None],
         on_settled: Callable[[], None],
+        on_refused: Callable[[], None],
     ) -> None:
         self._services = services
         self._graph = graph
         self._executors = executors
         self._on_job_failure = on_job_failure
         self._on_settled = on_settled
+        self._on_refused = on_refused
         self._done = completed
         last = completed.latest.checkpoint if completed.latest is not None else 0
         self._coordinator = CheckpointCoordinator(
@@ -117,6 +119,12 @@ class Checkpoints:
     def draining(self) -> bool:
         return self._coordinator.draining
 
+    @property
+    def drain_refused(self) -> str:
+        """Why the job cannot be stopped with a final checkpoint, in Flink's words; empty if that was not refused."""
+        reason = self._coordinator.drain_refused
+        return reason.value if reason is not None else ""
+
     def all_running(self) -> None:
         """Begin to take checkpoints. A batch job takes none, also no final one: it ends with its sources."""
         if self._graph.graph.is_batch:
@@ -126,7 +134,18 @@ class Checkpoints:
 
     def stop_with_drain(self) -> None:
         self._coordinator.stop_with_drain()
+        self._refuse_drain()
         self._arm()
+
+    def _refuse_drain(self) -> None:
+        """Refuse a final checkpoint that is impossible, as Flink does: it would need a task that has finished. If all sources
+        have, the job is about to end by itself."""
+        after_finish = self._services.options.checkpoints_after_finish
+        if self._coordinator.drain_due and not after_finish and self._graph.partly_finished:
+            self._coordinator.refuse_drain(CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING)
+            text = f"The stop with a final checkpoint was refused: {self.drain_refused}"
+            self._services.event("note", self._done.job, text=text)
+            self._on_refused()
 
     def abort(self, reason: CheckpointFailureReason) -> None:
         for failed in self._coordinator.abort_all(reason, self._services.clock.now()):
@@ -149,6 +168,7 @@ class Checkpoints:
 
     async def _on_due(self, message: _Due) -> None:
         del message
+        self._refuse_drain()
         graph = self._graph
         running = [e.task for e in graph.executions if e.state is ExecutionState.RUNNING]
         after_finish = self._services.options.checkpoints_after_finish

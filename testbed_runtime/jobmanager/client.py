@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.errors import HeadgateError, StopRefused
 from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.jobgraph import JobGraph
@@ -67,19 +67,23 @@ class JobClient:
             completed_checkpoints=reply.completed_checkpoints,
             placement={task: names[resource] for task, resource in reply.placement.items()},
             counters=reply.counters,
+            stop_refused=reply.stop_refused,
         )
 
     async def stop_with_drain(self, *, timeout_s: float, poll_s: float = POLL_S) -> bool:
-        """Stop with a final checkpoint. Return whether the job was FINISHED within the limit, asked every `poll_s`."""
+        """Stop with a final checkpoint. Return whether the job was FINISHED within the limit, asked every `poll_s`. Raises
+        StopRefused as soon as the JobMaster refuses it."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
         with contextlib.suppress(AskTimeout, RecipientUnreachable):
             await self._ask(StopWithDrain(self._job), timeout_s=timeout_s)
         while loop.time() < end:
             with contextlib.suppress(AskTimeout, RecipientUnreachable):
-                state = (await self.status()).state
-                if state in TERMINAL_JOB_STATES:
-                    return state == "FINISHED"
+                status = await self.status()
+                if status.state in TERMINAL_JOB_STATES:
+                    return status.state == "FINISHED"
+                if status.stop_refused:
+                    raise StopRefused(status.stop_refused)
             await asyncio.sleep(poll_s)
         return False
 

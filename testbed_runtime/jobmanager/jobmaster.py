@@ -82,6 +82,7 @@ class JobMaster:
             self._completed,
             on_job_failure=self._on_checkpoints_failed,
             on_settled=self._advance,
+            on_refused=self._state.save,
         )
         self._reports = TaskReports(services, self.graph, self._checkpoints, self._completed)
         self._splits = InputSplits(services, self.graph)
@@ -177,6 +178,7 @@ class JobMaster:
             taskmanagers=self._rm.taskmanagers,
             free_slots=self._rm.free_slots,
             counters=self._counters(),
+            stop_refused=self._checkpoints.drain_refused,
         )
 
     def _counters(self) -> dict[str, float]:

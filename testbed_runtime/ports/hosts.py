@@ -60,6 +60,8 @@ class JobStatus:
     """Subtask (`count-0`) → name of its TaskManager (`tm-2`), of the newest attempt."""
     counters: Mapping[str, float] = field(default_factory=dict)
     """The gauges of live progress: records_per_s, credits, lag_s, …"""
+    stop_refused: str = ""
+    """Why the job cannot be stopped with a final checkpoint; empty if that was not refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,8 @@ class Testbed(Protocol):
         """Submit the job of the plan. Return when the Dispatcher has accepted it."""
 
     async def stop_job(self, *, timeout_s: float) -> bool:
-        """Drain the job with a final checkpoint. Return False if it does not finish in time."""
+        """Drain the job with a final checkpoint. Return False if it does not finish in time. Raises StopRefused at once if the
+        job cannot take one."""
 
     async def inject(
         self, fault: Fault, *, fault_id: str, targets: Sequence[str], lease_s: float | None

@@ -22,7 +22,7 @@ def first_things(
 ) -> list[str]:
     """Return at most FIRST_MAX sentences: what broke, which option cost most, what weakens the result."""
     judged = any(i.get("metric") == "fault.verified" for i in expectations)
-    weak = _weak(trials, () if judged else faults, entries)
+    weak = _weak(() if judged else faults, entries)
     merged = aggregate.expectations(expectations) if len(trials) > FULL_TRIALS else expectations
     costs = list(_costs(trials))
     broken = list(_broken(merged))
@@ -80,9 +80,7 @@ def _costs(trials: Sequence[TrialView]) -> Iterable[str]:
         )
 
 
-def _weak(
-    trials: Sequence[TrialView], faults: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, Any]]
-) -> Iterable[str]:
+def _weak(faults: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     for fault in faults:
         if fault["effect"] != "verified":
             yield f"Fault {fault['name']} in {fault['trial']} was not observed to take effect ({fault['effect']})."
@@ -91,9 +89,10 @@ def _weak(
     for entry in entries:
         if entry.get("voided"):
             yield f"Trial {entry['trial']} is void and was judged for safety only."
-    for trial in trials:
-        if "not drained" in trial.flags:
-            yield f"Trial {trial.trial} was not drained in time, so its delivery cannot be judged."
+        if entry.get("drained") is False:
+            refused = entry.get("stop_refused")
+            why = f"was not drained: {refused} Its" if refused else "was not drained in time, so its"
+            yield f"Trial {entry['trial']} {why} delivery cannot be judged."
 
 
 def _slow(trials: Sequence[TrialView]) -> Iterable[str]:

@@ -363,6 +363,7 @@ def _record(entry: dict[str, Any], trial: TrialRun) -> None:
     outcome = trial.outcome
     entry.update(
         drained=outcome.drained,
+        stop_refused=outcome.stop_refused,
         job_state=outcome.job_state,
         cause=outcome.cause,
         voided=bool(outcome.voided),

@@ -145,6 +145,7 @@ class Manifest:
             "phases": [],
             "voided": False,
             "drained": False,
+            "stop_refused": "",
             "job_state": "",
             "cause": "",
             "job": job_entry(plan.testbed),

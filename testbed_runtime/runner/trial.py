@@ -11,7 +11,14 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from testbed_runtime.core.errors import AgentSilent, FaultHealed, FaultLapsed, HeadgateError, TestbedDisrupted
+from testbed_runtime.core.errors import (
+    AgentSilent,
+    FaultHealed,
+    FaultLapsed,
+    HeadgateError,
+    StopRefused,
+    TestbedDisrupted,
+)
 from testbed_runtime.core.faults.lease import LEASE_S
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
@@ -57,6 +64,8 @@ class Outcome:
     cause: str = ""
     """The last failure of the job, as `class: text`; empty while all its tasks run, and if it finished."""
     drained: bool = False
+    stop_refused: str = ""
+    """Why the job refused to be drained; empty if it did not."""
     voided: str = ""
     """Why the trial is void; empty: it counts."""
     healed: str = ""
@@ -174,7 +183,10 @@ class TrialRun:
             limit = self.plan.windows.drain_s
             with suppress(TimeoutError, HeadgateError):
                 async with asyncio.timeout(limit + CALL_LIMIT_S):
-                    self.outcome.drained = await self.testbed.stop_job(timeout_s=limit)
+                    try:
+                        self.outcome.drained = await self.testbed.stop_job(timeout_s=limit)
+                    except StopRefused as refused:
+                        self.outcome.stop_refused = str(refused)
             await self._update_status()
         await self._check(asyncio.get_running_loop().time())
         if self._lost and not (self.outcome.drained or self._ended() or self.outcome.voided):

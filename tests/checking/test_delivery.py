@@ -102,6 +102,8 @@ def test_a_job_that_was_not_drained_cannot_lose_but_can_double(history: Any):
     assert (found.lost, found.reason) == (None, NOT_DRAINED)
     found = check_delivery(flip(history.good(), "source-0", 7, on=True), entry)
     assert (found.lost, found.duplicated, found.reason) == (None, 1, NOT_DRAINED)
+    refused = check_delivery(history.good(), entry | {"stop_refused": "Not all required tasks"})
+    assert (refused.reason, refused.detail) == (NOT_DRAINED, "Not all required tasks")
 
 
 def test_a_source_that_did_not_say_where_it_ended_leaves_losses_unknown(history: Any):

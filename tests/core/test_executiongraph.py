@@ -153,6 +153,16 @@ def test_checkpoints_start_at_sources_or_behind_finished_ones():
     assert built.to_trigger() == [("count", 0), ("count", 1)]
 
 
+def test_a_job_is_partly_finished_until_all_of_its_sources_have_finished():
+    """Then it is about to end by itself."""
+    built = graph()
+    found = [built.partly_finished]
+    for index in range(2):
+        finish(built, ("source", index))
+        found.append(built.partly_finished)
+    assert found == [False, True, False]
+
+
 def test_a_job_with_exchanges_is_one_region_and_forward_alone_splits():
     """Regions follow the connections."""
     assert len(graph().regions.region(("source", 0))) == 6

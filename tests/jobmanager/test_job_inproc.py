@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.errors import FlinkError, StopRefused
 from testbed_runtime.core.job.jobgraph import (
     JobEdge,
     JobGraph,
@@ -14,6 +14,7 @@ from testbed_runtime.core.job.jobgraph import (
     SourceConfig,
 )
 from testbed_runtime.core.job.messages import CancelJob, UpdateTaskExecutionState
+from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.ports.rpc import RecipientUnreachable
 from testbed_runtime.simulation.loop import run_virtual
 from tests.jobmanager.inproc import a_testbed, graph, run_and_drain
@@ -127,11 +128,10 @@ def test_FLIP_147_a_checkpoint_covers_the_end_of_a_bounded_source_if_checkpoints
     run_virtual(main())
 
 
-@pytest.mark.parametrize(("version", "goes_on"), [("1.12", False), ("1.14", False), ("1.15", True)])
-def test_FLIP_147_a_job_in_which_a_task_has_finished_takes_checkpoints_if_they_go_on(version, goes_on):
-    """One of two sources is bounded. If they go on, it also waits until its consumers have received the end of all their data."""
+def two_sources() -> JobGraph:
+    """`short` ends after half a second, `long` never does."""
     short, long = (SourceConfig(records_per_second=2000, keys=50, limit=limit) for limit in (1000, 0))
-    job = JobGraph(
+    return JobGraph(
         "job",
         (
             JobVertex("short", 1, 128, "a", source=short),
@@ -141,9 +141,40 @@ def test_FLIP_147_a_job_in_which_a_task_has_finished_takes_checkpoints_if_they_g
         (JobEdge("short", "sink", "hash"), JobEdge("long", "sink", "hash")),
     )
 
+
+@pytest.mark.parametrize(
+    ("version", "written", "refused"),
+    [("1.12", "", True), ("1.13", "true", True), ("1.14", "", True), ("1.14", "true", False), ("1.20", "false", True), ("2.x", "", False)],
+)  # fmt: skip
+def test_FLIP_147_a_stop_is_refused_at_once_if_a_final_checkpoint_needs_a_finished_task(
+    version, written, refused
+):
+    """The job goes on; Flink's CheckpointException has the same text."""
+
+    async def main():
+        async with a_testbed(version=version, **{AFTER_FINISH: written}) as bed:
+            await bed.submit(two_sources())
+            await asyncio.sleep(3)
+            client = JobClient(bed.client, bed.jobmanager_address, job=bed.job)
+            asked = bed.clock.now()
+            if not refused:
+                assert await client.stop_with_drain(timeout_s=60)
+                return
+            with pytest.raises(StopRefused, match="Not all required tasks are currently running"):
+                await client.stop_with_drain(timeout_s=60)
+            assert bed.clock.now() - asked < 0.5
+            assert (await bed.status()).state == "RUNNING"
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("version", "goes_on"), [("1.12", False), ("1.14", False), ("1.15", True)])
+def test_FLIP_147_a_job_in_which_a_task_has_finished_takes_checkpoints_if_they_go_on(version, goes_on):
+    """One of two sources is bounded. If they go on, it also waits until its consumers have received the end of all their data."""
+
     async def main():
         async with a_testbed(version=version) as bed:
-            await bed.submit(job)
+            await bed.submit(two_sources())
             await asyncio.sleep(5)
             before = await bed.status()
             await asyncio.sleep(5)

@@ -13,7 +13,7 @@ import yaml
 
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
-from testbed_runtime.core.errors import AgentSilent, FaultLapsed, HeadgateError, TestbedDisrupted
+from testbed_runtime.core.errors import AgentSilent, FaultLapsed, HeadgateError, StopRefused, TestbedDisrupted
 from testbed_runtime.core.faults.lease import LeaseTable
 from testbed_runtime.core.judgement.metrics import SAFETY
 from testbed_runtime.faults.registry import SIMULATION
@@ -70,6 +70,8 @@ class Habits:
     failure: tuple[str, str] = ("", "")
     """Class and text of the failure because of which the job restarts and does not run."""
     drains: bool = True
+    refuses_to_stop: str = ""
+    """Why the job cannot take a final checkpoint."""
     loses_faults_of: set[str] = field(default_factory=set)
     """Trials whose faults vanish before their deadline: the first renewal finds nothing."""
     short_faults_of: set[str] = field(default_factory=set)
@@ -136,6 +138,8 @@ class MemoryTestbed:
 
     async def stop_job(self, *, timeout_s: float) -> bool:
         self._note("stop")
+        if self.habits.refuses_to_stop:
+            raise StopRefused(self.habits.refuses_to_stop)
         if not self.habits.drains:
             await asyncio.sleep(timeout_s)
             return False

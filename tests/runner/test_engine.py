@@ -244,6 +244,15 @@ def test_a_job_that_does_not_drain_is_recorded_as_such(play, document, habits):
     assert play(document, control=False).trials[0]["drained"] is False
 
 
+def test_a_refused_stop_ends_the_drain_at_once_with_its_reason(play, document, habits):
+    """The reason is that of the delivery too."""
+    habits.refuses_to_stop = "Not all required tasks are currently running."
+    entry = play(document, control=False).trials[0]
+    assert (entry["drained"], entry["stop_refused"]) == (False, habits.refuses_to_stop)
+    (drain,) = (p for p in entry["phases"] if p["name"] == "drain")
+    assert drain["end_ns"] - drain["start_ns"] < 1e9
+
+
 def test_ctrl_c_heals_disposes_and_keeps_what_was_recorded(play, document):
     """In the middle of a fault: healed, sealed, disposed of; the manifest says interrupted."""
     played = play(document, cancel_after_s=9.0, control=False)

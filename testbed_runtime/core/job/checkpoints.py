@@ -255,6 +255,8 @@ class CheckpointCoordinator:
         self._pause_end = -FOREVER
         self._drain_wanted = False
         self._drain_from = 0.0
+        self.drain_refused: CheckpointFailureReason | None = None
+        """Why the last request to stop cannot be carried out."""
         self._active = False
 
     # ---- when
@@ -269,10 +271,21 @@ class CheckpointCoordinator:
     def stop_with_drain(self) -> None:
         """Take one final checkpoint; no periodic ones follow."""
         self._drain_wanted = True
+        self.drain_refused = None
+
+    def refuse_drain(self, reason: CheckpointFailureReason) -> None:
+        """Give the final checkpoint up. Periodic ones go on."""
+        self._drain_wanted = False
+        self.drain_refused = reason
 
     @property
     def draining(self) -> bool:
         return self._drain_wanted
+
+    @property
+    def drain_due(self) -> bool:
+        """Whether a final checkpoint is wanted and has not been triggered, although all tasks have started."""
+        return self._drain_wanted and self._active
 
     def next_deadline(self) -> float:
         expiries = [

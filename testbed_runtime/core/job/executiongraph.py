@@ -212,6 +212,17 @@ class ExecutionGraph:
         return sum(self._in_state[state] for state in states) == len(self._executions)
 
     @property
+    def partly_finished(self) -> bool:
+        """Whether a task has finished while a source has not: without checkpoints after tasks have finished, no other one can
+        follow."""
+        sources = {v.name for v in self.graph.vertices if not self.graph.inputs(v.name)}
+        finished = [task for task, e in self._executions.items() if e.state is _S.FINISHED]
+        going_on = any(
+            e.state is not _S.FINISHED and task[0] in sources for task, e in self._executions.items()
+        )
+        return bool(finished) and going_on
+
+    @property
     def ended(self) -> bool:
         """Whether every task is in a terminal state."""
         return self.all_in(*(state for state in ExecutionState if state.terminal))

@@ -403,6 +403,8 @@ class JobStatusReply:
     taskmanagers: tuple[str, ...] = ()
     free_slots: int = 0
     counters: dict[str, float] = field(default_factory=dict)
+    stop_refused: str = ""
+    """Why the job cannot be stopped with a final checkpoint; empty if that was not refused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ LOWER_BOUNDS = frozenset({NOT_RECOVERED, OBSERVATION_TOO_SHORT})
 
 REASON_TEXTS: dict[str, str] = {
     NO_DATA: "the history has no data for this",
-    NOT_DRAINED: "the job was not drained in time, so it is unknown which records should have arrived",
+    NOT_DRAINED: "the job was not drained, so it is unknown which records should have arrived",
     JOB_FAILED: "the job failed permanently, so it is unknown which records should have arrived",
     NO_FAILOVER: "there was no failover, so this phase did not happen",
     NO_FAULT: "this trial had no fault",
