@@ -251,6 +251,14 @@ class Options:
         """Return a configuration in which these keys have other values."""
         return Options(self._values | dict(values), flink_version=self.flink_version)
 
+    def of_job(self, *, batch: bool) -> Options:
+        """Return the configuration of a job. A batch job ignores checkpointing, as Flink's StreamGraphGenerator decides."""
+        key = "execution.checkpointing.interval"
+        if not batch or not self.is_set(key):
+            return self
+        kept = {k: v for k, v in self._values.items() if k != key}
+        return Options(kept, flink_version=self.flink_version)
+
     def with_defaults(self, values: Mapping[str, str]) -> Options:
         """Return a configuration with these values where this one has none."""
         return Options(values, flink_version=self.flink_version).with_values(self._values)

@@ -35,6 +35,10 @@ MAX_SUBTASKS = 10_000
 """Limit for one job."""
 NO_JOB = "NONE"
 """The reported state while no job was submitted."""
+CHECKPOINTING_DISABLED = (
+    "Disabled Checkpointing. Checkpointing is not supported and not needed when executing jobs in BATCH mode."
+)
+"""Flink's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +178,10 @@ class Dispatcher:
     ) -> None:
         if self.jobmaster is not None:
             self.jobmaster.close()
-        services = self._with_options(self._options(stored.configuration))
+        options = self._options(stored.configuration)
+        if stored.graph.is_batch and options.duration("execution.checkpointing.interval") > 0:
+            self._services.event("note", stored.job, text=CHECKPOINTING_DISABLED)
+        services = self._with_options(options.of_job(batch=stored.graph.is_batch))
         self.jobmaster = JobMaster(
             services, self._rm, self._store, stored, recovered=status, latest=latest, revoked=revoked
         )

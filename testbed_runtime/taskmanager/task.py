@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Protocol
 
@@ -77,6 +78,7 @@ class Task:
         self.failure: FlinkError | None = None
         self.partitions: list[ResultPartition] = []
         self.meter = TaskMeter(descriptor, services.clock, services.history)
+        services = replace(services, options=services.options.of_job(batch=descriptor.batch))
         self._services = services
         self.reports = StateReports(gateway, self.fail, self._begin_report)
         self._gateway = gateway

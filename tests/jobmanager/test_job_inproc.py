@@ -14,6 +14,7 @@ from testbed_runtime.core.job.jobgraph import (
     SourceConfig,
 )
 from testbed_runtime.core.job.messages import CancelJob, UpdateTaskExecutionState
+from testbed_runtime.core.job.results import BLOCKING, FULL_RESULT
 from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.ports.rpc import RecipientUnreachable
 from testbed_runtime.simulation.loop import run_virtual
@@ -164,6 +165,30 @@ def test_FLIP_147_a_stop_is_refused_at_once_if_a_final_checkpoint_needs_a_finish
                 await client.stop_with_drain(timeout_s=60)
             assert bed.clock.now() - asked < 0.5
             assert (await bed.status()).state == "RUNNING"
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("version", ["1.12", "1.14", "1.15", "1.20", "2.x"])
+def test_a_batch_job_ignores_the_checkpoint_interval(version):
+    """It commits at its end, as without an interval, and the record has Flink's warning."""
+    job = JobGraph(
+        "job",
+        (
+            JobVertex("source", 2, 128, "a", source=SourceConfig(records_per_second=2000, limit=1000)),
+            JobVertex("sink", 2, 128, "b", sink=SinkConfig()),
+        ),
+        (JobEdge("source", "sink", result=BLOCKING, deployment=FULL_RESULT),),
+    )
+
+    async def main():
+        async with a_testbed(version=version) as bed:
+            await bed.submit(job)
+            await bed.until(lambda s: s.state == "FINISHED")
+            assert sum(bed.emitted().values()) == 1000
+            bed.assert_exact()
+            assert bed.rows("checkpoints") == []
+            assert [r["text"][:22] for r in bed.events("note")] == ["Disabled Checkpointing"]
 
     run_virtual(main())
 

@@ -340,6 +340,7 @@ class ExecutionGraph:
             restore_checkpoint=context.restore.checkpoint,
             restore_handles=context.restore.handles.get(task[0], ()),
             job_vertices=tuple(v.name for v in self.graph.vertices),
+            batch=self.graph.is_batch,
         )
 
     def _rescaled(self, edge: JobEdge, restore: Restore) -> RescaledExchange | None:

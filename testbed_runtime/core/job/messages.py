@@ -302,6 +302,8 @@ class TaskDeploymentDescriptor:
     """Blob keys of every subtask's snapshot of this vertex (a rescaled subtask reads those of its key groups)."""
     job_vertices: tuple[str, ...] = ()
     """Names of all vertices of the job in the graph's order: records name their origin by its index in this list."""
+    batch: bool = False
+    """The job is a batch job: it takes no checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
