@@ -97,6 +97,8 @@ class StoredRecovery:
     """Age of its job when it was triggered. The new job goes on with that age, so that no record is due late or early."""
     positions: dict[str, int]
     """The next number of each source subtask."""
+    graph: JobGraph
+    """The job that took it."""
     version: int = STORE_VERSION
 
 

@@ -39,6 +39,17 @@ class KeptCheckpoint:
             raise UserError(folder, "holds no checkpoint", hint)
         return cls(blobs, jobs[-1], latest)
 
+    @classmethod
+    async def brought(cls, blobs: BlobStore) -> KeptCheckpoint:
+        """Return the checkpoint that `bring` has copied to `blobs`. Raises HeadgateError if it is not complete."""
+        try:
+            recovery = await JobStore(blobs).recovery()
+        except KeyError:
+            raise UserError(STATE_RECOVERY, "the objects of the kept checkpoint do not name it") from None
+        checkpoint = recovery.checkpoint
+        started = checkpoint.timestamp_ms / 1000 - recovery.elapsed_s
+        return cls(blobs, StoredJob(checkpoint.job, recovery.graph, {}, started), checkpoint)
+
     def require(self, wanted: JobGraph) -> None:
         """Raise UserError if the job cannot start from it."""
         _refuse(
@@ -84,7 +95,7 @@ class KeptCheckpoint:
             parallelism={vertex.name: vertex.parallelism for vertex in kept.vertices},
         )
         elapsed_s = latest.timestamp_ms / 1000 - self.job.job_started
-        await JobStore(into).put_recovery(StoredRecovery(first, elapsed_s, positions))
+        await JobStore(into).put_recovery(StoredRecovery(first, elapsed_s, positions, kept))
 
 
 def _in_flight(graph: JobGraph, snapshot: SubtaskSnapshot) -> Counter[JobEdge]:

@@ -13,10 +13,13 @@ import msgspec
 
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.restore import IN_CLUSTER, STATE_RECOVERY
 from testbed_runtime.core.options import ALIASES
+from testbed_runtime.jobmanager.recovery import KeptCheckpoint
 from testbed_runtime.kube.api import Api, patiently
 from testbed_runtime.kube.manifests import CONFIG_MAP_BYTES, brought, config_map, with_parts
+from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.store.http import MAX_OBJECT_BYTES
 
 MAX_PARTS = 16
@@ -93,6 +96,16 @@ async def fetch(api: Api, namespace: str, path: str) -> dict[str, bytes]:
         raise HeadgateError(f"ConfigMap {name} is no part of a kept checkpoint")
     found = [first, *[await _part(api, namespace, _part_name(name, n)) for n in range(1, int(count))]]
     return unpack([base64.b64decode((part.get("binaryData") or {}).get(PART, "")) for part in found])
+
+
+async def checked(objects: Mapping[str, bytes], wanted: JobGraph, flink_version: str) -> None:
+    """Raise HeadgateError if the job cannot start from the checkpoint: a run that was not created by `headgate run` may name
+    the checkpoint of another run."""
+    blobs = MemoryBlobStore()
+    for key, data in objects.items():
+        await blobs.put(key, data)
+    kept = await KeptCheckpoint.brought(blobs)
+    await kept.bring(MemoryBlobStore(), wanted, flink_version)
 
 
 async def _part(api: Api, namespace: str, name: str) -> dict[str, Any]:

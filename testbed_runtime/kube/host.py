@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,7 +131,9 @@ class KubeTestbedHost:
     async def create(self, testbed: TestbedPlan, *, context: TrialContext) -> KubeTestbed:
         """Create a Testbed and wait until its TaskManagers have registered.
 
-        Raises HeadgateError with the reason if it is refused or not ready within READY_LIMIT_S."""
+        Raises HeadgateError with the reason if it is refused or not ready within READY_LIMIT_S, and before anything is created if
+        the job cannot start from its kept checkpoint."""
+        kept = await self._kept(testbed)
         wanted = manifest(testbed, self._run, context)
         name = str(wanted["metadata"]["name"])
         try:
@@ -139,12 +142,22 @@ class KubeTestbedHost:
                 await self._remove(name)
             await patiently(lambda: self._api.create(wanted), limit_s=READY_LIMIT_S, every_s=POLL_S)
             await self._wait_ready(name, context)
-            return await self._open(testbed, context, name)
+            return await self._open(testbed, context, name, kept)
         except BaseException:
             await self._delete(name)
             raise
 
-    async def _open(self, plan: TestbedPlan, context: TrialContext, name: str) -> KubeTestbed:
+    async def _kept(self, plan: TestbedPlan) -> Mapping[str, bytes]:
+        """Return the objects of the checkpoint from which the job starts; empty if it starts from none."""
+        if not (path := plan.recovery_path):
+            return {}
+        objects = await checkpoint.fetch(self._api, self._run.namespace, path)
+        await checkpoint.checked(objects, plan.job, plan.flink_version)
+        return objects
+
+    async def _open(
+        self, plan: TestbedPlan, context: TrialContext, name: str, kept: Mapping[str, bytes]
+    ) -> KubeTestbed:
         access = TrialAccess(
             token=self._run.token,
             recorder=self._run.recorder,
@@ -164,8 +177,8 @@ class KubeTestbedHost:
         )
         try:
             await opened.open(register_limit_s=REGISTER_LIMIT_S)
-            if path := plan.recovery_path:
-                await opened.bring(await checkpoint.fetch(self._api, self._run.namespace, path))
+            if kept:
+                await opened.bring(kept)
         except BaseException:
             await opened.close()
             raise
