@@ -17,7 +17,7 @@ from testbed_runtime.core.ids import JOBMANAGER, task_manager_names
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.trial.plan import replace_lost_s
 
-KILL = "process.kill"
+KILL, JOBMANAGER_KILL = "process.kill", "jobmanager.kill"
 _IN_PROCESS = {"channel", "supervisor"}
 """Backends that act on a running process."""
 
@@ -40,14 +40,20 @@ def _on_killed(setting: MergedVariant, path: str) -> Iterator[UserError]:
     certain = [spec for spec in setting.faults if not parse_duration(spec.jitter)]
     faults = [compile_fault(spec) for spec in certain]
     replaced_s = replace_lost_s(setting.testbed.task_managers.replace_lost)
-    dead_s = math.inf if replaced_s is None else replaced_s
+    gone_s = math.inf if replaced_s is None else replaced_s
     for number, fault in enumerate(faults):
         if fault.before_submit or not _IN_PROCESS & {*kind_of(fault).backends}:
             continue
         for other, kill in enumerate(faults):
             after_s = fault.at_s - kill.at_s
+            dead_s = kill.duration_s if kill.kind == JOBMANAGER_KILL else gone_s
             dead = other < number if after_s == 0 else 0 < after_s < dead_s
-            if kill.kind == KILL and other != number and dead and _hits(fault, kill, same=after_s == 0):
+            if (
+                kill.kind in (KILL, JOBMANAGER_KILL)
+                and other != number
+                and dead
+                and _hits(fault, kill, same=after_s == 0)
+            ):
                 yield UserError(
                     f"{path}.faults[{setting.faults.index(certain[number])}].at",
                     f"{fault.name!r} needs a process that {kill.name!r} has killed by then",
@@ -59,7 +65,7 @@ def _hits(fault: Fault, kill: Fault, *, same: bool) -> bool:
     """Whether a fault certainly selects a process that `kill` killed. `same`: the placement is still the same."""
     if fault.target.mode != "all":
         return False
-    if fault.target.names:
+    if fault.target.names or kill.kind == JOBMANAGER_KILL:
         return kill.target.mode == "all" and bool({*fault.target.names} & {*kill.target.names})
     if fault.target.running:
         return same and fault.target.running == kill.target.running

@@ -261,7 +261,7 @@ def _one_fault(name: str, asked: Mapping[str, Any], rows: list[dict[str, Any]]) 
         "asked": recorded or dict(asked.get("params", {})),
         "measured": measured,
         "after": after,
-        "effect": _of_all(rows, "verified", "unverified"),
+        "effect": _effect(rows),
         "residue": _of_all(rows, "clean", "residue"),
         "text": "; ".join(dict.fromkeys(_text(r) for r in rows if r["text"] and r["state"] != "asked"))[
             :TEXT_MAX
@@ -272,6 +272,14 @@ def _one_fault(name: str, asked: Mapping[str, Any], rows: list[dict[str, Any]]) 
 def _joined(old: Any, new: Any) -> Any:
     """Merge what several agents measured for one fault, each for its own targets."""
     return {**old, **new} if isinstance(old, dict) and isinstance(new, dict) else new
+
+
+def _effect(rows: list[dict[str, Any]]) -> str:
+    """Return whether the fault was seen to take effect, or that it never began."""
+    states = {row["state"] for row in rows}
+    if "failed" in states and "injected" not in states:
+        return "not applied"
+    return _of_all(rows, "verified", "unverified")
 
 
 def _of_all(rows: list[dict[str, Any]], good: str, bad: str) -> str:

@@ -35,6 +35,10 @@ class FaultLapsed(HeadgateError):
     """A fault ended earlier than requested, for example because its agent died. Its effect did not last."""
 
 
+class FaultNotApplied(HeadgateError):
+    """A process that a fault needs was not running when the fault was due, so the fault did nothing."""
+
+
 class AgentSilent(HeadgateError):
     """A fault agent does not respond. The other agents' parts were undone; its own part, if any, ends with its lease."""
 

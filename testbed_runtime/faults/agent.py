@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from testbed_runtime.core.errors import FaultHealed, HeadgateError, UserError
+from testbed_runtime.core.errors import FaultHealed, FaultNotApplied, HeadgateError, UserError
 from testbed_runtime.core.faults.kinds import kind_of
 from testbed_runtime.core.faults.lease import Ended, LeaseState, LeaseTable
 from testbed_runtime.core.faults.links import logical_name, owners_of
@@ -101,7 +101,8 @@ class FaultAgent:
     async def inject(
         self, fault: Fault, *, fault_id: str, targets: Sequence[str], lease_s: float | None
     ) -> FaultHandle:
-        """Begin a fault. Raises UserError before it does anything, or HeadgateError after it undid what it began."""
+        """Begin a fault. Raises UserError or FaultNotApplied before it does anything, or HeadgateError after it undid what it
+        began."""
         name, why = check_fault(fault, self._capabilities)
         backend = self._backends.get(name)
         if backend is None:
@@ -120,6 +121,13 @@ class FaultAgent:
             async with asyncio.timeout(PREPARE_LIMIT_S):
                 await backend.prepare(request)
             await self._begin(active, lease_s)
+        except (
+            FaultNotApplied
+        ) as error:  # nothing is undone: the end of a jobmanager.kill would start a JobManager
+            self._active.pop(fault_id, None)
+            self._write(active, "failed", text=str(error))
+            self._write(active, "clean")
+            raise
         except (HeadgateError, TimeoutError) as error:
             text = str(error) or "the measurement before the fault took too long"
             self._leases.heal(fault_id, asyncio.get_running_loop().time())

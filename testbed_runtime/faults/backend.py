@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.errors import FaultNotApplied, HeadgateError
 from testbed_runtime.core.faults.links import Flow, flows_of, owners_of
 from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.ports.network import Address
 
 
@@ -131,6 +132,15 @@ class Backend(Protocol):
 
     async def residue(self) -> Mapping[str, Any]:
         """Return what is active or left anywhere: `{}` is clean."""
+
+
+def require_running(missing: Iterable[str]) -> None:
+    """Raise FaultNotApplied if a fault needs a process that does not run: `missing` names them."""
+    names = ["the JobManager" if name == JOBMANAGER else name for name in missing]
+    if names:
+        raise FaultNotApplied(
+            f"not applied: {', '.join(names)} {'was' if len(names) == 1 else 'were'} not running"
+        )
 
 
 async def poll_until(condition: Callable[[], bool], stop: asyncio.Event, *, every_s: float) -> bool:

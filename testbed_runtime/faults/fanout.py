@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from testbed_runtime.core.errors import AgentSilent, HeadgateError
+from testbed_runtime.core.errors import AgentSilent, FaultNotApplied, HeadgateError
 from testbed_runtime.core.faults.links import ANYBODY, flows_of, logical_name, owners_of
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS
@@ -137,7 +137,8 @@ class FaultFanout:
         return self._clients[agent]
 
     async def inject(self, parts: Sequence[Part], *, fault_id: str, lease_s: float | None) -> FaultHandle:
-        """Inject all parts or none: when one fails the others are undone. Raises its UserError, HeadgateError or AgentSilent."""
+        """Inject all parts or none: when one fails the others are undone. Raises its UserError, FaultNotApplied,
+        HeadgateError or AgentSilent."""
         results = await asyncio.gather(
             *(self._inject(part, fault_id, lease_s) for part in parts), return_exceptions=True
         )
@@ -277,8 +278,9 @@ async def knows(client: FaultClient, name: str) -> bool:
 
 
 def _with_agent(parts: Sequence[Part], results: Sequence[object]) -> BaseException:
-    """Return the first problem; with several agents, prefixed by the agent's name."""
-    for part, result in zip(parts, results, strict=True):
+    """Return the first problem, with the name of an agent that does not answer. That a process was not running comes last."""
+    found = sorted(zip(parts, results, strict=True), key=lambda pair: isinstance(pair[1], FaultNotApplied))
+    for part, result in found:
         if isinstance(result, Unreachable):
             return AgentSilent(f"{part.fault.kind}: the agent of {part.agent} does not answer: {result}")
         if isinstance(result, BaseException):

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from testbed_runtime.core.errors import FaultHealed, HeadgateError, UserError
+from testbed_runtime.core.errors import FaultHealed, FaultNotApplied, HeadgateError, UserError
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.ports.hosts import FaultHandle
@@ -57,6 +57,8 @@ async def bad_input(request: web.Request, handler: _Handler) -> web.StreamRespon
         return web.json_response({"error": str(error)}, status=400)
     except FaultHealed as error:
         return web.json_response({"error": str(error), "healed": True}, status=409)
+    except FaultNotApplied as error:
+        return web.json_response({"error": str(error), "not_applied": True}, status=409)
     except HeadgateError as error:
         return web.json_response({"error": str(error)}, status=409)
 
@@ -147,7 +149,8 @@ class FaultClient:
     async def inject(
         self, fault: Fault, *, fault_id: str, targets: Sequence[str], lease_s: float | None
     ) -> FaultHandle:
-        """Raises UserError (bad input, or not possible in this environment) or HeadgateError (it could not begin)."""
+        """Raises UserError (bad input, or not possible in this environment) FaultNotApplied (a process was not running) or HeadgateError
+        (it could not begin)."""
         body = {"fault": asdict(fault), "fault_id": fault_id, "targets": list(targets), "lease_s": lease_s}
         answer = await self._call("POST", "/v1/faults", body, timeout_s=INJECT_LIMIT_S)
         return FaultHandle(
@@ -191,6 +194,8 @@ def _refusal(status: int, answer: Any) -> HeadgateError:
     text = str(fields.get("error", f"refused with status {status}"))
     if status == 400 and fields.get("path"):
         return UserError(str(fields["path"]), text, str(fields.get("hint", "")))
+    if fields.get("not_applied"):
+        return FaultNotApplied(text)
     return FaultHealed(text) if fields.get("healed") else HeadgateError(text)
 
 

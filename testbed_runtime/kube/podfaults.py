@@ -12,11 +12,12 @@ from typing import Any
 
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Pod
-from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.errors import FaultNotApplied
 from testbed_runtime.core.faults.links import owners_of
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import BACKENDS, POD_BACKEND
 from testbed_runtime.faults.agent import fault_row
+from testbed_runtime.faults.backend import require_running
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.storage import HistorySink
@@ -56,17 +57,21 @@ class PodFaults:
         return uid in self._asked
 
     async def inject(self, fault: Fault, *, fault_id: str, targets: Sequence[str]) -> FaultHandle:
-        """Delete or evict each pod once, by its uid. Raises HeadgateError if a pod does not exist, ApiError if it is forbidden."""
+        """Delete or evict each pod once, by its uid. Raises FaultNotApplied if a pod does not exist, ApiError if it is
+        forbidden."""
         names = owners_of(targets)
         uids = {name: await self._uid(name) for name in names}
-        missing = [name for name, uid in uids.items() if not uid]
-        if missing:
-            raise HeadgateError(f"{fault.kind}: no pod of {', '.join(missing)} exists")
         loop = asyncio.get_running_loop()
         active = _PodFault(fault, names, uids, loop.time())
+        self._write(active, "asked", text=WHY)
+        try:
+            require_running(name for name, uid in uids.items() if not uid)
+        except FaultNotApplied as error:
+            self._write(active, "failed", text=str(error))
+            self._write(active, "clean")
+            raise
         self._active[fault_id] = active
         self._asked.update(uids.values())
-        self._write(active, "asked", text=WHY)
         for name in names:
             await self._end(fault.kind, naming.pod_name(self._testbed, name), uids[name])
         self._write(active, "injected", t=active.began)

@@ -15,6 +15,7 @@ from testbed_runtime.core.errors import (
     AgentSilent,
     FaultHealed,
     FaultLapsed,
+    FaultNotApplied,
     HeadgateError,
     StopRefused,
     TestbedDisrupted,
@@ -253,6 +254,10 @@ class TrialRun:
                 f"injecting {fault.name}",
                 self.testbed.inject(fault, fault_id=fault_id, targets=targets, lease_s=LEASE_S),
             )
+        except FaultNotApplied as error:
+            del self._injected[fault.name]
+            self._report(f"fault {fault.name} ({fault.kind}) on {', '.join(targets)}: {error}")
+            return
         except AgentSilent as error:
             await self._void(f"{fault.name} could not be injected: {error}")
             return

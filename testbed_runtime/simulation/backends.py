@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
-from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import owners_of
 from testbed_runtime.core.ids import JOBMANAGER
-from testbed_runtime.faults.backend import FaultRequest, Measurement, Unreachable
+from testbed_runtime.faults.backend import FaultRequest, Measurement, Unreachable, require_running
 from testbed_runtime.faults.channel.process import BASE
 from testbed_runtime.ports.network import Address
 from testbed_runtime.simulation.processes import Processes
@@ -63,13 +62,9 @@ class SimProcessBackend:
         self._hit: dict[str, dict[str, int]] = {}
 
     async def prepare(self, request: FaultRequest) -> None:
-        hit: dict[str, int] = {}
-        for name in _names(request):
-            process = self._processes.get(name)
-            if process is None:
-                raise HeadgateError(f"{request.fault.kind}: {name} is not running")
-            hit[name] = process.incarnation
-        self._hit[request.fault_id] = hit
+        found = {name: self._processes.get(name) for name in _names(request)}
+        require_running(name for name, process in found.items() if process is None)
+        self._hit[request.fault_id] = {n: p.incarnation for n, p in found.items() if p is not None}
 
     async def apply(self, request: FaultRequest) -> float:
         act = self._processes.kill if request.fault.kind.endswith(".kill") else self._processes.pause

@@ -125,45 +125,6 @@ def test_bounds_that_say_what_they_mean_have_no_warning():
     assert (findings.errors, findings.warnings) == ((), ())
 
 
-KILL = {
-    "name": "kill",
-    "duration": "1 s",
-    "target": {"taskManagers": {"running": "source"}},
-    "process": {"kill": {}},
-}
-
-
-def late(**fields):
-    return {"name": "late", "at": "0 s", "duration": "2 s", "target": {"taskManagers": {}}, "registration": {"delay": {"delay": "1 s"}}} | fields  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("faults", "replace", "refused"),
-    [
-        ([KILL, late()], "Never", True),
-        ([late(), KILL], "Never", False),
-        ([KILL, late(at="3 s")], "Never", True),
-        ([KILL, late(at="3 s")], "5 s", True),
-        ([KILL, late(at="6 s")], "5 s", False),
-        ([late(at="3 s"), KILL], "Never", True),
-        ([KILL, late(target={"taskManagers": {"running": "source"}})], "Never", True),
-        ([KILL, late(target={"taskManagers": {"running": "sink"}})], "Never", False),
-        ([KILL, late(target={"taskManagers": {"running": "source"}}, at="3 s")], "Never", False),
-        ([KILL, late(target={"taskManagers": {"running": "source", "mode": "one"}})], "Never", False),
-        ([{**KILL, "target": {"taskManagers": {"names": ["tm-1"]}}}, late(target={"taskManagers": {"names": ["tm-1", "tm-2"]}})], "Never", True),
-        ([{**KILL, "target": {"taskManagers": {"names": ["tm-1"]}}}, late(target={"taskManagers": {"names": ["tm-2"]}})], "Never", False),
-        ([KILL, late(at="deploy")], "Never", False),
-    ],
-)  # fmt: skip
-def test_a_fault_on_a_process_that_an_earlier_one_killed_is_refused(faults, replace, refused):
-    """It could not be injected, which would fail after all trials. Only what is certain is refused."""
-    found = errors(
-        lambda s: (s.update(faults=faults), s["testbed"]["taskManagers"].update(replaceLost=replace))
-    )
-    text = "'late' needs a process that 'kill' has killed by then"
-    assert any(text in e for e in found) is refused, found
-
-
 def test_nought_needs_no_unit():
     """`0` is the same in every unit."""
     options = {"execution.checkpointing.min-pause": "0"}

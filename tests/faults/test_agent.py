@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.core.errors import FaultNotApplied, HeadgateError, UserError
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.agent import FaultAgent
 from testbed_runtime.faults.backend import FaultRequest, Measurement, Rule
@@ -245,9 +245,9 @@ async def test_packet_loss_is_refused_before_anything_is_written():
 async def test_a_fault_on_a_missing_process_fails_and_leaves_nothing():
     """The row says why."""
     async with place() as where:
-        with pytest.raises(HeadgateError, match="tm-7 is not running"):
+        with pytest.raises(FaultNotApplied, match="not applied: tm-7 was not running"):
             await inject(where, fault("rpc.delay", params={"method": "SubmitTask", "delay_s": 1.0}), ["tm-7"])
-        assert where.states() == ["asked", "failed"]
+        assert where.states() == ["asked", "failed", "clean"]
         assert where.agent.active() == []
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from testbed_runtime.core.errors import AgentSilent, FaultHealed, HeadgateError, UserError
+from testbed_runtime.core.errors import AgentSilent, FaultHealed, FaultNotApplied, HeadgateError, UserError
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.faults.fanout import PACKETS, SUPERVISOR, Agent, FaultFanout, Part, knows, split
@@ -166,6 +166,19 @@ async def test_what_cannot_be_injected_everywhere_is_undone_everywhere(pods):
         await pods.fanout.inject(pause(TM0, TM1, TM2), fault_id="f", lease_s=10.0)
     assert "T" not in (pods.state(TM0), pods.state(TM1))
     assert await pods.fanout.residue([TM0, TM1]) == {}
+
+
+@pytest.mark.processes
+async def test_a_fault_on_a_process_that_is_dead_is_not_applied_anywhere(pods):
+    """The error keeps its type over HTTP, the part of the other pod is undone, and nothing is left."""
+    kill = [Part(TM0, fault("process.kill"), ("tm-0",))]
+    await pods.fanout.inject(kill, fault_id="kill", lease_s=10.0)
+    await until(lambda: not pods.state(TM0))
+    with pytest.raises(FaultNotApplied, match="not applied: tm-0 was not running"):
+        await pods.fanout.inject(pause(TM0, TM1), fault_id="f", lease_s=10.0)
+    assert "T" not in pods.state(TM1)
+    rows = [r["row"] for r in await fault_rows(pods, TM0) if r["row"]["kind"] == "process.pause"]
+    assert [row["state"] for row in rows] == ["asked", "failed", "clean"]
 
 
 @pytest.mark.processes

@@ -101,3 +101,44 @@ def test_overlapping_faults_share_a_recovery(
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert [e["verdict"] for e in verdict["expectations"] if e["phase"]] == ["Pass"] * len(faults)
     assert " and ".join(recoveries[0]) in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize(
+    ("first", "second", "name"),
+    [
+        (jobmanager("a", "1 s", "4 s", "kill"), jobmanager("b", "2 s", "1 s", "kill"), "the JobManager"),
+        (jobmanager("a", "1 s", "4 s", "kill"), jobmanager("b", "2 s", "1 s", "pause"), "the JobManager"),
+        (kill("a", "0 s", "tm-2"), kill("b", "1 s", "tm-2"), "tm-2"),
+        (kill("a", "0 s", "tm-2"), pause("b", "1 s", "2 s", "tm-2"), "tm-2"),
+    ],
+    ids=["JobManager killed twice", "JobManager killed, then paused", "killed twice", "killed, then paused"],
+)
+def test_a_fault_on_a_process_that_is_dead_is_not_applied(
+    first: dict[str, Any], second: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    """The run is judged and the other fault lasts as planned. With jitter, no document can be refused for it."""
+    document = copy.deepcopy(loading.load(SCENARIOS / KILLED).document)
+    spec = document["spec"]
+    spec.pop("variants", None)
+    spec["testbed"]["taskManagers"] |= {"replaceLost": "Never", "replicas": 6}
+    spec["timeline"] = {"warmUp": "3 s", "baseline": "3 s", "observation": "12 s", "drain": "30 s"}
+    asked = [{"metric": "lag.max", "phase": "outage/b", "max": "60 s"}]
+    spec |= {"control": False, "trials": 1, "faults": [first, second | {"jitter": "1 ms"}], "expect": asked}
+    ran = run_one(document, tmp_path)
+    rows = [r for r in ran.trial.rows("faults") if r["fault"] == "b"]
+    assert [r["state"] for r in rows] == ["asked", "failed", "clean"]
+    assert rows[1]["text"] == f"not applied: {name} was not running"
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    found = {e["text"]: e["verdict"] for e in verdict["expectations"]}
+    assert verdict["verdict"] == "Inconclusive"
+    assert found["fault a takes effect"] == found["fault.residue equals 0"] == "Pass"
+    assert found["fault b takes effect"] == found["lag.max (outage/b) at most 60 s"] == "Inconclusive"
+    whole = [
+        r["t_ns"]
+        for r in ran.trial.rows("faults")
+        if r["fault"] == "a" and r["state"] in ("injected", "ended")
+    ]
+    assert (whole[1] - whole[0]) / 1e9 == pytest.approx(float(first["duration"].split()[0]), abs=0.01)
+    assert "| not applied |" in (tmp_path / "report.md").read_text()
+    assert f"not applied: {name} was not running" in (tmp_path / "report.html").read_text()

@@ -18,6 +18,7 @@ from testbed_runtime.faults.backend import (
     Peers,
     Rule,
     Unreachable,
+    require_running,
     rule_of,
     stopped_within,
 )
@@ -43,9 +44,10 @@ class ChannelBackend:
         self._peers = peers
 
     async def prepare(self, request: FaultRequest) -> None:
-        missing = [name for name in self._holders(request) if self._peers.control(name) is None]
-        if missing or not self._holders(request):
-            raise HeadgateError(f"{request.fault.kind}: {', '.join(missing) or 'no process'} is not running")
+        holders = self._holders(request)
+        if not holders:
+            raise HeadgateError(f"{request.fault.kind}: no process is running")
+        require_running(name for name in holders if self._peers.control(name) is None)
 
     async def apply(self, request: FaultRequest) -> float:
         rule = channel_rule(request)

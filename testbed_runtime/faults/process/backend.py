@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import owners_of
 from testbed_runtime.core.ids import JOBMANAGER
-from testbed_runtime.faults.backend import FaultRequest, Measurement, poll_until
+from testbed_runtime.faults.backend import FaultRequest, Measurement, poll_until, require_running
 
 POLL_S = 0.01
 STOPPED = "T"
@@ -56,13 +55,9 @@ class ProcessBackend:
         self._pids: dict[str, dict[str, int]] = {}
 
     async def prepare(self, request: FaultRequest) -> None:
-        pids: dict[str, int] = {}
-        for name in self._names(request):
-            pid = self._table.pid(name)
-            if pid is None:
-                raise HeadgateError(f"{request.fault.kind}: {name} is not running")
-            pids[name] = pid
-        self._pids[request.fault_id] = pids
+        pids = {name: self._table.pid(name) for name in self._names(request)}
+        require_running(name for name, pid in pids.items() if pid is None)
+        self._pids[request.fault_id] = {name: pid for name, pid in pids.items() if pid is not None}
 
     async def apply(self, request: FaultRequest) -> float:
         begin = asyncio.get_running_loop().time()

@@ -1,0 +1,55 @@
+"""Faults that need a process which another fault has killed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.api.test_validate import errors
+
+KILL = {
+    "name": "kill",
+    "duration": "1 s",
+    "target": {"taskManagers": {"running": "source"}},
+    "process": {"kill": {}},
+}
+
+
+JM_KILL = {"name": "kill", "at": "0 s", "duration": "2 s", "jobmanager": {"kill": {}}}
+"""The JobManager restarts when the fault ends."""
+
+
+def late(**fields):
+    return {"name": "late", "at": "0 s", "duration": "2 s", "target": {"taskManagers": {}}, "registration": {"delay": {"delay": "1 s"}}} | fields  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("faults", "replace", "refused"),
+    [
+        ([KILL, late()], "Never", True),
+        ([late(), KILL], "Never", False),
+        ([KILL, late(at="3 s")], "Never", True),
+        ([KILL, late(at="3 s")], "5 s", True),
+        ([KILL, late(at="6 s")], "5 s", False),
+        ([late(at="3 s"), KILL], "Never", True),
+        ([KILL, late(target={"taskManagers": {"running": "source"}})], "Never", True),
+        ([KILL, late(target={"taskManagers": {"running": "sink"}})], "Never", False),
+        ([KILL, late(target={"taskManagers": {"running": "source"}}, at="3 s")], "Never", False),
+        ([KILL, late(target={"taskManagers": {"running": "source", "mode": "one"}})], "Never", False),
+        ([{**KILL, "target": {"taskManagers": {"names": ["tm-1"]}}}, late(target={"taskManagers": {"names": ["tm-1", "tm-2"]}})], "Never", True),
+        ([{**KILL, "target": {"taskManagers": {"names": ["tm-1"]}}}, late(target={"taskManagers": {"names": ["tm-2"]}})], "Never", False),
+        ([KILL, late(at="deploy")], "Never", False),
+        ([JM_KILL, {**JM_KILL, "name": "late", "at": "1 s"}], "5 s", True),
+        ([JM_KILL, {**JM_KILL, "name": "late", "at": "2 s"}], "5 s", False),
+        ([JM_KILL, {"name": "late", "at": "1 s", "duration": "2 s", "jobmanager": {"pause": {}}}], "5 s", True),
+        ([JM_KILL, {"name": "late", "at": "1 s", "jitter": "1 s", "duration": "2 s", "jobmanager": {"pause": {}}}], "5 s", False),
+        ([{**JM_KILL, "jobmanager": {"pause": {}}}, {**JM_KILL, "name": "late", "at": "1 s"}], "5 s", False),
+        ([JM_KILL, late(at="1 s")], "5 s", False),
+    ],
+)  # fmt: skip
+def test_a_fault_on_a_process_that_an_earlier_one_killed_is_refused(faults, replace, refused):
+    """It could not be injected, so no trial would be conclusive. Only what is certain is refused."""
+    found = errors(
+        lambda s: (s.update(faults=faults), s["testbed"]["taskManagers"].update(replaceLost=replace))
+    )
+    text = "'late' needs a process that 'kill' has killed by then"
+    assert any(text in e for e in found) is refused, found
