@@ -169,6 +169,8 @@ Each fault has exactly one kind. `headgate faults` lists the kinds that this mac
 
 - **Requesting a fault is not the same as having it.** Every fault is measured while it lasts. The expectations of its trial cannot pass
   unless its effect was measured (`fault.verified`).
+- **A fault on a dead process** does nothing: it is reported as not applied, and the trial goes on. `headgate validate` refuses a fault that
+  certainly needs a process which another fault of the scenario has killed by then.
 - **A fault ends** at its own deadline, which both the supervisor next to the process and the carrier of the fault (proxy, process or packet
   agent) hold. `headgate heal --all` ends it at once. Inside a run, it also ends 10 s after the runner stopped renewing its lease; the trial
   is then void and repeated.
