@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from testbed_runtime.checking.credit import CHANNELS_SCHEMA, CREDIT, by_channel
 from testbed_runtime.checking.latency import merge_sinks
 from testbed_runtime.history.numbers import COUNTS_SCHEMA, NUMBERS, add_up, count_part
-from testbed_runtime.history.schema import COMMON, TABLES, Trial, arrow_schema
+from testbed_runtime.history.schema import COMMON, Trial, arrow_schema
 
 WHOLE = ("events", "checkpoints", "faults", "waits", "delivery")
 """Tables that are kept as they are."""
@@ -70,12 +70,6 @@ def assemble(run: str, trial: str, parts: Mapping[str, Sequence[pa.Table]], prob
     judged += [by_channel(found["channels"])] if "channels" in found else []
     tables[CREDIT] = pa.concat_tables([CHANNELS_SCHEMA.empty_table(), *judged])
     return Trial(run, trial, tables, tuple(problems))
-
-
-def reduced(trial: Trial) -> Trial:
-    """Return a trial without what checking does not need."""
-    parts = reduce_rows({name: trial.table(name) for name in TABLES})
-    return assemble(trial.run, trial.trial, {name: [rows] for name, rows in parts.items()}, trial.problems)
 
 
 def channel_buckets(rows: pa.Table, buckets: int) -> list[pa.Table]:

@@ -262,7 +262,6 @@ class ClientDecoder(_Decoder):
         "_whole",
         "_whole_bytes",
         "buffer",
-        "discarded",
     )
 
     def __init__(self, version: WireVersion, allocate: Allocate) -> None:
@@ -283,8 +282,6 @@ class ClientDecoder(_Decoder):
         self._stalled = False
         self.buffer: ReceiveBuffer | None = None
         """The buffer of the frame that `next` returned last, now owned by its receiver; None for events."""
-        self.discarded = 0
-        """Number of frames whose payload was discarded."""
 
     @property
     def stalled(self) -> bool:
@@ -482,7 +479,6 @@ class ClientDecoder(_Decoder):
         return position + count
 
     def _end_discard(self) -> None:
-        self.discarded += 1
         self._reset_buffer()
         self._finish(None)
 

@@ -81,7 +81,6 @@ class ResultPartition:
             else BlockingSubpartition(i, self, self._file, name=name, exclusive=exclusive)
             for i in range(subpartitions)
         ]
-        self.bytes_emitted = 0
         self._builders: list[BufferBuilder | None] = [None] * subpartitions
         self._written: dict[int, None] = {}
         """Subpartitions that were written since the last flush: an all-to-all job has far more of them than records."""
@@ -141,7 +140,6 @@ class ResultPartition:
                 builder = self._builders[subpartition] = None
         if position > offset:
             self._written[subpartition] = None
-        self.bytes_emitted += position - offset
         return position - offset
 
     def _fill(self, subpartition: int, view: memoryview, position: int) -> int:

@@ -138,7 +138,6 @@ class Direction:
     def on_data(self, data: bytes) -> None:
         transport = self._sink.transport
         if self.shaper.idle and transport is not None and self._sink.writable and not self._sink.lost:
-            self.shaper.passed_bytes += len(data)
             transport.write(data)
             return
         self.shaper.push(data, asyncio.get_running_loop().time())

@@ -93,8 +93,6 @@ class FlowShaper:
         self._free_at = 0.0
         self._last_due = 0.0
         self.shape = shape
-        self.passed_bytes = 0
-        self.voided_bytes = 0
 
     @property
     def held_bytes(self) -> int:
@@ -123,7 +121,6 @@ class FlowShaper:
 
     def push(self, data: bytes, now: float) -> None:
         if self.shape.void:
-            self.voided_bytes += len(data)
             return
         jitter = self._random.uniform(-1.0, 1.0) if self.shape.jitter_s else 0.0
         self._held_bytes += len(data)
@@ -134,12 +131,10 @@ class FlowShaper:
         """Queue the end of the stream behind everything that is held."""
         self._queue.append(_Held(how, now, 0.0))
 
-    def discard(self) -> int:
-        """Discard what is held (a reset does not wait for it). Return how many bytes that was."""
-        lost = self._held_bytes
+    def discard(self) -> None:
+        """Discard what is held: a reset does not wait for it."""
         self._queue.clear()
         self._held_bytes = 0
-        return lost
 
     def pull(self, now: float, limit: int = HOLD_MAX_BYTES) -> list[bytes | memoryview | End]:
         """Return what is due by `now`, in order. Stops after `limit` bytes (then pull again)."""
@@ -153,7 +148,6 @@ class FlowShaper:
             self._last_due = when
             if not isinstance(held.data, End):
                 self._held_bytes -= len(held.data)
-                self.passed_bytes += len(held.data)
                 if self.shape.bytes_per_s:
                     self._free_at = when
             due.append(held.data)
