@@ -133,7 +133,7 @@ async def taskmanager(ordinal: int, port: int, asked: argparse.Namespace) -> Non
             seen += max(task.meter.records_in, task.meter.records_out)
             buffers = max(buffers, sum(c.buffers_in for t in manager.tasks for c in t.input.channels))
         outputs = [s for task in manager.tasks for p in task.partitions for s in p.subpartitions]
-        sent = max(sent, sum(s.buffers_out for s in outputs))
+        sent = max(sent, sum(sum(s.sent) for s in outputs))
         if seen > (last or [0])[0]:
             received = sum(task.meter.records_in for task in manager.tasks if task.meter.role == "sink")
             last = [seen, time.perf_counter(), time.process_time(), received]

@@ -73,9 +73,6 @@ class KeyedQueue:
         """No key is queued or being worked on. Timers may still be armed."""
         return not self._queued and not self._running
 
-    def failures(self, key: Key) -> int:
-        return self._failures.get(key, 0)
-
     def add(self, key: Key, *, fresh: bool = False) -> None:
         """Queue a key. A failed key waits for its retry, unless its object was changed by a user (`fresh`)."""
         if fresh:

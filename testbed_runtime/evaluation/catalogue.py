@@ -4,7 +4,7 @@
     <folder of the runs>/catalogue/prices/run=<run>/trial=<trial>/part.parquet       one row per price of a recovery
 
 A run that is evaluated again replaces its partitions. The schema only grows: a column that an older run lacks is null, and one
-that a newer version added is ignored. `read` needs no Spark; `evaluation.trends` reads many runs with it.
+that a newer version added is ignored. `evaluation.trends` reads it with Spark.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from testbed_runtime.core.judgement.metrics import METRIC_FIELDS
@@ -135,19 +134,3 @@ def _replace(catalogue: Path, name: str, run: str, trials: Mapping[str, Sequence
     shutil.rmtree(into, ignore_errors=True)
     if unfinished.exists():
         unfinished.replace(into)
-
-
-def read(
-    catalogue: Path, name: str, *, runs: Sequence[str] = (), where: Mapping[str, Sequence[Any]] | None = None
-) -> pa.Table:
-    """Return a table of the catalogue (METRICS or PRICES) with `run` and `trial` first. Reads only the partitions and row
-    groups that can match. `runs` and `where` (column → allowed values) restrict the rows; an empty `runs` means all."""
-    schema = WITH_PARTITIONS[name]
-    if not (catalogue / name).is_dir():
-        return schema.empty_table()
-    partitioning = ds.partitioning(pa.schema([(p, pa.string()) for p in PARTITIONS]), flavor="hive")
-    dataset = ds.dataset(catalogue / name, schema=schema, format="parquet", partitioning=partitioning)
-    condition = ds.scalar(True)
-    for column, values in {**({"run": runs} if runs else {}), **(where or {})}.items():
-        condition &= ds.field(column).isin(list(values))
-    return dataset.to_table(filter=condition).sort_by([(p, "ascending") for p in PARTITIONS])

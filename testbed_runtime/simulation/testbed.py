@@ -117,7 +117,6 @@ class SimTestbed:
         self._live = LiveCounters()
         self._status: JobStatus | None = None
         self._asked_at = self._counted_at = -math.inf
-        self._journal_next = 0
         self._rpc = MemoryRpc(RUNNER, switchboard, flink_version=plan.flink_version)
         self._client = JobClient(self._rpc, JOBMANAGER_ADDRESS, job=JOB)
         self._sealed = False

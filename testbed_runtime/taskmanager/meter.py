@@ -52,11 +52,6 @@ class TaskMeter:
         self._markers_since = 0
 
     @property
-    def lag_ns(self) -> int:
-        """The current lag: a source's delay in emitting, a sink's latency of the last record."""
-        return self.lag_at(to_ns(self._clock.now()))
-
-    @property
     def mode(self) -> int:
         """BUSY, IDLE or BACKPRESSURED, at this instant."""
         return self._mode

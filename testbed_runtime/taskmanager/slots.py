@@ -79,9 +79,6 @@ class TaskSlotTable:
         found = [s for s in self._slots.values() if s.job == job and active in (None, s.active)]
         return sorted(found, key=lambda slot: slot.index)
 
-    def jobs(self) -> list[str]:
-        return sorted({slot.job for slot in self._slots.values()})
-
     def next_deadline(self) -> float | None:
         return min((slot.deadline for slot in self._slots.values() if not slot.active), default=None)
 

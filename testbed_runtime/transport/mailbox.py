@@ -144,7 +144,6 @@ class Mailbox:
         interceptor: CallInterceptor,
     ) -> None:
         self.endpoint = endpoint
-        self.handled = 0
         self._handlers = handlers
         self._service_time_s = service_time_s
         self._cpu = cpu
@@ -192,7 +191,6 @@ class Mailbox:
         interceptor = self._interceptor
         if interceptor.active and not await interceptor.before_handle(self.endpoint, letter.message):
             return  # swallowed: the ask times out
-        self.handled += 1
         try:
             handler = self._handlers.get(type(letter.message))
             if handler is None:

@@ -437,22 +437,6 @@ class SimulatedFabric:
         if not link.profile.bandwidth_bytes_per_s:
             link.free_at = 0.0
 
-    def partition(self, source: str, destination: str) -> None:
-        """Let nothing pass in this direction. Connections stay open; new ones wait until their timeout or the fault's end."""
-        self.hold(source, destination, lost=True)
-
-    def stall(self, source: str, destination: str) -> None:
-        """Accept and hold bytes in this direction. Connections are still accepted."""
-        self.hold(source, destination, stalled=True)
-
-    def refuse(self, source: str, destination: str) -> None:
-        """Reset open connections between both processes, and refuse new ones until `heal`."""
-        self.hold(source, destination, refused=True)
-
-    def heal(self, source: str, destination: str) -> None:
-        """End every fault of this direction (`shape` stays). Held bytes continue in order."""
-        self.hold(source, destination)
-
     def hold(
         self,
         source: str,
@@ -462,7 +446,10 @@ class SimulatedFabric:
         stalled: bool = False,
         refused: bool = False,
     ) -> None:
-        """Set all faults of one direction at once."""
+        """Set all faults of one direction at once (`shape` stays). Held bytes continue in order when none is left.
+
+        `lost`: nothing passes, connections stay open, new ones wait until their timeout or the fault's end. `stalled`: bytes
+        are held, connections are still accepted. `refused`: open connections are reset, new ones are refused."""
         link = self.link(source, destination)
         if (link.lost, link.stalled, link.refused) == (lost, stalled, refused):
             return

@@ -438,8 +438,7 @@ def test_a_pool_that_waits_for_the_network_pool_is_woken_when_a_segment_comes_ho
     second.when_available(lambda: woken.append(1))
     held[0].release()
     assert woken == [1]
-    assert second.usage == 0.0
-    assert first.usage == 2.0
+    assert (second.used, first.used, first.size) == (0, 2, 1)
 
 
 def test_destroying_a_pool_wakes_who_waits_for_it() -> None:

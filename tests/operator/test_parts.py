@@ -128,7 +128,7 @@ def test_a_failing_key_waits_for_its_retry_unless_something_new_is_asked_of_it()
         queue.add(key, fresh=True)
         await asyncio.sleep(0.5)
         assert times == [0, 1, 3, 5]
-        assert queue.failures(key) == 1
+        assert queue._failures[key] == 1
         task.cancel()
         text = metrics.text(depth=0, leader=True, info={"version": '1"2'})
         assert 'headgate_reconcile_errors_total{kind="Testbed"} 4' in text

@@ -160,10 +160,10 @@ async def _inject(world: SmallWorld, fault: Fault) -> None:
             processes.resume(fault.target)
         case "cut":
             for link in links:
-                fabric.partition(*link)
+                fabric.hold(*link, lost=True)
             await asyncio.sleep(fault.duration_s)
             for link in links:
-                fabric.heal(*link)
+                fabric.hold(*link)
         case "slow":
             fabric.shape(
                 *links[0], LinkProfile(latency_s=fault.duration_s / 4, jitter_s=fault.duration_s / 8)

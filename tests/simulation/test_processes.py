@@ -91,12 +91,12 @@ def test_a_death_behind_a_partition_is_heard_of_when_it_ends() -> None:
     async def main() -> None:
         fabric = SimulatedFabric(random.Random(1))
         _, server = await _connected(fabric)
-        fabric.partition("tm-0", "tm-1")
+        fabric.hold("tm-0", "tm-1", lost=True)
         _loop().kill("tm-0")
         fabric.kill("tm-0")
         await asyncio.sleep(60)
         assert server.closed == []
-        fabric.heal("tm-0", "tm-1")
+        fabric.hold("tm-0", "tm-1")
         await server.until(lambda: bool(server.closed))
 
     run_virtual(main())

@@ -98,9 +98,7 @@ class End:
     def state(self) -> object:
         self.pump._pull()
         channels = [self.consumer.channel(number) for number in range(CHANNELS)]
-        counts = [
-            (c.stats(), c.bytes_in, c.answered, c.buffers.required, c.buffers.waiting) for c in channels
-        ]
+        counts = [(c.stats(), c.answered, c.buffers.required, c.buffers.waiting) for c in channels]
         return counts, self.tap.frames, self.connection.sent, self.connection.aborted, self.consumer.pool.used
 
     def check_credit(self) -> None:

@@ -108,14 +108,14 @@ def test_jitter_is_seeded_and_keeps_the_order() -> None:
     assert arrivals(3) != arrivals(4)
 
 
-@pytest.mark.parametrize("fault", ["partition", "stall"])
+@pytest.mark.parametrize("fault", ["lost", "stalled"])
 def test_what_is_held_arrives_in_order_when_it_ends(fault: str) -> None:
     """The connection stays, nothing passes, nothing is lost."""
 
     async def main() -> None:
         fabric = SimulatedFabric(random.Random(1))
         pair = await opened(fabric)
-        getattr(fabric, fault)("tm-1", "tm-0")
+        fabric.hold("tm-1", "tm-0", **{fault: True})
         for i in range(20):
             pair.client.connection.send([bytes([i]) * 10])
         pair.server.connection.send([b"the other way passes"])
@@ -123,7 +123,7 @@ def test_what_is_held_arrives_in_order_when_it_ends(fault: str) -> None:
         await asyncio.sleep(100)
         assert pair.server.received == b""
         assert not pair.server.closed
-        fabric.heal("tm-1", "tm-0")
+        fabric.hold("tm-1", "tm-0")
         await pair.server.until(lambda: len(pair.server.received) == 200)
         assert pair.server.received == b"".join(bytes([i]) * 10 for i in range(20))
         await pair.close()
@@ -137,14 +137,14 @@ def test_a_partition_holds_up_new_connections_until_their_time_limit_or_its_end(
     async def main() -> None:
         fabric = SimulatedFabric(random.Random(1))
         pair = await opened(fabric)
-        fabric.partition("tm-0", "tm-1")
+        fabric.hold("tm-0", "tm-1", lost=True)
         with pytest.raises(TimeoutError):
             await pair.connecting.connect(pair.address, Watcher(), timeout_s=2.0)
         pair.server.connection = None
         task = asyncio.create_task(pair.connecting.connect(pair.address, Watcher(), timeout_s=LIMIT_S))
         await asyncio.sleep(1)
         assert not task.done()
-        fabric.heal("tm-0", "tm-1")
+        fabric.hold("tm-0", "tm-1")
         (await task).abort()
         await pair.close()
 
@@ -157,13 +157,13 @@ def test_a_reset_ends_both_ends_and_refusing_keeps_others_out() -> None:
     async def main() -> None:
         fabric = SimulatedFabric(random.Random(1))
         pair = await opened(fabric)
-        fabric.refuse("tm-0", "tm-1")
+        fabric.hold("tm-0", "tm-1", refused=True)
         for end in (pair.client, pair.server):
             await end.until(lambda end=end: bool(end.closed))
             assert isinstance(end.closed[0], ConnectionResetError)
         with pytest.raises(ConnectionResetError):
             await pair.connecting.connect(pair.address, Watcher(), timeout_s=1.0)
-        fabric.heal("tm-0", "tm-1")
+        fabric.hold("tm-0", "tm-1")
         pair.server.connection = None
         (await pair.connecting.connect(pair.address, Watcher(), timeout_s=1.0)).abort()
         await pair.close()

@@ -362,11 +362,6 @@ class LocalBufferPool:
         """Number of segments in use."""
         return max(0, self.requested - len(self._available))
 
-    @property
-    def usage(self) -> float:
-        """Flink's outPoolUsage. Above 1.0 with overdraft."""
-        return self.used / self.size if self.size else 0.0
-
     def when_available(self, callback: Callback) -> None:
         """Call back once when the pool is available or destroyed, immediately if it already is."""
         if self.is_available:

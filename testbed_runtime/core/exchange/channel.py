@@ -71,7 +71,6 @@ class _InputChannel:
         "_owner",
         "answered",
         "buffers_in",
-        "bytes_in",
         "error",
         "index",
         "is_released",
@@ -97,7 +96,6 @@ class _InputChannel:
         """When `on_time` sends the next request."""
         self.buffers_in = 0
         """Number of data buffers received."""
-        self.bytes_in = 0
         self._owner = owner
 
     def on_error(self, error: FlinkError) -> None:
@@ -227,7 +225,6 @@ class RemoteInputChannel(_InputChannel):
             self._queue_event(buffer, sequence)
         else:
             self.buffers_in += 1
-            self.bytes_in += buffer.size
             was_empty = not self._queue and not self._priority
             self._queue.append((buffer, sequence))
             if was_empty:
@@ -245,12 +242,10 @@ class RemoteInputChannel(_InputChannel):
         buffers = manager.receive_run(view, heads)
         taken = len(buffers)
         if taken:
-            first, last = heads[0], heads[taken - 1]
+            last = heads[taken - 1]
             self._expected = next_sequence_number(last[2])
             self.answered = True
             self.buffers_in += taken
-            between = heads[1][0] - first[1] if taken > 1 else 0
-            self.bytes_in += last[1] - first[0] - (taken - 1) * between
             self._backlog = last[3]
             was_empty = not self._queue and not self._priority
             self._queue += zip(buffers, range(expected, expected + taken), strict=True)
@@ -521,7 +516,6 @@ class LocalInputChannel(_InputChannel):
         buffer, _, next_type, sequence = polled
         if buffer.is_buffer:
             self.buffers_in += 1
-            self.bytes_in += buffer.size
         return Taken(buffer, next_type is not DataType.NONE, next_type.has_priority, sequence)
 
     def in_flight(self) -> tuple[bytes, ...]:

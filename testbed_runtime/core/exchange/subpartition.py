@@ -141,8 +141,6 @@ class PipelinedSubpartition:
         "_was_read",
         "backlog_buffers",
         "buffer_size",
-        "buffers_out",
-        "bytes_out",
         "end_delivered",
         "exclusive",
         "index",
@@ -162,8 +160,6 @@ class PipelinedSubpartition:
         """Number of queued data buffers, including the last, unfinished one."""
         self.buffer_size = MAX_INT
         """Buffer size announced by the receiver's debloater, in bytes."""
-        self.buffers_out = 0
-        self.bytes_out = 0
         self.sent = [0] * len(SendReason)
         """Number of data buffers handed to the reader, by SendReason."""
         self.end_delivered = False
@@ -352,7 +348,7 @@ class PipelinedSubpartition:
         if self._priority or self._blocked or len(buffers) < 2:
             return NO_RUN, _NONE
         count = min(most, len(buffers) - 1, LAST_SEQUENCE_NUMBER - sequence)
-        run, total, early = self._built(buffers[:count], most_bytes)
+        run, early = self._built(buffers[:count], most_bytes)
         if not run:
             return NO_RUN, _NONE
         count = len(run)
@@ -362,16 +358,14 @@ class PipelinedSubpartition:
         del buffers[:count]
         self.backlog_buffers -= count
         self._sequence = sequence + count
-        self.buffers_out += count
-        self.bytes_out += total
         self.sent[_EVENT] += early
         self.sent[_FULL] += count - early
         only = len(buffers) == 1 and not (self._flush_requested or buffers[0].known_finished)
         return Run(run, backlog, sequence), _NONE if only else buffers[0].data_type
 
     @staticmethod
-    def _built(elements: list[Element], most_bytes: int) -> tuple[Sequence[Buffer], int, int]:
-        """Return the data buffers at the front of the elements, their size, and how many of them are not full."""
+    def _built(elements: list[Element], most_bytes: int) -> tuple[Sequence[Buffer], int]:
+        """Return the data buffers at the front of the elements, and how many of them are not full."""
         run: list[Buffer] = []
         total = early = segment = 0
         for element in elements:
@@ -388,7 +382,7 @@ class PipelinedSubpartition:
             total += size
             early += not element.is_full
             run.append(element.build_last())
-        return run, total, early
+        return run, early
 
     def _polled(self, element: Element, buffer: Buffer) -> Polled:
         data_type = element.data_type
@@ -401,8 +395,6 @@ class PipelinedSubpartition:
             self.end_delivered = self.end_delivered or data_type is DataType.END_OF_PARTITION
         sequence = self._sequence
         self._sequence = next_sequence_number(sequence)
-        self.buffers_out += 1
-        self.bytes_out += len(buffer.view())
         buffers = self._buffers
         if self._priority or self._blocked or not buffers:
             next_type = self._next_type() if self.is_data_available else _NONE

@@ -33,7 +33,6 @@ class Ledger:
         self._chunks: dict[tuple[str, int], _Chunk] = {}
         self._last: dict[tuple[str, int], int] = {}
         self._weight = 0
-        self.records = 0
 
     def add(
         self,
@@ -46,7 +45,6 @@ class Ledger:
         """A batch in the order of arrival. `source` is `vertex-subtask`; `lane` names one first-in-first-out path from it
         to here (an input channel): order is judged within a lane. `intact` False: the checksum is wrong, the number is
         not to be trusted, so the record is counted as corrupted and nothing else."""
-        self.records += len(sequence)
         if intact is not None and not intact.all():
             self._corrupt(source, int(len(intact) - intact.sum()))
             sequence = sequence[intact]
@@ -70,7 +68,6 @@ class Ledger:
 
     def add_one(self, source: str, number: int, *, lane: int = 0, intact: bool = True) -> None:
         """Add one record, as `add` does."""
-        self.records += 1
         if not intact:
             self._corrupt(source, 1)
             return

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from testbed_runtime.core.faults.lease import RENEW_EVERY_S
 
-PHASES = ("deploy", "warmUp", "baseline", "fault", "observation", "drain", "end")
-
 ENTER = "enter"
 INJECT = "inject"
 RENEW = "renew"

@@ -47,10 +47,6 @@ class PathReading:
     error: str = ""
 
     @property
-    def median_s(self) -> float | None:
-        return median(self.round_trips_s) if self.round_trips_s else None
-
-    @property
     def loss(self) -> tuple[float, float]:
         """Return the shares lost (forward, backward)."""
         forward = 1.0 - self.echoed / self.sent if self.sent else 0.0

@@ -72,11 +72,6 @@ class StreamingSink:
         await sink._start()
         return sink
 
-    @property
-    def shed_rows(self) -> int:
-        """Number of rows that are lost."""
-        return self._writer.shed_rows
-
     def append(self, table: str, **row: Any) -> None:
         """See `ports.storage.HistorySink`. Mappings and lists become JSON in text columns."""
         if self._client is None or self.refused:
