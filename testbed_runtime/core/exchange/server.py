@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeAlias
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError
-from testbed_runtime.core.exchange.credit import ChannelStats, SequenceViewReader
+from testbed_runtime.core.exchange.credit import SequenceViewReader
 from testbed_runtime.core.exchange.frames import (
     AckAllUserRecordsProcessed,
     AddCredit,
@@ -323,7 +323,3 @@ class PartitionRequestServer:
             self._cancel(receiver)
         self._available.clear()
         self._control.clear()
-
-    def stats(self) -> list[tuple[InputChannelID, ChannelStats]]:
-        """Return one sample per served channel."""
-        return [(r.receiver, r.stats()) for r in self._readers.values()]
