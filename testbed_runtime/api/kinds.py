@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from testbed_runtime.api import limits
+from testbed_runtime.api import limits, models
 from testbed_runtime.api.fields import Duration, FractionText
 from testbed_runtime.api.models import (
     Expectation,
@@ -28,9 +28,7 @@ from testbed_runtime.api.models import (
 
 RESOURCE_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 ResourceName = Annotated[str, StringConstraints(pattern=RESOURCE_NAME_PATTERN, max_length=253)]
-RunName = Annotated[
-    str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=limits.MAX_RUN_NAME)
-]
+RunName = Annotated[str, StringConstraints(pattern=models.NAME_PATTERN, max_length=limits.MAX_RUN_NAME)]
 SECONDS_PER_WEEK = 7 * 24 * 3600
 STAND_ALONE_NAME = "fault"
 """Name of a stand-alone fault that was given none."""

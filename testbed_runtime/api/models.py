@@ -18,7 +18,7 @@ from testbed_runtime.api import limits
 from testbed_runtime.api.fields import AtText, Duration, FractionText, ReplaceLostText
 from testbed_runtime.core.faults.kinds import FAMILIES, kinds_of
 from testbed_runtime.core.faults.vocabulary import Family, Kind, Parameter, Type
-from testbed_runtime.core.trial.plan import REAL_PARALLELISM_MAX, REAL_TASK_MANAGERS_MAX
+from testbed_runtime.core.trial.plan import NEVER, REAL_PARALLELISM_MAX, REAL_TASK_MANAGERS_MAX
 from testbed_runtime.core.versions import Version
 
 API_VERSION = "headgate.dev/v1alpha1"
@@ -82,7 +82,7 @@ class TaskManagers(Part):
         2, ge=1, le=limits.MAX_TASKMANAGERS, json_schema_extra={IN_A_CLUSTER: REAL_TASK_MANAGERS_MAX}
     )
     slots: int = Field(1, ge=1, le=limits.MAX_SLOTS)
-    replace_lost: ReplaceLostText = "Never"
+    replace_lost: ReplaceLostText = NEVER
 
 
 class Source(Part):

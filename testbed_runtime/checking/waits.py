@@ -12,7 +12,8 @@ from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.limits import replacement_limit
 from testbed_runtime.core.options import parse_duration
-from testbed_runtime.core.waits import KINDS, Outcome, Wait
+from testbed_runtime.core.trial.plan import NEVER
+from testbed_runtime.core.waits import KINDS, REPLACE_LOST, Outcome, Wait
 from testbed_runtime.history.schema import Trial
 
 JOBMASTER = "JobMaster"
@@ -102,7 +103,7 @@ def _of_fault(effect: FaultEffect, start_ns: int, end_ns: int) -> list[Wait]:
 
 def _replacements(trial: Trial, entry: Entry, waits: Sequence[Wait], end_ns: int) -> list[Wait]:
     """Return the waits for each next incarnation of a TaskManager: the delay of `replaceLost`, and the start."""
-    asked = str(((entry.get("job") or {}).get("taskManagers") or {}).get("replaceLost") or "Never")
+    asked = str(((entry.get("job") or {}).get("taskManagers") or {}).get(REPLACE_LOST) or NEVER)
     try:
         delay_ns = round(parse_duration(asked) * NS)
     except ValueError:  # Never

@@ -24,6 +24,7 @@ def ci(  # noqa: PLR0917 - typer passes by name
     from testbed_runtime.cli import exits, loading, running
     from testbed_runtime.cli.session import Session
     from testbed_runtime.core.errors import HeadgateError
+    from testbed_runtime.runner.manifest import MANIFEST
 
     login = access.access_for(on.value, namespace, context, kubeconfig)
     loaded = loading.load_all(loading.find_all(folder))
@@ -49,7 +50,7 @@ def ci(  # noqa: PLR0917 - typer passes by name
                 verdicts.append("Error")
                 continue
             running.print_verdict(name, result)
-            if (result.folder / "manifest.json").exists():
+            if (result.folder / MANIFEST).exists():
                 results.append(result)
             else:  # the operator ended a run in the cluster before it had a report
                 refused.append((name, result.verdict["summary"]))

@@ -21,7 +21,7 @@ from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.ports.network import Address
 from testbed_runtime.process.config import ProcessConfig
 from testbed_runtime.supervisor.config import SupervisorConfig
-from testbed_runtime.supervisor.supervisor import ChildSpec
+from testbed_runtime.supervisor.supervisor import CONFIG, ChildSpec
 
 ROLES = (JOBMANAGER, TASKMANAGER, PROXY, STORE, RECORDER)
 MODULES = {RECORDER: "run_recorder"}
@@ -171,7 +171,7 @@ def child_spec(pod: PodIdentity, document: Document | None) -> ChildSpec:
     if document is None and pod.role != RECORDER:
         raise UserError("role", f"a {pod.role} needs {pod.config_file}", "mount the testbed's ConfigMap")
     module = MODULES.get(pod.role, pod.role)
-    argv = (sys.executable, "-m", f"testbed_runtime.entry.{module}", "{config}")
+    argv = (sys.executable, "-m", f"testbed_runtime.entry.{module}", CONFIG)
     return ChildSpec(
         pod.name,
         argv,

@@ -41,7 +41,7 @@ from testbed_runtime.runner.engine import RunControl, Runner, RunRequest, RunRes
 from testbed_runtime.runner.manifest import RunInfo, read_manifest
 from testbed_runtime.runner.progress import Evaluating
 
-FIELD_MANAGER = "headgate-runner"
+FIELD_MANAGER = naming.RUNNER_ACCOUNT
 SPARK_TOKEN_FILE = "/etc/headgate/spark-token/token"  # noqa: S105 - where it is, not what it is
 LOOK_EVERY_S = 2.0
 """Interval in which the ScenarioRun is read: how soon a heal or a suspension takes effect."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import sys
 
+from testbed_runtime.api import naming
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.entry.harness import run_main
 from testbed_runtime.kube.api import connect
 from testbed_runtime.kube.study import Study
 
-FIELD_MANAGER = "headgate-study"
+FIELD_MANAGER = naming.STUDY_ACCOUNT
 
 
 async def run() -> int:

@@ -18,7 +18,8 @@ SEGMENTS_FOLDER = "segments"
 SUFFIX = ".segments"
 MAX_STREAMS = 1024
 """Maximum process incarnations of one trial. More means a restart loop."""
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+"""Name of a process, of one of its streams, or of a trial: a part of a path."""
 
 
 class RecordingError(HeadgateError):
@@ -71,7 +72,7 @@ class Journal:
             raise self._error(error) from error
 
     def _open(self, process: str, stream: str) -> _Stream:
-        if not _NAME.match(process) or not _NAME.match(stream):
+        if not NAME.match(process) or not NAME.match(stream):
             raise RemoteProtocolError(f"invalid process or stream name: {process!r}, {stream!r}")
         if len(self._streams) >= MAX_STREAMS:
             raise RemoteProtocolError(f"the limit of {MAX_STREAMS} streams is reached")

@@ -84,7 +84,7 @@ class ResourceManager:
             services,
             RESOURCEMANAGER,
             "ResourceManager",
-            "resourcemanager",
+            RESOURCEMANAGER,
             on_lost=self._on_lost,
             on_answer=self._on_heartbeat,
         )

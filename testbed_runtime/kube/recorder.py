@@ -11,14 +11,15 @@ from urllib.parse import quote
 
 import aiohttp
 
+from testbed_runtime.checking.trace import TRACE_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
 from testbed_runtime.faults.http import Session
+from testbed_runtime.history.sealing import SEALED
 from testbed_runtime.ports.network import Address
 from testbed_runtime.runner.manifest import MANIFEST
 
-RESULTS = ("metrics.json", "timeseries.json", RECOVERY_FILE, "trace.json")
-SEALED = "sealed.json"
+RESULTS = ("metrics.json", "timeseries.json", RECOVERY_FILE, TRACE_FILE)
 CHUNK_BYTES = 1 << 18
 REQUEST_LIMIT_S = 120.0
 """One file: a history of 100 MB on a slow network."""

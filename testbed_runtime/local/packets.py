@@ -24,7 +24,7 @@ from testbed_runtime.local.process_host import PATH_LIMIT_S, LocalProcessHost
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.network import Address
 from testbed_runtime.process.config import AgentConfig
-from testbed_runtime.supervisor.supervisor import AGENT_PREFIX, ChildSpec
+from testbed_runtime.supervisor.supervisor import AGENT_PREFIX, CONFIG, ChildSpec
 
 OUTAGE_S = 1.0
 """An agent on this machine answers within milliseconds; one that was killed is restarted within a second."""
@@ -107,7 +107,7 @@ class LocalPackets:
                 token_file=str(processes.token_file),
                 seed=seed,
             )
-            argv = (*member.prefix, sys.executable, "-m", "testbed_runtime.entry.agent", "{config}")
+            argv = (*member.prefix, sys.executable, "-m", "testbed_runtime.entry.agent", CONFIG)
             spec = ChildSpec(
                 f"{AGENT_PREFIX}{name}",
                 argv,

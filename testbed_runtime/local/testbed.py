@@ -39,7 +39,7 @@ from testbed_runtime.process.clock import system_boot_id
 from testbed_runtime.process.config import ProcessConfig
 from testbed_runtime.store.blobstore import FolderBlobStore
 from testbed_runtime.store.outputs import OUTPUTS, keep_outputs
-from testbed_runtime.supervisor.supervisor import AGENT_PREFIX, ChildSpec
+from testbed_runtime.supervisor.supervisor import AGENT_PREFIX, CONFIG, ChildSpec
 from testbed_runtime.transport.rpc_http import HttpRpc
 
 REGISTER_LIMIT_S = 30.0
@@ -120,7 +120,7 @@ class LocalTestbed:
         self, name: str, *, keep_address: bool = False, replace_after_s: float | None = None
     ) -> ProcessState:
         prefix = self.packets.prefix(name) if self.packets is not None else ()
-        argv = (*prefix, sys.executable, "-m", f"testbed_runtime.entry.{role_of(name)}", "{config}")
+        argv = (*prefix, sys.executable, "-m", f"testbed_runtime.entry.{role_of(name)}", CONFIG)
         child = ChildSpec(
             name,
             argv,

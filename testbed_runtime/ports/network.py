@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-BytesLike: TypeAlias = "bytes | bytearray | memoryview"
-"""A memoryview is one of single bytes, so that its length is its size."""
+from testbed_runtime.core.exchange.frames import BytesLike
+
 Address: TypeAlias = tuple[str, int]
 
 PLANE_DATA = "data"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS
 from testbed_runtime.report import aggregate, words
 from testbed_runtime.report.answer import close_margins, margin_words
 from testbed_runtime.report.model import FULL_TRIALS, TrialView
@@ -142,7 +143,7 @@ def limits_of(
 
 def _limits_of_values(metrics: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     """Yield what limits the measured values: an early end, missing rows, clocks that differ."""
-    bounds = sorted({r["metric"] for r in metrics if r["reason"] in ("NotRecovered", "ObservationTooShort")})
+    bounds = sorted({r["metric"] for r in metrics if r["reason"] in LOWER_BOUNDS})
     if bounds:
         yield f"These values are only lower bounds, because the observation ended first: {', '.join(bounds)}."
     missing = sum(r["value"] or 0 for r in metrics if r["metric"] == "history.missing")

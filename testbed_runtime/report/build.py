@@ -7,7 +7,13 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from testbed_runtime.core.judgement.metrics import METRICS, RECOVERY_PHASES, TRIAL_PHASES
+from testbed_runtime.core.judgement.metrics import (
+    LOWER_BOUNDS,
+    METRICS,
+    NO_DATA,
+    RECOVERY_PHASES,
+    TRIAL_PHASES,
+)
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.verdict import controls_of, variant_of
 from testbed_runtime.core.options import BY_KEY, Options
@@ -98,7 +104,7 @@ def shown(row: Row | None) -> str:
         return str(row["text"]) or words.DASH
     if row["value"] is None:
         return words.DASH
-    bound = "≥ " if row["reason"] in ("NotRecovered", "ObservationTooShort") else ""
+    bound = "≥ " if row["reason"] in LOWER_BOUNDS else ""
     return bound + (words.percent(row["value"]) if unit == "ratio" else words.quantity(row["value"], unit))
 
 
@@ -154,7 +160,7 @@ def _duration_s(entry: Mapping[str, Any]) -> float:
 
 def _cost(phase: str, row: Row | None) -> PhaseCost:
     if row is None:
-        return PhaseCost(phase, None, "", "NoData")
+        return PhaseCost(phase, None, "", NO_DATA)
     return PhaseCost(phase, row["value"], row["bounded_by"] or "", row["reason"] or "")
 
 

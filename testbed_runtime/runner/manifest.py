@@ -20,7 +20,7 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.job.jobgraph import JobVertex
 from testbed_runtime.core.judgement.expectations import Expectation
-from testbed_runtime.core.trial.plan import CONTROL, RunPlan, TestbedPlan, TrialPlan
+from testbed_runtime.core.trial.plan import CONTROL, NEVER, RunPlan, TestbedPlan, TrialPlan
 from testbed_runtime.ports.hosts import FaultHandle
 
 MANIFEST_SCHEMA = 2
@@ -231,7 +231,7 @@ def job_entry(testbed: TestbedPlan) -> dict[str, Any]:
 def _replace_lost(after_s: float | None) -> str:
     """Return the value of `replaceLost` as a document has it."""
     if after_s is None:
-        return "Never"
+        return NEVER
     return f"{after_s:g} s" if after_s.is_integer() else f"{after_s * 1e3:g} ms"
 
 

@@ -50,7 +50,7 @@ MAX_INCARNATIONS = 100
 _INFRASTRUCTURE = (PROXY, RECORDER)
 AGENT_PREFIX = "agent-"
 """Prefix of the name of a process's packet agent, which does not belong to the testbed's job."""
-_CONFIG = "{config}"
+CONFIG = "{config}"
 Peers: TypeAlias = Callable[[], Mapping[str, Address]]
 
 
@@ -144,7 +144,7 @@ class Supervisor:
         incarnation = self._next_incarnation(last)
         child = Child(spec.name, incarnation, Path(self.config.logs_folder) / f"{spec.name}.log")
         child.on_exit = self._on_exit
-        argv = [part.replace(_CONFIG, self._write_config(spec, incarnation, last)) for part in spec.argv]
+        argv = [part.replace(CONFIG, self._write_config(spec, incarnation, last)) for part in spec.argv]
         await child.spawn(argv, spec.env)
         self._children[spec.name] = child
         if self._closing:

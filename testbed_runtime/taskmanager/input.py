@@ -5,17 +5,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.channel import LocalInputChannel, RemoteInputChannel
-from testbed_runtime.core.exchange.events import Event
 from testbed_runtime.core.exchange.frames import DataType
-from testbed_runtime.core.exchange.gate import InputGate
+from testbed_runtime.core.exchange.gate import InputGate, PolledRun
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.workload.snapshots import ChannelState
-
-Item: TypeAlias = "tuple[int, list[Buffer] | Event]"
 
 
 class TaskInput:
@@ -68,7 +64,7 @@ class TaskInput:
     def channels(self) -> list[LocalInputChannel | RemoteInputChannel]:
         return [channel for gate in self.gates for channel in gate.channels]
 
-    def poll(self, most: int) -> Item | None:
+    def poll(self, most: int) -> PolledRun | None:
         """Return the next event, or up to `most` data buffers of one channel, taking turns between the gates. Raises the
         FlinkError of a failed channel."""
         if self._recovered:

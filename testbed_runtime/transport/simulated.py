@@ -23,7 +23,8 @@ from random import Random
 from typing import TypeAlias
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.ports.network import Address, BytesLike, ConnectionHandler
+from testbed_runtime.core.exchange.frames import BytesLike
+from testbed_runtime.ports.network import Address, ConnectionHandler
 from testbed_runtime.transport.busythread import BusyThread
 from testbed_runtime.transport.tcp import HIGH_WATERMARK_BYTES, LOW_WATERMARK_BYTES, format_address
 

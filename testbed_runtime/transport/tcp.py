@@ -17,7 +17,8 @@ from functools import partial
 from itertools import islice
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.ports.network import Address, BytesLike, ConnectionHandler, SocketState
+from testbed_runtime.core.exchange.frames import BytesLike
+from testbed_runtime.ports.network import Address, ConnectionHandler, SocketState
 from testbed_runtime.transport import socketstate
 from testbed_runtime.transport.names import numeric
 from testbed_runtime.transport.tls import DataTls, TlsSocket

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from testbed_runtime.core.exchange.frames import BytesLike
 from testbed_runtime.core.exchange.tls import TlsSettings
-from testbed_runtime.ports.network import BytesLike
 
 RECEIVE_BYTES = 352 * 1024
 """Ciphertext received at once. With the rest of one record (at most 18 KiB) before it, it fits decrypted into the receive

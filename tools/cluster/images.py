@@ -17,7 +17,6 @@ from .settings import ClusterError, Layout
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 FORMAT = 1  # increase it when an image is built differently, so that cached archives are replaced
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,11 @@ def write_archive(image: Image, target: Path) -> None:
         {
             "architecture": architecture(),
             "os": "linux",
-            "config": {"Entrypoint": list(image.entrypoint), "Env": [f"PATH={PATH}"], "WorkingDir": "/"},
+            "config": {
+                "Entrypoint": list(image.entrypoint),
+                "Env": [f"PATH={packages.SYSTEM_PATH}"],
+                "WorkingDir": "/",
+            },
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
             "history": [{"created_by": "headgate cluster"}],
         },

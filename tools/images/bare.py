@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tools.cluster import packages
 
-from . import archive, settings
+from . import archive, lay_out, settings
 from .engine import run
 from .say import say, step
 from .settings import ImagesError, Layout
@@ -141,7 +141,7 @@ def sources(layout: Layout) -> archive.Blob:
     root = layout.base()
     with tempfile.TemporaryDirectory(dir=root / "tmp") as work:
         source = Path(work) / "src"
-        for name in settings.SOURCE_FOLDERS:
+        for name in lay_out.PACKAGES:
             ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
             shutil.copytree(settings.ROOT / name, source / name, ignore=ignored)
         for name in settings.SOURCE_FILES:

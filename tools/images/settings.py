@@ -23,7 +23,6 @@ DEPENDENCY_FILES = (
     "tools/images/slim.py",
     "tools/images/spark-entry.sh",
 )
-SOURCE_FOLDERS = ("testbed_runtime", "operator")
 SOURCE_FILES = ("pyproject.toml", "tools/images/lay_out.py")
 HASH_LENGTH = 12  # hexadecimal digits: enough to tell builds apart, short enough to read
 

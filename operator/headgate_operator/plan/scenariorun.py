@@ -29,11 +29,13 @@ from headgate_operator.plan.model import (
     release,
     unschedulable,
 )
+from headgate_operator.plan.testbed_status import UNSCHEDULABLE
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import COMPLETE, RECORDER_LOST, RunReport, ScenarioRunStatus
 from testbed_runtime.api.validate_kinds import KindFindings, validate_kind
 from testbed_runtime.api.views import Container, Manifest, Pod, Resource, Run, Testbed, seconds
+from testbed_runtime.core.judgement.metrics import HEALED
 from testbed_runtime.core.judgement.verdict import Verdict
 
 SPARK_WARM_S = 120.0
@@ -107,7 +109,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         return _rejected(observed, findings, now)
     if run.heal_requested and not run.status.runner_starts:
         text = "it was healed before it started"
-        return _conclude(observed, now, verdict=Verdict.INCONCLUSIVE, reason="Healed", text=text)
+        return _conclude(observed, now, verdict=Verdict.INCONCLUSIVE, reason=HEALED, text=text)
     if run.suspended and not run.status.runner_starts and observed.runner is None:
         return Plan((*_first_events(findings),), runstatus.suspended(run, now))
     return _running(observed, findings, settings, now)
@@ -121,7 +123,7 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
     if report is not None and report.phase == COMPLETE and report.verdict:
         return _mirrored_end(observed, report, findings, settings, now)
     if unanswered := _unanswered_heal(observed, now):
-        return _conclude(observed, now, verdict=Verdict.INCONCLUSIVE, reason="Healed", text=unanswered)
+        return _conclude(observed, now, verdict=Verdict.INCONCLUSIVE, reason=HEALED, text=unanswered)
     starts = observed.status.runner_starts
     if given_up := given_up_because(observed.runner, starts, "the runner"):
         return _conclude(observed, now, verdict=Verdict.ERROR, reason="RunnerLost", text=given_up)
@@ -130,7 +132,7 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
         observed.runner,
     ]  # the testbed may have Spark's place until its last pod is gone
     if late := unschedulable([pod for pod in needed if pod is not None], now):
-        return _conclude(observed, now, verdict=Verdict.ERROR, reason="Unschedulable", text=late)
+        return _conclude(observed, now, verdict=Verdict.ERROR, reason=UNSCHEDULABLE, text=late)
     if observed.taken:
         status = runstatus.blocked(run, observed.taken, now)
         return Plan((*_first_events(findings),), status, LOOK_SOON_S)

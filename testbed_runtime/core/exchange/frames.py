@@ -18,8 +18,7 @@ MAGIC = 0xBADC0FFE
 FRAME_HEADER_BYTES = 9
 
 BytesLike: TypeAlias = "bytes | bytearray | memoryview"
-
-
+"""A memoryview is one of single bytes, so that its length is its size."""
 LAST_SEQUENCE_NUMBER = 2**31 - 1
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from testbed_runtime.core.faults.links import ANYBODY, any_matches, logical_name
-from testbed_runtime.core.job.messages import Heartbeat
+from testbed_runtime.core.job.messages import TASKEXECUTOR, Heartbeat
 from testbed_runtime.faults.backend import Rule
 from testbed_runtime.ports.storage import BlobStore
 
@@ -17,7 +17,7 @@ CALL_KINDS = ("heartbeats.mute", "rpc.delay")
 REGISTRATION_KINDS = ("registration.delay",)
 STORE_KINDS = ("store.slow", "store.failing")
 
-_REQUEST_ENDPOINTS = ("taskexecutor",)
+_REQUEST_ENDPOINTS = (TASKEXECUTOR,)
 """Heartbeats received here are requests; at `jobmaster` and `resourcemanager` they are answers."""
 
 

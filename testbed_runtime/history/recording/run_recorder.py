@@ -22,6 +22,7 @@ from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.http import HEALTHZ, bad_input, bearer_token, disk_errors, healthz
+from testbed_runtime.history.journal import NAME
 from testbed_runtime.history.recording.recorder import MAX_REQUEST_BYTES, Recorder
 
 T = TypeVar("T")
@@ -38,7 +39,6 @@ CHUNK_BYTES = 256 * 1024
 HISTORY = "history"
 TEMPORARY = ".tmp-"
 _PART = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._+=-]{0,149}$")
-_TRIAL = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
 
 
 def checked_path(path: str) -> str:
@@ -109,7 +109,7 @@ class RunRecorder:
 
     async def _recorder(self, request: web.Request) -> Recorder:
         trial = request.match_info["trial"]
-        if not _TRIAL.match(trial):
+        if not NAME.match(trial):
             raise UserError("trial", f"{trial!r} is not the name of a trial", "write letters, digits, . _ -")
         recorder = self._trials.pop(trial, None) or Recorder(self.folder / HISTORY / trial, token=self._token)
         self._trials[trial] = recorder  # the newest is the last
