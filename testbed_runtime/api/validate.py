@@ -72,10 +72,9 @@ def validate(data: Any) -> Findings[models.Scenario]:
         return Findings(None, tuple(class_a(models.Scenario, error)))
     collected = option_rules.Collected()
     for path, setting in _settings_with_paths(scenario.spec):
-        collected.errors.extend(
-            job_rules.problems(setting.testbed, f"{path}.testbed" if path == "spec" else path)
-        )
-        option_rules.judge_testbed(setting.testbed, _options_path(path), collected)
+        own = ".testbed" if path == "spec" else ""
+        collected.errors.extend(job_rules.problems(setting.testbed, path + own))
+        option_rules.judge_testbed(setting.testbed, f"{path}{own}.flinkConfiguration", collected)
         collected.errors.extend(fault_rules.problems(setting, path, scenario.spec.timeline))
     collected.warnings.extend(without_unit(scenario.spec, "spec"))
     variants = [v.name for v in scenario.spec.variants]
@@ -96,10 +95,6 @@ def _settings_with_paths(spec: models.ScenarioSpec) -> list[tuple[str, MergedVar
     base = MergedVariant(MAIN_VARIANT, spec.testbed, tuple(spec.faults), tuple(spec.expect), spec.control)
     merged = merged_variants(spec) if spec.variants else []
     return [("spec", base), *((f"spec.variants[{i}]", s) for i, s in enumerate(merged))]
-
-
-def _options_path(path: str) -> str:
-    return "spec.testbed.flinkConfiguration" if path == "spec" else f"{path}.flinkConfiguration"
 
 
 def _once(errors: list[UserError]) -> list[UserError]:

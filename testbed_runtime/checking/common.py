@@ -255,7 +255,12 @@ def job_shape(trial: Trial, entry: Entry) -> JobShape:
     if not vertices:
         return _shape_of_tasks(trial)
     edges = tuple(
-        (e.get("source") or e["from"], e.get("target") or e["to"], _how(e)) for e in job.get("edges") or ()
+        (
+            e.get("source") or e["from"],
+            e.get("target") or e["to"],
+            str(e.get("partitioning") or PARTITIONINGS[0]),
+        )
+        for e in job.get("edges") or ()
     )
     return JobShape(
         parallelism={v["name"]: int(v.get("parallelism") or 1) for v in vertices},
@@ -264,10 +269,6 @@ def job_shape(trial: Trial, entry: Entry) -> JobShape:
         sinks=tuple(v["name"] for v in vertices if _role(v) == "sink"),
         windows=frozenset(v["name"] for v in vertices if _operator(v) == "window"),
     )
-
-
-def _how(edge: Mapping[str, Any]) -> str:
-    return str(edge.get("partitioning") or PARTITIONINGS[0])
 
 
 def _role(vertex: Mapping[str, Any]) -> str:

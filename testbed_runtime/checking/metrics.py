@@ -32,7 +32,7 @@ from testbed_runtime.checking.common import (
 from testbed_runtime.checking.completeness import missing_rows
 from testbed_runtime.checking.cpu import cpu_per_record, spent_of
 from testbed_runtime.checking.credit import check_credit
-from testbed_runtime.checking.delivery import Delivery, check_delivery, stale_rejections
+from testbed_runtime.checking.delivery import check_delivery, stale_rejections
 from testbed_runtime.checking.failovers import (
     check_failovers,
     first_cause,
@@ -138,7 +138,10 @@ def _delivery(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> N
     reason = found.reason or ("" if rows or found.lost is not None else NO_DATA)
     answers.add("delivery.lost", found.lost, text=found.detail, reason=reason)
     # at-least-once allows duplicates after a failover
-    allowed = _at_least_once(found, entry) and check_failovers(trial).count > 0
+    at_least_once = (
+        found.at_least_once or options(entry).string("execution.checkpointing.mode") == "AT_LEAST_ONCE"
+    )
+    allowed = at_least_once and check_failovers(trial).count > 0
     answers.add(
         "delivery.duplicated",
         found.duplicated,
@@ -148,10 +151,6 @@ def _delivery(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> N
     answers.add("delivery.corrupted", found.corrupted, text=found.detail, reason=reason)
     answers.add("delivery.out-of-order", found.out_of_order, reason=reason)
     answers.add("delivery.committed", found.committed, reason="" if rows else NO_DATA)
-
-
-def _at_least_once(found: Delivery, entry: Entry) -> bool:
-    return found.at_least_once or options(entry).string("execution.checkpointing.mode") == "AT_LEAST_ONCE"
 
 
 def _credit(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:

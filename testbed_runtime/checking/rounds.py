@@ -177,7 +177,7 @@ def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, 
     found += [
         _without_failover(record, effect, found, [c for c in unnoticed if responsible(injected, c) is effect])
         for effect in injected
-        if effect.fault not in taken and not any(_took_effect_in(effect, o) for o in found)
+        if effect.fault not in taken and not any(o.effect <= effect.begun_ns <= o.end for o in found)
     ]
     found = _joined(record, sorted(found, key=lambda o: o.effect))
     found = [
@@ -185,10 +185,6 @@ def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, 
         for o, following in zip(found, [*found[1:], replace(found[-1], effect=found[-1].end)], strict=True)
     ] if found else []  # fmt: skip
     return _shared(_absorb_idle(found), injected)
-
-
-def _took_effect_in(effect: FaultEffect, outage: Outage) -> bool:
-    return outage.effect <= effect.begun_ns <= outage.end
 
 
 def _absorb_idle(found: Sequence[Outage]) -> list[Outage]:

@@ -78,18 +78,10 @@ def _limits(trial: Trial, entry: Mapping[str, Any]) -> tuple[int, int]:
     return (min(moments), max(moments)) if moments else (0, 0)
 
 
-def _with_roles(tasks: pa.Table, *roles: str) -> pa.Table:
-    return tasks.filter(pc.is_in(tasks.column("role"), pa.array(roles)))
-
-
-def _rounded(values: Floats, digits: int) -> list[float | None]:
-    return [None if not np.isfinite(v) else round(float(v), digits) for v in values]
-
-
 def _rates(tasks: pa.Table, edges: Ints, *, role: str, column: str) -> list[float | None]:
     """Return records per second for each bin. The cumulative counter of each attempt is interpolated at the bin edges,
     because samples (100 ms) and bins do not coincide."""
-    tasks = _with_roles(tasks, role)
+    tasks = tasks.filter(pc.equal(tasks.column("role"), role))
     if not len(tasks):
         return [None] * (len(edges) - 1)
     times, values, attempts = ints(tasks, "t_ns"), ints(tasks, column), ints(tasks, "attempt")
@@ -101,7 +93,7 @@ def _rates(tasks: pa.Table, edges: Ints, *, role: str, column: str) -> list[floa
         # An attempt's first sample may already contain records; they count at the time of that sample.
         total += np.diff(np.interp(edges, times[mine], values[mine], left=0.0))
     total[(edges[:-1] > times.max()) | (edges[1:] < times.min())] = np.nan
-    return _rounded(total / (BIN_NS / 1e9), 1)
+    return [round(float(v), 1) if np.isfinite(v) else None for v in total / (BIN_NS / 1e9)]
 
 
 def _latency(latency: pa.Table, edges: Ints) -> tuple[list[float | None], list[float | None]]:

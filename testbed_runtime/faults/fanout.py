@@ -95,7 +95,8 @@ def _packet_parts(fault: Fault, targets: tuple[str, ...], task_managers: Sequenc
         )
         for receiver in receivers:
             senders.setdefault(receiver, {})[source] = None
-    seen = _one_way(fault)
+    # as the receiving pods see it: `to` them, half of a round trip each
+    seen = replace(fault, direction="to", params=per_direction(fault))
     return tuple(
         Part(Agent(receiver, PACKETS), seen, _received(receiver, list(sources)))
         for receiver, sources in senders.items()
@@ -107,11 +108,6 @@ def _received(receiver: str, sources: Sequence[str]) -> tuple[str, ...]:
     if ANYBODY in sources:
         return (receiver,)
     return tuple(f"{receiver}->{source}" for source in sources)
-
-
-def _one_way(fault: Fault) -> Fault:
-    """Return the fault from the receiving pods' point of view: `to` them, half of a round trip each."""
-    return replace(fault, direction="to", params=per_direction(fault))
 
 
 # ---- the calls

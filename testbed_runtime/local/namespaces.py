@@ -116,7 +116,7 @@ def left_behind() -> list[str]:
     found: dict[str, None] = {}
     for name in (*_namespaces(), *_bridges()):
         owner = _NAME.match(name) or _BRIDGE.match(name)
-        if owner is not None and not _alive(int(owner[1])):
+        if owner is not None and not Path(f"/proc/{owner[1]}").exists():
             found[name.removeprefix("hgb").removeprefix("hg").partition("-")[0]] = None
     return list(found)
 
@@ -153,10 +153,6 @@ def _namespaces() -> list[str]:
 
 def _bridges() -> list[str]:
     return [str(link.get("ifname", "")) for link in json.loads(_ip_output("-j", "link") or "[]")]
-
-
-def _alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 def _must(*arguments: str) -> None:

@@ -55,15 +55,21 @@ def run_markdown(view: RunView) -> str:
     found = aggregate.faults(view.faults) if view.compact else view.faults
     faults = table(
         ("trial", "fault", "requested", "measured", "effect", "backend"),
-        ((f["trial"], f["name"], _asked(f), f["measured"], f["effect"], f["backend"]) for f in found),
+        (
+            (
+                f["trial"],
+                f["name"],
+                ", ".join(filter(None, (f["asked"], f["when"]))),
+                f["measured"],
+                f["effect"],
+                f["backend"],
+            )
+            for f in found
+        ),
     )
     if faults:
         lines += ["### Faults", "", *faults]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _asked(fault: Mapping[str, Any]) -> str:
-    return f"{fault['asked']}, {fault['when']}" if fault["when"] else str(fault["asked"])
 
 
 def expectations(items: Sequence[Mapping[str, Any]], *, merged: bool = False) -> list[str]:

@@ -19,7 +19,7 @@ def status_rows(spec: TuningStudySpec, lines: Sequence[Line]) -> list[dict[str, 
             "options": dict(line.row.options),
             "reference": line.row.reference,
             "verdict": line.verdict,
-            "objectives": _objectives(spec, line),
+            "objectives": {title(o): text for o, text in zip(spec.objectives, line.texts, strict=True)},
             "runs": list(line.runs),
             "best": line.best,
             "front": line.front,
@@ -28,10 +28,6 @@ def status_rows(spec: TuningStudySpec, lines: Sequence[Line]) -> list[dict[str, 
         }
         for line in lines
     ]
-
-
-def _objectives(spec: TuningStudySpec, line: Line) -> dict[str, str]:
-    return {title(o): text for o, text in zip(spec.objectives, line.texts, strict=True)}
 
 
 def _costs(line: Line) -> dict[str, str]:

@@ -14,6 +14,7 @@ STATE, PARENT, STARTED = 0, 1, 19  # fields of /proc/PID/stat after the name
 DEAD = {"Z", "X"}
 END_LIMIT_S = 15.0  # until the kernel has ended every process of a node that was killed
 POLL_S = 0.02
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ def identify(pid: int) -> Process | None:
     fields = _stat(pid)
     if fields is None or fields[STATE] in DEAD:
         return None
-    return Process(pid, int(fields[STARTED]), _boot())
+    return Process(pid, int(fields[STARTED]), BOOT_ID.read_text().strip())
 
 
 def alive(process: Process) -> bool:
@@ -76,7 +77,3 @@ def _stat(pid: int) -> list[str] | None:
     except OSError:
         return None
     return text[text.rindex(")") + 2 :].split()
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -132,14 +132,11 @@ async def _batch(context: Context, run: Run) -> tuple[int, float]:
         return 0, 0.0
     listed = await context.cluster.list(naming.API_VERSION, "ScenarioRun", run.namespace)
     warm = [r for r in map(Run, listed) if r.uses_warm_spark]
-    unfinished = sum(r.uid != run.uid and not r.finished and not _idle(r) for r in warm)
+    # a run that was suspended before it started, or is being deleted, needs no Spark
+    others = [r for r in warm if r.uid != run.uid and not (r.finished or r.terminating)]
+    unfinished = sum(r.status.phase != SUSPENDED for r in others)
     ends = [seconds(at) for r in warm if (at := r.status.completed_at)]
     return unfinished, max(ends, default=0.0)
-
-
-def _idle(run: Run) -> bool:
-    """Whether the run was suspended before it started, or is being deleted."""
-    return run.status.phase == SUSPENDED or run.terminating
 
 
 async def _claim_modes(context: Context, run: Run) -> tuple[str, ...] | None:

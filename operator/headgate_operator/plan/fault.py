@@ -207,7 +207,9 @@ def _agents(observed: Observed, testbed: TestbedState, resolved: Resolved, now: 
     missing = [
         p
         for p in resolved.parts
-        if not _view(observed, p).known and not _view(observed, p).error and _to_inject(p, again, policy)
+        if not _view(observed, p).known
+        and not _view(observed, p).error
+        and (p not in again or policy == "Reapply")
     ]
     if missing and now < deadline:
         return _inject(observed, missing, deadline, now)
@@ -232,10 +234,6 @@ def _inject(observed: Observed, missing: Sequence[Part], deadline: float, now: f
 
 def _view(observed: Observed, part: Part) -> View:
     return observed.views.get(part.agent) or View(error="not asked")
-
-
-def _to_inject(part: Part, again: Sequence[Part], policy: str) -> bool:
-    return policy == "Reapply" if part in again else True
 
 
 def _deadline(observed: Observed) -> float:

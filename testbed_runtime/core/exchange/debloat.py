@@ -6,11 +6,6 @@ from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.values import java_int, java_long, truncated
 
 
-def _round(value: float) -> int:
-    """Round half up, like Java."""
-    return int(value + 0.5)
-
-
 class BufferSizeEMA:
     """Exponential moving average of the buffer size in bytes, between a minimum and a maximum."""
 
@@ -31,7 +26,7 @@ class BufferSizeEMA:
         instant = min(desired_bytes / buffers, 2.0 * self._last)
         value = self._last + self._alpha * (instant - self._last)
         self._last = max(self._least, min(self._largest, value))
-        return _round(self._last)
+        return int(self._last + 0.5)  # half up, as in Java
 
 
 class BufferDebloater:

@@ -122,7 +122,11 @@ class LeaseTable:
 
     def due(self, now: float) -> list[Ended]:
         """Take out and return what expired or lapsed by `now`."""
-        ended = [Ended(f, lease.state) for f, lease in self._leases.items() if not _alive(lease, now)]
+        ended = [
+            Ended(f, lease.state)
+            for f, lease in self._leases.items()
+            if lease.poll(now) is not LeaseState.ACTIVE
+        ]
         for item in ended:
             del self._leases[item.fault_id]
         return ended
@@ -135,7 +139,3 @@ class LeaseTable:
     def next_time(self) -> float | None:
         times = [lease.next_time for lease in self._leases.values() if lease.next_time is not None]
         return min(times, default=None)
-
-
-def _alive(lease: Lease, now: float) -> bool:
-    return lease.poll(now) is LeaseState.ACTIVE

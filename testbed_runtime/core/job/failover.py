@@ -31,7 +31,7 @@ class Regions:
         self._region = {task: task for task in tasks}
         for link in self._links:
             if link.pipelined:
-                self._merge(link.producer, link.consumer)
+                self._region[self._root(link.producer)] = self._root(link.consumer)
         self._members: dict[Task, list[Task]] = {}
         for task in tasks:
             self._members.setdefault(self._root(task), []).append(task)
@@ -41,9 +41,6 @@ class Regions:
             self._region[task] = self._region[self._region[task]]
             task = self._region[task]
         return task
-
-    def _merge(self, one: Task, other: Task) -> None:
-        self._region[self._root(one)] = self._root(other)
 
     def region(self, task: Task) -> list[Task]:
         """Return the tasks of a task's region, in their original order."""

@@ -21,7 +21,7 @@ def murmur_hash(code: int) -> int:
     code ^= code >> 13
     code = (code * 0xC2B2AE35) & _MASK
     code ^= code >> 16
-    signed = _signed(code)
+    signed = code - 2**32 if code >= 2**31 else code
     return 0 if signed == -(2**31) else abs(signed)
 
 
@@ -52,10 +52,6 @@ def compute_default_max_parallelism(parallelism: int) -> int:
 def _check(parallelism: int) -> None:
     if not 0 < parallelism <= UPPER_BOUND_MAX_PARALLELISM:
         raise ValueError(f"Operator parallelism not within bounds: {parallelism}")
-
-
-def _signed(value: int) -> int:
-    return value - 2**32 if value >= 2**31 else value
 
 
 def _rotate_left(value: int, bits: int) -> int:

@@ -239,11 +239,11 @@ async def _send(
             for series in (first, second):
                 if series is not None:
                     series.ping(loop.time())
-        await asyncio.sleep(max(0.0, begin + len(through.sent_at) * every_s - loop.time(), _gap(every_s)))
-
-
-def _gap(every_s: float) -> float:
-    return TICK_S if every_s < TICK_S else 0.0
+        await asyncio.sleep(
+            max(
+                0.0, begin + len(through.sent_at) * every_s - loop.time(), TICK_S if every_s < TICK_S else 0.0
+            )
+        )
 
 
 def _under_way(series: _Series) -> int:
