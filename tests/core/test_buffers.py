@@ -192,6 +192,33 @@ def test_D_11_more_exclusive_segments_than_there_are_is_an_error_and_a_recycled_
     assert woken == [1, 2]
 
 
+def test_D_12_and_D_13_memory_usage_is_warned_about_once_a_change() -> None:
+    """Above 100 percent, and when it is back."""
+    network = NetworkBufferPool(50, 128)
+    first = network.create_buffer_pool(10, 20)
+    network.create_buffer_pool(5, MAX_INT)
+    assert network.drain_warnings() == []
+    network.create_buffer_pool(10, 30)
+    (warning,) = network.drain_warnings()
+    assert warning == (
+        "Memory usage [120%] is too high to satisfy all of the requests. This can severely impact network "
+        "throughput. Please consider increasing available network memory, or decreasing configured size of "
+        "network buffer pools. (totalMemory=6.250kb (6400 bytes), requestedMemory=7.500kb (7680 bytes), "
+        "missingMemory=1.250kb (1280 bytes))"
+    )
+    fourth = network.create_buffer_pool(10, 20)
+    (warning,) = network.drain_warnings()
+    assert "[160%]" in warning
+    assert "missingMemory=3.750kb (3840 bytes)" in warning
+    network.recycle_unpooled(network.request_unpooled(1).poll() or [])
+    assert network.drain_warnings() == []
+    fourth.destroy()
+    network.drain_warnings()
+    first.destroy()
+    assert network.drain_warnings() == ["Memory usage [80%] went back to normal"]
+    assert network.drain_warnings() == []
+
+
 def test_D_14_a_request_for_exclusive_segments_times_out() -> None:
     """The promise is taken back, and what was collected too."""
     network = NetworkBufferPool(2, 128)

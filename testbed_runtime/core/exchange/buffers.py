@@ -54,9 +54,11 @@ class NetworkBufferPool:
         "_counted",
         "_created",
         "_free",
+        "_last_usage",
         "_redistributing",
         "_timeout_key",
         "_waiters",
+        "_warnings",
         "generation",
         "pools",
         "required",
@@ -85,8 +87,10 @@ class NetworkBufferPool:
         self._free: list[MemorySegment] = []
         self._created = 0
         self._waiters: list[Callback] = []
+        self._last_usage = 0
         self.generation = 0
         """Counts the changes of the pools and their sizes."""
+        self._warnings: list[str] = []
         self._redistributing = False
         self._all_full = False
         """Every pool has its maximum size since the last redistribution."""
@@ -194,6 +198,11 @@ class NetworkBufferPool:
         if not self._redistributing:
             self._all_full = False
 
+    def drain_warnings(self) -> list[str]:
+        """Return Flink's messages about memory usage since the last call, and clear them."""
+        drained, self._warnings = self._warnings, []
+        return drained
+
     def timeout_error(self, timeout_s: float) -> FlinkError:
         return sizing.request_timeout(self.total, self.segment_bytes, timeout_s, self._timeout_key)
 
@@ -223,7 +232,19 @@ class NetworkBufferPool:
             given += share
             pool.set_num_buffers(pool.required + share)
         self._redistributing = False
+        self._note_usage()
         self._notify()
+
+    def _note_usage(self) -> None:
+        wanted = sum(p.maximum if p.maximum < MAX_INT else 2 * p.required for p in self.pools)
+        usage = wanted * 100 // self.total if self.total else 0
+        if usage == self._last_usage:
+            return
+        if usage >= 100:
+            self._warnings.append(sizing.usage_too_high(usage, self.total, wanted, self.segment_bytes))
+        elif self._last_usage >= 100:
+            self._warnings.append(sizing.usage_back_to_normal(usage))
+        self._last_usage = usage
 
     def _notify(self) -> None:
         if self._waiters and self.is_available and not self._redistributing and not self._batches:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.options import MAX_INT, Options
-from testbed_runtime.core.processmemory import SEGMENT, process_memory
+from testbed_runtime.core.processmemory import SEGMENT, process_memory, readable
 
 BUFFERS_TIMEOUT = "taskmanager.network.memory.buffers-request-timeout"
 MAX_REQUIRED_BATCH = 1000
@@ -87,3 +87,17 @@ def request_timeout(
         f"Timeout triggered when requesting exclusive buffers: {_configuration_text(total, segment_bytes)},  "
         f"or you may increase the timeout which is {round(timeout_s * 1000)}ms by setting the key '{key}'.",
     )
+
+
+def usage_too_high(usage: int, total: int, requested: int, segment_bytes: int) -> str:
+    return (
+        f"Memory usage [{usage}%] is too high to satisfy all of the requests. This can severely impact network "
+        "throughput. Please consider increasing available network memory, or decreasing configured size of network "
+        f"buffer pools. (totalMemory={readable(total * segment_bytes)}, "
+        f"requestedMemory={readable(requested * segment_bytes)}, "
+        f"missingMemory={readable((requested - total) * segment_bytes)})"
+    )
+
+
+def usage_back_to_normal(usage: int) -> str:
+    return f"Memory usage [{usage}%] went back to normal"
