@@ -119,11 +119,14 @@ class TaskSampler:
             self.start()
 
     def _sample_buffers(self, tasks: list[Task]) -> None:
-        """Record the network buffers and the pools, if they have changed. Many pools are recorded without their usage."""
+        """Record the network buffers and the pools, if they have changed, and Flink's newest warning about their memory. Many pools
+        are recorded without their usage."""
         segments = self._environment.segments()
         if segments != self._segments:
             self._segments = segments
             self._record("network.buffers", segments)
+        for warning in self._environment.pool.drain_warnings()[-1:]:
+            self._record("note", {}, text=warning)
         usage, state = self._pace.channel_stride == 1, (self._environment.pool.generation, len(tasks))
         if not usage and state == self._pool_state:
             return
@@ -141,9 +144,9 @@ class TaskSampler:
                 found = {"side": side, "peer": peer, "connection": port, **asdict(state)}
                 self._record("socket.state", found)
 
-    def _record(self, kind: str, found: dict[str, Any]) -> None:
+    def _record(self, kind: str, found: dict[str, Any], *, text: str = "") -> None:
         subject = str(self._environment.resource_id)
-        self._history.append("events", kind=kind, subject=subject, data=json.dumps(found))
+        self._history.append("events", kind=kind, subject=subject, text=text, data=json.dumps(found))
 
     def _sample_channels(self, tasks: list[Task]) -> None:
         self._channel_ticks += 1

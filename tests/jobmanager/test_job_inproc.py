@@ -321,6 +321,21 @@ def lose_failure_reports(rpc):
     rpc.ask = asking
 
 
+def test_a_job_whose_pools_want_more_memory_than_there_is_says_so_once():
+    """Flink's warning, as a note in the history: the job runs, with smaller pools."""
+
+    async def main():
+        memory = "taskmanager.memory.network"
+        async with a_testbed(**{f"{memory}.min": "100 kb", f"{memory}.max": "100 kb"}) as bed:
+            await run_and_drain(bed, graph(), checkpoints=6)
+            notes = [row for row in bed.events("note") if "is too high" in row["text"]]
+            assert notes
+            assert len({row["subject"] for row in notes}) == len(notes)
+            assert "totalMemory=100.000kb" in notes[0]["text"]
+
+    run_virtual(main())
+
+
 def test_a_cancelled_job_gives_everything_back():
     """No task, no buffer, no slot is left (the testbed's end checks the first two)."""
 
