@@ -334,11 +334,11 @@ def faults_page() -> str:
     parts = [f"{texts.FAULTS_INTRO}{listed}\n\n{texts.PACKET_BACKENDS_NOTE}"]
     for kind in KINDS.values():
         rows = [
-            ("written", f"`{_written(kind)}`"),
+            ("syntax", f"`{_written(kind)}`"),
             ("backends", ", ".join(f"`{b}`" for b in kind.backends)),
-            ("effect is measured by", kind.measured),
-            ("residue means", kind.residue),
-            ("what it does not do", kind.limits),
+            ("how the effect is measured", kind.measured),
+            ("counts as residue", kind.residue),
+            ("limits", kind.limits),
         ]
         parts.append(f"## {kind.name}\n\n{kind.doc}\n\n{table(('', ''), rows)}\n")
     return "\n".join(parts)

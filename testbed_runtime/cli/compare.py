@@ -41,7 +41,7 @@ def compare(
 ) -> None:
     """Compare the variants of a run, or several runs with the first one, variant by variant.
 
-    Trials with the same seed are compared in pairs. All intervals of differences hold together with 95 % confidence."""
+    Trials with the same seed are compared in pairs. The confidence of 95 % applies to all intervals together."""
     from testbed_runtime.core.judgement.comparison import comparison
 
     loaded = {folder: _groups(folder, variant or ()) for folder in dict.fromkeys(runs)}

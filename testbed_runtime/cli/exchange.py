@@ -48,10 +48,12 @@ Version = Annotated[str, typer.Option(help=f"Frame layout and behaviour: {', '.j
 def serve_command(  # noqa: PLR0917 - options of the command line
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0: a free one.")],
     partition: Partition,
-    subpartitions: Annotated[int, typer.Option(help="How many.")] = 1,
-    records: Annotated[int, typer.Option(help="Records of each subpartition.")] = 10_000,
-    record_bytes: Annotated[int, typer.Option(help="Bytes of a record, without the 4 of its length.")] = 100,
-    seed: Annotated[int, typer.Option(help="Each subpartition has the seed + its index.")] = 1,
+    subpartitions: Annotated[int, typer.Option(help="Number of subpartitions.")] = 1,
+    records: Annotated[int, typer.Option(help="Number of records per subpartition.")] = 10_000,
+    record_bytes: Annotated[int, typer.Option(help="Bytes per record, without its 4-byte length.")] = 100,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the first subpartition; each further one adds its index.")
+    ] = 1,
     flink_version: Version = "2.x",
     settings: Settings = [],  # noqa: B006 - typer copies it
 ) -> None:
@@ -79,9 +81,9 @@ def fetch_command(  # noqa: PLR0917 - options of the command line
     port: Annotated[int, typer.Option(help="Port of the producer.")],
     partition: Partition,
     host: Annotated[str, typer.Option(help="Host of the producer.")] = LOOPBACK,
-    subpartition: Annotated[int, typer.Option(help="Which, from 0.")] = 0,
+    subpartition: Annotated[int, typer.Option(help="Index of the subpartition, from 0.")] = 0,
     exclusive: Annotated[int, typer.Option(help="Exclusive buffers: the initial credit.")] = 2,
-    floating: Annotated[int, typer.Option(help="Most floating buffers.")] = 8,
+    floating: Annotated[int, typer.Option(help="Maximum number of floating buffers.")] = 8,
     flink_version: Version = "2.x",
     settings: Settings = [],  # noqa: B006 - typer copies it
 ) -> None:

@@ -26,8 +26,9 @@ def executions(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the states of every execution (a subtask's attempt), from CREATED to FINISHED, CANCELED or FAILED: the second in
-    which each was reached, the TaskManager and the cause."""
+    """Show the states of every execution (an attempt of a subtask), from CREATED to FINISHED, CANCELED or FAILED.
+
+    Each state has the time at which it was reached, the TaskManager and the cause."""
     from testbed_runtime.checking.executions import executions as executions_of
     from testbed_runtime.core.errors import UserError
     from testbed_runtime.history.reader import read_trial

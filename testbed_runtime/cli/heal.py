@@ -29,7 +29,7 @@ OPERATOR_GONE_S = 30.0
 
 
 def heal(  # noqa: PLR0917 - typer passes by name
-    every: Annotated[bool, typer.Option("--all", help="Every fault of every running testbed.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="End every fault of every running testbed.")] = False,
     on: options.OnEnvironment = options.Environment.LOCAL,
     namespace: access.Namespace = "",
     all_namespaces: access.AllNamespaces = False,

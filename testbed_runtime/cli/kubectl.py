@@ -23,7 +23,7 @@ COLUMNS = (("NAMESPACE", 20), ("FAULT", 28), ("PHASE", 12), ("BACKEND", 12), ("T
 def run(  # noqa: PLR0917 - typer passes by name
     scenarios: options.Scenarios,
     variant: options.Variants = None,
-    no_control: Annotated[bool, typer.Option("--no-control", help="Without the control runs.")] = False,
+    no_control: Annotated[bool, typer.Option("--no-control", help="Skip the control runs.")] = False,
     out: options.Out = options.DEFAULT_OUT,
     inconclusive: options.InconclusivePolicy = options.Policy.REPORT,
     quiet: options.Quiet = False,

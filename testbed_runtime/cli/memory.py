@@ -58,9 +58,9 @@ def memory(  # noqa: PLR0917 - options of the command line
     settings: Settings = [],  # noqa: B006 - typer copies it
     as_json: AsJson = False,
 ) -> None:
-    """Show the memory of a TaskManager's process by Flink's rules: its parts, JVM flags and number of network buffers.
+    """Compute a TaskManager's memory by Flink's rules: its components, JVM flags and number of network buffers.
 
-    With --flink-ratio, the process is cut by the rules of a platform instead, and the command says what does not add up."""
+    With --flink-ratio, the memory is divided by a platform's rules instead, and the command reports what does not add up."""
     from testbed_runtime.core.errors import UserError
     from testbed_runtime.core.processmemory import FLINK, MemoryRefused, platform_memory, process_memory
 

@@ -24,7 +24,10 @@ DEFAULT = questions.Shape()
 def new(  # noqa: PLR0917 - typer passes by name
     question: Annotated[
         str,
-        typer.Argument(help="A question of --list; without one, a terminal asks.", autocompletion=_names),
+        typer.Argument(
+            help="One of the questions that --list prints. Without it, Headgate asks on the terminal.",
+            autocompletion=_names,
+        ),
     ] = "",
     listed: Annotated[bool, typer.Option("--list", help="List the questions.")] = False,
     output: Annotated[
@@ -32,7 +35,7 @@ def new(  # noqa: PLR0917 - typer passes by name
         typer.Option(
             "--output",
             "-o",
-            help="The file; - for stdout. By default QUESTION/scenario.yaml.",
+            help="File to write, - for stdout. By default QUESTION/scenario.yaml.",
             show_default=False,
         ),
     ] = None,

@@ -85,7 +85,7 @@ RunFolders = Annotated[
     list[Path], typer.Argument(help="Folders of runs (headgate-runs/…).", show_default=False)
 ]
 Scenarios = Annotated[list[Path], typer.Argument(help="Scenario folders, or YAML files.", show_default=False)]
-Out = Annotated[Path, typer.Option("--out", help="Folder for the runs' folders.")]
+Out = Annotated[Path, typer.Option("--out", help="Parent folder of the run folders.")]
 InconclusivePolicy = Annotated[
     Policy,
     typer.Option(
@@ -102,11 +102,11 @@ FromCheckpoint = Annotated[
     typer.Option(
         "--from-checkpoint",
         "-s",
-        help="Start the jobs from the kept checkpoint below this folder files/<trial> of a run, as `flink run -s`.",
+        help="Start the jobs from a kept checkpoint, as `flink run -s` does: the folder files/<trial> of a run.",
         show_default=False,
     ),
 ]
-OnEnvironment = Annotated[Environment, typer.Option("--on", help="Where it runs.")]
+OnEnvironment = Annotated[Environment, typer.Option("--on", help="Environment to run in.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the verdict.")]
 
 DEFAULT_OUT = Path("headgate-runs")

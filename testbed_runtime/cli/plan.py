@@ -25,9 +25,9 @@ def plan(
     settings: Settings = [],  # noqa: B006 - typer copies it
     as_json: AsJson = False,
 ) -> None:
-    """Show how many network buffers a job needs on each TaskManager, before it runs: the least, the most, and what is missing.
+    """Compute how many network buffers a job needs on each TaskManager: the minimum, the maximum, and what is missing.
 
-    Exit code 0: every job can start; 1: buffers are missing, and the options to change are named."""
+    The job is not run. Exit code 0: it can start; 1: buffers are missing, and the output names the options to change."""
     from testbed_runtime.core.errors import UserError
     from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
     from testbed_runtime.core.processmemory import MemoryRefused

@@ -12,7 +12,7 @@ from testbed_runtime.cli import access, options
 def run(  # noqa: PLR0917 - typer passes by name
     scenarios: options.Scenarios,
     variant: options.Variants = None,
-    no_control: Annotated[bool, typer.Option("--no-control", help="Without the control runs.")] = False,
+    no_control: Annotated[bool, typer.Option("--no-control", help="Skip the control runs.")] = False,
     out: options.Out = options.DEFAULT_OUT,
     inconclusive: options.InconclusivePolicy = options.Policy.REPORT,
     on: options.OnEnvironment = options.Environment.LOCAL,
@@ -22,7 +22,7 @@ def run(  # noqa: PLR0917 - typer passes by name
     kubeconfig: access.Kubeconfig = "",
     from_checkpoint: options.FromCheckpoint = None,
 ) -> None:
-    """Run scenarios: a testbed each, the faults, the verdict, a report.
+    """Run scenarios: create a testbed for each, inject its faults, judge it and write a report.
 
     Ctrl-C heals faults, stops every process and keeps what was recorded (exit 130)."""
     from testbed_runtime.cli import loading, running

@@ -18,12 +18,14 @@ MAX_SEEDS = 1000
 def simulate(  # noqa: PLR0917 - typer passes by name
     scenario: Annotated[Path, typer.Argument(help="A scenario folder, or a YAML file.", show_default=False)],
     seed: Annotated[
-        int | None, typer.Option(help="Instead of the scenario's own seed.", show_default=False)
+        int | None, typer.Option(help="Seed to use instead of the scenario's.", show_default=False)
     ] = None,
     seeds: Annotated[
         int,
         typer.Option(
-            min=1, max=MAX_SEEDS, help="Number of seeds: with more than one, distributions are printed."
+            min=1,
+            max=MAX_SEEDS,
+            help="Number of seeds. With more than one, the distribution of each metric is printed.",
         ),
     ] = 1,
     out: options.Out = options.DEFAULT_OUT,

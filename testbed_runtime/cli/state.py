@@ -45,10 +45,9 @@ def state(
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Restore the keyed state of a kept checkpoint as the subtasks of a job would, and show what each of them gets. Entries that had
-    expired when the checkpoint was triggered are left out.
+    """Restore the keyed state of a kept checkpoint as a job would, and show what each subtask gets.
 
-    Another parallelism redistributes the key groups; another max parallelism is refused, as in Flink."""
+    Entries that had expired when the checkpoint was triggered are left out. Another parallelism redistributes the key groups; another max parallelism is refused, as in Flink."""
     checkpoint, found = asyncio.run(restored_state(folder, parallelism, max_parallelism))
     if as_json:
         typer.echo(

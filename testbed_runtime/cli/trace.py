@@ -1,5 +1,4 @@
-"""`headgate trace`: the way of one network buffer, from its builder to the credit that it brings back, or why each buffer is
-sent."""
+"""`headgate trace`: the path of one network buffer, from its builder to the credit that it returns, or why each buffer is sent."""
 
 from __future__ import annotations
 
@@ -22,12 +21,15 @@ def trace(  # noqa: PLR0917 - options of the command line
     service_time: Annotated[str, typer.Option(help="How long the consumer works on each buffer.")] = "10 ms",
     sent: Annotated[
         bool,
-        typer.Option("--sent", help="List what is sent, up to the buffer, each with the reason instead."),
+        typer.Option(
+            "--sent",
+            help="Instead, list all buffers sent up to this one, each with the reason for sending it.",
+        ),
     ] = False,
     rate: Annotated[
         float,
         typer.Option(
-            min=0, help="Records of 100 bytes that the producer writes per second; 0: as many as it can."
+            min=0, help="Records of 100 bytes that the producer writes per second; 0: as fast as it can."
         ),
     ] = 0.0,
     barriers: Annotated[str, typer.Option(help="Interval of checkpoint barriers; 0: none.")] = "0 s",
@@ -35,10 +37,9 @@ def trace(  # noqa: PLR0917 - options of the command line
     settings: Settings = [],  # noqa: B006 - typer copies it
     as_json: AsJson = False,
 ) -> None:
-    """Follow one network buffer between two TaskManagers in virtual time: builder, subpartition, wire, channel, reader,
-    recycling, credit.
+    """Follow one network buffer between two TaskManagers in virtual time, from its builder to the returned credit.
 
-    Each step shows the credit and the backlog of the producer, the credit that the consumer has not announced yet, and the
+    Its places are builder, subpartition, wire, channel, reader, recycling and credit. Each step shows the credit and the backlog of the producer, the credit that the consumer has not announced yet, and the
     buffers in use on both sides. With --sent, each buffer is listed with the reason for which it was sent: it was full, the
     output flusher (execution.buffer-timeout.interval) found it growing, or an event followed it."""
     from testbed_runtime.core.errors import UserError

@@ -52,7 +52,7 @@ def tune(  # noqa: PLR0917 - typer passes by name
 ) -> None:
     """Try every combination of a study's option values, and say which is best, what it costs and how far it is from its limits.
 
-    The search runs in virtual time. Exit code 0: a row passes and is the best; 1: none does."""
+    The search runs in virtual time. Exit code 0: at least one row passes; 1: none does."""
     login = access.access_for(on.value, namespace, context, kubeconfig)
     resource, document = load_study(study)
     if on is options.Environment.KUBERNETES:

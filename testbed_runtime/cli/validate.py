@@ -25,7 +25,9 @@ Documents = Annotated[
 On = Annotated[
     options.Environment | None,
     typer.Option(
-        "--on", help="Refuse what cannot run there; without it, that is a warning.", show_default=False
+        "--on",
+        help="Refuse what cannot run in this environment. Without this option, that is only a warning.",
+        show_default=False,
     ),
 ]
 
