@@ -19,6 +19,9 @@ _IN_ONE_DIRECTION = {"in each direction": "one way"}
 _OPTIONAL = re.compile(r"\[([^]]*)\]")
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
+COUNTED = {"swallowed": "dropped", "failed": "failed", "given_up": "given up"}
+"""Counters of the calls that a fault affected, and how a report names them."""
+
 
 def asked(fault: Mapping[str, Any]) -> str:
     """Return the sentence of a fault of timeseries.json or the manifest: `8 s pause of tm-2`. See Kind.asked."""
@@ -139,12 +142,10 @@ def _packets(path: Mapping[str, Any]) -> str:
 
 
 def _counters(values: Mapping[str, Any]) -> str:
-    """Return what a channel fault delayed, swallowed or refused, for each process where it did."""
+    """Return what a channel fault delayed, dropped or refused, for each process where it did."""
     lines = []
     for name, counts in values["counters"].items():
-        parts = [
-            f"{counts[k]} {k.replace('_', ' ')}" for k in ("swallowed", "failed", "given_up") if counts.get(k)
-        ]
+        parts = [f"{counts[key]} {text}" for key, text in COUNTED.items() if counts.get(key)]
         if counts.get("delayed"):
             parts.insert(0, f"{counts['delayed']} delayed, {words.seconds(counts.get('delay_s'))} in all")
         if counts.get("holding"):

@@ -180,7 +180,7 @@ def test_the_scale_subresource_changes_the_task_managers(ready: Cluster, api: Ap
 
 def test_kubectl_explains_and_lists_the_kinds(ready: Cluster, api: Api):
     """Texts of the reference, the columns, the category and the short names."""
-    assert "Bytes take longer" in ready.kubectl("explain", "fault.spec.network.latency")
+    assert "Bytes arrive later" in ready.kubectl("explain", "fault.spec.network.latency")
     assert "The exponent of the keys" in ready.kubectl(
         "explain", "scenario.spec.testbed.job.vertices.source.keySkew"
     )

@@ -18,7 +18,7 @@ ASKED = [
     ("frames.drop", {"frame_class": "buffer", "percent": 50}, "50 % of the buffer frames of tm-2 dropped for 8 s"),
     ("registration.delay", {"delay_s": 3.0, "vertex": "source"}, "partitions of source on tm-2 are registered 3 s late"),
     ("registration.delay", {"attempts": 2}, "the first 2 requests for partitions on tm-2 find nothing"),
-    ("heartbeats.mute", {"direction": "response"}, "heartbeat responses of tm-2 are swallowed for 8 s"),
+    ("heartbeats.mute", {"direction": "response"}, "heartbeat responses of tm-2 are dropped for 8 s"),
     ("rpc.delay", {"method": "SubmitTask", "delay_s": 0.2}, "each SubmitTask on tm-2 200 ms later for 8 s"),
 ]  # fmt: skip
 

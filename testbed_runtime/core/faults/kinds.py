@@ -36,15 +36,17 @@ MAX_BYTES_PER_SECOND = 2**40
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
-        Family("network", "network fault", "Bytes between processes.", links=True),
-        Family("frames", "frame fault", "Frames of Flink's exchange, by class.", links=True),
-        Family("registration", "registration fault", "Partitions that a producer registers."),
-        Family("heartbeats", "heartbeat fault", "Heartbeats between the JobManager and TaskManagers."),
-        Family("rpc", "RPC fault", "Messages of the control plane."),
-        Family("process", "process fault", "TaskManager processes.", target="taskManagers"),
-        Family("pod", "pod fault", "Pods, where the processes are pods.", target="any"),
-        Family("jobmanager", "JobManager fault", "The JobManager process.", jobmanager_only=True),
-        Family("store", "store fault", "The checkpoint store, as the targets see it."),
+        Family("network", "network fault", "Acts on bytes between processes.", links=True),
+        Family("frames", "frame fault", "Acts on frames of Flink's exchange, by class.", links=True),
+        Family("registration", "registration fault", "Acts on partitions that a producer registers."),
+        Family(
+            "heartbeats", "heartbeat fault", "Acts on heartbeats between the JobManager and TaskManagers."
+        ),
+        Family("rpc", "RPC fault", "Acts on messages of the control plane."),
+        Family("process", "process fault", "Acts on TaskManager processes.", target="taskManagers"),
+        Family("pod", "pod fault", "Acts on pods, so only in a cluster.", target="any"),
+        Family("jobmanager", "JobManager fault", "Acts on the JobManager process.", jobmanager_only=True),
+        Family("store", "store fault", "Acts on the checkpoint store, as the targets see it."),
     )
 }
 
@@ -98,7 +100,7 @@ def _packets(
 _NETWORK = (
     Kind(
         name="network.latency",
-        doc="Bytes take longer.",
+        doc="Bytes arrive later.",
         backends=("netem", "nfqueue", "proxy"),
         parameters=(
             duration("delay", "The added delay.", internal="latency_s"),
@@ -141,7 +143,7 @@ _NETWORK = (
         asked="{delay}[ ± {jitter}] more {mode} of {targets}{direction}{for}",
         measured=f"{_PROBE} The best of five must exceed the best one before by at least 80 % of the requested delay (minus the jitter).",
         residue=_PROXY_RESIDUE,
-        limits="The proxy delays bytes, not packets: TCP on either side sees no longer round trip, so its window and its timers do not "
+        limits="The proxy delays bytes, not packets: TCP on either side sees the same round trip as before, so its window and its timers do not "
         "change. New connections are accepted at once; only the data sent on them is late.",
         instead="leave correlation out, or choose another environment",
     ),
@@ -162,7 +164,7 @@ _NETWORK = (
         asked="{percent} % of the packets of {targets} arrive twice{direction}{for}",
         measured="A probe of datagrams on the packets' path.",
         residue="Packets still arrive twice.",
-        limits="TCP drops the second copy: the job sees it only as traffic. Only where there are packets, as with packet loss.",
+        limits="TCP drops the second copy: the job sees it only as traffic. It needs a packet backend, like packet loss.",
     ),
     _packets(
         "network.reorder",
@@ -171,7 +173,7 @@ _NETWORK = (
         asked="{percent} % of the packets of {targets} are overtaken{direction}{for}",
         measured="A probe of numbered datagrams on the packets' path.",
         residue="Packets are still overtaken.",
-        limits="TCP restores the order of bytes: the job sees later bytes and repeated segments, never another order. Only where there are packets.",
+        limits="TCP restores the order of bytes: the job sees later bytes and repeated segments, never another order. It needs a packet backend.",
     ),
     _packets(
         "network.corrupt",
@@ -179,7 +181,7 @@ _NETWORK = (
         asked="one bit flips in {percent} % of the packets of {targets}{direction}{for}",
         measured="A probe of datagrams on the packets' path: damaged ones do not arrive.",
         residue="Packets are still damaged.",
-        limits="The receiver's checksum drops the packet, so the effect is packet loss. Only where there are packets.",
+        limits="The receiver's checksum drops the packet, so the effect is packet loss. It needs a packet backend.",
     ),
     Kind(
         "network.partition",
@@ -224,13 +226,13 @@ _NETWORK = (
         f"{_SILENCE} It is sent from the end that stays.",
         _PROXY_RESIDUE,
         "The target's process stays: only its ends of its connections vanish. When the fault ends, the other ends are reset, as by a "
-        "firewall that lost its table.",
+        "firewall that lost its connection table.",
         hides=Hides.LINK,
         silent=True,
     ),
     Kind(
         name="network.bandwidth",
-        doc="Throughput has a ceiling.",
+        doc="Throughput is limited.",
         backends=("netem", "proxy"),
         parameters=(
             integer(
@@ -265,7 +267,7 @@ _FRAMES = (
         name="frames.drop",
         doc="Frames of a class vanish.",
         backends=("channel",),
-        parameters=(_FRAME_CLASS, percent("Share of the frames, in percent, drawn by the seed.", default=100)),
+        parameters=(_FRAME_CLASS, percent("Share of the frames, in percent, drawn from the seed.", default=100)),
         asked="{percent} % of the {frame_class} frames of {targets} dropped{direction}{for}",
         measured=f"{_TAPS} At least half of the requested share is missing.",
         residue=_RULE_RESIDUE,
@@ -309,7 +311,7 @@ _CALLS = (
     ),
     Kind(
         name="heartbeats.mute",
-        doc="Heartbeats in one direction are swallowed.",
+        doc="Heartbeats in one direction are dropped.",
         backends=("channel",),
         parameters=(
             choice(
@@ -318,8 +320,8 @@ _CALLS = (
                 {"request": "request", "response": "response"},
             ),
         ),
-        asked="heartbeat {direction}s of {targets} are swallowed{for}",
-        measured="The count of swallowed heartbeats at the process that should have received them.",
+        asked="heartbeat {direction}s of {targets} are dropped{for}",
+        measured="The count of dropped heartbeats at the process that should have received them.",
         residue=_CALL_RESIDUE,
         limits="It affects no other message, so the TaskManager stays reachable: detection is by `heartbeat.timeout`, never by the RPC "
         "failure threshold.",
@@ -389,19 +391,19 @@ _PROCESSES = (
         asked="the pod of {targets} is deleted",
         measured=_POD_GONE,
         residue="Nothing can be left: the pod is gone.",
-        limits="Without grace: nothing in the pod can shut down in order. Only where the processes are pods.",
+        limits="There is no grace period, so nothing in the pod can shut down cleanly. It works only in a cluster.",
         in_process=True,
         instead=_NOT_WITHOUT_PODS,
         hides=Hides.PROCESS,
     ),
     Kind(
         name="pod.evict",
-        doc="The pod is evicted, as by a drain of its node: disruption budgets and its grace period apply.",
+        doc="The pod is evicted, as when its node is drained: disruption budgets and its grace period apply.",
         backends=(POD_BACKEND,),
         asked="the pod of {targets} is evicted",
         measured=_POD_GONE,
         residue="Nothing can be left: the pod is gone.",
-        limits="A disruption budget may refuse it; then it did not take effect. Only where the processes are pods.",
+        limits="A disruption budget may refuse it; then it did not take effect. It works only in a cluster.",
         in_process=True,
         instead=_NOT_WITHOUT_PODS,
         hides=Hides.PROCESS,
