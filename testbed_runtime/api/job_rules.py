@@ -1,4 +1,4 @@
-"""Class B of the job: names, edges, cycles, inputs and outputs, slots."""
+"""Rules of a job that a schema cannot express: names, edges, cycles, inputs and outputs, slots."""
 
 from __future__ import annotations
 

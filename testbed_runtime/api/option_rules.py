@@ -1,4 +1,4 @@
-"""Class B of flinkConfiguration: whether each key is known, whether its value fits, and rules between options."""
+"""Rules of flinkConfiguration that a schema cannot express: whether each key is known, whether its value fits, and rules between options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Class A: pydantic's errors as UserErrors, with the path as the user wrote it, the value and how to fix it."""
+"""Turn pydantic's errors into UserErrors, with the path as the user wrote it, the value and how to fix it."""
 
 from __future__ import annotations
 

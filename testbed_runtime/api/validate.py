@@ -1,8 +1,8 @@
 """Validate a document: one pure function, with the same error texts in the command line and in the operator. It reports all
 problems at once.
 
-Class A (types, bounds, exactly-one) comes from the models, class B (job graph, options, rules between fields) from here. Class B
-is checked only if a document passes class A.
+The models check types, bounds and exactly-one rules. The job graph, the options and rules between fields are checked here, and only
+if the document passes the models.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _with_line(error: UserError, name: str, line: int | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Findings(Generic[P_co]):
-    """`resource` (models.Scenario, kinds.Testbed, …) is set if class A passed. It may be used only if `errors` is empty."""
+    """`resource` (models.Scenario, kinds.Testbed, …) is set if the models accepted the document. It may be used only if `errors` is empty."""
 
     resource: P_co | None
     errors: tuple[UserError, ...] = ()

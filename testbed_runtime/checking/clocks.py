@@ -1,4 +1,4 @@
-"""How far the clocks of a trial's processes are apart, by the offsets that they measured against the recorder's."""
+"""The differences between the clocks of a trial's processes, from the offsets that they measured against the recorder's."""
 
 from __future__ import annotations
 

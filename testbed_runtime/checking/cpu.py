@@ -1,4 +1,4 @@
-"""Processor time of virtual time: what the tasks spent for each record that arrived."""
+"""Processor time in virtual time: how much the tasks spent per record that arrived."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walk back over waits from the end of a span to its start, and give every nanosecond one owner.
+"""Walk back over the waits from the end of a span to its start, and attribute every nanosecond to exactly one wait or cause.
 
 At each point the walk takes the wait that ended last among those that the next step needed, and jumps to its start. A gap
 between two waits belongs to the step that recorded it, or stays unattributed. Pure: no table, no trial.

@@ -1,4 +1,4 @@
-"""The metrics of a recovery: its seconds by phase, as a summary of the rounds and never a second truth."""
+"""The metrics of a recovery: its seconds by phase, derived only from the rounds."""
 
 from __future__ import annotations
 

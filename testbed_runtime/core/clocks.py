@@ -1,4 +1,4 @@
-"""How far the clock of a process is from the recorder's, by its requests (as NTP estimates it). Pure.
+"""Estimate the offset of a process's clock from the recorder's from request round trips, as NTP does. Pure.
 
 The clocks of one machine are equal. Those of several nodes are as close as their NTP keeps them. A request that is sent at
 `sent_s` and received at `received_s`, and that the recorder answered at `remote_s`, shows the difference up to half of its

@@ -3,7 +3,7 @@
     asked → injected → verified | unverified → ended (voided when the lease lapsed) → clean | residue
     asked → failed
 
-A fault ends at its absolute deadline, on `heal`, or when a run stops renewing its lease, whichever comes first. The far ends hold the
+A fault ends at its absolute deadline, on `heal`, or when a run stops renewing its lease, whichever comes first. The holders have the
 deadline too. Each step becomes a row of the history's `faults` table, with its own time.
 """
 
@@ -195,7 +195,7 @@ class FaultAgent:
         ]
 
     async def residue(self) -> dict[str, Any]:
-        """Measure what is active or left at every far end: `{}` is clean."""
+        """Measure what is active or left at every holder: `{}` is clean."""
         found: dict[str, Any] = {}
         if self._active:
             found["faults"] = list(self._active)

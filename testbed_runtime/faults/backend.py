@@ -1,4 +1,6 @@
-"""The interface of a backend, the rule that its far end holds, and a measurement."""
+"""The interface of a backend, the rule that its holder applies, and a measurement.
+
+A holder is the component that carries out a fault: the interceptor of a process, the proxy, or a packet engine."""
 
 from __future__ import annotations
 
@@ -45,12 +47,12 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The part of a fault that a far end holds: its flows and parameters. Travels as JSON."""
+    """The part of a fault that its holder needs: flows and parameters. Travels as JSON."""
 
     rule_id: str
     kind: str
     deadline: float
-    """Absolute, on CLOCK_MONOTONIC of this boot: the far end ends the rule then, whether or not the agent is alive."""
+    """Absolute, on CLOCK_MONOTONIC of this boot: the holder ends the rule then, whether or not the agent is alive."""
     flows: tuple[Flow, ...] = ()
     """Directed links, in the direction of the bytes."""
     planes: tuple[str, ...] = ("data",)
@@ -113,7 +115,7 @@ class Control(Protocol):
 
 
 class Backend(Protocol):
-    """The calls of the agent to a backend. The far end holds the deadline too, so the fault ends even when the agent dies."""
+    """The calls of the agent to a backend. The holder knows the deadline too, so the fault ends even when the agent dies."""
 
     async def prepare(self, request: FaultRequest) -> None:
         """Measure the state before the fault. Raises HeadgateError when the fault is not possible."""

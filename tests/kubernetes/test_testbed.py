@@ -151,7 +151,7 @@ def test_a_deleted_jobmanager_comes_again_and_goes_on_from_its_checkpoint(space:
 def test_a_bad_testbed_disturbs_no_other_and_is_refused_with_the_words_of_the_command_line(
     space: Space,
 ) -> None:
-    """Class B: `Accepted=False`, and nothing is created."""
+    """A rule that the schema cannot express: `Accepted=False`, and nothing is created."""
     space.apply(a_testbed("bad", flinkConfiguration={"heartbeat.timeot": "5 s"}), a_testbed(NAME))
     found = space.condition("testbed/bad", "Accepted", 20, "False")
     assert "did you mean heartbeat.timeout?" in found["message"]

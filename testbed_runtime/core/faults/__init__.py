@@ -1,1 +1,1 @@
-"""Faults as every layer knows them: the kinds and their checks, links, leases, frame classes."""
+"""Faults: the kinds and their checks, links, leases and frame classes. Every layer uses these declarations."""

@@ -1,4 +1,5 @@
-"""Flow control other than by the network: a queue at the receiver that does not push back, and what limits the source instead.
+"""Flow control without the network's back-pressure: a queue at the receiver that does not push back, and what limits
+the source instead.
 
 The modes are those of other engines, to be compared with the network's own on the same job: none, a rate that follows Spark
 Streaming's PID controller, and watermarks of the queues with a coordinator that throttles the sources, as in Storm.

@@ -1,4 +1,4 @@
-"""RPC, registration and store faults inside a process: what waits and what is swallowed. Nothing runs while no rule is active."""
+"""RPC, registration and store faults inside a process: what is delayed and what is dropped. Nothing runs while no rule is active."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Rules:
 
 
 class CallFaults(Rules):
-    """A ports.interception.CallInterceptor: swallows heartbeats, and delays messages in the callee's mailbox."""
+    """A ports.interception.CallInterceptor: drops heartbeats, and delays messages in the callee's mailbox."""
 
     async def before_ask(self, link: str, endpoint: str, message: Any) -> bool:
         del link
@@ -129,7 +129,7 @@ class CallFaults(Rules):
 
 
 def _concerns(rule: Rule, direction: str, message: Heartbeat) -> bool:
-    """Answers are swallowed where they arrive, so the rule's flows name the senders."""
+    """Answers are dropped where they arrive, so the rule's flows name the senders."""
     if rule.params.get("direction") != direction:
         return False
     return direction == "request" or any_matches(rule.flows, logical_name(message.origin), ANYBODY)

@@ -1,4 +1,4 @@
-"""The far end of the channel backend: one `ChannelFaults` in each process, and the HTTP routes by which the agent reaches it.
+"""The holder of the channel backend's rules: one `ChannelFaults` in each process, and the HTTP routes by which the agent reaches it.
 
 Each rule has its own absolute deadline here, so a fault ends even when the supervisor is gone. Nothing runs while no rule is active.
 The process mounts the routes on its RPC server, which checks the bearer token:

@@ -1,4 +1,4 @@
-"""The far end of the packet backend: one engine holds the packet rules of a network namespace, their deadlines, the echo and the prober.
+"""The holder of the packet backend's rules: one engine holds the packet rules of a network namespace, their deadlines, the echo and the prober.
 
 On start it removes what a killed engine may have left. A rule ends at its deadline here even when the agent is gone.
 """

@@ -1,4 +1,4 @@
-"""Packet probes: UDP with one packet per probe, so one lost packet is one lost probe. An echo at the far end counts what it receives.
+"""Packet probes: UDP with one packet per probe, so one lost packet is one lost probe. An echo at the other end counts what it receives.
 
 A prober sends from a port of its plane (`PROBE_PORTS`), which the rules of that plane cover: what is measured is the rule itself. No frame
 of the job's connections is touched.

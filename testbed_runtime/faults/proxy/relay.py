@@ -125,7 +125,7 @@ class Direction:
     ) -> None:
         self.shaper = shaper
         self.ended: End | None = None
-        """How the stream ended at the far end."""
+        """How the stream ended at the other socket."""
         self._source = source
         self._sink = sink
         self._lateness = lateness

@@ -1,4 +1,4 @@
-"""The far end of the proxy backend: routes (one listener each), rules with their own deadlines, relays, and its control endpoint.
+"""The holder of the proxy backend's rules: routes (one listener each), rules with their own deadlines, relays, and its control endpoint.
 
 The control endpoint is HTTP with the testbed's bearer token:
 
