@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
+
+from msgspec import Struct, field
 
 from headgate_operator.agents import Agents
 from headgate_operator.cluster import Cluster
@@ -26,8 +27,7 @@ class Jobs(Protocol):
         `{state, running, total, restarts, checkpoints, placement, registered}`"""
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(Struct, frozen=True):
     """The context in which handlers act. `now`: seconds since the epoch. `entropy`: a new token (hexadecimal, 256 bits).
     `certificate`: a new private key with its certificate (PEM); making one takes about 0.1 s."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from testbed_runtime.checking.common import data, events
 from testbed_runtime.history.schema import Trial
@@ -33,8 +34,7 @@ _BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
 """The first match in `class: text` wins, so more specific entries come first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(Struct, frozen=True):
     """The cause of a failure, as first known to the JobManager."""
 
     t_ns: int
@@ -59,8 +59,7 @@ class Cause:
         return REPORTED_TO in self.text
 
 
-@dataclass(frozen=True, slots=True)
-class Failovers:
+class Failovers(Struct, frozen=True):
     count: int
     attempts: int
     first: Cause | None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from msgspec import Struct, field
 
-@dataclass(frozen=True, slots=True)
-class RunStarted:
+
+class RunStarted(Struct, frozen=True):
     run: str
     folder: str
     trials: int
@@ -18,16 +18,14 @@ class RunStarted:
     """Whether the time is virtual, so that it passes faster than a clock."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrialStarted:
+class TrialStarted(Struct, frozen=True):
     trial: str
     number: int
     """1 to RunStarted.trials; repetitions of void trials keep the number."""
     planned_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseEntered:
+class PhaseEntered(Struct, frozen=True):
     trial: str
     phase: str
     """`create`, the phases of core.trial.timeline (`ended` instead of `drain` for a job that has ended), `seal`, `dispose`."""
@@ -36,8 +34,7 @@ class PhaseEntered:
     """Whether it is a control trial, which spends the phase `fault` without a fault."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """The current state of the job."""
 
     trial: str
@@ -52,16 +49,14 @@ class Sample:
     """records_per_s, credits, lag_s, …"""
 
 
-@dataclass(frozen=True, slots=True)
-class Happened:
+class Happened(Struct, frozen=True):
     """A message for the user: a fault was injected or healed, the job changed its state, the trial became void."""
 
     trial: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class FaultChanged:
+class FaultChanged(Struct, frozen=True):
     """A fault began, or ended."""
 
     trial: str
@@ -71,8 +66,7 @@ class FaultChanged:
     """Seconds until its deadline; None once it has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrialEnded:
+class TrialEnded(Struct, frozen=True):
     trial: str
     job_state: str
     drained: bool
@@ -82,13 +76,11 @@ class TrialEnded:
     """Why the trial is void."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluating:
+class Evaluating(Struct, frozen=True):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnded:
+class RunEnded(Struct, frozen=True):
     verdict: str
     folder: str
     report: str = ""
