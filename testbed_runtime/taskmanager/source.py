@@ -174,7 +174,8 @@ class SourceTask:
             )
         except (AskTimeout, RecipientUnreachable, RemoteFailure) as error:
             text = f"Requesting the next input split failed: {error}"
-            raise FlinkError("InputSplitProviderException", text) from error
+            wait = "" if isinstance(error, RemoteFailure) else "jobmanager"
+            raise FlinkError("InputSplitProviderException", text, wait=wait) from error
         if split.number == NO_SPLIT:
             return False
         self.source.limit = (index + 1) * size

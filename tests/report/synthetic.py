@@ -228,7 +228,7 @@ def _job(plan: Plan, manager: Any) -> None:
     if plan.failover:
         at = FAULT_AT + COSTS["detect"]
         text = "Heartbeat of TaskManager with id tm-1-1 timed out."
-        cause = {"cause_class": "TimeoutException", "detector": "JobMaster"}
+        cause = {"cause_class": "TimeoutException", "detector": "JobMaster", "wait": "heartbeat"}
         event(at, "taskmanager.lost", "tm-1-1", text, data=cause)
         manager.append(
             "waits", wait="jobmanager-1/1", kind="heartbeat", who="JobMaster", what="tm-1-1", attempt=-1, t_ns=ns(at),
@@ -239,7 +239,12 @@ def _job(plan: Plan, manager: Any) -> None:
             "job.state",
             "job",
             text,
-            data={"from": "RUNNING", "to": "RESTARTING", "cause_class": "TimeoutException"},
+            data={
+                "from": "RUNNING",
+                "to": "RESTARTING",
+                "cause_class": "TimeoutException",
+                "wait": "heartbeat",
+            },
         )
         region = ["source-0", "source-1", "count-0", "count-1", "sink-0", "sink-1"]
         event(at, "failover.started", "1", text, data={**cause, "region": region, "taskmanager": "tm-1-1"})

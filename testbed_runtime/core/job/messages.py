@@ -67,6 +67,8 @@ class DisconnectTaskManager:
     session: int
     cause_class: str = ""
     cause: str = ""
+    wait: str = ""
+    """The kind of the wait that it ended (core.job.causes), if the class does not say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,8 @@ class UpdateTaskExecutionState:
     lost_taskmanager: str = ""
     """ResourceID of the TaskManager whose connection failed, if that was the cause. The job does not restart before that
     TaskManager answers a heartbeat or is lost."""
+    wait: str = ""
+    """The kind of the wait that the failure ended (core.job.causes), if its class does not say it."""
 
 
 @dataclass(frozen=True, slots=True)
