@@ -34,10 +34,12 @@ def problems(testbed: models.TestbedSpec, path: str) -> list[UserError]:
     return [*found, *_slots(testbed, path)]
 
 
-def functions_of_scenario(spec: models.ScenarioSpec, path: str) -> list[UserError]:
-    """Return an error for each Python function of the scenario at `path` that pods cannot load."""
-    jobs = {f"{path}.testbed.job": spec.testbed.job}
-    jobs |= {f"{path}.variants[{i}].job": v.job for i, v in enumerate(spec.variants) if v.job is not None}
+def functions_of_scenario(spec: models.ScenarioSpec) -> list[UserError]:
+    """Return an error for each Python function of a ScenarioRun's scenario that pods cannot load."""
+    jobs = {"spec.scenario.testbed.job": spec.testbed.job}
+    jobs |= {
+        f"spec.scenario.variants[{i}].job": v.job for i, v in enumerate(spec.variants) if v.job is not None
+    }
     return [error for where, job in jobs.items() for error in functions_in_pods(job, where)]
 
 

@@ -101,7 +101,7 @@ def _run(resource: Any) -> KindFindings:
     errors = [UserError(_moved(e.path), e.problem, e.hint) for e in found.errors]
     errors += _unknown_variants(spec)
     errors += _checkpoint_problems(spec.scenario)
-    errors += job_rules.functions_of_scenario(spec.scenario, "spec.scenario")
+    errors += job_rules.functions_of_scenario(spec.scenario)
     if spec.evaluation.executors > 0 and not spec.evaluation.history_claim:
         errors.append(
             UserError(

@@ -12,7 +12,7 @@ from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.model import Fault
-from testbed_runtime.core.ids import JOB, JOBMANAGER, RUNNER
+from testbed_runtime.core.ids import JOBMANAGER, RUNNER
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.livecounters import LiveCounters
 from testbed_runtime.core.options import Options
@@ -118,7 +118,7 @@ class SimTestbed:
         self._status: JobStatus | None = None
         self._asked_at = self._counted_at = -math.inf
         self._rpc = MemoryRpc(RUNNER, switchboard, flink_version=plan.flink_version)
-        self._client = JobClient(self._rpc, JOBMANAGER_ADDRESS, job=JOB)
+        self._client = JobClient(self._rpc, JOBMANAGER_ADDRESS)
         self._sealed = False
 
     async def open(self) -> None:

@@ -44,7 +44,6 @@ class Create:
 class Delete:
     """Delete with background propagation. NotFound is ignored; `uid` protects a newer object of the same name."""
 
-    api_version: str
     kind: str
     namespace: str
     name: str
@@ -63,7 +62,6 @@ class SetFinalizers:
 class Patch:
     """Merge a patch into another object's spec or metadata."""
 
-    api_version: str
     kind: str
     namespace: str
     name: str
@@ -95,12 +93,11 @@ Action = Apply | Create | Delete | SetFinalizers | Patch | Emit | Ask
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`status` is the whole status; None leaves it as it is. `status_first`: it is written before the actions are carried out."""
+    """`status` is the whole status; None leaves it as it is. It is written before the actions are carried out."""
 
     actions: tuple[Action, ...] = ()
     status: Status | None = None
     requeue_after_s: float | None = None
-    status_first: bool = True
 
 
 def api_version_of(kind: str) -> str:
@@ -110,7 +107,7 @@ def api_version_of(kind: str) -> str:
 
 def delete(kind: str, obj: Resource, *, grace_s: int | None = None) -> Delete:
     """Return the deletion of exactly this object."""
-    return Delete(api_version_of(kind), kind, obj.namespace, obj.name, obj.uid, grace_s)
+    return Delete(kind, obj.namespace, obj.name, obj.uid, grace_s)
 
 
 def release(obj: Resource, *events: Emit) -> Plan:

@@ -186,10 +186,10 @@ class ResultPartition:
 
     # ---- events --------------------------------------------------------------------------------------------
 
-    def broadcast_event(self, event: Event, *, data_type: DataType | None = None) -> None:
+    def broadcast_event(self, event: Event) -> None:
         """Send an event to every subpartition, after the emitted data (a priority event overtakes it). Never waits,
         because events need no buffer."""
-        self._broadcast(encode_event(event), data_type or data_type_of(event))
+        self._broadcast(encode_event(event), data_type_of(event))
 
     def broadcast_barrier(self, barrier: CheckpointBarrier) -> dict[int, tuple[bytes, ...]]:
         """Send a checkpoint barrier. Return the data that it overtakes, by subpartition: the output channel state.
