@@ -54,11 +54,13 @@ class HttpBlobStore:
         address: Address,
         token: str,
         *,
+        away_limit_s: float = AWAY_LIMIT_S,
         on_fenced: Callable[[str], None] | None = None,
     ) -> None:
         """`on_fenced(text)` is called when another JobManager has taken over, before Fenced is raised."""
         self._base = f"http://{address[0]}:{address[1]}"
         self._session = Session(token, aiohttp.ClientTimeout(total=REQUEST_LIMIT_S))
+        self._away_limit_s = away_limit_s
         self._on_fenced = on_fenced
         self.epoch = 0
 
@@ -91,11 +93,11 @@ class HttpBlobStore:
         await self._session.close()
 
     async def _call(
-        self, method: str, path: str, body: bytes | None = None, *, limit_s: float = AWAY_LIMIT_S
+        self, method: str, path: str, body: bytes | None = None, *, limit_s: float | None = None
     ) -> bytes:
         """Call the store, again while it does not answer: every call must be idempotent."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + limit_s
+        end = loop.time() + (limit_s or self._away_limit_s)
         while True:
             try:
                 return await self._once(method, path, body)
