@@ -7,6 +7,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.metrics import (
     LOWER_BOUNDS,
     METRICS,
@@ -30,7 +31,6 @@ from testbed_runtime.report.model import (
 )
 
 LATENCY_QUANTILES = (0.5, 0.95, 0.99)
-Row = Mapping[str, Any]
 
 
 def build(

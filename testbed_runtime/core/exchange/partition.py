@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import IO, TypeAlias
+from typing import IO
 
 import numpy as np
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.blocking import BlockingSubpartition, ResultFile
-from testbed_runtime.core.exchange.buffers import LocalBufferPool
+from testbed_runtime.core.exchange.buffers import Callback, LocalBufferPool
 from testbed_runtime.core.exchange.events import (
     AlignmentType,
     CheckpointBarrier,
@@ -25,8 +25,6 @@ from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder
 from testbed_runtime.core.exchange.pending import Pending
 from testbed_runtime.core.exchange.subpartition import PipelinedSubpartition, SubpartitionView
 from testbed_runtime.core.ids import ResultPartitionID
-
-Callback: TypeAlias = Callable[[], None]
 
 _DATA = DataType.DATA_BUFFER
 
