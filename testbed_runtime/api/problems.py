@@ -151,7 +151,7 @@ def _unknown_field(model: type[BaseModel], loc: list[int | str]) -> UserError:
     part = _model_at(model, loc[:-1])
     fields = [f.alias or n for n, f in part.model_fields.items()] if part else []
     if part is not None and part.__name__.endswith("FaultSpec") | part.__name__.endswith("Fault"):
-        problem = "is no fault kind and no field of a fault"
+        problem = "is neither a fault kind nor a field of a fault"
     else:
         problem = "is an unknown field"
     return UserError(path_of(loc), problem, _did_you_mean(str(loc[-1]), fields) if fields else "write {}")

@@ -158,7 +158,7 @@ def _comparison_problems(spec: models.ScenarioSpec) -> list[UserError]:
     stop = spec.stop_early
     if stop and not compared:
         hint = "add an expectation such as {metric: recovery.downtime, versus: <variant>, improvesBy: 20 %}"
-        problems.append(UserError("spec.stopEarly", "no expectation with versus decides when to stop", hint))
+        problems.append(UserError("spec.stopEarly", "needs an expectation with versus", hint))
     elif stop and stop.min_trials > spec.trials:
         problem = f"{stop.min_trials} is more than trials, {spec.trials}"
         problems.append(UserError("spec.stopEarly.minTrials", problem, "write a larger trials"))
@@ -170,6 +170,6 @@ def expectation_problem(path: str, item: models.Expectation) -> UserError | None
     if item.metric not in METRICS:
         near = difflib.get_close_matches(item.metric, list(METRICS), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "`headgate faults --metrics` lists them"
-        return UserError(f"{path}.metric", f"{show(item.metric)} is no metric", hint)
+        return UserError(f"{path}.metric", f"{show(item.metric)} is not a metric", hint)
     problem = compile_expectation(item).problem
     return UserError(path, problem) if problem else None
