@@ -36,7 +36,7 @@ _KINDS_OF_VALUE = {
 }
 
 
-def class_a(model: type[BaseModel], error: ValidationError) -> list[UserError]:
+def model_errors(model: type[BaseModel], error: ValidationError) -> list[UserError]:
     """Return every error of pydantic as a UserError. The two alternatives of a union are reported once."""
     found: dict[str, UserError] = {}
     for item in error.errors(include_url=False):

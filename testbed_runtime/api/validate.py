@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from testbed_runtime.api import fault_rules, job_rules, models, option_rules
 from testbed_runtime.api.compile import MAIN_VARIANT, MergedVariant, compile_expectation, merged_variants
 from testbed_runtime.api.fields import without_unit
-from testbed_runtime.api.problems import class_a, show
+from testbed_runtime.api.problems import model_errors, show
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.faults.check import nearest
 from testbed_runtime.core.judgement.metrics import METRICS
@@ -69,7 +69,7 @@ def validate(data: Any) -> Findings[models.Scenario]:
     try:
         scenario = models.Scenario.model_validate(data)
     except ValidationError as error:
-        return Findings(None, tuple(class_a(models.Scenario, error)))
+        return Findings(None, tuple(model_errors(models.Scenario, error)))
     collected = option_rules.Collected()
     for path, setting in _settings_with_paths(scenario.spec):
         own = ".testbed" if path == "spec" else ""

@@ -11,7 +11,7 @@ from testbed_runtime.api import fault_rules, job_rules, kinds, models, option_ru
 from testbed_runtime.api.catalogue import Standing, judge, value_problem
 from testbed_runtime.api.compile import merged_variants
 from testbed_runtime.api.naming import API_VERSION
-from testbed_runtime.api.problems import class_a, show
+from testbed_runtime.api.problems import model_errors, show
 from testbed_runtime.api.validate import Findings, expectation_problem, validate
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.check import nearest
@@ -40,7 +40,7 @@ def validate_kind(data: Any) -> KindFindings:
     try:
         resource = model.model_validate(plain)
     except ValidationError as error:
-        return Findings(None, tuple(class_a(model, error)))
+        return Findings(None, tuple(model_errors(model, error)))
     return _RULES[str(kind)](resource)
 
 

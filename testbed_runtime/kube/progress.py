@@ -246,9 +246,9 @@ class StatusProgress:
         """Write the final report. Raises HeadgateError if that fails for LAST_LIMIT_S."""
         await self.close()
         self.status.complete(verdict, reason=reason, text=text, **more)
-        await self.insist(self._manifest())
+        await self.write_with_retries(self._manifest())
 
-    async def insist(self, manifest: Mapping[str, Any]) -> None:
+    async def write_with_retries(self, manifest: Mapping[str, Any]) -> None:
         """Write a manifest with retries. Raises HeadgateError after LAST_LIMIT_S, and at once if the content is rejected."""
         loop = asyncio.get_running_loop()
         end = loop.time() + LAST_LIMIT_S

@@ -38,7 +38,7 @@ from testbed_runtime.simulation.backends import (
     SimPeers,
     SimProcessBackend,
 )
-from testbed_runtime.simulation.network import SimNetworkBackend, Weather
+from testbed_runtime.simulation.network import RpcConditions, SimNetworkBackend
 from testbed_runtime.simulation.processes import (
     BOOT_ID,
     JOBMANAGER_ADDRESS,
@@ -86,9 +86,9 @@ class SimTestbed:
         self._outputs = run_folder / OUTPUTS / context.trial
         self._records = MemoryHistory(run=context.run, trial=context.trial, boot_id=BOOT_ID)
         network: Random = SeededRandom(context.seed).stream("network")
-        self._weather = Weather()
+        self._rpc_conditions = RpcConditions()
         self._pace = pace_of(plan.job)
-        switchboard = Switchboard(self._weather.latency_s)
+        switchboard = Switchboard(self._rpc_conditions.latency_s)
         self._blobs = MemoryBlobStore()
         world = World(
             options=Options(plan.configuration, flink_version=plan.flink_version),
@@ -108,7 +108,7 @@ class SimTestbed:
         self.agent = FaultAgent(
             {
                 "channel": ChannelBackend(InProcessControl(self.processes), peers),
-                "proxy": SimNetworkBackend(world.fabric, switchboard, self._weather, self.processes),
+                "proxy": SimNetworkBackend(world.fabric, switchboard, self._rpc_conditions, self.processes),
                 "supervisor": SimProcessBackend(self.processes),
             },
             SIMULATION,

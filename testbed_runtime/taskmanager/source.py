@@ -195,7 +195,7 @@ class SourceTask:
         await self._emit(records)
         if run.work is not None:
             await run.work.pay()
-        await run.services.cpu.breathe()
+        await run.services.cpu.yield_control()
 
     async def _emit(self, records: Records) -> None:
         """Write the records that were taken last."""

@@ -135,5 +135,5 @@ def given_up_because(pod: Pod | None, starts: int, what: str) -> str:
         return f"{what}'s pod was lost {starts} times" if starts > MAX_RESTARTS else ""
     for container in pod.containers:
         if container.restarts > MAX_RESTARTS:
-            return f"{what}'s pod ended {container.restarts} times; the end of its log: {tail(container.last_words)}"
+            return f"{what}'s pod ended {container.restarts} times; the end of its log: {tail(container.end_of_log)}"
     return ""
