@@ -105,14 +105,15 @@ def _emitted(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
         if not isinstance(following, int):
             continue
         task, attempt = end["subject"], end["attempt"]
-        mine = equal(tasks, "task", task) & (attempts == attempt) & equal(tasks, "process", end["process"])
+        mine = equal(tasks, "task", task) & (attempts == attempt)
+        later = mine & equal(tasks, "process", end["process"]) & (seq > end["seq"])
         beyond = np.flatnonzero(mine & (counted > following))
         fresh = (
             kinds.get(task.rpartition("-")[0]) == "generated"
             and not started
             and (task, attempt) not in restored
         )
-        short = np.flatnonzero(mine & (counted < following) & (seq > end["seq"])) if fresh else beyond
+        short = np.flatnonzero(later & (counted < following)) if fresh else beyond
         if len(beyond) or len(short):
             row = int(beyond[0] if len(beyond) else short[0])
             problem = f"is {counted[row]}, but {task} emitted {following} records (source.end in events)"
