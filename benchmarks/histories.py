@@ -32,7 +32,7 @@ RATE = 2_000
 SUBTASKS_PER_TASKMANAGER = 9
 DOWN_S = 5.0
 STATE_BYTES = 8_000
-"""What each task stores in a checkpoint."""
+"""The size of a task in a checkpoint."""
 NOISE_S = (0.004, 0.012)
 """The lag of a sample, beyond that of the job. Each window has records with both."""
 SHARES = {"frames": 0.57, "channels": 0.23, "tasks": 0.14, "latency": 0.02}

@@ -21,6 +21,9 @@ TOLERANCE_NS = NS
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 ATTEMPT = ("process", "task", "attempt")
+EVENT_COLUMNS = ("process", "seq", "t_ns", "kind", "subject", "attempt", "checkpoint", "data")
+UNREAD = ("network.buffers", "network.pools", "socket.state", "cpu.spent", "backpressure.sampled")
+"""Kinds of events that no rule reads. They are many."""
 
 
 def ints(table: pa.Table, column: str) -> Ints:
@@ -97,13 +100,37 @@ def parsed(text: str | None) -> dict[str, Any]:
 
 def events(trial: Trial, *kinds: str) -> list[tuple[int, dict[str, Any]]]:
     """Return the events of these kinds with their places in the table, in the order in which each process wrote them."""
-    table = trial.table("events")
-    if not sound(table, "kind", "process", "seq"):
-        return []
-    mine = pc.is_in(table.column("kind"), pa.array(kinds)).to_numpy(zero_copy_only=False)
-    places = np.flatnonzero(mine)
-    rows = zip(places.tolist(), table.take(pa.array(places)).to_pylist(), strict=True)
-    return sorted(rows, key=lambda pair: (pair[1]["process"], pair[1]["seq"]))
+    of_kind = trial.kept("events that are compared", lambda: _by_kind(trial.table("events")))
+    found = [pair for kind in kinds for pair in of_kind.get(kind, ())]
+    return found if len(kinds) == 1 else sorted(found, key=_written)
+
+
+def _by_kind(table: pa.Table) -> dict[str, list[tuple[int, dict[str, Any]]]]:
+    found: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    if sound(table, "kind", "process", "seq"):
+        read = pc.invert(pc.is_in(table.column("kind"), pa.array(UNREAD)))
+        places = np.flatnonzero(read.to_numpy(zero_copy_only=False))
+        rows = table.select(EVENT_COLUMNS).take(pa.array(places)).to_pylist()
+        for pair in sorted(zip(places.tolist(), rows, strict=True), key=_written):
+            found.setdefault(pair[1]["kind"], []).append(pair)
+    return found
+
+
+def _written(pair: tuple[int, dict[str, Any]]) -> tuple[str, int]:
+    return pair[1]["process"], pair[1]["seq"]
+
+
+def distinct(trial: Trial, name: str, *columns: str) -> list[tuple[int, dict[str, Any]]]:
+    """Return each combination of values that the rows of a table have, with the first row that has it."""
+
+    def found() -> list[tuple[int, dict[str, Any]]]:
+        table = trial.table(name)
+        if not sound(table, *columns):
+            return []
+        _, rows = np.unique(numbered([table], columns), return_index=True)
+        return list(zip(rows.tolist(), table.select(columns).take(pa.array(rows)).to_pylist(), strict=True))
+
+    return trial.kept(f"distinct {columns} of {name}", found)
 
 
 def ended_process(event: Mapping[str, Any]) -> str:

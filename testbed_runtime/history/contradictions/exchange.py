@@ -145,4 +145,5 @@ def _finished(trial: Trial) -> Totals:
 
 def _last_numbers(trial: Trial) -> dict[str, int]:
     """Map each process to the number of its last event: a task that finished has written its last sample before that."""
-    return {event["process"]: event["seq"] for _, event in events(trial, "network.buffers", "network.pools")}
+    found = trial.table("events").select(["process", "seq"]).group_by("process").aggregate([("seq", "max")])
+    return {r["process"]: r["seq_max"] for r in found.to_pylist()}

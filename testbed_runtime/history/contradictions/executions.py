@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
 from testbed_runtime.history.contradictions.columns import (
     NS,
     TOLERANCE_NS,
+    distinct,
     events,
-    numbered,
     parsed,
     sound,
     tasks_of,
@@ -31,7 +28,7 @@ LONG_NS = 5 * NS
 WITH_ATTEMPTS = ("tasks", "channels", "latency", "delivery")
 TASK_EVENTS = (
     "task.restored", "source.end", "gate.connected", "sink.first-record", "function.dropped", "partition.request",
-    "backpressure.sampled", "latency.markers", "receive-queue.closed", "input-split",
+    "latency.markers", "receive-queue.closed", "input-split",
 )  # fmt: skip
 """Events of an attempt that was deployed."""
 
@@ -72,12 +69,7 @@ Deployed = Mapping[tuple[str, int], Mapping[str, Any]]
 def _attempts(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
     """Yield a row of an attempt that was not deployed."""
     for name in WITH_ATTEMPTS:
-        table = trial.table(name)
-        if not sound(table, "task", "attempt"):
-            continue
-        _, rows = np.unique(numbered([table], ("task", "attempt")), return_index=True)
-        firsts = table.select(["task", "attempt"]).take(pa.array(rows)).to_pylist()
-        for row, r in zip(rows.tolist(), firsts, strict=True):
+        for row, r in distinct(trial, name, "task", "attempt"):
             if (r["task"], r["attempt"]) not in deployed:
                 yield Damage(name, "attempt", row, _never(r["task"], r["attempt"]))
                 break
@@ -112,12 +104,7 @@ def _attempts_of_waits(trial: Trial, deployed: Deployed, known: set[str]) -> Ite
 
 def _places(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
     """Yield a sample that another TaskManager took than the one to which the attempt was deployed."""
-    table = trial.table("tasks")
-    if not sound(table, "task", "attempt", "process"):
-        return
-    _, rows = np.unique(numbered([table], ("task", "attempt", "process")), return_index=True)
-    columns = ["task", "attempt", "process"]
-    for row, r in zip(rows.tolist(), table.select(columns).take(pa.array(rows)).to_pylist(), strict=True):
+    for row, r in distinct(trial, "tasks", "task", "attempt", "process"):
         event = deployed.get((r["task"], r["attempt"]))
         there = parsed(event["data"]).get("taskmanager") if event is not None else ""
         if there and there != r["process"]:
@@ -128,13 +115,9 @@ def _places(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
 
 def _sampled(trial: Trial, states: list[tuple[int, dict[str, Any]]]) -> Iterator[Damage]:
     """Yield a task that ran for long and finished, and has no sample."""
-    table = trial.table("tasks")
-    if not sound(table, "task", "attempt"):
+    found = _sampled_attempts(trial)
+    if not found:
         return
-    _, rows = np.unique(numbered([table], ("task", "attempt")), return_index=True)
-    found = {
-        (r["task"], r["attempt"]) for r in table.select(["task", "attempt"]).take(pa.array(rows)).to_pylist()
-    }
     running: dict[tuple[str, int], int] = {}
     for _, event in states:
         key, state = (event["subject"], event["attempt"]), parsed(event["data"]).get("to")
@@ -204,13 +187,7 @@ def _restored(trial: Trial, deployed: Deployed, running: set[tuple[str, int]]) -
 
 
 def _sampled_attempts(trial: Trial) -> set[tuple[str, int]]:
-    table = trial.table("tasks")
-    if not sound(table, "task", "attempt"):
-        return set()
-    _, rows = np.unique(numbered([table], ("task", "attempt")), return_index=True)
-    return {
-        (r["task"], r["attempt"]) for r in table.select(["task", "attempt"]).take(pa.array(rows)).to_pylist()
-    }
+    return {(r["task"], r["attempt"]) for _, r in distinct(trial, "tasks", "task", "attempt")}
 
 
 def _lost(trial: Trial) -> Iterator[Damage]:
