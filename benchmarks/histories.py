@@ -159,8 +159,8 @@ def _channels(shape: Shape, random: Any) -> Columns:
             parts.append({
                 "process": np.full(len(ticks), _process(subtask)), "t_ns": _at(ticks, random), "side": [side] * len(ticks),
                 "task": [task] * len(ticks), "attempt": zero, "peer": [peer] * len(ticks),
-                "local": np.zeros(len(ticks), dtype=np.bool_), "credit": zero + 2, "announced": used + 10, "used": used,
-                "backlog": zero, "queued": zero, "floating": zero, "exclusive": zero + 2,
+                "local": np.zeros(len(ticks), dtype=np.bool_), "credit": zero + (10 if side == "producer" else 2), "announced": used + 10,
+                "used": used, "backlog": zero, "queued": zero, "floating": zero + 10, "exclusive": zero + 2,
             })  # fmt: skip
     return _joined(parts)
 

@@ -31,6 +31,8 @@ def _agree(history: Any, table: str, row: Row) -> Row:
     t_s = (row["t_ns"] - history.start) / NS
     if table == "tasks":
         return row | {"idle_ns": row["t_ns"] - history.start}
+    if table == "channels" and row["side"] == "consumer":
+        return row | {"exclusive": row["announced"] - row["used"]}
     if table == "delivery":
         return row | {"checkpoint": 1, "t_ns": max(row["t_ns"], history.at(7.2))}
     if table != "latency":

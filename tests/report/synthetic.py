@@ -205,7 +205,9 @@ def _channels(sources: list[Any], sinks: list[Any]) -> None:
             "t_ns": ns(second),
         }
         sources[0].append("channels", side="producer", task="count-0", peer="sink-0", credit=2, **shared)
-        sinks[0].append("channels", side="consumer", task="sink-0", peer="count-0", credit=0, **shared)
+        sinks[0].append(
+            "channels", side="consumer", task="sink-0", peer="count-0", credit=0, exclusive=2, **shared
+        )
 
 
 def _latency(

@@ -23,6 +23,8 @@ from testbed_runtime.history.schema import Trial
 JOB_ENDS = frozenset(("FINISHED", "FAILED", "CANCELED"))
 JOBMASTER = "JobMaster"
 DETECTORS = ("JobMaster", "ResourceManager")
+AT_ONCE_NS = NS // 1000
+"""A process records two consequences of one event within this time, unless it is paused in between."""
 LONG_NS = 5 * NS
 """A task that ran for longer than this, and finished, has written samples."""
 WITH_ATTEMPTS = ("tasks", "channels", "latency", "delivery")
@@ -191,7 +193,7 @@ def _sampled_attempts(trial: Trial) -> set[tuple[str, int]]:
 
 
 def _lost(trial: Trial) -> Iterator[Damage]:
-    """Yield an expired wait for the heartbeat of a TaskManager that the JobManager did not lose then."""
+    """Yield a wait for the heartbeat of a TaskManager that expired and did not lose it, or the reverse."""
     table = trial.table("waits")
     if not sound(table, "who", "what", "kind", "outcome", "t_ns"):
         return
@@ -200,13 +202,18 @@ def _lost(trial: Trial) -> Iterator[Damage]:
         for _, e in events(trial, "taskmanager.lost")
     ]
     for row, r in enumerate(table.select(["who", "what", "kind", "outcome", "t_ns"]).to_pylist()):
-        if r["kind"] != "heartbeat" or r["outcome"] != "expired" or r["who"] not in DETECTORS:
+        if r["kind"] != "heartbeat" or r["who"] not in DETECTORS:
             continue
-        if not any(
-            s == r["what"] and d == r["who"] and abs(t - r["t_ns"]) <= TOLERANCE_NS for s, d, t in lost
+        apart = [abs(t - r["t_ns"]) for s, d, t in lost if s == r["what"] and d == r["who"]]
+        is_expired = r["outcome"] == "expired"
+        if (
+            min(apart, default=TOLERANCE_NS + 1) > TOLERANCE_NS
+            if is_expired
+            else min(apart, default=NS) <= AT_ONCE_NS
         ):
+            what = "did not lose" if is_expired else "lost"
             problem = (
-                f"is 'expired', but {r['who']} did not lose {r['what']} then (taskmanager.lost in events)"
+                f"is {r['outcome']!r}, but {r['who']} {what} {r['what']} then (taskmanager.lost in events)"
             )
             yield Damage("waits", "outcome", row, problem)
             return
