@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -39,7 +39,7 @@ from testbed_runtime.checking.answer import prices
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Price, Recovery, Round, TrialRecovery
-from testbed_runtime.kube.api import ApiError
+from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.kube.manifests import config_map
 from testbed_runtime.report.answer import headline
 from testbed_runtime.runner import progress as p
@@ -65,12 +65,6 @@ MAX_CAUSE = 300
 REPORT_TEXTS = ("verdict.json", "manifest.json", "junit.xml", "report.md", COMPARISON_FILE, RECOVERY_FILE)
 """The most important file is first: there is always room for it."""
 PAGE = "report.html"
-
-
-class Writer(Protocol):
-    """The part of kube.api that this module needs."""
-
-    async def apply(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]: ...
 
 
 class RunStatus:
@@ -221,7 +215,7 @@ class StatusProgress:
 
     def __init__(
         self,
-        api: Writer,
+        api: Api,
         run: Run,
         *,
         before: RunReport | None = None,
