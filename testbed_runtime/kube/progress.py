@@ -253,7 +253,7 @@ class StatusProgress:
                 if loop.time() >= end or (isinstance(error, ApiError) and error.status in REFUSED):
                     raise
                 if self._also is not None:
-                    self._also.on_event(p.Happened("", f"not written yet: {error}"))
+                    self._also.on_event(p.Happened(f"not written yet: {error}"))
                 await asyncio.sleep(RETRY_S)
             else:
                 return

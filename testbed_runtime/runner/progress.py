@@ -40,8 +40,6 @@ class PhaseEntered:
 class Sample:
     """The current state of the job."""
 
-    trial: str
-    phase: str
     remaining_s: float | None
     job_state: str
     running_tasks: int
@@ -56,7 +54,6 @@ class Sample:
 class Happened:
     """A message for the user: a fault was injected or healed, the job changed its state, the trial became void."""
 
-    trial: str
     text: str
 
 
@@ -64,7 +61,6 @@ class Happened:
 class FaultChanged:
     """A fault began, or ended."""
 
-    trial: str
     fault: str
     kind: str
     ends_in_s: float | None
