@@ -11,22 +11,32 @@ from typing import Any
 from testbed_runtime.history.contradictions.channels import check_balance
 from testbed_runtime.history.contradictions.checkpoints import check_checkpoints
 from testbed_runtime.history.contradictions.clocks import check_clocks, has_one_clock
+from testbed_runtime.history.contradictions.columns import events
 from testbed_runtime.history.contradictions.counters import check_counters_across
 from testbed_runtime.history.contradictions.exchange import check_exchange
 from testbed_runtime.history.contradictions.executions import check_executions
 from testbed_runtime.history.contradictions.faults import check_faults
 from testbed_runtime.history.contradictions.waits import check_waits
 from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.numbers import counts_of
 from testbed_runtime.history.schema import Trial
 
 
 def check_across(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     """Return the contradictions, at most one finding per rule. Times of several processes are compared if they share a clock. A rule
-    is left out if a table lacks a column that it needs: a trial that was read in parts keeps only some."""
+    is left out if a table lacks a column that it needs: a trial that was read in parts keeps only some.
+
+    There are none if rows are known to be missing: they explain any contradiction, and the trial is Inconclusive."""
     one_clock = has_one_clock(trial)
     found = (
         check_executions(trial, entry) + check_checkpoints(trial, entry) + check_counters_across(trial, entry)
     )
     found += check_exchange(trial, entry) + check_waits(trial, entry) + check_balance(trial, entry)
     found += check_faults(trial, entry, one_clock=one_clock)
-    return found + (check_clocks(trial) if one_clock else [])
+    found += check_clocks(trial) if one_clock else []
+    return [] if found and _lacks_rows(trial) else found
+
+
+def _lacks_rows(trial: Trial) -> bool:
+    shed = bool(events(trial, "history.shed"))
+    return shed or any(c["highest"] + 1 > c["distinct"] for c in counts_of(trial).to_pylist())

@@ -97,6 +97,18 @@ class Recorded:
             Trial(self.trial.run, self.trial.trial, {**self.trial.tables, table: added}), self.entry
         )
 
+    def numbered(self) -> Recorded:
+        """Return the history with the rows of each process numbered without gaps, in the order of their numbers."""
+        seqs: dict[str, list[int]] = {}
+        for table in self.trial.tables.values():
+            for process, seq in zip(
+                table.column("process").to_pylist(), table.column("seq").to_pylist(), strict=True
+            ):
+                seqs.setdefault(process, []).append(seq)
+        free = {p: sorted(set(range(max(found))) - set(found)) for p, found in seqs.items()}
+        tables = {name: _renumbered(table, free) for name, table in self.trial.tables.items()}
+        return Recorded(Trial(self.trial.run, self.trial.trial, tables), self.entry)
+
     def with_entry(self, **changes: Any) -> Recorded:
         return Recorded(self.trial, {**self.entry, **changes})
 

@@ -215,9 +215,8 @@ def twice(history: Recorded, table: str) -> Recorded:
     for name in history.trial.tables:
         if len(history.trial.table(name)):
             doubled = doubled.changed(name, lambda row: row | {"seq": 2 * row["seq"] + 1})
-    return doubled.with_rows(
-        table, [row | {"seq": row["seq"] - 1} for row in doubled.trial.table(table).to_pylist()]
-    )
+    rows = [row | {"seq": row["seq"] - 1} for row in doubled.trial.table(table).to_pylist()]
+    return doubled.with_rows(table, rows).numbered()
 
 
 def test_an_offered_rate_that_the_sources_did_not_follow_is_found():

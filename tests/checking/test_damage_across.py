@@ -204,3 +204,15 @@ def test_a_few_lost_records_are_judged_and_no_damage():
         return row | {"records_in": row["records_in"] - 5} if is_late else row
 
     assert across(recorded().changed("tasks", fewer)) == []
+
+
+def test_a_history_that_is_known_to_lack_rows_is_not_compared():
+    """It is Inconclusive: what is missing contradicts the rest."""
+    fewer = recorded().changed("delivery", lambda row: row | {"attempt": row["attempt"] + 1})
+    assert across(fewer)
+    tables = {**fewer.trial.tables, "waits": fewer.trial.table("waits").slice(1)}
+    assert check_across(Trial(fewer.trial.run, fewer.trial.trial, tables), fewer.entry) == []
+    shed = fewer.changed(
+        "events", lambda row: row | {"kind": "history.shed"} if row["kind"] == "gate.connected" else row
+    )
+    assert across(shed) == []

@@ -121,10 +121,10 @@ def _durations(found: list[Checkpoint]) -> Iterator[Damage]:
 def _complete(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield completed checkpoints that a task has not acknowledged, unless it had finished, and acknowledgements of no task."""
     tasks = tasks_of(entry)
-    finished: dict[tuple[str, str], int] = {}
+    finished: dict[str, list[tuple[str, int]]] = {}
     for _, event in events(trial, "task.state"):
         if parsed(event["data"]).get("to") == "FINISHED":
-            finished.setdefault((event["process"], event["subject"]), event["seq"])
+            finished.setdefault(event["subject"], []).append((event["process"], event["seq"]))
     for one in found if tasks else ():
         for task, r in one.acknowledged.items():
             if task not in tasks:
@@ -135,9 +135,9 @@ def _complete(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) -
         if end is None or end["state"] != "completed":
             continue
         missing = [
-            t
-            for t in sorted(tasks - one.acknowledged.keys())
-            if finished.get((end["process"], t), end["seq"]) >= end["seq"]
+            task
+            for task in sorted(tasks - one.acknowledged.keys())
+            if not any(p != end["process"] or seq < end["seq"] for p, seq in finished.get(task, ()))
         ]
         if missing:
             problem = f"says that checkpoint {end['checkpoint']} was completed, but {missing[0]} has not acknowledged it"

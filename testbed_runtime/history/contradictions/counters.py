@@ -161,7 +161,7 @@ def _off_schedule(counted: Ints, reached: Ints, rate: float) -> int:
 def _latencies(trial: Trial) -> Iterator[Damage]:
     """Yield a sink that counted fewer or more records than it measured latencies, or whose lag none of them had."""
     tasks, latency = trial.table("tasks"), trial.table("latency")
-    if not sound(latency, "seq", "count", "max_ns", "buckets", *ATTEMPT) or _shed(trial):
+    if not sound(latency, "seq", "count", "max_ns", "buckets", *ATTEMPT):
         return
     places = np.flatnonzero(equal(tasks, "role", "sink"))
     if not len(places) or not sound(tasks, "records_in", "lag_ns"):
@@ -184,10 +184,6 @@ def _first_records(trial: Trial) -> Iterator[Damage]:
             problem = f"of sink.first-record has a latency of {found / NS:g} s, the window with it at most {limit / NS:g} s (latency)"
             yield Damage("events", "data", row, problem)
             return
-
-
-def _shed(trial: Trial) -> bool:
-    return bool(events(trial, "history.shed"))
 
 
 class _Sinks:
