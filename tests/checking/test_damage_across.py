@@ -7,7 +7,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from testbed_runtime.checking.reduced import reduced
 from testbed_runtime.evaluation.splits import check_assembled
 from testbed_runtime.history.contradictions.channels import check_credit
 from testbed_runtime.history.contradictions.checkpoints import check_checkpoints
@@ -17,6 +16,7 @@ from testbed_runtime.history.crosschecks import check_across
 from testbed_runtime.history.schema import Trial, arrow_schema
 from testbed_runtime.history.validation import DamagedHistory
 from tests.checking.recorded import Recorded, Row, recorded
+from tests.checking.reducing import whole
 from tests.ordered import in_order
 
 NS = 1_000_000_000
@@ -165,7 +165,7 @@ def test_no_more_credit_is_used_than_was_announced(side: str, values: tuple[int,
 def test_a_trial_that_is_read_in_parts_is_compared_too(table: str, column: str):
     """Its latencies and channels are merged, and its samples have no bytes."""
     history = recorded()
-    check_assembled(reduced(history.trial), history.entry)
+    check_assembled(whole(history.trial), history.entry)
     by = {"t_ns": 5 * NS, "attempt": 1, "duration_ns": 9 * NS, "records_out": 0}[column]
 
     def change(row: Row) -> Row:
@@ -174,7 +174,7 @@ def test_a_trial_that_is_read_in_parts_is_compared_too(table: str, column: str):
         return row | {column: row[column] + by}
 
     with pytest.raises(DamagedHistory) as caught:
-        check_assembled(reduced(history.changed(table, change).trial), history.entry)
+        check_assembled(whole(history.changed(table, change).trial), history.entry)
     assert (table, column) in {(d.table, d.column) for d in caught.value.found}
 
 
