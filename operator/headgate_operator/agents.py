@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
@@ -23,8 +24,7 @@ OUTAGE_S = 2.0
 """The queue retries, so a single call is not repeated for long."""
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     """One agent's view of one fault. With an `error` the agent did not answer, and the rest is empty."""
 
     active: Mapping[str, Any] | None = None
@@ -41,8 +41,7 @@ class View:
         return self.active is not None or bool(self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
+class Reach(Struct, frozen=True):
     """The present addresses of a testbed's pods, by process, and its token."""
 
     hosts: Mapping[str, str]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from msgspec import Struct, field
 
 from headgate_operator.agents import Agents, Jobs
 from headgate_operator.plan.model import Ask, Key, Plan, api_version_of
@@ -17,8 +18,7 @@ from testbed_runtime.kube.api import Api
 R = TypeVar("R", bound=Resource)
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(Struct, frozen=True):
     """The context in which handlers act. `now`: seconds since the epoch. `entropy`: a new token (hexadecimal, 256 bits).
     `certificate`: a new private key with its certificate (PEM); making one takes about 0.1 s."""
 

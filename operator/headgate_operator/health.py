@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 from aiohttp import web
+from msgspec import Struct
 
 from headgate_operator.exposition import Histogram, by_label, family
 from testbed_runtime.kube.api import WATCH_SERVER_LIMIT_S, Call
@@ -196,8 +196,7 @@ def _reaches(delivered: str, expected: str) -> bool:
     return delivered == expected
 
 
-@dataclass(frozen=True, slots=True)
-class Pages:
+class Pages(Struct, frozen=True):
     """The sources of the pages. `alive` and `ready` return a problem, or an empty text."""
 
     alive: Callable[[], str]

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from headgate_operator.exposition import Histogram, by_label, family
 from testbed_runtime.api.status import COMPLETE, EVALUATING, REJECTED, SUSPENDED
@@ -27,8 +28,7 @@ VERDICTS = frozenset(str(verdict) for verdict in Verdict)
 OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
+class _Facts(Struct, frozen=True):
     phase: str
     faults: tuple[tuple[str, float], ...] = ()
     """Kind and deadline of each fault that acts."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal, get_args
+
+from msgspec import Struct, field
 
 from testbed_runtime.api import naming, podsettings
 from testbed_runtime.api.podsettings import PodSettings
@@ -13,8 +14,7 @@ from testbed_runtime.core.errors import UserError
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """No `namespaces` means the whole cluster. `recorder_storage` is the size of a recorder's claim, empty for an emptyDir."""
 
     namespaces: tuple[str, ...] = ()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from testbed_runtime.core import processmemory
 from testbed_runtime.core.options import ALIASES, BY_KEY, Option, missing_unit
@@ -21,8 +22,7 @@ TYPO_EDITS = 2
 """Largest edit distance (insertions, deletions, substitutions, swaps) at which a key counts as a typo of a known one."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownKey:
+class KnownKey(Struct, frozen=True):
     """A Flink option. `since` and `removed` are Flink versions; empty: since the first one, or not removed. `aliases` are older names."""
 
     key: str
@@ -235,8 +235,7 @@ class Standing(enum.Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(Struct, frozen=True):
     """The classification of a key. `canonical` is the key to use instead of an alias or a typo; `note` is a message, often empty."""
 
     standing: Standing

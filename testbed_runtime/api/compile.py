@@ -6,10 +6,11 @@ Nothing behind this module reads a document again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from msgspec import Struct
 
 from testbed_runtime.api import fields, models
 from testbed_runtime.api.iteration_rules import Found, data_edges, iterations
@@ -106,8 +107,7 @@ def _trial(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class MergedVariant:
+class MergedVariant(Struct, frozen=True):
     """One variant, merged with the scenario: the source of its control trial and its trials."""
 
     name: str

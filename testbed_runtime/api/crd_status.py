@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import typing
 from collections.abc import Mapping
 from types import UnionType
@@ -48,10 +47,8 @@ CONDITIONS: Schema = {
 
 
 def _properties(model: type[Any]) -> Schema:
-    """Return the properties of a model, or of a dataclass of core whose fields have one-word names."""
+    """Return the properties of a model."""
     hints = typing.get_type_hints(model, include_extras=True)
-    if dataclasses.is_dataclass(model):
-        return {f.name: _schema(hints[f.name]) for f in dataclasses.fields(model)}
     return {f.encode_name: _schema(hints[f.name]) for f in msgspec.structs.fields(model)}
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from msgspec import Struct
 
 from testbed_runtime.api import limits
 from testbed_runtime.core.errors import UserError
@@ -15,8 +15,7 @@ from testbed_runtime.core.errors import UserError
 _STEP = re.compile(r"([^.\[\]]+)|\[([^\]]*)\]")
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(Struct, frozen=True):
     """The plain data of one YAML document, with its nodes for line numbers."""
 
     data: Any

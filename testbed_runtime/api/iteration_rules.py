@@ -6,7 +6,8 @@ chain of operators from head to tail."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from testbed_runtime.api import limits, models
 from testbed_runtime.core.errors import UserError
@@ -26,8 +27,7 @@ _INSIDE = {
 _DELTA_ONLY = ("flat-map", "solution-set-join")
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """An iteration as it is written. `tail` is None without a feedback edge, `chain` leads from the first vertex to the tail and is
     empty unless they are connected."""
 

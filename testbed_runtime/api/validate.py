@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from msgspec import Struct
 from pydantic import ValidationError
 
 from testbed_runtime.api import fault_rules, job_rules, models, option_rules
@@ -42,8 +42,7 @@ def _with_line(error: UserError, name: str, line: int | None) -> str:
     return f"{location}: {error}" if location else str(error)
 
 
-@dataclass(frozen=True, slots=True)
-class Findings(Generic[P_co]):
+class Findings(Struct, Generic[P_co], frozen=True):
     """`resource` (models.Scenario, kinds.Testbed, …) is set if the models accepted the document. It may be used only if `errors` is empty."""
 
     resource: P_co | None

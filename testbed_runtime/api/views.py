@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import (
@@ -43,8 +43,7 @@ def seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-@dataclass(frozen=True, slots=True)
-class Resource:
+class Resource(Struct, frozen=True):
     """Any object: its metadata."""
 
     raw: Manifest
@@ -134,8 +133,7 @@ class Resource:
         return self.raw.get("spec") or {}
 
 
-@dataclass(frozen=True, slots=True)
-class Termination:
+class Termination(Struct, frozen=True):
     """How a container ended."""
 
     exit_code: int | None
@@ -144,8 +142,7 @@ class Termination:
     """The end of its log, as far as the kubelet kept it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(Struct, frozen=True):
     """The status of one container."""
 
     raw: Manifest
@@ -184,8 +181,7 @@ def _termination(raw: Manifest | None) -> Termination | None:
     return Termination(raw.get("exitCode"), str(raw.get("reason") or ""), str(raw.get("message") or ""))
 
 
-@dataclass(frozen=True, slots=True)
-class Pod(Resource):
+class Pod(Resource, frozen=True):
     """Any pod; `process` and what follows are for pods of a Testbed."""
 
     @property
@@ -306,8 +302,7 @@ class Pod(Resource):
         return next((c for c in self.status.get("conditions") or () if c["type"] == type_), {})
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigMap(Resource):
+class ConfigMap(Resource, frozen=True):
     def report(self, owner: Resource, model: type[M]) -> M | None:
         """Return `status.json`; None: missing, written for another owner, or malformed."""
         text = (self.raw.get("data") or {}).get(STATUS_KEY, "") if self.owned_by(owner) else ""
@@ -317,15 +312,13 @@ class ConfigMap(Resource):
             return None
 
 
-@dataclass(frozen=True, slots=True)
-class Secret(Resource):
+class Secret(Resource, frozen=True):
     @property
     def token(self) -> str:
         return base64.b64decode((self.raw.get("data") or {}).get("token", "")).decode().strip()
 
 
-@dataclass(frozen=True, slots=True)
-class Testbed(Resource):
+class Testbed(Resource, frozen=True):
     __test__ = False
 
     @property
@@ -392,8 +385,7 @@ class Testbed(Resource):
         return bool(self.spec.get("jobState", "running") == "running")
 
 
-@dataclass(frozen=True, slots=True)
-class Run(Resource):
+class Run(Resource, frozen=True):
     @property
     def status(self) -> ScenarioRunStatus:
         return read(ScenarioRunStatus, self.raw.get("status"))
@@ -428,8 +420,7 @@ class Run(Resource):
         return naming.ANNOTATION_HEAL in self.annotations
 
 
-@dataclass(frozen=True, slots=True)
-class Fault(Resource):
+class Fault(Resource, frozen=True):
     @property
     def status(self) -> FaultStatus:
         return read(FaultStatus, self.raw.get("status"))
@@ -448,15 +439,13 @@ class Fault(Resource):
         return str(self.spec.get("onTargetRestart", "Expire"))
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario(Resource):
+class Scenario(Resource, frozen=True):
     @property
     def status(self) -> ScenarioStatus:
         return read(ScenarioStatus, self.raw.get("status"))
 
 
-@dataclass(frozen=True, slots=True)
-class Study(Resource):
+class Study(Resource, frozen=True):
     @property
     def status(self) -> TuningStudyStatus:
         return read(TuningStudyStatus, self.raw.get("status"))

@@ -6,8 +6,9 @@ found = trial_recovery(trial, entry)        pure: used by Spark, by the simulato
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import pairwise
+
+from msgspec.structs import replace
 
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.checkpoints import restored_age_s

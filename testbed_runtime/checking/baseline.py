@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from testbed_runtime.checking.common import NS, Entry, Ints, Window, Windows, job_shape, windows
 from testbed_runtime.checking.progress import Progress, goodput, progress_of
@@ -24,8 +24,7 @@ SILENT_NS = 3 * NS // 20
 """A subtask without a sample for this long, one and a half periods, fell silent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
+class Baseline(Struct, frozen=True):
     """The normal state of a trial."""
 
     window: Window

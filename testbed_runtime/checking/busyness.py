@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from testbed_runtime.checking.common import NS, Floats, Ints, Window, data, events, ints
 from testbed_runtime.core.exchange.backpressure import level as level_of
@@ -16,8 +16,7 @@ COLUMNS: Mapping[str, str] = {"backpressured": "backpressured_ns", "busy": "busy
 """In the order of VertexTime's fields."""
 
 
-@dataclass(frozen=True, slots=True)
-class VertexTime:
+class VertexTime(Struct, frozen=True):
     """Shares of the sampled time of one vertex: of its most back-pressured, its busiest and its least idle subtask."""
 
     vertex: str
@@ -82,8 +81,7 @@ def sampled_within(trial: Trial, window: Window) -> dict[str, float]:
     return worst
 
 
-@dataclass(frozen=True, slots=True)
-class TaskTimes:
+class TaskTimes(Struct, frozen=True):
     """The cumulative times of all attempts, sorted by task, attempt and time."""
 
     t_ns: Ints

@@ -3,10 +3,10 @@ the buffer timeouts of the exchanges before it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from testbed_runtime.checking.baseline import cut, normal_lag
 from testbed_runtime.checking.common import (
@@ -41,8 +41,7 @@ FEW = 20
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-@dataclass(frozen=True, slots=True)
-class Arrivals:
+class Arrivals(Struct, frozen=True):
     """The largest latency at any sink by time window: when the record was due, and when it had arrived.
 
     Of a sink that hardly gets records, the silence tells nothing. What arrives late was behind since it was due."""
@@ -71,8 +70,7 @@ class Arrivals:
             good[begin:end] = False
 
 
-@dataclass(frozen=True, slots=True)
-class CatchUp:
+class CatchUp(Struct, frozen=True):
     """The lag of all subtasks, as far as it decides when they caught up. `reason` is set if that cannot be known."""
 
     subtasks: tuple[tuple[Progress, float], ...]

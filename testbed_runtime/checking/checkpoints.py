@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from testbed_runtime.checking.common import NS, Window
 from testbed_runtime.history.schema import Trial
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoints:
+class Checkpoints(Struct, frozen=True):
     completed: int
     failed: int
     longest_s: float | None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from testbed_runtime.checking.common import data, events
 from testbed_runtime.history.schema import Trial
 
 
-@dataclass(frozen=True, slots=True)
-class ClockDifference:
+class ClockDifference(Struct, frozen=True):
     """`seconds`: between the two clocks that differ most. `text`: every process whose clock differs from the recorder's."""
 
     seconds: float

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct, field
 
 from testbed_runtime.core.job.jobgraph import PARTITIONINGS
 from testbed_runtime.core.options import Options
@@ -24,8 +24,7 @@ Entry = Mapping[str, Any]
 NS = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(Struct, frozen=True):
     """A half-open time span in nanoseconds of the monotonic clock."""
 
     start: int
@@ -39,8 +38,7 @@ class Window:
         return isinstance(t_ns, int) and self.start <= t_ns < self.end
 
 
-@dataclass(frozen=True, slots=True)
-class Windows:
+class Windows(Struct, frozen=True):
     """The phases of a trial. `judged` spans the time from the end of the baseline to the start of the drain."""
 
     baseline: Window | None
@@ -122,8 +120,7 @@ def options(entry: Entry) -> Options:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TaskSeries:
+class TaskSeries(Struct, frozen=True):
     """The samples of one attempt of one task, by time."""
 
     task: str
@@ -187,8 +184,7 @@ def busiest_vertex(trial: Trial, start: int, end: int) -> str:
     return most[0] if worked[most] > 0 else ""
 
 
-@dataclass(frozen=True, slots=True)
-class JobShape:
+class JobShape(Struct, frozen=True):
     """The job graph of a trial according to the manifest: parallelism, edges, and the role of each vertex."""
 
     parallelism: dict[str, int] = field(default_factory=dict)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from testbed_runtime.checking.common import data, events
 from testbed_runtime.history.numbers import counts_of
@@ -13,8 +14,7 @@ NEVER_EMPTY = ("events", "tasks", "checkpoints", "delivery", "faults")
 """Tables that a complete history of a job with checkpoints and faults has. If rows are missing, the empty ones are named."""
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(Struct, frozen=True):
     """Rows that the history lacks. The last rows of a killed process cannot be counted: nothing records that they existed."""
 
     gaps: Mapping[str, int]

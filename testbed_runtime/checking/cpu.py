@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from testbed_runtime.checking.common import TaskSeries, Window, data, events
 from testbed_runtime.checking.progress import raw_rate
 from testbed_runtime.history.schema import Trial
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
+class Spent(Struct, frozen=True):
     """The cumulative samples of one TaskManager."""
 
     t_ns: Sequence[int]
@@ -27,8 +26,7 @@ class Spent:
         return float(np.diff(seconds)[0]), float(np.diff(buffers)[0])
 
 
-@dataclass(frozen=True, slots=True)
-class CpuPerRecord:
+class CpuPerRecord(Struct, frozen=True):
     """Means of a window."""
 
     seconds: float

@@ -7,12 +7,12 @@ A channel is judged by itself (`by_channel`), so that the channels of a large tr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from testbed_runtime.checking.common import Ints, ints
 from testbed_runtime.history.schema import Trial
@@ -40,8 +40,7 @@ Key = tuple[str, str, int]
 """Producing task, consuming task, attempt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Credit:
+class Credit(Struct, frozen=True):
     """The result. With 0 `samples` nothing is known: all channels were local, or none was recorded."""
 
     violations: int
@@ -52,8 +51,7 @@ class Credit:
     """Buffers of the channel with most of them that were sent and not yet received: the median of its samples."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
+class _Side(Struct, frozen=True):
     boot_id: str
     t_ns: Ints
     announced: Ints

@@ -9,9 +9,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+
+from msgspec import Struct
 
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment
 from testbed_runtime.core.waits import KINDS, Outcome, Wait
@@ -56,8 +57,7 @@ _NOT_INTERRUPTED = _NEVER | {"heartbeat", "lease", "checkpoint", *_ANYWHERE}
 no record waits for a checkpoint."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(Struct, frozen=True):
     start: int
     end: int
     wait: Wait | None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from testbed_runtime.checking.common import data, events
 from testbed_runtime.core.job.causes import FAILURE_REPORT, ended_wait
@@ -16,8 +17,7 @@ TOGETHER_NS = 100_000_000
 """Failures this close together have one cause."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(Struct, frozen=True):
     """The cause of a failure, as first known to the JobManager."""
 
     t_ns: int
@@ -45,8 +45,7 @@ class Cause:
         return self.root or worded(self.cause_class, self.text)
 
 
-@dataclass(frozen=True, slots=True)
-class Failovers:
+class Failovers(Struct, frozen=True):
     count: int
     attempts: int
     first: Cause | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from testbed_runtime.checking.common import Entry
 from testbed_runtime.core.judgement.metrics import FAULT_NOT_VERIFIED, RESIDUE_NOT_MEASURED, VOIDED
@@ -11,8 +11,7 @@ from testbed_runtime.history.schema import Trial
 VERDICTS = ("verified", "unverified", "failed")
 
 
-@dataclass(frozen=True, slots=True)
-class FaultEffect:
+class FaultEffect(Struct, frozen=True):
     """One fault as the history shows it. `residue` is None when it was not measured."""
 
     fault: str

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from testbed_runtime.checking.common import NS, Ints, Window, events, ints
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
@@ -18,8 +18,7 @@ ROUNDING = 1e-9
 _UPPER = np.asarray(LATENCY_BOUNDS_NS, dtype=np.float64)
 
 
-@dataclass(frozen=True, slots=True)
-class Histogram:
+class Histogram(Struct, frozen=True):
     """Counts per bucket of LATENCY_BOUNDS_NS, plus one overflow bucket."""
 
     counts: Ints

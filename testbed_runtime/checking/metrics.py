@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.baseline import baseline_of, control_noise

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
+
 from testbed_runtime.checking.common import Window, data, events
 from testbed_runtime.history.schema import Trial
 
 
-@dataclass(frozen=True, slots=True)
-class PoolUsage:
+class PoolUsage(Struct, frozen=True):
     """The largest share in use per exchange (`count ← parse`): Flink's inPoolUsage or outPoolUsage."""
 
     value: float | None

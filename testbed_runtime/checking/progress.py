@@ -9,10 +9,10 @@ The raw throughput of the sinks, which counts the replay, is here too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from testbed_runtime.checking.common import (
     NS,
@@ -37,8 +37,7 @@ SHORTEST_NS = NS // 2
 """A shorter part says nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """The progress of one subtask. The arrays have one entry per sample, ordered by time."""
 
     task: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from testbed_runtime.checking.baseline import STEADY_S, baseline_of, steady_share, steady_since
 from testbed_runtime.checking.common import NS, Entry, Window, windows
@@ -29,8 +30,7 @@ MIDDLE = PHASES[:-2]
 """The phases that only a failover has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(Struct, frozen=True):
     """A phase of a recovery. `seconds` is None if the phase did not happen or is unknown. With the reason NotRecovered or
     ObservationTooShort it is a lower bound."""
 

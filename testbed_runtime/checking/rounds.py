@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.common import data, events
@@ -21,8 +23,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 """The failures that faults of a group can cause, by the kind of `Cause`. Other groups can cause any failure."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundSpan:
+class RoundSpan(Struct, frozen=True):
     """A deployment: from `cause` (None: the submission, or a fault without a failover) to `failure`, or to the running job."""
 
     start: int
@@ -35,8 +36,7 @@ class RoundSpan:
     """The failure to which it led after the end of the record."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outage:
+class Outage(Struct, frozen=True):
     """One outage as spans. `fault` is None if no fault caused it."""
 
     fault: FaultEffect | None
@@ -60,8 +60,7 @@ class Outage:
         return self.rounds[-1].running
 
 
-@dataclass(frozen=True, slots=True)
-class FirstRecord:
+class FirstRecord(Struct, frozen=True):
     """The first record of a sink: when it arrived, and how long it was due then. An unknown time means since ever."""
 
     t_ns: int
@@ -85,8 +84,7 @@ def last_held_up(
     return max(one.t_ns for one in found if one in due or one.t_ns - one.due_ns > usual)
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
+class _Record(Struct, frozen=True):
     trial: Trial
     effects: Sequence[FaultEffect]
     catch_up: CatchUp

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from testbed_runtime.checking.busyness import source_waits
 from testbed_runtime.checking.common import NS, data, events
@@ -15,8 +16,7 @@ FULL = 0.95
 _Sample = tuple[int, Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class PushBack:
+class PushBack(Struct, frozen=True):
     """One connection. The seconds count from the first step; a step that was not seen is missing."""
 
     link: str

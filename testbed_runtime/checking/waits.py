@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from testbed_runtime.checking.common import NS, Entry, data, events, options
 from testbed_runtime.checking.failovers import Cause

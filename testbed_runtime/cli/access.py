@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, UserError
@@ -45,8 +45,7 @@ Kubeconfig = Annotated[str, typer.Option("--kubeconfig", help="Path of the kubec
 AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="In every namespace.")]
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(Struct, frozen=True):
     """How to reach the cluster. An empty field means what kubectl would use."""
 
     namespace: str = ""

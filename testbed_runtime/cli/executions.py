@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from testbed_runtime.cli.options import AsJson, show
@@ -41,7 +41,7 @@ def executions(
         if name not in names:
             raise UserError("--trial", f"{name!r} is not a trial of this run", f"choose {', '.join(names)}")
     found = {name: executions_of(read_trial(run / "history" / name)) for name in trial or names}
-    data = {name: [dataclasses.asdict(one) for one in every] for name, every in found.items()}
+    data = {name: [msgspec.to_builtins(one) for one in every] for name, every in found.items()}
     tables = ("\n".join(lines(name, every)) for name, every in found.items())
     show(data, ["\n\n".join(tables)], as_json=as_json)
 

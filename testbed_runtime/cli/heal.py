@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
 
 from testbed_runtime.api import naming
 from testbed_runtime.cli import access, options
@@ -64,8 +64,7 @@ def in_cluster(login: access.Access, *, all_namespaces: bool) -> None:
         typer.echo(f"no fault and no run is active in {where}")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Named:
+class Named(Struct, frozen=True, order=True):
     kind: str
     namespace: str
     name: str

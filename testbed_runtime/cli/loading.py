@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from testbed_runtime.api import models
 from testbed_runtime.api.document import Document, read_document
@@ -22,8 +23,7 @@ SHOWN_FILES = 12
 """Files of a folder that an error names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     """A valid scenario."""
 
     path: Path

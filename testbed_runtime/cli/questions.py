@@ -5,7 +5,7 @@ A document is commented YAML that validates and simulates as it is. The reader r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from testbed_runtime.core.versions import PEKKO, VERSIONS, has
 
@@ -14,8 +14,7 @@ WITH_PEKKO = tuple(v for v in VERSIONS if has(v, PEKKO))
 BEFORE_2 = tuple(v for v in VERSIONS if v.startswith("1."))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(Struct, frozen=True, kw_only=True):
     """The job, as far as `headgate new` asks about it."""
 
     flink_version: str = "2.x"
@@ -23,8 +22,7 @@ class Shape:
     records_per_second: int = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """An option with its value and a comment, in the documents of `versions`."""
 
     key: str
@@ -33,8 +31,7 @@ class Line:
     versions: tuple[str, ...] = VERSIONS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(Struct, frozen=True, kw_only=True):
     """A question, and what its document contains besides the job."""
 
     name: str

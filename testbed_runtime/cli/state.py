@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct, to_builtins
 
 from testbed_runtime.cli.options import AsJson
 
@@ -21,8 +21,7 @@ WIDTHS = (24, 14, 12, 14)
 """Columns of the table: subtask, key groups, entries, sum of the counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(Struct, frozen=True):
     """The state that one subtask restored."""
 
     subtask: str
@@ -51,7 +50,7 @@ def state(
     checkpoint, found = asyncio.run(restored_state(folder, parallelism, max_parallelism))
     if as_json:
         typer.echo(
-            json.dumps({"checkpoint": checkpoint, "subtasks": [asdict(one) for one in found]}, indent=1)
+            json.dumps({"checkpoint": checkpoint, "subtasks": [to_builtins(one) for one in found]}, indent=1)
         )
         return
     typer.echo(f"checkpoint {checkpoint}")

@@ -9,10 +9,11 @@ import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.kinds import TuningStudy
@@ -32,8 +33,7 @@ from testbed_runtime.tuning import grid, score
 from testbed_runtime.tuning.score import Line, Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Struct, frozen=True):
     """One run in virtual time, as plain data for another process. `number` is the caller's own."""
 
     number: int
@@ -44,8 +44,7 @@ class Task:
     folder: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Struct, frozen=True):
     """The contents of verdict.json and recovery.json of a run."""
 
     number: int
@@ -53,8 +52,7 @@ class Done:
     recovery: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class How:
+class How(Struct, frozen=True):
     """The folder of the runs, and how many are simulated at the same time."""
 
     out: Path

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from testbed_runtime.cli.options import AsJson, FlinkVersion, Settings, flink_options, show
@@ -67,10 +67,10 @@ def trace(  # noqa: PLR0917 - options of the command line
     said: object
     if sent:
         found = trace_sent(request)
-        said, table = dataclasses.asdict(found), sent_lines(found)
+        said, table = msgspec.to_builtins(found), sent_lines(found)
     else:
         steps = trace_buffer(request)
-        said, table = [dataclasses.asdict(step) for step in steps], lines(buffer, steps)
+        said, table = [msgspec.to_builtins(step) for step in steps], lines(buffer, steps)
     show(said, table, as_json=as_json)
 
 

@@ -7,7 +7,7 @@ round trip: however unequal the two ways are, the true value is within that rang
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 DIFFERENT_S = 0.005
 """A smaller difference is not recorded: samples and buckets of latency are no more exact than that."""
@@ -17,8 +17,7 @@ RECORDED_MAX = 10
 """Limit of recorded differences per process."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClockOffset:
+class ClockOffset(Struct, frozen=True):
     """Seconds by which a clock is ahead of the recorder's (negative: behind), and how far the true value can be from that."""
 
     offset_s: float

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NewType
+
+from msgspec import Struct
 
 JOBMANAGER = "jobmanager"
 TASKMANAGER = "taskmanager"
@@ -56,8 +57,7 @@ PARSED_IDS_MAX = 16_384
 """Parsed partition ids that are kept: every consumer of a partition parses its id."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ExecutionAttemptID:
+class ExecutionAttemptID(Struct, frozen=True, order=True):
     """40 bytes: ExecutionGraphID (16), JobVertexID (16), subtask (4), attempt (4)."""
 
     execution_graph: bytes
@@ -82,8 +82,7 @@ class ExecutionAttemptID:
         return cls(bytes.fromhex(graph), bytes.fromhex(vertex), int(subtask), int(attempt))
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ResultPartitionID:
+class ResultPartitionID(Struct, frozen=True, order=True):
     """60 bytes: IntermediateDataSetID (16), partition number (4), producer's ExecutionAttemptID (40)."""
 
     data_set: bytes
@@ -112,8 +111,7 @@ class ResultPartitionID:
         return cls(bytes.fromhex(data_set), int(partition), ExecutionAttemptID.parse(producer))
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TaskManagerID:
+class TaskManagerID(Struct, frozen=True, order=True):
     """An ordinal name (`tm-0`) and an incarnation (1, 2, …). Fault targets refer to the ordinal."""
 
     ordinal: int

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.exchange.frames import WireVersion
@@ -47,8 +48,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True):
     """An option. `default` is the newest one, in Flink's syntax, or empty if there is none. `until` lists older ones in order:
     the last version that had it, and the default. `choices` are all values, in any case; `synonyms` are other spellings of them."""
 

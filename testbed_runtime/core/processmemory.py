@@ -8,11 +8,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from decimal import ROUND_HALF_UP, Decimal
 from fractions import Fraction
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import fields
 
 from testbed_runtime.core.errors import OptionRefused
 from testbed_runtime.core.options import BY_KEY, Options
@@ -49,8 +50,7 @@ class MemoryOverflow(MemoryRefused):
         OptionRefused.__init__(self, "ArithmeticException", "long overflow", key, "lower it")
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessMemory:
+class ProcessMemory(Struct, frozen=True):
     """The parts of a TaskManager's process. `process` may be larger than their sum by the `unassigned` bytes."""
 
     framework_heap: int
@@ -94,8 +94,7 @@ class ProcessMemory:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(Struct, frozen=True):
     """A part that is a share of something, between a least and a largest size. `label` names it in Flink's texts."""
 
     prefix: str

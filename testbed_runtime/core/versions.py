@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
+
+from msgspec import Struct
 
 Version = Literal[
     "1.12", "1.13", "1.14", "1.15", "1.16", "1.17", "1.18", "1.19", "1.20", "2.0", "2.1", "2.2", "2.3", "2.x"
@@ -17,8 +18,7 @@ LATEST = "2.x"
 _NUMBER = re.compile(r"^\s*v?(\d+)(?:\.(\d+|x))?", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """A change of behaviour: the first version that has it, and what it is."""
 
     since: str

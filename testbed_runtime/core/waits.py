@@ -7,9 +7,10 @@ is declared once, in KINDS.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct
 
 STALL_TICK_S = 0.1
 """How often a process compares the time with its own schedule, to notice that it stood still."""
@@ -36,8 +37,7 @@ class Outcome(StrEnum):
         return self in (Outcome.EXPIRED, Outcome.FIRED)
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(Struct, frozen=True):
     """The limit of a wait: an option (of a product: `a × b`), its value as text, and the seconds that it allows."""
 
     option: str = ""
@@ -49,8 +49,7 @@ class Limit:
 NO_LIMIT = Limit()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitKind:
+class WaitKind(Struct, frozen=True, kw_only=True):
     """A kind of wait. `phase` is the phase of a recovery that it belongs to (`recovery.<phase>`)."""
 
     name: str
@@ -103,8 +102,7 @@ KINDS: Mapping[str, WaitKind] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class Wait(Struct, frozen=True, kw_only=True):
     """One recorded wait. Times are nanoseconds of the monotonic clock."""
 
     wait: str

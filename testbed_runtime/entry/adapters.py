@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from testbed_runtime.entry.harness import Process
 from testbed_runtime.faults.channel.process import ChannelFaults, routes
@@ -18,8 +19,7 @@ from testbed_runtime.store.http import HttpBlobStore
 from testbed_runtime.transport.rpc_http import HttpRpc
 
 
-@dataclass(frozen=True, slots=True)
-class Adapters:
+class Adapters(Struct, frozen=True):
     clock: LoopClock
     history: StreamingSink
     resolver: ProxyResolver | DirectResolver

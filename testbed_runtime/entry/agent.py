@@ -13,11 +13,11 @@ import os
 import selectors
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError

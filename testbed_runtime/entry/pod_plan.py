@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from pydantic import ValidationError
 
 from testbed_runtime.api import naming
@@ -48,8 +48,7 @@ RESPAWN_S = 0.5
 """Delay before a JobManager, proxy, store or recorder that ended is restarted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodIdentity:
+class PodIdentity(Struct, frozen=True, kw_only=True):
     """The process of this pod, its address, and its files."""
 
     role: str
@@ -64,8 +63,7 @@ class PodIdentity:
     data_folder: str = naming.DATA_FOLDER
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+class Document(Struct, frozen=True, kw_only=True):
     """The content of testbed.json."""
 
     name: str

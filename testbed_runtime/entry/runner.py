@@ -14,9 +14,10 @@ import platform
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+from msgspec import Struct
 
 from testbed_runtime.api import naming
 from testbed_runtime.api.compile import compile_run
@@ -52,8 +53,7 @@ ENDED = 128 + signal.SIGTERM
 INVALID = "Invalid"
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(Struct, frozen=True):
     """The environment of the pod."""
 
     run: str

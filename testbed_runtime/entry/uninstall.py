@@ -7,8 +7,9 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Resource
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 TEST = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component": "test"}
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """A namespace of None is the whole cluster. `limit_s` is the time limit for healing; the rest takes seconds."""
 
     namespace: str

@@ -9,9 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from testbed_runtime.core.errors import HeadgateError
 
@@ -41,8 +42,7 @@ NO_PYSPARK = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Java:
+class Java(Struct, frozen=True):
     """A Java runtime: its home folder and major version."""
 
     home: Path

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.checking.baseline import with_noise
 from testbed_runtime.checking.common import Entry
@@ -39,8 +40,7 @@ SAMPLED = ("frames", "channels", "tasks", "latency")
 """Tables that grow with the size of a job. Only they are split."""
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(Struct, frozen=True):
     """Some row groups of some tables of one trial. `trial` is its index among the trials."""
 
     trial: int

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.history.schema import TABLES
 from testbed_runtime.history.sealing import SEALED
 
 
-@dataclass(frozen=True, slots=True)
-class TrialFiles:
+class TrialFiles(Struct, frozen=True):
     """The sealed history of one trial: its entry in the manifest and its folder."""
 
     run: str

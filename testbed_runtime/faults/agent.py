@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import to_builtins
 
 from testbed_runtime.core.errors import FaultHealed, FaultNotApplied, HeadgateError, UserError
 from testbed_runtime.core.faults.kinds import kind_of
@@ -352,7 +354,7 @@ def fault_row(
         "kind": fault.kind,
         "backend": backend,
         "targets": list(targets),
-        "asked": {k: v for k, v in asdict(fault).items() if k not in ("name", "kind", "target")},
+        "asked": {k: v for k, v in to_builtins(fault).items() if k not in ("name", "kind", "target")},
         "measured": dict(measured or {}),
         "text": text,
     }

@@ -7,11 +7,11 @@ POST /v1/faults/heal-all · GET /v1/residue · GET /v1/journal?since=n · GET /v
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
 from aiohttp import web
+from msgspec import to_builtins
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.model import Fault
@@ -43,7 +43,7 @@ def routes(agent: FaultAgent) -> list[web.RouteDef]:
         handle = await agent.inject(
             body.fault, fault_id=body.fault_id, targets=body.targets, lease_s=body.lease_s
         )
-        return web.json_response(asdict(handle))
+        return web.json_response(to_builtins(handle))
 
     async def renew(request: web.Request) -> web.Response:
         await agent.renew(msgspec.json.decode(await request.read(), type=_ById).fault_id)

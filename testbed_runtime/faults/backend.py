@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 from testbed_runtime.core.errors import FaultNotApplied, HeadgateError
 from testbed_runtime.core.faults.links import Flow, flows_of, owners_of
@@ -20,8 +21,7 @@ class Unreachable(HeadgateError):
     """A control endpoint did not answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class FaultRequest:
+class FaultRequest(Struct, frozen=True):
     """One fault on resolved targets (process names or `a->b` links). `deadline` is absolute, on the loop's clock."""
 
     fault_id: str
@@ -36,8 +36,7 @@ class FaultRequest:
         return "".join(c if c.isalnum() or c in "-_." else "~" for c in self.fault_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(Struct, frozen=True):
     """`ok` means: the effect is there (while the fault lasts), or nothing is left (after it). `values` go into JSON."""
 
     ok: bool
@@ -45,8 +44,7 @@ class Measurement:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """The part of a fault that its holder needs: flows and parameters. Travels as JSON."""
 
     rule_id: str

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import AgentSilent, FaultNotApplied, HeadgateError
 from testbed_runtime.core.faults.links import ANYBODY, flows_of, logical_name, owners_of
@@ -39,8 +41,7 @@ T = TypeVar("T")
 # ---- which agent gets what (pure)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Agent:
+class Agent(Struct, frozen=True, order=True):
     """The holder of faults in the pod of `process` (`tm-0`, `jobmanager`, `proxy`): its supervisor, or its packet agent."""
 
     process: str
@@ -50,8 +51,7 @@ class Agent:
         return self.process if self.container == SUPERVISOR else f"{self.process}/{self.container}"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """The part of a fault for one agent: the fault from its point of view, and its targets."""
 
     agent: Agent

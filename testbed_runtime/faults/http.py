@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import aiohttp
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
+from msgspec import to_builtins
 
 from testbed_runtime.core.errors import FaultHealed, FaultNotApplied, HeadgateError, UserError
 from testbed_runtime.core.faults.model import Fault
@@ -151,7 +151,12 @@ class FaultClient:
     ) -> FaultHandle:
         """Raises UserError (bad input, or not possible in this environment) FaultNotApplied (a process was not running) or HeadgateError
         (it could not begin)."""
-        body = {"fault": asdict(fault), "fault_id": fault_id, "targets": list(targets), "lease_s": lease_s}
+        body = {
+            "fault": to_builtins(fault),
+            "fault_id": fault_id,
+            "targets": list(targets),
+            "lease_s": lease_s,
+        }
         answer = await self._call("POST", "/v1/faults", body, timeout_s=INJECT_LIMIT_S)
         return FaultHandle(
             str(answer["fault"]), str(answer["backend"]), str(answer["why"]), tuple(answer["targets"])

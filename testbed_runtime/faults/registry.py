@@ -6,8 +6,9 @@ An environment describes its backends as `Capabilities`: each one that it lacks 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults import check
@@ -18,8 +19,7 @@ from testbed_runtime.core.faults.vocabulary import BACKENDS, PACKET_BACKENDS, PR
 _NO_PODS = "the processes of this environment are not pods"
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(Struct, frozen=True):
     """The backends of an environment. `missing` gives for each other one the reason, and how to get it."""
 
     environment: str

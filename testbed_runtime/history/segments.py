@@ -11,9 +11,9 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa
+from msgspec import Struct
 
 from testbed_runtime.core.errors import RemoteProtocolError
 from testbed_runtime.history.schema import TABLES
@@ -25,8 +25,7 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 """Maximum body size. A longer one means a damaged or foreign file (real ones are below 4 MiB)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Struct, frozen=True):
     number: int
     table: int
     """Index in TABLES."""
@@ -59,8 +58,7 @@ def encode_table(rows: pa.Table) -> bytes:
     return body
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(Struct, frozen=True):
     """The complete segments found in a sequence of bytes, and how many bytes they take."""
 
     segments: tuple[Segment, ...]

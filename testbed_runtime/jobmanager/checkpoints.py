@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.core.job.checkpoints import (
     FOREVER,
@@ -51,19 +53,16 @@ _OUTCOMES = {
 """Any other reason means that the checkpoint failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Due:
+class _Due(Struct, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class _Finalized:
+class _Finalized(Struct, frozen=True):
     completed: CompletedCheckpoint | None
     checkpoint: int
 
 
-@dataclass(frozen=True, slots=True)
-class _NotTriggered:
+class _NotTriggered(Struct, frozen=True):
     checkpoint: int
 
 

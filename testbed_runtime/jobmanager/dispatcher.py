@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.executiongraph import derive_id
@@ -41,8 +43,7 @@ CHECKPOINTING_DISABLED = (
 """Flink's text."""
 
 
-@dataclass(frozen=True, slots=True)
-class FormerSession:
+class FormerSession(Struct, frozen=True):
     """How the leader session before this one of the same process ended, and what it knew of its job. The store may not know it."""
 
     why: str = ""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from msgspec import Struct
+
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.causes import RECOVERED
 from testbed_runtime.core.job.checkpoints import CheckpointFailureReason
@@ -29,8 +31,7 @@ JOBMASTER_NAME = "JobMaster"
 """Its name in waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestartDue:
+class RestartDue(Struct, frozen=True):
     """The restart delay is over."""
 
 

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.heartbeat import (
     UNREACHABLE_CLASS,
@@ -27,8 +29,7 @@ from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Struct, frozen=True):
     """The verdict that a TaskManager is lost."""
 
     taskmanager: TaskManagerID
@@ -40,23 +41,19 @@ class Lost:
     """The kind of the wait that its loss ended, if the class does not say it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Due:
+class _Due(Struct, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class _Reached:
+class _Reached(Struct, frozen=True):
     watch: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Unreachable:
+class _Unreachable(Struct, frozen=True):
     watch: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Silent:
+class _Silent(Struct, frozen=True):
     watch: int
 
 

@@ -10,10 +10,10 @@ recovery                                 the kept checkpoint from which the firs
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
+from msgspec import Struct, field
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.job.executiongraph import NOTHING_TO_RESTORE, Restore
@@ -25,8 +25,7 @@ STORE_VERSION = 1
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredJob:
+class StoredJob(Struct, frozen=True):
     job: str
     graph: JobGraph
     configuration: dict[str, str]
@@ -34,8 +33,7 @@ class StoredJob:
     version: int = STORE_VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class StoredStatus:
+class StoredStatus(Struct, frozen=True):
     state: str
     epoch: int
     attempt: int
@@ -47,8 +45,7 @@ class StoredStatus:
     version: int = STORE_VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTask:
+class StoredTask(Struct, frozen=True):
     """One subtask's part of a checkpoint."""
 
     vertex: str
@@ -65,8 +62,7 @@ class StoredTask:
         return (self.handle, *self.shared)
 
 
-@dataclass(frozen=True, slots=True)
-class CompletedCheckpoint:
+class CompletedCheckpoint(Struct, frozen=True):
     checkpoint: int
     job: str
     timestamp_ms: int
@@ -88,8 +84,7 @@ class CompletedCheckpoint:
         return Restore(self.checkpoint, ordered, self.parallelism)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRecovery:
+class StoredRecovery(Struct, frozen=True):
     """A checkpoint of an earlier run. Its objects are in this store too."""
 
     checkpoint: CompletedCheckpoint

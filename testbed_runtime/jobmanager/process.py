@@ -8,9 +8,11 @@ await manager.close()
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.job.jobgraph import JobGraph
@@ -29,8 +31,7 @@ from testbed_runtime.process.clock import StallMeter
 from testbed_runtime.process.tasks import TaskKeeper
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderSession:
+class LeaderSession(Struct, frozen=True):
     """The services that run while this process leads (DispatcherLeaderProcess, JobMasterServiceProcess, ResourceManager)."""
 
     services: Services

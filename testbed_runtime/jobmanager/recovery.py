@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.failover import name_of
@@ -20,8 +22,7 @@ from testbed_runtime.ports.storage import BlobStore
 from testbed_runtime.workload.snapshots import SubtaskSnapshot, decode_snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class KeptCheckpoint:
+class KeptCheckpoint(Struct, frozen=True):
     """The latest checkpoint below a folder `files/<trial>` of a run, whose `blobs` are the objects."""
 
     blobs: BlobStore

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.messages import (
@@ -46,21 +47,18 @@ class SlotOwner(Protocol):
         """Return True when the slot was expected, so that its key is wanted again."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Requested:
+class _Requested(Struct, frozen=True):
     allocation: str
     granted: bool
     reached: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Freed:
+class _Freed(Struct, frozen=True):
     allocation: str
     done: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Assign:
+class _Assign(Struct, frozen=True):
     pass
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.executiongraph import DeploymentContext, ExecutionState, Restore
@@ -28,13 +29,11 @@ _S = ExecutionState
 SERVICE_TIME = "headgate.jobmanager.service-time"
 
 
-@dataclass(frozen=True, slots=True)
-class _Deploy:
+class _Deploy(Struct, frozen=True):
     attempt: str
 
 
-@dataclass(frozen=True, slots=True)
-class _SlotsOverdue:
+class _SlotsOverdue(Struct, frozen=True):
     round: int
 
 

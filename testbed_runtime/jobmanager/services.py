@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from testbed_runtime.core.options import Options
 from testbed_runtime.history.waits import WaitLog
@@ -14,8 +15,7 @@ from testbed_runtime.ports.storage import BlobStore, HistorySink
 from testbed_runtime.process.tasks import TaskKeeper
 
 
-@dataclass(slots=True)
-class Services:
+class Services(Struct, frozen=True):
     """Shared by the endpoints of one leader session. `leader` is its id, new for each process and each grant of the leadership."""
 
     rpc: Rpc

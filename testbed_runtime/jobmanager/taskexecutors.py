@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.executiongraph import Execution, ExecutionState
@@ -26,8 +27,7 @@ from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
 
 
-@dataclass(frozen=True, slots=True)
-class Deployed:
+class Deployed(Struct, frozen=True):
     """The outcome of a SubmitTask. `class_name` is empty when the TaskExecutor accepted the task."""
 
     attempt: str
@@ -38,8 +38,7 @@ class Deployed:
     unreachable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CancelEnded:
+class CancelEnded(Struct, frozen=True):
     """The cancellation is complete: the TaskExecutor does not run the attempt."""
 
     attempt: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.causes import ended_wait
@@ -15,8 +15,7 @@ from testbed_runtime.jobmanager.taskexecutors import TaskExecutors
 _S = ExecutionState
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(Struct, frozen=True):
     """Why something failed. `detector` is `Task`, `JobMaster`, `ResourceManager` or `JobManager`."""
 
     class_name: str

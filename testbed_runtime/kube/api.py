@@ -13,11 +13,11 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import aiohttp
+from msgspec import Struct
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
@@ -72,8 +72,7 @@ class ApiError(HeadgateError):
         return self.status == 0 or self.status in RETRIED
 
 
-@dataclass(frozen=True, slots=True)
-class WatchEvent:
+class WatchEvent(Struct, frozen=True):
     """`LISTED` for each existing object (again after an interruption), then one `SYNCED`, then ADDED, MODIFIED and DELETED.
 
     An object that was deleted during an interruption gets no DELETED; it is missing from the LISTED before the next SYNCED."""
@@ -82,8 +81,7 @@ class WatchEvent:
     object: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """One request in RBAC's terms."""
 
     verb: str
@@ -105,8 +103,7 @@ _METHODS = {
 """The HTTP method of each RBAC verb."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(Struct, frozen=True):
     verb: str
     api_version: str
     kind: str

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from msgspec import Struct
 
 from testbed_runtime.core.errors import HeadgateError
 
@@ -23,8 +23,7 @@ class LoginFailed(HeadgateError):
     """No usable kubeconfig was found, and this process does not run inside a cluster."""
 
 
-@dataclass(frozen=True, slots=True)
-class Login:
+class Login(Struct, frozen=True):
     """An API server and the credentials for it. `namespace` is the context's or the pod's own."""
 
     server: str

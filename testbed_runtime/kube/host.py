@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import Condition
@@ -45,8 +46,7 @@ def capabilities(*, packet_faults: bool) -> Capabilities:
     return Capabilities("kubernetes", offered, dict.fromkeys(PACKET_BACKENDS, PACKETS_OFF))
 
 
-@dataclass(frozen=True, slots=True)
-class RunAccess:
+class RunAccess(Struct, frozen=True):
     """The values that the Testbeds of a run share."""
 
     namespace: str

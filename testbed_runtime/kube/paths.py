@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from urllib.parse import quote
+
+from msgspec import Struct
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 
 
-@dataclass(frozen=True, slots=True)
-class Resource:
+class Resource(Struct, frozen=True):
     """`plural` is the name in paths and in RBAC rules."""
 
     plural: str

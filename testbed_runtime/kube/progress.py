@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import dataclasses
 import gzip
 import json
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from testbed_runtime.api import naming
@@ -207,7 +207,7 @@ def _round(found: Round) -> RoundResult:
 
 
 def _owners(found: Sequence[Price]) -> tuple[Price, ...]:
-    return tuple(dataclasses.replace(one, seconds=round(one.seconds, 3)) for one in found[:MAX_OWNERS])
+    return tuple(msgspec.structs.replace(one, seconds=round(one.seconds, 3)) for one in found[:MAX_OWNERS])
 
 
 class StatusProgress:

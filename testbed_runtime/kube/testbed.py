@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, TestbedDisrupted
@@ -51,8 +53,7 @@ EXISTENCE_CHECK_S = 10.0
 """Between two checks that the Testbed still exists."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrialAccess:
+class TrialAccess(Struct, frozen=True):
     """How the runner reaches a trial's testbed. `recorder` is the run's, `recorder_path` the trial's part of it."""
 
     token: str

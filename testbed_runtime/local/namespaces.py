@@ -13,8 +13,9 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from testbed_runtime.core.errors import HeadgateError
 
@@ -29,8 +30,7 @@ _NAME = re.compile(r"^hg(\d+)x[0-9a-f]{2}(-|$)")
 _BRIDGE = re.compile(r"^hgb(\d+)x[0-9a-f]{2}$")
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """The network of one process: `namespace` for `ip netns exec`, and its numeric `address`."""
 
     name: str
@@ -43,8 +43,7 @@ class Member:
         return ("ip", "netns", "exec", self.namespace)
 
 
-@dataclass(frozen=True, slots=True)
-class LocalNetwork:
+class LocalNetwork(Struct, frozen=True):
     """`gateway` is this machine's own address on the bridge, for processes that faults never target (recorder, proxy, runner)."""
 
     id: str

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, UserError

@@ -11,11 +11,11 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import to_builtins
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, SUPERVISOR
@@ -105,7 +105,7 @@ class LocalProcessHost:
     async def launch(self, spec: ChildSpec) -> ProcessState:
         """Start a process, with a rule for its next incarnations. Raises HeadgateError with the tail of its stderr."""
         answer = await self._call(
-            "PUT", f"/v1/processes/{spec.name}", asdict(spec), timeout_s=spec.timeout_s + START_MARGIN_S
+            "PUT", f"/v1/processes/{spec.name}", to_builtins(spec), timeout_s=spec.timeout_s + START_MARGIN_S
         )
         state = msgspec.convert(answer, ProcessState)
         self._states[spec.name] = state

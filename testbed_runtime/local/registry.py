@@ -11,8 +11,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.http import ControlClient, FaultClient
@@ -25,8 +26,7 @@ _MODULE = b"testbed_runtime.entry.supervisor"
 QUIET = "no fault was active"
 
 
-@dataclass(frozen=True, slots=True)
-class SupervisorEntry:
+class SupervisorEntry(Struct, frozen=True):
     """A running supervisor."""
 
     pid: int

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.model import Fault

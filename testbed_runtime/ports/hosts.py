@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct, field
 
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.ports.storage import HistorySink
@@ -21,8 +22,7 @@ CLOSE_LIMIT_S = 20.0
 """Limit for each step of closing such a testbed (heal, seal, dispose), also after Ctrl-C."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessState:
+class ProcessState(Struct, frozen=True):
     name: str
     pid: int | None
     incarnation: int
@@ -36,8 +36,7 @@ class ProcessState:
     """Whether Headgate ended it: by a fault or a stop."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrialContext:
+class TrialContext(Struct, frozen=True):
     """The trial that a testbed serves. It is part of every row of the history."""
 
     run: str
@@ -46,8 +45,7 @@ class TrialContext:
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class JobStatus:
+class JobStatus(Struct, frozen=True):
     state: str
     cause_class: str = ""
     cause: str = ""
@@ -64,8 +62,7 @@ class JobStatus:
     """Why the job cannot be stopped with a final checkpoint; empty if that was not refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class FaultHandle:
+class FaultHandle(Struct, frozen=True):
     """A fault that a backend has accepted."""
 
     fault: str

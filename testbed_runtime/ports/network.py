@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from msgspec import Struct
 
 from testbed_runtime.core.exchange.frames import BytesLike
 
@@ -60,8 +61,7 @@ class Connection(Protocol):
         """Close immediately. With `reset` the peer sees a TCP reset."""
 
 
-@dataclass(frozen=True, slots=True)
-class SocketState:
+class SocketState(Struct, frozen=True):
     """A TCP connection as its kernel sees it. Sizes are bytes."""
 
     ports: tuple[int, int]

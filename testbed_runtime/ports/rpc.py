@@ -9,7 +9,7 @@ from testbed_runtime.core.errors import FlinkError, HeadgateError
 from testbed_runtime.ports.network import Address
 
 Handler: TypeAlias = "Callable[[Any], Awaitable[Any]]"
-"""Takes one message (a dataclass of core.job.messages), returns a dataclass or None; a FlinkError raised in it travels to the caller."""
+"""Takes one message (a Struct of core.job.messages), returns a Struct or None; a FlinkError raised in it travels to the caller."""
 
 
 class RecipientUnreachable(HeadgateError):

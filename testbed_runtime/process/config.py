@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 import msgspec
+from msgspec import Struct, field
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.jobgraph import JobGraph
@@ -28,8 +28,7 @@ def read_token(path: str | Path) -> str:
     return token
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigFile:
+class ConfigFile(Struct, frozen=True, kw_only=True):
     """The part that the configuration of every process has."""
 
     token_file: str = ""
@@ -47,8 +46,7 @@ class ConfigFile:
         Path(path).write_bytes(msgspec.json.encode(self))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentConfig(ConfigFile):
+class AgentConfig(ConfigFile, frozen=True, kw_only=True):
     """The configuration of a packet agent, one for each network namespace. `hosts`: logical name → host name or address of each
     process that has an agent."""
 
@@ -67,8 +65,7 @@ class AgentConfig(ConfigFile):
     """End when stdin closes. In a pod stdin is not a pipe of the parent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessConfig(ConfigFile):
+class ProcessConfig(ConfigFile, frozen=True, kw_only=True):
     """Addresses are (host, port). Port 0 means a free port, which is in the ready line. Hosts of peers may be names; they are
     resolved for each connection."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
+
+from msgspec import Struct
 
 from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, TrialRecovery
@@ -69,8 +70,7 @@ def listed(texts: Iterable[str]) -> str:
     return ", ".join(found[:VALUES_SHOWN]) + (f", and {more} other values" if more > 0 else "")
 
 
-@dataclass(frozen=True, slots=True)
-class VariantAnswer:
+class VariantAnswer(Struct, frozen=True):
     """The recoveries of all fault trials of one variant."""
 
     variant: str

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.core.judgement.recovery import (
     RECOVERY_FILE,
@@ -33,8 +35,7 @@ NOTABLE_START_S = 1.0
 """A first start without a failure is worth a line from this length on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """One recovery in words, or the medians of several. `where` names the trial or the variant."""
 
     where: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 from typing import Any
+
+from msgspec.structs import replace
 
 from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.metrics import (

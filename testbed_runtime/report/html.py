@@ -6,13 +6,13 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import BytecodeCache, Environment, FileSystemBytecodeCache, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
+from msgspec import Struct
 
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Recovery
 from testbed_runtime.core.waits import KINDS
@@ -35,8 +35,7 @@ STARTS_FROM_S = 2.0
 """A first start gets its own bar from this length on, or when it failed at first."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrialFigures:
+class TrialFigures(Struct, frozen=True):
     """A trial with its drawings, each in a wide and a narrow version, and its series as a table."""
 
     view: TrialView

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from testbed_runtime.core.judgement.metrics import REASON_TEXTS
 from testbed_runtime.core.judgement.recovery import TrialRecovery
@@ -14,8 +15,7 @@ FULL_TRIALS = 12
 """Trials that a page shows in full."""
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseCost:
+class PhaseCost(Struct, frozen=True):
     """One phase of one recovery: seconds (None: it did not happen), and the option or resource that bounded it."""
 
     phase: str
@@ -32,8 +32,7 @@ class PhaseCost:
         return words.PHASES.get(self.phase, ("", ""))[1]
 
 
-@dataclass(frozen=True, slots=True)
-class Recovery:
+class Recovery(Struct, frozen=True):
     """The phases of one trial, in order."""
 
     trial: str
@@ -64,8 +63,7 @@ class Recovery:
         return cost.seconds / self.total if cost.seconds is not None and self.total else None
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(Struct, frozen=True):
     """A number in a table, and its ratio to the control run (None: there is nothing to compare with)."""
 
     shown: str
@@ -73,8 +71,7 @@ class Cell:
     against_control: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseLatency:
+class PhaseLatency(Struct, frozen=True):
     """Throughput and latency in one phase of one trial. `cells` holds p50, p95, p99, as in LATENCY_QUANTILES."""
 
     phase: str
@@ -87,8 +84,7 @@ class PhaseLatency:
         return any(cell.value is not None for cell in (self.throughput, *self.cells))
 
 
-@dataclass(frozen=True, slots=True)
-class TrialView:
+class TrialView(Struct, frozen=True):
     """One trial as the page shows it."""
 
     trial: str
@@ -113,8 +109,7 @@ class TrialView:
         return self.role == "control"
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """One configuration key: its value per variant, its default, and whether any value differs from the default."""
 
     key: str
@@ -124,8 +119,7 @@ class Setting:
     by_variant: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RunView:
+class RunView(Struct, frozen=True):
     """Everything that the page, the Markdown and the JUnit file show."""
 
     name: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Price, Recovery, Round, Segment
 from testbed_runtime.report import words
@@ -20,8 +21,7 @@ ROUNDS_MAX = 12
 """Rounds of one recovery that are drawn; a restart loop can have hundreds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Titled:
+class Titled(Struct, frozen=True):
     """A recovery with its caption."""
 
     caption: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import quantiles
 from typing import Any
+
+from msgspec import Struct
 
 from testbed_runtime.report import words
 from testbed_runtime.report.svg import Scale, Svg, log_ticks, nice_ticks, number, text_width
@@ -21,8 +22,7 @@ BOX_FROM = 5
 """Values from which quartiles are drawn."""
 
 
-@dataclass(frozen=True, slots=True)
-class Strip:
+class Strip(Struct, frozen=True):
     """The values of one variant, and the interval of their mean (None: unknown)."""
 
     name: str
@@ -32,8 +32,7 @@ class Strip:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution:
+class Distribution(Struct, frozen=True):
     """One metric of every variant."""
 
     title: str

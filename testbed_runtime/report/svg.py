@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from html import escape
 
+from msgspec import Struct
+
 GRID_X, GRID_Y = 2000, 500
 """Steps of the grid of shared curves. Finer than a screen shows, and short in the file."""
 TICKS_MAX = 200
@@ -43,8 +45,7 @@ def log_ticks(low: float, high: float, target: int) -> list[float]:
     return ticks[:: -(-len(ticks) // max(target, 1))]
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(Struct, frozen=True):
     """Maps [low, high] to [start, end] in pixels. `log` needs values above zero."""
 
     low: float

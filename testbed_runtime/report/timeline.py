@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.report import words
@@ -25,8 +26,7 @@ CLIP = 2.5
 """The axis of the rates ends at this multiple of the baseline; the peak above it is written beside the title."""
 
 
-@dataclass(frozen=True, slots=True)
-class MarkShape:
+class MarkShape(Struct, frozen=True):
     """How a kind of mark is drawn and what the legend calls it. Lanes keep simultaneous marks visible."""
 
     css: str
@@ -49,8 +49,7 @@ MARK_SHAPES = {
 """Every kind of mark that is drawn."""
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(Struct, frozen=True):
     """A page layout: `wide` for screens and paper, `narrow` for phones. Text is drawn at its final size."""
 
     name: str
@@ -65,8 +64,7 @@ WIDE = Size("wide", 980.0, 66.0, 16.0, 12.0, 12)
 NARROW = Size("narrow", 360.0, 46.0, 10.0, 11.0, 5)
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
+class Panel(Struct, frozen=True):
     """One row of the chart. `lines` holds (series name, CSS class); the first one that has data may be filled, and decides
     the axis together with the others, except those of `clipped`."""
 
@@ -98,8 +96,7 @@ PANELS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(Struct, frozen=True):
     """A panel with its curves, as shapes that both layouts use."""
 
     panel: Panel

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
@@ -58,8 +59,7 @@ PATHS_LIMIT_S = 10.0
 REPORT_FILES = ("report.html", "report.md", "junit.xml", COMPARISON_FILE)
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
+class RunResult(Struct, frozen=True):
     folder: Path
     verdict: dict[str, Any]
     """As in verdict.json; `verdict` is Pass, Fail, Inconclusive or Error."""
@@ -68,8 +68,7 @@ class RunResult:
     """Why there are no rows, with the end of Spark's log; empty: the evaluation was done."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunRequest:
+class RunRequest(Struct, frozen=True):
     """A compiled scenario, its document for the record, and where the results go."""
 
     plan: RunPlan

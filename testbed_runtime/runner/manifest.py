@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import Struct, field, to_builtins
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.model import Fault
@@ -68,8 +69,7 @@ class LocalFolder:
         """Nothing to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunInfo:
+class RunInfo(Struct, frozen=True):
     """The facts about a run that its caller knows: the engine has no wall clock and inspects no machine."""
 
     run: str
@@ -184,7 +184,9 @@ def next_attempt(plan: TrialPlan, entries: Sequence[Entry]) -> TrialPlan | None:
 
 def expectation_entry(item: Expectation) -> dict[str, Any]:
     """Return an expectation as `Expectation.from_item` reads it."""
-    return {name: value for name, value in asdict(item).items() if value is not None and name != "problem"}
+    return {
+        name: value for name, value in to_builtins(item).items() if value is not None and name != "problem"
+    }
 
 
 def fault_entry(fault: Fault) -> dict[str, Any]:
@@ -195,7 +197,7 @@ def fault_entry(fault: Fault) -> dict[str, Any]:
         "at_s": fault.at_s,
         "before_submit": fault.before_submit,
         "duration_s": fault.duration_s,
-        "target": asdict(fault.target),
+        "target": to_builtins(fault.target),
         "plane": fault.plane,
         "direction": fault.direction,
         "targets": [],

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from msgspec import Struct, field
 
-@dataclass(frozen=True, slots=True)
-class RunStarted:
+
+class RunStarted(Struct, frozen=True):
     run: str
     folder: str
     trials: int
@@ -18,16 +18,14 @@ class RunStarted:
     """Whether the time is virtual, so that it passes faster than a clock."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrialStarted:
+class TrialStarted(Struct, frozen=True):
     trial: str
     number: int
     """1 to RunStarted.trials; repetitions of void trials keep the number."""
     planned_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseEntered:
+class PhaseEntered(Struct, frozen=True):
     trial: str
     phase: str
     """`create`, the phases of core.trial.timeline (`ended` instead of `drain` for a job that has ended), `seal`, `dispose`."""
@@ -36,8 +34,7 @@ class PhaseEntered:
     """Whether it is a control trial, which spends the phase `fault` without a fault."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """The current state of the job."""
 
     remaining_s: float | None
@@ -50,15 +47,13 @@ class Sample:
     """records_per_s, credits, lag_s, …"""
 
 
-@dataclass(frozen=True, slots=True)
-class Happened:
+class Happened(Struct, frozen=True):
     """A message for the user: a fault was injected or healed, the job changed its state, the trial became void."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class FaultChanged:
+class FaultChanged(Struct, frozen=True):
     """A fault began, or ended."""
 
     fault: str
@@ -67,8 +62,7 @@ class FaultChanged:
     """Seconds until its deadline; None once it has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrialEnded:
+class TrialEnded(Struct, frozen=True):
     trial: str
     job_state: str
     drained: bool
@@ -78,13 +72,11 @@ class TrialEnded:
     """Why the trial is void."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluating:
+class Evaluating(Struct, frozen=True):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnded:
+class RunEnded(Struct, frozen=True):
     verdict: str
     folder: str
     report: str = ""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
 from random import Random
+
+from msgspec import Struct
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.exchange.alignment import BarrierPolicy
@@ -45,8 +46,7 @@ RECORD_BYTES = 104
 PARTITION = ResultPartitionID(bytes(16), 0, ExecutionAttemptID(bytes(16), bytes(16), 0, 0))
 
 
-@dataclass(frozen=True, slots=True)
-class TraceRequest:
+class TraceRequest(Struct, frozen=True):
     """The buffer to follow, by its sequence number, and the exchange that it is part of."""
 
     sequence: int
@@ -60,8 +60,7 @@ class TraceRequest:
     """The interval of checkpoint barriers; 0: none."""
 
 
-@dataclass(frozen=True, slots=True)
-class SentBuffer:
+class SentBuffer(Struct, frozen=True):
     """One element that the producer sent."""
 
     at_s: float
@@ -74,15 +73,13 @@ class SentBuffer:
     """The credit that the producer has left."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(Struct, frozen=True):
     buffers: list[SentBuffer]
     flushes: int
     """How often the output flusher ran meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """One step of the buffer, with the state of the channel right after it."""
 
     at_s: float

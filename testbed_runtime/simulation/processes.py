@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.exchange.frames import BufferResponse
 from testbed_runtime.core.ids import JOBMANAGER, TaskManagerID, ordinal_of
@@ -48,8 +50,7 @@ def virtual_loop() -> VirtualLoop:
     return loop
 
 
-@dataclass(frozen=True, slots=True)
-class World:
+class World(Struct, frozen=True):
     """The objects that all processes of one testbed share."""
 
     options: Options

@@ -5,10 +5,9 @@ GET /healthz · GET /readyz (503 and the reason) · GET /v1/processes · PUT /v1
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import msgspec
 from aiohttp import web
+from msgspec import to_builtins
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.faults import api
@@ -27,13 +26,13 @@ def application(supervisor: Supervisor, token: str, *, child: str = "") -> web.A
         return web.json_response({"ready": not why, "why": why}, status=503 if why else 200)
 
     async def processes(_: web.Request) -> web.Response:
-        return web.json_response({"processes": [asdict(state) for state in supervisor.states()]})
+        return web.json_response({"processes": [to_builtins(state) for state in supervisor.states()]})
 
     async def put_process(request: web.Request) -> web.Response:
         spec = msgspec.json.decode(await request.read(), type=ChildSpec)
         if spec.name != request.match_info["name"]:
             raise UserError("name", f"{spec.name!r} is not the name in the path", "use the same one")
-        return web.json_response(asdict(await supervisor.launch(spec)))
+        return web.json_response(to_builtins(await supervisor.launch(spec)))
 
     async def act(request: web.Request) -> web.Response:
         name, verb = request.match_info["name"], request.match_info["verb"]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from testbed_runtime.core.faults.vocabulary import PROCESS_BACKENDS
 from testbed_runtime.process.config import ConfigFile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorConfig(ConfigFile):
+class SupervisorConfig(ConfigFile, frozen=True, kw_only=True):
     name: str = "supervisor"
     environment: str = "local"
     bind: tuple[str, int] = ("127.0.0.1", 0)

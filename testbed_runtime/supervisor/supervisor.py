@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.faults.links import logical_name
@@ -54,8 +55,7 @@ CONFIG = "{config}"
 Peers: TypeAlias = Callable[[], Mapping[str, Address]]
 
 
-@dataclass(frozen=True, slots=True)
-class ChildSpec:
+class ChildSpec(Struct, frozen=True):
     """How to start a child. `{config}` in argv is replaced by the path of the incarnation's configuration."""
 
     name: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.heartbeat import HeartbeatConfig, HeartbeatMonitor
@@ -35,8 +36,7 @@ LEADER_PROBE_S = 0.5
 announces a new leader; here the address is probed. The (longer) error delay applies only once a leader answers with an error."""
 
 
-@dataclass(frozen=True, slots=True)
-class WaitScope:
+class WaitScope(Struct, frozen=True):
     """Records the waits of the connections of one TaskManager."""
 
     options: Options

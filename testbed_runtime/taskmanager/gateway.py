@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.ids import JOBMANAGER
@@ -33,8 +34,7 @@ MAX_WAITING_COMMITS = 1000
 """Flushes (one each 200 ms) that are queued while the JobMaster is unreachable; with more the task fails."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobMasterGateway:
+class JobMasterGateway(Struct, frozen=True):
     """The JobMaster of one job in one leader session."""
 
     rpc: Rpc

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from typing import Any
+
+from msgspec import to_builtins
 
 from testbed_runtime.core.exchange.channel import RemoteInputChannel
 from testbed_runtime.core.exchange.credit import ChannelStats, SequenceViewReader
@@ -141,7 +142,7 @@ class TaskSampler:
         for side, peer, port, state in self._environment.sockets():
             self._sockets[side, port] = state
             if before.get((side, port)) != state:
-                found = {"side": side, "peer": peer, "connection": port, **asdict(state)}
+                found = {"side": side, "peer": peer, "connection": port, **to_builtins(state)}
                 self._record("socket.state", found)
 
     def _record(self, kind: str, found: dict[str, Any], *, text: str = "") -> None:

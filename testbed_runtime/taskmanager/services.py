@@ -8,6 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from testbed_runtime.core.job.messages import TaskDeploymentDescriptor, TriggerCheckpoint
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
@@ -31,8 +34,7 @@ from testbed_runtime.workload.keyedstate import SubtaskContext
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(Struct, frozen=True):
     """How often a TaskManager acts without an input. The defaults are those of a real process."""
 
     sample_s: float = 0.1
@@ -50,8 +52,7 @@ class Pace:
 REAL_PACE = Pace()
 
 
-@dataclass(frozen=True, slots=True)
-class TaskServices:
+class TaskServices(Struct, frozen=True):
     """The ports and services of one TaskManager, shared by its tasks."""
 
     options: Options
@@ -65,7 +66,7 @@ class TaskServices:
     state_backend: StateBackend
     iterations: IterationBroker
     pace: Pace = REAL_PACE
-    local_state: LocalState = field(default_factory=LocalState)
+    local_state: LocalState = msgspec.field(default_factory=LocalState)
     cores: Cores | None = None
     """In virtual time, if work costs processor time."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from testbed_runtime.core.errors import FlinkError
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Struct, frozen=True):
     """An allocation. `deadline` is the loop's time at which it is freed unless it is active; `active` has none."""
 
     index: int

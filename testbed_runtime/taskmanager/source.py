@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError, UserError
 from testbed_runtime.core.exchange.alignment import BarrierPolicy

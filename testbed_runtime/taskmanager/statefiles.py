@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.statememory import StateBackendConfig
@@ -41,8 +43,7 @@ class StateBackend:
             del self._slots[allocation]
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
+class Upload(Struct, frozen=True):
     """A checkpoint that is to be stored."""
 
     snapshot: SubtaskSnapshot

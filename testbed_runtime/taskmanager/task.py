@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.gate import InputGate

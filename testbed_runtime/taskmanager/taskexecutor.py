@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.ids import JOBMANAGER, TaskManagerID
@@ -48,8 +49,7 @@ from testbed_runtime.taskmanager.task import Task
 from testbed_runtime.taskmanager.tasks import TaskTable
 
 
-@dataclass(frozen=True, slots=True)
-class TaskExecutorConfig:
+class TaskExecutorConfig(Struct, frozen=True):
     """The identity, addresses and size of this TaskManager."""
 
     resource_id: TaskManagerID

@@ -15,6 +15,7 @@ from typing import IO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError, UserError
 from testbed_runtime.core.exchange.backoff import remote_backoff
@@ -168,8 +169,7 @@ class _SplitPartition(ResultPartition):
         super().release(cause)
 
 
-@dataclass(frozen=True, slots=True)
-class ServeRequest:
+class ServeRequest(Struct, frozen=True):
     partition: ResultPartitionID
     address: Address
     subpartitions: int
@@ -301,8 +301,7 @@ def _records(generator: np.random.Generator, count: int, record_bytes: int) -> B
 # ---- fetch ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FetchRequest:
+class FetchRequest(Struct, frozen=True):
     partition: ResultPartitionID
     address: Address
     subpartition: int

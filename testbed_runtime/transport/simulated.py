@@ -18,9 +18,10 @@ import contextvars
 import errno
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.exchange.frames import BytesLike
@@ -40,8 +41,7 @@ _Frame: TypeAlias = tuple[object, int]
 _Payload: TypeAlias = "bytes | _Frame | Exception | None"
 
 
-@dataclass(frozen=True, slots=True)
-class LinkProfile:
+class LinkProfile(Struct, frozen=True):
     """The properties of one direction. Jitter is uniform in ±`jitter_s`; bandwidth 0 means unlimited."""
 
     latency_s: float = LOOPBACK_LATENCY_S

@@ -10,8 +10,9 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from testbed_runtime.core.exchange.frames import BytesLike
 from testbed_runtime.core.exchange.tls import TlsSettings
@@ -160,8 +161,7 @@ def _joined(parts: Sequence[BytesLike], *, skip: int) -> bytes:
     return b"".join(chosen)
 
 
-@dataclass(frozen=True)
-class DataTls:
+class DataTls(Struct, frozen=True):
     """The two ends of TLS on a data port, from one certificate with its key. Each end trusts that certificate only."""
 
     connecting: ssl.SSLContext

@@ -1,8 +1,7 @@
-"""Encode RPC messages as JSON: every dataclass of `core.job.messages` under its class name, validated by msgspec."""
+"""Encode RPC messages as JSON: every Struct of `core.job.messages` under its class name, validated by msgspec."""
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache
 from typing import Any
 
@@ -14,7 +13,7 @@ from testbed_runtime.core.job import messages
 MESSAGES: dict[str, type[Any]] = {
     name: value
     for name, value in vars(messages).items()
-    if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == messages.__name__
+    if isinstance(value, type) and issubclass(value, msgspec.Struct) and value.__module__ == messages.__name__
 }
 
 
@@ -43,7 +42,7 @@ def _decoder(name: str) -> msgspec.json.Decoder[Any]:
 
 
 def check_message(message: Any) -> None:
-    """Raise TypeError for anything but a dataclass of core.job.messages, None, or a FlinkError."""
+    """Raise TypeError for anything but a Struct of core.job.messages, None, or a FlinkError."""
     name = type(message).__name__
     if MESSAGES.get(name) is not type(message) and not (message is None or isinstance(message, FlinkError)):
         raise TypeError(f"{name} is not a message of testbed_runtime.core.job.messages")

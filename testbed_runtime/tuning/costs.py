@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from testbed_runtime.core.judgement.expectations import format_value
 from testbed_runtime.core.judgement.recovery import Margin, Recovery, TrialRecovery
 from testbed_runtime.core.options import ALIASES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class Cost(Struct, frozen=True, kw_only=True):
     """The price of a value of an option, and how close it came to its limit."""
 
     price_s: float = 0.0

@@ -6,8 +6,9 @@ import copy
 import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from testbed_runtime.api import limits
 from testbed_runtime.api.kinds import TuningStudySpec
@@ -21,8 +22,7 @@ HASH_LENGTH = 8
 ROW_DIGITS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One combination of values. `number` counts from 0; the last option changes fastest."""
 
     number: int
@@ -38,8 +38,7 @@ class Row:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRun:
+class PlannedRun(Struct, frozen=True):
     """One row applied to one scenario."""
 
     row: Row

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from testbed_runtime.api.kinds import Objective, TuningStudySpec
 from testbed_runtime.api.validate_kinds import limit_of
@@ -27,8 +29,7 @@ RULED_OUT = 0.5
 """After one trial a row gets no more if another is better by this share in one objective and as good in the others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """The result of one run. `verdict` is the content of verdict.json, `recovery` that of recovery.json."""
 
     run: PlannedRun
@@ -38,8 +39,7 @@ class Outcome:
     """The faults of its scenario."""
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(Struct, frozen=True):
     """An objective in one row: the mean over the trials of the scenario where it is worst."""
 
     number: float | None = None
@@ -51,8 +51,7 @@ class Value:
     """Every trial of every scenario."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """One row of the table."""
 
     row: Row

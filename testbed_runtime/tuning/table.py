@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
+
+from msgspec import to_builtins
 
 from testbed_runtime.api.kinds import TuningStudySpec
 from testbed_runtime.core.judgement import detector
@@ -50,9 +51,11 @@ def to_json(spec: TuningStudySpec, lines: Sequence[Line]) -> dict[str, Any]:
                     }
                     for o, v in zip(spec.objectives, line.objectives, strict=True)
                 },
-                "detector": None if line.detector is None else asdict(line.detector),
+                "detector": None if line.detector is None else to_builtins(line.detector),
                 "prices": {key: cost.price_s for key, cost in line.costs.items()},
-                "margins": {k: None if c.margin is None else asdict(c.margin) for k, c in line.costs.items()},
+                "margins": {
+                    k: None if c.margin is None else to_builtins(c.margin) for k, c in line.costs.items()
+                },
             }
             for row, line in zip(status_rows(spec, lines), lines, strict=True)
         ],

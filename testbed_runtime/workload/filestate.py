@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.ports.storage import StateFileStore
 from testbed_runtime.workload.keyedstate import FOREVER, KeyedRow, KeyedState, SubtaskContext, TimeToLive
@@ -42,8 +44,7 @@ class StateFiles(StateFileStore, Protocol):
     def pin(self, checkpoint: int, names: tuple[str, ...]) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class SortedFile:
+class SortedFile(Struct, frozen=True):
     """A file with its index in memory."""
 
     file: StateFile

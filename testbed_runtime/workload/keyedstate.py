@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.restore import max_parallelism_mismatch
@@ -17,8 +18,7 @@ KeyedRow = tuple[int, int, int, bytes]
 """Window, key, count, text."""
 
 
-@dataclass(frozen=True, slots=True)
-class SubtaskContext:
+class SubtaskContext(Struct, frozen=True):
     """The subtask that an operator runs in. `vertex` is the index of its vertex in `names`, the names of all vertices."""
 
     vertex: int

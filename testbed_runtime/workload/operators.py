@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError, UserError
 from testbed_runtime.core.job.jobgraph import FUNCTIONS, OperatorConfig

@@ -6,10 +6,9 @@ failed checkpoint therefore loses nothing, and the JobMaster knows from the chec
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from testbed_runtime.core.job.jobgraph import SinkConfig
 from testbed_runtime.core.job.ledger import Ledger

@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.frames import BytesLike
@@ -27,8 +27,7 @@ SMALL_SNAPSHOTS_MAX = 1024
 """Decoded snapshots that are kept, and their largest size: 16 MiB at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyGroupState:
+class KeyGroupState(Struct, frozen=True):
     """The rows of one key group, in columns like those of `sortedfile.Block`."""
 
     key_group: int
@@ -66,8 +65,7 @@ class KeyGroupState:
         return tuple(states)
 
 
-@dataclass(frozen=True, slots=True)
-class StateFile:
+class StateFile(Struct, frozen=True):
     """A sorted file of the state. `name` is local to the attempt that wrote it."""
 
     name: str
@@ -76,8 +74,7 @@ class StateFile:
     """Blob key of its copy in the checkpoint store; empty before it has one."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelState:
+class ChannelState(Struct, frozen=True):
     """The bytes of one channel that were in flight, in their order; they may begin and end inside a record."""
 
     group: int
@@ -91,8 +88,7 @@ class ChannelState:
         return sum(len(part) for part in self.data)
 
 
-@dataclass(frozen=True, slots=True)
-class SubtaskSnapshot:
+class SubtaskSnapshot(Struct, frozen=True):
     """The state from which a subtask continues."""
 
     checkpoint: int

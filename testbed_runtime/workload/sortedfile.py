@@ -9,11 +9,11 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from testbed_runtime.core.errors import FlinkError
 
@@ -35,8 +35,7 @@ Row = tuple[int, int, bytes]
 """Count, time of the last write in ns (0 without TTL), text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Struct, frozen=True):
     """Parallel arrays of little-endian 64-bit integers. `stamps` and `texts` are empty if all are 0 or empty."""
 
     windows: bytes
@@ -55,8 +54,7 @@ class Block:
         return Rows(windows, keys, counts, stamps, texts)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockIndex:
+class BlockIndex(Struct, frozen=True):
     """Position of a block, and its first row."""
 
     window: int
@@ -70,8 +68,7 @@ class BlockIndex:
         return self.window, self.key
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+class Index(Struct, frozen=True):
     blocks: tuple[BlockIndex, ...]
     last: Place
     """The last row of the file."""
@@ -86,8 +83,7 @@ def objects(values: Sequence[object]) -> npt.NDArray[np.object_]:
     return column
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(Struct, frozen=True):
     """Rows as columns."""
 
     windows: npt.NDArray[np.int64]
@@ -108,13 +104,15 @@ class Rows:
 
     @classmethod
     def concat(cls, parts: Sequence[Rows]) -> Rows:
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
+        return cls(
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__struct_fields__)
+        )
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def chosen(self, which: npt.NDArray[np.bool_] | npt.NDArray[np.int64] | slice) -> Rows:
-        return Rows(*(getattr(self, name)[which] for name in self.__slots__))
+        return Rows(*(getattr(self, name)[which] for name in self.__struct_fields__))
 
     def merged(self) -> Rows:
         """Sort by window and key. Of the rows of one key the last one stays."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.checking.answer import margins, prices, trial_recovery
 from testbed_runtime.checking.criticalpath import owner_text

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement import samplesize, statistics

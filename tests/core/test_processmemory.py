@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields
 
 from testbed_runtime.core.exchange.sizing import network_buffer_count
 from testbed_runtime.core.options import Options

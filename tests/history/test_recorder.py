@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.recording import sink as history_sink
@@ -325,9 +326,8 @@ def test_the_recorder_ends_with_sigterm_and_says_when_its_port_is_taken(tmp_path
     process, settings = start_recorder(tmp_path)
     assert settings.recorder is not None
     taken = ProcessConfig.load(tmp_path / "recorder.json")
-    import dataclasses
 
-    dataclasses.replace(taken, bind=settings.recorder).save(tmp_path / "second.json")
+    replace(taken, bind=settings.recorder).save(tmp_path / "second.json")
     second = subprocess.run(
         [sys.executable, "-m", "testbed_runtime.entry.recorder", str(tmp_path / "second.json")],
         stdin=subprocess.PIPE, capture_output=True, text=True, check=False, timeout=20,

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from testbed_runtime.core.job.messages import (
     Acknowledge,

@@ -1,9 +1,9 @@
 """The JobManager in virtual time: placement, deployment, failover, fencing, checkpoints, recovery of itself."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.ids import TaskManagerID

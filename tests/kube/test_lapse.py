@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.models import TestbedSpec

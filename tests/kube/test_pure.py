@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from testbed_runtime.api import naming, views
 from testbed_runtime.api.compile import compile_testbed

@@ -6,11 +6,11 @@ import asyncio
 import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.api import naming
 from testbed_runtime.api.compile import compile_run

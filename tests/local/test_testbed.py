@@ -7,10 +7,11 @@ import json
 import ssl
 import subprocess
 import sys
-from dataclasses import asdict, replace
 
 import pyarrow.parquet as pq
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.models import TestbedSpec
@@ -149,7 +150,7 @@ async def test_a_job_runs_with_tls_between_its_taskmanagers(tmp_path, marker, cr
         history = read_trial(await testbed.finish_history())
     finally:
         await host.dispose(CONTEXT)
-    found = check_delivery(history, {"drained": True, "job": asdict(plan.job)})
+    found = check_delivery(history, {"drained": True, "job": to_builtins(plan.job)})
     assert (found.lost, found.duplicated, found.reason) == (0, 0, "")
     assert not file.exists()
 
@@ -171,7 +172,7 @@ async def test_a_job_starts_from_the_checkpoint_that_another_one_has_kept(tmp_pa
     second, job = await _run_and_drain(tmp_path / "second", 3, {STATE_RECOVERY: str(kept)})
     before, after = source_ends(first)["source-0"], source_ends(second)["source-0"]
     assert 0 < before < after
-    found = check_delivery(second, {"drained": True, "job": asdict(job)})
+    found = check_delivery(second, {"drained": True, "job": to_builtins(job)})
     assert (found.lost, found.duplicated, found.reason, found.committed) == (0, 0, "", after - before)
     _, counts = await restored_state(tmp_path / "second" / "files" / CONTEXT.trial, 0, 0)
     assert [one.subtask for one in counts] == ["count-0", "count-1", "count-2"]
@@ -212,7 +213,7 @@ from testbed_runtime.local.testbed import LocalTestbedHost
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.models import TestbedSpec
-from dataclasses import replace
+from msgspec.structs import replace
 
 async def main():
     plan = replace(compile_testbed(TestbedSpec.model_validate(json.loads(sys.argv[1])), seed=7), proxy=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
+
+from msgspec.structs import replace
 
 from testbed_runtime.checking.answer import prices
 from testbed_runtime.core.judgement.recovery import (

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Margin, Price, Recovery, TrialRecovery
 from testbed_runtime.report.answer import answers, margin_words, read_recoveries, typical_prices

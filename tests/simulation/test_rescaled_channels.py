@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from testbed_runtime.checking.delivery import source_starts
 from testbed_runtime.core.job.jobgraph import JobGraph

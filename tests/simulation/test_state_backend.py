@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from dataclasses import replace
 from statistics import mean
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.core.ids import JOB
 from testbed_runtime.core.job.jobgraph import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.codec import ClientDecoder

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from testbed_runtime.api import limits
 from testbed_runtime.api.kinds import TuningStudySpec

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.store.statefiles import FolderStateFiles, MemoryStateFiles

@@ -9,8 +9,9 @@ and refuse a known id. So an operator that restarts asks them first, and injects
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from headgate_operator.agents import View
 from headgate_operator.plan import faultstatus
@@ -56,8 +57,7 @@ LOOK_S = 2.0
 LOOK_SOON_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(Struct, frozen=True):
     fault: Fault
     testbed: TestbedState | None = None
     """None: the Testbed does not exist."""

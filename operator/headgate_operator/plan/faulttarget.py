@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from testbed_runtime.api import fault_rules, kinds, naming
 from testbed_runtime.api.compile import compile_fault
@@ -26,8 +28,7 @@ NO_PROXY = "the testbed has no proxy; set spec.pods.proxy: true in the Testbed"
 AGENT_SILENT = "the agent container does not answer yet"
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(Struct, frozen=True):
     """A fault as it is injected. `fault.name` is unique to this object, because journals identify faults by name."""
 
     fault: Fault
@@ -37,8 +38,7 @@ class Resolved:
     parts: tuple[Part, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TestbedState:
+class TestbedState(Struct, frozen=True):
     """The testbed as a fault sees it."""
 
     __test__ = False

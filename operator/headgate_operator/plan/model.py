@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from headgate_operator.plan.conditions import tail
 from testbed_runtime.api import naming
@@ -17,8 +18,7 @@ MAX_RESTARTS = 5
 """Pods of a run or study that are created again, and restarts of one pod's container, before it is given up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """An object of one of Headgate's kinds (`Testbed`)."""
 
     kind: str
@@ -26,22 +26,19 @@ class Key:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Apply:
+class Apply(Struct, frozen=True):
     """Apply a whole object by server-side apply; harmless when nothing differs."""
 
     manifest: Manifest
 
 
-@dataclass(frozen=True, slots=True)
-class Create:
+class Create(Struct, frozen=True):
     """Create an object that is never changed, such as a pod. AlreadyExists is ignored."""
 
     manifest: Manifest
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(Struct, frozen=True):
     """Delete with background propagation. NotFound is ignored; `uid` protects a newer object of the same name."""
 
     kind: str
@@ -51,15 +48,13 @@ class Delete:
     grace_s: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SetFinalizers:
+class SetFinalizers(Struct, frozen=True):
     """Set exactly these finalizers on the object that is reconciled; the planner includes those of others."""
 
     finalizers: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Patch:
+class Patch(Struct, frozen=True):
     """Merge a patch into another object's spec or metadata."""
 
     kind: str
@@ -68,8 +63,7 @@ class Patch:
     patch: Manifest
 
 
-@dataclass(frozen=True, slots=True)
-class Emit:
+class Emit(Struct, frozen=True):
     """Post an Event on the object that is reconciled. The same reason and text within an hour are counted, not repeated."""
 
     type: str
@@ -78,8 +72,7 @@ class Emit:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """Call fault agents or evict a pod; the handler does it, and the next observation shows the result.
 
     `what` is `inject`, `heal`, `heal-all` or `evict`; `body` is its argument."""
@@ -91,8 +84,7 @@ class Ask:
 Action = Apply | Create | Delete | SetFinalizers | Patch | Emit | Ask
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """`status` is the whole status; None leaves it as it is. It is written before the actions are carried out."""
 
     actions: tuple[Action, ...] = ()

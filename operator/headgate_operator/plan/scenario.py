@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from msgspec import Struct
 from msgspec.structs import replace
 
 from headgate_operator.plan.conditions import no, with_conditions, yes
@@ -17,8 +16,7 @@ NOTHING = "a Scenario does nothing by itself"
 STALLED = "correct the spec: see Accepted"
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(Struct, frozen=True):
     object: Manifest
 
 

@@ -6,8 +6,8 @@ Suspended → Starting → Running → Evaluating → Complete          (Rejecte
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from headgate_operator import objects_runs
@@ -54,8 +54,7 @@ MAX_WARNINGS = 16
 KindAndName = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(Struct, frozen=True):
     run: Run
     pods: Mapping[str, Pod] = field(default_factory=dict)
     """Pods by name: the run's own, and the Spark pod it uses."""

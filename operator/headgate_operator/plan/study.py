@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from msgspec import Struct
 from msgspec.structs import replace
 
 from headgate_operator import objects_runs
@@ -18,8 +17,7 @@ from testbed_runtime.api.views import Manifest, Pod, Study
 LOOK_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(Struct, frozen=True):
     study: Study
     pod: Pod | None = None
     report: StudyReport | None = None

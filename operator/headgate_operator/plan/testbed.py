@@ -8,8 +8,10 @@ pod is lost) and `lost` (since when). A process that is wanted, is no member and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from headgate_operator import objects
 from headgate_operator.plan import testbed_status
@@ -30,8 +32,7 @@ SETTLED_JOBS = frozenset({"RUNNING", *TERMINAL_JOB_STATES})
 """States of a job that does not change its state by itself at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class TestbedObserved:
+class TestbedObserved(Struct, frozen=True):
     __test__ = False
 
     testbed: Testbed

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from headgate_operator import objects
@@ -25,8 +25,7 @@ NO_ANSWER = "the JobManager does not answer the operator"
 NOT_STALLED = no("Stalled", "Progressing")
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """The pods by logical name, and what the status remembers of them."""
 
     desired: tuple[str, ...]
@@ -49,8 +48,7 @@ class State:
         return process in self.pods and self.pods[process].ready
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(Struct, frozen=True):
     """The actions of this pass, by logical name."""
 
     make: tuple[str, ...] = ()

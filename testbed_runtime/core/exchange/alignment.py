@@ -10,6 +10,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from msgspec import Struct
+
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.events import NO_TIMEOUT_MS, AlignmentType, CheckpointBarrier, SnapshotType
 from testbed_runtime.core.options import Options
@@ -31,8 +33,7 @@ REASON_TEXTS: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class BarrierPolicy:
+class BarrierPolicy(Struct, frozen=True):
     """How a job's checkpoints align (Flink's CheckpointOptions)."""
 
     exactly_once: bool = True
@@ -76,8 +77,7 @@ class BarrierPolicy:
         return kind(channels, after_tasks_finish=self.after_tasks_finish)
 
 
-@dataclass(frozen=True, slots=True)
-class Trigger:
+class Trigger(Struct, frozen=True):
     """Take the snapshot and forward the barrier now, before the effects that follow."""
 
     barrier: CheckpointBarrier
@@ -85,15 +85,13 @@ class Trigger:
     """Time from the first barrier to the last."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(Struct, frozen=True):
     """Let this channel's producer continue (ResumeConsumption)."""
 
     channel: int
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(Struct, frozen=True):
     """Decline the checkpoint and forward a cancellation."""
 
     checkpoint_id: int
@@ -105,23 +103,20 @@ class Abort:
         return REASON_TEXTS[self.reason]
 
 
-@dataclass(frozen=True, slots=True)
-class Prioritize:
+class Prioritize(Struct, frozen=True):
     """Let the announced barrier with this sequence number overtake the data that is queued before it."""
 
     channel: int
     sequence_number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Overtaken:
+class Overtaken(Struct, frozen=True):
     """The barrier of this channel has arrived: the data that it overtook completes the channel's state."""
 
     channel: int
 
 
-@dataclass(frozen=True, slots=True)
-class Complete:
+class Complete(Struct, frozen=True):
     """All barriers of an unaligned checkpoint have arrived: its channel state is complete."""
 
     checkpoint_id: int

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
+from msgspec import Struct
+
 from testbed_runtime.core.options import Options
 
 LOW_RATIO = 0.10
@@ -33,8 +35,7 @@ MAX_SAMPLES = 10_000
 """Limits of a round of samples."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplePlan:
+class SamplePlan(Struct, frozen=True):
     """A round of samples: how many, how far apart, and how long after its begin the next round begins."""
 
     samples: int

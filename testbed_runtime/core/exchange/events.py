@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import LocalProtocolError, RemoteProtocolError
 from testbed_runtime.core.exchange.frames import BytesLike, DataType
@@ -78,13 +80,11 @@ class StopMode(enum.IntEnum):
     NO_DRAIN = 1
 
 
-@dataclass(frozen=True, slots=True)
-class EndOfPartition:
+class EndOfPartition(Struct, frozen=True):
     """The last element of a subpartition."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointBarrier:
+class CheckpointBarrier(Struct, frozen=True):
     """A checkpoint barrier. `timestamp_ms` is the trigger's wall clock; `location` None is the default location."""
 
     checkpoint_id: int
@@ -121,72 +121,60 @@ class CheckpointBarrier:
         return aligned if aligned.is_timeoutable else self.as_unaligned()
 
 
-@dataclass(frozen=True, slots=True)
-class EndOfSuperstep:
+class EndOfSuperstep(Struct, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class OtherEvent:
+class OtherEvent(Struct, frozen=True):
     """A user-defined event: a Java class name and the serialised fields of that class, including any padding."""
 
     class_name: str
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class CancelCheckpointMarker:
+class CancelCheckpointMarker(Struct, frozen=True):
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class EndOfOutputChannelState:
+class EndOfOutputChannelState(Struct, frozen=True):
     """Marks the end of output channel state. Flink 1.20 to 2.1 call it EndOfChannelState."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndOfInputChannelState:
+class EndOfInputChannelState(Struct, frozen=True):
     """Marks the end of input channel state. Exists from Flink 2.2 on."""
 
 
-@dataclass(frozen=True, slots=True)
-class EventAnnouncement:
+class EventAnnouncement(Struct, frozen=True):
     """Announces a barrier with this sequence number queued behind data. Created by the receiver, never sent."""
 
     sequence_number: int
     event: CheckpointBarrier
 
 
-@dataclass(frozen=True, slots=True)
-class SubtaskConnectionDescriptor:
+class SubtaskConnectionDescriptor(Struct, frozen=True):
     input_subtask: int
     output_subtask: int
 
 
-@dataclass(frozen=True, slots=True)
-class EndOfData:
+class EndOfData(Struct, frozen=True):
     mode: StopMode = StopMode.DRAIN
 
 
-@dataclass(frozen=True, slots=True)
-class EndOfSegment:
+class EndOfSegment(Struct, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveryMetadata:
+class RecoveryMetadata(Struct, frozen=True):
     final_buffer_subpartition: int
 
 
-@dataclass(frozen=True, slots=True)
-class WatermarkEvent:
+class WatermarkEvent(Struct, frozen=True):
     """A generalised watermark of Flink 2.x; not interpreted."""
 
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class OpaqueEvent:
+class OpaqueEvent(Struct, frozen=True):
     """An event of an unknown kind: kept and counted, but not interpreted."""
 
     kind: int

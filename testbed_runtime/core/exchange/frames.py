@@ -9,8 +9,9 @@ BufferResponse and AddCredit, needed for every buffer, are named tuples, because
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
+
+from msgspec import Struct
 
 from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
 
@@ -89,8 +90,7 @@ class BufferResponse(NamedTuple):
     partials: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorResponse:
+class ErrorResponse(Struct, frozen=True):
     """Producer to consumer, encoded as a Java-serialised Throwable. Without a receiver it ends the whole connection."""
 
     class_name: str
@@ -98,8 +98,7 @@ class ErrorResponse:
     receiver: InputChannelID | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionRequest:
+class PartitionRequest(Struct, frozen=True):
     partition: ResultPartitionID
     first_subpartition: int
     last_subpartition: int
@@ -107,20 +106,17 @@ class PartitionRequest:
     initial_credit: int
 
 
-@dataclass(frozen=True, slots=True)
-class TaskEventRequest:
+class TaskEventRequest(Struct, frozen=True):
     event: bytes
     partition: ResultPartitionID
     receiver: InputChannelID
 
 
-@dataclass(frozen=True, slots=True)
-class CancelPartitionRequest:
+class CancelPartitionRequest(Struct, frozen=True):
     receiver: InputChannelID
 
 
-@dataclass(frozen=True, slots=True)
-class CloseRequest:
+class CloseRequest(Struct, frozen=True):
     pass
 
 
@@ -129,30 +125,25 @@ class AddCredit(NamedTuple):
     receiver: InputChannelID
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeConsumption:
+class ResumeConsumption(Struct, frozen=True):
     receiver: InputChannelID
 
 
-@dataclass(frozen=True, slots=True)
-class AckAllUserRecordsProcessed:
+class AckAllUserRecordsProcessed(Struct, frozen=True):
     receiver: InputChannelID
 
 
-@dataclass(frozen=True, slots=True)
-class BacklogAnnouncement:
+class BacklogAnnouncement(Struct, frozen=True):
     backlog: int
     receiver: InputChannelID
 
 
-@dataclass(frozen=True, slots=True)
-class NewBufferSize:
+class NewBufferSize(Struct, frozen=True):
     buffer_size: int
     receiver: InputChannelID
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentId:
+class SegmentId(Struct, frozen=True):
     subpartition: int
     segment: int
     receiver: InputChannelID

@@ -11,6 +11,8 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
+from msgspec import Struct
+
 from testbed_runtime.core.errors import FlinkError, RemoteProtocolError
 from testbed_runtime.core.exchange.frames import BytesLike
 
@@ -153,8 +155,7 @@ def encode_throwable(class_name: str, message: str) -> bytes:
     return b"".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class JavaThrowable:
+class JavaThrowable(Struct, frozen=True):
     """A decoded Throwable. `class_name` is the full Java name, `cause_class` that of the direct cause or empty."""
 
     class_name: str

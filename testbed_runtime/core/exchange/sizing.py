@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.options import MAX_INT, Options
@@ -13,8 +13,7 @@ MAX_REQUIRED_BATCH = 1000
 """Default of the required buffers per gate for blocking and hybrid partitions."""
 
 
-@dataclass(frozen=True, slots=True)
-class GateBuffersSpec:
+class GateBuffersSpec(Struct, frozen=True):
     """Buffers of an input gate: the bounds of its pool, and the exclusive buffers per channel."""
 
     min_floating: int

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.options import ALIASES, Options
@@ -39,8 +40,7 @@ def is_encrypted(configuration: Mapping[str, str]) -> bool:
     return values.get(INTERNAL) == "true" and values.get(DATA, "true") == "true"
 
 
-@dataclass(frozen=True, slots=True)
-class TlsSettings:
+class TlsSettings(Struct, frozen=True):
     """`ciphers` are OpenSSL's names, in order of preference."""
 
     ciphers: tuple[str, ...]

@@ -10,7 +10,8 @@ The supervisor next to the process (and in-process backends) hold the lease, not
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 LEASE_S = 10.0
 """Seconds without renewal after which a fault of a run ends."""
@@ -77,8 +78,7 @@ class Lease:
         return self.state
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """A fault whose backend must remove it now."""
 
     fault_id: str

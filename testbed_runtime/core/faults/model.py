@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct, field
 
-@dataclass(frozen=True, slots=True)
-class Target:
+
+class Target(Struct, frozen=True):
     """The processes that a fault hits: names, or a selection of the TaskManagers."""
 
     names: tuple[str, ...] = ()
@@ -22,8 +22,7 @@ class Target:
     peers_running: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """`kind` is a key of kinds.KINDS, `params` holds that kind's parameters in SI units (Parameter.key)."""
 
     name: str

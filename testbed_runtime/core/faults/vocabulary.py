@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from testbed_runtime.core.faults.model import Fault
 
@@ -36,8 +37,7 @@ class Required(enum.Enum):
     REQUIRED = "required"
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(Struct, frozen=True):
     """One parameter of a kind. Documents write it as `name` in camel case, `Fault.params` holds it under `key`."""
 
     name: str
@@ -73,8 +73,7 @@ class Parameter:
         return params.get(self.key) not in (None, "", 0, self.default)
 
 
-@dataclass(frozen=True, slots=True)
-class Constraint:
+class Constraint(Struct, frozen=True):
     """A condition between fields of a fault besides the bounds of each."""
 
     field: str
@@ -86,8 +85,7 @@ class Constraint:
     """The constraint is `field ≤ at_most`, both durations; the CRDs enforce it too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """Kinds that a document writes under one field."""
 
     name: str
@@ -112,8 +110,7 @@ class Hides(enum.Enum):
     """The process is stopped or gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """One kind of fault."""
 
     name: str

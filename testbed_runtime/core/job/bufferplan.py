@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.exchange.sizing import (
     GateBuffersSpec,
@@ -35,8 +37,7 @@ LARGEST_GROWTH = 4
 MB = 1024**2
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangePlan:
+class ExchangePlan(Struct, frozen=True):
     """The buffers of one edge. `channels` counts all its channels; gate and partition are those of one subtask."""
 
     edge: JobEdge
@@ -62,8 +63,7 @@ class TaskManagerPlan:
     """More buffers than these are never used."""
 
 
-@dataclass(frozen=True, slots=True)
-class BufferPlan:
+class BufferPlan(Struct, frozen=True):
     """The plan of a job. `available` is the number of buffers of each TaskManager."""
 
     exchanges: tuple[ExchangePlan, ...]

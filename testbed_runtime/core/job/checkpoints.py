@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from msgspec import Struct
+
 from testbed_runtime.core.errors import require_option
 from testbed_runtime.core.job.failover import Task
 from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, SinkCommit
@@ -137,8 +139,7 @@ class CheckpointFailureManager:
         self._counted.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointConfig:
+class CheckpointConfig(Struct, frozen=True):
     """Seconds; an interval of 0 turns periodic checkpoints off."""
 
     interval_s: float = 0.0
@@ -203,14 +204,12 @@ class PendingCheckpoint:
     finalizing: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Triggered:
+class Triggered(Struct, frozen=True):
     checkpoint: int
     drain: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Struct, frozen=True):
     """`job_failure` is not empty when the job fails because of it."""
 
     checkpoint: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from testbed_runtime.core.options import Options
 
@@ -10,8 +10,7 @@ COST = "headgate.simulation.cost"
 CORES = "taskmanager.cpu.cores"
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """The work of a task since its start."""
 
     records_out: int = 0
@@ -36,8 +35,7 @@ class Work:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
+class Prices(Struct, frozen=True):
     """Seconds of one core, for each unit. A buffer costs less while threads wait for cores (`shared`): its thread waits too, and
     then handles the buffers that have gathered together."""
 

@@ -7,13 +7,13 @@ ended may be lost: then the next heartbeat shows that the task is missing.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from testbed_runtime.core.ids import TaskManagerID
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(Struct, frozen=True):
     """An attempt that its TaskManager no longer holds, although it has not reported its end."""
 
     attempt: str
@@ -21,8 +21,7 @@ class Missing:
     """When it was last known to be there, in seconds of the JobMaster's clock."""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     missing: tuple[Missing, ...]
     unknown: tuple[str, ...]
     """Attempts that the TaskManager holds and that are not expected there."""

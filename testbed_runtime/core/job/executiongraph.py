@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 from testbed_runtime.core.errors import LocalProtocolError
 from testbed_runtime.core.ids import ABSTRACT_ID_BYTES, ExecutionAttemptID, ResultPartitionID, TaskManagerID
@@ -72,8 +74,7 @@ class Execution:
         return self.slot.owner if self.slot is not None else None
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(Struct, frozen=True):
     task: Task
     attempt: int
     before: ExecutionState
@@ -81,8 +82,7 @@ class Transition:
     taskmanager: TaskManagerID | None
 
 
-@dataclass(frozen=True, slots=True)
-class Restore:
+class Restore(Struct, frozen=True):
     """The checkpoint to restore. `handles` holds the blob keys of each vertex's subtasks."""
 
     checkpoint: int
@@ -94,8 +94,7 @@ class Restore:
 NOTHING_TO_RESTORE = Restore(0, {})
 
 
-@dataclass(frozen=True, slots=True)
-class DeploymentContext:
+class DeploymentContext(Struct, frozen=True):
     """The part that all descriptors of one deployment share."""
 
     job: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 Task = tuple[str, int]
 """(vertex, subtask)."""
@@ -14,8 +15,7 @@ def name_of(task: Task) -> str:
     return f"{task[0]}-{task[1]}"
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """A consumer subtask reads a result of a producer subtask. Only a pipelined result joins their regions."""
 
     producer: Task

@@ -10,8 +10,9 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Collection, Hashable
-from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
+
+from msgspec import Struct
 
 from testbed_runtime.core.options import Options
 
@@ -37,8 +38,7 @@ class Mode(enum.Enum):
     WATERMARK = "watermark"
 
 
-@dataclass(frozen=True, slots=True)
-class FlowControl:
+class FlowControl(Struct, frozen=True):
     """The options of flow control."""
 
     mode: Mode
@@ -136,8 +136,7 @@ class RateLimiter:
         return now if self.rate < 0 else now + max(0.0, 1.0 - self._credit) / self.rate
 
 
-@dataclass(frozen=True, slots=True)
-class QueueReport:
+class QueueReport(Struct, frozen=True):
     """The report of one receiver for an interval."""
 
     queued_share: float

@@ -4,7 +4,8 @@ of TaskManagers mount (`configmap://<ConfigMap>/file.py:name`)."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from testbed_runtime.core.job.restore import IN_CLUSTER
 
@@ -18,8 +19,7 @@ KEY = re.compile(r"[-._a-zA-Z0-9]+\.py")
 _MAPPED = re.compile(rf"{IN_CLUSTER}(?P<map>[a-z0-9](?:[-.a-z0-9]*[a-z0-9])?)/(?P<file>{KEY.pattern})")
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionReference:
+class FunctionReference(Struct, frozen=True):
     """`file` is a path; `config_map` is empty if it is not in one."""
 
     file: str

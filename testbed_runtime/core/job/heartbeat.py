@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from testbed_runtime.core.errors import require_option
 from testbed_runtime.core.options import Options
@@ -11,8 +12,7 @@ from testbed_runtime.core.options import Options
 RPC_FAILURES_OFF = -1
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatConfig:
+class HeartbeatConfig(Struct, frozen=True):
     """Seconds; `rpc_failure_threshold` in calls, -1 turns it off."""
 
     interval_s: float = 10.0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from testbed_runtime.core.job.results import BLOCKING, BOUNDED, EAGER
 
@@ -19,8 +20,7 @@ MIN_RECORD_BYTES = 48
 """The header of a generated record (workload/records.py): a smaller `recordBytes` is refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceConfig:
+class SourceConfig(Struct, frozen=True):
     """Seeded open loop: record n of the vertex is due at t0 + n / rate, across attempts."""
 
     kind: str = "generated"
@@ -39,8 +39,7 @@ class SourceConfig:
     socket: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorConfig:
+class OperatorConfig(Struct, frozen=True):
     kind: str = "map"
     """`map`, `keyed-count`, `window` (tumbling, processing time of the due time), `python` (one call a record); inside a delta
     iteration `flat-map` (a record to any number of records) and `solution-set-join`."""
@@ -58,8 +57,7 @@ class OperatorConfig:
         return self.kind in ("keyed-count", "window")
 
 
-@dataclass(frozen=True, slots=True)
-class SinkConfig:
+class SinkConfig(Struct, frozen=True):
     kind: str = "ledger"
     """`ledger` (ranges into checkpoint and history) or `file` (lines, committed with the checkpoint)."""
     delivery: str = "exactly-once"
@@ -68,8 +66,7 @@ class SinkConfig:
     service_time_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class IterationConfig:
+class IterationConfig(Struct, frozen=True):
     """An iteration, as its head, its tail and its synchronisation task know it."""
 
     head: str
@@ -89,8 +86,7 @@ class IterationConfig:
         return self.kind == DELTA or bool(self.criterion)
 
 
-@dataclass(frozen=True, slots=True)
-class JobVertex:
+class JobVertex(Struct, frozen=True):
     """Exactly one of source, operator, sink, iteration, synchronizes says what it does (a sink may also have no output)."""
 
     name: str
@@ -110,8 +106,7 @@ class JobVertex:
     """It is the tail of this iteration: its records go to the head, not to a result."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobEdge:
+class JobEdge(Struct, frozen=True):
     source: str
     target: str
     partitioning: str = "hash"
@@ -120,8 +115,7 @@ class JobEdge:
     """One of core.job.results."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobGraph:
+class JobGraph(Struct, frozen=True):
     name: str
     vertices: tuple[JobVertex, ...]
     edges: tuple[JobEdge, ...]

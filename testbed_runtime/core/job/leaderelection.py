@@ -11,7 +11,8 @@ and writes the record.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.core.options import Options
 
@@ -30,8 +31,7 @@ LATE = 0.5
 """Share of renew-deadline after which a renewal is late."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderElectionConfig:
+class LeaderElectionConfig(Struct, frozen=True):
     """Seconds."""
 
     lease_duration_s: float = 15.0
@@ -50,8 +50,7 @@ class LeaderElectionConfig:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Struct, frozen=True):
     """The record (LeaderElectionRecord). Times are seconds of the clock that the processes of a testbed share."""
 
     holder: str
@@ -61,8 +60,7 @@ class Lease:
     transitions: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderInformation:
+class LeaderInformation(Struct, frozen=True):
     """The record that the leader publishes once its services run: its leader session id. Its address does not change."""
 
     leader: str

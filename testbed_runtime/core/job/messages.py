@@ -1,4 +1,4 @@
-"""Every message between processes, by Flink's names. Dataclasses that msgspec turns to JSON and back.
+"""Every message between processes, by Flink's names. Structs that msgspec turns to JSON and back.
 
 Ids travel as text (`str(ExecutionAttemptID)`, `str(ResultPartitionID)`, `str(TaskManagerID)`), times in seconds.
 `leader` is the sender's or the addressee's leader session id: a message with another one is dropped (fencing).
@@ -6,7 +6,7 @@ Ids travel as text (`str(ExecutionAttemptID)`, `str(ResultPartitionID)`, `str(Ta
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from testbed_runtime.core.job.flowcontrol import QueueReport
 from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
@@ -26,8 +26,7 @@ JOB_STATES = TERMINAL_JOB_STATES | {
 # ---- TaskExecutor → ResourceManager -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterTaskManager:
+class RegisterTaskManager(Struct, frozen=True):
     resource_id: str
     rpc_address: tuple[str, int]
     data_address: tuple[str, int]
@@ -35,8 +34,7 @@ class RegisterTaskManager:
     boot_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrationResult:
+class RegistrationResult(Struct, frozen=True):
     """`outcome`: `success`, `failure` (try again later) or `rejection` (terminal)."""
 
     outcome: str
@@ -47,8 +45,7 @@ class RegistrationResult:
 # ---- TaskExecutor → JobMaster --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterAtJobMaster:
+class RegisterAtJobMaster(Struct, frozen=True):
     resource_id: str
     rpc_address: tuple[str, int]
     data_address: tuple[str, int]
@@ -58,8 +55,7 @@ class RegisterAtJobMaster:
     """Grows with each connection of this TaskExecutor to a JobMaster: a larger one replaces the connection before it."""
 
 
-@dataclass(frozen=True, slots=True)
-class DisconnectTaskManager:
+class DisconnectTaskManager(Struct, frozen=True):
     """The TaskExecutor has closed its connection: its tasks of the job fail, its slots are not the JobMaster's any more."""
 
     resource_id: str
@@ -71,8 +67,7 @@ class DisconnectTaskManager:
     """The kind of the wait that it ended (core.job.causes), if the class does not say it."""
 
 
-@dataclass(frozen=True, slots=True)
-class OfferSlots:
+class OfferSlots(Struct, frozen=True):
     resource_id: str
     job: str
     leader: str
@@ -80,14 +75,12 @@ class OfferSlots:
     """(slot index, allocation id)."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotOfferResult:
+class SlotOfferResult(Struct, frozen=True):
     accepted: tuple[str, ...]
     """Allocation ids; the others are freed by the TaskExecutor."""
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateTaskExecutionState:
+class UpdateTaskExecutionState(Struct, frozen=True):
     attempt: str
     state: str
     """DEPLOYING, INITIALIZING, RUNNING, FINISHED, CANCELED, FAILED."""
@@ -103,44 +96,38 @@ class UpdateTaskExecutionState:
     """The kind of the wait that the failure ended (core.job.causes), if its class does not say it."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestPartitionState:
+class RequestPartitionState(Struct, frozen=True):
     consumer: str
     partition: str
 
 
-@dataclass(frozen=True, slots=True)
-class NotifyPartitionDataAvailable:
+class NotifyPartitionDataAvailable(Struct, frozen=True):
     """TaskExecutor → JobMaster: a result has its first record, so a consumer that waits for it may be deployed."""
 
     partition: str
 
 
-@dataclass(frozen=True, slots=True)
-class RequestNextInputSplit:
+class RequestNextInputSplit(Struct, frozen=True):
     attempt: str
     index: int
     """How many splits this subtask has had so far, restored ones included. The same index gets the same split again."""
 
 
-@dataclass(frozen=True, slots=True)
-class InputSplit:
+class InputSplit(Struct, frozen=True):
     """The answer: the number of the split, and how many records it has. -1: there is none left."""
 
     number: int
     records: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionState:
+class PartitionState(Struct, frozen=True):
     """The producer's execution state; `disposed` when the JobMaster does not know the attempt any more."""
 
     state: str
     disposed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SinkCommit:
+class SinkCommit(Struct, frozen=True):
     """The records that a sink subtask wrote since the last checkpoint: the completed checkpoint *is* the commit.
 
     A chunk is (source `vertex-subtask`, base sequence number, bitmap hex of CHUNK_RECORDS bits, duplicates seen,
@@ -158,8 +145,7 @@ class SinkCommit:
     first. On completion the JobMaster commits this part and those of `earlier` with a checkpoint above the last completed."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommitRecords:
+class CommitRecords(Struct, frozen=True):
     """TaskExecutor → JobMaster, answered by Acknowledge: what an at-least-once sink wrote since its last flush (each 200 ms,
     and once more when its task ends, however it ends). The JobMaster writes the `delivery` rows with checkpoint -1. From an
     attempt that is not its subtask's current one, or that has ended, it accepts nothing: Acknowledge(accepted=False), and
@@ -173,8 +159,7 @@ class CommitRecords:
     commit: SinkCommit
 
 
-@dataclass(frozen=True, slots=True)
-class AcknowledgeCheckpoint:
+class AcknowledgeCheckpoint(Struct, frozen=True):
     attempt: str
     checkpoint: int
     state_handle: str
@@ -190,8 +175,7 @@ class AcknowledgeCheckpoint:
     """How many of the `state_bytes` an earlier checkpoint has stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeclineCheckpoint:
+class DeclineCheckpoint(Struct, frozen=True):
     attempt: str
     checkpoint: int
     reason: str
@@ -201,8 +185,7 @@ class DeclineCheckpoint:
 # ---- JobMaster / ResourceManager → TaskExecutor --------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSlot:
+class RequestSlot(Struct, frozen=True):
     """ResourceManager → TaskExecutor: allocate a slot and offer it to the JobMaster."""
 
     slot: int
@@ -213,23 +196,20 @@ class RequestSlot:
     leader: str
 
 
-@dataclass(frozen=True, slots=True)
-class FreeSlot:
+class FreeSlot(Struct, frozen=True):
     allocation: str
     cause: str
     leader: str
 
 
-@dataclass(frozen=True, slots=True)
-class DisconnectResourceManager:
+class DisconnectResourceManager(Struct, frozen=True):
     """The ResourceManager has given this TaskExecutor up; it registers again."""
 
     leader: str
     cause: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DisconnectJobManager:
+class DisconnectJobManager(Struct, frozen=True):
     """The JobMaster has given this TaskExecutor up; it fails the job's tasks and connects again."""
 
     job: str
@@ -238,8 +218,7 @@ class DisconnectJobManager:
     cause: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class InputChannelDescriptor:
+class InputChannelDescriptor(Struct, frozen=True):
     """One producer subtask of an input gate."""
 
     partition: str
@@ -249,8 +228,7 @@ class InputChannelDescriptor:
     subpartition: int
 
 
-@dataclass(frozen=True, slots=True)
-class RescaledExchange:
+class RescaledExchange(Struct, frozen=True):
     """The checkpoint has another parallelism at one end: the consumers restore all data in flight of the exchange."""
 
     consumers: int
@@ -262,16 +240,14 @@ class RescaledExchange:
     """Blob keys of the producers' snapshots."""
 
 
-@dataclass(frozen=True, slots=True)
-class InputGateDescriptor:
+class InputGateDescriptor(Struct, frozen=True):
     source_vertex: str
     partitioning: str
     channels: tuple[InputChannelDescriptor, ...]
     rescaled: RescaledExchange | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ResultPartitionDescriptor:
+class ResultPartitionDescriptor(Struct, frozen=True):
     partition: str
     target_vertex: str
     partitioning: str
@@ -287,8 +263,7 @@ class ResultPartitionDescriptor:
     """Its data in flight is restored by its consumers."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskDeploymentDescriptor:
+class TaskDeploymentDescriptor(Struct, frozen=True):
     job: str
     leader: str
     attempt: str
@@ -310,27 +285,23 @@ class TaskDeploymentDescriptor:
     """The job is a batch job: it takes no checkpoints."""
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitTask:
+class SubmitTask(Struct, frozen=True):
     descriptor: TaskDeploymentDescriptor
 
 
-@dataclass(frozen=True, slots=True)
-class CancelTask:
+class CancelTask(Struct, frozen=True):
     attempt: str
     leader: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReleasePartitions:
+class ReleasePartitions(Struct, frozen=True):
     """JobMaster → TaskExecutor: these blocking results are not read any more."""
 
     partitions: tuple[str, ...]
     leader: str
 
 
-@dataclass(frozen=True, slots=True)
-class TriggerCheckpoint:
+class TriggerCheckpoint(Struct, frozen=True):
     """Sent to sources only; all other tasks learn of it from barriers."""
 
     attempt: str
@@ -341,15 +312,13 @@ class TriggerCheckpoint:
     """The final checkpoint of a stop with drain: the source ends after it."""
 
 
-@dataclass(frozen=True, slots=True)
-class NotifyCheckpointComplete:
+class NotifyCheckpointComplete(Struct, frozen=True):
     attempt: str
     checkpoint: int
     leader: str
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(Struct, frozen=True):
     """Request (`jobmaster` or `resourcemanager` → TaskExecutor) and, in the other direction, the answer."""
 
     origin: str
@@ -363,16 +332,14 @@ class Heartbeat:
     (Flink's ExecutionDeploymentReport)."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportQueue:
+class ReportQueue(Struct, frozen=True):
     """TaskExecutor → JobMaster: the receive queue of a task, for the coordinator of flow control."""
 
     attempt: str
     report: QueueReport
 
 
-@dataclass(frozen=True, slots=True)
-class SetSourceRate:
+class SetSourceRate(Struct, frozen=True):
     """JobMaster → TaskExecutor: the coordinator of flow control limits a source subtask."""
 
     attempt: str
@@ -383,20 +350,17 @@ class SetSourceRate:
 # ---- Client → Dispatcher -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitJob:
+class SubmitJob(Struct, frozen=True):
     graph: JobGraph
     configuration: dict[str, str]
     """Flink's option map with which this job runs (restart strategy, checkpointing, …)."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestJobStatus:
+class RequestJobStatus(Struct, frozen=True):
     job: str
 
 
-@dataclass(frozen=True, slots=True)
-class JobStatusReply:
+class JobStatusReply(Struct, frozen=True):
     state: str
     cause_class: str = ""
     cause: str = ""
@@ -413,20 +377,17 @@ class JobStatusReply:
     """Why the job cannot be stopped with a final checkpoint; empty if that was not refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class CancelJob:
+class CancelJob(Struct, frozen=True):
     job: str
 
 
-@dataclass(frozen=True, slots=True)
-class StopWithDrain:
+class StopWithDrain(Struct, frozen=True):
     """Stop with a final checkpoint; the job ends FINISHED."""
 
     job: str
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledge:
+class Acknowledge(Struct, frozen=True):
     accepted: bool = True
     reason: str = ""
 

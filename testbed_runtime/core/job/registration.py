@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from testbed_runtime.core.errors import require_option
 from testbed_runtime.core.options import Options
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrationConfig:
+class RegistrationConfig(Struct, frozen=True):
     """Seconds."""
 
     initial_timeout_s: float = 0.1

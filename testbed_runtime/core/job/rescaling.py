@@ -4,8 +4,9 @@ InflightDataRescalingDescriptor)."""
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.keygroups import UPPER_BOUND_MAX_PARALLELISM, group_range
@@ -55,8 +56,7 @@ def can_rescale(partitioning: str) -> bool:
     return _M.UNSUPPORTED not in _MAPPERS[partitioning]
 
 
-@dataclass(frozen=True, slots=True)
-class GateRescaling:
+class GateRescaling(Struct, frozen=True):
     """The data in flight of a gate that one subtask restores. A pair of an old subtask and an old channel is a virtual channel."""
 
     subtasks: range

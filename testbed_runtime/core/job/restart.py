@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from testbed_runtime.core.errors import LocalProtocolError, require_option
 from testbed_runtime.core.options import MAX_INT, Options
 from testbed_runtime.core.values import MAX_LONG
@@ -137,8 +139,7 @@ class FailureRate:
         return self._delay_s
 
 
-@dataclass(frozen=True, slots=True)
-class ExponentialConfig:
+class ExponentialConfig(Struct, frozen=True):
     initial_s: float = 1.0
     max_s: float = 60.0
     multiplier: float = 1.5

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 PIPELINED, BOUNDED, BLOCKING = "pipelined", "pipelined-bounded", "blocking"
 EAGER, FIRST_RECORD, FULL_RESULT = "eager", "on-first-record", "on-full-result"
@@ -11,8 +12,7 @@ RESULTS = (PIPELINED, BOUNDED, BLOCKING)
 DEPLOYMENTS = (EAGER, FIRST_RECORD, FULL_RESULT)
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """Why a combination is refused, and what to write instead."""
 
     reason: str

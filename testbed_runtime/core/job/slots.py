@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from msgspec import Struct
+
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
 
@@ -139,8 +141,7 @@ class SlotTable:
         return sorted(self._taskmanagers)
 
 
-@dataclass(frozen=True, slots=True)
-class HeldSlot:
+class HeldSlot(Struct, frozen=True):
     """A slot that the JobMaster holds for a key."""
 
     key: SlotKey

@@ -6,8 +6,9 @@ smaller than the memory because a write buffer may exceed its limit by half.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
+
+from msgspec import Struct
 
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.processmemory import process_memory
@@ -16,8 +17,7 @@ UNMANAGED_WRITE_BUFFER, UNMANAGED_CACHE = 64 * 1024**2, 8 * 1024**2
 """Bytes of each store if it does not use managed memory: RocksDB's defaults."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateBackendConfig:
+class StateBackendConfig(Struct, frozen=True):
     """The configuration of the state backend of one TaskManager. Sizes are bytes."""
 
     on_disk: bool

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import struct
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.events import OtherEvent, decode_utf, encode_utf
@@ -79,8 +80,7 @@ def _aggregator(name: str, count: int) -> bytes:
     return _INT.pack(1) + encode_utf(name) + encode_utf(_LONG_VALUE) + value
 
 
-@dataclass(frozen=True, slots=True)
-class SuperstepEnded:
+class SuperstepEnded(Struct, frozen=True):
     """All heads have ended a superstep. `ended` is why the iteration ends with it, empty if it continues."""
 
     superstep: int

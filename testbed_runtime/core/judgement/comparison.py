@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement import samplesize, statistics
@@ -29,8 +31,7 @@ MATTERS = 0.05
 SEED = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """The metric that is compared, with its quantile within a trial and its phase."""
 
     metric: str
@@ -63,8 +64,7 @@ HEADLINE = tuple(key for key in _HEADLINE if key.metric in m.METRICS)
 """The metrics in tables of variants and runs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Sample(Struct, frozen=True, kw_only=True):
     """The value of one trial. `pair` is what makes it comparable with a trial of another group: its seed."""
 
     pair: int
@@ -88,8 +88,7 @@ def sample(key: Key, pair: int, rows: Sequence[Row]) -> Sample:
     return Sample(pair=pair, value=value, reason=found[0]["reason"])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(Struct, frozen=True, kw_only=True):
     """The trials that are compared as one: those of a variant, or of a run."""
 
     name: str
@@ -100,8 +99,7 @@ class Group:
         return [sample(key, seed, rows) for seed, rows in self.trials.items()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contrast:
+class Contrast(Struct, frozen=True, kw_only=True):
     """One metric of a group against the same metric of its reference. Improvements are positive."""
 
     key: Key

@@ -16,8 +16,9 @@ median and 99th percentile. Events are independent and rare: at most one at a ti
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from statistics import NormalDist
+
+from msgspec import Struct
 
 from testbed_runtime.core.job.heartbeat import HeartbeatConfig
 
@@ -27,8 +28,7 @@ STEPS = 400
 _NORMAL = NormalDist()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disturbance:
+class Disturbance(Struct, frozen=True, kw_only=True):
     """Events of one TaskManager that are no failure: how many a day, and their log-normal lengths."""
 
     per_day: float
@@ -63,8 +63,7 @@ class Disturbance:
         return math.log(self.p99_s / self.median_s) / _NORMAL.inv_cdf(0.99)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quality:
+class Quality(Struct, frozen=True, kw_only=True):
     """The quality of one configuration in one environment."""
 
     false_failovers_per_day: float

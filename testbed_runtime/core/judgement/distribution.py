@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, to_builtins
 
 DISTRIBUTED = ("recovery.total", "recovery.downtime", "recovery.detect", "failovers.count")
 """Metrics whose distribution is shown."""
@@ -14,8 +14,7 @@ LOW, HIGH = 5, 95
 """Percentiles of the range."""
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution:
+class Distribution(Struct, frozen=True):
     """The values of one metric in all trials of one variant. `missing` trials have none, such as a job that never recovered."""
 
     variant: str
@@ -27,7 +26,8 @@ class Distribution:
     high: float | None
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        found: dict[str, Any] = to_builtins(self)
+        return found
 
 
 def distributions(rows: Iterable[Mapping[str, Any]]) -> list[Distribution]:

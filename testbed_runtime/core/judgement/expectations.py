@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.core.job.messages import JOB_STATES
 from testbed_runtime.core.judgement.metrics import (
@@ -30,8 +32,7 @@ PHASE_NAMES = {"before": "baseline", "during": "fault", "after": "observation"}
 """Other words for a phase, with its name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expectation:
+class Expectation(Struct, frozen=True, kw_only=True):
     """An expectation: `min`, `max` (or both) or `equals`, as written. In text metrics, `*` in `equals` matches any text.
 
     `phase` is one that `metrics.is_phase` knows, or empty for the time from the first fault on."""

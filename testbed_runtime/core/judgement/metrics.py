@@ -7,7 +7,8 @@ shows units.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 METRIC_FIELDS: tuple[tuple[str, str], ...] = (
     ("run", "string"),
@@ -96,8 +97,7 @@ REASON_TEXTS: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(Struct, frozen=True):
     """A metric. `unit` is `s`, `count`, `ratio`, `records/s` or `text`."""
 
     name: str

@@ -7,8 +7,9 @@ read it. Segment, Price and Margin share no base class, because `option` means s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
+
+from msgspec import Struct, to_builtins
 
 RECOVERY_FILE = "recovery.json"
 """In the run's folder: {trial id: TrialRecovery}."""
@@ -21,8 +22,7 @@ def with_detail(text: str, detail: str) -> str:
     return f"{text} ({detail})" if detail else text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class Segment(Struct, frozen=True, kw_only=True):
     """A span of the critical path with its owner. Segments of a recovery have no gaps and do not overlap."""
 
     kind: str
@@ -56,8 +56,7 @@ class Segment:
         return with_detail(self.text, self.detail)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class Round(Struct, frozen=True, kw_only=True):
     """A deployment and its end: from a failure (or the submission) to the running job, or to the next failure."""
 
     number: int
@@ -77,8 +76,7 @@ class Round:
         return (self.end_ns - self.start_ns) / 1e9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
+class Price(Struct, frozen=True, kw_only=True):
     """The seconds of one owner: the sum of its segments. `option` is empty when the owner is a cause or a resource."""
 
     text: str
@@ -103,8 +101,7 @@ ROUNDING_S = 0.001
 """Times are recorded in nanoseconds, options in milliseconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Margin:
+class Margin(Struct, frozen=True, kw_only=True):
     """How close a wait that completed came to the limit of its option. The smallest margin of each option is kept.
 
     Some limits are only guaranteed: a partition request that waits at its producer expires after one to two timeouts. Such
@@ -129,8 +126,7 @@ class Margin:
         return self.waited_s > self.budget_s + ROUNDING_S
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedFault:
+class SharedFault(Struct, frozen=True, kw_only=True):
     """A fault that took effect while the job had not recovered from another one, so that both have one recovery."""
 
     fault: str
@@ -140,8 +136,7 @@ class SharedFault:
     """None if it lasted until the end of the record."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
+class Recovery(Struct, frozen=True, kw_only=True):
     """One outage, from the effect of its cause until the lag of every sink subtask is normal again."""
 
     fault: str
@@ -175,8 +170,7 @@ class Recovery:
         return (self.end_ns - self.effect_ns) / 1e9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRecovery:
+class TrialRecovery(Struct, frozen=True, kw_only=True):
     """Every recovery of a trial, in order, and its first start as rounds."""
 
     trial: str
@@ -185,7 +179,8 @@ class TrialRecovery:
     recoveries: tuple[Recovery, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        found: dict[str, Any] = to_builtins(self)
+        return found
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TrialRecovery:

@@ -17,8 +17,10 @@ import enum
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement import samplesize
@@ -58,8 +60,7 @@ def worst(names: Iterable[str]) -> Verdict:
     return aggregate(Verdict[name.upper()] for name in names)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialFacts:
+class TrialFacts(Struct, frozen=True, kw_only=True):
     """The facts that the runner recorded about a trial (its entry in the manifest)."""
 
     trial: str
@@ -102,8 +103,7 @@ class TrialFacts:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class Judged(Struct, frozen=True, kw_only=True):
     """The judgement of one expectation in one trial. `trial` is empty if it covers all trials of a variant."""
 
     text: str
@@ -137,8 +137,7 @@ class Judged:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class RunVerdict:
+class RunVerdict(Struct, frozen=True):
     verdict: Verdict
     judged: tuple[Judged, ...]
     variants: Mapping[str, Verdict]

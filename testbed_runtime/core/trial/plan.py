@@ -7,8 +7,9 @@ them reads the document.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from testbed_runtime.core.exchange.tls import is_encrypted
 from testbed_runtime.core.ids import task_manager_names
@@ -38,8 +39,7 @@ def replace_lost_s(text: str) -> float | None:
     return None if text == NEVER else parse_duration(text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TestbedPlan:
+class TestbedPlan(Struct, frozen=True, kw_only=True):
     """One testbed: a JobManager, TaskManagers and one job."""
 
     __test__ = False  # pytest would take it for a test class
@@ -86,8 +86,7 @@ class TestbedPlan:
         return kept + [v.sink.path or v.name for v in self.job.vertices if v.sink and v.sink.kind == "file"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Windows:
+class Windows(Struct, frozen=True, kw_only=True):
     """Lengths of a trial's phases; `drain_s` is a limit."""
 
     warm_up_s: float
@@ -96,8 +95,7 @@ class Windows:
     drain_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialPlan:
+class TrialPlan(Struct, frozen=True, kw_only=True):
     """One trial. `attempt` counts from 1: a void trial is repeated as the next attempt under a new id."""
 
     variant: str
@@ -134,8 +132,7 @@ class TrialPlan:
         return self.schedule().planned_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan:
+class RunPlan(Struct, frozen=True, kw_only=True):
     """One run of a scenario: its trials in order."""
 
     seed: int

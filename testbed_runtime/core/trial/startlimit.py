@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from testbed_runtime.core.exchange.backoff import remote_backoff
 from testbed_runtime.core.job.results import BLOCKING
@@ -19,8 +19,7 @@ MESSAGES_PER_TASK = 5
 INITIALIZING and RUNNING."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartLimit:
+class StartLimit(Struct, frozen=True):
     """The limit, and its parts in words."""
 
     seconds: float

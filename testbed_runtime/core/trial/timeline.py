@@ -11,7 +11,8 @@ phases without the injections.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from testbed_runtime.core.faults.lease import RENEW_EVERY_S
 
@@ -25,8 +26,7 @@ _RANK = {HEAL: 0, ENTER: 1, RENEW: 2, INJECT: 3, SUBMIT: 4}
 _AT_ONCE, _LAST = 5, 6
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedFault:
+class PlannedFault(Struct, frozen=True):
     """A fault `at_s` after time zero. With `before_submit` it is injected before the job is submitted (for a late producer), and
     `duration_s` counts from there."""
 
@@ -36,8 +36,7 @@ class PlannedFault:
     before_submit: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(Struct, frozen=True):
     """Something to do at loop time `at`. `name` is the phase for ENTER, the fault for INJECT, RENEW and HEAL, empty for SUBMIT."""
 
     kind: str
@@ -45,8 +44,7 @@ class Action:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseSpan:
+class PhaseSpan(Struct, frozen=True):
     name: str
     start: float
     end: float

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
+
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import ANYBODY, any_matches, flows_of, owners_of, split_link
@@ -53,8 +55,12 @@ class ChannelBackend:
         rule = channel_rule(request)
         if request.fault.kind in FRAME_KINDS:
             watch = replace(rule, rule_id=_watch_id(request), kind=MEASURE)
-            await self._call_each(self._witnesses(request), "PUT", f"/rules/{watch.rule_id}", asdict(watch))
-        answers = await self._call_each(self._holders(request), "PUT", f"/rules/{rule.rule_id}", asdict(rule))
+            await self._call_each(
+                self._witnesses(request), "PUT", f"/rules/{watch.rule_id}", to_builtins(watch)
+            )
+        answers = await self._call_each(
+            self._holders(request), "PUT", f"/rules/{rule.rule_id}", to_builtins(rule)
+        )
         missing = [name for name in self._named(request) if name not in answers]
         if missing or not answers:
             raise Unreachable(f"{', '.join(missing) or 'no process'} does not answer")

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import to_builtins
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.faults.backend import Rule
@@ -110,7 +110,7 @@ class ChannelFaults:
         """Return the counters of an active or recently ended rule."""
         rule = self._rules.get(rule_id)
         counters = self._part(rule.kind).counters(rule_id) if rule is not None else self._ended.get(rule_id)
-        return asdict(counters) if counters is not None else None
+        return to_builtins(counters) if counters is not None else None
 
     def state(self) -> dict[str, Any]:
         """Return `{"process", "active": {rule id: {"kind", "counters"}}, "held": frames}`, for the control endpoint and the residue."""

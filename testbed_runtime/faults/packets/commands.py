@@ -8,8 +8,9 @@ import os
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS
@@ -23,14 +24,12 @@ PROBE_DEVICE = "headgate1"
 PROBE_CHAIN = "HEADGATE-PROBE"
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     code: int
     output: str
 
 
-@dataclass(frozen=True, slots=True)
-class PacketSupport:
+class PacketSupport(Struct, frozen=True):
     """Backend → how it works here; and for the others, why not and how to get it."""
 
     there: Mapping[str, str]

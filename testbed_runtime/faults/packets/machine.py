@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from random import Random
 from typing import Any
+
+from msgspec import Struct
 
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.backend import per_direction
@@ -24,8 +25,7 @@ _PORTS = 4
 PERCENT = 100.0
 
 
-@dataclass(frozen=True, slots=True)
-class Impairment:
+class Impairment(Struct, frozen=True):
     """The effect on packets. Shares are between 0 and 1, times in seconds."""
 
     latency_s: float = 0.0
@@ -78,8 +78,7 @@ def _number(params: Mapping[str, Any], name: str, default: float = 0.0) -> float
     return default if value is None else float(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Fate:
+class Fate(Struct, frozen=True):
     """The effect on one packet. `at` is when it passes."""
 
     at: float
@@ -160,8 +159,7 @@ def together(fates: Iterable[Fate], now: float) -> Fate:
     return Fate(at, lost, corrupted, duplicated, overtaken)
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
+class Ends(Struct, frozen=True):
     """Sender and receiver of a packet: addresses as text, ports (0 when it has none)."""
 
     source: str

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
+
+from msgspec import Struct
 
 from testbed_runtime.faults.packets.machine import Impairment
 
@@ -23,8 +24,7 @@ JITTER_SPREADS = 2.5
 """Half the widths by which the median of a uniform jitter may be off, times the root of the number of probes."""
 
 
-@dataclass(frozen=True, slots=True)
-class PathReading:
+class PathReading(Struct, frozen=True):
     """One series of probes. `forward_*`: from the prober to the echo; losses are counted per direction by the echo's own count."""
 
     sent: int = 0
@@ -54,8 +54,7 @@ class PathReading:
         return max(0.0, forward), max(0.0, backward)
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(Struct, frozen=True):
     ok: bool
     values: Mapping[str, Any]
     text: str = ""

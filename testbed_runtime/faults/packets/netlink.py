@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 FAMILY = 16
 """AF_NETLINK."""
@@ -47,8 +48,7 @@ _COPY_PACKET = 2
 _TYPE_BITS = 0x3FFF
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedPacket:
+class QueuedPacket(Struct, frozen=True):
     """A queued packet. `payload` starts at the IP header and may be truncated; `length` is the full length. `arrived_s`: CLOCK_REALTIME, 0 when unknown."""
 
     id: int
@@ -58,8 +58,7 @@ class QueuedPacket:
     arrived_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
+class Acknowledged(Struct, frozen=True):
     """The kernel's answer to a message; `error` is an errno, 0 on success."""
 
     sequence: int

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.faults.links import ANYBODY, flows_of
@@ -28,8 +29,7 @@ PROBE_PORTS: Mapping[str, int] = {"data": 6134, "rpc": 6135}
 """The UDP source port of a plane's probes. A rule for the plane covers it, so probes pass through exactly that rule."""
 
 
-@dataclass(frozen=True, slots=True)
-class PacketRule:
+class PacketRule(Struct, frozen=True):
     """A rule of one engine. It matches TCP packets with one of `ports` at either end, and probes of the same planes."""
 
     rule_id: str
@@ -75,8 +75,7 @@ def touch(one: PacketRule, other: PacketRule) -> bool:
     return bool(ports) and bool(peers)
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(Struct, frozen=True):
     """The processes around an engine: `ports` has the TCP ports of each plane (`data`, `rpc`), `echoes` those that answer probes."""
 
     own: str
@@ -130,8 +129,7 @@ def rules_of(
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class ProbePath:
+class ProbePath(Struct, frozen=True):
     """A path from this engine to another's echo. `forward`, `backward`: whether this engine's rules affect probes in that direction."""
 
     prober: str

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import to_builtins
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import ANYBODY, flows_of, owners_of
@@ -73,7 +74,7 @@ class ProxyBackend:
 
     async def apply(self, request: FaultRequest) -> float:
         rule = rule_of(request)
-        answer = await self._call("PUT", f"/v1/rules/{request.rule_id}", asdict(rule))
+        answer = await self._call("PUT", f"/v1/rules/{request.rule_id}", to_builtins(rule))
         return float(answer["now"])
 
     async def observe(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:

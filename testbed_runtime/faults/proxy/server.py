@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from aiohttp import web
+from msgspec import Struct, to_builtins
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.links import logical_name
@@ -33,8 +34,7 @@ MAX_PORTS_TRIED = 64
 """Ports tried for one route, one after the other."""
 
 
-@dataclass(frozen=True, slots=True)
-class RouteKey:
+class RouteKey(Struct, frozen=True):
     source: str
     destination: str
     plane: str
@@ -148,7 +148,7 @@ class Proxy:
             ],
             "rules": {
                 rule_id: {
-                    **asdict(state.rule),
+                    **to_builtins(state.rule),
                     "reset_connections": state.reset_connections,
                     "vanished_connections": state.vanished_connections,
                 }

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
 
+from msgspec import Struct
+
 from testbed_runtime.core.faults.links import any_matches
 from testbed_runtime.faults.backend import Rule
 
@@ -29,8 +31,7 @@ class End(enum.Enum):
     RESET = "reset"
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Struct, frozen=True):
     """The combined effect of all active rules on a flow."""
 
     latency_s: float = 0.0

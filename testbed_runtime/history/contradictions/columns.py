@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from testbed_runtime.history.schema import Trial
 
@@ -53,8 +53,7 @@ def numbered(tables: Sequence[pa.Table], columns: Sequence[str]) -> Ints:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Owned:
+class Owned(Struct, frozen=True):
     """Rows in order of their owner and number. The arrays of the methods have one entry for each row, in this order."""
 
     order: Ints
