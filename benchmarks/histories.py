@@ -31,6 +31,10 @@ RATE = 2_000
 """Records per second of one source subtask."""
 SUBTASKS_PER_TASKMANAGER = 9
 DOWN_S = 5.0
+STATE_BYTES = 8_000
+"""The size of a task in a checkpoint."""
+NOISE_S = (0.004, 0.012)
+"""The lag of a sample, beyond that of the job. Each window has records with both."""
 SHARES = {"frames": 0.57, "channels": 0.23, "tasks": 0.14, "latency": 0.02}
 VERTICES = (("source", "source"), ("count", "operator"), ("sink", "sink"))
 
@@ -123,7 +127,7 @@ def _tasks(shape: Shape, failover: bool, random: Any) -> Columns:
     parts: list[Columns] = []
     for vertex, role in VERTICES:
         for subtask in range(shape.parallelism):
-            noise = random.uniform(0.004, 0.012, len(ticks))
+            noise = random.uniform(*NOISE_S, len(ticks))
             records = (arrived - base).astype(np.int64)
             parts.append({
                 "process": np.full(len(ticks), _process(subtask)), "t_ns": _at(ticks, random),
@@ -131,7 +135,7 @@ def _tasks(shape: Shape, failover: bool, random: Any) -> Columns:
                 "attempt": attempt, "records_in": np.zeros_like(records) if role == "source" else records,
                 "records_out": np.zeros_like(records) if role == "sink" else records,
                 "bytes_in": records * 100, "bytes_out": records * 100, "busy_ns": (ticks * NS / 3).astype(np.int64),
-                "backpressured_ns": np.zeros_like(records), "idle_ns": (ticks * NS / 2).astype(np.int64),
+                "backpressured_ns": np.zeros_like(records), "idle_ns": (ticks * NS * 2 / 3).astype(np.int64),
                 "lag_ns": ((lag + noise) * NS).astype(np.int64),
             })  # fmt: skip
     return _joined(parts)
@@ -155,8 +159,8 @@ def _channels(shape: Shape, random: Any) -> Columns:
             parts.append({
                 "process": np.full(len(ticks), _process(subtask)), "t_ns": _at(ticks, random), "side": [side] * len(ticks),
                 "task": [task] * len(ticks), "attempt": zero, "peer": [peer] * len(ticks),
-                "local": np.zeros(len(ticks), dtype=np.bool_), "credit": zero + 2, "announced": used + 10, "used": used,
-                "backlog": zero, "queued": zero, "floating": zero, "exclusive": zero + 2,
+                "local": np.zeros(len(ticks), dtype=np.bool_), "credit": zero + (10 if side == "producer" else 2), "announced": used + 10,
+                "used": used, "backlog": zero, "queued": zero, "floating": zero + 10, "exclusive": zero + 2,
             })  # fmt: skip
     return _joined(parts)
 
@@ -181,16 +185,23 @@ def _words(words: list[str], codes: Any) -> pa.Array:
 def _latency(shape: Shape, failover: bool, random: Any) -> Columns:
     ticks = np.arange(1, int(shape.end_s * 4) + 1) / 4
     before, now = _arrived(shape, ticks - 0.25, failover), _arrived(shape, ticks, failover)
-    ticks, count, now = ticks[now > before], (now - before)[now > before].astype(np.int64), now[now > before]
+    ticks, count, now = (
+        ticks[now > before],
+        np.rint((now - before)[now > before]).astype(np.int64),
+        now[now > before],
+    )
     lag = np.clip(ticks - now / RATE, 0, None)
     bounds = np.asarray(LATENCY_BOUNDS_NS)
     parts: list[Columns] = []
     for subtask in range(shape.parallelism):
-        values = ((lag[:, None] + random.lognormal(-3.4, 0.45, (len(ticks), 8))) * NS).astype(np.int64)
+        late = random.lognormal(-3.4, 0.45, (len(ticks), 8))
+        late[:, :2] = NOISE_S
+        values = ((lag[:, None] + late) * NS).astype(np.int64)
         buckets = np.zeros((len(ticks), len(bounds) + 1), dtype=np.int64)
         places = np.searchsorted(bounds, values)
         for column in range(values.shape[1]):
-            np.add.at(buckets, (np.arange(len(ticks)), places[:, column]), count // values.shape[1])
+            share = count // values.shape[1] + (count % values.shape[1] if column == 2 else 0)
+            np.add.at(buckets, (np.arange(len(ticks)), places[:, column]), share)
         at = START_NS + (ticks * NS).astype(np.int64)
         parts.append({
             "process": np.full(len(ticks), _process(subtask)), "t_ns": at, "task": [f"sink-{subtask}"] * len(ticks),
@@ -224,7 +235,7 @@ def _delivery(shape: Shape, failover: bool) -> Columns:
     many = [(subtask, *row) for subtask in range(shape.parallelism) for row in rows]
     zero = np.zeros(len(many), dtype=np.int64)
     return {
-        "process": np.full(len(many), -1), "t_ns": np.asarray([moment(r[2] + 0.14) for r in many]),
+        "process": np.full(len(many), -1), "t_ns": np.asarray([moment(r[2] + 0.15) for r in many]),
         "task": [f"sink-{r[0]}" for r in many], "attempt": zero.astype(np.int32), "checkpoint": [r[1] for r in many],
         "source": [f"source-{r[0]}" for r in many], "base": [r[3] for r in many], "bitmap": [r[5] for r in many],
         "duplicated": zero, "out_of_order": zero, "corrupted": zero, "weight": [r[4] for r in many],
@@ -252,6 +263,8 @@ def _events(shape: Shape, failover: bool) -> Columns:
             add(at + 3.0 + step / 4, f"failover.{'cancelled' if phase == 'cancel' else phase}", "1")
         add(at + 3.6, "failover.attempt", "1", attempt=1)
         for task in region:
+            for step, state in enumerate(("SCHEDULED", "DEPLOYING", "INITIALIZING", "RUNNING")):
+                add(at + 3.7 + step / 10, "task.state", task, 1, to=state)
             add(at + 4.2, "task.restored", task, 1)
             add(at + 4.6, "gate.connected", task, 1)
         add(at + 4.4, "failover.deployed", "1")
@@ -274,14 +287,21 @@ def _events(shape: Shape, failover: bool) -> Columns:
 
 
 def _checkpoints(shape: Shape, failover: bool) -> Columns:
-    rows = [(number, state, second, end) for number, (second, _, end) in enumerate(_commits(shape, failover), 1)
-            for state in ("triggered", "completed")]  # fmt: skip
+    tasks = [f"{v}-{i}" for v, _ in VERTICES for i in range(shape.parallelism)]
+    steps = [
+        ("triggered", "", 0.0),
+        *(("acknowledged", task, 0.1) for task in tasks),
+        ("completed", "", 0.14),
+    ]
+    rows = [(number, state, task, second, late_s) for number, (second, _, _) in enumerate(_commits(shape, failover), 1)
+            for state, task, late_s in steps]  # fmt: skip
     zero = np.zeros(len(rows), dtype=np.int64)
+    size = {"triggered": 0, "acknowledged": STATE_BYTES, "completed": STATE_BYTES * len(tasks)}
     return {
-        "process": np.full(len(rows), -1), "t_ns": np.asarray([moment(r[2] + 0.14 * (r[1] == "completed")) for r in rows]),
-        "checkpoint": [r[0] for r in rows], "state": [r[1] for r in rows], "task": [""] * len(rows),
-        "reason": [""] * len(rows), "duration_ns": zero + 140_000_000, "alignment_ns": zero, "state_bytes": zero + 48_000,
-        "persisted_bytes": zero,
+        "process": np.full(len(rows), -1), "t_ns": np.asarray([moment(r[3] + r[4]) for r in rows]),
+        "checkpoint": [r[0] for r in rows], "state": [r[1] for r in rows], "task": [r[2] for r in rows],
+        "reason": [""] * len(rows), "duration_ns": [round(r[4] * NS) for r in rows], "alignment_ns": zero,
+        "state_bytes": [size[r[1]] for r in rows], "persisted_bytes": zero,
     }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 
@@ -48,30 +48,14 @@ class Reach(Struct, frozen=True):
     token: str
 
 
-class Agents(Protocol):
-    """Calls to agents. Raises faults.http.Unreachable, UserError or HeadgateError."""
+class Agents:
+    """Calls to the agents at the pods' addresses. Sessions live as long as one call. Raises faults.http.Unreachable, UserError or
+    HeadgateError."""
 
     async def views(
         self, reach: Reach, agents: Sequence[Agent], *, fault_id: str, name: str
     ) -> Mapping[Agent, View]:
         """Never raises: an agent that does not answer has an `error`."""
-
-    async def inject(self, reach: Reach, parts: Sequence[Part], *, fault_id: str) -> None: ...
-
-    async def heal(self, reach: Reach, agents: Sequence[Agent], *, fault_id: str) -> None: ...
-
-    async def heal_all(self, reach: Reach, agents: Sequence[Agent]) -> None: ...
-
-    async def capabilities(self, reach: Reach, process: str) -> Mapping[str, Any] | None:
-        """Return `{backends, missing}` of the agent container in that pod; None: no answer."""
-
-
-class HttpAgents:
-    """Calls the pods' addresses by HTTP. Sessions live as long as one call."""
-
-    async def views(
-        self, reach: Reach, agents: Sequence[Agent], *, fault_id: str, name: str
-    ) -> Mapping[Agent, View]:
         async with _fanout(reach) as fanout:
             found = await asyncio.gather(*(_view(fanout, reach, a, fault_id, name) for a in agents))
         return dict(zip(agents, found, strict=True))
@@ -89,18 +73,23 @@ class HttpAgents:
             await fanout.heal_all([a for a in agents if reach.hosts.get(a.process)])
 
     async def capabilities(self, reach: Reach, process: str) -> Mapping[str, Any] | None:
+        """Return `{backends, missing}` of the agent container in that pod; None: no answer."""
         host = reach.hosts.get(process)
         if not host:
             return None
         return await _get((host, naming.AGENT_PORT), "/v1/capabilities", reach.token, LOOK_LIMIT_S)
 
 
-class HttpJobs:
+class Jobs:
+    """Asks JobManagers for the state of their job."""
+
     def __init__(self, port: int = naming.JOBMANAGER_PORT) -> None:
         self._port = port
 
     async def job(self, address: str, token: str) -> Mapping[str, Any] | None:
-        """Implement `handler.Jobs`."""
+        """Return the answer to `GET <JOB_PATH>`; None without an answer in time. Never raises.
+
+        `{state, running, total, restarts, checkpoints, placement, registered}`"""
         return await _get((address, self._port), JOB_PATH, token, JOB_LIMIT_S)
 
 

@@ -19,8 +19,7 @@ from typing import Any
 from aiohttp import web
 
 from headgate_operator import handlers, logs, watching, webhook
-from headgate_operator.agents import HttpAgents, HttpJobs
-from headgate_operator.cluster import Cluster
+from headgate_operator.agents import Agents, Jobs
 from headgate_operator.exposition import process_lines
 from headgate_operator.handler import Context, Handler, keys_of
 from headgate_operator.health import Health, Metrics, Pages, application
@@ -35,7 +34,7 @@ from testbed_runtime.api.certificates import make_certificate
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
-from testbed_runtime.kube.api import ApiError, connect
+from testbed_runtime.kube.api import Api, ApiError, connect
 
 RESYNC_S = 300.0
 """Every object is listed and reconciled again: against lost events, and to check that the watches deliver."""
@@ -163,8 +162,8 @@ async def run(settings: Settings) -> None:
         context = Context(
             cluster,
             settings,
-            HttpJobs(),
-            HttpAgents(),
+            Jobs(),
+            Agents(),
             clock,
             lambda: secrets.token_hex(TOKEN_BYTES),
             lambda: make_certificate(datetime.now(UTC)),
@@ -214,7 +213,7 @@ def _cancel_on_sigterm() -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
-def _leader(cluster: Cluster, settings: Settings, operator: Operator) -> Leader:
+def _leader(cluster: Api, settings: Settings, operator: Operator) -> Leader:
     watched = settings.cluster_wide or settings.namespace in settings.namespaces
 
     def renewed(version: str) -> None:

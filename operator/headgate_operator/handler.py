@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct, field
 
-from headgate_operator.agents import Agents
-from headgate_operator.cluster import Cluster
+from headgate_operator.agents import Agents, Jobs
 from headgate_operator.plan.model import Ask, Key, Plan, api_version_of
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import LocalProtocolError
+from testbed_runtime.kube.api import Api
 
 R = TypeVar("R", bound=Resource)
-
-
-class Jobs(Protocol):
-    """Asks JobManagers for the state of their job."""
-
-    async def job(self, address: str, token: str) -> Mapping[str, Any] | None:
-        """Return the answer to `GET <JOB_PATH>`; None without an answer in time. Never raises.
-
-        `{state, running, total, restarts, checkpoints, placement, registered}`"""
 
 
 class Context(Struct, frozen=True):
     """The context in which handlers act. `now`: seconds since the epoch. `entropy`: a new token (hexadecimal, 256 bits).
     `certificate`: a new private key with its certificate (PEM); making one takes about 0.1 s."""
 
-    cluster: Cluster
+    cluster: Api
     settings: Settings
     jobs: Jobs
     agents: Agents

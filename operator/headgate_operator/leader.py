@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from headgate_operator.cluster import Cluster
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.kube.api import ApiError
+from testbed_runtime.kube.api import Api, ApiError
 
 LEASE_NAME = "headgate-operator"
 LEASE_API = "coordination.k8s.io/v1"
@@ -38,7 +37,7 @@ class Leader:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Api,
         *,
         namespace: str,
         identity: str,

@@ -15,6 +15,8 @@ LONGEST_RETRY_S = 60.0
 """The default of HEADGATE_LONGEST_RETRY_S."""
 STALLED_AFTER = 8
 """Failures in a row (about three minutes) after which the object gets the condition Stalled."""
+NOT_NOW_PAUSE_S = 10.0
+"""Between looks at an object whose namespace is being deleted; its own deletion arrives as an event."""
 STALLED_RETRY_S = 300.0
 """Between attempts of a stalled key: frequent attempts do not fix what is wrong."""
 ERROR_TEXT_MAX = 1000
@@ -24,11 +26,7 @@ log = logging.getLogger("headgate.queue")
 
 
 class NotNow(Exception):
-    """Nothing can be done about a key for `pause_s`, whatever happens to its objects. This is not a failure."""
-
-    def __init__(self, pause_s: float) -> None:
-        super().__init__(f"not before {pause_s:g} s have passed")
-        self.pause_s = pause_s
+    """Nothing can be done about a key for NOT_NOW_PAUSE_S, whatever happens to its objects. This is not a failure."""
 
 
 def retry_after(failures: int, longest_s: float = LONGEST_RETRY_S) -> float:
@@ -121,9 +119,9 @@ class KeyedQueue:
         begun = loop.time()
         try:
             pause = await self._work(key)
-        except NotNow as wait:
+        except NotNow:
             self._failures.setdefault(key, 0)  # so that events of its objects do not queue it before
-            return wait.pause_s
+            return NOT_NOW_PAUSE_S
         except Exception as error:
             self._metrics.reconciled(key.kind, loop.time() - begun, failed=True)
             return await self._failed(key, error)

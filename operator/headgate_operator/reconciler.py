@@ -21,6 +21,7 @@ from headgate_operator.plan.model import (
     Patch,
     Plan,
     SetFinalizers,
+    api_version_of,
 )
 from headgate_operator.queue import NotNow
 from testbed_runtime.api import naming
@@ -35,8 +36,6 @@ STALLED_REASON = "ReconcileFailed"
 NOT_ADMITTED_REASON = "NotAdmitted"
 NAMESPACE_TERMINATING = "is being terminated"
 """Part of the API server's error text (403) for what is created in a namespace that is being deleted."""
-TERMINATING_PAUSE_S = 10.0
-"""Between looks at an object whose namespace is being deleted; its own deletion arrives as an event."""
 NOT_ADMITTED = {
     "violates PodSecurity": "label the namespace pod-security.kubernetes.io/enforce=privileged, or remove pods.packetFaults: true "
     "(only packet faults need it, because their agent needs NET_ADMIN)",
@@ -63,7 +62,7 @@ class Reconciler:
             if error.conflict:
                 return CONFLICT_PAUSE_S
             if is_terminating(error):
-                raise NotNow(TERMINATING_PAUSE_S) from error
+                raise NotNow from error
             for hint in (hint for part, hint in NOT_ADMITTED.items() if part in str(error)):
                 # retrying does not help, so report it at once
                 await self.stalled(key, f"{error}; {hint}", reason=NOT_ADMITTED_REASON)
@@ -92,17 +91,15 @@ class Reconciler:
             await self._context.cluster.event(obj, type="Warning", reason=STALLED, text=text)
 
     async def _execute(self, handler: Handler, observed: Any, plan: Plan) -> None:
-        obj: Mapping[str, Any] | None = observed.object
         before = status_of(observed.object)
         # a plan was made, so the last failure is over
         status = recovered(plan.status, Resource(observed.object), before, self._context.now())
-        if plan.status_first:
-            obj = await self._write(observed.object, still_failing(status, before))
+        obj = await self._write(observed.object, still_failing(status, before))
         for action in plan.actions:
             if obj is None:
                 return
             obj = await self._act(handler, observed, obj, action)
-        if obj is not None and (_failing(before) or not plan.status_first):
+        if obj is not None and _failing(before):
             await self._write(obj, status)
 
     async def _write(self, obj: Mapping[str, Any], status: Status | None) -> Mapping[str, Any] | None:
@@ -121,10 +118,10 @@ class Reconciler:
                 await cluster.apply(manifest)
             case Create(manifest):
                 await cluster.create(manifest)
-            case Delete(api_version, kind, namespace, name, uid, grace_s):
-                await cluster.delete(api_version, kind, namespace, name, uid=uid, grace_s=grace_s)
-            case Patch(api_version, kind, namespace, name, patch):
-                await cluster.patch(api_version, kind, namespace, name, patch)
+            case Delete(kind, namespace, name, uid, grace_s):
+                await cluster.delete(api_version_of(kind), kind, namespace, name, uid=uid, grace_s=grace_s)
+            case Patch(kind, namespace, name, patch):
+                await cluster.patch(api_version_of(kind), kind, namespace, name, patch)
             case Emit(type_, reason, text):
                 await self._emit(obj, type_, reason, text)
             case Ask():
@@ -165,9 +162,9 @@ def _log(of: Resource, action: Action) -> None:
         case Apply(manifest) | Create(manifest):
             target = Resource(manifest)
             _log_action("create" if isinstance(action, Create) else "apply", of, target.kind, target.name)
-        case Delete(_, kind, _, name):
+        case Delete(kind, _, name):
             _log_action("delete", of, kind, name)
-        case Patch(_, kind, _, name):
+        case Patch(kind, _, name):
             _log_action("patch", of, kind, name)
         case Ask(what):
             _log_action(what, of, of.kind, of.name)

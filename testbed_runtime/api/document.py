@@ -63,7 +63,7 @@ def read_document(text: str, *, name: str = "") -> Document:
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(where, f"is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
-        raise UserError(where, "holds no mapping", "a scenario starts with apiVersion, kind, metadata, spec")
+        raise UserError(where, "is not a mapping", "a scenario starts with apiVersion, kind, metadata, spec")
     return Document(data, node, name)
 
 

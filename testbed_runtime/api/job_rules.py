@@ -34,10 +34,12 @@ def problems(testbed: models.TestbedSpec, path: str) -> list[UserError]:
     return [*found, *_slots(testbed, path)]
 
 
-def functions_of_scenario(spec: models.ScenarioSpec, path: str) -> list[UserError]:
-    """Return an error for each Python function of the scenario at `path` that pods cannot load."""
-    jobs = {f"{path}.testbed.job": spec.testbed.job}
-    jobs |= {f"{path}.variants[{i}].job": v.job for i, v in enumerate(spec.variants) if v.job is not None}
+def functions_of_scenario(spec: models.ScenarioSpec) -> list[UserError]:
+    """Return an error for each Python function of a ScenarioRun's scenario that pods cannot load."""
+    jobs = {"spec.scenario.testbed.job": spec.testbed.job}
+    jobs |= {
+        f"spec.scenario.variants[{i}].job": v.job for i, v in enumerate(spec.variants) if v.job is not None
+    }
     return [error for where, job in jobs.items() for error in functions_in_pods(job, where)]
 
 
@@ -126,11 +128,11 @@ def _shape(job: models.Job, path: str) -> Iterator[UserError]:
     for index, vertex in enumerate(job.vertices):
         where, name = f"{path}.vertices[{index}]", vertex.name
         if vertex.source is not None and name in targets:
-            yield UserError(where, f"the source {name!r} has an input", "take the edge away")
+            yield UserError(where, f"the source {name!r} has an input", "remove the edge")
         if vertex.source is None and name not in targets:
             yield UserError(where, f"{name!r} has no input", f"add an edge with to: {name}")
         if vertex.sink is not None and name in sources:
-            yield UserError(where, f"the sink {name!r} has an output", "take the edge away")
+            yield UserError(where, f"the sink {name!r} has an output", "remove the edge")
         if vertex.sink is None and name not in sources:
             yield UserError(
                 where, f"{name!r} has no output", f"add an edge with from: {name}, or make it a sink"
@@ -162,7 +164,7 @@ def _roles(job: models.Job, path: str) -> Iterator[UserError]:
         elif vertex.sink == "file" and not set(vertex.path.split("/")).isdisjoint({"", ".", ".."}):
             yield UserError(
                 f"{where}.path",
-                f"{vertex.path!r} leads out of the folder of the results",
+                f"{vertex.path!r} is outside the results folder",
                 "write a relative path: words.txt",
             )
         if vertex.max_parallelism is not None and vertex.max_parallelism < vertex.parallelism:

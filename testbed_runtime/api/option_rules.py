@@ -100,7 +100,7 @@ def _judge_key(
     match judgement.standing:
         case Standing.TYPO:
             collected.errors.append(
-                UserError(where, "is no option of Flink", f"did you mean {judgement.canonical}?")
+                UserError(where, "is not a Flink option", f"did you mean {judgement.canonical}?")
             )
         case Standing.WITHOUT_EFFECT | Standing.UNKNOWN if SECRET.search(judgement.canonical):
             problem = "is a secret, which would become part of the run's record"

@@ -36,7 +36,7 @@ _KINDS_OF_VALUE = {
 }
 
 
-def class_a(model: type[BaseModel], error: ValidationError) -> list[UserError]:
+def model_errors(model: type[BaseModel], error: ValidationError) -> list[UserError]:
     """Return every error of pydantic as a UserError. The two alternatives of a union are reported once."""
     found: dict[str, UserError] = {}
     for item in error.errors(include_url=False):
@@ -138,25 +138,23 @@ def _not_one_of(path: str, value: Any, expected: str) -> UserError:
         return UserError(path, f"{value} is a number", f"write the version in quotes: '{nearest(text)}'")
     if path.endswith("flinkVersion") and nearest(str(value)):
         return unknown_version(path, value)
-    return UserError(path, f"{show(value)} is not known", _did_you_mean(str(value), choices, "write"))
+    return UserError(path, f"{show(value)} is not known", _did_you_mean(str(value), choices))
 
 
-def _did_you_mean(word: str, choices: Sequence[str], otherwise: str) -> str:
+def _did_you_mean(word: str, choices: Sequence[str]) -> str:
     near = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
     listed = ", ".join(choices)
-    return f"did you mean {near[0]}? there are {listed}" if near else f"{otherwise} one of {listed}"
+    return f"did you mean {near[0]}? there are {listed}" if near else f"write one of {listed}"
 
 
 def _unknown_field(model: type[BaseModel], loc: list[int | str]) -> UserError:
     part = _model_at(model, loc[:-1])
     fields = [f.alias or n for n, f in part.model_fields.items()] if part else []
     if part is not None and part.__name__.endswith("FaultSpec") | part.__name__.endswith("Fault"):
-        problem = "is no fault kind and no field of a fault"
+        problem = "is neither a fault kind nor a field of a fault"
     else:
         problem = "is an unknown field"
-    return UserError(
-        path_of(loc), problem, _did_you_mean(str(loc[-1]), fields, "write") if fields else "write {}"
-    )
+    return UserError(path_of(loc), problem, _did_you_mean(str(loc[-1]), fields) if fields else "write {}")
 
 
 def _model_at(model: type[BaseModel], loc: Sequence[int | str]) -> type[BaseModel] | None:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from testbed_runtime.api import fault_rules, job_rules, models, option_rules
 from testbed_runtime.api.compile import MAIN_VARIANT, MergedVariant, compile_expectation, merged_variants
 from testbed_runtime.api.fields import without_unit
-from testbed_runtime.api.problems import class_a, show
+from testbed_runtime.api.problems import model_errors, show
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.faults.check import nearest
 from testbed_runtime.core.judgement.metrics import METRICS
@@ -68,7 +68,7 @@ def validate(data: Any) -> Findings[models.Scenario]:
     try:
         scenario = models.Scenario.model_validate(data)
     except ValidationError as error:
-        return Findings(None, tuple(class_a(models.Scenario, error)))
+        return Findings(None, tuple(model_errors(models.Scenario, error)))
     collected = option_rules.Collected()
     for path, setting in _settings_with_paths(scenario.spec):
         own = ".testbed" if path == "spec" else ""
@@ -157,7 +157,7 @@ def _comparison_problems(spec: models.ScenarioSpec) -> list[UserError]:
     stop = spec.stop_early
     if stop and not compared:
         hint = "add an expectation such as {metric: recovery.downtime, versus: <variant>, improvesBy: 20 %}"
-        problems.append(UserError("spec.stopEarly", "no expectation with versus decides when to stop", hint))
+        problems.append(UserError("spec.stopEarly", "needs an expectation with versus", hint))
     elif stop and stop.min_trials > spec.trials:
         problem = f"{stop.min_trials} is more than trials, {spec.trials}"
         problems.append(UserError("spec.stopEarly.minTrials", problem, "write a larger trials"))
@@ -169,6 +169,6 @@ def expectation_problem(path: str, item: models.Expectation) -> UserError | None
     if item.metric not in METRICS:
         near = difflib.get_close_matches(item.metric, list(METRICS), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "`headgate faults --metrics` lists them"
-        return UserError(f"{path}.metric", f"{show(item.metric)} is no metric", hint)
+        return UserError(f"{path}.metric", f"{show(item.metric)} is not a metric", hint)
     problem = compile_expectation(item).problem
     return UserError(path, problem) if problem else None

@@ -11,7 +11,7 @@ from testbed_runtime.api import fault_rules, job_rules, kinds, models, option_ru
 from testbed_runtime.api.catalogue import Standing, judge, value_problem
 from testbed_runtime.api.compile import merged_variants
 from testbed_runtime.api.naming import API_VERSION
-from testbed_runtime.api.problems import class_a, show
+from testbed_runtime.api.problems import model_errors, show
 from testbed_runtime.api.validate import Findings, expectation_problem, validate
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.check import nearest
@@ -33,14 +33,14 @@ def validate_kind(data: Any) -> KindFindings:
     model = kinds.KINDS.get(str(kind))
     if model is None:
         hint = f"write one of {', '.join(kinds.KINDS)}"
-        return Findings(None, (UserError("kind", f"{show(kind)} is no kind of {API_VERSION}", hint),))
+        return Findings(None, (UserError("kind", f"{show(kind)} is not a kind of {API_VERSION}", hint),))
     plain = as_written(data)
     if kind == "Scenario":
         return validate(plain)
     try:
         resource = model.model_validate(plain)
     except ValidationError as error:
-        return Findings(None, tuple(class_a(model, error)))
+        return Findings(None, tuple(model_errors(model, error)))
     return _RULES[str(kind)](resource)
 
 
@@ -101,12 +101,12 @@ def _run(resource: Any) -> KindFindings:
     errors = [UserError(_moved(e.path), e.problem, e.hint) for e in found.errors]
     errors += _unknown_variants(spec)
     errors += _checkpoint_problems(spec.scenario)
-    errors += job_rules.functions_of_scenario(spec.scenario, "spec.scenario")
+    errors += job_rules.functions_of_scenario(spec.scenario)
     if spec.evaluation.executors > 0 and not spec.evaluation.history_claim:
         errors.append(
             UserError(
                 "spec.evaluation.historyClaim",
-                "executors in pods of their own reach no history without it",
+                "executors need it to read the histories",
                 "name a volume claim that several nodes can mount, or write executors: 0",
             )
         )
@@ -145,7 +145,7 @@ def _study(resource: Any) -> KindFindings:
             UserError(
                 "spec.budget.runs",
                 f"the grid needs {needed} runs, the budget allows {spec.budget.runs}",
-                "take values away, or allow more runs",
+                "remove values, or raise spec.budget.runs",
             )
         )
     return _findings(resource, collected)
@@ -172,7 +172,7 @@ def _objective_problem(
     if metric not in METRICS:
         near = nearest(metric, [*METRICS, *DETECTOR_METRICS])
         hint = near if near.startswith("did") else "`headgate faults --metrics` lists them"
-        return UserError(f"{path}.metric", f"{show(metric)} is no metric", hint)
+        return UserError(f"{path}.metric", f"{show(metric)} is not a metric", hint)
     return expectation_problem(f"{path}.metric", asked(objective))
 
 
@@ -220,7 +220,7 @@ def _study_option(
     judgement = judge(option.key, "2.x")
     if judgement.standing == Standing.TYPO:
         hint = f"did you mean {judgement.canonical}?"
-        collected.errors.append(UserError(f"{path}.key", f"{option.key!r} is no option of Flink", hint))
+        collected.errors.append(UserError(f"{path}.key", f"{option.key!r} is not a Flink option", hint))
     elif judgement.standing != Standing.EFFECTIVE:
         collected.errors.append(
             UserError(f"{path}.key", f"{option.key!r} changes nothing here", "study an option with an effect")

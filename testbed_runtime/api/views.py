@@ -171,7 +171,7 @@ class Container(Struct, frozen=True):
         return tuple(t for t in (self.terminated, before) if t is not None)
 
     @property
-    def last_words(self) -> str:
+    def end_of_log(self) -> str:
         return next((t.message for t in self.terminations if t.message), "")
 
 

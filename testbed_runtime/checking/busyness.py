@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from testbed_runtime.checking.common import NS, Ints, Window, data, events, ints
+from testbed_runtime.checking.common import NS, Floats, Ints, Window, data, events, ints
 from testbed_runtime.core.exchange.backpressure import level as level_of
 from testbed_runtime.history.schema import Trial
 
-Floats = npt.NDArray[np.float64]
 COLUMNS: Mapping[str, str] = {"backpressured": "backpressured_ns", "busy": "busy_ns", "idle": "idle_ns"}
 """In the order of VertexTime's fields."""
 

@@ -38,7 +38,7 @@ def check_checkpoints(trial: Trial, window: Window) -> Checkpoints:
         max(completed.values()) / NS if completed else None,
         max(aligned) / NS if aligned else None,
         _longest_completion_s(rows, window),
-        max(_acknowledged(rows, "persisted_bytes").values(), default=None),
+        max(_persisted(rows).values(), default=None),
         _mean([size for t_ns, size in _sizes(trial) if t_ns in window]),
         _mean([int(r["state_bytes"]) for r in rows if r["state"] == "completed"]),
     )
@@ -52,12 +52,12 @@ def _longest_completion_s(rows: list[dict[str, Any]], window: Window) -> float |
     return max(taken) / NS if taken else None
 
 
-def _acknowledged(rows: list[dict[str, Any]], column: str) -> dict[int, int]:
-    """Return the sum over the tasks of each checkpoint."""
+def _persisted(rows: list[dict[str, Any]]) -> dict[int, int]:
+    """Return the bytes in flight that the tasks of each checkpoint persisted."""
     found: dict[int, int] = {}
     for row in rows:
         if row["state"] == "acknowledged":
-            found[row["checkpoint"]] = found.get(row["checkpoint"], 0) + int(row[column])
+            found[row["checkpoint"]] = found.get(row["checkpoint"], 0) + int(row["persisted_bytes"])
     return found
 
 

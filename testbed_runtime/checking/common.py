@@ -18,6 +18,7 @@ from testbed_runtime.core.versions import VERSIONS
 from testbed_runtime.history.schema import Trial
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Entry = Mapping[str, Any]
 """The trial's entry in manifest.json."""
 NS = 1_000_000_000

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from testbed_runtime.checking.common import Entry, JobShape, data, events, job_shape
+from testbed_runtime.checking.common import Entry, Ints, JobShape, data, events, job_shape
 from testbed_runtime.checking.completeness import delivery_incomplete
 from testbed_runtime.core.job.ledger import CHUNK_BYTES
 from testbed_runtime.core.job.messages import CHUNK_RECORDS
@@ -26,8 +26,6 @@ from testbed_runtime.core.judgement.metrics import (
     NOT_DRAINED,
 )
 from testbed_runtime.history.schema import Trial
-
-Counts = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -141,7 +139,7 @@ def _by_pair(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str,
     return pairs
 
 
-def _add_up(rows: Iterable[dict[str, Any]]) -> dict[int, Counts]:
+def _add_up(rows: Iterable[dict[str, Any]]) -> dict[int, Ints]:
     """Map each chunk's base to how often each number of the chunk was committed."""
     once: dict[int, int] = {}
     again: list[tuple[int, bytes]] = []
@@ -158,12 +156,12 @@ def _add_up(rows: Iterable[dict[str, Any]]) -> dict[int, Counts]:
     return chunks
 
 
-def _counts(bitmap: bytes) -> Counts:
+def _counts(bitmap: bytes) -> Ints:
     return np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little").astype(np.int64)
 
 
 def _compare(
-    found: Delivery, where: str, chunks: dict[int, Counts], copies: int, span: tuple[int, int | None]
+    found: Delivery, where: str, chunks: dict[int, Ints], copies: int, span: tuple[int, int | None]
 ) -> int:
     """Return the losses in a span of numbers. Without an end (no drain) only duplicates can be judged. A number below its
     start may arrive: it was in flight in the checkpoint from which the job started."""
@@ -194,7 +192,7 @@ def _compare(
     return lost
 
 
-def _note(found: Delivery, what: str, base: int, places: npt.NDArray[np.bool_], amounts: Counts) -> int:
+def _note(found: Delivery, what: str, base: int, places: npt.NDArray[np.bool_], amounts: Ints) -> int:
     amount = int(amounts.sum())
     if amount and len(found.examples) < MAX_EXAMPLES:
         found.examples.append(f"{what} from number {base + int(np.flatnonzero(places)[0])}")

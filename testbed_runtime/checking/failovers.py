@@ -8,30 +8,13 @@ from typing import Any
 from msgspec import Struct
 
 from testbed_runtime.checking.common import data, events
+from testbed_runtime.core.job.causes import FAILURE_REPORT, ended_wait
 from testbed_runtime.history.schema import Trial
 
 SAME_NS = 1_000_000
 """A failover and the job's change to RESTARTING this close together are the same restart."""
 TOGETHER_NS = 100_000_000
 """Failures this close together have one cause."""
-RECOVERED = "JobManagerRestarted"
-"""The class of the cause with which a new JobManager recovers the job."""
-REPORTED_TO = "/user/rpc/jobmaster"
-"""In Flink's text of an ask that timed out at the JobMaster: the report of a task's state."""
-_WRAPPED = "; caused by "
-
-_BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("lost leadership",), "lease"),
-    (("no longer reachable", "eartbeat of", "unexpectedly no longer running"), "heartbeat"),
-    (("PartitionNotFound", "not found"), "partition"),
-    ((REPORTED_TO,), "jobmanager"),
-    (("Invocation of", "Ask timed out", "AskTimeout", "rpcTimeout"), "deployment"),
-    (("checkpoint tolerable failure threshold",), "checkpoint"),
-    (("NoResourceAvailable", "Slot request bulk"), "slot"),
-    ((RECOVERED,), "jobmanager"),
-    (("Connection unexpectedly closed", "Lost connection", "RemoteTransport", "LocalTransport", "Connection reset", "Sending the partition request", "ConnectionClosed", "RecipientUnreachable", "PartitionConnection"), "connection"),
-)  # fmt: skip
-"""The first match in `class: text` wins, so more specific entries come first."""
 
 
 class Cause(Struct, frozen=True):
@@ -46,17 +29,20 @@ class Cause(Struct, frozen=True):
     """ResourceID of the affected TaskManager; empty if the cause names none."""
     terminal: bool = False
     """The job did not restart."""
-
-    @property
-    def kind(self) -> str:
-        """The kind of the wait whose end was this failure, by Flink's texts."""
-        text = f"{self.cause_class}: {self.text}"
-        return next((kind for parts, kind in _BY_TEXT if any(p in text for p in parts)), "failure-report")
+    kind: str = FAILURE_REPORT
+    """The kind of the wait whose end was this failure."""
+    root: str = ""
+    """The cause that `text` wraps, as `class: text`; empty if it wraps none."""
 
     @property
     def report_expired(self) -> bool:
-        """Whether the JobMaster did not answer the report of a starting task in time."""
-        return REPORTED_TO in self.text
+        """Whether the JobMaster did not answer what a task asked it, such as the report of its state."""
+        return self.kind == "jobmanager" and self.detector == "Task"
+
+    @property
+    def words(self) -> str:
+        """The root cause as `class: text`."""
+        return self.root or worded(self.cause_class, self.text)
 
 
 class Failovers(Struct, frozen=True):
@@ -111,6 +97,8 @@ def cause_of(event: Mapping[str, Any], *, terminal: bool = False) -> Cause:
         detector=str(more.get("detector") or "Task"),
         taskmanager=str(taskmanager),
         terminal=terminal,
+        kind=ended_wait(str(more.get("cause_class") or ""), str(more.get("wait") or "")),
+        root=str(more.get("root") or ""),
     )
 
 
@@ -146,12 +134,9 @@ def root_cause(trial: Trial, until_ns: int) -> str:
         if not started:
             return ""
         failure = cause_of(started[-1])
-    return unwrapped(failure.cause_class, failure.text)
+    return failure.words
 
 
-def unwrapped(cause_class: str, text: str) -> str:
-    """Return `class: text` of the cause within "Recovery is suppressed by …; caused by …", or of the cause itself."""
-    wrapper, separator, inner = text.partition(_WRAPPED)
-    if separator and wrapper.startswith("Recovery is suppressed by"):
-        return inner
+def worded(cause_class: str, text: str) -> str:
+    """Return a cause as `class: text`."""
     return f"{cause_class}: {text}" if cause_class else text

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from testbed_runtime.checking.common import (
     NS,
+    Floats,
     Ints,
     TaskSeries,
     Window,
@@ -27,7 +27,6 @@ from testbed_runtime.checking.common import (
 )
 from testbed_runtime.history.schema import Trial
 
-Floats = npt.NDArray[np.float64]
 SAMPLE_NS = NS // 10
 """Time between two samples of a running task."""
 GAP_NS = NS // 4

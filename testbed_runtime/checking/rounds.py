@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.common import data, events
-from testbed_runtime.checking.failovers import RECOVERED, Cause, round_causes
+from testbed_runtime.checking.failovers import Cause, round_causes
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.waits import targets_of
 from testbed_runtime.core.ids import JOBMANAGER
+from testbed_runtime.core.job.causes import RECOVERED
 from testbed_runtime.history.schema import Trial
 
 EXPLAINS: dict[str, tuple[str, ...]] = {

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,7 +24,6 @@ MARKS_MAX = 2_000
 TEXT_MAX = 400
 """Maximum characters of a text in the report."""
 
-Floats = npt.NDArray[np.float64]
 
 _MARKED_EVENTS = (
     "job.state",

@@ -35,7 +35,7 @@ def run_interruptible(
             nonlocal signals
             signals += 1
             if signals > 1:
-                _leave_to_the_system(loop)
+                _restore_default_handling(loop)
             for task in (work,) if signals == 1 else asyncio.all_tasks(loop) - {owner}:
                 task.cancel()
 
@@ -68,7 +68,7 @@ def _remove_handlers(loop: asyncio.AbstractEventLoop, numbers: Sequence[signal.S
             loop.remove_signal_handler(number)
 
 
-def _leave_to_the_system(loop: asyncio.AbstractEventLoop) -> None:
+def _restore_default_handling(loop: asyncio.AbstractEventLoop) -> None:
     """Let the next signal kill this process: the user has waited twice for something that does not end."""
     numbers = _handled_signals()
     _remove_handlers(loop, numbers)

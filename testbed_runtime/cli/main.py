@@ -34,9 +34,9 @@ from testbed_runtime.cli import (
 
 HELP = """Show which timeout cost you each second of a streaming recovery.
 
-Headgate runs scenarios (a testbed that speaks Flink's wire protocol, and faults in it), judges what was recorded, and writes a report.
+Headgate runs a scenario on a testbed that speaks Flink's wire protocol, injects its faults, judges the recorded history, and writes a report.
 
-Exit codes: 0 Pass, 1 Fail, 2 Error (bad input, or it could not be carried out), 3 Inconclusive, 130 interrupted."""
+Exit codes: 0 Pass, 1 Fail, 2 Error (bad input, or the run could not be carried out), 3 Inconclusive, 130 interrupted."""
 ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 EXCHANGE_HELP = "Serve or fetch one partition over the wire, also with Flink at the other end."
 

@@ -57,13 +57,14 @@ class FlinkError(HeadgateError):
     """A failure as Flink would report it: `class_name` is the simple Java class name, `message` is Flink's text.
 
     `lost_taskmanager` is the ResourceID of the TaskManager whose connection failed, or empty. Failover decides based on
-    it, never on the text."""
+    it, never on the text. `wait` is the kind of the wait that it ended, if its class does not say it (core.job.causes)."""
 
-    def __init__(self, class_name: str, message: str, *, lost_taskmanager: str = "") -> None:
+    def __init__(self, class_name: str, message: str, *, lost_taskmanager: str = "", wait: str = "") -> None:
         super().__init__(message)
         self.class_name = class_name
         self.message = message
         self.lost_taskmanager = lost_taskmanager
+        self.wait = wait
 
     def __str__(self) -> str:
         return f"{self.class_name}: {self.message}"

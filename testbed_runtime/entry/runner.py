@@ -139,7 +139,7 @@ class RunnerPod:
             reason = INVALID if isinstance(error, InvalidScenario) else RUN_FAILED
             await progress.finish("Error", reason=reason, text=str(error))
             return
-        await progress.insist(report_map(run, result.folder))
+        await progress.write_with_retries(report_map(run, result.folder))
         verdict = result.verdict
         more = measured(read_manifest(result.folder), _rows(result.folder), read_recoveries(result.folder))
         if result.evaluation_failure:

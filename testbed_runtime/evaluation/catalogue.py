@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.metrics import METRIC_FIELDS
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.verdict import variant_of
@@ -59,8 +60,6 @@ SCHEMAS: Mapping[str, pa.Schema] = {
 WITH_PARTITIONS = {
     name: pa.schema([*((p, pa.string()) for p in PARTITIONS), *schema]) for name, schema in SCHEMAS.items()
 }
-
-Row = Mapping[str, Any]
 
 
 def folder_of(run_folder: Path) -> Path:

@@ -116,7 +116,7 @@ def judge(parts: Sequence[Mapping[str, Any]], trials: Sequence[TrialFiles]) -> d
     for part in sorted(parts, key=lambda p: int(p["piece"])):  # rows in the order of the files
         of_kind.setdefault(part["kind"], []).append(unpacked(part["payload"]))
     try:
-        splits.check_assembled(assembled := _assembled(index, of_kind, trials))
+        splits.check_assembled(assembled := _assembled(index, of_kind, trials), trials[index].entry)
     except HeadgateError as error:
         return _failed(index, str(error))
     return _judge(index, assembled, trials)

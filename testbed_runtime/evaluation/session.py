@@ -110,9 +110,9 @@ def settings(scratch: Path) -> dict[str, str]:
 
 @contextmanager
 def spark_session(
-    scratch: Path, *, cores: str = "*", master: str = "", more: Mapping[str, str] | None = None
+    scratch: Path, *, master: str = "", more: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """Give a Spark for the duration of a block: `local[cores]`, or another `master` with `more` settings. Raises HeadgateError when
+    """Give a Spark for the duration of a block: `local[*]`, or another `master` with `more` settings. Raises HeadgateError when
     Java or PySpark is missing, or Spark does not start."""
     java = find_java(os.environ)
     try:
@@ -127,7 +127,7 @@ def spark_session(
     chosen = {**settings(scratch), **(more or {})}
     if chosen["spark.driver.host"] == LOOPBACK:
         os.environ |= {"SPARK_LOCAL_IP": LOOPBACK, "SPARK_LOCAL_HOSTNAME": "localhost"}
-    builder = SparkSession.builder.master(master or f"local[{cores}]").appName("headgate-evaluation")
+    builder = SparkSession.builder.master(master or "local[*]").appName("headgate-evaluation")
     for key, value in chosen.items():
         builder = builder.config(key, value)
     try:

@@ -15,7 +15,7 @@ from testbed_runtime.checking.common import Entry
 from testbed_runtime.checking.reduced import columns
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation.tables import TrialFiles
-from testbed_runtime.history.crosschecks import check_counts
+from testbed_runtime.history.crosschecks import check_across
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.numbers import NUMBERS
 from testbed_runtime.history.schema import TABLES, Trial, with_later_columns
@@ -109,7 +109,8 @@ def read(split: Split, trial: TrialFiles) -> dict[str, pa.Table]:
         found += [replace(p, row=p.row + first_row) if p.row >= 0 else p for p in problems]
     if split.whole:
         whole = Trial(trial.run, trial.trial, tables)
-        found += _together(trial, tables) + check_causality(whole) + check_counts(whole, trial.entry)
+        found += _together(trial, tables) + check_causality(whole)
+        found = found or check_across(whole, trial.entry)
     if found:
         raise DamagedHistory(f"history/{trial.trial}", found)
     return tables
@@ -120,8 +121,9 @@ def _together(trial: TrialFiles, tables: Mapping[str, pa.Table]) -> list[Damage]
     return check_repeated(rows) + check_order(rows) + check_times(rows, trial.entry)
 
 
-def check_assembled(trial: Trial) -> None:
-    """Check a reduced trial for what no single piece of it could show. Raises DamagedHistory."""
+def check_assembled(trial: Trial, entry: Entry) -> None:
+    """Check a reduced trial for what no single piece of it could show. Raises DamagedHistory. Its latencies and channels are
+    merged, and its samples have no bytes, so they are not compared."""
     repeated = [
         Damage(
             c["repeated_in"], "seq", -1, f"{c['rows'] - c['distinct']} rows of {c['process']} are repeated"
@@ -130,6 +132,8 @@ def check_assembled(trial: Trial) -> None:
         if c["repeated_in"]
     ]
     fell = list(check_counters("tasks", trial.table("tasks"))) + check_causality(trial)
+    kept = {name: table for name, table in trial.tables.items() if name != "latency"}
+    fell = fell or check_across(Trial(trial.run, trial.trial, kept), entry)
     if found := repeated + [replace(damage, row=-1) for damage in fell]:
         raise DamagedHistory(f"history/{trial.trial}", found)
 

@@ -219,14 +219,14 @@ class FaultFanout:
 
         async def one(agent: Agent) -> Sequence[Mapping[str, Any]]:
             try:
-                return await self._news(agent)
+                return await self._new_rows(agent)
             except HeadgateError:
                 return ()
 
         found = await asyncio.gather(*(one(agent) for agent in agents))
         return sorted((row for rows in found for row in rows), key=lambda r: int(r["row"].get("t_ns", 0)))
 
-    async def _news(self, agent: Agent) -> Sequence[Mapping[str, Any]]:
+    async def _new_rows(self, agent: Agent) -> Sequence[Mapping[str, Any]]:
         """Request the last known row again: an agent that does not have it has restarted."""
         client = self.client(agent)
         last = self._last.get(agent)

@@ -68,7 +68,7 @@ def _not_sealed(folder: Path) -> UserError:
             "the history was recorded but not sealed, because the run was interrupted",
             "seal it first, or run the scenario again",
         )
-    return UserError(str(folder), "holds no history", "give <run>/history/<trial>")
+    return UserError(str(folder), "contains no history", "give <run>/history/<trial>")
 
 
 def _table(folder: Path, name: str, rows: int) -> pa.Table:

@@ -23,6 +23,7 @@ from testbed_runtime.core.job.messages import CHUNK_RECORDS, JOB_STATES
 from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.waits import KINDS, Outcome
+from testbed_runtime.history.contradictions.channels import check_credit
 from testbed_runtime.history.crosschecks import check_across
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import (
@@ -121,7 +122,9 @@ def check_trial(trial: Trial, entry: Mapping[str, Any] | None = None) -> list[Da
     if any(check_schema(name, trial.table(name).schema) for name in TABLES):
         return found
     found += check_repeated(trial) + check_order(trial) + check_causality(trial)
-    return found + (check_times(trial, entry) + check_across(trial, entry) if entry is not None else [])
+    if entry is not None:
+        found += check_times(trial, entry)
+    return found if found or entry is None else check_across(trial, entry)
 
 
 def require_sound(trial: Trial, where: str, entry: Mapping[str, Any] | None = None) -> Trial:
@@ -144,7 +147,7 @@ def check_rows(name: str, table: pa.Table, *, run: str, trial: str) -> list[Dama
         return found
     rules = (_identity(name, table, run, trial), _ranges(name, table), _words(name, table), _json(name, table),
              check_counters(name, table), _latency(name, table), _delivery(name, table), _events(name, table),
-             _waits(name, table), _faults(name, table), _checkpoints(name, table))  # fmt: skip
+             _waits(name, table), _faults(name, table), _checkpoints(name, table), check_credit(name, table))  # fmt: skip
     return [damage for rule in rules for damage in rule]
 
 

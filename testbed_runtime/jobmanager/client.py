@@ -9,7 +9,7 @@ from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError, StopRefused
 from testbed_runtime.core.faults.links import logical_name
-from testbed_runtime.core.ids import JOBMANAGER
+from testbed_runtime.core.ids import JOB, JOBMANAGER
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.messages import (
     DISPATCHER,
@@ -29,12 +29,11 @@ POLL_S = 0.05
 
 
 class JobClient:
-    """A client for one job. Calls that wait ask again while the JobManager is unreachable (killed, paused)."""
+    """A client for the job of a testbed. Calls that wait ask again while the JobManager is unreachable (killed, paused)."""
 
-    def __init__(self, rpc: Rpc, jobmanager: Address, *, job: str = "job") -> None:
+    def __init__(self, rpc: Rpc, jobmanager: Address) -> None:
         self._rpc = rpc
         self._jobmanager = jobmanager
-        self._job = job
 
     async def until_registered(self, task_managers: int, *, limit_s: float) -> None:
         """Wait until as many TaskManagers have registered. Raises HeadgateError on timeout."""
@@ -55,7 +54,7 @@ class JobClient:
 
     async def status(self) -> JobStatus:
         """Return the job's status. Raises RecipientUnreachable or AskTimeout while the JobManager does not answer."""
-        reply: JobStatusReply = await self._ask(RequestJobStatus(self._job))
+        reply: JobStatusReply = await self._ask(RequestJobStatus(JOB))
         names = {resource: logical_name(resource) for resource in set(reply.placement.values())}
         return JobStatus(
             state=reply.state,
@@ -76,7 +75,7 @@ class JobClient:
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
         with contextlib.suppress(AskTimeout, RecipientUnreachable):
-            await self._ask(StopWithDrain(self._job), timeout_s=timeout_s)
+            await self._ask(StopWithDrain(JOB), timeout_s=timeout_s)
         while loop.time() < end:
             with contextlib.suppress(AskTimeout, RecipientUnreachable):
                 status = await self.status()

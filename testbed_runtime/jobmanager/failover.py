@@ -10,6 +10,7 @@ from enum import Enum
 from msgspec import Struct
 
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
+from testbed_runtime.core.job.causes import RECOVERED
 from testbed_runtime.core.job.checkpoints import CheckpointFailureReason
 from testbed_runtime.core.job.executiongraph import ExecutionState
 from testbed_runtime.core.job.failover import Task, name_of
@@ -120,9 +121,9 @@ class Failovers:
         """Count the restart of the JobManager as a failover, with the same milestones, or its next leader session (`revoked`: how
         the one before ended)."""
         text = "The JobManager was started again and recovers the job."
-        cause = Cause("JobManagerRestarted", text, "JobManager")
+        cause = Cause(RECOVERED, text, "JobManager")
         if revoked:
-            cause = Cause("Exception", revoked, "JobManager")
+            cause = Cause("Exception", revoked, "JobManager", wait="lease")
         failover = self._begin(cause, list(self._graph.tasks))
         failover.phase = Phase.DEPLOYING
         self._event("failover.cancelled", failover)
@@ -166,6 +167,7 @@ class Failovers:
         ended = self._current.number if self._current is not None else 0
         data = {
             "cause_class": cause.class_name,
+            "wait": cause.kind,
             "task": failed,
             "taskmanager": cause.taskmanager,
             "detector": cause.detector,
@@ -194,6 +196,7 @@ class Failovers:
         failover = self._current = Failover(self.restarts, cause, tasks)
         data = {
             "cause_class": cause.class_name,
+            "wait": cause.kind,
             "region": [name_of(task) for task in tasks],
             "taskmanager": cause.taskmanager,
             "detector": cause.detector,

@@ -21,7 +21,7 @@ class FlowCoordinator:
         self._tasks = tasks
         self._flow = FlowControl.read(services.options)
         self._coordinators: dict[str, Coordinator] = {}
-        self._wishes: dict[tuple[str, str], float] = {}
+        self._wanted_rates: dict[tuple[str, str], float] = {}
         """The rate of each subtask of a source that a vertex behind it wants, by both names."""
         self._known: dict[Task, tuple[str, float | None]] = {}
         """The rate that an attempt of a source has; None: the last one may have been lost."""
@@ -41,16 +41,16 @@ class FlowCoordinator:
         rate = coordinator.report(execution.task, message.report, self._services.clock.now())
         sources = self._sources_of(vertex)
         if rate is not None:
-            self._wish(vertex, sources, rate)
+            self._set_wanted_rate(vertex, sources, rate)
         self._send(sources)
         return Acknowledge()
 
-    def _wish(self, vertex: str, sources: set[str], rate: float) -> None:
+    def _set_wanted_rate(self, vertex: str, sources: set[str], rate: float) -> None:
         """Share the rate among the subtasks of all sources from which this vertex gets records."""
         subtasks = sum(self._graph.vertex(name).parallelism for name in sources)
         share = rate / subtasks if rate > 0 and subtasks else rate
         self._services.event("source.rate", vertex, data={"records_per_second": rate})
-        self._wishes.update({(vertex, name): share for name in sources})
+        self._wanted_rates.update({(vertex, name): share for name in sources})
 
     def _send(self, sources: set[str]) -> None:
         """Tell every subtask its rate, unless its attempt has it."""
@@ -63,8 +63,8 @@ class FlowCoordinator:
 
     def _rate_of(self, source: str) -> float:
         """The smallest rate that a vertex behind the source wants."""
-        wishes = [rate for (_, name), rate in self._wishes.items() if name == source]
-        return min((rate for rate in wishes if rate >= 0), default=UNLIMITED)
+        wanted = [rate for (_, name), rate in self._wanted_rates.items() if name == source]
+        return min((rate for rate in wanted if rate >= 0), default=UNLIMITED)
 
     def _has_rate(self, execution: Execution) -> bool:
         attempt, rate = self._known.get(execution.task, ("", None))

@@ -37,6 +37,8 @@ class Lost(Struct, frozen=True):
     cause_class: str
     limit: Limit = NO_LIMIT
     """The limit that was exceeded."""
+    wait: str = ""
+    """The kind of the wait that its loss ended, if the class does not say it."""
 
 
 class _Due(Struct, frozen=True):
@@ -219,7 +221,7 @@ class HeartbeatSender:
     def _lose(self, watch: _Watch, text: str, cause_class: str, limit: Limit) -> None:
         self._record(watch, watch.monitor.last_seen, limit, Outcome.EXPIRED, text)
         self.unwatch(watch.taskmanager)
-        self._on_lost(Lost(watch.taskmanager, text, cause_class, limit))
+        self._on_lost(Lost(watch.taskmanager, text, cause_class, limit, "heartbeat"))
 
     def _record(self, watch: _Watch, since: float, limit: Limit, outcome: Outcome, cause: str) -> None:
         """Record a wait for a heartbeat that ends now. Those that are answered in good time are not recorded."""

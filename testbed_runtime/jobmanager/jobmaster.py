@@ -225,15 +225,16 @@ class JobMaster:
             self._finish("CANCELED", self._state.cause.text)
         elif self.state == "FAILING":
             cause = self._state.cause
-            text = f"Recovery is suppressed by {self._failovers.strategy.text}; caused by {cause.class_name}: {cause.text}"
-            self._finish("FAILED", text)
+            root = f"{cause.class_name}: {cause.text}"
+            text = f"Recovery is suppressed by {self._failovers.strategy.text}; caused by {root}"
+            self._finish("FAILED", text, root=root)
         elif self.graph.all_in(_S.FINISHED):
             self._state.cause = NO_CAUSE
             self._reports.commit_held()
             self._finish("FINISHED", "")
 
-    def _finish(self, state: str, text: str) -> None:
-        self._state.to(state, text=text)
+    def _finish(self, state: str, text: str, *, root: str = "") -> None:
+        self._state.to(state, text=text, root=root)
         self._checkpoints.abort(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)
         self._scheduler.close()
         self._failovers.abandon()
@@ -266,7 +267,9 @@ class JobMaster:
         if execution is None:
             return Acknowledge(False, NOT_FOUND.format(message.attempt))
         lost = message.lost_taskmanager
-        cause = Cause(message.cause_class, message.cause, "Task", lost, connection_lost=bool(lost))
+        cause = Cause(
+            message.cause_class, message.cause, "Task", lost, connection_lost=bool(lost), wait=message.wait
+        )
         if execution.state is _S.CANCELING and message.state in ("FAILED", "CANCELED"):
             self._failovers.suspect(cause)
             self._cancelled(execution.task)
@@ -316,7 +319,8 @@ class JobMaster:
     def _on_checkpoints_failed(self, text: str) -> None:
         """Too many checkpoints failed: the whole job restarts."""
         if self.state == "RUNNING":
-            self._failovers.restart(self.graph.tasks, Cause("FlinkRuntimeException", text, "JobMaster"))
+            cause = Cause("FlinkRuntimeException", text, "JobMaster", wait="checkpoint")
+            self._failovers.restart(self.graph.tasks, cause)
 
     async def _on_restart_due(self, message: RestartDue) -> None:
         del message
@@ -362,7 +366,7 @@ class JobMaster:
         self._check_leader(message.leader)
         taskmanager = TaskManagerID.parse(message.resource_id)
         if self._executors.session(taskmanager) == message.session:
-            lost = Lost(taskmanager, message.cause, message.cause_class)
+            lost = Lost(taskmanager, message.cause, message.cause_class, wait=message.wait)
             self._taskmanager_lost(lost, "TaskManager", gone=True)
         return Acknowledge()
 
@@ -388,7 +392,7 @@ class JobMaster:
             return
         self.heartbeats.unwatch(lost.taskmanager)
         self._scheduler.lose(lost.taskmanager, lost.text)
-        cause = Cause(lost.cause_class, lost.text, detector, str(lost.taskmanager))
+        cause = Cause(lost.cause_class, lost.text, detector, str(lost.taskmanager), wait=lost.wait)
         for execution in self.graph.executions:
             if execution.taskmanager != lost.taskmanager or execution.state.terminal:
                 continue
@@ -423,4 +427,4 @@ class JobMaster:
             f"Execution {missing.attempt} is unexpectedly no longer running on task executor {taskmanager}."
         )
         self.heartbeats.record_missing(taskmanager, missing.since, text)
-        self._fail(execution.task, Cause("FlinkException", text, "JobMaster"))
+        self._fail(execution.task, Cause("FlinkException", text, "JobMaster", wait="heartbeat"))

@@ -37,7 +37,7 @@ class KeptCheckpoint(Struct, frozen=True):
         latest = await store.latest(jobs[-1].job) if jobs else None
         if latest is None:
             hint = f"set {RETENTION} to RETAIN_ON_CANCELLATION in the run"
-            raise UserError(folder, "holds no checkpoint", hint)
+            raise UserError(folder, "contains no checkpoint", hint)
         return cls(blobs, jobs[-1], latest)
 
     @classmethod

@@ -310,8 +310,14 @@ class Scheduler:
                 self._tasks.deployments.acknowledge(message.attempt, execution.taskmanager, now)
             return
         owner = str(execution.taskmanager or "")
+        expired = not (message.unreachable or message.refused)
         cause = Cause(
-            message.class_name, message.text, "JobMaster", owner, connection_lost=message.unreachable
+            message.class_name,
+            message.text,
+            "JobMaster",
+            owner,
+            connection_lost=message.unreachable,
+            wait="deployment" if expired else "",
         )
         if execution.state is not _S.CANCELING:
             if message.refused and execution.slot is not None:

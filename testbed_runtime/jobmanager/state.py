@@ -29,12 +29,14 @@ class JobState:
     def terminal(self) -> bool:
         return self.name in TERMINAL_JOB_STATES
 
-    def to(self, name: str, *, text: str = "") -> None:
-        """Change the state and record it."""
+    def to(self, name: str, *, text: str = "", root: str = "") -> None:
+        """Change the state and record it. `root`: the cause within a text that wraps it."""
         if name == self.name:
             return
         cause = NO_CAUSE if name in ("RUNNING", "FINISHED") else self.cause
         data = {"from": self.name, "to": name, "cause_class": cause.class_name}
+        if cause is not NO_CAUSE:
+            data |= {"wait": cause.kind, "root": root}
         self.name = name
         self._services.event("job.state", self._job, text=text or cause.text, data=data)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.causes import ended_wait
 from testbed_runtime.core.job.deployments import Deployments
 from testbed_runtime.core.job.executiongraph import ExecutionGraph, ExecutionState
 from testbed_runtime.core.job.failover import Task, name_of
@@ -24,6 +25,13 @@ class Cause(Struct, frozen=True):
     """ResourceID of the TaskManager that caused it, if it is known."""
     connection_lost: bool = False
     """The connection to `taskmanager` failed, so it may be dead."""
+    wait: str = ""
+    """The kind of the wait that it ended, if the class does not say it."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the wait that it ended."""
+        return ended_wait(self.class_name, self.wait or ("connection" if self.connection_lost else ""))
 
 
 NO_CAUSE = Cause("", "", "")

@@ -93,7 +93,7 @@ async def fetch(api: Api, namespace: str, path: str) -> dict[str, bytes]:
     first = await _part(api, namespace, name)
     count = (first.get("data") or {}).get(PARTS, "")
     if not count.isdecimal() or not 0 < int(count) <= MAX_PARTS:
-        raise HeadgateError(f"ConfigMap {name} is no part of a kept checkpoint")
+        raise HeadgateError(f"ConfigMap {name} is not part of a kept checkpoint")
     found = [first, *[await _part(api, namespace, _part_name(name, n)) for n in range(1, int(count))]]
     return unpack([base64.b64decode((part.get("binaryData") or {}).get(PART, "")) for part in found])
 

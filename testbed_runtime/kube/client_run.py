@@ -77,9 +77,9 @@ def events_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[p.Pro
     message = str(after.get("message") or "")
     if message and message != before.get("message"):
         evaluating = after.get("phase") == EVALUATING
-        found.append(p.Evaluating(f"  {message}") if evaluating else p.Happened(trial, message))
+        found.append(p.Evaluating(f"  {message}") if evaluating else p.Happened(message))
     if trial and _numbers(after) != _numbers(before):
-        found.append(_sample(trial, phase, after))
+        found.append(_sample(after))
     known = {t["name"] for t in before.get("trials") or ()}
     found += [_trial_ended(t) for t in after.get("trials") or () if t["name"] not in known]
     if after.get("phase") == EVALUATING and before.get("phase") != EVALUATING:
@@ -91,10 +91,8 @@ def _numbers(status: Mapping[str, Any]) -> tuple[Any, Any]:
     return status.get("remainingSeconds"), status.get("jobState")
 
 
-def _sample(trial: str, phase: str, status: Mapping[str, Any]) -> p.Sample:
+def _sample(status: Mapping[str, Any]) -> p.Sample:
     return p.Sample(
-        trial=trial,
-        phase=phase,
         remaining_s=status.get("remainingSeconds"),
         job_state=str(status.get("jobState") or ""),
         running_tasks=0,

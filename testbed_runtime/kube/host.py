@@ -207,7 +207,7 @@ class KubeTestbedHost:
                 return
             if waits != reported:
                 reported = waits
-                self._progress.on_event(Happened(context.trial, f"testbed {name}: {waits}"))
+                self._progress.on_event(Happened(f"testbed {name}: {waits}"))
             if loop.time() >= end:
                 raise HeadgateError(f"the Testbed {name} was not ready within {READY_LIMIT_S:g} s: {waits}")
             await asyncio.sleep(POLL_S)
@@ -240,7 +240,7 @@ class KubeTestbedHost:
                 f"Testbed {name} or its pods still exist {GONE_LIMIT_S:g} s after its deletion: {', '.join(stay)}"
             )
         left = ", ".join(pod.name for pod in pods)
-        self._progress.on_event(Happened("", f"left until their node returns or is removed: {left}"))
+        self._progress.on_event(Happened(f"left until their node returns or is removed: {left}"))
 
     async def _is_gone(self, name: str, *, pods: bool = False) -> bool:
         found = await self._get(name)
@@ -259,7 +259,7 @@ class KubeTestbedHost:
         try:
             await self._api.delete(naming.API_VERSION, "Testbed", self._run.namespace, name)
         except HeadgateError as error:
-            self._progress.on_event(Happened("", f"deleting the Testbed {name}: {error}"))
+            self._progress.on_event(Happened(f"deleting the Testbed {name}: {error}"))
 
     def _address_of(self, testbed: str) -> AddressOf:
         namespace = self._run.namespace

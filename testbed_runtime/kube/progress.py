@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -39,7 +39,7 @@ from testbed_runtime.checking.answer import prices
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Price, Recovery, Round, TrialRecovery
-from testbed_runtime.kube.api import ApiError
+from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.kube.manifests import config_map
 from testbed_runtime.report.answer import headline
 from testbed_runtime.runner import progress as p
@@ -65,12 +65,6 @@ MAX_CAUSE = 300
 REPORT_TEXTS = ("verdict.json", "manifest.json", "junit.xml", "report.md", COMPARISON_FILE, RECOVERY_FILE)
 """The most important file is first: there is always room for it."""
 PAGE = "report.html"
-
-
-class Writer(Protocol):
-    """The part of kube.api that this module needs."""
-
-    async def apply(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]: ...
 
 
 class RunStatus:
@@ -221,7 +215,7 @@ class StatusProgress:
 
     def __init__(
         self,
-        api: Writer,
+        api: Api,
         run: Run,
         *,
         before: RunReport | None = None,
@@ -246,9 +240,9 @@ class StatusProgress:
         """Write the final report. Raises HeadgateError if that fails for LAST_LIMIT_S."""
         await self.close()
         self.status.complete(verdict, reason=reason, text=text, **more)
-        await self.insist(self._manifest())
+        await self.write_with_retries(self._manifest())
 
-    async def insist(self, manifest: Mapping[str, Any]) -> None:
+    async def write_with_retries(self, manifest: Mapping[str, Any]) -> None:
         """Write a manifest with retries. Raises HeadgateError after LAST_LIMIT_S, and at once if the content is rejected."""
         loop = asyncio.get_running_loop()
         end = loop.time() + LAST_LIMIT_S
@@ -259,7 +253,7 @@ class StatusProgress:
                 if loop.time() >= end or (isinstance(error, ApiError) and error.status in REFUSED):
                     raise
                 if self._also is not None:
-                    self._also.on_event(p.Happened("", f"not written yet: {error}"))
+                    self._also.on_event(p.Happened(f"not written yet: {error}"))
                 await asyncio.sleep(RETRY_S)
             else:
                 return

@@ -16,7 +16,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, TestbedDisrupted
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import POD_BACKEND
-from testbed_runtime.core.ids import JOB, JOBMANAGER, PROXY, STORE
+from testbed_runtime.core.ids import JOBMANAGER, PROXY, STORE
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.faults.fanout import PACKETS, Agent
@@ -318,4 +318,4 @@ class KubeTestbed:
     def _jobs(self) -> JobClient:
         if self._rpc is None:
             raise HeadgateError("the testbed is closed")
-        return JobClient(self._rpc, self._access.address(JOBMANAGER, naming.JOBMANAGER_PORT), job=JOB)
+        return JobClient(self._rpc, self._access.address(JOBMANAGER, naming.JOBMANAGER_PORT))

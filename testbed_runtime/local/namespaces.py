@@ -134,7 +134,7 @@ def sweep() -> list[str]:
 
 
 def _free_base() -> str:
-    taken = _ip_output("-j", "addr") + _ip_output("-j", "route")
+    taken = _run_ip("-j", "addr").stdout + _run_ip("-j", "route").stdout
     for half in NETWORKS:
         for third in (os.getpid() % 256, (os.getpid() + 1) % 256):
             base = f"{half}.{third}"
@@ -151,7 +151,7 @@ def _namespaces() -> list[str]:
 
 
 def _bridges() -> list[str]:
-    return [str(link.get("ifname", "")) for link in json.loads(_ip_output("-j", "link") or "[]")]
+    return [str(link.get("ifname", "")) for link in json.loads(_run_ip("-j", "link").stdout or "[]")]
 
 
 def _must(*arguments: str) -> None:
@@ -165,24 +165,17 @@ def _must(*arguments: str) -> None:
 def _ip(*arguments: str) -> str:
     """Run `ip`. Return what went wrong; empty if nothing did."""
     try:
-        done = subprocess.run(  # noqa: S603 - the system's own tool
-            ["ip", *arguments],  # noqa: S607
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_LIMIT_S,
-            check=False,
-        )
+        done = _run_ip(*arguments)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return "" if done.returncode == 0 else (done.stderr.strip() or f"exit code {done.returncode}")
 
 
-def _ip_output(*arguments: str) -> str:
-    done = subprocess.run(  # noqa: S603 - the system's own tool
+def _run_ip(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603 - the system's own tool
         ["ip", *arguments],  # noqa: S607
         capture_output=True,
         text=True,
         timeout=COMMAND_LIMIT_S,
         check=False,
     )
-    return done.stdout

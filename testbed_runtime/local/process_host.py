@@ -145,7 +145,7 @@ class LocalProcessHost:
         """Raise HeadgateError if the supervisor or one of these processes is gone and Headgate did not end it."""
         supervisor = self._supervisor
         if supervisor is not None and supervisor.exit_code is not None:
-            raise HeadgateError(lost(SUPERVISOR, supervisor.exit_code, supervisor.last_words()))
+            raise HeadgateError(lost(SUPERVISOR, supervisor.exit_code, supervisor.end_of_log()))
         try:
             states = await self.refresh()
         except Unreachable:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.model import Fault
-from testbed_runtime.core.ids import JOB, JOBMANAGER, PROXY, RECORDER, RUNNER, SUPERVISOR, role_of
+from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, RUNNER, SUPERVISOR, role_of
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.faults.registry import LOCAL, Capabilities
@@ -279,7 +279,7 @@ class LocalTestbed:
     def _jobs(self) -> JobClient:
         if self._rpc is None:
             raise HeadgateError("the testbed is closed")
-        return JobClient(self._rpc, self._jobmanager, job=JOB)
+        return JobClient(self._rpc, self._jobmanager)
 
 
 class LocalTestbedHost:

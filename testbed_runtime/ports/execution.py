@@ -29,5 +29,5 @@ class Cpu(Protocol):
 
     async def spend(self, seconds: float) -> None: ...
 
-    async def breathe(self) -> None:
+    async def yield_control(self) -> None:
         """Yield to other tasks of the loop. A task calls it for each buffer."""

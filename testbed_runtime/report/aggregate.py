@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import mean, median
 from typing import Any
 
 from msgspec import Struct
 
+from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, TrialRecovery
 from testbed_runtime.report import words
 from testbed_runtime.report.answer import costly, typical_prices
@@ -15,7 +16,6 @@ from testbed_runtime.report.model import TrialView
 
 VALUES_SHOWN = 3
 """Different measured values that a merged row lists."""
-Row = Mapping[str, Any]
 
 
 def expectations(items: Sequence[Row]) -> list[dict[str, Any]]:

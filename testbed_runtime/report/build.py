@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.metrics import (
     LOWER_BOUNDS,
     METRICS,
@@ -31,7 +32,6 @@ from testbed_runtime.report.model import (
 )
 
 LATENCY_QUANTILES = (0.5, 0.95, 0.99)
-Row = Mapping[str, Any]
 
 
 def build(

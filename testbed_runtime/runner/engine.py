@@ -220,12 +220,12 @@ class Runner:
                 text = (
                     f"every comparison is decided after {looked} trials of each variant: the run stops early"
                 )
-                self.progress.on_event(Happened(manifest.trials[-1]["trial"], text))
+                self.progress.on_event(Happened(text))
                 await manifest.keep(self.folder)
                 return
             if self.control.suspended:
                 text = "suspended: no other trial starts until the run is resumed"
-                self.progress.on_event(Happened(trial.trial, text))
+                self.progress.on_event(Happened(text))
             await self.control.wait_resumed()
             self.progress.on_event(TrialStarted(trial.trial, number, trial.planned_s))
             await self._run_attempts(trial, manifest)
@@ -238,7 +238,7 @@ class Runner:
         try:
             rows = await self.evaluator.evaluate(str(self.folder.path), trials) if trials else []
         except HeadgateError as error:
-            self.progress.on_event(Happened(manifest.trials[-1]["trial"], f"not evaluated: {error}"))
+            self.progress.on_event(Happened(f"not evaluated: {error}"))
             return False
         return bool(trials) and judge.is_decided(manifest.data, rows)
 
@@ -298,7 +298,7 @@ class Runner:
                 await step
         except Exception as error:
             text = f"{what}: {words_of(error)}"
-            self.progress.on_event(Happened(entry["trial"], text))
+            self.progress.on_event(Happened(text))
             entry["error"] = entry["error"] or text
 
 

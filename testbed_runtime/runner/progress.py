@@ -37,8 +37,6 @@ class PhaseEntered(Struct, frozen=True):
 class Sample(Struct, frozen=True):
     """The current state of the job."""
 
-    trial: str
-    phase: str
     remaining_s: float | None
     job_state: str
     running_tasks: int
@@ -52,14 +50,12 @@ class Sample(Struct, frozen=True):
 class Happened(Struct, frozen=True):
     """A message for the user: a fault was injected or healed, the job changed its state, the trial became void."""
 
-    trial: str
     text: str
 
 
 class FaultChanged(Struct, frozen=True):
     """A fault began, or ended."""
 
-    trial: str
     fault: str
     kind: str
     ends_in_s: float | None

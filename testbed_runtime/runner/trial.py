@@ -373,8 +373,6 @@ class TrialRun:
         rate = self._rate.update(status.counters.get("records_in", 0.0), now)
         self.progress.on_event(
             Sample(
-                trial=self.plan.trial,
-                phase=self._schedule.phase,
                 remaining_s=self._schedule.remaining(now),
                 job_state=status.state,
                 running_tasks=status.running_tasks,
@@ -398,7 +396,7 @@ class TrialRun:
             raise HeadgateError(self._lost)
 
     def _fault_changed(self, name: str, ends_in_s: float | None) -> None:
-        self.progress.on_event(FaultChanged(self.plan.trial, name, self._faults[name].kind, ends_in_s))
+        self.progress.on_event(FaultChanged(name, self._faults[name].kind, ends_in_s))
 
     def _report(self, text: str) -> None:
-        self.progress.on_event(Happened(self.plan.trial, text))
+        self.progress.on_event(Happened(text))

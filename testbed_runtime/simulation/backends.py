@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
-from testbed_runtime.core.faults.links import owners_of
-from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.faults.backend import FaultRequest, Measurement, Unreachable, require_running
 from testbed_runtime.faults.channel.process import BASE
+from testbed_runtime.faults.process.backend import target_names
 from testbed_runtime.ports.network import Address
 from testbed_runtime.simulation.processes import Processes
 
@@ -62,13 +61,13 @@ class SimProcessBackend:
         self._hit: dict[str, dict[str, int]] = {}
 
     async def prepare(self, request: FaultRequest) -> None:
-        found = {name: self._processes.get(name) for name in _names(request)}
+        found = {name: self._processes.get(name) for name in target_names(request)}
         require_running(name for name, process in found.items() if process is None)
         self._hit[request.fault_id] = {n: p.incarnation for n, p in found.items() if p is not None}
 
     async def apply(self, request: FaultRequest) -> float:
         act = self._processes.kill if request.fault.kind.endswith(".kill") else self._processes.pause
-        for name in _names(request):
+        for name in target_names(request):
             act(name)
         return asyncio.get_running_loop().time()
 
@@ -100,7 +99,3 @@ class SimProcessBackend:
     def _state(self, name: str, incarnation: int) -> str:
         process = self._processes.get(name)
         return "gone" if process is None or process.incarnation != incarnation else process.state
-
-
-def _names(request: FaultRequest) -> tuple[str, ...]:
-    return (JOBMANAGER,) if request.fault.kind.startswith("jobmanager.") else owners_of(request.targets)

@@ -100,7 +100,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._paused: set[str] = set()
         self._dead: set[str] = set()
         self._owned: dict[str, weakref.WeakSet[asyncio.Task[Any]]] = {}
-        self._buried: list[asyncio.Task[Any]] = []
+        self._killed_tasks: list[asyncio.Task[Any]] = []
 
     def time(self) -> float:
         return self._now
@@ -124,13 +124,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._dead.add(process)
         self._paused.discard(process)
         self._held.pop(process, None)
-        self._buried += self._owned.pop(process, ())
+        self._killed_tasks += self._owned.pop(process, ())
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:
         task = super().create_task(coro, name=name, context=context)
         process = PROCESS.get() if context is None else context.get(PROCESS, "")
         if process in self._dead:
-            self._buried.append(task)
+            self._killed_tasks.append(task)
         elif process:
             self._owned.setdefault(process, weakref.WeakSet()).add(task)
         return task
@@ -244,10 +244,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _write_to_self(self) -> None:
         return None
 
-    def bury(self) -> None:
+    def close_leftovers(self) -> None:
         """Drop everything that is left after the end, silently and without running the loop."""
-        left = [*self._buried, *asyncio.all_tasks(self)]
-        self._buried.clear()
+        left = [*self._killed_tasks, *asyncio.all_tasks(self)]
+        self._killed_tasks.clear()
         for task in left:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined] # noqa: SLF001 - it is pending on purpose
@@ -302,7 +302,7 @@ def _run(main: Coroutine[Any, Any, T], start_s: float) -> T:
         return loop.run_until_complete(main)
     finally:
         _end_tasks(loop)
-        loop.bury()
+        loop.close_leftovers()
         asyncio.set_event_loop(None)
         loop.close()
 
@@ -311,8 +311,8 @@ def _end_tasks(loop: VirtualLoop) -> None:
     """Cancel all remaining tasks, including those of paused processes, and let them end within a limit."""
     for process in sorted(loop._paused):  # noqa: SLF001 - own class
         loop.resume(process)
-    buried = set(loop._buried)  # noqa: SLF001
-    tasks = [task for task in asyncio.all_tasks(loop) if task not in buried]
+    killed = set(loop._killed_tasks)  # noqa: SLF001
+    tasks = [task for task in asyncio.all_tasks(loop) if task not in killed]
     for task in tasks:
         task.cancel()
     try:

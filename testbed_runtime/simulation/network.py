@@ -31,7 +31,7 @@ from testbed_runtime.transport.simulated import LOOPBACK_LATENCY_S, LinkProfile,
 BEFORE_LIMIT_S = 0.5
 
 
-class Weather:
+class RpcConditions:
     """Network conditions of RPC messages: latency by link, and links on which they wait. Used by the Switchboard."""
 
     def __init__(self) -> None:
@@ -56,11 +56,15 @@ class SimNetworkBackend:
     """A `faults.backend.Backend`; what the `proxy` is on a real machine."""
 
     def __init__(
-        self, fabric: SimulatedFabric, switchboard: Switchboard, weather: Weather, processes: Processes
+        self,
+        fabric: SimulatedFabric,
+        switchboard: Switchboard,
+        conditions: RpcConditions,
+        processes: Processes,
     ) -> None:
         self._fabric = fabric
         self._switchboard = switchboard
-        self._weather = weather
+        self._rpc_conditions = conditions
         self._processes = processes
         self._rules: dict[str, Rule] = {}
         self._paths: dict[str, list[_Path]] = {}
@@ -76,7 +80,7 @@ class SimNetworkBackend:
         rule = rule_of(request)
         self._rules[request.rule_id] = rule
         if PLANE_RPC in rule.planes:
-            self._weather.rules[request.rule_id] = rule
+            self._rpc_conditions.rules[request.rule_id] = rule
         self._reshape()
         return asyncio.get_running_loop().time()
 
@@ -88,7 +92,7 @@ class SimNetworkBackend:
 
     async def remove(self, request: FaultRequest) -> None:
         self._rules.pop(request.rule_id, None)
-        self._weather.rules.pop(request.rule_id, None)
+        self._rpc_conditions.rules.pop(request.rule_id, None)
         self._reshape()
         self._switchboard.release()
 

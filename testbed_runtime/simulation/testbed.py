@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.model import Fault
-from testbed_runtime.core.ids import JOB, JOBMANAGER, RUNNER
+from testbed_runtime.core.ids import JOBMANAGER, RUNNER
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.livecounters import LiveCounters
 from testbed_runtime.core.options import Options
@@ -39,7 +39,7 @@ from testbed_runtime.simulation.backends import (
     SimPeers,
     SimProcessBackend,
 )
-from testbed_runtime.simulation.network import SimNetworkBackend, Weather
+from testbed_runtime.simulation.network import RpcConditions, SimNetworkBackend
 from testbed_runtime.simulation.processes import (
     BOOT_ID,
     JOBMANAGER_ADDRESS,
@@ -87,9 +87,9 @@ class SimTestbed:
         self._outputs = run_folder / OUTPUTS / context.trial
         self._records = MemoryHistory(run=context.run, trial=context.trial, boot_id=BOOT_ID)
         network: Random = SeededRandom(context.seed).stream("network")
-        self._weather = Weather()
+        self._rpc_conditions = RpcConditions()
         self._pace = pace_of(plan.job)
-        switchboard = Switchboard(self._weather.latency_s)
+        switchboard = Switchboard(self._rpc_conditions.latency_s)
         self._blobs = MemoryBlobStore()
         world = World(
             options=Options(plan.configuration, flink_version=plan.flink_version),
@@ -109,7 +109,7 @@ class SimTestbed:
         self.agent = FaultAgent(
             {
                 "channel": ChannelBackend(InProcessControl(self.processes), peers),
-                "proxy": SimNetworkBackend(world.fabric, switchboard, self._weather, self.processes),
+                "proxy": SimNetworkBackend(world.fabric, switchboard, self._rpc_conditions, self.processes),
                 "supervisor": SimProcessBackend(self.processes),
             },
             SIMULATION,
@@ -119,7 +119,7 @@ class SimTestbed:
         self._status: JobStatus | None = None
         self._asked_at = self._counted_at = -math.inf
         self._rpc = MemoryRpc(RUNNER, switchboard, flink_version=plan.flink_version)
-        self._client = JobClient(self._rpc, JOBMANAGER_ADDRESS, job=JOB)
+        self._client = JobClient(self._rpc, JOBMANAGER_ADDRESS)
         self._sealed = False
 
     async def open(self) -> None:

@@ -64,11 +64,11 @@ class HttpBlobStore:
         self._on_fenced = on_fenced
         self.epoch = 0
 
-    async def take_over(self, epoch: int = 0, *, limit_s: float = START_LIMIT_S) -> int:
+    async def take_over(self, epoch: int = 0) -> int:
         """Write as the newest JobManager from now on; the previous one is fenced. Waits for a store that is still starting.
 
         `epoch` is this JobManager's number (0: the next one). Raises Fenced when a larger number has taken over before."""
-        answer = await self._call("POST", f"{EPOCH}?epoch={epoch}", limit_s=limit_s)
+        answer = await self._call("POST", f"{EPOCH}?epoch={epoch}", limit_s=START_LIMIT_S)
         self.epoch = int(msgspec.json.decode(answer)["epoch"])
         return self.epoch
 

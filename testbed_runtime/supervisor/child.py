@@ -185,7 +185,7 @@ class Child:
         except OSError:
             return ""
 
-    def last_words(self) -> str:
+    def end_of_log(self) -> str:
         """Return the end of its log: a short message as it is; for a stack trace, its last line and the path of the log."""
         tail = self.stderr_tail()
         if TRACE not in tail and not tail.startswith('File "'):
@@ -193,7 +193,7 @@ class Child:
         return f"{tail.splitlines()[-1]} (stack trace in {self._log})"
 
     def _because(self) -> str:
-        words = self.last_words()
+        words = self.end_of_log()
         code = "" if self.exit_code is None else f" (exit code {self.exit_code})"
         return f"{code}: {words}" if words else code
 

@@ -201,7 +201,7 @@ class Supervisor:
             state=child.state,
             ready=child.ready,
             exit_code=child.exit_code,
-            stderr_tail=child.last_words() if child.exit_code else "",
+            stderr_tail=child.end_of_log() if child.exit_code else "",
             asked=child.asked_to_end,
         )
 
@@ -305,7 +305,7 @@ class Supervisor:
             },
         )
         if not child.asked_to_end:
-            words = child.last_words()
+            words = child.end_of_log()
             self.on_lost(f"{child.name} ended with {code}" + (f": {words}" if words else ""))
         spec = self._specs.get(child.name)
         lost = (

@@ -154,12 +154,15 @@ class NetworkEnvironment:
         Raises FlinkError IOException when there are too few buffers, or the file of a blocking result cannot be opened."""
         file = self.open_file("a blocking result") if descriptor.blocking else None
         required, maximum = result_partition_buffers(
-            descriptor.subpartitions, self._exclusive, self._floating
+            descriptor.subpartitions,
+            self._exclusive,
+            self._floating,
+            bounded=descriptor.bounded or descriptor.blocking,
         )
         most = self.options.integer("taskmanager.network.memory.max-buffers-per-channel")
         pool = self.pool.create_buffer_pool(
             required,
-            maximum if descriptor.bounded or descriptor.blocking else MAX_INT,
+            maximum,
             subpartitions=descriptor.subpartitions,
             max_buffers_per_channel=most if descriptor.bounded else MAX_INT,
             max_overdraft=self.options.integer("taskmanager.network.memory.max-overdraft-buffers-per-gate"),

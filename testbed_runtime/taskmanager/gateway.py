@@ -99,10 +99,11 @@ class StateReports:
                 self._refused(report, FlinkError(error.class_name, error.message))
             except AskTimeout as error:
                 wait.end(Outcome.EXPIRED)
-                self._refused(report, FlinkError(error.class_name, str(error)))
+                self._refused(report, FlinkError(error.class_name, str(error), wait="jobmanager"))
             except RecipientUnreachable as error:
                 wait.end(Outcome.FAILED, cause=str(error))
-                self._refused(report, FlinkError("RecipientUnreachableException", str(error)))
+                failure = FlinkError("RecipientUnreachableException", str(error), wait="jobmanager")
+                self._refused(report, failure)
             else:
                 wait.end(at_least_s=0.0 if wait.kind == "failure-report" else SLOW_ANSWER_S)
                 if isinstance(answer, Acknowledge) and not answer.accepted:

@@ -78,7 +78,7 @@ class IterationHeadTask(StreamTask):
         for records in batches:
             stamp_path(records, run.subtask.vertex, run.subtask.subtask)
             await run.output.emit(records, only=self._step)
-            await run.services.cpu.breathe()
+            await run.services.cpu.yield_control()
 
     async def _on_end_of_data(self) -> None:
         if self._run.input.received_end_of_data:
@@ -96,7 +96,7 @@ class IterationHeadTask(StreamTask):
         final = self._loop.solution.batches() if self._is_delta else self._take_result().batches()
         for records in final:
             await run.output.emit(records, only=self._final)
-            await run.services.cpu.breathe()
+            await run.services.cpu.yield_control()
         run.output.notify_end_of_data(drain=True)
         await super()._finish()
 

@@ -149,7 +149,8 @@ class PartitionRequests:
             self._on_verdict(FlinkError(error.class_name, error.message))
             return
         except RecipientUnreachable as error:
-            self._on_verdict(FlinkError("RecipientUnreachableException", str(error)))
+            failure = FlinkError("RecipientUnreachableException", str(error), wait="jobmanager")
+            self._on_verdict(failure)
             return
         verdict = judge_producer(state, partition, producer)
         if verdict is not None:

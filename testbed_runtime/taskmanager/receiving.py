@@ -104,7 +104,7 @@ class Receiving:
         self._processed += len(records)
         self._processing_s += self._run.now() - begin
         self._waited_s = waited_s
-        await self._run.services.cpu.breathe()
+        await self._run.services.cpu.yield_control()
 
     def _report(self) -> None:
         """Report the interval. While the last report is on its way, wait: the next one covers both intervals."""

@@ -175,7 +175,8 @@ class SourceTask:
             )
         except (AskTimeout, RecipientUnreachable, RemoteFailure) as error:
             text = f"Requesting the next input split failed: {error}"
-            raise FlinkError("InputSplitProviderException", text) from error
+            wait = "" if isinstance(error, RemoteFailure) else "jobmanager"
+            raise FlinkError("InputSplitProviderException", text, wait=wait) from error
         if split.number == NO_SPLIT:
             return False
         self.source.limit = (index + 1) * size
@@ -195,7 +196,7 @@ class SourceTask:
         await self._emit(records)
         if run.work is not None:
             await run.work.pay()
-        await run.services.cpu.breathe()
+        await run.services.cpu.yield_control()
 
     async def _emit(self, records: Records) -> None:
         """Write the records that were taken last."""

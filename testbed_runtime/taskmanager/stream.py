@@ -133,7 +133,7 @@ class StreamTask:
                 if run.work is not None:
                     await run.work.pay()
                 if isinstance(item[1], list) and run.input.is_available:
-                    await run.services.cpu.breathe()
+                    await run.services.cpu.yield_control()
             await self._finish()
         finally:
             if self._receiving is not None:
@@ -251,7 +251,7 @@ class StreamTask:
             position += len(part)
             await self._operate(partial(self.operator.process, part), len(part))
             if position < len(records):
-                await run.services.cpu.breathe()
+                await run.services.cpu.yield_control()
 
     def _note_dropped(self) -> None:
         if self.operator is not None and self.operator.drops and not self._dropped:

@@ -303,9 +303,9 @@ class Task:
         try:
             await self._gateway.ask(NotifyPartitionDataAvailable(partition))
         except (AskTimeout, RecipientUnreachable, RemoteFailure) as error:
-            self.fail(
-                FlinkError("TimeoutException", f"The first record of {partition} is not known: {error}")
-            )
+            text = f"The first record of {partition} is not known: {error}"
+            wait = "" if isinstance(error, RemoteFailure) else "jobmanager"
+            self.fail(FlinkError("TimeoutException", text, wait=wait))
 
     async def _register_partitions(self) -> None:
         """Register the partitions. A fault may hold that up, and with it everything that the task does next."""
@@ -434,5 +434,6 @@ class Task:
                 cause=failure.message if failure else "",
                 failed_partition=self._failed_partition if failure else "",
                 lost_taskmanager=failure.lost_taskmanager if failure else "",
+                wait=failure.wait if failure else "",
             )
         )

@@ -375,7 +375,7 @@ class TaskExecutor:
         text = f"The heartbeat of JobManager with id {connection.gateway.leader} timed out."
         self._note(text)
         lost = self._scope.away(JOBMASTER_NAME, connection.watch.last_seen)
-        self._reconnect(connection, FlinkError("TimeoutException", text), lost=lost)
+        self._reconnect(connection, FlinkError("TimeoutException", text, wait="heartbeat"), lost=lost)
 
     def _reconnect(self, connection: JobConnection, cause: FlinkError, *, lost: OpenWait | None) -> None:
         """Disconnect from a JobMaster: the job's tasks fail. Connect again, and offer the slots again, as Flink does."""
@@ -395,7 +395,12 @@ class TaskExecutor:
         """Close a connection, and tell the JobMaster."""
         gateway = connection.gateway
         message = DisconnectTaskManager(
-            gateway.resource_id, gateway.leader, connection.session, cause.class_name, cause.message
+            gateway.resource_id,
+            gateway.leader,
+            connection.session,
+            cause.class_name,
+            cause.message,
+            cause.wait,
         )
         connection.stop_watching()
         self._keeper.spawn(connection.close(), f"close-job-connection:{connection.job}")

@@ -100,7 +100,7 @@ class SleepingCpu:
     async def spend(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    async def breathe(self) -> None:
+    async def yield_control(self) -> None:
         await _turn()
 
 

@@ -5,15 +5,26 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.versions import LATEST
 from testbed_runtime.ports.execution import Cpu
 from testbed_runtime.ports.interception import CallInterceptor
 from testbed_runtime.ports.network import PLANE_RPC, Address, Resolver
 from testbed_runtime.ports.rpc import Handler, RemoteFailure
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.transport.mailbox import Ask, Endpoints, timed_out, unreachable
+
+
+class EndpointOptions(TypedDict, total=False):
+    """The options of every Rpc."""
+
+    resolver: Resolver | None
+    flink_version: str
+    cpu: Cpu | None
+    interceptor: CallInterceptor | None
+    history: HistorySink | None
 
 
 class EndpointRpc(ABC):
@@ -23,11 +34,11 @@ class EndpointRpc(ABC):
         self,
         name: str,
         *,
-        resolver: Resolver | None,
-        flink_version: str,
-        cpu: Cpu | None,
-        interceptor: CallInterceptor | None,
-        history: HistorySink | None,
+        resolver: Resolver | None = None,
+        flink_version: str = LATEST,
+        cpu: Cpu | None = None,
+        interceptor: CallInterceptor | None = None,
+        history: HistorySink | None = None,
     ) -> None:
         self.name = name
         self.history = history

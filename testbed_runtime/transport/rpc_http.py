@@ -11,21 +11,18 @@ import contextlib
 import hmac
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.ports.execution import Cpu
-from testbed_runtime.ports.interception import CallInterceptor
-from testbed_runtime.ports.network import Address, Resolver
+from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import RecipientUnreachable
-from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.transport.mailbox import Ask, when_answered
 from testbed_runtime.transport.names import connector, numeric
-from testbed_runtime.transport.rpc_endpoints import EndpointRpc
+from testbed_runtime.transport.rpc_endpoints import EndpointOptions, EndpointRpc
 from testbed_runtime.transport.wire_messages import decode_message, encode_message
 
 RPC_PATH = "/rpc"
@@ -156,21 +153,10 @@ class HttpRpc(EndpointRpc):
         bind: Address | None,
         token: str,
         *,
-        resolver: Resolver | None = None,
-        flink_version: str = "2.x",
-        cpu: Cpu | None = None,
-        interceptor: CallInterceptor | None = None,
-        history: HistorySink | None = None,
         connect_timeout_s: float = 20.0,
+        **options: Unpack[EndpointOptions],
     ) -> None:
-        super().__init__(
-            name,
-            resolver=resolver,
-            flink_version=flink_version,
-            cpu=cpu,
-            interceptor=interceptor,
-            history=history,
-        )
+        super().__init__(name, **options)
         self._bind = bind
         self._token = token
         self._connect_timeout_s = connect_timeout_s

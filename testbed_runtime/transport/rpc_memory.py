@@ -12,14 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
-from testbed_runtime.ports.execution import Cpu
-from testbed_runtime.ports.interception import CallInterceptor
-from testbed_runtime.ports.network import Address, Resolver
-from testbed_runtime.ports.storage import HistorySink
+from testbed_runtime.ports.network import Address
 from testbed_runtime.transport.mailbox import Ask, when_answered
-from testbed_runtime.transport.rpc_endpoints import EndpointRpc
+from testbed_runtime.transport.rpc_endpoints import EndpointOptions, EndpointRpc
 from testbed_runtime.transport.wire_messages import check_message
 
 FIRST_PORT = 6123
@@ -132,20 +129,9 @@ class MemoryRpc(EndpointRpc):
         switchboard: Switchboard,
         *,
         address: Address | None = None,
-        resolver: Resolver | None = None,
-        flink_version: str = "2.x",
-        cpu: Cpu | None = None,
-        interceptor: CallInterceptor | None = None,
-        history: HistorySink | None = None,
+        **options: Unpack[EndpointOptions],
     ) -> None:
-        super().__init__(
-            name,
-            resolver=resolver,
-            flink_version=flink_version,
-            cpu=cpu,
-            interceptor=interceptor,
-            history=history,
-        )
+        super().__init__(name, **options)
         self._switchboard = switchboard
         self._address = address or switchboard.free_address()
         self._pending: dict[int, tuple[MemoryRpc, asyncio.Future[Any]]] = {}

@@ -409,7 +409,7 @@ class TcpNetwork:
                 _prepare(sock)
                 self._limit_buffers(sock)
                 await self._loop.sock_connect(sock, (host, port))
-                _refuse_oneself(sock)
+                _refuse_self_connection(sock)
                 made = sock if self._tls is None else await self._tls.wrap(sock, server_side=False)
             except BaseException:
                 sock.close()
@@ -435,7 +435,7 @@ def _prepare(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
-def _refuse_oneself(sock: socket.socket) -> None:
+def _refuse_self_connection(sock: socket.socket) -> None:
     """Refuse a connection of an ephemeral port to itself: no process listens there."""
     if sock.getsockname()[:2] == sock.getpeername()[:2]:
         raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))

@@ -40,7 +40,7 @@ def test_a_path_has_its_line_or_that_of_its_nearest_parent(path, line):
     [
         ("a: [1", "is not YAML in line"),
         ("a: 1\nb: 2\na: 3\n", "line 3: the key 'a' is a duplicate"),
-        ("- 1\n", "holds no mapping"),
+        ("- 1\n", "is not a mapping"),
         ("", "is empty"),
         ("# nothing\n---\n", "is empty"),
         ("a: 1\n---\nb: 2\n", "holds more than one document"),

@@ -142,11 +142,11 @@ BAD = {
     ),
     "option within a typo": (
         lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timout": "1 s"}),
-        "spec.testbed.flinkConfiguration[heartbeat.timout]: is no option of Flink (did you mean heartbeat.timeout?)",
+        "spec.testbed.flinkConfiguration[heartbeat.timout]: is not a Flink option (did you mean heartbeat.timeout?)",
     ),
     "own option unknown": (
         lambda s: s["testbed"]["flinkConfiguration"].update({"headgate.fence": "1 s"}),
-        "spec.testbed.flinkConfiguration[headgate.fence]: is no option of Flink (did you mean headgate.",
+        "spec.testbed.flinkConfiguration[headgate.fence]: is not a Flink option (did you mean headgate.",
     ),
     "option value": (
         lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timeout": "soon"}),
@@ -251,11 +251,11 @@ BAD = {
     ),
     "unknown fault kind": (
         fault(procss={"kill": {}}),
-        "spec.faults[0].procss: is no fault kind and no field of a fault (did you mean process?",
+        "spec.faults[0].procss: is neither a fault kind nor a field of a fault (did you mean process?",
     ),
     "unknown kind in a family": (
         fault(network={"latncy": {}}),
-        "spec.faults[0].network.latncy: is no fault kind and no field of a fault (did you mean latency?",
+        "spec.faults[0].network.latncy: is neither a fault kind nor a field of a fault (did you mean latency?",
     ),
     "no fault kind": (fault(), "spec.faults[0]: needs exactly one fault kind of network, frames"),
     "two fault kinds": (
@@ -368,7 +368,7 @@ BAD = {
     ),
     "unknown metric": (
         lambda s: s["expect"].append({"metric": "delivery.lots", "equals": 0}),
-        "spec.expect[1].metric: 'delivery.lots' is no metric (did you mean delivery.lost",
+        "spec.expect[1].metric: 'delivery.lots' is not a metric (did you mean delivery.lost",
     ),
     "expectation without a bound": (
         lambda s: s["expect"].append({"metric": "delivery.lost"}),
@@ -404,7 +404,7 @@ BAD = {
     ),
     "stop without a comparison": (
         lambda s: s.update(trials=20, stopEarly={"minTrials": 7}),
-        "spec.stopEarly: no expectation with versus decides when to stop",
+        "spec.stopEarly: needs an expectation with versus",
     ),
     "jitter beyond the observation": (
         lambda s: s["faults"][0].update(jitter="10 s"),

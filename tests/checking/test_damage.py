@@ -21,12 +21,12 @@ from testbed_runtime.core.judgement.verdict import Verdict
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import TABLES, Trial
 from testbed_runtime.history.sealing import SEALED, write_trial
-from testbed_runtime.history.validation import DamagedHistory, check_causality, check_trial
+from testbed_runtime.history.validation import DamagedHistory, check_causality, check_times, check_trial
 from testbed_runtime.runner.engine import judge_run
 from testbed_runtime.runner.manifest import MANIFEST_SCHEMA, write_json
 from testbed_runtime.runner.progress import Silent
 from testbed_runtime.simulation.entry import DirectEvaluator
-from tests.ordered import in_order
+from tests.checking.agreeing import agreeing
 
 RUN = "run"
 HOUR_NS = 3600 * 1_000_000_000
@@ -220,8 +220,8 @@ def good(history: Any) -> Trial:
         table = table.set_column(0, "run", pa.array([RUN] * len(table), pa.string()))
         return table.set_column(1, "trial", pa.array(["main-1"] * len(table), pa.string()))
 
-    built = history.good()
-    return in_order(Trial(RUN, "main-1", {name: rename(built.table(name)) for name in TABLES}))
+    built = agreeing(history)
+    return Trial(RUN, "main-1", {name: rename(built.table(name)) for name in TABLES})
 
 
 def conclude(folder: Path) -> dict[str, Any]:
@@ -304,7 +304,7 @@ def test_a_job_that_starts_from_a_checkpoint_may_lag_by_the_time_since_that(
     """Records that were in flight in an unaligned checkpoint keep the time at which they were due in the earlier run."""
     entry = history.entry(configuration={key: "files/main-1"})
     folder = write(tmp_path, good(history), entry, "tasks", put("lag_ns", 3 * 3600 * 10**9, 3))
-    assert check_trial(read_trial(folder, run=RUN), entry) == []
+    assert check_times(read_trial(folder, run=RUN), entry) == []
 
 
 def test_samples_outside_the_life_of_their_task_have_another_clock(history: Any):

@@ -1,84 +1,218 @@
-"""Damage that leaves each table consistent in itself: another table contradicts it, and the reason names table and column."""
+"""Rows that healthy processes write and that look like damage have no finding; trials that are read in parts are compared too."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from testbed_runtime.evaluation.splits import check_assembled
+from testbed_runtime.history.contradictions.channels import check_credit
+from testbed_runtime.history.contradictions.checkpoints import check_checkpoints
+from testbed_runtime.history.contradictions.counters import check_counters_across
+from testbed_runtime.history.contradictions.executions import check_executions
 from testbed_runtime.history.crosschecks import check_across
-from testbed_runtime.history.schema import Trial
-from testbed_runtime.history.validation import check_trial
+from testbed_runtime.history.schema import Trial, arrow_schema
+from testbed_runtime.history.validation import DamagedHistory
+from tests.checking.recorded import Recorded, Row, recorded
+from tests.checking.reducing import whole
 from tests.ordered import in_order
 
+NS = 1_000_000_000
 
-def trial(history: Any, table: str = "", column: str = "", change: Any = None, *, attempt: int = 1) -> Trial:
-    """The good trial with the samples of its sources. `change` gets each row of a table, and returns the value of a column."""
 
-    def changed(name: str, row: dict[str, Any]) -> dict[str, Any]:
-        return row | {column: change(row)} if name == table else row
+def across(history: Recorded) -> list[str]:
+    return [str(d) for d in check_across(history.trial, history.entry)]
 
-    record = history.empty(changed) if change else history.empty()
-    history.fill(record)
-    for tick in range(1, 26):
-        for source in (0, 1):
+
+def sources(history: Any, *, attempt: int) -> Trial:
+    """The good trial with samples of sources that emitted ten times as much as their end says."""
+    record = history.empty()
+    for source in (0, 1):
+        ended = {"kind": "source.end", "subject": f"source-{source}", "attempt": 1, "data": {"next": 500}}
+        record.add(f"tm-{source}-1", "events", 24.5, **ended)
+        for tick in range(1, 26):
             record.add(
                 f"tm-{source}-1", "tasks", tick, task=f"source-{source}", vertex="source", role="source", attempt=attempt,
-                records_out=min(200 * tick, history.end), lag_ns=0,
+                records_out=200 * tick, idle_ns=tick * NS,
             )  # fmt: skip
     return in_order(record.trial())
 
 
-def times_ten(row: dict[str, Any]) -> int:
-    return 10 * int(row.get("records_out", 0))
-
-
-def test_the_good_history_has_no_contradiction(history: Any):
-    """So every finding below comes from the damage."""
-    assert check_across(trial(history), history.entry()) == []
-
-
-@pytest.mark.parametrize(
-    ("table", "column", "change", "problem"),
-    [
-        ("tasks", "records_out", times_ten, "source-0 emitted 5000 records (source.end in events)"),
-        ("tasks", "lag_ns", lambda row: 0, "is 0 in every sample of sink-0"),
-    ],
-)
-def test_a_column_that_another_table_contradicts_is_damaged(
-    history: Any, table: str, column: str, change: Any, problem: str
-):
-    """The whole column was changed, so no row stands out."""
-    damaged = trial(history, table, column, change)
-    found = check_trial(damaged, history.entry() | {"trial": damaged.trial})
-    assert [(d.table, d.column) for d in found] == [(table, column)]
-    assert problem in found[0].problem
-
-
 def test_an_attempt_that_reported_no_end_may_have_emitted_more(history: Any):
     """A source ended with a drain, the drain failed, and its next attempt was killed later."""
-    assert check_across(trial(history, "tasks", "records_out", times_ten, attempt=2), history.entry()) == []
+    (found,) = check_counters_across(sources(history, attempt=1), history.entry())
+    assert (found.table, found.column) == ("tasks", "records_out")
+    assert check_counters_across(sources(history, attempt=2), history.entry()) == []
 
 
 def test_a_task_acknowledges_a_checkpoint_once(history: Any):
     """A second time is damage, unless it was triggered again: a JobMaster that lost its leadership numbers from the last completed one."""
-    record = history.record()
+    record = history.empty()
     record.add("jobmanager-1", "checkpoints", 10.0, checkpoint=3, state="triggered")
     for t in (10.1, 10.2):
-        record.add("jobmanager-1", "checkpoints", t, checkpoint=3, state="acknowledged", task="sink-0")
-    (found,) = check_across(record.trial(), history.entry())
+        record.add(
+            "jobmanager-1",
+            "checkpoints",
+            t,
+            checkpoint=3,
+            state="acknowledged",
+            task="sink-0",
+            duration_ns=NS // 10,
+        )
+    (found,) = check_checkpoints(record.trial(), history.entry())
     assert str(found).endswith("is sink-0, which had acknowledged checkpoint 3")
-    again = history.record()
+    again = history.empty()
     for t in (10.0, 11.0):
         again.add("jobmanager-1", "checkpoints", t, checkpoint=3, state="triggered")
-        again.add("jobmanager-1", "checkpoints", t + 0.1, checkpoint=3, state="acknowledged", task="sink-0")
-    assert check_across(again.trial(), history.entry()) == []
+        again.add(
+            "jobmanager-1",
+            "checkpoints",
+            t + 0.1,
+            checkpoint=3,
+            state="acknowledged",
+            task="sink-0",
+            duration_ns=NS // 10,
+        )
+    assert check_checkpoints(again.trial(), history.entry()) == []
 
 
-def test_broadcast_records_count_once_for_each_subtask(history: Any):
-    """A source with a broadcast edge sends each record to every subtask."""
-    entry = history.entry()
-    edges = [entry["job"]["edges"][0] | {"partitioning": "broadcast"}, entry["job"]["edges"][1]]
-    double = trial(history, "tasks", "records_out", lambda row: 2 * int(row.get("records_out", 0)))
-    assert check_across(double, entry | {"job": entry["job"] | {"edges": edges}}) == []
-    assert [d.column for d in check_across(double, entry)] == ["records_out"]
+def killed(boot_id: str) -> Recorded:
+    """The killed TaskManager's clock is three seconds ahead; it may be that of another machine."""
+    found = recorded()
+    (ended,) = [e["subject"] for e in found.trial.table("events").to_pylist() if e["kind"] == "process.exit"]
+
+    def ahead(row: Row) -> Row:
+        mine = row["process"] == ended
+        times = [c for c in ("t_ns", "start_ns", "window_start_ns") if c in row]
+        return row | {c: row[c] + 3 * NS for c in times} | {"boot_id": boot_id} if mine else row
+
+    for table in ("events", "channels", "tasks", "latency", "waits"):
+        found = found.changed(table, ahead)
+    return found
+
+
+def test_times_are_compared_only_if_all_processes_share_a_clock():
+    """Another machine's clock may differ by any amount."""
+    assert any(
+        "after tm-" in text and "ended (process.exit in events)" in text for text in across(killed("sim"))
+    )
+    assert across(killed("another machine")) == []
+
+
+def test_attempts_are_compared_only_if_one_jobmanager_recorded_the_job_to_its_end():
+    """A JobManager that was killed loses its last rows, so that a deployment may be missing."""
+    moved = recorded().changed("delivery", lambda row: row | {"attempt": row["attempt"] + 1})
+    assert ("delivery", "attempt") in moved.columns()
+    unknown = moved.changed("events", lambda row: None if row["kind"] == "job.state" else row)
+    assert check_executions(unknown.trial, unknown.entry) == []
+    another = moved.changed(
+        "events", lambda row: row | {"process": "jobmanager-2"} if row["kind"] == "job.state" else row
+    )
+    assert check_executions(another.trial, another.entry) == []
+
+
+def test_one_sample_of_a_source_that_was_paused_while_it_waited_may_have_no_lag():
+    """It was behind by the pause, which it knows only once it runs."""
+    seen: list[int] = []
+
+    def late(row: Row) -> Row:
+        if row["role"] != "source" or row["records_out"] < 500 or len(seen) == 2:
+            return row
+        seen.append(row["seq"])
+        return row | {"lag_ns": row["lag_ns"] + 4 * NS}
+
+    assert across(recorded().changed("tasks", late)) == []
+
+
+@pytest.mark.parametrize(
+    ("side", "values", "is_damaged"),
+    [
+        ("producer", (4, 10, 6), False),
+        ("producer", (0, 10, 6), False),  # without exclusive buffers, its consumer resumed
+        ("producer", (2**31 - 1, 2, 6), False),  # without credit-based flow control
+        ("producer", (5, 10, 6), True),
+        ("producer", (-1, 10, 11), False),  # a violation, which is judged
+        ("consumer", (2, 10, 10), False),
+        ("consumer", (0, 161, 157), False),
+        ("consumer", (0, 10, 11), False),  # a violation, which is judged
+        ("consumer", (0, 10, 9), True),
+    ],
+)  # fmt: skip
+def test_no_more_credit_is_used_than_was_announced(side: str, values: tuple[int, int, int], is_damaged: bool):
+    """Both sides may have less: a consumer without exclusive buffers begins at 0 when it resumes. The consumers hold two segments."""
+    text = {
+        "run": "r",
+        "trial": "t",
+        "process": "tm-0-1",
+        "boot_id": "b",
+        "side": side,
+        "task": "a-0",
+        "peer": "b-0",
+    }
+    row = dict.fromkeys(arrow_schema("channels").names, 0) | text | {"local": False}
+    row["exclusive"] = 2 if side == "consumer" and values != (0, 161, 157) else 0
+    row |= dict(zip(("credit", "announced", "used"), values, strict=True))
+    table = pa.Table.from_pylist([row], schema=arrow_schema("channels"))
+    assert bool(list(check_credit("channels", table))) is is_damaged
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [("waits", "t_ns"), ("delivery", "attempt"), ("checkpoints", "duration_ns"), ("tasks", "records_out")],
+)
+def test_a_trial_that_is_read_in_parts_is_compared_too(table: str, column: str):
+    """Its latencies and channels are merged, and its samples have no bytes."""
+    history = recorded()
+    check_assembled(whole(history.trial), history.entry)
+    by = {"t_ns": 5 * NS, "attempt": 1, "duration_ns": 9 * NS, "records_out": 0}[column]
+
+    def change(row: Row) -> Row:
+        if table == "tasks":
+            return row | {column: row[column] // 10}
+        return row | {column: row[column] + by}
+
+    with pytest.raises(DamagedHistory) as caught:
+        check_assembled(whole(history.changed(table, change).trial), history.entry)
+    assert (table, column) in {(d.table, d.column) for d in caught.value.found}
+
+
+def test_a_fault_may_be_delayed_and_its_phase_be_entered_later():
+    """Ending a fault may take long, so one phase may begin later than planned; all phases may not."""
+
+    def later(row: Row) -> Row:
+        late = row["kind"] == "trial.phase" and row["subject"] == "observation"
+        return row | {"t_ns": row["t_ns"] + 5 * NS} if late else row
+
+    assert across(recorded().changed("events", later)) == []
+
+
+def test_a_damaged_row_is_reported_before_tables_are_compared():
+    """A table that is damaged in itself contradicts others in ways that say nothing more."""
+    history = recorded().changed(
+        "tasks", lambda row: row | {"records_in": -1} if row["role"] == "sink" else row
+    )
+    assert {d.problem.partition(",")[0] for d in history.found()} <= {"is -1"}
+
+
+def test_a_few_lost_records_are_judged_and_no_damage():
+    """A loss in the exchange makes counters differ, and it must be a Fail of delivery, not an Error."""
+
+    def fewer(row: Row) -> Row:
+        is_late = row["vertex"] == "count" and row["records_in"] > 1000
+        return row | {"records_in": row["records_in"] - 5} if is_late else row
+
+    assert across(recorded().changed("tasks", fewer)) == []
+
+
+def test_a_history_that_is_known_to_lack_rows_is_not_compared():
+    """It is Inconclusive: what is missing contradicts the rest."""
+    fewer = recorded().changed("delivery", lambda row: row | {"attempt": row["attempt"] + 1})
+    assert across(fewer)
+    tables = {**fewer.trial.tables, "waits": fewer.trial.table("waits").slice(1)}
+    assert check_across(Trial(fewer.trial.run, fewer.trial.trial, tables), fewer.entry) == []
+    shed = fewer.changed(
+        "events", lambda row: row | {"kind": "history.shed"} if row["kind"] == "gate.connected" else row
+    )
+    assert across(shed) == []

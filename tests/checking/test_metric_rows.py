@@ -435,7 +435,13 @@ def test_a_report_that_a_busy_jobmaster_did_not_answer_ended_its_round(history: 
         text="Connection unexpectedly closed",
         data={"cause_class": "E", "taskmanager": "tm-1-1"},
     )
-    built.event("failover.started", "2", 20.0, text=text, data={"cause_class": "TimeoutException"})
+    built.event(
+        "failover.started",
+        "2",
+        20.0,
+        text=text,
+        data={"cause_class": "TimeoutException", "wait": "jobmanager"},
+    )
     ask = ("pekko.ask.timeout", "4 s", 4.0)
     built.wait("jobmanager", "tm-0-1", "", (10, 14), ask, "expired")
     built.wait("jobmanager", "tm-0-1", "", (11, 16), ask, "expired")

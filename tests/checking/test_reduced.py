@@ -19,6 +19,7 @@ from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.history.numbers import add_up, count_part, counts_of
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, TABLES, Trial
 from testbed_runtime.history.writer import MemoryHistory
+from tests.checking.reducing import whole
 from tests.report import synthetic
 
 PLANS = {plan.trial: plan for plan in synthetic.PLANS}
@@ -26,12 +27,6 @@ PLANS = {plan.trial: plan for plan in synthetic.PLANS}
 
 def answers(trial: Trial, entry: Mapping[str, Any]) -> str:
     return json.dumps([trial_metrics(trial, entry), trial_timeseries(trial, entry)], sort_keys=True)
-
-
-def whole(trial: Trial) -> Trial:
-    """Reduce all rows of a trial at once."""
-    parts = reduced.reduce_rows({name: trial.table(name) for name in TABLES})
-    return reduced.assemble(trial.run, trial.trial, {n: [rows] for n, rows in parts.items()}, trial.problems)
 
 
 def in_parts(trial: Trial, pieces: int, seed: int) -> Trial:

@@ -106,9 +106,9 @@ def changed(folder, old, new):
         (
             "heartbeat.timeout: 5 s",
             "heartbeat.timout: 5 s",
-            "is no option of Flink (did you mean heartbeat.timeout?)",
+            "is not a Flink option (did you mean heartbeat.timeout?)",
         ),
-        ("process: {pause", "proces: {pause", "is no fault kind"),
+        ("process: {pause", "proces: {pause", "is neither a fault kind"),
         ("to: count,", "to: cuont,", "spec.testbed.job.edges[0].to: vertex 'cuont' does not exist"),
         ("replicas: 5", "replicas: 1", "the job needs 4 slots"),
         ("duration: 8 s", "duration: -8 s", "is negative"),

@@ -15,9 +15,7 @@ from testbed_runtime.cli.interrupting import run_interruptible
 from testbed_runtime.cli.render import Live, Plain, line_of
 from testbed_runtime.runner import progress as p
 
-SAMPLE = p.Sample(
-    "main-1", "fault", 7.4, "RUNNING", 5, 6, 1, 12, {"records_per_s": 4980.3, "credits": 18, "lag_s": 0.25}
-)
+SAMPLE = p.Sample(7.4, "RUNNING", 5, 6, 1, 12, {"records_per_s": 4980.3, "credits": 18, "lag_s": 0.25})
 
 
 def test_the_numbers_say_state_tasks_rate_credits_lag_and_the_time_that_remains():
@@ -45,7 +43,7 @@ def test_the_numbers_say_state_tasks_rate_credits_lag_and_the_time_that_remains(
             "  no fault: the control run only waits, 9 s until the drain",
         ),
         (p.PhaseEntered("t", "end", 0.0), ""),
-        (p.Happened("t", "fault f ended"), "  fault f ended"),
+        (p.Happened("fault f ended"), "  fault f ended"),
         (p.TrialEnded("t", "FINISHED", True, False), "  trial t: job FINISHED, drained"),
         (p.TrialEnded("t", "", False, True), "  trial t is void and is repeated"),
         (p.TrialEnded("t", "", False, False, "port in use"), "  trial t: error: port in use"),
@@ -62,7 +60,7 @@ def test_plain_progress_shows_numbers_now_and_then(capsys):
     plain = Plain()
     for _ in range(120):
         plain.on_event(SAMPLE)
-    plain.on_event(p.Happened("t", "[bold] fault f ended"))
+    plain.on_event(p.Happened("[bold] fault f ended"))
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3
     assert said[-1] == "  [bold] fault f ended"
@@ -76,7 +74,7 @@ def test_the_live_line_takes_every_event(capsys):
             p.TrialStarted("t", 1, 9.0),
             p.PhaseEntered("t", "fault", 3.0),
             SAMPLE,
-            p.Happened("t", "[/x] odd"),
+            p.Happened("[/x] odd"),
         ):
             live.on_event(event)
     assert "[/x] odd" in capsys.readouterr().err

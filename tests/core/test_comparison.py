@@ -530,7 +530,7 @@ def test_a_risk_is_a_binomial_probability():
     assert [samplesize.binomial_cdf(k, 3, 1.0) for k in (2, 3)] == [0.0, 1.0]
     assert samplesize.binomial_cdf(1, 3, 0.5) == pytest.approx(0.5)
     assert samplesize.share_shown(within=0, trials=5) == 0.0
-    assert samplesize.share_shown(within=5, trials=5, confidence=0.5) == pytest.approx(0.5**0.2)
+    assert samplesize.share_shown(within=5, trials=5) == pytest.approx(0.05**0.2)
     assert samplesize.corrected(0.95, 0) == samplesize.corrected(0.95, 1) == pytest.approx(0.95)
     assert samplesize.looks(9, 4) == (4,)
     assert samplesize.false_pass_risk(quantile=1.0, trials=3) == 1.0

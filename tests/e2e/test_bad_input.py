@@ -55,7 +55,7 @@ BAD: dict[str, tuple[str, str]] = {
     ),
     "option-with-a-typo": (
         changed(options(heartbeat_timout="3 s")),
-        "spec.testbed.flinkConfiguration[heartbeat.timout]: is no option of Flink (did you mean heartbeat.timeout?)",
+        "spec.testbed.flinkConfiguration[heartbeat.timout]: is not a Flink option (did you mean heartbeat.timeout?)",
     ),
     "value-of-an-option": (
         changed(options(heartbeat_interval="soon")),
@@ -63,7 +63,7 @@ BAD: dict[str, tuple[str, str]] = {
     ),
     "unknown-fault-kind": (
         changed(fault(proces={"pause": {}})),
-        "spec.faults[0].proces: is no fault kind and no field of a fault (did you mean process?",
+        "spec.faults[0].proces: is neither a fault kind nor a field of a fault (did you mean process?",
     ),
     "no-target": (
         changed(fault(process={"pause": {}})),
@@ -95,12 +95,12 @@ BAD: dict[str, tuple[str, str]] = {
     ),
     "unknown-metric": (
         changed(lambda s: s.update(expect=[{"metric": "delivery.lots", "equals": 0}])),
-        "spec.expect[0].metric: 'delivery.lots' is no metric (did you mean delivery.lost",
+        "spec.expect[0].metric: 'delivery.lots' is not a metric (did you mean delivery.lost",
     ),
     "no-yaml": ("apiVersion: [headgate.dev\nkind: {", "is not YAML in line"),
     "empty": ("", "is empty"),
     "only-comments": ("# nothing\n---\n", "is empty"),
-    "a-list": ("- apiVersion: headgate.dev/v1alpha1\n", "holds no mapping"),
+    "a-list": ("- apiVersion: headgate.dev/v1alpha1\n", "is not a mapping"),
     "two-documents": ("a: 1\n---\nb: 2\n", "holds more than one document"),
     "twice-the-same-key": ("kind: Scenario\nkind: Scenario\n", "line 2: the key 'kind' is a duplicate"),
     "not-text": ("\0", "is not YAML"),

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.histories import write_run
 from testbed_runtime.evaluation import judge, pipeline, run, splits, tables
 from testbed_runtime.evaluation.session import spark_session
-from testbed_runtime.history.schema import arrow_schema
+from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, arrow_schema
 from tests.report import synthetic
 
 NS = 1_000_000_000
@@ -42,13 +42,32 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manifest = run.read_manifest(folder)
     (control,) = (e for e in manifest["trials"] if e["role"] == "control")
     start = next(p["start_ns"] for p in control["phases"] if p["name"] == "baseline") + 3 * NS
-    path = folder / "history" / control["trial"] / "tasks.parquet"
-    rows = pq.read_table(path).to_pylist()
+    history = folder / "history" / control["trial"]
+    rows = pq.read_table(history / "tasks.parquet").to_pylist()
     for row in rows:
         if row["role"] == "sink" and start <= row["t_ns"] < start + NS // 2:
-            row["records_in"] -= round((row["t_ns"] - start) / NS * 1000)
-    pq.write_table(pa.Table.from_pylist(rows, arrow_schema("tasks")), path)
+            row["records_in"] -= int((row["t_ns"] - start) / NS * 1000)
+    pq.write_table(pa.Table.from_pylist(rows, arrow_schema("tasks")), history / "tasks.parquet")
+    windows = pq.read_table(history / "latency.parquet").to_pylist()
+    pq.write_table(
+        pa.Table.from_pylist(_later(windows, start), arrow_schema("latency")), history / "latency.parquet"
+    )
     return folder
+
+
+def _later(windows: list[dict[str, Any]], start: int) -> list[dict[str, Any]]:
+    """Measure half of the records of each sink's first window after `start` in the next window."""
+    moved: dict[str, list[int]] = {}
+    for row in windows:
+        if row["t_ns"] == start + NS // 4:
+            moved[row["task"]] = [count - count // 2 for count in row["buckets"]]
+            row["buckets"] = [count // 2 for count in row["buckets"]]
+        elif row["t_ns"] == start + NS // 2:
+            row["buckets"] = [a + b for a, b in zip(row["buckets"], moved[row["task"]], strict=True)]
+        row["count"] = sum(row["buckets"])
+        highest = max(number for number, count in enumerate(row["buckets"]) if count)
+        row["max_ns"] = LATENCY_BOUNDS_NS[highest]
+    return windows
 
 
 @pytest.fixture

@@ -156,7 +156,7 @@ def test_FLIP_147_a_stop_is_refused_at_once_if_a_final_checkpoint_needs_a_finish
         async with a_testbed(version=version, **{AFTER_FINISH: written}) as bed:
             await bed.submit(two_sources())
             await asyncio.sleep(3)
-            client = JobClient(bed.client, bed.jobmanager_address, job=bed.job)
+            client = JobClient(bed.client, bed.jobmanager_address)
             asked = bed.clock.now()
             if not refused:
                 assert await client.stop_with_drain(timeout_s=60)

@@ -186,6 +186,9 @@ async def test_the_job_fails_when_its_restarts_are_used_up():
         text = cluster.rows.events("job.state")[-1]["text"]
         assert text.startswith("Recovery is suppressed by FixedDelayRestartBackoffTimeStrategy(")
         assert "Partition x not found." in text
+        ended = data_of(cluster.rows.events("job.state")[-1])
+        assert ended["root"] == "PartitionNotFoundException: Partition x not found."
+        assert ended["wait"] == "partition"
 
 
 @virtually
@@ -236,6 +239,7 @@ async def test_a_deployment_that_is_not_answered_fails_with_flinks_words():
             in failed[0]["text"]
         )
         assert cluster.rows.events("rpc.timeout")
+        assert "deployment" in [data_of(row)["wait"] for row in cluster.rows.events("failover.failure")]
 
 
 def _submit():
@@ -270,6 +274,7 @@ async def test_a_checkpoint_that_expires_fails_the_job_unless_tolerated():
         started = cluster.rows.events("failover.started")[0]
         assert started["text"].startswith("Exceeded checkpoint tolerable failure threshold.")
         assert data_of(started)["cause_class"] == "FlinkRuntimeException"
+        assert data_of(started)["wait"] == "checkpoint"
 
 
 @virtually
@@ -362,7 +367,7 @@ async def test_a_killed_jobmanager_goes_on_from_the_store():
         assert not (await cluster.tms[0].ask("jobmaster", message)).accepted
         assert len(cluster.rows.table("delivery")) == committed
         (started,) = cluster.rows.events("failover.started")
-        assert data_of(started)["detector"] == "JobManager"
+        assert (data_of(started)["detector"], data_of(started)["wait"]) == ("JobManager", "jobmanager")
 
 
 @virtually

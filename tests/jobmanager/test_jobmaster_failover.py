@@ -26,6 +26,7 @@ async def test_a_dead_taskmanager_is_unreachable_within_its_threshold_of_interva
         assert started["text"] == f"TaskManager with id {victim.resource_id} is no longer reachable."
         assert data_of(started)["taskmanager"] == str(victim.resource_id)
         assert data_of(started)["detector"] in ("JobMaster", "ResourceManager")
+        assert data_of(started)["wait"] == "heartbeat"
         assert len(data_of(started)["region"]) == 6
         status = await cluster.status()
         assert status.restarts == 1
@@ -50,11 +51,9 @@ async def test_milestones_of_a_failover_come_in_order_and_restore_the_latest_che
         assert [m[0] for m in marks] == sorted(m[0] for m in marks)
         assert marks[2][0] - marks[0][0] == pytest.approx(0.7, abs=0.05)
         started = cluster.rows.events("failover.started")[0]
-        assert (started["text"], data_of(started)["cause_class"], data_of(started)["detector"]) == (
-            "boom",
-            "IOException",
-            "Task",
-        )
+        data = data_of(started)
+        found = (started["text"], data["cause_class"], data["detector"], data["wait"])
+        assert found == ("boom", "IOException", "Task", "failure-report")
         descriptor = cluster.running_on("count-1").submitted[-1]
         assert descriptor.attempt_number == 1
         assert descriptor.restore_checkpoint == 2
@@ -79,6 +78,7 @@ async def test_a_lost_connection_to_a_dead_peer_waits_for_its_verdict_and_deploy
         (started,) = cluster.rows.events("failover.started")
         assert started["t"] - died <= 0.1
         assert data_of(started)["taskmanager"] == str(victim.resource_id)
+        assert data_of(started)["wait"] == "connection"
         (slots,) = times(cluster, "failover.slots")
         assert 1.0 <= slots - died <= 2.25
         assert len(cluster.rows.events("failover.attempt")) == 1
@@ -162,6 +162,7 @@ async def test_a_paused_taskmanager_times_out_and_what_it_offers_later_is_reject
             f"Heartbeat of TaskManager with id {rid} timed out.",
             f"The heartbeat of TaskManager with id {rid} timed out.",
         )
+        assert data_of(started)["wait"] == "heartbeat"
         committed = len(cluster.rows.table("delivery"))
         async with asyncio.timeout(10):  # the ResourceManager has a timer of its own
             while str(victim.resource_id) in (await cluster.status()).taskmanagers:

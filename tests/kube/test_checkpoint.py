@@ -119,5 +119,5 @@ async def test_a_config_map_of_something_else_is_no_checkpoint() -> None:
     """Its name is in the error."""
     api = ModelApi()
     api.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other", "namespace": LAB}})
-    with pytest.raises(HeadgateError, match="ConfigMap other is no part"):
+    with pytest.raises(HeadgateError, match="ConfigMap other is not part"):
         await checkpoint.fetch(cast("Api", api), LAB, "configmap://other")

@@ -147,8 +147,8 @@ def test_the_status_names_the_faults_that_act_and_when_they_end():
     """A fault leaves the list when it ends, and with its trial's testbed if its end was not confirmed."""
     status = RunStatus()
     for name in ("slow", "cut"):
-        status.apply(p.FaultChanged("main-1", name, "network.latency", 5.0), NOW)
-    status.apply(p.FaultChanged("main-1", "slow", "network.latency", None), NOW)
+        status.apply(p.FaultChanged(name, "network.latency", 5.0), NOW)
+    status.apply(p.FaultChanged("slow", "network.latency", None), NOW)
     ends = "2026-01-01T00:00:05+00:00"
     assert status.report.active_faults == (ActiveFault("cut", "network.latency", ends),)
     status.apply(p.TrialEnded("main-1", "RUNNING", False, True, error="healing cut failed"), NOW)

@@ -169,7 +169,7 @@ def test_the_webhook_refuses_at_kubectl_apply_what_the_operator_would_reject(
     mistyped = a_testbed("mistyped", flinkConfiguration={"heartbeat.timeot": "50 s"})
     said = _reviewed(bare_space, mistyped)
     assert (
-        "spec.flinkConfiguration[heartbeat.timeot]: is no option of Flink (did you mean heartbeat.timeout?)"
+        "spec.flinkConfiguration[heartbeat.timeot]: is not a Flink option (did you mean heartbeat.timeout?)"
         in said
     )
     bare_space.apply(a_testbed("valid", jobState="suspended"))

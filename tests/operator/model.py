@@ -34,7 +34,7 @@ WITHOUT_GENERATION = frozenset({"ConfigMap", "Secret", "Event", "Lease", "Servic
 
 @dataclass
 class ModelApi:
-    """Implements headgate_operator.cluster.Cluster. `now`: seconds since the epoch."""
+    """A model of `testbed_runtime.kube.api.Api`. `now`: seconds since the epoch."""
 
     now: Callable[[], float] = lambda: asyncio.get_running_loop().time()
     latency_s: float = 0.0
@@ -51,7 +51,7 @@ class ModelApi:
     _version: int = 0
     _uids: int = 0
 
-    # ---- the Cluster protocol
+    # ---- the methods of Api that the operator calls
 
     async def get(self, api_version: str, kind: str, namespace: str | None, name: str) -> Obj | None:
         await self._enter("get", kind, namespace, name)

@@ -11,7 +11,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from headgate_operator import objects, objects_runs
-from headgate_operator.agents import HttpJobs
+from headgate_operator.agents import Jobs
 from headgate_operator.handler import keys_of
 from headgate_operator.health import STALLED_WATCH_S, Health, Metrics
 from headgate_operator.plan import conditions
@@ -356,7 +356,7 @@ def test_a_jobmanager_that_gives_no_usable_answer_is_no_answer() -> None:
         app = web.Application(middlewares=[bearer_token("right")])
         app.add_routes([web.get(JOB_PATH, job)])
         server, (host, port) = await serve(app, ("127.0.0.1", 0))
-        jobs = HttpJobs(port)
+        jobs = Jobs(port)
         assert await jobs.job(host, "right") == {"state": "RUNNING"}
         assert await jobs.job(host, "wrong") is None
         assert await jobs.job(host, "right") is None

@@ -61,7 +61,7 @@ REFUSED = {
         "did you mean heartbeat.timeout?",
     ),
     "a long cycle": (a_ring(), "spec.job.edges", "cycle"),
-    "another kind": ({"kind": "Pod"}, "kind", "'Pod' is no kind of headgate.dev/v1alpha1"),
+    "another kind": ({"kind": "Pod"}, "kind", "'Pod' is not a kind of headgate.dev/v1alpha1"),
     "a negative number": (
         a_testbed(taskManagers={"replicas": -1}),
         "spec.taskManagers.replicas",

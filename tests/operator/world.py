@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from headgate_operator import handlers
-from headgate_operator.agents import Agents, HttpAgents
+from headgate_operator.agents import Agents
 from headgate_operator.app import Operator, lead
 from headgate_operator.handler import Context, Handler
 from headgate_operator.leader import Leader
@@ -47,7 +47,7 @@ class World:
     """`table` narrows which kinds are handled."""
 
     table: Mapping[str, Handler] = field(default_factory=handlers.table)
-    agents: Agents = field(default_factory=HttpAgents)
+    agents: Agents = field(default_factory=Agents)
     api: ModelApi = field(default_factory=lambda: ModelApi(now=wall, latency_s=0.005))
     jobs: ModelJobs = field(default_factory=ModelJobs)
     operators: dict[str, Operator] = field(default_factory=dict)

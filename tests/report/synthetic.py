@@ -27,6 +27,8 @@ WARM_UP_S, BASELINE_S, FAULT_S, OBSERVATION_S, DRAIN_S = 3.0, 4.0, 8.0, 9.0, 1.4
 FAULT_AT = WARM_UP_S + BASELINE_S
 END_S = FAULT_AT + FAULT_S + OBSERVATION_S
 RUN = "taskmanager-paused-20261121T074900"
+NOISE_S = (0.004, 0.012)
+"""The lag of a sample, beyond that of the job. Each window has records with both."""
 COSTS = dict(zip(RECOVERY_PHASES, (4.62, 0.18, 0.42, 0.09, 0.24, 0.13, 0.06, 3.4, 3.0), strict=True))
 """Seconds of each phase of the short-timeout recovery."""
 
@@ -152,39 +154,44 @@ def history(plan: Plan) -> Trial:
     manager = memory.sink("jobmanager-1", lambda: 0)
     sources = [memory.sink(f"tm-{i}-1", lambda: 0) for i in range(2)]
     sinks = [memory.sink(f"tm-{i + 2}-1", lambda: 0) for i in range(2)]
-    arrived = _samples(plan, sources, sinks, random)
+    _samples(plan, sources, sinks, random)
     _job(plan, manager)
-    _checkpoints(plan, manager)
-    _delivery(manager, sources, arrived)
+    _delivery(manager, sources, _checkpoints(plan, manager))
     _channels(sources, sinks)
     if plan.role == "fault":
         _fault(memory.sink("supervisor", lambda: 0))
     return in_order(memory.trial())
 
 
-def _samples(plan: Plan, sources: list[Any], sinks: list[Any], random: Random) -> float:
+def _samples(plan: Plan, sources: list[Any], sinks: list[Any], random: Random) -> None:
     """Tasks every 100 ms, latency every 250 ms; records of each sink's second attempt start from nought."""
     restart = FAULT_AT + sum(COSTS[p] for p in RECOVERY_PHASES[:5]) if plan.failover else None
-    arrived, base, window, attempt, step = 0.0, 0.0, 0.0, 0, 0.1
+    arrived, base, measured, worst, attempt, step = 0.0, 0.0, 0, 0.0, 0, 0.1
     for tick in range(1, round((END_S + DRAIN_S) / step) + 1):
         t = tick * step
         gained = plan.rate(t) * step if t <= END_S + 0.2 else 0.0
         arrived = min(arrived + gained, RATE * min(t, END_S))
         if restart is not None and attempt == 0 and t >= restart:
-            attempt, base = 1, arrived
+            attempt, base, measured = 1, arrived, 0
         if not (plan.failover and FAULT_AT + COSTS["detect"] < t < (restart or 0)):
-            lag = max(min(t, END_S) - arrived / RATE, 0.0) + random.uniform(0.004, 0.012)
+            lag = max(min(t, END_S) - arrived / RATE, 0.0) + random.uniform(*NOISE_S)
             for index in range(2):
-                common = {"attempt": attempt, "busy_ns": ns(t) // 3, "t_ns": ns(t) + index * 1_000_000}
+                common = {
+                    "attempt": attempt,
+                    "busy_ns": ns(t) // 3,
+                    "idle_ns": ns(t) - ns(t) // 3,
+                    "t_ns": ns(t) + index * 1_000_000,
+                }
                 sinks[index].append("tasks", task=f"sink-{index}", vertex="sink", role="sink", lag_ns=int(lag * NS),
                                     records_in=int((arrived - base) / 2), bytes_in=int((arrived - base) * 52), **common)  # fmt: skip
                 sources[index].append("tasks", task=f"source-{index}", vertex="source", role="source", lag_ns=0,
                                       records_out=int((min(arrived + 2_000, RATE * min(t, END_S)) - base) / 2), **common)  # fmt: skip
-        window += gained
-        if tick % 5 in (0, 2) and window > 0:
-            _latency(sinks, t, window, max(t - arrived / RATE, 0.0), attempt, random)
-            window = 0.0
-    return arrived
+        received = int((arrived - base) / 2)
+        behind = max(min(t, END_S) - arrived / RATE, 0.0)
+        worst = max(worst, behind) if received > measured else behind
+        if tick % 5 in (0, 2) and received > measured:
+            _latency(sinks, t, received - measured, (behind, worst), attempt, random)
+            measured, worst = received, 0.0
 
 
 def _channels(sources: list[Any], sinks: list[Any]) -> None:
@@ -198,20 +205,26 @@ def _channels(sources: list[Any], sinks: list[Any]) -> None:
             "t_ns": ns(second),
         }
         sources[0].append("channels", side="producer", task="count-0", peer="sink-0", credit=2, **shared)
-        sinks[0].append("channels", side="consumer", task="sink-0", peer="count-0", credit=0, **shared)
+        sinks[0].append(
+            "channels", side="consumer", task="sink-0", peer="count-0", credit=0, exclusive=2, **shared
+        )
 
 
-def _latency(sinks: list[Any], t: float, records: float, lag: float, attempt: int, random: Random) -> None:
+def _latency(
+    sinks: list[Any], t: float, records: int, lags: tuple[float, float], attempt: int, random: Random
+) -> None:
+    """`lags`: at the end of the window, and the worst in it."""
     for index, sink in enumerate(sinks):
         buckets = [0] * (len(LATENCY_BOUNDS_NS) + 1)
         largest = 0
-        for _ in range(40):  # forty values stand for all records of the window
-            value = int((lag + random.lognormvariate(-3.4, 0.45)) * NS)
+        for number in range(40):  # forty values stand for all records of the window
+            late = NOISE_S[number] if number < len(NOISE_S) else random.lognormvariate(-3.4, 0.45)
+            value = int((lags[number == 1] + late) * NS)
             largest = max(largest, value)
             position = next(
                 (i for i, b in enumerate(LATENCY_BOUNDS_NS) if value <= b), len(LATENCY_BOUNDS_NS)
             )
-            buckets[position] += max(int(records / 80), 1)
+            buckets[position] += (records + number) // 40
         sink.append("latency", task=f"sink-{index}", attempt=attempt, window_start_ns=ns(t) - NS // 4, window_ns=NS // 4,
                     count=sum(buckets), buckets=buckets, max_ns=largest, t_ns=ns(t))  # fmt: skip
 
@@ -228,18 +241,23 @@ def _job(plan: Plan, manager: Any) -> None:
     if plan.failover:
         at = FAULT_AT + COSTS["detect"]
         text = "Heartbeat of TaskManager with id tm-1-1 timed out."
-        cause = {"cause_class": "TimeoutException", "detector": "JobMaster"}
+        cause = {"cause_class": "TimeoutException", "detector": "JobMaster", "wait": "heartbeat"}
         event(at, "taskmanager.lost", "tm-1-1", text, data=cause)
         manager.append(
             "waits", wait="jobmanager-1/1", kind="heartbeat", who="JobMaster", what="tm-1-1", attempt=-1, t_ns=ns(at),
-            start_ns=ns(at - 5), option="heartbeat.timeout", value="5 s", budget_ns=ns(5), outcome="expired",
+            start_ns=ns(at - 5), option="heartbeat.timeout", value="5 s", budget_ns=5 * NS, outcome="expired",
         )  # fmt: skip
         event(
             at,
             "job.state",
             "job",
             text,
-            data={"from": "RUNNING", "to": "RESTARTING", "cause_class": "TimeoutException"},
+            data={
+                "from": "RUNNING",
+                "to": "RESTARTING",
+                "cause_class": "TimeoutException",
+                "wait": "heartbeat",
+            },
         )
         region = ["source-0", "source-1", "count-0", "count-1", "sink-0", "sink-1"]
         event(at, "failover.started", "1", text, data={**cause, "region": region, "taskmanager": "tm-1-1"})
@@ -280,7 +298,8 @@ def _job(plan: Plan, manager: Any) -> None:
     event(END_S + DRAIN_S, "job.state", "job", data={"from": "RUNNING", "to": "FINISHED", "cause_class": ""})
 
 
-def _checkpoints(plan: Plan, manager: Any) -> None:
+def _checkpoints(plan: Plan, manager: Any) -> int:
+    """Return the number of the last completed one."""
     number = 0
     for second in range(1, int(END_S) + 2):
         blocked = FAULT_AT - 0.2 < second < FAULT_AT + (6.0 if plan.failover else FAULT_S)
@@ -288,6 +307,9 @@ def _checkpoints(plan: Plan, manager: Any) -> None:
             continue
         number += 1
         manager.append("checkpoints", checkpoint=number, state="triggered", t_ns=ns(second))
+        for task in ("source-0", "source-1", "count-0", "count-1", "sink-0", "sink-1"):
+            manager.append("checkpoints", checkpoint=number, state="acknowledged", task=task, duration_ns=100_000_000,
+                           state_bytes=8_000, t_ns=ns(second + 0.1))  # fmt: skip
         manager.append("checkpoints", checkpoint=number, state="completed", duration_ns=140_000_000, state_bytes=48_000,
                        t_ns=ns(second + 0.14))  # fmt: skip
     if plan.role == "fault":
@@ -298,16 +320,17 @@ def _checkpoints(plan: Plan, manager: Any) -> None:
         )
         manager.append("checkpoints", checkpoint=number + 1, state="failed", reason=reason,
                        t_ns=ns(FAULT_AT + COSTS["detect"]))  # fmt: skip
+    return number
 
 
-def _delivery(manager: Any, sources: list[Any], arrived: float) -> None:
+def _delivery(manager: Any, sources: list[Any], checkpoint: int) -> None:
     """Every record once, committed by the final checkpoint."""
     total = int(RATE * END_S / 2)
     for index in range(len(sources)):
         for base in range(0, total, 4096):
             here = min(4096, total - base)
             bitmap = ((1 << here) - 1).to_bytes(512, "little")
-            manager.append("delivery", task=f"sink-{index}", attempt=0, checkpoint=99, source=f"source-{index}", base=base,
+            manager.append("delivery", task=f"sink-{index}", attempt=0, checkpoint=checkpoint, source=f"source-{index}", base=base,
                            bitmap=bitmap, weight=0, t_ns=ns(END_S + DRAIN_S))  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
-from testbed_runtime.core.ids import JOB, JOBMANAGER
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.options import Options
 from testbed_runtime.history.writer import MemoryHistory
@@ -71,7 +71,7 @@ class SmallWorld(Judging):
         self.names = [f"tm-{ordinal}" for ordinal in range(taskmanagers)]
         self.processes = Processes(world)
         self._rpc = MemoryRpc("client", self._switchboard)
-        self.client = JobClient(self._rpc, JOBMANAGER_ADDRESS, job=JOB)
+        self.client = JobClient(self._rpc, JOBMANAGER_ADDRESS)
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         return self.history.table(table).to_pylist()

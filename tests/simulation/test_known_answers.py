@@ -439,7 +439,7 @@ def test_the_answer_names_what_happened(case: Case, tmp_path: Path, monkeypatch:
     found = trial.start if case.start else max(trial.recoveries, key=lambda r: r.total_s)
     assert found is not None
     check_sums(found)
-    owners = [(p.option or p.text, p.seconds) for p in found.prices]
+    owners = [(p.option or p.words, p.seconds) for p in found.prices]
     owner, seconds = owners[0] if owners else ("", 0.0)
     assert case.owner in owner
     assert seconds == pytest.approx(case.seconds, abs=case.tolerance)
@@ -513,7 +513,7 @@ def test_a_loss_that_is_noticed_after_the_observation_waits_for_its_detection(tm
     (found,) = trial.recoveries
     check_sums(found)
     assert (found.recovered, found.rounds[0].ended_by) == (False, "open")
-    assert [(p.option or p.text, round(p.seconds, 1)) for p in found.prices] == [(REACHABILITY, 1.0)]
+    assert [(p.option or p.words, round(p.seconds, 1)) for p in found.prices] == [(REACHABILITY, 1.0)]
     assert (metrics["failovers.count"], metrics["recovery.detect"]) == (
         1,
         pytest.approx(1.0, abs=TOLERANCE_S),

@@ -41,7 +41,6 @@ class Create(Struct, frozen=True):
 class Delete(Struct, frozen=True):
     """Delete with background propagation. NotFound is ignored; `uid` protects a newer object of the same name."""
 
-    api_version: str
     kind: str
     namespace: str
     name: str
@@ -58,7 +57,6 @@ class SetFinalizers(Struct, frozen=True):
 class Patch(Struct, frozen=True):
     """Merge a patch into another object's spec or metadata."""
 
-    api_version: str
     kind: str
     namespace: str
     name: str
@@ -87,12 +85,11 @@ Action = Apply | Create | Delete | SetFinalizers | Patch | Emit | Ask
 
 
 class Plan(Struct, frozen=True):
-    """`status` is the whole status; None leaves it as it is. `status_first`: it is written before the actions are carried out."""
+    """`status` is the whole status; None leaves it as it is. It is written before the actions are carried out."""
 
     actions: tuple[Action, ...] = ()
     status: Status | None = None
     requeue_after_s: float | None = None
-    status_first: bool = True
 
 
 def api_version_of(kind: str) -> str:
@@ -102,7 +99,7 @@ def api_version_of(kind: str) -> str:
 
 def delete(kind: str, obj: Resource, *, grace_s: int | None = None) -> Delete:
     """Return the deletion of exactly this object."""
-    return Delete(api_version_of(kind), kind, obj.namespace, obj.name, obj.uid, grace_s)
+    return Delete(kind, obj.namespace, obj.name, obj.uid, grace_s)
 
 
 def release(obj: Resource, *events: Emit) -> Plan:
@@ -130,5 +127,5 @@ def given_up_because(pod: Pod | None, starts: int, what: str) -> str:
         return f"{what}'s pod was lost {starts} times" if starts > MAX_RESTARTS else ""
     for container in pod.containers:
         if container.restarts > MAX_RESTARTS:
-            return f"{what}'s pod ended {container.restarts} times; the end of its log: {tail(container.last_words)}"
+            return f"{what}'s pod ended {container.restarts} times; the end of its log: {tail(container.end_of_log)}"
     return ""

@@ -268,7 +268,7 @@ def _join_owners(run: Run, existing: Resource, kind: str) -> list[Action]:
     owners = [*existing.owners, owner_of(run, controller=False)]
     version = existing.metadata.get("resourceVersion")
     patch = {"metadata": {"ownerReferences": owners, "resourceVersion": version}}
-    return [Patch("v1", kind, run.namespace, existing.name, patch)]
+    return [Patch(kind, run.namespace, existing.name, patch)]
 
 
 def _history(observed: Observed) -> runstatus.History:

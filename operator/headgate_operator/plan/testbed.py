@@ -214,7 +214,7 @@ def _roll(state: State, *, quiet: bool) -> tuple[str, ...]:
 
 def _pod_actions(observed: TestbedObserved, state: State, steps: Steps, settings: Settings) -> list[Action]:
     deletes = [
-        Delete("v1", "Pod", observed.testbed.namespace, state.pods[p].name, state.pods[p].uid)
+        Delete("Pod", observed.testbed.namespace, state.pods[p].name, state.pods[p].uid)
         for p in (*steps.remove, *steps.replace)
     ]
     creates = [

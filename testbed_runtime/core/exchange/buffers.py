@@ -178,7 +178,7 @@ class NetworkBufferPool:
         if count:
             self._promise(count)
             self._redistribute()
-        return SegmentRequest(self, count, now + timeout_s, timeout_s, unpooled=True)
+        return SegmentRequest(self, count, now + timeout_s, timeout_s)
 
     def recycle(self, segment: MemorySegment) -> None:
         """Take a segment back."""
@@ -254,18 +254,15 @@ class NetworkBufferPool:
 
 
 class SegmentRequest:
-    """A request for segments that may not be free yet. Call `poll` until it returns them; it times out at
+    """A request for exclusive segments that may not be free yet. Call `poll` until it returns them; it times out at
     `next_deadline`."""
 
-    __slots__ = ("_collected", "_pool", "_timeout_s", "_unpooled", "count", "next_deadline")
+    __slots__ = ("_collected", "_pool", "_timeout_s", "count", "next_deadline")
 
-    def __init__(
-        self, pool: NetworkBufferPool, count: int, deadline: float, timeout_s: float, *, unpooled: bool
-    ) -> None:
+    def __init__(self, pool: NetworkBufferPool, count: int, deadline: float, timeout_s: float) -> None:
         self._pool = pool
         self._collected: list[MemorySegment] = []
         self._timeout_s = timeout_s
-        self._unpooled = unpooled
         self.count = count
         self.next_deadline = deadline
 
@@ -286,11 +283,7 @@ class SegmentRequest:
     def cancel(self) -> None:
         """Return the collected segments and cancel the reservation."""
         collected, self._collected = self._collected, []
-        if self._unpooled:
-            self._pool.recycle_unpooled(collected, promised=self.count)
-        else:
-            for segment in collected:
-                self._pool.recycle(segment)
+        self._pool.recycle_unpooled(collected, promised=self.count)
         self.count = 0
 
 

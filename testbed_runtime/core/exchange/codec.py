@@ -134,8 +134,8 @@ class _Decoder:
         self._gathered.clear()
 
 
-def _unknown(number: int, sender: str) -> RemoteProtocolError:
-    return RemoteProtocolError(f"Received unknown message from {sender}: {number}")
+def _unknown(number: int) -> RemoteProtocolError:
+    return RemoteProtocolError(f"Received unknown message from producer: {number}")
 
 
 class ServerDecoder(_Decoder):
@@ -160,7 +160,7 @@ class ServerDecoder(_Decoder):
             if self._id < 0:
                 return position - start
             if self._id not in _CLIENT_BODIES:
-                raise _unknown(self._id, "producer")
+                raise _unknown(self._id)
         position = self._take(view, position, self._body_bytes)
         if len(self._gathered) == self._body_bytes:
             self._finish(_decode_client(self._id, bytes(self._gathered)))
@@ -380,7 +380,7 @@ class ClientDecoder(_Decoder):
         if self._id < 0:
             position = self._header(view, position)
             if self._id >= 0 and self._id not in _SERVER_IDS:
-                raise _unknown(self._id, "producer")
+                raise _unknown(self._id)
             return position
         if self._id != Id.BUFFER_RESPONSE:
             return self._control(view, position)

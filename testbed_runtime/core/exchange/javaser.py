@@ -96,7 +96,10 @@ def as_io_exception(error: FlinkError) -> FlinkError:
     if _IO in chain or not (chain and chain[0][0].startswith("java.")):
         return error
     wrapped = FlinkError(
-        "IOException", f"{chain[0][0]}: {error.message}", lost_taskmanager=error.lost_taskmanager
+        "IOException",
+        f"{chain[0][0]}: {error.message}",
+        lost_taskmanager=error.lost_taskmanager,
+        wait=error.wait,
     )
     wrapped.__cause__ = error
     return wrapped

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import IO, TypeAlias
+from typing import IO
 
 import numpy as np
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.blocking import BlockingSubpartition, ResultFile
-from testbed_runtime.core.exchange.buffers import LocalBufferPool
+from testbed_runtime.core.exchange.buffers import Callback, LocalBufferPool
 from testbed_runtime.core.exchange.events import (
     AlignmentType,
     CheckpointBarrier,
@@ -25,8 +25,6 @@ from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder
 from testbed_runtime.core.exchange.pending import Pending
 from testbed_runtime.core.exchange.subpartition import PipelinedSubpartition, SubpartitionView
 from testbed_runtime.core.ids import ResultPartitionID
-
-Callback: TypeAlias = Callable[[], None]
 
 _DATA = DataType.DATA_BUFFER
 
@@ -186,10 +184,10 @@ class ResultPartition:
 
     # ---- events --------------------------------------------------------------------------------------------
 
-    def broadcast_event(self, event: Event, *, data_type: DataType | None = None) -> None:
+    def broadcast_event(self, event: Event) -> None:
         """Send an event to every subpartition, after the emitted data (a priority event overtakes it). Never waits,
         because events need no buffer."""
-        self._broadcast(encode_event(event), data_type or data_type_of(event))
+        self._broadcast(encode_event(event), data_type_of(event))
 
     def broadcast_barrier(self, barrier: CheckpointBarrier) -> dict[int, tuple[bytes, ...]]:
         """Send a checkpoint barrier. Return the data that it overtakes, by subpartition: the output channel state.

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError, RemoteProtocolError
+from testbed_runtime.core.exchange.buffers import Callback
 from testbed_runtime.core.exchange.events import decode_event
 from testbed_runtime.core.exchange.frames import BytesLike
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.subpartition import SubpartitionView
 from testbed_runtime.core.ids import ResultPartitionID
-
-Callback: TypeAlias = Callable[[], None]
 
 
 def partition_not_found(partition: ResultPartitionID) -> FlinkError:

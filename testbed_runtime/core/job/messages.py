@@ -63,6 +63,8 @@ class DisconnectTaskManager(Struct, frozen=True):
     session: int
     cause_class: str = ""
     cause: str = ""
+    wait: str = ""
+    """The kind of the wait that it ended (core.job.causes), if the class does not say it."""
 
 
 class OfferSlots(Struct, frozen=True):
@@ -90,6 +92,8 @@ class UpdateTaskExecutionState(Struct, frozen=True):
     lost_taskmanager: str = ""
     """ResourceID of the TaskManager whose connection failed, if that was the cause. The job does not restart before that
     TaskManager answers a heartbeat or is lost."""
+    wait: str = ""
+    """The kind of the wait that the failure ended (core.job.causes), if its class does not say it."""
 
 
 class RequestPartitionState(Struct, frozen=True):

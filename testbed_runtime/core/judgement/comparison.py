@@ -153,7 +153,6 @@ def contrast(
     *,
     confidence: float = CONFIDENCE,
     matters: float = MATTERS,
-    seed: int = SEED,
 ) -> Contrast:
     """Compare two groups of samples. `matters` is a share of the reference's mean."""
     base = Contrast(
@@ -175,7 +174,7 @@ def contrast(
     found: list[Interval | None] = []
     for relative in (False, True):
         change = statistics.difference_interval(
-            *values, paired=paired, relative=relative, confidence=confidence, seed=seed
+            *values, paired=paired, relative=relative, confidence=confidence, seed=SEED
         )
         found.append(_improvement(key, _opened(change, first, second)))
     if found[0] is None:  # cannot happen: there are enough trials
@@ -277,16 +276,14 @@ def comparison(
     *,
     keys: Sequence[Key] = HEADLINE,
     each_with_previous: bool = False,
-    confidence: float = CONFIDENCE,
     matters: float = MATTERS,
-    seed: int = SEED,
 ) -> dict[str, Any]:
     """Return the content of comparison.json: each group's means, and each group against the first one (or the previous one).
 
-    All differences together have the confidence (Bonferroni); each mean has it by itself."""
+    All differences together have a confidence of CONFIDENCE (Bonferroni); each mean has it by itself."""
     shown = [key for key in keys if any(s.value is not None for g in groups for s in g.samples(key))]
     pairs = [(groups[i - 1] if each_with_previous else groups[0], groups[i]) for i in range(1, len(groups))]
-    each = samplesize.corrected(confidence, len(shown) * len(pairs))
+    each = samplesize.corrected(CONFIDENCE, len(shown) * len(pairs))
     contrasts = [
         contrast(
             key,
@@ -294,18 +291,17 @@ def comparison(
             (b.name, b.samples(key)),
             confidence=each,
             matters=matters,
-            seed=seed,
         )
         for a, b in pairs
         for key in shown
     ]
     return {
         "schema": 1,
-        "confidence": confidence,
+        "confidence": CONFIDENCE,
         "confidenceEach": each,
         "matters": matters,
         "metrics": [_metric(key) for key in shown],
-        "groups": [_group(g, shown, confidence, seed) for g in groups],
+        "groups": [_group(g, shown) for g in groups],
         "contrasts": [c.to_json() for c in contrasts],
         "summary": [_summary(a.name, b.name, contrasts) for a, b in pairs],
     }
@@ -323,19 +319,19 @@ def _metric(key: Key) -> dict[str, Any]:
     }
 
 
-def _group(group: Group, keys: Sequence[Key], confidence: float, seed: int) -> dict[str, Any]:
+def _group(group: Group, keys: Sequence[Key]) -> dict[str, Any]:
     return {
         "name": group.name,
         "trials": len(group.trials),
-        "values": [_value(group.samples(key), key, confidence, seed) for key in keys],
+        "values": [_value(group.samples(key), key) for key in keys],
     }
 
 
-def _value(samples: Sequence[Sample], key: Key, confidence: float, seed: int) -> dict[str, Any]:
+def _value(samples: Sequence[Sample], key: Key) -> dict[str, Any]:
     """Return a group's mean of one metric. `atLeast`: some trial had not recovered, so the mean is a lower bound."""
     values = [s.value for s in samples if s.value is not None]
     whole = len(values) == len(samples) and bool(values)
-    interval = statistics.mean_interval(values, confidence=confidence, seed=seed) if whole else None
+    interval = statistics.mean_interval(values, confidence=CONFIDENCE, seed=SEED) if whole else None
     mean = sum(values) / len(values) if whole else None
     bounded = any(s.bounded for s in samples)
     text = "–" if mean is None else ("at least " if bounded else "") + format_value(mean, key.unit)

@@ -47,15 +47,15 @@ def quantile_note(*, quantile: float, within: int, trials: int, lower: bool = Fa
     return f"{shown}. A system that just misses this p{quantile * 100:g} passes with a probability of {risk * 100:.0f} %"
 
 
-def share_shown(*, within: int, trials: int, confidence: float = CONFIDENCE) -> float:
-    """Return the share of all trials that stays within the bound at least, with this confidence (Clopper and Pearson)."""
+def share_shown(*, within: int, trials: int) -> float:
+    """Return the share of all trials that stays within the bound at least, with a probability of CONFIDENCE (Clopper and Pearson)."""
     if within == 0:
         return 0.0
     low, high = 0.0, 1.0
     for _ in range(60):
         share = (low + high) / 2
         # as many as observed, or more, would be too unlikely if the true share were this small
-        unlikely = binomial_cdf(trials - within, trials, 1 - share) < 1 - confidence
+        unlikely = binomial_cdf(trials - within, trials, 1 - share) < 1 - CONFIDENCE
         low, high = (share, high) if unlikely else (low, share)
     return low
 

@@ -64,7 +64,6 @@ class Timeline:
         observation_s: float,
         faults: Sequence[PlannedFault] = (),
         control: bool = False,
-        renew_every_s: float = RENEW_EVERY_S,
     ) -> None:
         for name, seconds in (
             ("warmUp", warm_up_s),
@@ -81,7 +80,6 @@ class Timeline:
         self.observation_s = observation_s
         self.faults = tuple(faults)
         self.control = control
-        self.renew_every_s = renew_every_s
         self.phase = ""
         self._planned: list[tuple[float, int, Action]] = []
         self._active: list[str] = []
@@ -180,7 +178,7 @@ class Timeline:
             return end
         self._schedule(Action(INJECT, fault.name, at))
         renewals = 1
-        while (when := at + renewals * self.renew_every_s) < end:
+        while (when := at + renewals * RENEW_EVERY_S) < end:
             self._schedule(Action(RENEW, fault.name, when))
             renewals += 1
         self._schedule(Action(HEAL, fault.name, end), _AT_ONCE if end <= at else None)

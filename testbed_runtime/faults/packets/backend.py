@@ -193,7 +193,7 @@ def judge(kind: str, asked: Impairment, path: ProbePath, before: PathReading, no
         case "network.duplicate":
             hits = now.forward_duplicates * ways[0] + now.backward_duplicates * ways[1]
             of = now.sent * ways[0] + now.echoed * ways[1]
-            return measure.judge_share(hits, of, asked.duplicate, "duplicated")
+            return measure.judge_duplicates(hits, of, asked.duplicate)
         case "network.reorder":
             seen = {"probes": now.sent, "overtaken": now.overtaken}
             return Judged(

@@ -180,7 +180,7 @@ class PacketFilter:
 
     async def remove(self, rule_id: str) -> None:
         """Harmless when it does not exist."""
-        await nft(kernel.drop_nft_away(rule_id))
+        await nft(kernel.remove_drop_nft(rule_id))
         self._active.discard(kernel.table_name(rule_id))
 
     async def leftovers(self) -> list[str]:
@@ -247,5 +247,5 @@ class Emulator:
 
     async def _remove(self) -> None:
         if await self._exists():
-            for command in kernel.netem_away(self._device):
+            for command in kernel.remove_netem(self._device):
                 await run(command)

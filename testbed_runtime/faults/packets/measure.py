@@ -142,16 +142,16 @@ def judge_loss(now: PathReading, ways: tuple[bool, bool], asked: float, burst: f
     return Judged(ok, values, "" if ok else "the share of lost packets is not what was asked")
 
 
-def judge_share(hits: int, of: int, asked: float, what: str) -> Judged:
+def judge_duplicates(hits: int, of: int, asked: float) -> Judged:
     low, high = wilson(hits, of)
     ok = of > 0 and low <= asked <= high
     values = {
         "probes": of,
         "asked_percent": round(asked * 100, 4),
-        f"{what}_percent": round(100 * hits / of, 4) if of else None,
+        "duplicated_percent": round(100 * hits / of, 4) if of else None,
         "interval_percent": [round(low * 100, 4), round(high * 100, 4)],
     }
-    return Judged(ok, values, "" if ok else f"the share of {what} packets is not what was asked")
+    return Judged(ok, values, "" if ok else "the share of duplicated packets is not what was asked")
 
 
 def judge_silence(now: PathReading) -> Judged:

@@ -120,7 +120,7 @@ class PacketQueue:
         if self._how == "nft":
             await run(("nft", "-f", "-"), kernel.queue_nft(()))
             return
-        for command in kernel.iptables_away(self._how):
+        for command in kernel.remove_iptables(self._how):
             await run(command)
 
     # ---- the queue

@@ -126,7 +126,7 @@ def iptables_hooks(tool: str, verb: str) -> list[list[str]]:
     ]
 
 
-def iptables_away(tool: str) -> list[list[str]]:
+def remove_iptables(tool: str) -> list[list[str]]:
     """Return the commands that remove jumps, rules and chains. Each may fail when its object does not exist."""
     base = [tool, "-w", str(LOCK_WAIT_S), "-t", IPTABLES_TABLE]
     return [
@@ -175,7 +175,7 @@ def _drops(number: int, rule: PacketRule) -> list[str]:
     ]
 
 
-def drop_nft_away(rule_id: str) -> str:
+def remove_drop_nft(rule_id: str) -> str:
     """Return input that removes the table of a fault; harmless when it does not exist."""
     name = table_name(rule_id)
     return f"table inet {name}\ndelete table inet {name}\n"
@@ -235,7 +235,7 @@ def netem_on(rule: PacketRule, device: str) -> list[list[str]]:
     return commands
 
 
-def netem_away(device: str) -> list[list[str]]:
+def remove_netem(device: str) -> list[list[str]]:
     """Return commands that remove the ingress qdisc with the filters, then the device. Each may fail when its object does not exist."""
     return [["tc", "qdisc", "del", "dev", device, "ingress"], ["ip", "link", "del", NETEM_DEVICE]]
 

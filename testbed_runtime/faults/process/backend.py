@@ -55,13 +55,13 @@ class ProcessBackend:
         self._pids: dict[str, dict[str, int]] = {}
 
     async def prepare(self, request: FaultRequest) -> None:
-        pids = {name: self._table.pid(name) for name in self._names(request)}
+        pids = {name: self._table.pid(name) for name in target_names(request)}
         require_running(name for name, pid in pids.items() if pid is None)
         self._pids[request.fault_id] = {name: pid for name, pid in pids.items() if pid is not None}
 
     async def apply(self, request: FaultRequest) -> float:
         begin = asyncio.get_running_loop().time()
-        for name in self._names(request):
+        for name in target_names(request):
             if request.fault.kind.endswith(".kill"):
                 self._table.signal_kill(name)
             else:
@@ -86,7 +86,7 @@ class ProcessBackend:
         )
 
     async def remove(self, request: FaultRequest) -> None:
-        for name in self._names(request):
+        for name in target_names(request):
             if request.fault.kind.endswith(".pause"):
                 if self._table.pid(name) == self._pids.get(request.fault_id, {}).get(name):
                     self._table.resume(name)
@@ -103,5 +103,7 @@ class ProcessBackend:
         paused = list(self._table.paused())
         return {"paused": paused} if paused else {}
 
-    def _names(self, request: FaultRequest) -> tuple[str, ...]:
-        return (JOBMANAGER,) if request.fault.kind.startswith("jobmanager.") else owners_of(request.targets)
+
+def target_names(request: FaultRequest) -> tuple[str, ...]:
+    """Return the processes that a fault kills or pauses."""
+    return (JOBMANAGER,) if request.fault.kind.startswith("jobmanager.") else owners_of(request.targets)

@@ -83,7 +83,7 @@ class Proxy:
                 return known
             if self._full:
                 raise UserError(
-                    "routes", "the proxy holds the most routes that it can", "use a smaller testbed"
+                    "routes", "the proxy has reached its limit of routes", "use a smaller testbed"
                 )
             route = Route(key, 0)
             route.server = await self._listen(route)

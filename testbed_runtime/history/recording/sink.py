@@ -131,7 +131,7 @@ class StreamingSink:
         pause = RETRY_S
         while True:
             await self._rows.wait()
-            await self._wait_urgent(SHIP_EVERY_S)
+            await self._wait_urgent()
             self._rows.clear()
             try:
                 await self._ship_all(client)
@@ -146,9 +146,9 @@ class StreamingSink:
                 self._progress.set()
                 return
 
-    async def _wait_urgent(self, seconds: float) -> None:
+    async def _wait_urgent(self) -> None:
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(SHIP_EVERY_S):
                 await self._urgent.wait()
         except TimeoutError:
             pass

@@ -1,0 +1,24 @@
+"""The wait that a failure ended: it says whose seconds they were. Recorded with the failure instead of being read from its text."""
+
+from __future__ import annotations
+
+FAILURE_REPORT = "failure-report"
+"""The kind of the wait that no other kind explains."""
+RECOVERED = "JobManagerRestarted"
+"""The class of the cause with which a new JobManager recovers the job."""
+_BY_CLASS = {
+    "PartitionNotFoundException": "partition",
+    "NoResourceAvailableException": "slot",
+    "JobMasterException": "heartbeat",
+    RECOVERED: "jobmanager",
+    "RemoteTransportException": "connection",
+    "LocalTransportException": "connection",
+    "PartitionConnectionException": "connection",
+    "RecipientUnreachableException": "connection",
+}
+"""The classes that have one meaning. Of the others, the component that fails knows the kind."""
+
+
+def ended_wait(class_name: str, known: str = "") -> str:
+    """Return the kind of the wait (core.waits) that a failure ended: what its origin knows, else what its class says."""
+    return known or _BY_CLASS.get(class_name, FAILURE_REPORT)

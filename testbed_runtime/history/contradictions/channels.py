@@ -1,0 +1,66 @@
+"""Compare the columns of a channel's sample with each other. They are counted at several places of the exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.versions import LATEST
+from testbed_runtime.history.contradictions.columns import equal, ints, sound
+from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.schema import Trial
+
+EXCLUSIVE = "taskmanager.network.memory.buffers-per-channel"
+UNLIMITED = 2**31 - 1
+"""The credit of a producer without credit-based flow control."""
+
+
+def check_credit(name: str, table: pa.Table) -> Iterator[Damage]:
+    """Yield a producer with more credit than was announced and not used, and a consumer with more segments than it announced. Without
+    exclusive buffers, either may have less: a consumer that resumes begins at 0. Using more than was announced is no damage: it is
+    what `checking.credit` judges."""
+    if name == "channels":
+        yield from _unbalanced(table, exact=False)
+
+
+def check_balance(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
+    """Return a producer with less credit than was announced and not used, or a consumer with fewer segments, if the job's channels
+    have exclusive buffers."""
+    options = Options(entry.get("configuration") or {}, flink_version=entry.get("flinkVersion") or LATEST)
+    if options.integer(EXCLUSIVE) < 1:
+        return []
+    return list(_unbalanced(trial.table("channels"), exact=True))
+
+
+def _unbalanced(table: pa.Table, *, exact: bool) -> Iterator[Damage]:
+    if not sound(table, "side", "local", "credit", "announced", "used"):
+        return
+    credit, announced, used = (ints(table, c) for c in ("credit", "announced", "used"))
+    limited = (announced > 0) & (credit < UNLIMITED)
+    remote = limited & ~np.asarray(table.column("local").to_numpy(zero_copy_only=False), dtype=np.bool_)
+    producing = equal(table, "side", "producer")
+    more = credit - (announced - used)
+    wrong = remote & producing & ((more > 0) | (exact & (more < 0)))
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        problem = (
+            f"is {credit[row]}, but {announced[row]} were announced and {used[row]} used (announced, used)"
+        )
+        yield Damage("channels", "credit", row, problem)
+        return
+    if not sound(table, "floating", "exclusive"):
+        return
+    free = ints(table, "floating") + ints(table, "exclusive")
+    more = used + free - (announced + credit)
+    wrong = remote & ~producing & (used <= announced) & ((more > 0) | (exact & (more < 0)))
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        problem = (
+            f"is {announced[row]} and {credit[row]} are not announced, but {used[row]} were used and {free[row]} are free "
+            "(credit, used, floating, exclusive)"
+        )
+        yield Damage("channels", "announced", row, problem)

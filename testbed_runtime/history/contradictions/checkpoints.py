@@ -1,0 +1,255 @@
+"""Compare the rows of each checkpoint with each other, with its waits, and with what it committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.waits import Outcome
+from testbed_runtime.history.contradictions.columns import (
+    NS,
+    TOLERANCE_NS,
+    Owned,
+    events,
+    ints,
+    numbered,
+    parsed,
+    sound,
+    tasks_of,
+    vertices,
+)
+from testbed_runtime.history.contradictions.exchange import PLAIN_KINDS
+from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.schema import Trial
+
+INCREMENTAL = "execution.checkpointing.incremental"
+ROUNDING_NS = NS // 100
+
+COMMIT = ("process", "task", "attempt", "checkpoint")
+"""The rows of one commit have these columns in common."""
+BITS = np.array([number.bit_count() for number in range(256)], dtype=np.uint8)
+
+Row = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """A checkpoint of one JobManager. It may trigger the same number again after it lost its leadership."""
+
+    triggered: Row
+    acknowledged: dict[str, Row] = field(default_factory=dict)
+    finalizing: Row | None = None
+    ended: Row | None = None
+
+
+def check_checkpoints(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
+    """Return the contradictions of checkpoints, at most one for each rule."""
+    table = trial.table("checkpoints")
+    if not sound(
+        table,
+        "process",
+        "seq",
+        "t_ns",
+        "checkpoint",
+        "state",
+        "task",
+        "duration_ns",
+        "alignment_ns",
+        "state_bytes",
+    ):
+        return []
+    rows = [r | {"row": row} for row, r in enumerate(table.to_pylist())]
+    found, damage = _collected(sorted(rows, key=lambda r: (r["process"], r["seq"])))
+    rules = (
+        damage,
+        _durations(found),
+        _complete(trial, entry, found),
+        _sizes(entry, found),
+        _commits(trial, found),
+        _weights(trial, entry),
+        _waits(trial, found),
+    )
+    return [one for rule in rules for one in list(rule)[:1]]
+
+
+def _collected(rows: list[Row]) -> tuple[list[Checkpoint], list[Damage]]:
+    """Return the checkpoints, and the tasks that acknowledged one a second time: the JobMaster takes only the first."""
+    found: list[Checkpoint] = []
+    newest: dict[tuple[str, int], Checkpoint] = {}
+    damage: list[Damage] = []
+    for r in rows:
+        key = (r["process"], r["checkpoint"])
+        if r["state"] == "triggered":
+            newest[key] = Checkpoint(r)
+            found.append(newest[key])
+            continue
+        one = newest.get(key)
+        if one is None:
+            continue
+        if r["state"] == "acknowledged" and r["task"] in one.acknowledged:
+            problem = f"is {r['task']}, which had acknowledged checkpoint {r['checkpoint']}"
+            damage.append(Damage("checkpoints", "task", r["row"], problem))
+        elif r["state"] == "acknowledged":
+            one.acknowledged[r["task"]] = r
+        elif r["state"] == "finalizing":
+            one.finalizing = r
+        else:
+            one.ended = r
+    return found, damage
+
+
+def _durations(found: list[Checkpoint]) -> Iterator[Damage]:
+    """Yield durations that are not the time since the checkpoint was triggered, and alignments that took longer."""
+    for one in found:
+        for r in (*one.acknowledged.values(), one.ended):
+            if r is None:
+                continue
+            took = r["t_ns"] - one.triggered["t_ns"]
+            if abs(r["duration_ns"] - took) > TOLERANCE_NS:
+                problem = f"is {r['duration_ns'] / NS:g} s, but {took / NS:.3f} s passed since checkpoint {r['checkpoint']} was triggered"
+                yield Damage("checkpoints", "duration_ns", r["row"], problem)
+            if r["alignment_ns"] > r["duration_ns"] + ROUNDING_NS:
+                problem = f"is {r['alignment_ns'] / NS:g} s, longer than the checkpoint ({r['duration_ns'] / NS:g} s)"
+                yield Damage("checkpoints", "alignment_ns", r["row"], problem)
+
+
+def _complete(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage]:
+    """Yield completed checkpoints that a task has not acknowledged, unless it had finished, and acknowledgements of no task."""
+    tasks = tasks_of(entry)
+    finished: dict[str, list[tuple[str, int]]] = {}
+    for _, event in events(trial, "task.state"):
+        if parsed(event["data"]).get("to") == "FINISHED":
+            finished.setdefault(event["subject"], []).append((event["process"], event["seq"]))
+    for one in found if tasks else ():
+        for task, r in one.acknowledged.items():
+            if task not in tasks:
+                yield Damage(
+                    "checkpoints", "task", r["row"], f"is {task[:60]!r}, which the job does not have"
+                )
+        end = one.ended
+        if end is None or end["state"] != "completed":
+            continue
+        missing = [
+            task
+            for task in sorted(tasks - one.acknowledged.keys())
+            if not any(p != end["process"] or seq < end["seq"] for p, seq in finished.get(task, ()))
+        ]
+        if missing:
+            problem = f"says that checkpoint {end['checkpoint']} was completed, but {missing[0]} has not acknowledged it"
+            yield Damage("checkpoints", "state", end["row"], problem)
+
+
+def _sizes(entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage]:
+    """Yield completed checkpoints that are smaller than their parts, or larger although every part was stored anew."""
+    exact = not Options(entry.get("configuration") or {}).boolean(INCREMENTAL)
+    tasks = tasks_of(entry)
+    for one in found:
+        for r in one.acknowledged.values():
+            if r.get("persisted_bytes", 0) > r["state_bytes"]:
+                yield Damage(
+                    "checkpoints",
+                    "persisted_bytes",
+                    r["row"],
+                    f"is {r['persisted_bytes']}, more than state_bytes",
+                )
+        end = one.ended
+        if end is None or end["state"] != "completed":
+            continue
+        parts = sum(r["state_bytes"] for r in one.acknowledged.values())
+        larger = exact and one.acknowledged.keys() >= tasks and end["state_bytes"] > parts
+        if end["state_bytes"] < parts or larger:
+            problem = (
+                f"is {end['state_bytes']}, but the parts of checkpoint {end['checkpoint']} have {parts} bytes"
+            )
+            yield Damage("checkpoints", "state_bytes", end["row"], problem)
+
+
+def _commits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
+    """Yield commits of a checkpoint that was not complete. A JobManager may commit again what an earlier one completed."""
+    table = trial.table("delivery")
+    managers = {c.triggered["process"] for c in found}
+    if len(managers) != 1 or not sound(table, "process", "seq", "checkpoint") or events(trial, "leadership"):
+        return
+    done = {
+        c.ended["checkpoint"]: c.ended["seq"]
+        for c in found
+        if c.ended is not None and c.ended["state"] == "completed"
+    }
+    for row, r in enumerate(table.select(["process", "seq", "checkpoint", "task"]).to_pylist()):
+        if (
+            r["process"] in managers
+            and r["checkpoint"] >= 0
+            and done.get(r["checkpoint"], r["seq"]) >= r["seq"]
+        ):
+            problem = (
+                f"is {r['checkpoint']}, which was not completed when {r['task']} committed (checkpoints)"
+            )
+            yield Damage("delivery", "checkpoint", row, problem)
+
+
+def _weights(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+    """Yield commits whose weight is not the number of their records. A record of a window stands for several."""
+    table, kinds = trial.table("delivery"), {v.get("kind") for v in vertices(entry)}
+    if not kinds or kinds - PLAIN_KINDS or not sound(table, "bitmap", "weight", "duplicated", *COMMIT):
+        return
+    column = table.column("bitmap").combine_chunks()
+    lengths = np.asarray(pc.binary_length(column), dtype=np.int64)
+    bits = BITS[np.frombuffer(b"".join(column.to_pylist()), dtype=np.uint8)]
+    total = np.concatenate([[0], np.cumsum(bits, dtype=np.int64)])
+    ends = np.cumsum(lengths)
+    owned = Owned.of(numbered([table], COMMIT), np.arange(len(table), dtype=np.int64))
+    records = (total[ends] - total[ends - lengths] + ints(table, "duplicated"))[owned.order]
+    weights = ints(table, "weight")[owned.order]
+    found, stated = np.add.reduceat(records, owned.starts), np.add.reduceat(weights, owned.starts)
+    if len(wrong := np.flatnonzero(found != stated)):
+        row = int(owned.order[owned.starts[wrong[0]]])
+        task = table.column("task")[row].as_py()
+        problem = f"of this commit of {task} adds up to {stated[wrong[0]]}, but it has {found[wrong[0]]} records (bitmap)"
+        yield Damage("delivery", "weight", row, problem)
+
+
+def _waits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
+    """Yield waits for a checkpoint that began, ended or turned out otherwise than its rows say."""
+    table = trial.table("waits")
+    if not sound(table, "process", "kind", "what", "start_ns", "t_ns", "outcome", "seq"):
+        return
+    of: dict[tuple[str, str], list[Checkpoint]] = {}
+    for one in found:
+        of.setdefault((one.triggered["process"], f"checkpoint {one.triggered['checkpoint']}"), []).append(one)
+    for row, r in enumerate(table.to_pylist()):
+        if r["kind"] not in ("checkpoint", "completion") or r["outcome"] == Outcome.OPEN:
+            continue
+        earlier = [c for c in of.get((r["process"], r["what"]), ()) if c.triggered["seq"] < r["seq"]]
+        if not earlier:
+            yield Damage("waits", "what", row, f"is {r['what']!r}, which {r['process']} did not trigger")
+            return
+        one = earlier[-1]
+        begun = one.triggered if r["kind"] == "checkpoint" else one.finalizing
+        if begun is None or abs(r["start_ns"] - begun["t_ns"]) > TOLERANCE_NS:
+            yield Damage(
+                "waits",
+                "start_ns",
+                row,
+                f"of {r['what']} is not the time at which it was {'triggered' if r['kind'] == 'checkpoint' else 'acknowledged'}",
+            )
+            return
+        if r["kind"] != "checkpoint" or one.ended is None:
+            continue
+        if abs(r["t_ns"] - one.ended["t_ns"]) > TOLERANCE_NS:
+            yield Damage(
+                "waits", "t_ns", row, f"of {r['what']} is not the time at which it was {one.ended['state']}"
+            )
+            return
+        if (r["outcome"] == Outcome.COMPLETED) != (one.ended["state"] == "completed"):
+            yield Damage(
+                "waits",
+                "outcome",
+                row,
+                f"is {r['outcome']!r}, but {r['what']} was {one.ended['state']} (checkpoints)",
+            )
+            return

@@ -1,0 +1,106 @@
+"""Compare times that several processes took from one clock: rows with one boot id are of one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow.compute as pc
+
+from testbed_runtime.history.contradictions.columns import (
+    NS,
+    TOLERANCE_NS,
+    ended_process,
+    equal,
+    events,
+    ints,
+    parsed,
+    sound,
+)
+from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.schema import TABLES, Trial
+
+SAMPLES = 20
+"""A task with fewer samples than this can have had no lag by chance."""
+LATE_NS = 10_000_000
+"""A sink whose typical window has a slower record than this has a lag."""
+OWN_CLOCK = ("events", "channels", "tasks", "latency", "delivery", "checkpoints", "frames")
+
+
+RESTARTING = frozenset(("cancellation", "restart-delay"))
+"""Waits of the JobMaster whose attempt is the number of a restart."""
+
+
+def has_one_clock(trial: Trial) -> bool:
+    """Whether all rows have one boot id. A reduced trial has it in some tables only, and every process writes events."""
+    tables = [t for name in TABLES if len(t := trial.table(name)) and "boot_id" in t.column_names]
+    return len({boot for table in tables for boot in pc.unique(table.column("boot_id")).to_pylist()}) == 1
+
+
+def check_clocks(trial: Trial) -> list[Damage]:
+    """Return the contradictions between the times of processes that share a clock, at most one for each rule."""
+    rules = (_lags(trial), _after_exit(trial), _before_deployment(trial))
+    return [one for rule in rules for one in list(rule)[:1]]
+
+
+def _lags(trial: Trial) -> Iterator[Damage]:
+    """Yield a sink that was never late, although the latencies of its records say so."""
+    tasks, latency = trial.table("tasks"), trial.table("latency")
+    if not sound(tasks, "task", "role", "lag_ns", "records_in") or not sound(latency, "task", "max_ns"):
+        return
+    slowest, sinks = ints(latency, "max_ns"), np.asarray(latency.column("task").to_pylist())
+    lag, counted = ints(tasks, "lag_ns"), equal(tasks, "role", "sink") & (ints(tasks, "records_in") > 0)
+    for task in sorted(set(sinks.tolist())):
+        mine = np.flatnonzero(counted & equal(tasks, "task", task))
+        late = float(np.median(slowest[sinks == task]))
+        if len(mine) >= SAMPLES and late >= LATE_NS and not lag[mine].any():
+            problem = f"is 0 in every sample of {task}, whose records were {late / NS:.3f} s late (max_ns in latency)"
+            yield Damage("tasks", "lag_ns", int(mine[0]), problem)
+            return
+
+
+def _after_exit(trial: Trial) -> Iterator[Damage]:
+    """Yield rows that a process wrote after it had ended."""
+    exits = {ended_process(e): e["t_ns"] for _, e in events(trial, "process.exit")}
+    for name in OWN_CLOCK if exits else ():
+        table = trial.table(name)
+        if not sound(table, "process", "t_ns"):
+            continue
+        newest = table.select(["process", "t_ns"]).group_by("process").aggregate([("t_ns", "max")])
+        for r in newest.to_pylist():
+            late = r["t_ns_max"] - exits.get(r["process"], r["t_ns_max"])
+            if late > TOLERANCE_NS:
+                row = int(
+                    np.flatnonzero(
+                        equal(table, "process", r["process"]) & (ints(table, "t_ns") == r["t_ns_max"])
+                    )[0]
+                )
+                yield Damage(
+                    name,
+                    "t_ns",
+                    row,
+                    f"is {late / NS:.1f} s after {r['process']} ended (process.exit in events)",
+                )
+                return
+
+
+def _before_deployment(trial: Trial) -> Iterator[Damage]:
+    """Yield waits of an attempt that began before the JobManager scheduled it, and waits for a restart that began before it."""
+    table = trial.table("waits")
+    if not sound(table, "who", "attempt", "start_ns", "kind"):
+        return
+    begun: dict[tuple[str, int], int] = {}
+    for _, event in events(trial, "task.state"):
+        if parsed(event["data"]).get("to") == "SCHEDULED":
+            begun.setdefault((event["subject"], event["attempt"]), event["t_ns"])
+    for _, event in events(trial, "failover.started"):
+        if event["subject"].isdigit():
+            begun.setdefault(("JobMaster", int(event["subject"])), event["t_ns"])
+    for row, r in enumerate(table.select(["who", "attempt", "start_ns", "kind"]).to_pylist()):
+        if r["who"] == "JobMaster" and r["kind"] not in RESTARTING:
+            continue
+        early = begun.get((r["who"], r["attempt"]), r["start_ns"]) - r["start_ns"]
+        if early > TOLERANCE_NS:
+            problem = f"of this {r['kind']} wait is {early / NS:.1f} s before attempt {r['attempt']} of {r['who']} began"
+            yield Damage("waits", "start_ns", row, problem)
+            return

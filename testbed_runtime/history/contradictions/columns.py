@@ -1,0 +1,158 @@
+"""Columns of the history as arrays, and the rows of each owner in the order in which its process wrote them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Struct
+
+from testbed_runtime.history.schema import Trial
+
+NS = 1_000_000_000
+TOLERANCE_NS = NS
+"""Two times that one process took of the same moment may differ by this much: it may be paused in between."""
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+ATTEMPT = ("process", "task", "attempt")
+EVENT_COLUMNS = ("process", "seq", "t_ns", "kind", "subject", "attempt", "checkpoint", "data")
+UNREAD = ("network.buffers", "network.pools", "socket.state", "cpu.spent", "backpressure.sampled")
+"""Kinds of events that no rule reads. They are many."""
+
+
+def ints(table: pa.Table, column: str) -> Ints:
+    return np.asarray(table.column(column).to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def sound(table: pa.Table, *columns: str) -> bool:
+    """Whether a table has rows, and no nulls in these columns."""
+    known = all(c in table.column_names for c in columns)
+    return bool(len(table)) and known and not any(table.column(c).null_count for c in columns)
+
+
+def equal(table: pa.Table, column: str, value: str) -> Flags:
+    """Return which rows have this value."""
+    return np.asarray(pc.equal(table.column(column), value).to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+def numbered(tables: Sequence[pa.Table], columns: Sequence[str]) -> Ints:
+    """Return a number for each row of all tables: equal in rows that are equal in these columns."""
+    found = np.zeros(sum(map(len, tables)), dtype=np.int64)
+    for column in columns:
+        chunks = [chunk for table in tables for chunk in table.column(column).chunks]
+        if not chunks:
+            continue
+        encoded = pa.chunked_array(chunks).combine_chunks().dictionary_encode()
+        found = found * max(1, len(encoded.dictionary)) + np.asarray(encoded.indices, dtype=np.int64)
+    return found
+
+
+class Owned(Struct, frozen=True):
+    """Rows in order of their owner and number. The arrays of the methods have one entry for each row, in this order."""
+
+    order: Ints
+    """The places of the rows in their table."""
+    starts: Ints
+    """The first place in `order` of each owner."""
+    sizes: Ints
+
+    @classmethod
+    def of(cls, owners: Ints, seq: Ints) -> Owned:
+        order = np.lexsort((seq, owners)).astype(np.int64)
+        starts = np.flatnonzero(np.diff(owners[order], prepend=-1)).astype(np.int64)
+        return cls(order, starts, np.diff(starts, append=len(order)).astype(np.int64))
+
+    @classmethod
+    def attempts(cls, table: pa.Table) -> Owned:
+        """Order the samples of each attempt."""
+        return cls.of(numbered([table], ATTEMPT), ints(table, "seq"))
+
+    @property
+    def ends(self) -> Ints:
+        """The last place in `order` of each owner."""
+        return self.starts + self.sizes - 1
+
+    def spread(self, of_owner: Ints) -> Ints:
+        """Repeat the value of each owner for all its rows."""
+        return np.repeat(of_owner, self.sizes)
+
+    def last(self, wanted: Flags) -> Ints:
+        """Return the last place of each owner where `wanted` is true; -1 if it is nowhere."""
+        places = np.where(wanted, np.arange(len(self.order)), -1)
+        return np.asarray(np.maximum.reduceat(places, self.starts), dtype=np.int64)
+
+
+def parsed(text: str | None) -> dict[str, Any]:
+    """Return a JSON object; empty for any other text."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def events(trial: Trial, *kinds: str) -> list[tuple[int, dict[str, Any]]]:
+    """Return the events of these kinds with their places in the table, in the order in which each process wrote them."""
+    of_kind = trial.kept("events that are compared", lambda: _by_kind(trial.table("events")))
+    found = [pair for kind in kinds for pair in of_kind.get(kind, ())]
+    return found if len(kinds) == 1 else sorted(found, key=_written)
+
+
+def _by_kind(table: pa.Table) -> dict[str, list[tuple[int, dict[str, Any]]]]:
+    found: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    if sound(table, "kind", "process", "seq"):
+        read = pc.invert(pc.is_in(table.column("kind"), pa.array(UNREAD)))
+        places = np.flatnonzero(read.to_numpy(zero_copy_only=False))
+        rows = table.select(EVENT_COLUMNS).take(pa.array(places)).to_pylist()
+        for pair in sorted(zip(places.tolist(), rows, strict=True), key=_written):
+            found.setdefault(pair[1]["kind"], []).append(pair)
+    return found
+
+
+def _written(pair: tuple[int, dict[str, Any]]) -> tuple[str, int]:
+    return pair[1]["process"], pair[1]["seq"]
+
+
+def distinct(trial: Trial, name: str, *columns: str) -> list[tuple[int, dict[str, Any]]]:
+    """Return each combination of values that the rows of a table have, with the first row that has it."""
+
+    def found() -> list[tuple[int, dict[str, Any]]]:
+        table = trial.table(name)
+        if not sound(table, *columns):
+            return []
+        _, rows = np.unique(numbered([table], columns), return_index=True)
+        return list(zip(rows.tolist(), table.select(columns).take(pa.array(rows)).to_pylist(), strict=True))
+
+    return trial.kept(f"distinct {columns} of {name}", found)
+
+
+def ended_process(event: Mapping[str, Any]) -> str:
+    """Return the process that a process.exit is about, with its incarnation."""
+    incarnation = parsed(event["data"]).get("incarnation")
+    return f"{event['subject']}-{incarnation}" if incarnation is not None else str(event["subject"])
+
+
+def vertices(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the vertices of the manifest's job."""
+    job = entry.get("job")
+    return list(job.get("vertices") or ()) if isinstance(job, Mapping) else []
+
+
+def tasks_of(entry: Mapping[str, Any]) -> set[str]:
+    """Return the subtasks of the manifest's job."""
+    return {f"{v['name']}-{i}" for v in vertices(entry) for i in range(int(v.get("parallelism") or 1))}
+
+
+def edges(entry: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
+    """Yield the source, the target and how often the edge carries each record."""
+    job = entry.get("job")
+    parallelism = {v["name"]: int(v.get("parallelism") or 1) for v in vertices(entry)}
+    for edge in (job.get("edges") or ()) if isinstance(job, Mapping) else ():
+        source, target = edge.get("source") or edge.get("from"), edge.get("target") or edge.get("to")
+        yield source, target, parallelism.get(target, 1) if edge.get("partitioning") == "broadcast" else 1

@@ -1,0 +1,149 @@
+"""Compare what tasks sent with what their consumers received."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from testbed_runtime.core.exchange.records import LENGTH_BYTES
+from testbed_runtime.core.job.jobgraph import MIN_RECORD_BYTES
+from testbed_runtime.history.contradictions.columns import (
+    ATTEMPT,
+    Owned,
+    edges,
+    events,
+    ints,
+    parsed,
+    sound,
+    vertices,
+)
+from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.schema import Trial
+
+FRAMED_MIN = MIN_RECORD_BYTES + LENGTH_BYTES
+"""The smallest record in a buffer."""
+PLAIN_KINDS = frozenset(("generated", "map", "keyed-count", "ledger", "file"))
+"""Vertices that keep the size of a record."""
+LOOSE = 2
+"""Two counters of the same may differ by this factor: a task has read more than it has processed, or records were lost."""
+TOTAL_MIN = 100
+"""So few records or bytes say nothing."""
+MARKER_INTERVAL = "metrics.latency.interval"
+
+Totals = Mapping[str, Mapping[str, int]]
+"""The counters of each task at its end."""
+
+
+def check_exchange(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
+    """Return the contradictions between tasks that exchange records. The feedback of an iteration is records without bytes."""
+    tasks = trial.table("tasks")
+    kinds = {v.get("kind") for v in vertices(entry)}
+    if not kinds or kinds & {None, "iteration", "synchronization"} or not sound(tasks, "seq", *ATTEMPT):
+        return []
+    rules = (_bytes(tasks, entry), _totals(trial, entry))
+    return [damage for rule in rules for damage in rule]
+
+
+def _bytes(tasks: pa.Table, entry: Mapping[str, Any]) -> Iterator[Damage]:
+    """Yield more records than fit into their bytes, and more bytes than the records of an attempt have."""
+    if not sound(tasks, "records_in", "records_out", "bytes_in", "bytes_out"):
+        return
+    received, into = ints(tasks, "records_in"), ints(tasks, "bytes_in")
+    if len(wrong := np.flatnonzero(received * FRAMED_MIN > into)):
+        row = int(wrong[0])
+        yield Damage(
+            "tasks", "records_in", row, f"is {received[row]}, too many for {into[row]} bytes (bytes_in)"
+        )
+        return
+    kinds = {v.get("kind") for v in vertices(entry)}
+    if kinds - PLAIN_KINDS or MARKER_INTERVAL in (entry.get("configuration") or {}):
+        return
+    size = LENGTH_BYTES + max(int(v.get("recordBytes") or 0) for v in vertices(entry))
+    channels = sum(int(v.get("parallelism") or 1) for v in vertices(entry))
+    owned, many = Owned.attempts(tasks), max(_copies(entry).values(), default=1)
+    for records, amount, most in (("records_in", "bytes_in", 1), ("records_out", "bytes_out", many)):
+        counted, moved = ints(tasks, records)[owned.order], ints(tasks, amount)[owned.order]
+        before = owned.last(moved < owned.spread(moved[owned.ends]))
+        beyond = (before >= 0) & (moved[before] > LOOSE * most * size * (counted[owned.ends] + channels))
+        if beyond.any():
+            owner = int(np.flatnonzero(beyond)[0])
+            row, last = int(owned.order[before[owner]]), int(counted[owned.ends[owner]])
+            yield Damage(
+                "tasks", amount, row, f"is {moved[before[owner]]}, too many for {last} records ({records})"
+            )
+
+
+def _copies(entry: Mapping[str, Any]) -> dict[str, int]:
+    """Map each vertex to how often it sends a record, over all its edges."""
+    found: dict[str, int] = {}
+    for source, _, copies in edges(entry):
+        found[source] = found.get(source, 0) + copies
+    return found
+
+
+def _totals(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+    """Yield a vertex whose last attempts received much more or less than those before it sent. Both have finished, no channel state
+    was restored, and no result can be read again. A few lost records are no damage: delivery judges them."""
+    job = entry.get("job")
+    blocking = isinstance(job, Mapping) and any(
+        e.get("result") or e.get("deployment") for e in job.get("edges") or ()
+    )
+    if blocking or _channel_state(trial) or MARKER_INTERVAL in (entry.get("configuration") or {}):
+        return
+    totals, copies = _finished(trial), _copies(entry)
+    measures = [("bytes_in", "bytes_out", True)]
+    if not events(trial, "receive-queue.closed"):  # it drops records that it has read
+        measures.insert(0, ("records_in", "records_out", False))
+    parallelism = {v["name"]: int(v.get("parallelism") or 1) for v in vertices(entry)}
+    for target, subtasks in parallelism.items():
+        incoming = [(source, many) for source, to, many in edges(entry) if to == target]
+        ends = [f"{v}-{i}" for v in (target, *(s for s, _ in incoming)) for i in range(parallelism[v])]
+        if not incoming or any(end not in totals for end in ends):
+            continue
+        for received, sent, share in measures:
+            expected = sum(
+                totals[f"{source}-{i}"][sent] * many // (copies[source] if share else 1)
+                for source, many in incoming
+                for i in range(parallelism[source])
+            )
+            found = sum(totals[f"{target}-{i}"][received] for i in range(subtasks))
+            if max(found, expected) > LOOSE * min(found, expected) + TOTAL_MIN:
+                problem = f"adds up to {found} for {target}, but {', '.join(s for s, _ in incoming)} sent {expected} ({sent})"
+                yield Damage("tasks", received, int(totals[f"{target}-0"]["row"]), problem)
+                return
+
+
+def _channel_state(trial: Trial) -> bool:
+    """Whether a checkpoint has records that were in flight: they are received, but not sent again."""
+    table = trial.table("checkpoints")
+    return (sound(table, "persisted_bytes") and bool(ints(table, "persisted_bytes").any())) or bool(
+        events(trial, "job.restored")
+    )
+
+
+def _finished(trial: Trial) -> Totals:
+    """Return the last samples of the tasks whose last attempt finished, and whose process wrote rows after that."""
+    tasks = trial.table("tasks")
+    if not sound(tasks, "records_in", "records_out", "bytes_in", "bytes_out"):
+        return {}
+    newest: dict[str, tuple[int, str]] = {}
+    for _, event in events(trial, "task.state"):
+        newest[event["subject"]] = (event["attempt"], str(parsed(event["data"]).get("to")))
+    owned = Owned.attempts(tasks)
+    last = owned.order[owned.ends]
+    wrote = _last_numbers(trial)
+    columns = ("process", "task", "attempt", "seq", "records_in", "records_out", "bytes_in", "bytes_out")
+    found: dict[str, Mapping[str, int]] = {}
+    for row, r in zip(last.tolist(), tasks.select(columns).take(pa.array(last)).to_pylist(), strict=True):
+        if newest.get(r["task"]) == (r["attempt"], "FINISHED") and wrote.get(r["process"], -1) > r["seq"]:
+            found[r["task"]] = r | {"row": row}
+    return found
+
+
+def _last_numbers(trial: Trial) -> dict[str, int]:
+    """Map each process to the number of its last event: a task that finished has written its last sample before that."""
+    found = trial.table("events").select(["process", "seq"]).group_by("process").aggregate([("seq", "max")])
+    return {r["process"]: r["seq_max"] for r in found.to_pylist()}

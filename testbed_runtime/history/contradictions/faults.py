@@ -1,0 +1,108 @@
+"""Compare the rows of faults and of the runner with the manifest, and with the processes that a fault ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from testbed_runtime.history.contradictions.columns import NS, TOLERANCE_NS, ended_process, events, sound
+from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.schema import Trial
+
+KILLS = frozenset(("process.kill", "jobmanager.kill"))
+
+
+def check_faults(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> list[Damage]:
+    """Return the contradictions of faults and phases, at most one for each rule."""
+    rows = (
+        trial.table("faults").to_pylist()
+        if sound(trial.table("faults"), "fault", "state", "kind", "targets", "t_ns")
+        else []
+    )
+    rules = [_phases(trial, entry), _planned(rows, entry)]
+    if one_clock:
+        rules += [_begun(rows, entry), _killed(trial, rows)]
+    return [one for rule in rules for one in list(rule)[:1]]
+
+
+def _starts(entry: Mapping[str, Any]) -> dict[str, int]:
+    return {p["name"]: int(p["start_ns"]) for p in entry.get("phases") or () if p.get("start_ns")}
+
+
+def _phases(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+    """Yield a phase that the runner entered before it began according to the manifest, or phases that it all entered later. Ending
+    a fault may delay one of them."""
+    starts = _starts(entry)
+    entered = [
+        (row, e, e["t_ns"] - starts[e["subject"]])
+        for row, e in events(trial, "trial.phase")
+        if e["subject"] in starts
+    ]
+    for row, event, late in entered:
+        if late < -TOLERANCE_NS or min(late for _, _, late in entered) > TOLERANCE_NS:
+            problem = f"of {event['subject']} is {abs(late) / NS:.1f} s {'after' if late > 0 else 'before'} its start in the manifest"
+            yield Damage("events", "t_ns", row, problem)
+
+
+def _planned(rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[Damage]:
+    """Yield faults that the manifest does not have, or has with another kind or other targets."""
+    planned = {str(f["name"]): f for f in entry.get("faults") or ()}
+    for row, r in enumerate(rows):
+        fault = planned.get(r["fault"].rpartition("/")[2])
+        if fault is None:
+            yield Damage("faults", "fault", row, f"is {r['fault'][:60]!r}, which the manifest does not have")
+        elif r["kind"] != fault["kind"]:
+            yield Damage(
+                "faults",
+                "kind",
+                row,
+                f"is {r['kind'][:60]!r}, but {r['fault']} is {fault['kind']} (manifest)",
+            )
+        elif fault.get("targets") and (more := set(_list(r["targets"])) - set(fault["targets"])):
+            problem = f"has {min(more)}, but {r['fault']} is on {', '.join(fault['targets'])} (manifest)"
+            yield Damage("faults", "targets", row, problem)
+
+
+def _list(text: str) -> list[str]:
+    try:
+        value = json.loads(text or "[]")
+    except ValueError:
+        return []
+    return [str(v) for v in value] if isinstance(value, list) else []
+
+
+def _begun(rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[Damage]:
+    """Yield faults that were injected before their time."""
+    start = _starts(entry).get("fault")
+    planned = {str(f["name"]): f for f in entry.get("faults") or ()}
+    for row, r in enumerate(rows):
+        fault = planned.get(r["fault"].rpartition("/")[2], {})
+        if r["state"] != "injected" or start is None or not fault or fault.get("before_submit"):
+            continue
+        early = start + float(fault.get("at_s") or 0) * NS - r["t_ns"]
+        if early > TOLERANCE_NS:
+            yield Damage(
+                "faults",
+                "t_ns",
+                row,
+                f"says that {r['fault']} was injected {early / NS:.1f} s before its time",
+            )
+
+
+def _killed(trial: Trial, rows: list[dict[str, Any]]) -> Iterator[Damage]:
+    """Yield kills that took effect although no target ended after they began."""
+    exits = [(ended_process(e), e["t_ns"]) for _, e in events(trial, "process.exit")]
+    verified = {r["fault"] for r in rows if r["state"] == "verified"}
+    for row, r in enumerate(rows):
+        if r["state"] != "injected" or r["kind"] not in KILLS or r["fault"] not in verified:
+            continue
+        ended = [
+            t
+            for name, t in exits
+            if any(name == target or name.startswith(f"{target}-") for target in _list(r["targets"]))
+        ]
+        if ended and max(ended) < r["t_ns"] - TOLERANCE_NS:
+            off = (r["t_ns"] - max(ended)) / NS
+            problem = f"says that {r['fault']} was injected {off:.1f} s after its targets ended (process.exit in events)"
+            yield Damage("faults", "t_ns", row, problem)

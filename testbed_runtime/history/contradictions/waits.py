@@ -1,0 +1,146 @@
+"""Compare waits with the order in which their process wrote its rows, with their own limits, and with the options of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from testbed_runtime.core.options import BY_KEY, Options
+from testbed_runtime.core.waits import PRODUCT, Outcome
+from testbed_runtime.history.contradictions.columns import NS, TOLERANCE_NS, Owned, ints, numbered, sound
+from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.schema import Trial
+from testbed_runtime.history.waits import INT64_MAX
+
+OWN_CLOCK = ("events", "channels", "tasks", "latency", "delivery", "checkpoints", "frames")
+ENDS_EARLIER = frozenset(("partition", "credit", "lease"))
+"""Kinds of waits that may be recorded after they have ended."""
+ROUNDING_NS = NS // 100
+EXACT = frozenset(("heartbeat", "restart-delay", "replacement"))
+"""Kinds of waits that last as long as their option says, if it decides them."""
+EXACT_SHARE, TIMEOUT_SHARE = 0.95, 0.45
+"""A buffer timeout may have begun before the wait for the first record."""
+OWN_BUDGET = frozenset(("partition", "credit"))
+"""Kinds of waits whose budget follows from several requests, or that have none."""
+GROWN = ", now "
+"""Follows the value of a delay that has grown."""
+
+
+def check_waits(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
+    """Return the contradictions of waits, at most one for each rule."""
+    table = trial.table("waits")
+    if not sound(
+        table,
+        "process",
+        "boot_id",
+        "seq",
+        "t_ns",
+        "start_ns",
+        "kind",
+        "outcome",
+        "option",
+        "value",
+        "budget_ns",
+    ):
+        return []
+    rows = table.select(
+        ["kind", "outcome", "option", "value", "budget_ns", "start_ns", "t_ns", "what"]
+    ).to_pylist()
+    rules = (_written(trial), _budgets(rows), _options(rows, entry))
+    return [one for rule in rules for one in list(rule)[:1]]
+
+
+def _written(trial: Trial) -> Iterator[Damage]:
+    """Yield waits that ended after the next row of their process was written, or before the one before."""
+    waits = trial.table("waits")
+    keys = ("process", "boot_id")
+    others = [t for n in OWN_CLOCK if sound(t := trial.table(n), *keys, "seq", "t_ns")]
+    if not others:
+        return
+    tables = [waits.select([*keys, "seq", "t_ns"]), *(t.select([*keys, "seq", "t_ns"]) for t in others)]
+    owned = Owned.of(numbered(tables, keys), np.concatenate([ints(t, "seq") for t in tables]))
+    t_ns = np.concatenate([ints(t, "t_ns") for t in tables])[owned.order]
+    waiting, places = owned.order < len(waits), np.arange(len(owned.order))
+    before = np.maximum.accumulate(np.where(waiting, -1, places))
+    after = np.minimum.accumulate(np.where(waiting, len(places), places)[::-1])[::-1]
+    kinds = waits.column("kind").to_pylist()
+    processes = waits.column("process").to_pylist()
+    first, last = owned.spread(owned.starts), owned.spread(owned.ends)
+    for at in np.flatnonzero(waiting).tolist():
+        row = int(owned.order[at])
+        if not processes[row].startswith(("tm-", "jobmanager")):
+            continue
+        if after[at] <= last[at] and t_ns[at] > t_ns[after[at]] + TOLERANCE_NS:
+            off = (t_ns[at] - t_ns[after[at]]) / NS
+            yield Damage(
+                "waits", "t_ns", row, f"is {off:.1f} s after the row that {processes[row]} wrote next"
+            )
+        elif (
+            before[at] >= first[at]
+            and t_ns[at] < t_ns[before[at]] - TOLERANCE_NS
+            and kinds[row] not in ENDS_EARLIER
+        ):
+            off = (t_ns[before[at]] - t_ns[at]) / NS
+            yield Damage(
+                "waits", "t_ns", row, f"is {off:.1f} s before the row that {processes[row]} wrote before it"
+            )
+
+
+def _budgets(rows: list[dict[str, Any]]) -> Iterator[Damage]:
+    """Yield waits that their option decided, and that were shorter or had no option."""
+    for row, r in enumerate(rows):
+        if not Outcome(r["outcome"]).belongs_to_option:
+            continue
+        if not r["option"]:
+            yield Damage(
+                "waits", "outcome", row, f"is {r['outcome']!r}, but no option limits this {r['kind']} wait"
+            )
+        elif r["budget_ns"] >= 0 and r["t_ns"] - r["start_ns"] < _share(r) * r["budget_ns"] - ROUNDING_NS:
+            took, budget = (r["t_ns"] - r["start_ns"]) / NS, r["budget_ns"] / NS
+            problem = f"of this {r['kind']} wait is {took:g} s before its end, but {r['option']} let it wait for {budget:g} s ({r['outcome']})"
+            yield Damage("waits", "start_ns", row, problem)
+
+
+def _share(row: Mapping[str, Any]) -> float:
+    """Return the least part of its budget that a wait lasted which its option decided. The first of several calls that fail may
+    begin at once."""
+    if row["kind"] == "first-record":
+        return TIMEOUT_SHARE
+    if row["kind"] not in EXACT:
+        return 0.0
+    times = row["value"].rpartition(PRODUCT)[2] if PRODUCT in row["value"] else ""
+    return 1 - 2 / max(2, int(times)) if times.isdigit() else EXACT_SHARE
+
+
+def _options(rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[Damage]:
+    """Yield values of options that are not those of the manifest, and budgets that do not follow from them."""
+    options = Options(entry.get("configuration") or {}, flink_version=entry.get("flinkVersion") or "2.x")
+    for row, r in enumerate(rows):
+        keys = r["option"].split(PRODUCT) if r["option"] else []
+        if not all(key in BY_KEY for key in keys) or not keys:
+            continue
+        value = PRODUCT.join(options.text(key) for key in keys)
+        if r["value"].partition(GROWN)[0] != value:
+            problem = (
+                f"is {r['value'][:60]!r}, but {r['option']} is {value!r} (configuration in the manifest)"
+            )
+            yield Damage("waits", "value", row, problem)
+        elif (
+            r["kind"] not in OWN_BUDGET
+            and GROWN not in r["value"]
+            and not r["option"].startswith("headgate.")
+        ):
+            allowed = min(int(_allowed_s(options, keys) * NS), INT64_MAX)
+            if r["budget_ns"] != (allowed if allowed > 0 else r["budget_ns"]):
+                problem = f"is {r['budget_ns'] / NS:g} s, but {r['option']} allows {allowed / NS:g} s (configuration in the manifest)"
+                yield Damage("waits", "budget_ns", row, problem)
+
+
+def _allowed_s(options: Options, keys: list[str]) -> float:
+    """Return how long these options together let a wait last."""
+    found = 1.0
+    for key in keys:
+        found *= options.duration(key) if BY_KEY[key].type == "duration" else options.integer(key)
+    return found

@@ -1,0 +1,139 @@
+"""A history that the processes themselves wrote, in virtual time: a TaskManager is killed, and the job drains. Tests change rows."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.schema import TABLES, Trial, arrow_schema
+from testbed_runtime.history.validation import check_trial
+from tests.simulation.simulating import run_one
+
+Row = dict[str, Any]
+Change = Callable[[Row], Row | None]
+
+DOCUMENT: Row = {
+    "apiVersion": "headgate.dev/v1alpha1",
+    "kind": "Scenario",
+    "metadata": {"name": "recorded"},
+    "spec": {
+        "hypothesis": "Nothing is lost.",
+        "seed": 7,
+        "testbed": {
+            "taskManagers": {"replicas": 5, "slots": 1},
+            "flinkConfiguration": {
+                "heartbeat.interval": "200 ms",
+                "heartbeat.timeout": "1 s",
+                "heartbeat.rpc-failure-threshold": "-1",
+                "execution.checkpointing.interval": "500 ms",
+                "restart-strategy.type": "fixed-delay",
+                "restart-strategy.fixed-delay.delay": "100 ms",
+            },
+            "job": {
+                "vertices": [
+                    {"name": "source", "parallelism": 2, "slotSharingGroup": "src", "source": {"recordsPerSecond": 600}},
+                    {"name": "count", "parallelism": 2, "operator": "keyed-count"},
+                    {"name": "sink", "parallelism": 2, "sink": "ledger"},
+                ],
+                "edges": [
+                    {"from": "source", "to": "count", "partitioning": "hash"},
+                    {"from": "count", "to": "sink", "partitioning": "forward"},
+                ],
+            },
+        },
+        "timeline": {"warmUp": "1 s", "baseline": "2 s", "observation": "8 s"},
+        "faults": [
+            {
+                "name": "kill",
+                "at": "0 s",
+                "duration": "1 s",
+                "target": {"taskManagers": {"running": "sink", "mode": "one"}},
+                "process": {"kill": {}},
+            }
+        ],
+        "control": False,
+        "expect": [{"metric": "delivery.lost", "equals": 0}],
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A trial and its entry in the manifest."""
+
+    trial: Trial
+    entry: Mapping[str, Any]
+
+    def changed(self, table: str, change: Change) -> Recorded:
+        """Return the history with `change` made to each row of a table. Rows for which it returns None are gone, and the rows of
+        their processes are numbered anew."""
+        rows = self.trial.table(table).to_pylist()
+        made = [change(dict(row)) for row in rows]
+        assert made != rows, "nothing was changed"
+        gone: dict[str, list[int]] = {}
+        for before, after in zip(rows, made, strict=True):
+            if after is None:
+                gone.setdefault(before["process"], []).append(before["seq"])
+        kept = pa.Table.from_pylist([row for row in made if row is not None], schema=arrow_schema(table))
+        tables = {name: _renumbered(self.trial.table(name), gone) for name in TABLES}
+        tables[table] = _renumbered(kept, gone)
+        return Recorded(Trial(self.trial.run, self.trial.trial, tables), self.entry)
+
+    def with_rows(self, table: str, more: list[Row]) -> Recorded:
+        """Return the history with further rows of a table."""
+        added = pa.concat_tables(
+            [self.trial.table(table), pa.Table.from_pylist(more, schema=arrow_schema(table))]
+        )
+        return Recorded(
+            Trial(self.trial.run, self.trial.trial, {**self.trial.tables, table: added}), self.entry
+        )
+
+    def numbered(self) -> Recorded:
+        """Return the history with the rows of each process numbered without gaps, in the order of their numbers."""
+        seqs: dict[str, list[int]] = {}
+        for table in self.trial.tables.values():
+            for process, seq in zip(
+                table.column("process").to_pylist(), table.column("seq").to_pylist(), strict=True
+            ):
+                seqs.setdefault(process, []).append(seq)
+        free = {p: sorted(set(range(max(found))) - set(found)) for p, found in seqs.items()}
+        tables = {name: _renumbered(table, free) for name, table in self.trial.tables.items()}
+        return Recorded(Trial(self.trial.run, self.trial.trial, tables), self.entry)
+
+    def with_entry(self, **changes: Any) -> Recorded:
+        return Recorded(self.trial, {**self.entry, **changes})
+
+    def found(self) -> list[Damage]:
+        return check_trial(self.trial, self.entry)
+
+    def columns(self) -> set[tuple[str, str]]:
+        return {(d.table, d.column) for d in self.found()}
+
+
+def _renumbered(table: pa.Table, gone: Mapping[str, list[int]]) -> pa.Table:
+    """Return the rows with the numbers that they would have without those that are gone."""
+    numbers = [
+        seq - int(np.searchsorted(sorted(gone.get(process, ())), seq))
+        for process, seq in zip(
+            table.column("process").to_pylist(), table.column("seq").to_pylist(), strict=True
+        )
+    ]
+    return table.set_column(table.schema.get_field_index("seq"), "seq", pa.array(numbers, pa.int64()))
+
+
+@cache
+def recorded() -> Recorded:
+    """Return the history. It is made once."""
+    with tempfile.TemporaryDirectory() as folder:
+        ran = run_one(DOCUMENT, Path(folder))
+    assert ran.result.verdict["verdict"] == "Pass", ran.result.verdict["summary"]
+    return Recorded(ran.trial, json.loads(json.dumps(ran.entry)))

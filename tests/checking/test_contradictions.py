@@ -1,0 +1,229 @@
+"""Damage that leaves each table consistent in itself, made to a history that processes wrote: the reason names table and column."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
+from tests.checking.recorded import Change, Recorded, Row, recorded
+
+NS = 1_000_000_000
+When = Callable[[Row], bool]
+
+
+def always(row: Row) -> bool:
+    return True
+
+
+def of(**values: Any) -> When:
+    """Whether a row has these values."""
+    return lambda row: values.items() <= row.items()
+
+
+def times(factor: float, *columns: str, when: When = always) -> Change:
+    return lambda row: row | {c: int(row[c] * factor) for c in columns} if when(row) else row
+
+
+def plus(amount: int, *columns: str, when: When = always) -> Change:
+    return lambda row: row | {c: row[c] + amount for c in columns} if when(row) else row
+
+
+def put(when: When = always, **values: Any) -> Change:
+    return lambda row: row | values if when(row) else row
+
+
+def without(when: When) -> Change:
+    return lambda row: None if when(row) else row
+
+
+def data(when: When, **values: Any) -> Change:
+    """Change the JSON of some events."""
+    return lambda row: row | {"data": json.dumps(json.loads(row["data"]) | values)} if when(row) else row
+
+
+def slower(shift: int) -> Change:
+    """Move each latency by some buckets, consistently."""
+
+    def change(row: Row) -> Row:
+        buckets = [0] * (len(LATENCY_BOUNDS_NS) + 1)
+        for number, count in enumerate(row["buckets"]):
+            buckets[min(max(number + shift, 0), len(LATENCY_BOUNDS_NS))] += count
+        highest = max(number for number, count in enumerate(buckets) if count)
+        return row | {"buckets": buckets, "max_ns": LATENCY_BOUNDS_NS[highest]}
+
+    return change
+
+
+SOURCE, COUNT, SINK = of(role="source"), of(vertex="count"), of(role="sink")
+TASKS: list[tuple[str, str, Change]] = [
+    ("sinks received ten times as much", "records_in", times(10, "records_in", when=SINK)),
+    ("sinks received a tenth", "records_in", times(0.1, "records_in", when=SINK)),
+    ("sinks received ten times as much, bytes too", "records_in", times(10, "records_in", "bytes_in", when=SINK)),
+    ("sinks received ten times the bytes", "bytes_in", times(10, "bytes_in", when=SINK)),
+    ("operators received ten times as much", "records_in", times(10, "records_in", when=COUNT)),
+    ("operators received a tenth", "bytes_in", times(0.1, "records_in", when=COUNT)),
+    ("operators received ten times as much, bytes too", "records_in", times(10, "records_in", "bytes_in", when=COUNT)),
+    ("operators sent ten times as much", "records_in", times(10, "records_out", when=COUNT)),
+    ("operators sent a tenth", "bytes_out", times(0.1, "records_out", when=COUNT)),
+    ("operators sent ten times the bytes", "bytes_out", times(10, "bytes_out", when=COUNT)),
+    ("operators sent a tenth of the bytes", "bytes_in", times(0.1, "bytes_out", when=COUNT)),
+    ("sources sent ten times as much", "records_out", times(10, "records_out", when=SOURCE)),
+    ("sources sent a tenth", "records_out", times(0.1, "records_out", when=SOURCE)),
+    ("all counters divided by ten", "records_out", times(0.1, "records_in", "records_out", "bytes_in", "bytes_out")),
+    ("ten times idle", "idle_ns", times(10, "idle_ns")),
+    ("a tenth idle", "idle_ns", times(0.1, "idle_ns")),
+    ("sources ten times as late", "records_out", plus(3 * NS, "lag_ns", when=lambda r: SOURCE(r) and r["records_out"] > 1000)),
+    ("sinks ten times as late", "lag_ns", times(10, "lag_ns", when=SINK)),
+    ("sinks a hundredth as late", "lag_ns", times(0.01, "lag_ns", when=SINK)),
+    ("samples of a task that ran elsewhere", "process", put(of(task="sink-0"), task="sink-1")),
+    ("an attempt of one task moved by one", "attempt", plus(1, "attempt", when=of(task="sink-0", attempt=1))),
+    ("no samples of one process", "task", without(of(process="tm-0-1"))),
+]  # fmt: skip
+LATENCY: list[tuple[str, tuple[str, str], Change]] = [
+    ("latencies nine times as long", ("tasks", "lag_ns"), slower(10)),
+    ("latencies a tenth as long", ("tasks", "lag_ns"), slower(-10)),
+    ("ten times as many latencies", ("tasks", "records_in"), lambda r: r | {"count": 10 * r["count"], "buckets": [10 * b for b in r["buckets"]]}),
+    ("half of the windows", ("tasks", "records_in"), without(lambda r: r["window_start_ns"] // r["window_ns"] % 2 == 0)),
+    ("windows of another attempt", ("latency", "attempt"), plus(1, "attempt")),
+    ("windows two seconds earlier", ("latency", "window_start_ns"), plus(-2 * NS, "window_start_ns")),
+]  # fmt: skip
+ACKNOWLEDGED, COMPLETED = of(state="acknowledged"), of(state="completed")
+CHECKPOINTS: list[tuple[str, tuple[str, str], Change]] = [
+    ("a missing acknowledgement", ("checkpoints", "state"), without(lambda r: ACKNOWLEDGED(r) and r["task"] == "sink-0")),
+    ("acknowledgements of another checkpoint", ("checkpoints", "state"), plus(1, "checkpoint", when=lambda r: ACKNOWLEDGED(r) and r["task"] == "sink-0")),
+    ("acknowledgements of an unknown task", ("checkpoints", "task"), put(lambda r: ACKNOWLEDGED(r) and r["task"] == "sink-0", task="sink-9")),
+    ("acknowledged half a minute later", ("checkpoints", "duration_ns"), plus(30 * NS, "duration_ns", when=ACKNOWLEDGED)),
+    ("alignments of five seconds", ("checkpoints", "alignment_ns"), plus(5 * NS, "alignment_ns", when=ACKNOWLEDGED)),
+    ("more channel state than state", ("checkpoints", "persisted_bytes"), put(ACKNOWLEDGED, persisted_bytes=10**9)),
+    ("a tenth of the size", ("checkpoints", "state_bytes"), times(0.1, "state_bytes", when=COMPLETED)),
+    ("ten times the size", ("checkpoints", "state_bytes"), times(10, "state_bytes", when=COMPLETED)),
+    ("parts of ten times the size", ("checkpoints", "state_bytes"), times(10, "state_bytes", when=ACKNOWLEDGED)),
+    ("completed checkpoints that failed", ("delivery", "checkpoint"), put(COMPLETED, state="failed")),
+    ("failed checkpoints that were completed", ("waits", "outcome"), put(of(state="failed"), state="completed")),
+    ("other numbers", ("events", "checkpoint"), plus(1000, "checkpoint")),
+]  # fmt: skip
+DELIVERY: list[tuple[str, str, Change]] = [
+    ("commits of another attempt", "attempt", plus(1, "attempt")),
+    ("commits of another checkpoint", "checkpoint", plus(1, "checkpoint")),
+    ("commits of ten times the weight", "weight", times(10, "weight")),
+    ("commits without their records", "weight", lambda r: r | {"bitmap": bytes(len(r["bitmap"]))}),
+]
+WAITS: list[tuple[str, str, Change]] = [
+    ("all waits five seconds later", "t_ns", plus(5 * NS, "start_ns", "t_ns")),
+    ("all waits five seconds earlier", "t_ns", plus(-5 * NS, "start_ns", "t_ns")),
+    ("waits that end five seconds later", "t_ns", plus(5 * NS, "t_ns")),
+    ("waits that begin five seconds earlier", "start_ns", plus(-5 * NS, "start_ns")),
+    ("waits without length", "start_ns", lambda r: r | {"start_ns": r["t_ns"]}),
+    ("a heartbeat that was awaited for less than its timeout", "start_ns", plus(NS // 10, "start_ns", when=of(kind="heartbeat"))),
+    ("checkpoints that took two seconds longer", "start_ns", plus(-2 * NS, "start_ns", when=of(kind="checkpoint"))),
+    ("waits of another attempt", "attempt", plus(1, "attempt", when=lambda r: r["attempt"] >= 0)),
+    ("waits of an unknown task", "who", put(of(who="sink-0"), who="sink-9")),
+    ("waits that expired", "outcome", put(of(outcome="completed"), outcome="expired")),
+    ("a heartbeat of a TaskManager that was not lost", "outcome", put(of(kind="heartbeat"), what="tm-0-1")),
+    ("a heartbeat that arrived from a TaskManager that was lost", "outcome", put(of(kind="heartbeat"), outcome="completed")),
+    ("an option with another value", "value", put(lambda r: bool(r["option"]), value="7 s")),
+    ("a budget that is twice its option", "budget_ns", times(2, "budget_ns", when=of(option="slot.request.timeout"))),
+    ("no budget", "budget_ns", put(of(option="heartbeat.timeout"), budget_ns=-1)),
+]  # fmt: skip
+EVENTS: list[tuple[str, str, Change]] = [
+    ("a restart that did not start", "kind", put(of(kind="failover.started"), kind="note")),
+    ("no restart at all", "kind", without(lambda r: r["kind"].startswith("failover."))),
+    ("a restart that did not end", "kind", without(of(kind="failover.deployed"))),
+    ("a restart that ended twice", "subject", put(of(kind="failover.slots"), kind="failover.deployed")),
+    ("no restored tasks", "kind", without(of(kind="task.restored"))),
+    ("tasks restored from a later checkpoint", "checkpoint", plus(1, "checkpoint", when=of(kind="task.restored"))),
+    ("gates of another attempt", "attempt", plus(1, "attempt", when=of(kind="gate.connected"))),
+    ("first records ten times as late", "data", data(of(kind="sink.first-record"), latency_ns=9 * NS)),
+    ("phases that began two seconds later", "t_ns", plus(2 * NS, "t_ns", when=of(kind="trial.phase"))),
+    ("phases that began two seconds earlier", "t_ns", plus(-2 * NS, "t_ns", when=of(kind="trial.phase"))),
+]  # fmt: skip
+ELSEWHERE: list[tuple[str, str, tuple[str, str], Change]] = [
+    ("events", "deployments of other attempts", ("tasks", "attempt"), plus(1, "attempt", when=of(kind="task.state"))),
+    ("events", "deployments elsewhere", ("tasks", "process"), data(lambda r: r["kind"] == "task.state" and r["subject"] == "sink-0", taskmanager="tm-9-1")),
+    ("events", "a TaskManager that was not lost", ("waits", "outcome"), without(of(kind="taskmanager.lost"))),
+    ("events", "a TaskManager that ended earlier", ("faults", "t_ns"), plus(-2 * NS, "t_ns", when=of(kind="process.exit"))),
+    ("events", "sources that ended sooner", ("tasks", "records_out"), data(of(kind="source.end"), next=100)),
+    ("channels", "channels of another attempt", ("channels", "attempt"), plus(1, "attempt")),
+    ("channels", "ten times the credit", ("channels", "credit"), times(10, "credit", when=of(side="producer", local=False))),
+    ("channels", "no credit", ("channels", "credit"), put(of(side="producer", local=False), credit=0)),
+    ("channels", "ten times as much announced", ("channels", "credit"), times(10, "announced")),
+    ("channels", "ten times as much announced and used", ("channels", "credit"), times(10, "announced", "used")),
+    ("channels", "ten times as many buffers used", ("channels", "credit"), times(10, "used")),
+    ("channels", "ten times as many free segments", ("channels", "announced"), times(10, "exclusive")),
+    ("faults", "a fault three seconds earlier", ("faults", "t_ns"), plus(-3 * NS, "t_ns")),
+    ("faults", "a fault three seconds later", ("faults", "t_ns"), plus(3 * NS, "t_ns")),
+    ("faults", "a fault that was not planned", ("faults", "fault"), put(fault="other")),
+    ("faults", "a fault of another kind", ("faults", "kind"), put(kind="process.pause")),
+    ("faults", "a fault elsewhere", ("faults", "targets"), put(targets='["tm-0"]')),
+]  # fmt: skip
+DAMAGE: list[tuple[str, str, tuple[str, str], Change]] = [
+    *(("tasks", what, ("tasks", column), change) for what, column, change in TASKS),
+    *(("latency", what, found, change) for what, found, change in LATENCY),
+    *(("checkpoints", what, found, change) for what, found, change in CHECKPOINTS),
+    *(("delivery", what, ("delivery", column), change) for what, column, change in DELIVERY),
+    *(("waits", what, ("waits", column), change) for what, column, change in WAITS),
+    *(("events", what, ("events", column), change) for what, column, change in EVENTS),
+    *ELSEWHERE,
+]
+
+
+def test_a_history_that_processes_wrote_has_no_contradiction():
+    """So every finding below comes from the damage."""
+    assert recorded().found() == []
+
+
+@pytest.mark.parametrize(
+    ("table", "what", "found", "change"), DAMAGE, ids=[f"{d[0]}: {d[1]}" for d in DAMAGE]
+)
+def test_damage_that_another_table_contradicts_is_found(
+    table: str, what: str, found: tuple[str, str], change: Change
+):
+    """Whole columns were changed, so no row stands out."""
+    del what
+    assert found in recorded().changed(table, change).columns()
+
+
+@pytest.mark.parametrize("process", ["tm-0-1", "tm-2-1", "jobmanager-1", "runner"])
+@pytest.mark.parametrize("seconds", [2, -2])
+def test_a_process_whose_times_are_moved_within_the_trial_is_found(process: str, seconds: int):
+    """All processes of a machine have one clock."""
+    damaged = recorded()
+    for table in ("events", "channels", "tasks", "latency", "delivery", "checkpoints", "waits", "frames"):
+        if any(row["process"] == process for row in damaged.trial.table(table).to_pylist()):
+            columns = [
+                c
+                for c in ("t_ns", "start_ns", "window_start_ns")
+                if c in damaged.trial.table(table).column_names
+            ]
+            damaged = damaged.changed(table, plus(seconds * NS, *columns, when=of(process=process)))
+    assert damaged.found()
+
+
+@pytest.mark.parametrize("table", ["tasks", "latency"])
+def test_rows_that_were_written_twice_under_new_numbers_are_found(table: str):
+    """Repeated samples would count their records twice."""
+    assert twice(recorded(), table).columns() & {("tasks", "seq"), ("tasks", "records_in")}
+
+
+def twice(history: Recorded, table: str) -> Recorded:
+    """Number all rows by twos, and let each row of a table follow itself."""
+    doubled = history
+    for name in history.trial.tables:
+        if len(history.trial.table(name)):
+            doubled = doubled.changed(name, lambda row: row | {"seq": 2 * row["seq"] + 1})
+    rows = [row | {"seq": row["seq"] - 1} for row in doubled.trial.table(table).to_pylist()]
+    return doubled.with_rows(table, rows).numbered()
+
+
+def test_an_offered_rate_that_the_sources_did_not_follow_is_found():
+    """The manifest states it, and what the sources counted follows from it."""
+    history = recorded()
+    job = json.loads(json.dumps(history.entry["job"]))
+    job["vertices"][0]["recordsPerSecond"] *= 2
+    damaged = history.with_entry(job=job)
+    assert ("tasks", "records_out") in damaged.columns()
+    assert any("at 600 records/s" in d.problem for d in damaged.found())
