@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from msgspec import Struct
+
 from testbed_runtime.core.ids import JOB, JOBMANAGER
 from testbed_runtime.core.job.jobgraph import (
     JobEdge,
@@ -29,8 +31,7 @@ POLL_S = 0.25
 KINDS = ("kill", "kill", "pause", "cut", "reset", "slow", "jobmanager")
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(Struct, frozen=True):
     kind: str
     at_s: float
     duration_s: float
@@ -38,8 +39,7 @@ class Fault:
     other: str
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(Struct, frozen=True):
     """A small job, its options and its faults."""
 
     seed: int

@@ -26,7 +26,7 @@ from tests.simulation.smallworld import SmallWorld, small_world
 NO_CHECKPOINTS = {"execution.checkpointing.interval": ""}
 RECORDS = 300
 STEPS = """
-from msgspec.structs import replace
+from dataclasses import replace
 def more(record):
     return replace(record, text=str(int(record.text or 0) + 1))
 def unfinished(record):

@@ -27,7 +27,7 @@ from testbed_runtime.workload.records import (
 RECORD_BYTES = 100
 CONTEXT = SubtaskContext(1, "step", 0, 1, 128, 0, ("source", "step"))
 FUNCTIONS = """
-from msgspec.structs import replace
+from dataclasses import replace
 def both(record):
     return [replace(record, key=record.key - 1), replace(record, key=record.key + 1, text="up")]
 def none(record):
