@@ -36,8 +36,9 @@ class Cause(Struct, frozen=True):
 
     @property
     def report_expired(self) -> bool:
-        """Whether the JobMaster did not answer what a task asked it, such as the report of its state."""
-        return self.kind == "jobmanager" and self.detector == "Task"
+        """Whether the JobMaster did not answer in time what a task asked it, such as the report of its state."""
+        timed_out = self.cause_class.endswith("TimeoutException")
+        return self.kind == "jobmanager" and self.detector == "Task" and timed_out
 
     @property
     def words(self) -> str:

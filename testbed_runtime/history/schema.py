@@ -36,7 +36,7 @@ EVENT_KINDS: dict[str, str] = {
     "source.end": "subject: vertex-subtask; attempt; data: next (one more than the last sequence number this source ever emitted): "
     "written once, when it ends by drain or by its limit; without it, it is unknown which records should have arrived",
     "taskmanager.registered": "subject: ResourceID; data: slots",
-    "taskmanager.lost": "subject: ResourceID; text: Flink's text; data: detector (JobMaster | ResourceManager), cause_class",
+    "taskmanager.lost": "subject: ResourceID; text: Flink's text; data: detector (JobMaster | ResourceManager), cause_class, wait (kind of the wait that it ended)",
     "failover.started": "subject: restart number; text: first cause; data: cause_class, wait (kind of the wait that it ended), region (list), taskmanager, detector",
     "failover.failure": "subject: restart number that follows, or the last one if none follows; text: cause; data: cause_class, wait, task, taskmanager, detector, ended (number of the restart that this failure ended, 0 if none was in progress), restarted (bool): one event per failure of a task or of the job",
     "failover.cancelled": "subject: restart number: every task of the region has terminated",

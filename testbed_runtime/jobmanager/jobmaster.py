@@ -379,7 +379,7 @@ class JobMaster:
 
     def _on_lost(self, lost: Lost) -> None:
         """The JobMaster's own heartbeats failed."""
-        data = {"detector": "JobMaster", "cause_class": lost.cause_class}
+        data = {"detector": "JobMaster", "cause_class": lost.cause_class, "wait": lost.wait}
         self._services.event("taskmanager.lost", str(lost.taskmanager), text=lost.text, data=data)
         self._rm.suspend(lost.taskmanager)
         self._taskmanager_lost(lost, "JobMaster")
@@ -407,6 +407,8 @@ class JobMaster:
     def _on_heartbeat(self, taskmanager: TaskManagerID, heartbeat: Heartbeat) -> None:
         if self._failovers.clear_suspect(taskmanager):
             self._advance()
+        if heartbeat.leader != self._services.leader:
+            return  # an answer to an earlier leader session, which knows none of these attempts
         found = self._tasks.deployments.compare(taskmanager, heartbeat.executions, heartbeat.asked_at)
         for missing in found.missing:
             self._on_missing(taskmanager, missing)

@@ -173,7 +173,7 @@ class ResourceManager:
             self._services.tasks.spawn(telling, f"disconnect-{lost.taskmanager}")
         for allocation in self._table.remove(lost.taskmanager):
             self._want_again(allocation)
-        data = {"detector": "ResourceManager", "cause_class": lost.cause_class}
+        data = {"detector": "ResourceManager", "cause_class": lost.cause_class, "wait": lost.wait}
         self._services.event("taskmanager.lost", str(lost.taskmanager), text=lost.text, data=data)
         self._on_job_lost(lost, "ResourceManager")
         self._assign()

@@ -7,11 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from testbed_runtime.core.options import Options
 from testbed_runtime.evaluation.splits import check_assembled
 from testbed_runtime.history.contradictions.channels import check_credit
 from testbed_runtime.history.contradictions.checkpoints import check_checkpoints
 from testbed_runtime.history.contradictions.counters import check_counters_across
 from testbed_runtime.history.contradictions.executions import check_executions
+from testbed_runtime.history.contradictions.waits import check_waits
 from testbed_runtime.history.crosschecks import check_across
 from testbed_runtime.history.schema import Trial, arrow_schema
 from testbed_runtime.history.validation import DamagedHistory
@@ -216,3 +218,63 @@ def test_a_history_that_is_known_to_lack_rows_is_not_compared():
         "events", lambda row: row | {"kind": "history.shed"} if row["kind"] == "gate.connected" else row
     )
     assert across(shed) == []
+
+
+def texts(history: Recorded, **configuration: str) -> str:
+    entry = {**history.entry, "configuration": {**history.entry["configuration"], **configuration}}
+    return "\n".join(str(d) for d in check_across(history.trial, entry))
+
+
+def test_a_task_with_a_receive_queue_may_read_much_more_than_it_processes():
+    """It drops records, or it fails before it has processed them, and need not say so."""
+
+    def unfinished(row: Row) -> Row | None:
+        return None if row["kind"] == "task.state" and "FINISHED" in row["data"] else row
+
+    def slow(row: Row) -> Row:
+        return row | {"records_in": row["records_in"] // 100} if row["vertex"] == "count" else row
+
+    history = recorded().changed("events", unfinished).changed("tasks", slow)
+    assert "too many for" in texts(history)
+    for mode in ("none", "pid", "watermark"):
+        assert "too many for" not in texts(history, **{"headgate.flow-control": mode})
+
+
+def test_a_source_that_waits_for_a_split_or_defers_its_records_follows_no_schedule():
+    """It has no lag meanwhile: only a lazy source defers, for as long as the buffer timeout lets it."""
+
+    def slow(row: Row) -> Row:
+        return row | {"records_out": row["records_out"] // 2} if row["role"] == "source" else row
+
+    history, found = recorded().changed("tasks", slow), "cannot have emitted by then"
+    assert found in texts(history)
+    assert found not in texts(history, **{"execution.buffer-timeout.enabled": "false"})
+    assert found not in texts(history, **{"execution.buffer-timeout.interval": "5 s"})
+    split = history.trial.table("events").to_pylist()[-1] | {"kind": "input-split", "attempt": -1}
+    assert found not in texts(history.with_rows("events", [split]))
+
+
+def test_a_failure_may_be_merged_into_a_restart_that_has_already_deployed():
+    """The tasks are deployed again under the same number of restart."""
+
+    def without(*kinds: str) -> str:
+        return texts(recorded().changed("events", lambda row: None if row["kind"] in kinds else row))
+
+    assert "was deployed 2 times" not in without("failover.started")
+    assert "was deployed 2 times" in without("failover.started", "failover.failure")
+
+
+@pytest.mark.parametrize(("outcome", "is_damaged"), [("fired", False), ("expired", True)])
+def test_the_heartbeat_that_shows_a_missing_task_may_follow_its_deployment_at_once(
+    outcome: str, is_damaged: bool
+):
+    """A TaskManager that is lost was silent for the whole timeout."""
+    history = recorded()
+    options = Options(history.entry["configuration"])
+    option = "heartbeat.timeout" if is_damaged else "heartbeat.interval"
+    waits = [r for r in history.trial.table("waits").to_pylist() if r["process"].startswith("jobmanager")]
+    short = waits[-1] | {"kind": "heartbeat", "who": "JobMaster", "outcome": outcome, "option": option}
+    short |= {"value": options.text(option), "budget_ns": int(options.duration(option) * NS)}
+    short["start_ns"] = short["t_ns"] - short["budget_ns"] // 4
+    trial = history.with_rows("waits", [short]).trial
+    assert any("let it wait for" in str(d) for d in check_waits(trial, history.entry)) is is_damaged

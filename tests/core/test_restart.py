@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import LocalProtocolError, OptionRefused
+from testbed_runtime.core.job.limits import restart_delay
 from testbed_runtime.core.job.restart import (
     EXPONENTIAL,
     FAILURE_RATE,
@@ -281,3 +282,15 @@ def test_J_07_in_1_12_there_is_no_exponential_delay():
     options = Options({"restart-strategy": "exponential-delay"}, flink_version="1.12")
     with pytest.raises(OptionRefused, match="Unknown restart strategy exponential-delay"):
         restart_strategy(options, middle)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "value"),
+    [(1.0, "1 s"), (1.001, "1 s, now 1.001 s"), (0.999, "1 s, now 0.999 s"), (2.0, "1 s, now 2 s")],
+)
+def test_a_delay_that_differs_from_its_option_by_a_millisecond_is_recorded_as_changed(
+    seconds: float, value: str
+):
+    """Its budget is then not the option's."""
+    key = "restart-strategy.fixed-delay.delay"
+    assert restart_delay(Options({key: "1 s"}), key, seconds).value == value

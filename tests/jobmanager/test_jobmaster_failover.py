@@ -8,6 +8,7 @@ from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.messages import (
     AcknowledgeCheckpoint,
     CommitRecords,
+    Heartbeat,
 )
 from tests.jobmanager.harness import COMMIT, LOST, Cluster, data_of, running_job, times, virtually
 
@@ -238,3 +239,14 @@ async def test_a_cancelled_task_that_is_gone_counts_as_cancelled_although_its_re
         began = asyncio.get_running_loop().time()
         await cluster.until(lambda: cluster.rows.events("failover.deployed"))
         assert asyncio.get_running_loop().time() - began < 5
+
+
+@virtually
+async def test_an_answer_to_the_heartbeat_of_an_earlier_leader_says_nothing_of_the_tasks():
+    """It may come late, and its clock may be that of another machine."""
+    async with running_job(4) as cluster:
+        owner = cluster.running_on("count-0")
+        late = Heartbeat(str(owner.resource_id), "an earlier leader", {}, asked_at=1e9)
+        await owner.ask("jobmaster", late)
+        await asyncio.sleep(3)
+        assert (await cluster.status()).restarts == 0

@@ -10,6 +10,8 @@ _BY_CLASS = {
     "PartitionNotFoundException": "partition",
     "NoResourceAvailableException": "slot",
     "JobMasterException": "heartbeat",
+    "ResourceManagerException": "heartbeat",
+    "TaskManagerException": "heartbeat",
     RECOVERED: "jobmanager",
     "RemoteTransportException": "connection",
     "LocalTransportException": "connection",

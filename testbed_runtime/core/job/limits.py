@@ -9,9 +9,6 @@ from testbed_runtime.core.waits import PRODUCT, REPLACE_LOST, Limit
 BACKOFF_MAX = "taskmanager.network.request-backoff.max"
 REQUEST_TIMEOUT = "taskmanager.network.partition-request-timeout"
 
-ROUNDING_S = 0.001
-"""Options count in whole milliseconds."""
-
 
 def option_limit(options: Options, key: str) -> Limit:
     """Return the limit of a duration option."""
@@ -21,7 +18,9 @@ def option_limit(options: Options, key: str) -> Limit:
 def restart_delay(options: Options, key: str, seconds: float) -> Limit:
     """Return the limit of a restart strategy's delay, which may have grown from the option's value or carry a jitter."""
     configured = options.text(key)
-    exact = abs(options.duration(key) - seconds) < ROUNDING_S
+    exact = round(options.duration(key) * 1000) == round(
+        seconds * 1000
+    )  # options count in whole milliseconds
     return Limit(key, configured if exact else f"{configured}, now {seconds:g} s", seconds)
 
 

@@ -24,6 +24,7 @@ from testbed_runtime.history.contradictions.columns import (
     vertices,
 )
 from testbed_runtime.history.contradictions.exchange import PLAIN_KINDS
+from testbed_runtime.history.contradictions.executions import recorded_to_its_end
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import Trial
 
@@ -170,11 +171,12 @@ def _sizes(entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage
 
 
 def _commits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
-    """Yield commits of a checkpoint that was not complete. A JobManager may commit again what an earlier one completed."""
+    """Yield commits of a checkpoint that was not complete. A JobManager may commit again what an earlier one completed, whose last
+    rows are lost."""
     table = trial.table("delivery")
-    managers = {c.triggered["process"] for c in found}
-    if len(managers) != 1 or not sound(table, "process", "seq", "checkpoint") or events(trial, "leadership"):
+    if not recorded_to_its_end(trial) or not sound(table, "process", "seq", "checkpoint"):
         return
+    managers = {c.triggered["process"] for c in found}
     done = {
         c.ended["checkpoint"]: c.ended["seq"]
         for c in found

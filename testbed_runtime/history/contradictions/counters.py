@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from testbed_runtime.core.options import Options
 from testbed_runtime.history.contradictions.columns import (
     ATTEMPT,
     NS,
@@ -123,9 +124,12 @@ def _emitted(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
 
 def _offered(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield a source that did not follow its schedule: its count and its lag together give the time at which each record was due.
-    Its last samples may come after its last record, and have no lag. One that was paused while it waited has none until it runs."""
+    Its last samples may come after its last record, and have no lag. One that was paused while it waited has none until it runs.
+    One that waits for its next input split has none, and without a buffer timeout a lazy source may defer its records for long."""
     tasks = trial.table("tasks")
-    if not sound(tasks, "records_out", "lag_ns"):
+    options = Options(entry.get("configuration") or {}, flink_version=entry.get("flinkVersion") or "2.x")
+    deferred = not 0 <= options.buffer_timeout_s <= RATE_NS / NS
+    if deferred or events(trial, "input-split") or not sound(tasks, "records_out", "lag_ns"):
         return
     for vertex in vertices(entry):
         rate = float(vertex.get("recordsPerSecond") or 0) / int(vertex.get("parallelism") or 1)

@@ -9,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from testbed_runtime.core.exchange.records import LENGTH_BYTES
+from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.core.job.jobgraph import MIN_RECORD_BYTES
+from testbed_runtime.core.options import Options
 from testbed_runtime.history.contradictions.columns import (
     ATTEMPT,
     Owned,
@@ -64,7 +66,12 @@ def _bytes(tasks: pa.Table, entry: Mapping[str, Any]) -> Iterator[Damage]:
     size = LENGTH_BYTES + max(int(v.get("recordBytes") or 0) for v in vertices(entry))
     channels = sum(int(v.get("parallelism") or 1) for v in vertices(entry))
     owned, many = Owned.attempts(tasks), max(_copies(entry).values(), default=1)
-    for records, amount, most in (("records_in", "bytes_in", 1), ("records_out", "bytes_out", many)):
+    measures = [("records_out", "bytes_out", many)]
+    if not FlowControl.read(
+        Options(entry.get("configuration") or {})
+    ).queued:  # else it reads more than it processes
+        measures.insert(0, ("records_in", "bytes_in", 1))
+    for records, amount, most in measures:
         counted, moved = ints(tasks, records)[owned.order], ints(tasks, amount)[owned.order]
         before = owned.last(moved < owned.spread(moved[owned.ends]))
         beyond = (before >= 0) & (moved[before] > LOOSE * most * size * (counted[owned.ends] + channels))

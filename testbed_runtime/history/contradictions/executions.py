@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.contradictions.columns import (
     NS,
     TOLERANCE_NS,
@@ -23,8 +24,6 @@ from testbed_runtime.history.schema import Trial
 JOB_ENDS = frozenset(("FINISHED", "FAILED", "CANCELED"))
 JOBMASTER = "JobMaster"
 DETECTORS = ("JobMaster", "ResourceManager")
-AT_ONCE_NS = NS // 1000
-"""A process records two consequences of one event within this time, unless it is paused in between."""
 LONG_NS = 5 * NS
 """A task that ran for longer than this, and finished, has written samples."""
 WITH_ATTEMPTS = ("tasks", "channels", "latency", "delivery")
@@ -137,7 +136,7 @@ def _sampled(trial: Trial, states: list[tuple[int, dict[str, Any]]]) -> Iterator
 
 def _restarts(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
     """Yield restarts that have one number, that are missing, or that never ended although the job finished."""
-    started = events(trial, "failover.started")
+    started, failures = events(trial, "failover.started"), events(trial, "failover.failure")
     for kind in ("failover.started", "failover.deployed"):
         seen: set[str] = set()
         for row, event in events(trial, kind):
@@ -151,8 +150,10 @@ def _restarts(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
     for task, _ in deployed:
         attempts[task] = attempts.get(task, 0) + 1
     task = max(attempts, key=lambda t: attempts[t], default="")
-    if task and attempts[task] - 1 > len(started):
-        problem = f"has {len(started)} failover.started, but {task} was deployed {attempts[task]} times (task.state)"
+    if task and attempts[task] - 1 > max(
+        len(started), len(failures)
+    ):  # a failure may be merged into a restart that has deployed
+        problem = f"has {len(started)} failover.started and {len(failures)} failover.failure, but {task} was deployed {attempts[task]} times (task.state)"
         yield Damage("events", "kind", -1, problem)
     finished = [e for _, e in events(trial, "job.state") if parsed(e["data"]).get("to") == "FINISHED"]
     if not started or not finished:
@@ -193,7 +194,7 @@ def _sampled_attempts(trial: Trial) -> set[tuple[str, int]]:
 
 
 def _lost(trial: Trial) -> Iterator[Damage]:
-    """Yield a wait for the heartbeat of a TaskManager that expired and did not lose it, or the reverse."""
+    """Yield a wait for the heartbeat of a TaskManager that expired and did not lose it."""
     table = trial.table("waits")
     if not sound(table, "who", "what", "kind", "outcome", "t_ns"):
         return
@@ -202,18 +203,10 @@ def _lost(trial: Trial) -> Iterator[Damage]:
         for _, e in events(trial, "taskmanager.lost")
     ]
     for row, r in enumerate(table.select(["who", "what", "kind", "outcome", "t_ns"]).to_pylist()):
-        if r["kind"] != "heartbeat" or r["who"] not in DETECTORS:
+        if r["kind"] != "heartbeat" or r["who"] not in DETECTORS or r["outcome"] != Outcome.EXPIRED:
             continue
         apart = [abs(t - r["t_ns"]) for s, d, t in lost if s == r["what"] and d == r["who"]]
-        is_expired = r["outcome"] == "expired"
-        if (
-            min(apart, default=TOLERANCE_NS + 1) > TOLERANCE_NS
-            if is_expired
-            else min(apart, default=NS) <= AT_ONCE_NS
-        ):
-            what = "did not lose" if is_expired else "lost"
-            problem = (
-                f"is {r['outcome']!r}, but {r['who']} {what} {r['what']} then (taskmanager.lost in events)"
-            )
+        if min(apart, default=TOLERANCE_NS + 1) > TOLERANCE_NS:
+            problem = f"is {r['outcome']!r}, but {r['who']} did not lose {r['what']} then (taskmanager.lost in events)"
             yield Damage("waits", "outcome", row, problem)
             return

@@ -105,10 +105,10 @@ def _budgets(rows: list[dict[str, Any]]) -> Iterator[Damage]:
 
 def _share(row: Mapping[str, Any]) -> float:
     """Return the least part of its budget that a wait lasted which its option decided. The first of several calls that fail may
-    begin at once."""
+    begin at once. The heartbeat that showed that a task is gone may follow another one or the task's deployment at once."""
     if row["kind"] == "first-record":
         return TIMEOUT_SHARE
-    if row["kind"] not in EXACT:
+    if row["kind"] not in EXACT or (row["kind"], row["outcome"]) == ("heartbeat", Outcome.FIRED):
         return 0.0
     times = row["value"].rpartition(PRODUCT)[2] if PRODUCT in row["value"] else ""
     return 1 - 2 / max(2, int(times)) if times.isdigit() else EXACT_SHARE
