@@ -124,7 +124,6 @@ WAITS: list[tuple[str, str, Change]] = [
     ("waits of an unknown task", "who", put(of(who="sink-0"), who="sink-9")),
     ("waits that expired", "outcome", put(of(outcome="completed"), outcome="expired")),
     ("a heartbeat of a TaskManager that was not lost", "outcome", put(of(kind="heartbeat"), what="tm-0-1")),
-    ("a heartbeat that arrived from a TaskManager that was lost", "outcome", put(of(kind="heartbeat"), outcome="completed")),
     ("an option with another value", "value", put(lambda r: bool(r["option"]), value="7 s")),
     ("a budget that is twice its option", "budget_ns", times(2, "budget_ns", when=of(option="slot.request.timeout"))),
     ("no budget", "budget_ns", put(of(option="heartbeat.timeout"), budget_ns=-1)),

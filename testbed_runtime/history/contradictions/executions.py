@@ -150,9 +150,16 @@ def _restarts(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
     for task, _ in deployed:
         attempts[task] = attempts.get(task, 0) + 1
     task = max(attempts, key=lambda t: attempts[t], default="")
-    if task and attempts[task] - 1 > max(
+    begun = sum(parsed(e["data"]).get("restarted") is True for _, e in failures)
+    most = max(
         len(started), len(failures)
-    ):  # a failure may be merged into a restart that has deployed
+    )  # a failure may be merged into a restart that has already deployed
+    if len(started) < begun:
+        problem = (
+            f"has {len(started)} failover.started, but {begun} failures restarted the job (failover.failure)"
+        )
+        yield Damage("events", "kind", -1, problem)
+    elif task and attempts[task] - 1 > most:
         problem = f"has {len(started)} failover.started and {len(failures)} failover.failure, but {task} was deployed {attempts[task]} times (task.state)"
         yield Damage("events", "kind", -1, problem)
     finished = [e for _, e in events(trial, "job.state") if parsed(e["data"]).get("to") == "FINISHED"]
