@@ -34,7 +34,7 @@ lint: setup ## format, lint, types, layers
 check: lint ## the quick part: lint and the tests without processes (2 minutes on two cores, no root)
 	@echo "== quick tests"; $(BIN)/python -m pytest -q $(CORES) -m "$(PURE) and not virtual"
 
-test: lint ## everything that needs no Kubernetes: quick tests, virtual time, real processes, real Spark, scenarios (12 minutes on two cores)
+test: lint ## everything that needs no Kubernetes: quick tests, virtual time, real processes, real Spark, scenarios (9 minutes on two cores)
 	@$(BIN)/python -m tools.cluster packages; log=$$(mktemp); trap 'rm -f $$log; kill $$virtual 2>/dev/null || true' EXIT; \
 	$(IDLE) $(BIN)/python -m pytest -q $(CORES) -m "$(PURE) and virtual" --durations=10 >$$log 2>&1 & virtual=$$!; \
 	echo "== quick tests (scenarios in virtual time run beside these and the next, at the lowest priority; their output comes last)"; \
