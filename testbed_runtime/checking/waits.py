@@ -14,10 +14,9 @@ from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.limits import replacement_limit
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.trial.plan import NEVER
-from testbed_runtime.core.waits import KINDS, REPLACE_LOST, Outcome, Wait
+from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, REPLACE_LOST, Outcome, Wait
 from testbed_runtime.history.schema import Trial
 
-JOBMASTER = "JobMaster"
 SLOW_NS = 250_000_000
 """A shorter wait is not blamed on a fault that was active."""
 BUSY_KINDS = ("jobmanager", "cancellation", "slot", "deployment", "failure-report")
@@ -110,7 +109,7 @@ def _replacements(trial: Trial, entry: Entry, waits: Sequence[Wait], end_ns: int
     except ValueError:  # Never
         delay_ns = 0
     limit = replacement_limit(delay_ns / NS)
-    registering = {w.who: w.start_ns for w in waits if w.kind == "registration" and w.what != JOBMASTER}
+    registering = {w.who: w.start_ns for w in waits if w.kind == "registration" and w.what != JOBMASTER_NAME}
     exits: dict[str, list[int]] = {}
     for event in events(trial, "process.exit"):
         exits.setdefault(_ordinal(event["subject"]), []).append(int(event["t_ns"]))
@@ -297,4 +296,4 @@ def _states(trial: Trial, state: str, since: int, until: int) -> list[int]:
 
 
 def _step(kind: str, start_ns: int, end_ns: int, text: str) -> Wait:
-    return Wait(wait="", kind=kind, who=JOBMASTER, what="", start_ns=start_ns, end_ns=end_ns, cause=text)
+    return Wait(wait="", kind=kind, who=JOBMASTER_NAME, what="", start_ns=start_ns, end_ns=end_ns, cause=text)

@@ -66,6 +66,8 @@ class WaitKind(Struct, frozen=True, kw_only=True):
 
 PRODUCT = " × "
 """Between the options of a limit that is their product."""
+JOBMASTER_NAME, RM_NAME = "JobMaster", "ResourceManager"
+"""Their names in waits and causes."""
 REPLACE_LOST = "replaceLost"
 """The field of a document that delays the replacement of a TaskManager."""
 

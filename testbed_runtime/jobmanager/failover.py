@@ -17,7 +17,7 @@ from testbed_runtime.core.job.failover import Task, name_of
 from testbed_runtime.core.job.limits import option_limit, restart_delay
 from testbed_runtime.core.job.messages import JOBMASTER
 from testbed_runtime.core.job.restart import restart_strategy
-from testbed_runtime.core.waits import Limit, Outcome
+from testbed_runtime.core.waits import JOBMASTER_NAME, Limit, Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.blocking import BlockingResults
 from testbed_runtime.jobmanager.checkpoints import Checkpoints
@@ -27,8 +27,6 @@ from testbed_runtime.jobmanager.state import JobState
 from testbed_runtime.jobmanager.tasks import Cause, JobTasks
 
 _S = ExecutionState
-JOBMASTER_NAME = "JobMaster"
-"""Its name in waits."""
 
 
 class RestartDue(Struct, frozen=True):

@@ -20,15 +20,13 @@ from testbed_runtime.core.job.messages import (
 )
 from testbed_runtime.core.job.registration import Attempt, RegistrationConfig, RetryingRegistration
 from testbed_runtime.core.options import Options
-from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
+from testbed_runtime.core.waits import JOBMASTER_NAME, NO_LIMIT, RM_NAME, Limit, Outcome
 from testbed_runtime.history.waits import OpenWait, WaitLog
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure, Rpc
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.slots import Slot, TaskSlotTable
 
-RM_NAME, JOBMASTER_NAME = "ResourceManager", "JobMaster"
-"""Their names in waits."""
 ANSWERED_AT_ONCE_S = 0.3
 """A JobManager that answers so soon after it was given up did not have to be waited for."""
 LEADER_PROBE_S = 0.5

@@ -31,12 +31,12 @@ from testbed_runtime.core.job.messages import (
     TaskDeploymentDescriptor,
     TriggerCheckpoint,
 )
+from testbed_runtime.core.waits import JOBMASTER_NAME
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure, Rpc
 from testbed_runtime.process.tasks import TaskKeeper
 from testbed_runtime.taskmanager.connections import (
-    JOBMASTER_NAME,
     JobConnection,
     ResourceManagerConnection,
     WaitScope,

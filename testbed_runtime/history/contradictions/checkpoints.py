@@ -13,6 +13,7 @@ from testbed_runtime.core.options import Options
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.contradictions.columns import (
     NS,
+    ROUNDING_NS,
     TOLERANCE_NS,
     Owned,
     events,
@@ -29,7 +30,6 @@ from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import Trial
 
 INCREMENTAL = "execution.checkpointing.incremental"
-ROUNDING_NS = NS // 100
 
 COMMIT = ("process", "task", "attempt", "checkpoint")
 """The rows of one commit have these columns in common."""

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow.compute as pc
 
+from testbed_runtime.core.waits import JOBMASTER_NAME
 from testbed_runtime.history.contradictions.columns import (
     NS,
+    OWN_CLOCK,
     TOLERANCE_NS,
     ended_process,
     equal,
@@ -24,7 +26,6 @@ SAMPLES = 20
 """A task with fewer samples than this can have had no lag by chance."""
 LATE_NS = 10_000_000
 """A sink whose typical window has a slower record than this has a lag."""
-OWN_CLOCK = ("events", "channels", "tasks", "latency", "delivery", "checkpoints", "frames")
 
 
 RESTARTING = frozenset(("cancellation", "restart-delay"))
@@ -95,9 +96,9 @@ def _before_deployment(trial: Trial) -> Iterator[Damage]:
             begun.setdefault((event["subject"], event["attempt"]), event["t_ns"])
     for _, event in events(trial, "failover.started"):
         if event["subject"].isdigit():
-            begun.setdefault(("JobMaster", int(event["subject"])), event["t_ns"])
+            begun.setdefault((JOBMASTER_NAME, int(event["subject"])), event["t_ns"])
     for row, r in enumerate(table.select(["who", "attempt", "start_ns", "kind"]).to_pylist()):
-        if r["who"] == "JobMaster" and r["kind"] not in RESTARTING:
+        if r["who"] == JOBMASTER_NAME and r["kind"] not in RESTARTING:
             continue
         early = begun.get((r["who"], r["attempt"]), r["start_ns"]) - r["start_ns"]
         if early > TOLERANCE_NS:

@@ -15,6 +15,9 @@ from msgspec import Struct
 from testbed_runtime.history.schema import Trial
 
 NS = 1_000_000_000
+OWN_CLOCK = ("events", "channels", "tasks", "latency", "delivery", "checkpoints", "frames")
+"""Tables whose rows have the time at which their process wrote them. A wait has that at which it ended."""
+ROUNDING_NS = NS // 100
 TOLERANCE_NS = NS
 """Two times that one process took of the same moment may differ by this much: it may be paused in between."""
 

@@ -13,6 +13,7 @@ from testbed_runtime.core.options import Options
 from testbed_runtime.history.contradictions.columns import (
     ATTEMPT,
     NS,
+    ROUNDING_NS,
     TOLERANCE_NS,
     Ints,
     Owned,
@@ -32,7 +33,6 @@ SAMPLES_MIN = 3
 REPEATED_MIN = 6
 WINDOWS_BACK = 2
 """A window is written before the first sample that is this many windows later."""
-ROUNDING_NS = NS // 100
 RATE_SHARE = 0.05
 RATE_NS = NS
 """Emission may differ from the schedule by this share, and by what is due in this time: a lazy source defers records."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from testbed_runtime.core.waits import Outcome
+from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
+from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome
 from testbed_runtime.history.contradictions.columns import (
     NS,
     TOLERANCE_NS,
@@ -21,9 +22,7 @@ from testbed_runtime.history.contradictions.columns import (
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import Trial
 
-JOB_ENDS = frozenset(("FINISHED", "FAILED", "CANCELED"))
-JOBMASTER = "JobMaster"
-DETECTORS = ("JobMaster", "ResourceManager")
+DETECTORS = (JOBMASTER_NAME, RM_NAME)
 LONG_NS = 5 * NS
 """A task that ran for longer than this, and finished, has written samples."""
 WITH_ATTEMPTS = ("tasks", "channels", "latency", "delivery")
@@ -56,7 +55,11 @@ def check_executions(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
 def recorded_to_its_end(trial: Trial) -> bool:
     """Whether one JobManager has written all events of the job, until the job ended."""
     changes = events(trial, "job.state", "task.state", "failover.started", "leadership")
-    ends = [e for _, e in changes if e["kind"] == "job.state" and parsed(e["data"]).get("to") in JOB_ENDS]
+    ends = [
+        e
+        for _, e in changes
+        if e["kind"] == "job.state" and parsed(e["data"]).get("to") in TERMINAL_JOB_STATES
+    ]
     return (
         bool(ends)
         and len({e["process"] for _, e in changes}) == 1
@@ -94,7 +97,7 @@ def _attempts_of_waits(trial: Trial, deployed: Deployed, known: set[str]) -> Ite
     if not sound(table, "who", "attempt", "process"):
         return
     for row, r in enumerate(table.select(["who", "attempt", "process"]).to_pylist()):
-        if r["attempt"] < 0 or r["who"] == JOBMASTER or (r["who"], r["attempt"]) in deployed:
+        if r["attempt"] < 0 or r["who"] == JOBMASTER_NAME or (r["who"], r["attempt"]) in deployed:
             continue
         if r["who"] in known:
             yield Damage("waits", "attempt", row, _never(r["who"], r["attempt"]))

@@ -9,15 +9,22 @@ import numpy as np
 
 from testbed_runtime.core.options import BY_KEY, Options
 from testbed_runtime.core.waits import PRODUCT, Outcome
-from testbed_runtime.history.contradictions.columns import NS, TOLERANCE_NS, Owned, ints, numbered, sound
+from testbed_runtime.history.contradictions.columns import (
+    NS,
+    OWN_CLOCK,
+    ROUNDING_NS,
+    TOLERANCE_NS,
+    Owned,
+    ints,
+    numbered,
+    sound,
+)
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.waits import INT64_MAX
 
-OWN_CLOCK = ("events", "channels", "tasks", "latency", "delivery", "checkpoints", "frames")
 ENDS_EARLIER = frozenset(("partition", "credit", "lease"))
 """Kinds of waits that may be recorded after they have ended."""
-ROUNDING_NS = NS // 100
 EXACT = frozenset(("heartbeat", "restart-delay", "replacement"))
 """Kinds of waits that last as long as their option says, if it decides them."""
 EXACT_SHARE, TIMEOUT_SHARE = 0.95, 0.45
