@@ -16,7 +16,7 @@ network stack, a tuning guide of a large platform, an overview of the engine, an
 control. This page lists what they claim, in our own words, and the command that shows it. Scenarios name a row in
 `spec.source`, for example `source: B5`. [flink.md](flink.md) lists the facts of Flink's own sources.
 
-These public texts make the same claims; the rows B and C have no link here:
+These texts are public and make the claims of the rows A, D and E:
 
 | rows | text |
 |---|---|
@@ -24,8 +24,8 @@ These public texts make the same claims; the rows B and C have no link here:
 | D | [Understanding Flink's Memory Management and Data Flow Architecture](https://www.besthub.dev/articles/understanding-flink-s-memory-management-and-data-flow-architecture-60ced6472182) |
 | E | [Understanding Network Flow Control and Flink's Backpressure Mechanisms](https://www.besthub.dev/articles/understanding-network-flow-control-and-flink-s-backpressure-mechanisms-c90e09c3f0b5) |
 
-A row is shown if a command prints its number or effect, and partly shown if something is missing. A row that no command
-shows is marked "not yet"; tests may check its mechanism all the same.
+A row is *shown* if a command prints its number or effect, and *partly* shown if something is missing. A row that no command
+shows is marked "not yet", even if tests check its mechanism.
 """
 
 

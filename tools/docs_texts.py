@@ -27,13 +27,14 @@ OPTIONS_INTRO = """# Options
 | class | what happens |
 |---|---|
 | effective here | the testbed acts on it; a value that does not parse is an error |
-| known, without effect | accepted, and listed at the start of the run, so that you know that it does nothing |
-| a typo | refused with the key that was probably meant (up to {edits} letters away) |
-| anything else | a warning |
+| known, without effect | accepted, and listed at the start of the run |
+| a typo | refused; the error names the key that was probably meant (up to {edits} letters away) |
+| anything else | accepted with a warning |
 
-Older names (`akka.ask.timeout`) are accepted for the newer ones. A key of another Flink version than `flinkVersion` gives a
-warning, but has its effect here. `flinkVersion` selects behaviour and defaults. `1.12` is the oldest version. Each version behaves like
-the one before it, except for:
+Deprecated names (`akka.ask.timeout`) are accepted too. A key that the chosen `flinkVersion` does not have gives a warning and still
+acts here.
+
+`flinkVersion` selects behaviour and defaults. `1.12` is the oldest version. Each version behaves like the one before it, except for:
 
 {profiles}
 
@@ -42,8 +43,8 @@ the one before it, except for:
 
 METRICS_INTRO = """# Metrics
 
-These are the metrics that `expect` can name. `headgate faults --metrics` prints the same list. A pure function
-(`testbed_runtime/checking`) computes each value from the recorded history, the same in PySpark and in the simulator.
+These are the metrics that `expect` can name. `headgate faults --metrics` prints the same list. One pure function per metric
+(`testbed_runtime/checking`) computes the value from the recorded history, in PySpark and in the simulator alike.
 
 ```yaml
 expect:
@@ -61,7 +62,12 @@ expect:
   Inconclusive.
 - **Safety** metrics are judged in every trial, even if no expectation names them: any value above 0 is Fail. All others count only in
   trials whose faults took effect.
-- **No value** is never a Pass: the row gives the reason (below), and the expectation is Inconclusive.
+- **No value** is never a Pass: the expectation is Inconclusive, and the report gives the
+  [reason](#why-there-is-no-value-and-what-to-do).
+"""
+
+REASONS_INTRO = """The verdict, the report and a ScenarioRun's status name one of these reasons. `RunFailed`, `Residue` and `BadExpectation` make the verdict
+Error; with any other one, the expectation is Inconclusive.
 """
 
 METRIC_SOURCES: dict[str, str] = {
@@ -71,9 +77,9 @@ METRIC_SOURCES: dict[str, str] = {
     "delivery.out-of-order": "sequence numbers at the sinks, per path",
     "delivery.committed": "commits; after a window, the sum of its counts",
     "credit.violations": "samples of both ends of every remote channel (`channels`)",
-    "buffers.leaked": "`network.buffers` events of TaskManagers that ended, after they had ended their tasks and connections",
+    "buffers.leaked": "`network.buffers` events of TaskManagers that shut down, after their tasks and connections had ended",
     "buffers.used": "`network.buffers` events, at most one a second; only changes are recorded",
-    "buffers.in-pool-usage": "`network.pools` events, at most one a second; without large simulations",
+    "buffers.in-pool-usage": "`network.pools` events, at most one a second; not recorded in large simulations",
     "buffers.out-pool-usage": "the same",
     "buffers.gate": "`network.pools` events, at most one a second; only changes are recorded",
     "buffers.pool-deviation": "`network.pools` events with every pool of the TaskManager",
@@ -100,17 +106,17 @@ METRIC_SOURCES: dict[str, str] = {
     },
     "recovery.steady": "samples of the sinks, from the end of the recovery on",
     "recovery.downtime": "`faults` (injected) → `sink.first-record` of the last restarted sink subtask",
-    "recovery.total": "→ samples (`tasks`): the lag of every source and sink is back to normal for half a second",
+    "recovery.total": "`faults` (injected) → samples of all tasks (`tasks`): the lag of every source and sink was normal for half a second",
     "recovery.rounds": "failures that restarted the job (`failover.started`, `job.state`)",
-    "recovery.unattributed": "the segments of the critical path without an owner",
-    "recovery.from-events": "the segments of the critical path that a step owns, not a recorded wait",
+    "recovery.unattributed": "segments of the critical path without an owner",
+    "recovery.from-events": "segments of the critical path whose owner is a step, not a recorded wait",
     "throughput.records-per-second": "samples of the sinks, ten per second",
     "throughput.goodput": "the same; an attempt restored from a checkpoint continues at its predecessor's count at that checkpoint",
     "throughput.relative": "goodput, divided by the baseline's. The baseline ends before the last sample of a killed task, and is the offered rate if within 5 % of it",
     "throughput.relative-to-control": "goodput, divided by the value of the variant's control trial (or of one with the same settings)",
     "throughput.noise": "goodput of the baseline; of the control trial, from its baseline to its drain",
     "latency": "histograms of the sinks (`latency`), windows of 250 ms; buckets grow by 25 %",
-    "latency.markers": "`latency.markers` events of the sinks, every latency by itself",
+    "latency.markers": "`latency.markers` events of the sinks, which list every latency",
     "latency.relative": "the same, divided by the baseline's",
     "latency.relative-to-control": "the same, divided by the value of the variant's control trial (or of one with the same settings)",
     "lag.max": "samples of sources and sinks, and the time since the newest record that they handled",
@@ -169,15 +175,15 @@ Each fault has exactly one kind. `headgate faults` lists the kinds that this mac
 
 - **Requesting a fault is not the same as having it.** Every fault is measured while it lasts. The expectations of its trial cannot pass
   unless its effect was measured (`fault.verified`).
-- **A fault on a dead process** does nothing: it is reported as not applied, and the trial goes on. `headgate validate` refuses a fault that
-  certainly needs a process which another fault of the scenario has killed by then.
-- **A fault ends** at its own deadline, which both the supervisor next to the process and the carrier of the fault (proxy, process or packet
-  agent) hold. `headgate heal --all` ends it at once. Inside a run, it also ends 10 s after the runner stopped renewing its lease; the trial
-  is then void and repeated.
-- **Residue** is measured after the end: everything that the fault put in place must be gone. Anything left makes the verdict Error.
-- **Order** of bytes and frames never changes; only `network.reorder` changes the order of packets, which TCP corrects.
+- **A fault on a dead process** does nothing: it is reported as not applied, and the trial goes on. `headgate validate` refuses a fault whose
+  target another fault of the scenario has certainly killed by then.
+- **A fault ends** at its deadline. Both the supervisor next to the process and the component that carries the fault (proxy, process or packet
+  agent) hold that deadline. `headgate heal --all` ends the fault at once. Inside a run, a fault also ends 10 s after the runner stopped
+  renewing its lease; the trial is then void and repeated.
+- **Residue** is measured after the end: everything that the fault put in place must be gone. Any residue makes the verdict Error.
+- **The order** of bytes and frames never changes. Only `network.reorder` changes the order of packets, which TCP corrects.
 
-[scenario.md](scenario.md) describes the fields of a fault. A *backend* is what carries out a fault. The backends of each kind are listed
+[scenario.md](scenario.md) describes the fields of a fault. A *backend* is the mechanism that injects a fault. The backends of each kind are listed
 in order of preference, and Headgate uses the first one that the environment offers:
 
 | backend | what it is | offered on one machine |

@@ -304,6 +304,7 @@ def metrics_page() -> str:
         (
             f"`{reason}`",
             text + (" (a lower bound)" if reason in m.LOWER_BOUNDS and "bound" not in text else ""),
+            m.REASON_HINTS[reason],
         )
         for reason, text in m.REASON_TEXTS.items()
     ]
@@ -311,7 +312,7 @@ def metrics_page() -> str:
         [
             texts.METRICS_INTRO.replace("%QUANTILES%", ", ".join(f"{q:g}" for q in m.QUANTILES)),
             f"## All of them\n\n{table(('metric', 'unit', 'better', 'takes', 'meaning', 'measured from'), rows)}\n",
-            f"## Why there may be no value\n\n{table(('reason', 'meaning'), reasons)}\n",
+            f"## Why there is no value, and what to do\n\n{texts.REASONS_INTRO}\n{table(('reason', 'meaning', 'what to do'), reasons)}\n",
         ]
     )
 

@@ -41,12 +41,12 @@ NO_EXCLUSIVE_BUFFERS = Change(
 )
 CHECKPOINTS_AFTER_FINISH = Change(
     "1.14",
-    "checkpoints after tasks have finished, if `execution.checkpointing.checkpoints-after-tasks-finish` is true (from 1.15 on "
-    "its default); otherwise a bounded source does not wait for a last checkpoint, and after its end there is none (FLIP-147)",
+    "checkpoints are taken after tasks have finished if `execution.checkpointing.checkpoints-after-tasks-finish` is true (the "
+    "default from 1.15 on); otherwise a bounded source does not wait for a last checkpoint, and none is taken after its end (FLIP-147)",
 )
 IO_FAILURES_COUNT = Change(
     "1.14",
-    "a checkpoint that fails with an IO exception while it is triggered counts as failed, also repeatedly without an id",
+    "a checkpoint that fails with an IO exception while it is triggered counts as failed, each time if it has no id yet",
 )
 FINALIZATION_COUNTS = Change("1.15", "a checkpoint whose finalization fails counts as failed")
 FAILURE_NAMES_REASON = Change(
@@ -58,10 +58,10 @@ CANCELLED_BY_CAUSE = Change(
 )
 ONE_CONNECTION = Change(
     "1.15",
-    "all channels between two TaskManagers share one TCP connection; before, those of each exchange (FLINK-22643)",
+    "all channels between two TaskManagers share one TCP connection; before, each exchange has its own (FLINK-22643)",
 )
 EXPONENTIAL_DELAY_EXISTS = Change(
-    "1.13", "there is a restart strategy `exponential-delay`; before, it is refused"
+    "1.13", "the restart strategy `exponential-delay` exists; before, it is refused"
 )
 PEKKO = Change("1.18", "`pekko.*` instead of `akka.*` in error texts (FLINK-32468)")
 REQUESTS_WAIT_AT_PRODUCER = Change(
@@ -87,7 +87,7 @@ STARTING_SEGMENT_SIZE = Change(
 ISO_DURATIONS = Change("2.0", "durations may be written in ISO 8601, as in `PT10S`")
 PRIORITY_PASSES_BLOCK = Change(
     "2.3",
-    "an unaligned barrier leaves a subpartition that is blocked; before, it waits until the consumer resumes",
+    "an unaligned barrier is sent even if its subpartition is blocked; before, it waits until the consumer resumes",
 )
 NO_DATASET = Change("2.0", "the DataSet API is gone, and with it bulk and delta iterations")
 

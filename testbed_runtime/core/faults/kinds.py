@@ -52,7 +52,9 @@ FAMILIES: Mapping[str, Family] = {
 
 _PROBE = "A separate connection through the same path to an echo at the supervisor: round trips before, during and after."
 _SILENCE = "A ping on a separate connection stays unanswered for a second (or half the fault), and the connection is not closed."
-_PROXY_RESIDUE = "The rule is still in the proxy, or a new connection's round trip is more than 2 ms (or half the requested delay) longer than before."
+_PROXY_RESIDUE = (
+    "The rule is still in the proxy, or a new connection's round trip is more than 2 ms longer than before."
+)
 _TAPS = "Taps on both sides (before the interceptor, after receipt), matched by channel and number."
 _RULE_RESIDUE = "The rule is still in a process, or frames are still held there."
 _CALL_RESIDUE = "The rule is still in a process."
@@ -142,7 +144,7 @@ _NETWORK = (
         ),
         asked="{delay}[ ± {jitter}] more {mode} of {targets}{direction}{for}",
         measured=f"{_PROBE} The best of five must exceed the best one before by at least 80 % of the requested delay (minus the jitter).",
-        residue=_PROXY_RESIDUE,
+        residue=_PROXY_RESIDUE.replace("2 ms", "2 ms (or half the requested delay)"),
         limits="The proxy delays bytes, not packets: TCP on either side sees the same round trip as before, so its window and its timers do not "
         "change. New connections are accepted at once; only the data sent on them is late.",
         instead="leave correlation out, or choose another environment",
@@ -213,7 +215,7 @@ _NETWORK = (
         ("proxy",),
         "bytes of {targets} are held{direction}{for}",
         _SILENCE,
-        f"{_PROXY_RESIDUE} No bytes are held any more.",
+        f"{_PROXY_RESIDUE} Bytes are still held.",
         "It is not a partition: bytes are accepted (up to 16 MiB per direction and connection), so the sender believes that they were sent.",
         hides=Hides.LINK,
         silent=True,
