@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import subprocess
@@ -20,6 +21,8 @@ PAGES = sorted(p for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 MODULE = re.compile(r"`((?:core|api|ports|transport|workload|jobmanager|taskmanager|supervisor|store|process|history|checking|faults|evaluation|report|simulation|runner|local|cli|entry)/[\w/{},.]+)`")  # fmt: skip
 COMMAND = re.compile(r"headgate ([a-z]+)")
+REASON_CALLS = {"no": 1, "unknown": 1, "_waiting": 1, "_wait": 1, "_refuse": 1, "_conclude": 2, "NotYet": 0}
+"""Functions of the operator's plans that set the reason of a condition, and the position of the reason among their arguments."""
 
 
 def test_the_reference_pages_are_current():
@@ -98,3 +101,31 @@ def test_the_recipes_for_ci_are_valid_yaml_and_use_existing_options():
     commands = re.findall(r"headgate ci (streaming-checks .*)", text)
     assert len(commands) >= 5
     assert {flag for command in commands for flag in re.findall(r"--[a-z-]+", command)} <= known
+
+
+def _reasons(tree: ast.Module) -> set[str]:
+    """Return the reasons in REASON_CALLS that are literals or names of literals."""
+    named = {
+        node.targets[0].id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Constant)
+    }
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+    found = [
+        c.args[at]
+        for c in calls
+        if isinstance(c.func, ast.Name) and len(c.args) > (at := REASON_CALLS.get(c.func.id, 99))
+    ]
+    values = [n.value if isinstance(n, ast.Constant) else named.get(getattr(n, "id", "")) for n in found]
+    return {v for v in values if isinstance(v, str)}
+
+
+def test_the_page_about_clusters_explains_every_reason_of_a_condition():
+    """A user who reads `kubectl describe` finds each reason in docs/kubernetes.md, with what to do."""
+    plans = sorted((ROOT / "operator" / "headgate_operator" / "plan").glob("*.py"))
+    reasons = set().union(*(_reasons(ast.parse(p.read_text())) for p in plans))
+    assert len(reasons) > 30
+    page = (ROOT / "docs" / "kubernetes.md").read_text().partition("### Reasons of conditions")[2]
+    assert {r for r in reasons if f"`{r}`" not in page} == set()
