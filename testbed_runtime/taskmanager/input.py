@@ -1,10 +1,11 @@
-"""A task's input: the channels of all its gates, numbered consecutively."""
+"""A task's input: the channels of all its gates, numbered consecutively (Flink's UnionInputGate)."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.channel import LocalInputChannel, RemoteInputChannel
@@ -24,8 +25,26 @@ class TaskInput:
         for gate in self.gates:
             self._offsets.append(self.channel_count)
             self.channel_count += len(gate.channels)
-        self._turn = 0
+        self._ready: deque[int] = deque()
+        """Gates with something to read, in the order in which it came. Not used with one gate."""
+        self._ready_priority: deque[int] = deque()
+        """Gates with a priority event. They are not in `_ready`."""
         self._recovered: deque[tuple[int, list[Buffer]]] = deque()
+        for number, gate in enumerate(self.gates if len(self.gates) > 1 else ()):
+            gate.on_ready = partial(self._on_ready, number)
+            if gate.is_available:
+                self._on_ready(number, gate.has_priority)
+
+    def _on_ready(self, number: int, priority: bool) -> None:
+        """Queue a gate once. One that gets priority gives up its turn among the others."""
+        if number in self._ready_priority:
+            return
+        if priority:
+            if number in self._ready:
+                self._ready.remove(number)
+            self._ready_priority.append(number)
+        elif number not in self._ready:
+            self._ready.append(number)
 
     def recover(self, states: Sequence[ChannelState]) -> None:
         """Return this input channel state from `poll` before anything of the channels."""
@@ -65,19 +84,19 @@ class TaskInput:
         return [channel for gate in self.gates for channel in gate.channels]
 
     def poll(self, most: int) -> PolledRun | None:
-        """Return the next event, or up to `most` data buffers of one channel, taking turns between the gates. Raises the
-        FlinkError of a failed channel."""
+        """Return the next event, or up to `most` data buffers of one channel. The gate whose data came first is read first, and
+        again after the others that have data. Raises the FlinkError of a failed channel."""
         if self._recovered:
             return self._recovered.popleft()
         if len(self.gates) == 1:
             return self.gates[0].poll_run(most)
-        if self.has_priority:
-            self._turn = next(number for number, gate in enumerate(self.gates) if gate.has_priority)
-        for step in range(len(self.gates)):
-            number = (self._turn + step) % len(self.gates)
-            found = self.gates[number].poll_run(most)
+        while self._ready_priority or self._ready:
+            number = (self._ready_priority or self._ready).popleft()
+            gate = self.gates[number]
+            found = gate.poll_run(most)
+            if gate.is_available:
+                self._on_ready(number, gate.has_priority)
             if found is not None:
-                self._turn = number + 1
                 return self._offsets[number] + found[0], found[1]
         return None
 

@@ -408,8 +408,10 @@ class Task:
         await self._committer.close()
         self._switch(outcome)
         # after the report: the JobMaster must learn of the cause before it learns of the consumers that fail because of it
-        if outcome is not _S.FINISHED:
-            for partition in self.partitions:
+        for partition in self.partitions:
+            if outcome is _S.FINISHED:
+                partition.close()
+            else:
                 self._services.environment.release(partition, self.failure)
         self._on_end(self)
 

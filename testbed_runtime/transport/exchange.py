@@ -159,7 +159,8 @@ class _SplitPartition(ResultPartition):
     def abandoned(self) -> int | None:
         """A subpartition whose reader left before the end, or None. It cannot be read again."""
         for index, part in enumerate(self.parts):
-            if self._opened[index] and part.subpartitions[0].view is None and not part.is_consumed:
+            read = part.subpartitions[0]
+            if self._opened[index] and read.view is None and not read.end_delivered:
                 return index
         return None
 
@@ -240,10 +241,12 @@ async def serve(
 async def _watch(partition: _SplitPartition, changed: asyncio.Event) -> None:
     """Wait until everything is consumed. Raise HeadgateError if a reader leaves early, because it cannot return."""
     partition.when_consumed(lambda _: changed.set())
-    while not partition.is_consumed:
+    while True:
         left = partition.abandoned()
         if left is not None:
             raise HeadgateError(f"the reader of subpartition {left} left before the end of the partition")
+        if partition.is_consumed:
+            return
         await changed.wait()
         changed.clear()
         await asyncio.sleep(0)  # the tap sees the frame before the state machine handles it
@@ -278,6 +281,7 @@ class _Producer:
         self.part.notify_end_of_data()
         await self._acknowledged.wait()
         self.part.finish()
+        self.part.close()
         await self._consumed.wait()
 
     async def _emit(self, records: Bytes) -> None:

@@ -215,6 +215,8 @@ def test_the_end_comes_in_two_steps(drain: bool) -> None:
     assert sorted(index for index, event in ended if event == EndOfPartition()) == [0, 1]
     assert exchange.gate.finished
     exchange.settle()
+    assert not exchange.partition.is_released
+    exchange.partition.close()
     assert exchange.partition.is_consumed
     assert exchange.partition.is_released
     assert exchange.manager.partitions == ()
@@ -260,5 +262,45 @@ def test_a_manager_forgets_a_consumed_partition() -> None:
     result.finish()
     polled = view.poll()
     assert polled is not None
+    result.close()
+    assert consumed == []
     view.release()
     assert (consumed, manager.partitions) == ([result], ())
+
+
+def test_F_60_a_partition_is_released_when_its_readers_have_left_and_its_task_has_closed_it() -> None:
+    """PipelinedResultPartitionReleaseOnConsumptionTest.testConsumptionBasedPartitionRelease: whatever the readers have read."""
+    result, manager = partition(2), ResultPartitionManager()
+    manager.register(result)
+    views = [result.create_view(index, lambda: None) for index in range(2)]
+    views[0].release()
+    assert not result.is_released
+    views[1].release()
+    assert not result.is_released
+    result.close()
+    assert result.is_released
+    assert manager.partitions == ()
+
+
+def test_F_61_a_partition_without_readers_takes_records_until_its_task_closes_it() -> None:
+    """PipelinedResultPartitionReleaseOnConsumptionTest.testConsumptionBeforePartitionClose."""
+    result = partition(1)
+    assert result.emit(0, b"x" * 16) == 16
+    result.create_view(0, lambda: None).release()
+    assert not result.is_released
+    assert result.emit(0, b"x" * 16) == 16
+    result.close()
+    assert result.is_released
+    assert result.pool.destroyed
+
+
+def test_F_62_F_63_a_reader_that_leaves_twice_counts_once() -> None:
+    """PipelinedResultPartitionReleaseOnConsumptionTest.testMultipleReleaseCallsAreIdempotent and testReleaseAfterIdempotentCalls."""
+    result = partition(2)
+    result.on_consumed(0)
+    result.on_consumed(0)
+    result.close()
+    result.close()
+    assert not result.is_released
+    result.on_consumed(1)
+    assert result.is_released

@@ -59,6 +59,7 @@ async def test_a_partition_is_read_to_its_end(network) -> None:
     consumer.gate.acknowledge_all_records_processed()
     await eventually(lambda: producer.partition.all_data_processed)
     producer.partition.finish()
+    producer.partition.close()
     _, event = await consumer.poll()
     assert isinstance(event, EndOfPartition)
     await eventually(lambda: producer.partition.is_consumed)

@@ -46,6 +46,8 @@ class InputGate:
         self.received_bytes = 0
         self.draining = True
         """Whether every END_OF_DATA so far requested a drain."""
+        self.on_ready: Callable[[bool], None] | None = None
+        """Called before `wake`, with whether a priority event is next."""
         self._network = network
         self._wake = wake
         self._not_found = on_partition_not_found
@@ -206,6 +208,8 @@ class InputGate:
     def on_channel_ready(self, index: int, *, priority: bool) -> None:
         """Queue a channel that has an element or an error to take."""
         if not self._closed and self._enqueue(index, priority=priority):
+            if self.on_ready is not None:
+                self.on_ready(priority)
             self._wake()
 
     def _enqueue(self, index: int, *, priority: bool) -> bool:

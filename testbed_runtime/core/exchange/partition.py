@@ -63,7 +63,7 @@ class ResultPartition:
         on_all_data_processed: Callback | None = None,
         file: IO[bytes] | None = None,
     ) -> None:
-        """`on_consumed` is called when every reader has read to the end and left; `on_all_data_processed` when every
+        """`on_consumed` is called when every reader has left and `close` was called; `on_all_data_processed` when every
         reader has acknowledged END_OF_DATA (the task then calls `finish`). A result in a `file` is blocking: it is not
         read before `finish`, and it stays until `release`."""
         self.partition_id = partition_id
@@ -84,6 +84,7 @@ class ResultPartition:
         """Subpartitions that were written since the last flush: an all-to-all job has far more of them than records."""
         self._unacknowledged = Pending(subpartitions if file is None else 0)
         self._unconsumed = Pending(subpartitions)
+        self._closed = False
         self._consumed_callbacks = [] if on_consumed is None else [on_consumed]
         self._on_all_data_processed = on_all_data_processed
         self._barriers: dict[int, set[int]] = {}
@@ -269,8 +270,8 @@ class ResultPartition:
 
     @property
     def is_consumed(self) -> bool:
-        """Whether every reader has read END_OF_PARTITION and left."""
-        return not self._unconsumed
+        """Whether every reader has left, after whatever it read, and the task writes no more."""
+        return self._closed and not self._unconsumed
 
     @property
     def queued(self) -> int:
@@ -284,14 +285,23 @@ class ResultPartition:
             self._on_all_data_processed()
 
     def on_consumed(self, index: int) -> None:
+        """Record that a reader has left. It cannot return."""
         self._unconsumed.discard(index)
-        if not self._unconsumed and not self._released:
+        self._check_consumed()
+
+    def close(self) -> None:
+        """End the use of the partition by its task. Readers may still read it. Idempotent."""
+        self._closed = True
+        self._check_consumed()
+
+    def _check_consumed(self) -> None:
+        if self.is_consumed and not self._released:
             for callback in self._consumed_callbacks:
                 callback(self)
             self.release()
 
     def when_consumed(self, callback: Callable[[ResultPartition], None]) -> None:
-        """Add a callback for when every reader has read to the end and left."""
+        """Add a callback for when every reader has left and the partition was closed."""
         self._consumed_callbacks.append(callback)
 
     def release(self, cause: FlinkError | None = None) -> None:

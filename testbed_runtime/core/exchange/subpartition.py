@@ -456,8 +456,7 @@ class PipelinedSubpartition:
 
     def on_view_released(self) -> None:
         self.view = None
-        if self.end_delivered:
-            self._owner.on_consumed(self.index)
+        self._owner.on_consumed(self.index)
 
 
 class SubpartitionView:

@@ -1,0 +1,113 @@
+"""A task with several gates reads first the one whose data came first (Flink's UnionInputGate)."""
+
+from __future__ import annotations
+
+from testbed_runtime.core.exchange.events import (
+    AlignmentType,
+    EndOfData,
+    EndOfPartition,
+    Event,
+    StopMode,
+    data_type_of,
+    encode_event,
+)
+from testbed_runtime.core.exchange.frames import BufferResponse
+from testbed_runtime.taskmanager.input import TaskInput
+from tests.core.exchange_model import Consumer, barrier, data_frame, deliver, receiver_id
+
+
+class Gates:
+    """The input of a task, and what arrives for each gate."""
+
+    def __init__(self, *channels: int) -> None:
+        self._consumers = [Consumer(channels=count, segments=64) for count in channels]
+        for consumer in self._consumers:
+            consumer.connect()
+        self.input = TaskInput([consumer.gate for consumer in self._consumers])
+        self._sequences: dict[tuple[int, int], int] = {}
+
+    def _next(self, gate: int, channel: int) -> int:
+        sequence = self._sequences[gate, channel] = self._sequences.get((gate, channel), -1) + 1
+        return sequence
+
+    def data(self, gate: int, channel: int) -> None:
+        deliver(self._consumers[gate].client, data_frame(channel, self._next(gate, channel), 0))
+
+    def event(self, gate: int, channel: int, event: Event) -> None:
+        sequence = self._next(gate, channel)
+        frame = BufferResponse(
+            receiver_id(channel), 0, sequence, 0, data_type_of(event), encode_event(event)
+        )
+        deliver(self._consumers[gate].client, frame)
+
+    def poll(self) -> int | Event | None:
+        """The number of the channel whose data is next, or the next event."""
+        found = self.input.poll(1)
+        if found is None:
+            return None
+        number, element = found
+        if not isinstance(element, list):
+            return element
+        element[0].recycle()
+        return number
+
+
+def test_A_30_gates_with_data_are_read_in_turn_and_their_channels_numbered_consecutively() -> None:
+    """UnionInputGateTest.testBasicGetNextLogic: 3 and 5 channels with a buffer, END_OF_DATA and END_OF_PARTITION each."""
+    gates = Gates(3, 5)
+    everything = [(gate, channel) for gate, count in enumerate((3, 5)) for channel in range(count)]
+    for gate, channel in everything:
+        gates.data(gate, channel)
+    for gate, channel in everything:
+        gates.event(gate, channel, EndOfData(StopMode.DRAIN))
+    for gate, channel in everything:
+        gates.event(gate, channel, EndOfPartition())
+    order = []
+    while not gates.input.finished:
+        found = gates.input.poll(1)
+        assert found is not None
+        order.append(found[0])
+        ended = order.count(7) > 1
+        assert gates.input.received_end_of_data is ended
+        assert not ended or gates.input.draining
+    assert order == [0, 3, 1, 4, 2, 5, 0, 6, 1, 7, 2, 3, 0, 4, 1, 5, 2, 6, 7, 3, 4, 5, 6, 7]
+    assert gates.poll() is None
+
+
+def test_A_31_the_input_drains_only_if_every_channel_does() -> None:
+    """UnionInputGateTest.testDrainFlagComputation."""
+    gates = Gates(2, 2)
+    for gate, channel, mode in ((0, 0, "NO_DRAIN"), (0, 1, "DRAIN"), (1, 0, "DRAIN"), (1, 1, "DRAIN")):
+        gates.event(gate, channel, EndOfData(StopMode[mode]))
+    for _ in range(2):
+        gates.poll()
+    assert not gates.input.received_end_of_data
+    for _ in range(2):
+        gates.poll()
+    assert gates.input.received_end_of_data
+    assert not gates.input.draining
+
+
+def test_A_30_the_gate_whose_data_came_first_is_read_first() -> None:
+    """Also if it has a higher number, and if another one has not been read since."""
+    gates = Gates(1, 1, 1)
+    for gate in (2, 0):
+        gates.data(gate, 0)
+    assert gates.poll() == 2
+    gates.data(1, 0)
+    gates.data(2, 0)
+    assert [gates.poll() for _ in range(4)] == [0, 1, 2, None]
+    assert not gates.input.is_available
+
+
+def test_A_30_a_gate_gives_up_its_turn_for_a_priority_event() -> None:
+    """PrioritizedDeque: gates with a priority event come first, in the order of these events."""
+    gates = Gates(1, 1, 1)
+    for gate in (0, 1, 2):
+        gates.data(gate, 0)
+    unaligned = [barrier(number, AlignmentType.UNALIGNED) for number in (1, 2)]
+    gates.event(2, 0, unaligned[0])
+    gates.event(1, 0, unaligned[1])
+    assert gates.input.has_priority
+    assert [gates.poll() for _ in range(5)] == [*unaligned, 0, 2, 1]
+    assert gates.poll() is None
