@@ -312,6 +312,11 @@ class JobConnection:
     def job(self) -> str:
         return self.gateway.job
 
+    @property
+    def established(self) -> bool:
+        """Whether the JobMaster has accepted this TaskManager. Before, it gets no tasks."""
+        return self._established
+
     def offer(self) -> None:
         """Register if that is not done yet, then offer every slot that is not active."""
         self._offer_again = True

@@ -266,7 +266,7 @@ class TaskExecutor:
 
     def _check_submission(self, descriptor: TaskDeploymentDescriptor) -> JobConnection:
         connection = self._jobs.get(descriptor.job)
-        if connection is None:
+        if connection is None or not connection.established:
             raise _submission_error(
                 f"Could not submit task because there is no JobManager associated for the job {descriptor.job}."
             )

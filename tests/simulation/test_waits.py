@@ -318,3 +318,20 @@ def test_a_killed_jobmanager_is_waited_for_until_the_next_leader_is_there(tmp_pa
     assert all(8.0 <= since_fault(run, w.end_ns) < 8.7 for w in away)
     (slot,) = [w for w in waits(run, "slot") if since_fault(run, w.start_ns) > 0]
     assert (slot.outcome, slot.seconds < 0.7) == (Outcome.COMPLETED, True)
+
+
+def test_a_task_that_reaches_a_taskmanager_after_it_was_given_up_keeps_no_slot(tmp_path: Path) -> None:
+    """A TaskManager pauses before its task arrives, and is given up. When it resumes, it has no JobMaster and refuses the task,
+    as in Flink. Its slot, which the JobMaster does not know any more, serves the next deployment."""
+    killed = {"target": {"taskManagers": {"names": ["tm-2"]}}, "duration": "1 s", "process": {"kill": {}}}
+    paused = {
+        "at": "2 s",
+        "duration": "8 s",
+        "target": {"taskManagers": {"names": ["tm-0"]}},
+        "process": {"pause": {}},
+    }
+    run = ran(tmp_path, killed, paused, options={"restart-strategy.fixed-delay.delay": "500 ms"})
+    again = [e for e in run.trial.rows("events") if e["kind"] == "taskmanager.registered"]
+    assert again[-1]["subject"] == "tm-0-1"
+    assert run.metrics["recovery.rounds"] == 2
+    assert run.metrics["recovery.total"] < 11.0
