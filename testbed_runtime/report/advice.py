@@ -56,9 +56,7 @@ def _by_reason(items: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, list[M
 
 def _costs(trials: Sequence[TrialView]) -> Iterable[str]:
     """Yield one sentence per variant: what cost most, and a second one if another wait came close to its limit."""
-    seen: set[str] = set()
     for answer in aggregate.by_variant(trials):
-        seen.add(answer.variant)
         price = next(iter(answer.prices), None)
         if price is not None:
             mean = " on average" if len(answer.recoveries) > 1 else ""
@@ -68,17 +66,6 @@ def _costs(trials: Sequence[TrialView]) -> Iterable[str]:
             )
         for margin in close_margins(answer.margins)[:1]:
             yield f"{answer.variant}: close to its limit: {margin_words(margin)}."
-    for trial in trials:
-        longest = trial.recovery.longest
-        if trial.is_control or longest is None or trial.variant in seen:
-            continue
-        seen.add(trial.variant)
-        share = trial.recovery.share(longest) or 0.0
-        bound = f", bounded by {longest.bounded_by}" if longest.bounded_by else ""
-        yield (
-            f"{trial.trial}: {longest.title} took {words.seconds(longest.seconds)} of "
-            f"{words.seconds(trial.recovery.total)} ({words.percent(share)}){bound}."
-        )
 
 
 def _weak(faults: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, Any]]) -> Iterable[str]:

@@ -12,8 +12,6 @@ from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.metrics import (
     LOWER_BOUNDS,
     METRICS,
-    NO_DATA,
-    RECOVERY_PHASES,
     TRIAL_PHASES,
 )
 from testbed_runtime.core.judgement.recovery import TrialRecovery
@@ -23,9 +21,7 @@ from testbed_runtime.report import faultwords, words
 from testbed_runtime.report.advice import first_things, limits_of
 from testbed_runtime.report.model import (
     Cell,
-    PhaseCost,
     PhaseLatency,
-    Recovery,
     RunView,
     Setting,
     TrialView,
@@ -110,7 +106,6 @@ def shown(row: Row | None) -> str:
 
 
 def _trial(entry: Mapping[str, Any], rows: Sequence[Row], series: Mapping[str, Any] | None) -> TrialView:
-    costs = tuple(_cost(phase, find(rows, f"recovery.{phase}")) for phase in RECOVERY_PHASES)
     state = find(rows, "job.state")
     baseline = find(rows, "throughput.records-per-second", phase="baseline")
     flags = [
@@ -130,12 +125,6 @@ def _trial(entry: Mapping[str, Any], rows: Sequence[Row], series: Mapping[str, A
         job_state=str(entry.get("job_state") or (state["text"] if state else "")),
         flags=tuple(flags),
         series=series,
-        recovery=Recovery(str(entry["trial"]), costs),
-        totals=tuple(
-            (METRICS[name].doc.rstrip("."), shown(row))
-            for name in ("recovery.downtime", "recovery.total")
-            if (row := find(rows, name)) is not None and row["value"] is not None
-        ),
         latencies=tuple(_phase_latency(rows, phase) for phase in TRIAL_PHASES),
         baseline_rate=baseline["value"] if baseline else None,
         duration_s=_duration_s(entry),
@@ -157,12 +146,6 @@ def _duration_s(entry: Mapping[str, Any]) -> float:
     if not phases:
         return 0.0
     return float(max(p["end_ns"] for p in phases) - min(p["start_ns"] for p in phases)) / 1e9
-
-
-def _cost(phase: str, row: Row | None) -> PhaseCost:
-    if row is None:
-        return PhaseCost(phase, None, "", NO_DATA)
-    return PhaseCost(phase, row["value"], row["bounded_by"] or "", row["reason"] or "")
 
 
 def _phase_latency(rows: Sequence[Row], phase: str) -> PhaseLatency:

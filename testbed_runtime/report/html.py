@@ -21,7 +21,6 @@ from testbed_runtime.report.answer import from_events_words, headline, own_start
 from testbed_runtime.report.latencychart import latency_svg
 from testbed_runtime.report.loadchart import Load, level_of
 from testbed_runtime.report.model import RunView, TrialView
-from testbed_runtime.report.phasebar import phases_svg
 from testbed_runtime.report.roundsbar import Titled, mean_of, rounds_svg
 from testbed_runtime.report.strips import distributions, strips_svg
 from testbed_runtime.report.timeline import MARK_SHAPES, NARROW, WIDE, Timeline
@@ -87,7 +86,6 @@ def breakable(text: str) -> Markup:
 def page(view: RunView) -> str:
     """Return the whole report as HTML."""
     template = environment().get_template("report.html.j2")
-    old = [t.recovery for t in view.fault_trials if t.answer is None]
     asked = [i for i in view.expectations if not i.get("implied")]
     implied = [i for i in view.expectations if i.get("implied")]
     chosen = shown_trials(view)
@@ -97,7 +95,6 @@ def page(view: RunView) -> str:
     found = distributions(view.comparison) if repeated else []  # one dot each says no more than the table
     return template.render(
         run=view,
-        phases=_both(phases_svg(old, WIDE, key="ph-w"), phases_svg(old, NARROW, key="ph-n")),
         strips=_both(strips_svg(found, WIDE, key="di-w"), strips_svg(found, NARROW, key="di-n")),
         figures=figures,
         legend=[s for kind, s in MARK_SHAPES.items() if any(kind in f.kinds for f in figures)],

@@ -16,7 +16,7 @@ from testbed_runtime.report.answer import (
     headline,
     margin_words,
 )
-from testbed_runtime.report.model import RunView, TrialView
+from testbed_runtime.report.model import RunView
 
 MARKS = {"Pass": "✅", "Fail": "❌", "Inconclusive": "❔", "Error": "💥"}
 CELL_MAX = 200
@@ -48,8 +48,7 @@ def run_markdown(view: RunView) -> str:
     comparison = _comparison(view)
     if comparison:
         lines += ["### Variants side by side", "", *comparison]
-    recoveries = _answers(view) or [line for trial in view.fault_trials for line in _phases(trial)]
-    if recoveries:
+    if recoveries := _answers(view):
         lines += ["### Which timeout cost each second", "", *recoveries]
     lines += ["### Expectations", "", *expectations(view.expectations, merged=view.compact)]
     found = aggregate.faults(view.faults) if view.compact else view.faults
@@ -138,27 +137,6 @@ def _prices(title: str, found: Recovery | aggregate.VariantAnswer) -> list[str]:
         *table(("waited for", "seconds", "share"), rows),
         *more,
         *([""] if more else []),
-    ]
-
-
-def _phases(trial: TrialView) -> list[str]:
-    """Return the phases of a run that has no record of its recoveries."""
-    if not trial.recovery.total:
-        return []
-    shown = [c for c in trial.recovery.costs if c.seconds is not None]
-    rows = [
-        (
-            c.title,
-            words.seconds(c.seconds),
-            words.percent(trial.recovery.share(c)),
-            c.bounded_by or words.DASH,
-        )
-        for c in shown
-    ]
-    return [
-        f"**{cell(trial.trial)}**: {words.seconds(trial.recovery.total)}",
-        "",
-        *table(("phase", "seconds", "share", "bounded by"), rows),
     ]
 
 

@@ -7,60 +7,10 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from testbed_runtime.core.judgement.metrics import REASON_TEXTS
 from testbed_runtime.core.judgement.recovery import TrialRecovery
-from testbed_runtime.report import words
 
 FULL_TRIALS = 12
 """Trials that a page shows in full."""
-
-
-class PhaseCost(Struct, frozen=True):
-    """One phase of one recovery: seconds (None: it did not happen), and the option or resource that bounded it."""
-
-    phase: str
-    seconds: float | None
-    bounded_by: str
-    reason: str = ""
-
-    @property
-    def title(self) -> str:
-        return words.PHASES.get(self.phase, (self.phase, ""))[0]
-
-    @property
-    def meaning(self) -> str:
-        return words.PHASES.get(self.phase, ("", ""))[1]
-
-
-class Recovery(Struct, frozen=True):
-    """The phases of one trial, in order."""
-
-    trial: str
-    costs: tuple[PhaseCost, ...]
-
-    @property
-    def total(self) -> float:
-        return sum(c.seconds or 0.0 for c in self.costs)
-
-    @property
-    def longest(self) -> PhaseCost | None:
-        """The phase that cost most; None when nothing was recovered."""
-        happened = [c for c in self.costs if c.seconds]
-        return max(happened, key=lambda c: c.seconds or 0.0, default=None)
-
-    @property
-    def absent(self) -> tuple[PhaseCost, ...]:
-        """Phases that did not happen, or of which nothing is known."""
-        return tuple(c for c in self.costs if c.seconds is None)
-
-    @property
-    def why_absent(self) -> str:
-        """In words, when it is one reason for all of them."""
-        reasons = {c.reason for c in self.absent}
-        return REASON_TEXTS.get(reasons.pop(), "") if len(reasons) == 1 else ""
-
-    def share(self, cost: PhaseCost) -> float | None:
-        return cost.seconds / self.total if cost.seconds is not None and self.total else None
 
 
 class Cell(Struct, frozen=True):
@@ -93,8 +43,6 @@ class TrialView(Struct, frozen=True):
     job_state: str
     flags: tuple[str, ...]
     series: Mapping[str, Any] | None
-    recovery: Recovery
-    totals: tuple[tuple[str, str], ...]
     latencies: tuple[PhaseLatency, ...]
     baseline_rate: float | None
     duration_s: float = 0.0

@@ -7,17 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from testbed_runtime.core.judgement.metrics import METRICS, PHASE_DOCS, REASON_TEXTS, RECOVERY_PHASES
-
-_TITLES = {"first-record": "First record", "catch-up": "Catch up"}
-PHASES: dict[str, tuple[str, str]] = {
-    phase: (
-        _TITLES.get(phase, phase.capitalize()),
-        PHASE_DOCS.get(phase, METRICS[f"recovery.{phase}"].doc),
-    )
-    for phase in RECOVERY_PHASES
-}
-"""Recovery phases in order, each with its title and meaning."""
+from testbed_runtime.core.judgement.metrics import REASON_TEXTS
 
 TRIAL_PHASES: dict[str, tuple[str, str]] = {
     "deploy": ("Deploy", "until all tasks are running"),

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.metrics import control_metrics, trial_metrics
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.verdict import TrialFacts, judge
 from tests.report import synthetic
 
@@ -26,12 +28,13 @@ EXPECT: dict[str, list[dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Documents:
-    """The four documents that a report is made of."""
+    """The five documents that a report is made of."""
 
     manifest: dict[str, Any]
     metrics: list[dict[str, Any]]
     timeseries: dict[str, Any]
     verdict: dict[str, Any]
+    recoveries: dict[str, TrialRecovery]
 
 
 @pytest.fixture(scope="session")
@@ -48,4 +51,5 @@ def documents() -> Documents:
         expectations={v: [Expectation.from_item(i) for i in items] for v, items in EXPECT.items()},
         rows=rows,
     )
-    return Documents(manifest, rows, {"schema": 1, "trials": series}, verdict.to_json())
+    recoveries = {e["trial"]: trial_recovery(t, e) for t, e in zip(trials, entries, strict=True)}
+    return Documents(manifest, rows, {"schema": 1, "trials": series}, verdict.to_json(), recoveries)

@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 from testbed_runtime.core.judgement.recovery import Recovery
 from testbed_runtime.report import words
 from testbed_runtime.report.loadchart import Load, level_of
-from testbed_runtime.report.model import PhaseCost
-from testbed_runtime.report.model import Recovery as PhaseRecovery
-from testbed_runtime.report.phasebar import phases_svg
 from testbed_runtime.report.roundsbar import Titled, rounds_svg
 from testbed_runtime.report.shapes import curve
 from testbed_runtime.report.strips import Distribution, Strip, strips_svg
@@ -108,24 +105,6 @@ def test_seconds_are_written_in_the_usual_units(value: float | None, text: str):
 def test_parameters_are_formatted_with_their_units(parameters: dict[str, object], text: str):
     """Names end in their unit; the text has it once."""
     assert words.mapping(parameters).replace("bytes per 1", "bytes per s 1") == text
-
-
-def test_a_recovery_without_any_time_draws_nothing():
-    """No empty axes."""
-    assert phases_svg([PhaseRecovery("t", (PhaseCost("detect", None, ""),))], WIDE, key="k") == ""
-
-
-def test_phases_that_are_too_short_for_their_name_have_none():
-    """A label never leaves its bar."""
-    recovery = PhaseRecovery(
-        "t", (PhaseCost("detect", 10.0, "heartbeat.timeout = 10 s"), PhaseCost("cancel", 0.01, "x"))
-    )
-    drawn = phases_svg([recovery], NARROW, key="k")
-    assert "Detect 10.0 s</text>" in drawn
-    assert (
-        "Cancel"
-        not in drawn.replace("<title>Cancel: 10 ms, bounded by x</title>", "").partition("</desc>")[2]
-    )
 
 
 def test_a_timeline_stays_inside_its_frame(documents: Documents):

@@ -136,11 +136,11 @@ def test_junit_times_add_up_to_the_time_of_the_trials(documents: Documents, tmp_
     assert all(float(c.get("time", "0")) > 0 for c in cases)
 
 
-def test_a_run_without_comparison_and_recoveries_still_shows_its_phases(documents: Documents):
-    """A folder that an earlier version wrote."""
+def test_a_run_without_comparison_has_none_on_its_page(documents: Documents):
+    """Nor has it prices: without recoveries, nothing is known about them."""
     view = build(documents.manifest, documents.metrics, documents.timeseries, documents.verdict)
     text = page(view)
-    assert "Phases of the recovery of short-timeout-1" in text
+    assert "Nothing is known about recoveries" in text
     assert "Variants side by side" not in text
 
 
