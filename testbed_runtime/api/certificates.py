@@ -24,11 +24,8 @@ def make_certificate(now: datetime.datetime) -> bytes:
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import rsa
     except ImportError:
-        raise UserError(
-            f"flinkConfiguration[{INTERNAL}]",
-            "needs the package cryptography, which is not installed",
-            "install headgate[tls]",
-        ) from None
+        problem = "needs the package cryptography, which is not installed"
+        raise UserError(f"flinkConfiguration[{INTERNAL}]", problem, "install headgate[tls]") from None
     key = rsa.generate_private_key(public_exponent=65537, key_size=KEY_BITS)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
     certificate = (

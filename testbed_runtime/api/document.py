@@ -74,11 +74,8 @@ def _only(nodes: Sequence[yaml.Node | None], where: str) -> yaml.Node:
         raise UserError(where, "is empty", "a scenario starts with apiVersion, kind, metadata, spec")
     if len(nodes) > 1:
         line = nodes[1].start_mark.line + 1 if nodes[1] is not None else 1
-        raise UserError(
-            where,
-            f"holds more than one document (the second one before line {line})",
-            "one file holds one scenario",
-        )
+        problem = f"holds more than one document (the second one before line {line})"
+        raise UserError(where, problem, "one file holds one scenario")
     return found[0]
 
 

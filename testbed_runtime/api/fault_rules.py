@@ -54,11 +54,9 @@ def _on_killed(setting: MergedVariant, path: str) -> Iterator[UserError]:
                 and dead
                 and _hits(fault, kill, same=after_s == 0)
             ):
-                yield UserError(
-                    f"{path}.faults[{setting.faults.index(certain[number])}].at",
-                    f"{fault.name!r} needs a process that {kill.name!r} has killed by then",
-                    f"list it before {kill.name!r}, or start it earlier",
-                )
+                problem = f"{fault.name!r} needs a process that {kill.name!r} has killed by then"
+                hint = f"list it before {kill.name!r}, or start it earlier"
+                yield UserError(f"{path}.faults[{setting.faults.index(certain[number])}].at", problem, hint)
 
 
 def _hits(fault: Fault, kill: Fault, *, same: bool) -> bool:
@@ -83,11 +81,9 @@ def _time(fault: Fault, where: str, timeline: models.Timeline) -> Iterator[UserE
     observation = parse_duration(timeline.observation)
     end = fault.at_s + fault.duration_s
     if not fault.before_submit and end > observation:
-        yield UserError(
-            f"{where}.duration",
-            f"the fault ends {end:g} s after the baseline, the observation only lasts {observation:g} s",
-            "make spec.timeline.observation longer, or the fault shorter",
-        )
+        problem = f"the fault ends {end:g} s after the baseline, the observation only lasts {observation:g} s"
+        hint = "make spec.timeline.observation longer, or the fault shorter"
+        yield UserError(f"{where}.duration", problem, hint)
 
 
 def _target(
@@ -132,11 +128,8 @@ def _known(
         return
     vertices = [v.name for v in testbed.job.vertices]
     if chosen.running is not None and chosen.running not in vertices:
-        yield UserError(
-            f"{where}.running",
-            f"the vertex {chosen.running!r} does not exist",
-            check.nearest(chosen.running, vertices),
-        )
+        problem = f"the vertex {chosen.running!r} does not exist"
+        yield UserError(f"{where}.running", problem, check.nearest(chosen.running, vertices))
     names = task_manager_names(testbed.task_managers.replicas)
     for index, name in enumerate(chosen.names):
         if name not in names and not (isinstance(chosen, models.Peers) and name == JOBMANAGER):

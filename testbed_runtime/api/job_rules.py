@@ -106,11 +106,8 @@ def _blocking(job: models.Job, path: str) -> Iterator[UserError]:
                 "use sink: ledger, or results that are not blocking",
             )
         if vertex.source is not None and vertex.source.kind == "generated" and not vertex.source.limit:
-            yield UserError(
-                f"{path}.vertices[{index}].source",
-                "a job with a blocking result never ends with an unbounded source",
-                "add a limit",
-            )
+            problem = "a job with a blocking result never ends with an unbounded source"
+            yield UserError(f"{path}.vertices[{index}].source", problem, "add a limit")
 
 
 def _forward(source: models.Vertex, target: models.Vertex, where: str) -> Iterator[UserError]:
@@ -145,11 +142,8 @@ def _roles(job: models.Job, path: str) -> Iterator[UserError]:
         if vertex.source is not None and vertex.source.kind == "socket" and ":" not in vertex.source.socket:
             yield UserError(f"{where}.source.socket", "a socket source needs an address", "write host:port")
         if vertex.source is not None and vertex.source.splits and vertex.source.limit % vertex.source.splits:
-            yield UserError(
-                f"{where}.source.splits",
-                f"{vertex.source.limit} records cannot be split into {vertex.source.splits} equal parts",
-                "choose a number that divides the limit",
-            )
+            problem = f"{vertex.source.limit} records cannot be split into {vertex.source.splits} equal parts"
+            yield UserError(f"{where}.source.splits", problem, "choose a number that divides the limit")
         if vertex.source is not None and vertex.source.splits and not vertex.source.limit:
             yield UserError(f"{where}.source.splits", "an unbounded source has no splits", "add a limit")
         if vertex.operator in FUNCTIONS and ":" not in vertex.function:
@@ -162,17 +156,12 @@ def _roles(job: models.Job, path: str) -> Iterator[UserError]:
         if vertex.sink == "file" and not vertex.path:
             yield UserError(f"{where}.path", "a file sink needs a path", "write path: words.txt")
         elif vertex.sink == "file" and not set(vertex.path.split("/")).isdisjoint({"", ".", ".."}):
-            yield UserError(
-                f"{where}.path",
-                f"{vertex.path!r} is outside the results folder",
-                "write a relative path: words.txt",
-            )
+            problem = f"{vertex.path!r} is outside the results folder"
+            yield UserError(f"{where}.path", problem, "write a relative path: words.txt")
         if vertex.max_parallelism is not None and vertex.max_parallelism < vertex.parallelism:
-            yield UserError(
-                f"{where}.maxParallelism",
-                f"{vertex.max_parallelism} is less than the parallelism {vertex.parallelism}",
-                f"leave it out ({compute_default_max_parallelism(vertex.parallelism)} is computed)",
-            )
+            problem = f"{vertex.max_parallelism} is less than the parallelism {vertex.parallelism}"
+            hint = f"leave it out ({compute_default_max_parallelism(vertex.parallelism)} is computed)"
+            yield UserError(f"{where}.maxParallelism", problem, hint)
 
 
 def _record_sizes(job: models.Job, path: str) -> Iterator[UserError]:
@@ -186,11 +175,8 @@ def _record_sizes(job: models.Job, path: str) -> Iterator[UserError]:
         found = sizes[vertex.name]
         if len(found) > 1 and all(len(sizes[name]) == 1 for name in inputs[vertex.name]):
             text = f"{vertex.name!r} gets records of {' and '.join(map(str, sorted(found)))} bytes, and can read only one size"
-            yield UserError(
-                f"{path}.vertices[{index}]",
-                text,
-                "write the same recordBytes for the sources that lead to it",
-            )
+            hint = "write the same recordBytes for the sources that lead to it"
+            yield UserError(f"{path}.vertices[{index}]", text, hint)
 
 
 def _cycle(job: models.Job, path: str) -> list[UserError]:

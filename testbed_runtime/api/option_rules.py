@@ -150,11 +150,8 @@ def _limits(options: Options, path: str) -> Iterator[UserError]:
     """Yield values that are out of range, alone or beside another option."""
     low, high = "taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max"
     if options.duration(low) > options.duration(high):
-        yield UserError(
-            f"{path}[{high}]",
-            f"{options.text(high)!r} is less than {low} ({options.text(low)!r})",
-            "make it larger",
-        )
+        problem = f"{options.text(high)!r} is less than {low} ({options.text(low)!r})"
+        yield UserError(f"{path}[{high}]", problem, "make it larger")
     for key in (low, high):
         if options.duration(key) * 1000 > MAX_INT:
             yield UserError(

@@ -61,11 +61,9 @@ def access_for(environment: str, namespace: str, context: str, kubeconfig: str) 
     """Return the access of a command with `--on`. Raises UserError for flags of a cluster where none is used."""
     access = Access(namespace, context, kubeconfig)
     if environment != "kubernetes" and access.given:
-        raise UserError(
-            "--namespace, --context, --kubeconfig",
-            f"have no effect on a run with --on {environment}",
-            "add --on kubernetes, or leave them out",
-        )
+        problem = f"have no effect on a run with --on {environment}"
+        hint = "add --on kubernetes, or leave them out"
+        raise UserError("--namespace, --context, --kubeconfig", problem, hint)
     return access
 
 

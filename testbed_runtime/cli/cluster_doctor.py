@@ -96,10 +96,6 @@ async def _rights(api: Api) -> Finding:
         if not answer.get("status", {}).get("allowed"):
             refused.append(f"{verb} {resource}")
     if refused:
-        return Finding(
-            "rights",
-            BAD,
-            f"not allowed: {', '.join(refused)}",
-            "ask for the role headgate-edit in the namespace",
-        )
+        means = "ask for the role headgate-edit in the namespace"
+        return Finding("rights", BAD, f"not allowed: {', '.join(refused)}", means)
     return Finding("rights", GOOD, "enough", f"runs and faults in namespace {api.namespace}")

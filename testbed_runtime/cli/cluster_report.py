@@ -41,11 +41,8 @@ async def _why_not(api: Api, run: str) -> UserError:
     status = Run(known).status
     complete = status.condition(COMPLETE)
     message = f", {complete.message}" if complete is not None and complete.message else ""
-    return UserError(
-        run,
-        f"has no report: its phase is {status.phase or 'not started'}{message}",
-        f"kubectl -n {api.namespace} wait --for=condition=Complete run/{run} --timeout=30m",
-    )
+    hint = f"kubectl -n {api.namespace} wait --for=condition=Complete run/{run} --timeout=30m"
+    return UserError(run, f"has no report: its phase is {status.phase or 'not started'}{message}", hint)
 
 
 def write(files: dict[str, bytes], output: str, folder: Path) -> Path | None:
@@ -67,11 +64,8 @@ def write(files: dict[str, bytes], output: str, folder: Path) -> Path | None:
             "-o", f"{output!r} has no known suffix", f"write one of {', '.join(FILES)}, or - for stdout"
         )
     if wanted not in files:
-        raise UserError(
-            "-o",
-            f"the run has no {wanted}",
-            files.get("too-large", b"leave -o out to see what there is").decode(),
-        )
+        problem = f"the run has no {wanted}"
+        raise UserError("-o", problem, files.get("too-large", b"leave -o out to see what there is").decode())
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(files[wanted])
     return path

@@ -71,12 +71,8 @@ def _java() -> Finding:
     version = words[1] if len(words) > 1 else "unknown"
     major = version.removeprefix("1.").split(".")[0]
     new_enough = major.isdigit() and int(major) >= MIN_JAVA
-    return Finding(
-        "Java",
-        GOOD if new_enough else BAD,
-        f"{version} ({path})",
-        f"the evaluation (Spark) needs {MIN_JAVA} or newer",
-    )
+    means = f"the evaluation (Spark) needs {MIN_JAVA} or newer"
+    return Finding("Java", GOOD if new_enough else BAD, f"{version} ({path})", means)
 
 
 def _java_path() -> str | None:
@@ -100,12 +96,8 @@ def _cores() -> Finding:
 
     found = cores()
     level = GOOD if found >= MIN_CORES else WARNING
-    return Finding(
-        "cores",
-        level,
-        str(found),
-        "every process of a testbed shares them; with one, control runs become unstable",
-    )
+    means = "every process of a testbed shares them; with one, control runs become unstable"
+    return Finding("cores", level, str(found), means)
 
 
 def _load() -> Finding:
@@ -136,12 +128,8 @@ def _ports() -> Finding:
             listener.listen()
             port = listener.getsockname()[1]
             with socket.create_connection(("127.0.0.1", port), timeout=2):
-                return Finding(
-                    "loopback",
-                    GOOD,
-                    "connects",
-                    "all traffic of a local run stays on 127.0.0.1, on free ports",
-                )
+                means = "all traffic of a local run stays on 127.0.0.1, on free ports"
+                return Finding("loopback", GOOD, "connects", means)
     except OSError as error:
         return Finding(
             "loopback", BAD, str(error), "processes on this machine cannot reach each other on 127.0.0.1"
@@ -155,32 +143,20 @@ def _clock() -> Finding:
         time.sleep(0.001)
     took = (time.monotonic() - started) / rounds
     level = GOOD if took < LATE_S else WARNING
-    return Finding(
-        "timers",
-        level,
-        f"a sleep of 1 ms takes {took * 1e3:.2f} ms",
-        "faults and heartbeats cannot be more exact than this",
-    )
+    means = "faults and heartbeats cannot be more exact than this"
+    return Finding("timers", level, f"a sleep of 1 ms takes {took * 1e3:.2f} ms", means)
 
 
 def _boot_id() -> Finding:
     path = Path("/proc/sys/kernel/random/boot_id")
     level = GOOD if path.exists() else WARNING
-    return Finding(
-        "boot id",
-        level,
-        "available" if path.exists() else "none",
-        "with it, the times of all processes here can be compared exactly",
-    )
+    means = "with it, the times of all processes here can be compared exactly"
+    return Finding("boot id", level, "available" if path.exists() else "none", means)
 
 
 def _signals() -> Finding:
-    return Finding(
-        "permissions",
-        GOOD,
-        "root" if os.geteuid() == 0 else "no root",
-        "channel, proxy and process faults need no privilege",
-    )
+    means = "channel, proxy and process faults need no privilege"
+    return Finding("permissions", GOOD, "root" if os.geteuid() == 0 else "no root", means)
 
 
 def _packets() -> Finding:
@@ -191,12 +167,8 @@ def _packets() -> Finding:
     offered = asyncio.run(packets.capabilities())
     available = [name for name in PACKET_BACKENDS if name in offered.backends]
     if available:
-        return Finding(
-            "packet faults",
-            GOOD,
-            ", ".join(available),
-            "network.loss and the like can run here: each process gets a network of its own",
-        )
+        means = "network.loss and the like can run here: each process gets a network of its own"
+        return Finding("packet faults", GOOD, ", ".join(available), means)
     reasons = dict.fromkeys(offered.missing[name] for name in PACKET_BACKENDS)
     return Finding("packet faults", WARNING, "none", f"network.loss cannot run here: {'; '.join(reasons)}")
 

@@ -131,7 +131,7 @@ def check_assembled(trial: Trial, entry: Entry) -> None:
         for c in trial.tables[NUMBERS].to_pylist()
         if c["repeated_in"]
     ]
-    fell = list(check_counters("tasks", trial.table("tasks"))) + check_causality(trial)
+    fell = list(check_counters(trial.table("tasks"))) + check_causality(trial)
     kept = {name: table for name, table in trial.tables.items() if name != "latency"}
     fell = fell or check_across(Trial(trial.run, trial.trial, kept), entry)
     if found := repeated + [replace(damage, row=-1) for damage in fell]:

@@ -212,10 +212,7 @@ async def serve(app: web.Application, bind: Address) -> tuple[web.AppRunner, Add
         await web.TCPSite(runner, *bind, reuse_address=True).start()
     except OSError as error:
         await runner.cleanup()
-        raise UserError(
-            "bind",
-            f"cannot listen on {bind[0]}:{bind[1]}: {error.strerror}",
-            "free the port or choose another",
-        ) from None
+        problem = f"cannot listen on {bind[0]}:{bind[1]}: {error.strerror}"
+        raise UserError("bind", problem, "free the port or choose another") from None
     host, port = runner.addresses[0][:2]
     return runner, (str(host), int(port))

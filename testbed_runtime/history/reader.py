@@ -53,21 +53,15 @@ def _report(folder: Path) -> SealReport:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(str(folder / SEALED), f"is damaged: {error}", "run the scenario again") from None
     if version != SCHEMA_VERSION or report is None:
-        raise UserError(
-            str(folder / SEALED),
-            f"has schema version {version}, but this version of headgate reads {SCHEMA_VERSION}",
-            "use the version that recorded it",
-        )
+        problem = f"has schema version {version}, but this version of headgate reads {SCHEMA_VERSION}"
+        raise UserError(str(folder / SEALED), problem, "use the version that recorded it")
     return report
 
 
 def _not_sealed(folder: Path) -> UserError:
     if any((folder / SEGMENTS_FOLDER).glob("*" + SUFFIX)):
-        return UserError(
-            str(folder),
-            "the history was recorded but not sealed, because the run was interrupted",
-            "seal it first, or run the scenario again",
-        )
+        problem = "the history was recorded but not sealed, because the run was interrupted"
+        return UserError(str(folder), problem, "seal it first, or run the scenario again")
     return UserError(str(folder), "contains no history", "give <run>/history/<trial>")
 
 
@@ -85,9 +79,6 @@ def _table(folder: Path, name: str, rows: int) -> pa.Table:
     if damaged := check_schema(name, table.schema):
         raise DamagedHistory(f"history/{folder.name}", damaged)
     if len(table) != rows:
-        raise UserError(
-            str(path),
-            f"has {len(table)} rows instead of {rows}",
-            "restore the file, or run the scenario again",
-        )
+        hint = "restore the file, or run the scenario again"
+        raise UserError(str(path), f"has {len(table)} rows instead of {rows}", hint)
     return with_later_columns(name, table).select(arrow_schema(name).names)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,6 +23,18 @@ from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.waits import KINDS, Outcome
 from testbed_runtime.history.contradictions.channels import check_credit
+from testbed_runtime.history.contradictions.columns import (
+    ATTEMPT,
+    NS,
+    OWN_CLOCK,
+    TOLERANCE_NS,
+    Ints,
+    Owned,
+    ints,
+    numbered,
+    parsed,
+    tasks_of,
+)
 from testbed_runtime.history.crosschecks import check_across
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import (
@@ -35,13 +46,10 @@ from testbed_runtime.history.schema import (
     arrow_schema,
 )
 
-NS = 1_000_000_000
 BEFORE_NS = 1800 * NS
 """Rows may precede the trial's first phase by this much: processes start, images are pulled."""
 AFTER_NS = 600 * NS
 """Rows may follow the trial's last phase by this much: processes stop, the recorder seals."""
-TOLERANCE_NS = NS
-"""Difference between two clocks, or between an event and its row, that is no sign of damage."""
 SHOWN_MAX = 5
 """Maximum findings named in one error."""
 ROLES = ("source", "operator", "sink")
@@ -64,23 +72,16 @@ STATES: Mapping[str, frozenset[str]] = {
     "job.state": JOB_STATES,
 }
 """The states that `to` in the data of these events can have."""
-OWN_CLOCK = ("events", "channels", "tasks", "latency", "delivery", "checkpoints", "frames")
-"""Tables whose rows have the time at which they were written. A wait may be recorded later; rows of `faults` are passed on."""
 _MAY_BE_NEGATIVE = {
     "attempt": -1, "checkpoint": -1, "budget_ns": -1, "credit": None, "lag_ns": None, "max_ns": None,
 }  # fmt: skip
 """Least value of the integer columns that are not counters; None for no limit. All others are at least 0."""
-COUNTERS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "tasks": (
-        ("process", "task", "attempt"),
-        ("records_in", "records_out", "bytes_in", "bytes_out", "busy_ns", "backpressured_ns", "idle_ns", "t_ns"),
-    ),
-}  # fmt: skip
-"""Columns that never decrease, in the order of `seq`, and what identifies their owner. The sampler's clock is one of them."""
+COUNTERS = (
+    "records_in", "records_out", "bytes_in", "bytes_out", "busy_ns", "backpressured_ns", "idle_ns", "t_ns"
+)  # fmt: skip
+"""Columns of `tasks` that never decrease, in the order of `seq`, for an attempt. The sampler's clock is one of them."""
 JSON_COLUMNS = {"events": ("data",), "faults": ("targets", "asked", "measured")}
 _NOT_FINITE = re.compile(r"\b(NaN|-?Infinity)\b")
-
-Ints = npt.NDArray[np.int64]
 
 
 class DamagedHistory(UserError):
@@ -145,9 +146,13 @@ def check_rows(name: str, table: pa.Table, *, run: str, trial: str) -> list[Dama
     found = list(_nulls(name, table))
     if found or not len(table):
         return found
-    rules = (_identity(name, table, run, trial), _ranges(name, table), _words(name, table), _json(name, table),
-             check_counters(name, table), _latency(name, table), _delivery(name, table), _events(name, table),
-             _waits(name, table), _faults(name, table), _checkpoints(name, table), check_credit(name, table))  # fmt: skip
+    rules = [
+        _identity(name, table, run, trial),
+        _ranges(name, table),
+        _words(name, table),
+        _json(name, table),
+    ]
+    rules += [_OF_TABLE[name](table)] if name in _OF_TABLE else []
     return [damage for rule in rules for damage in rule]
 
 
@@ -225,87 +230,75 @@ def _refuse(constant: str) -> None:
     raise ValueError(constant)
 
 
-def check_counters(name: str, table: pa.Table) -> Iterator[Damage]:
-    """Yield counters that decrease from one sample of their owner to the next."""
-    if name not in COUNTERS:
-        return
-    keys, counters = COUNTERS[name]
-    order, owner = _by_owner(table, keys)
+def check_counters(tasks: pa.Table) -> Iterator[Damage]:
+    """Yield counters that decrease from one sample of an attempt to the next."""
+    order, owner = _by_owner(tasks, ATTEMPT)
     same = np.diff(owner[order]) == 0
-    for column in (c for c in counters if c in table.column_names):
-        values = _ints(table, column)[order]
+    for column in (c for c in COUNTERS if c in tasks.column_names):
+        values = ints(tasks, column)[order]
         fell = np.flatnonzero(same & (np.diff(values) < 0))
         if len(fell):
             row = int(order[fell + 1].min())
             at = int(np.flatnonzero(order == row)[0])
-            what = ", ".join(str(table.column(k)[row].as_py()) for k in keys)
+            what = ", ".join(str(tasks.column(k)[row].as_py()) for k in ATTEMPT)
             problem = f"decreases from {values[at - 1]} to {values[at]} ({what})"
-            yield Damage(name, column, row, problem)
+            yield Damage("tasks", column, row, problem)
 
 
 def _by_owner(table: pa.Table, keys: tuple[str, ...]) -> tuple[Ints, Ints]:
     """Return the rows in order of owner and sequence number, and the owner's number of each row."""
-    owner = np.zeros(len(table), dtype=np.int64)
-    for key in keys:
-        encoded = table.column(key).combine_chunks().dictionary_encode()
-        owner = owner * max(1, len(encoded.dictionary)) + np.asarray(encoded.indices, dtype=np.int64)
-    return np.lexsort((_ints(table, "seq"), owner)).astype(np.int64), owner
+    owner = numbered([table], keys)
+    return Owned.of(owner, ints(table, "seq")).order, owner
 
 
-def _ints(table: pa.Table, column: str) -> Ints:
-    return np.asarray(table.column(column).to_numpy(zero_copy_only=False), dtype=np.int64)
-
-
-def _latency(name: str, table: pa.Table) -> Iterator[Damage]:
+def _latency(table: pa.Table) -> Iterator[Damage]:
     """Yield histograms whose buckets do not add up to their count."""
-    if name != "latency":
-        return
     column = table.column("buckets").combine_chunks()
     lengths = np.asarray(pc.list_value_length(column), dtype=np.int64)
     if (lengths > len(LATENCY_BOUNDS_NS) + 1).any():
         row = int(np.flatnonzero(lengths > len(LATENCY_BOUNDS_NS) + 1)[0])
         yield Damage(
-            name, "buckets", row, f"has {lengths[row]} buckets, the schema {len(LATENCY_BOUNDS_NS) + 1}"
+            "latency", "buckets", row, f"has {lengths[row]} buckets, the schema {len(LATENCY_BOUNDS_NS) + 1}"
         )
     counts = np.asarray(pc.list_flatten(column), dtype=np.int64)
     ends = np.cumsum(lengths)
     sums = np.concatenate([[0], np.cumsum(counts)])
     total = sums[ends] - sums[ends - lengths]
-    wrong = np.flatnonzero(total != _ints(table, "count"))
+    wrong = np.flatnonzero(total != ints(table, "count"))
     if len(counts) and counts.min() < 0:
         row = int(np.searchsorted(ends, np.flatnonzero(counts < 0)[0], side="right"))
-        yield Damage(name, "buckets", row, "contains a negative count")
+        yield Damage("latency", "buckets", row, "contains a negative count")
     elif len(wrong):
         row = int(wrong[0])
         stated = table.column("count")[row].as_py()
-        yield Damage(name, "buckets", row, f"adds up to {total[row]}, but count is {stated}")
+        yield Damage("latency", "buckets", row, f"adds up to {total[row]}, but count is {stated}")
     else:
-        yield from _windows(name, table, counts, ends, lengths)
+        yield from _windows(table, counts, ends, lengths)
 
 
-def _windows(name: str, table: pa.Table, counts: Ints, ends: Ints, lengths: Ints) -> Iterator[Damage]:
+def _windows(table: pa.Table, counts: Ints, ends: Ints, lengths: Ints) -> Iterator[Damage]:
     """Yield windows that are empty or begin after their row was written, and maxima outside the highest bucket with records."""
-    begins, t_ns = _ints(table, "window_start_ns"), _ints(table, "t_ns")
-    if len(empty := np.flatnonzero(_ints(table, "window_ns") == 0)):
-        yield Damage(name, "window_ns", int(empty[0]), "is 0")
+    begins, t_ns = ints(table, "window_start_ns"), ints(table, "t_ns")
+    if len(empty := np.flatnonzero(ints(table, "window_ns") == 0)):
+        yield Damage("latency", "window_ns", int(empty[0]), "is 0")
     if len(late := np.flatnonzero(begins > t_ns)):
         off = (begins[late[0]] - t_ns[late[0]]) / NS
-        yield Damage(name, "window_start_ns", int(late[0]), f"is {off:.1f} s after the row was written")
+        yield Damage("latency", "window_start_ns", int(late[0]), f"is {off:.1f} s after the row was written")
     within = np.arange(len(counts)) - np.repeat(ends - lengths, lengths)
     highest = np.full(len(table), -1, dtype=np.int64)
     used = counts > 0
     np.maximum.at(highest, np.repeat(np.arange(len(table)), lengths)[used], within[used])
-    largest = np.searchsorted(np.asarray(LATENCY_BOUNDS_NS), _ints(table, "max_ns"))
+    largest = np.searchsorted(np.asarray(LATENCY_BOUNDS_NS), ints(table, "max_ns"))
     if len(off_by := np.flatnonzero((highest >= 0) & (largest != highest))):
         row = int(off_by[0])
         stated = table.column("max_ns")[row].as_py() / NS
-        yield Damage(name, "max_ns", row, f"is {stated:g} s, which is not in the highest bucket with records")
+        yield Damage(
+            "latency", "max_ns", row, f"is {stated:g} s, which is not in the highest bucket with records"
+        )
 
 
-def _events(name: str, table: pa.Table) -> Iterator[Damage]:
+def _events(table: pa.Table) -> Iterator[Damage]:
     """Yield data that is no object, and states that a task or the job cannot have."""
-    if name != "events":
-        return
     kinds = table.column("kind").to_pylist()
     for row, (kind, text) in enumerate(zip(kinds, table.column("data").to_pylist(), strict=True)):
         if kind not in STATES and text[:1] in ("", "{"):
@@ -315,35 +308,29 @@ def _events(name: str, table: pa.Table) -> Iterator[Damage]:
         except ValueError:
             continue  # `_json` reports it
         if not isinstance(value, dict):
-            yield Damage(name, "data", row, f"of {kind} is not a JSON object: {text[:60]!r}")
+            yield Damage("events", "data", row, f"of {kind} is not a JSON object: {text[:60]!r}")
             return
         if kind in STATES and value.get("to") not in STATES[kind]:
-            yield Damage(
-                name,
-                "data",
-                row,
-                f"of {kind} has the state {value.get('to')!r} in `to`, which Flink does not have",
-            )
+            problem = f"of {kind} has the state {value.get('to')!r} in `to`, which Flink does not have"
+            yield Damage("events", "data", row, problem)
             return
 
 
-def _waits(name: str, table: pa.Table) -> Iterator[Damage]:
+def _waits(table: pa.Table) -> Iterator[Damage]:
     """Yield waits that begin after their end, ids that more than one wait has, and options that do not limit their kind."""
-    if name != "waits":
-        return
-    starts, ends = _ints(table, "start_ns"), _ints(table, "t_ns")
+    starts, ends = ints(table, "start_ns"), ints(table, "t_ns")
     if len(late := np.flatnonzero(starts > ends)):
         row = int(late[0])
         yield Damage(
-            name, "start_ns", row, f"is {(starts[row] - ends[row]) / NS:.1f} s after the end of the wait"
+            "waits", "start_ns", row, f"is {(starts[row] - ends[row]) / NS:.1f} s after the end of the wait"
         )
     if (row := _first_again(table.column("wait"))) >= 0:
         yield Damage(
-            name, "wait", row, f"is {table.column('wait')[row].as_py()!r}, which another wait has too"
+            "waits", "wait", row, f"is {table.column('wait')[row].as_py()!r}, which another wait has too"
         )
     for (kind, option), row in _pairs(table, "kind", "option"):
         if option and kind in KINDS and not KINDS[kind].may_be_limited_by(option):
-            yield Damage(name, "option", row, f"is {option[:60]!r}, which limits no {kind} wait")
+            yield Damage("waits", "option", row, f"is {option[:60]!r}, which limits no {kind} wait")
 
 
 def _pairs(table: pa.Table, *columns: str) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -360,10 +347,8 @@ def _first_again(column: pa.ChunkedArray) -> int:
     return int(again[0]) if len(again) else -1
 
 
-def _faults(name: str, table: pa.Table) -> Iterator[Damage]:
+def _faults(table: pa.Table) -> Iterator[Damage]:
     """Yield faults that were seen or ended before they were injected. Agents may be on several nodes."""
-    if name != "faults":
-        return
     injected: dict[tuple[str, str], tuple[int, int]] = {}
     rows = list(enumerate(table.select(["fault", "targets", "state", "t_ns"]).to_pylist()))
     for row, r in rows:
@@ -373,19 +358,13 @@ def _faults(name: str, table: pa.Table) -> Iterator[Damage]:
         row, begun = injected.get((r["fault"], r["targets"]), (0, 0))
         if r["state"] in ("verified", "unverified", "ended") and r["t_ns"] < begun - TOLERANCE_NS:
             off = (begun - r["t_ns"]) / NS
-            yield Damage(
-                name,
-                "t_ns",
-                row,
-                f"says that {r['fault']} was injected {off:.1f} s after it was {r['state']}",
-            )
+            problem = f"says that {r['fault']} was injected {off:.1f} s after it was {r['state']}"
+            yield Damage("faults", "t_ns", row, problem)
             return
 
 
-def _checkpoints(name: str, table: pa.Table) -> Iterator[Damage]:
+def _checkpoints(table: pa.Table) -> Iterator[Damage]:
     """Yield completed checkpoints that were not triggered, or whose duration is another one than the time since then."""
-    if name != "checkpoints":
-        return
     begun: dict[tuple[str, int], int] = {}
     columns = ["process", "checkpoint", "state", "t_ns", "duration_ns"]
     for row, r in sorted(enumerate(table.select(columns).to_pylist()), key=lambda pair: pair[1]["t_ns"]):
@@ -393,40 +372,43 @@ def _checkpoints(name: str, table: pa.Table) -> Iterator[Damage]:
         if r["state"] == "triggered":
             begun[key] = r["t_ns"]
         elif r["state"] == "completed" and key not in begun:
-            yield Damage(
-                name,
-                "state",
-                row,
-                f"says that checkpoint {r['checkpoint']} was completed, but it was not triggered",
-            )
+            problem = f"says that checkpoint {r['checkpoint']} was completed, but it was not triggered"
+            yield Damage("checkpoints", "state", row, problem)
             return
         elif r["state"] == "completed" and r["duration_ns"] > r["t_ns"] - begun[key] + TOLERANCE_NS:
             took = (r["t_ns"] - begun[key]) / NS
-            yield Damage(
-                name,
-                "duration_ns",
-                row,
-                f"is {r['duration_ns'] / NS:g} s, but checkpoint {r['checkpoint']} took {took:.3f} s",
-            )
+            problem = f"is {r['duration_ns'] / NS:g} s, but checkpoint {r['checkpoint']} took {took:.3f} s"
+            yield Damage("checkpoints", "duration_ns", row, problem)
             return
 
 
-def _delivery(name: str, table: pa.Table) -> Iterator[Damage]:
+def _delivery(table: pa.Table) -> Iterator[Damage]:
     """Yield bitmaps of another length, and chunks that begin elsewhere than at a multiple of it."""
-    if name != "delivery":
-        return
     lengths = np.asarray(pc.binary_length(table.column("bitmap")), dtype=np.int64)
     too_long = np.flatnonzero(lengths > CHUNK_RECORDS // 8)
     if len(too_long):
         row = int(too_long[0])
         yield Damage(
-            name, "bitmap", row, f"has {lengths[row]} bytes, at most {CHUNK_RECORDS // 8} are possible"
+            "delivery", "bitmap", row, f"has {lengths[row]} bytes, at most {CHUNK_RECORDS // 8} are possible"
         )
-    off = np.flatnonzero(_ints(table, "base") % CHUNK_RECORDS)
+    off = np.flatnonzero(ints(table, "base") % CHUNK_RECORDS)
     if len(off):
         row = int(off[0])
         base = table.column("base")[row].as_py()
-        yield Damage(name, "base", row, f"is {base}, which is not a multiple of {CHUNK_RECORDS}")
+        yield Damage("delivery", "base", row, f"is {base}, which is not a multiple of {CHUNK_RECORDS}")
+
+
+_OF_TABLE: Mapping[str, Callable[[pa.Table], Iterator[Damage]]] = {
+    "tasks": check_counters,
+    "channels": check_credit,
+    "latency": _latency,
+    "delivery": _delivery,
+    "events": _events,
+    "waits": _waits,
+    "faults": _faults,
+    "checkpoints": _checkpoints,
+}
+"""The rule for the rows of one table."""
 
 
 def check_repeated(trial: Trial) -> list[Damage]:
@@ -438,7 +420,7 @@ def check_repeated(trial: Trial) -> list[Damage]:
     if together is None or any(c.null_count for c in together.columns):
         return []
     order, owner = _by_owner(together, ("process", "boot_id"))
-    seq = _ints(together, "seq")
+    seq = ints(together, "seq")
     again = order[1:][(np.diff(owner[order]) == 0) & (np.diff(seq[order]) == 0)]
     starts = np.cumsum([0, *(len(t) for _, t in parts)])
     found = []
@@ -462,7 +444,7 @@ def check_order(trial: Trial) -> list[Damage]:
     if any(c.null_count for c in together.columns):
         return []
     order, owner = _by_owner(together, ("process", "boot_id"))
-    t_ns = _ints(together, "t_ns")
+    t_ns = ints(together, "t_ns")
     earlier = (np.diff(owner[order]) == 0) & (np.diff(t_ns[order]) < 0)
     starts = np.cumsum([0, *(len(t) for _, t in parts)])
     found: dict[str, Damage] = {}
@@ -488,12 +470,12 @@ def check_causality(trial: Trial) -> list[Damage]:
     begun: dict[tuple[int, int], int] = {}
     ended: dict[tuple[int, int], int] = {}
     for row in states.select(["subject", "attempt", "t_ns", "data"]).to_pylist():
-        state = _json_state(row["data"])
+        state = parsed(row["data"]).get("to")
         if row["subject"] in names and state in ("SCHEDULED", "FINISHED"):
             into = begun if state == "SCHEDULED" else ended
             into[names[row["subject"]], row["attempt"]] = row["t_ns"]
     order, owner = _by_owner(tasks, ("task", "attempt"))
-    t_ns = _ints(tasks, "t_ns")
+    t_ns = ints(tasks, "t_ns")
     groups = np.split(order, np.flatnonzero(np.diff(owner[order])) + 1)
     for rows in groups:
         task, attempt = (
@@ -514,14 +496,6 @@ def check_causality(trial: Trial) -> list[Damage]:
     return []
 
 
-def _json_state(text: str | None) -> str:
-    try:
-        value = json.loads(text or "{}")
-    except ValueError:
-        return ""
-    return str(value.get("to", "")) if isinstance(value, dict) else ""
-
-
 def check_times(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     """Return one finding per table with rows outside the time of the trial: the clock of their process is another one."""
     moments = [int(p[k]) for p in entry.get("phases") or () for k in ("start_ns", "end_ns") if p.get(k)]
@@ -533,7 +507,7 @@ def check_times(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         table = trial.table(name)
         if not len(table) or table.column("t_ns").null_count:
             continue
-        t_ns = _ints(table, "t_ns")
+        t_ns = ints(table, "t_ns")
         outside = np.flatnonzero((t_ns < first) | (t_ns > last))
         if len(outside):
             row = int(outside[0])
@@ -555,7 +529,7 @@ def _check_lags(trial: Trial, longest: int) -> list[Damage]:
     table = trial.table("tasks")
     if not len(table) or "lag_ns" not in table.column_names or table.column("lag_ns").null_count:
         return []
-    lag = _ints(table, "lag_ns")
+    lag = ints(table, "lag_ns")
     beyond = np.flatnonzero((lag > longest) | (lag < -longest))
     if not len(beyond):
         return []
@@ -565,10 +539,9 @@ def _check_lags(trial: Trial, longest: int) -> list[Damage]:
 
 def _check_names(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     """Return the first sample of a task that the job in the manifest does not have."""
-    table, vertices = trial.table("tasks"), (entry.get("job") or {}).get("vertices") or ()
-    if not len(table) or not vertices or table.column("task").null_count:
+    table, known = trial.table("tasks"), tasks_of(entry)
+    if not len(table) or not known or table.column("task").null_count:
         return []
-    known = {f"{v['name']}-{i}" for v in vertices for i in range(int(v.get("parallelism") or 1))}
     names = table.column("task").combine_chunks().dictionary_encode()
     for code, task in enumerate(names.dictionary.to_pylist()):
         if task not in known and not task.rpartition("-")[0].endswith(

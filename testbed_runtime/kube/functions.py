@@ -73,11 +73,8 @@ def _imports(path: Path, text: str) -> Iterator[Path]:
                 yield top.with_suffix(".py")
             elif (top / "__init__.py").is_file():
                 hint = "put its code into one file, or build an image with it"
-                raise UserError(
-                    FIELD,
-                    f"{path.name!r} imports the folder {top.name!r}, which a ConfigMap cannot hold",
-                    hint,
-                )
+                problem = f"{path.name!r} imports the folder {top.name!r}, which a ConfigMap cannot hold"
+                raise UserError(FIELD, problem, hint)
 
 
 def _read(path: Path) -> str:

@@ -111,11 +111,8 @@ class Study:
         for index, reference in enumerate(spec.scenarios):
             scenario = await self._api.get(naming.API_VERSION, "Scenario", self._namespace, reference.name)
             if scenario is None:
-                raise UserError(
-                    f"spec.scenarios[{index}].name",
-                    f"namespace {self._namespace} has no Scenario {reference.name!r}",
-                    "apply it, or name another one",
-                )
+                problem = f"namespace {self._namespace} has no Scenario {reference.name!r}"
+                raise UserError(f"spec.scenarios[{index}].name", problem, "apply it, or name another one")
             found[reference.name] = scenario
         return found
 

@@ -108,11 +108,8 @@ class Manifest:
             return cls(folder, info, plan, document)
         found = read_manifest(folder)
         if found["run"] != info.run:
-            raise UserError(
-                str(folder),
-                f"holds the run {found['run']}, not {info.run}",
-                "give each run a folder of its own",
-            )
+            problem = f"holds the run {found['run']}, not {info.run}"
+            raise UserError(str(folder), problem, "give each run a folder of its own")
         manifest = cls.__new__(cls)
         manifest.folder, manifest.data = folder, {**found, "interrupted": False}
         return manifest
@@ -288,11 +285,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Read a run's manifest. Raises UserError when the folder has none, or it is damaged or of another version."""
     path = folder / MANIFEST
     if not path.is_file():
-        raise UserError(
-            str(folder),
-            "is not the folder of a run: it has no manifest.json",
-            "name a folder under headgate-runs/",
-        )
+        hint = "name a folder under headgate-runs/"
+        raise UserError(str(folder), "is not the folder of a run: it has no manifest.json", hint)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -300,11 +294,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             str(path), f"is not JSON: {error}", "the run's manifest is damaged; run the scenario again"
         ) from None
     if not isinstance(data, dict) or data.get("schema") != MANIFEST_SCHEMA:
-        raise UserError(
-            str(path),
-            f"does not have schema {MANIFEST_SCHEMA}",
-            "it was written by another version of Headgate; run the scenario again",
-        )
+        hint = "it was written by another version of Headgate; run the scenario again"
+        raise UserError(str(path), f"does not have schema {MANIFEST_SCHEMA}", hint)
     if problem := _damage(data.get("trials", []), data.get("expectations")):
         raise UserError(str(path), problem, "the run's manifest is damaged; run the scenario again")
     return data

@@ -198,11 +198,9 @@ def _in_range(name: str, value: int, least: int, most: int) -> None:
 
 def _check_segment(size: int) -> None:
     if not MIN_SEGMENT_BYTES <= size <= MAX_SEGMENT_BYTES or size & (size - 1):
-        raise UserError(
-            "-D taskmanager.memory.segment-size",
-            f"{size} bytes is not a valid segment size",
-            f"choose a power of two from {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES} bytes",
-        )
+        problem = f"{size} bytes is not a valid segment size"
+        hint = f"choose a power of two from {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES} bytes"
+        raise UserError("-D taskmanager.memory.segment-size", problem, hint)
 
 
 async def serve(

@@ -443,11 +443,8 @@ def _refuse_self_connection(sock: socket.socket) -> None:
 
 def _listen_error(error: OSError, host: str, port: int) -> UserError:
     if error.errno == errno.EADDRINUSE:
-        return UserError(
-            "port",
-            f"{port} on {host} is in use by another process",
-            "choose another port, or 0 for a free one",
-        )
+        problem = f"{port} on {host} is in use by another process"
+        return UserError("port", problem, "choose another port, or 0 for a free one")
     if error.errno == errno.EACCES:
         return UserError("port", f"{port} on {host} needs privileges", "choose a port above 1023")
     return UserError("address", f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}")

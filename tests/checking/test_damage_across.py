@@ -157,7 +157,7 @@ def test_no_more_credit_is_used_than_was_announced(side: str, values: tuple[int,
     row["exclusive"] = 2 if side == "consumer" and values != (0, 161, 157) else 0
     row |= dict(zip(("credit", "announced", "used"), values, strict=True))
     table = pa.Table.from_pylist([row], schema=arrow_schema("channels"))
-    assert bool(list(check_credit("channels", table))) is is_damaged
+    assert bool(list(check_credit(table))) is is_damaged
 
 
 @pytest.mark.parametrize(

@@ -109,11 +109,8 @@ def _placed(graph: JobGraph, taskmanagers: int, slots: int) -> dict[SlotKey, str
         table.register(TaskManagerID(ordinal, 1), slots)
     taken = table.take([f"{group}/{index}" for group, index in keys])
     if not taken:
-        raise UserError(
-            "taskManagers",
-            f"the job needs {len(keys)} slots, and {taskmanagers} TaskManagers have {table.free}",
-            "add TaskManagers or slots",
-        )
+        problem = f"the job needs {len(keys)} slots, and {taskmanagers} TaskManagers have {table.free}"
+        raise UserError("taskManagers", problem, "add TaskManagers or slots")
     return {key: slot.owner.name for key, slot in zip(keys, taken, strict=True)}
 
 

@@ -59,11 +59,9 @@ def check_overlap(new: PacketRule, active: Iterable[PacketRule]) -> None:
             why = "netem carries one fault on a network device"
         else:
             continue
-        raise UserError(
-            "faults",
-            f"{new.fault} ({new.kind}) and {old.fault} ({old.kind}) overlap on the same packets: {why}",
-            "let one end before the other begins, or choose other targets or another plane",
-        )
+        problem = f"{new.fault} ({new.kind}) and {old.fault} ({old.kind}) overlap on the same packets: {why}"
+        hint = "let one end before the other begins, or choose other targets or another plane"
+        raise UserError("faults", problem, hint)
 
 
 def touch(one: PacketRule, other: PacketRule) -> bool:

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from testbed_runtime.core.options import Options
-from testbed_runtime.core.versions import LATEST
-from testbed_runtime.history.contradictions.columns import equal, ints, sound
+from testbed_runtime.history.contradictions.columns import equal, ints, options_of, sound
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import Trial
 
@@ -19,19 +17,17 @@ UNLIMITED = 2**31 - 1
 """The credit of a producer without credit-based flow control."""
 
 
-def check_credit(name: str, table: pa.Table) -> Iterator[Damage]:
+def check_credit(channels: pa.Table) -> Iterator[Damage]:
     """Yield a producer with more credit than was announced and not used, and a consumer with more segments than it announced. Without
     exclusive buffers, either may have less: a consumer that resumes begins at 0. Using more than was announced is no damage: it is
     what `checking.credit` judges."""
-    if name == "channels":
-        yield from _unbalanced(table, exact=False)
+    yield from _unbalanced(channels, exact=False)
 
 
 def check_balance(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     """Return a producer with less credit than was announced and not used, or a consumer with fewer segments, if the job's channels
     have exclusive buffers."""
-    options = Options(entry.get("configuration") or {}, flink_version=entry.get("flinkVersion") or LATEST)
-    if options.integer(EXCLUSIVE) < 1:
+    if options_of(entry).integer(EXCLUSIVE) < 1:
         return []
     return list(_unbalanced(trial.table("channels"), exact=True))
 

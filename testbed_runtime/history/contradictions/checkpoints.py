@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from testbed_runtime.core.options import Options
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.contradictions.columns import (
     NS,
@@ -19,6 +18,7 @@ from testbed_runtime.history.contradictions.columns import (
     events,
     ints,
     numbered,
+    options_of,
     parsed,
     sound,
     tasks_of,
@@ -31,6 +31,9 @@ from testbed_runtime.history.schema import Trial
 
 INCREMENTAL = "execution.checkpointing.incremental"
 
+COLUMNS = (
+    "process", "seq", "t_ns", "checkpoint", "state", "task", "duration_ns", "alignment_ns", "state_bytes"
+)  # fmt: skip
 COMMIT = ("process", "task", "attempt", "checkpoint")
 """The rows of one commit have these columns in common."""
 BITS = np.array([number.bit_count() for number in range(256)], dtype=np.uint8)
@@ -51,18 +54,7 @@ class Checkpoint:
 def check_checkpoints(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     """Return the contradictions of checkpoints, at most one for each rule."""
     table = trial.table("checkpoints")
-    if not sound(
-        table,
-        "process",
-        "seq",
-        "t_ns",
-        "checkpoint",
-        "state",
-        "task",
-        "duration_ns",
-        "alignment_ns",
-        "state_bytes",
-    ):
+    if not sound(table, *COLUMNS):
         return []
     rows = [r | {"row": row} for row, r in enumerate(table.to_pylist())]
     found, damage = _collected(sorted(rows, key=lambda r: (r["process"], r["seq"])))
@@ -129,9 +121,8 @@ def _complete(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) -
     for one in found if tasks else ():
         for task, r in one.acknowledged.items():
             if task not in tasks:
-                yield Damage(
-                    "checkpoints", "task", r["row"], f"is {task[:60]!r}, which the job does not have"
-                )
+                problem = f"is {task[:60]!r}, which the job does not have"
+                yield Damage("checkpoints", "task", r["row"], problem)
         end = one.ended
         if end is None or end["state"] != "completed":
             continue
@@ -147,17 +138,13 @@ def _complete(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) -
 
 def _sizes(entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield completed checkpoints that are smaller than their parts, or larger although every part was stored anew."""
-    exact = not Options(entry.get("configuration") or {}).boolean(INCREMENTAL)
+    exact = not options_of(entry).boolean(INCREMENTAL)
     tasks = tasks_of(entry)
     for one in found:
         for r in one.acknowledged.values():
             if r.get("persisted_bytes", 0) > r["state_bytes"]:
-                yield Damage(
-                    "checkpoints",
-                    "persisted_bytes",
-                    r["row"],
-                    f"is {r['persisted_bytes']}, more than state_bytes",
-                )
+                problem = f"is {r['persisted_bytes']}, more than state_bytes"
+                yield Damage("checkpoints", "persisted_bytes", r["row"], problem)
         end = one.ended
         if end is None or end["state"] != "completed":
             continue
@@ -233,25 +220,16 @@ def _waits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
         one = earlier[-1]
         begun = one.triggered if r["kind"] == "checkpoint" else one.finalizing
         if begun is None or abs(r["start_ns"] - begun["t_ns"]) > TOLERANCE_NS:
-            yield Damage(
-                "waits",
-                "start_ns",
-                row,
-                f"of {r['what']} is not the time at which it was {'triggered' if r['kind'] == 'checkpoint' else 'acknowledged'}",
-            )
+            began = "triggered" if r["kind"] == "checkpoint" else "acknowledged"
+            yield Damage("waits", "start_ns", row, f"of {r['what']} is not the time at which it was {began}")
             return
         if r["kind"] != "checkpoint" or one.ended is None:
             continue
         if abs(r["t_ns"] - one.ended["t_ns"]) > TOLERANCE_NS:
-            yield Damage(
-                "waits", "t_ns", row, f"of {r['what']} is not the time at which it was {one.ended['state']}"
-            )
+            problem = f"of {r['what']} is not the time at which it was {one.ended['state']}"
+            yield Damage("waits", "t_ns", row, problem)
             return
         if (r["outcome"] == Outcome.COMPLETED) != (one.ended["state"] == "completed"):
-            yield Damage(
-                "waits",
-                "outcome",
-                row,
-                f"is {r['outcome']!r}, but {r['what']} was {one.ended['state']} (checkpoints)",
-            )
+            problem = f"is {r['outcome']!r}, but {r['what']} was {one.ended['state']} (checkpoints)"
+            yield Damage("waits", "outcome", row, problem)
             return

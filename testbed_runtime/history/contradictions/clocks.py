@@ -71,17 +71,9 @@ def _after_exit(trial: Trial) -> Iterator[Damage]:
         for r in newest.to_pylist():
             late = r["t_ns_max"] - exits.get(r["process"], r["t_ns_max"])
             if late > TOLERANCE_NS:
-                row = int(
-                    np.flatnonzero(
-                        equal(table, "process", r["process"]) & (ints(table, "t_ns") == r["t_ns_max"])
-                    )[0]
-                )
-                yield Damage(
-                    name,
-                    "t_ns",
-                    row,
-                    f"is {late / NS:.1f} s after {r['process']} ended (process.exit in events)",
-                )
+                last = equal(table, "process", r["process"]) & (ints(table, "t_ns") == r["t_ns_max"])
+                problem = f"is {late / NS:.1f} s after {r['process']} ended (process.exit in events)"
+                yield Damage(name, "t_ns", int(np.flatnonzero(last)[0]), problem)
                 return
 
 

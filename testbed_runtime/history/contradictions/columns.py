@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.versions import LATEST
 from testbed_runtime.history.schema import Trial
 
 NS = 1_000_000_000
@@ -139,6 +141,11 @@ def ended_process(event: Mapping[str, Any]) -> str:
     """Return the process that a process.exit is about, with its incarnation."""
     incarnation = parsed(event["data"]).get("incarnation")
     return f"{event['subject']}-{incarnation}" if incarnation is not None else str(event["subject"])
+
+
+def options_of(entry: Mapping[str, Any]) -> Options:
+    """Return the options of a trial, from its entry in the manifest."""
+    return Options(entry.get("configuration") or {}, flink_version=entry.get("flinkVersion") or LATEST)
 
 
 def vertices(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:

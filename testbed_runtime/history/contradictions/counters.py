@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from testbed_runtime.core.options import Options
 from testbed_runtime.history.contradictions.columns import (
     ATTEMPT,
     NS,
@@ -21,6 +20,7 @@ from testbed_runtime.history.contradictions.columns import (
     events,
     ints,
     numbered,
+    options_of,
     parsed,
     sound,
     vertices,
@@ -84,12 +84,8 @@ def _repeated(tasks: pa.Table, owned: Owned) -> Iterator[Damage]:
     if len(found := np.flatnonzero(wrong)):
         first = int(owned.starts[found[0]])
         row = int(owned.order[first + int(np.flatnonzero(same[first:])[0])])
-        yield Damage(
-            "tasks",
-            "seq",
-            row,
-            f"is of a second sample of {tasks.column('task')[row].as_py()} at one time, as many are",
-        )
+        problem = f"is of a second sample of {tasks.column('task')[row].as_py()} at one time, as many are"
+        yield Damage("tasks", "seq", row, problem)
 
 
 def _emitted(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
@@ -127,8 +123,7 @@ def _offered(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     Its last samples may come after its last record, and have no lag. One that was paused while it waited has none until it runs.
     One that waits for its next input split has none, and without a buffer timeout a lazy source may defer its records for long."""
     tasks = trial.table("tasks")
-    options = Options(entry.get("configuration") or {}, flink_version=entry.get("flinkVersion") or "2.x")
-    deferred = not 0 <= options.buffer_timeout_s <= RATE_NS / NS
+    deferred = not 0 <= options_of(entry).buffer_timeout_s <= RATE_NS / NS
     if deferred or events(trial, "input-split") or not sound(tasks, "records_out", "lag_ns"):
         return
     for vertex in vertices(entry):

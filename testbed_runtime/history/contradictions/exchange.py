@@ -11,13 +11,13 @@ import pyarrow as pa
 from testbed_runtime.core.exchange.records import LENGTH_BYTES
 from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.core.job.jobgraph import MIN_RECORD_BYTES
-from testbed_runtime.core.options import Options
 from testbed_runtime.history.contradictions.columns import (
     ATTEMPT,
     Owned,
     edges,
     events,
     ints,
+    options_of,
     parsed,
     sound,
     vertices,
@@ -67,9 +67,7 @@ def _bytes(tasks: pa.Table, entry: Mapping[str, Any]) -> Iterator[Damage]:
     channels = sum(int(v.get("parallelism") or 1) for v in vertices(entry))
     owned, many = Owned.attempts(tasks), max(_copies(entry).values(), default=1)
     measures = [("records_out", "bytes_out", many)]
-    if not FlowControl.read(
-        Options(entry.get("configuration") or {})
-    ).queued:  # else it reads more than it processes
+    if not FlowControl.read(options_of(entry)).queued:  # else it reads more than it processes
         measures.insert(0, ("records_in", "bytes_in", 1))
     for records, amount, most in measures:
         counted, moved = ints(tasks, records)[owned.order], ints(tasks, amount)[owned.order]

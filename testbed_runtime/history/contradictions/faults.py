@@ -53,12 +53,8 @@ def _planned(rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[D
         if fault is None:
             yield Damage("faults", "fault", row, f"is {r['fault'][:60]!r}, which the manifest does not have")
         elif r["kind"] != fault["kind"]:
-            yield Damage(
-                "faults",
-                "kind",
-                row,
-                f"is {r['kind'][:60]!r}, but {r['fault']} is {fault['kind']} (manifest)",
-            )
+            problem = f"is {r['kind'][:60]!r}, but {r['fault']} is {fault['kind']} (manifest)"
+            yield Damage("faults", "kind", row, problem)
         elif fault.get("targets") and (more := set(_list(r["targets"])) - set(fault["targets"])):
             problem = f"has {min(more)}, but {r['fault']} is on {', '.join(fault['targets'])} (manifest)"
             yield Damage("faults", "targets", row, problem)
@@ -82,12 +78,8 @@ def _begun(rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[Dam
             continue
         early = start + float(fault.get("at_s") or 0) * NS - r["t_ns"]
         if early > TOLERANCE_NS:
-            yield Damage(
-                "faults",
-                "t_ns",
-                row,
-                f"says that {r['fault']} was injected {early / NS:.1f} s before its time",
-            )
+            problem = f"says that {r['fault']} was injected {early / NS:.1f} s before its time"
+            yield Damage("faults", "t_ns", row, problem)
 
 
 def _killed(trial: Trial, rows: list[dict[str, Any]]) -> Iterator[Damage]:

@@ -17,6 +17,7 @@ from testbed_runtime.history.contradictions.columns import (
     Owned,
     ints,
     numbered,
+    options_of,
     sound,
 )
 from testbed_runtime.history.damage import Damage
@@ -31,6 +32,7 @@ EXACT_SHARE, TIMEOUT_SHARE = 0.95, 0.45
 """A buffer timeout may have begun before the wait for the first record."""
 OWN_BUDGET = frozenset(("partition", "credit"))
 """Kinds of waits whose budget follows from several requests, or that have none."""
+COLUMNS = ("kind", "outcome", "option", "value", "budget_ns", "start_ns", "t_ns")
 GROWN = ", now "
 """Follows the value of a delay that has grown."""
 
@@ -38,23 +40,9 @@ GROWN = ", now "
 def check_waits(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     """Return the contradictions of waits, at most one for each rule."""
     table = trial.table("waits")
-    if not sound(
-        table,
-        "process",
-        "boot_id",
-        "seq",
-        "t_ns",
-        "start_ns",
-        "kind",
-        "outcome",
-        "option",
-        "value",
-        "budget_ns",
-    ):
+    if not sound(table, "process", "boot_id", "seq", *COLUMNS):
         return []
-    rows = table.select(
-        ["kind", "outcome", "option", "value", "budget_ns", "start_ns", "t_ns", "what"]
-    ).to_pylist()
+    rows = table.select(COLUMNS).to_pylist()
     rules = (_written(trial), _budgets(rows), _options(rows, entry))
     return [one for rule in rules for one in list(rule)[:1]]
 
@@ -123,7 +111,7 @@ def _share(row: Mapping[str, Any]) -> float:
 
 def _options(rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield values of options that are not those of the manifest, and budgets that do not follow from them."""
-    options = Options(entry.get("configuration") or {}, flink_version=entry.get("flinkVersion") or "2.x")
+    options = options_of(entry)
     for row, r in enumerate(rows):
         keys = r["option"].split(PRODUCT) if r["option"] else []
         if not all(key in BY_KEY for key in keys) or not keys:
