@@ -35,9 +35,7 @@ class Gates:
 
     def event(self, gate: int, channel: int, event: Event) -> None:
         sequence = self._next(gate, channel)
-        frame = BufferResponse(
-            receiver_id(channel), 0, sequence, 0, data_type_of(event), encode_event(event)
-        )
+        frame = BufferResponse(receiver_id(channel), 0, sequence, 0, data_type_of(event), encode_event(event))
         deliver(self._consumers[gate].client, frame)
 
     def poll(self) -> int | Event | None:
