@@ -231,6 +231,26 @@ def test_F_07_a_request_that_waited_too_long_is_answered_with_not_found() -> Non
     assert (producer.server.waiting, producer.manager.next_deadline) == (0, None)
 
 
+def test_F_07_a_request_that_times_out_ends_the_credit_of_its_receiver() -> None:
+    """PartitionRequestQueue.userEventTriggered forgets the receiver's reader, which goes on with the credit that it has."""
+    producer = Producer()
+    producer.request(2)
+    producer.receive(PartitionRequest(partition_id(1), 0, 0, RECEIVER, 2))
+    assert (producer.server.waiting, producer.server.reader_count) == (1, 1)
+    producer.manager.on_time(20.0)
+    assert types(producer.send()) == ["ErrorResponse"]
+    producer.receive(AddCredit(1, RECEIVER))
+    refused = producer.send()
+    assert isinstance(refused[0], ErrorResponse)
+    assert refused[0].message.startswith("No reader for receiverId")
+    producer.partition.emit(0, b"x" * 32 * 4)
+    assert types(producer.send()) == [DataType.DATA_BUFFER] * 2
+    producer.server.on_closed()
+    assert not producer.partition.is_released
+    producer.partition.close()
+    assert producer.partition.is_released
+
+
 def test_F_08_a_new_buffer_size_never_cuts_the_first_record_of_a_buffer() -> None:
     """128 bytes go out whole, then 65."""
     producer = Producer(segment=1024)
@@ -302,11 +322,18 @@ def test_credit_wraps_like_a_java_int() -> None:
 
 
 def test_a_repeated_request_replaces_its_reader() -> None:
-    """PartitionRequestQueue.notifyReaderCreated; the same subpartition cannot be read twice, which is a fatal error."""
+    """PartitionRequestQueue.notifyReaderCreated: credit is the new reader's, and the old one sends as much as it has. The same
+    subpartition cannot be read twice, which is a fatal error."""
     producer = Producer(subpartitions=2)
     producer.request(2)
     producer.receive(PartitionRequest(partition_id(), 1, 1, RECEIVER, 5))
     assert [(r.subpartition, r.credit) for r in producer.server.readers] == [(1, 5)]
+    producer.partition.emit(0, b"x" * 32 * 4)
+    assert types(producer.send()) == [DataType.DATA_BUFFER] * 2
+    producer.receive(AddCredit(1, RECEIVER))
+    assert producer.send() == []
+    assert producer.reader.credit == 6
+    producer.reader.credit = 5
     producer.receive(PartitionRequest(partition_id(), 1, 1, RECEIVER, 7))
     refused = producer.send()
     assert isinstance(refused[0], ErrorResponse)
@@ -437,8 +464,8 @@ def test_a_failed_producer_is_silent_unless_its_reader_was_about_to_send() -> No
         assert producer.network.outstanding == 0
 
 
-def test_a_cancelled_request_frees_the_reader_and_the_waiting_listener() -> None:
-    """An unknown one is ignored."""
+def test_a_cancelled_request_frees_the_reader_and_goes_on_waiting() -> None:
+    """An unknown one is ignored. A partition that comes in time is served, as in Flink's queue, which knows readers only."""
     producer = Producer()
     producer.request(2)
     producer.partition.emit(0, b"x" * 64)
@@ -449,7 +476,12 @@ def test_a_cancelled_request_frees_the_reader_and_the_waiting_listener() -> None
     waiting = Producer(register=False)
     waiting.request(2)
     waiting.receive(CancelPartitionRequest(RECEIVER))
-    assert waiting.manager.waiting == 0
+    assert waiting.manager.waiting == 1
+    waiting.partition.emit(0, b"x" * 32)
+    waiting.manager.register(waiting.partition)
+    assert waiting.reader.receiver == RECEIVER
+    waiting.server.on_closed()
+    assert waiting.server.waiting == 0
 
 
 def test_a_close_request_ends_the_connection() -> None:

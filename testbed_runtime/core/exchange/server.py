@@ -33,7 +33,7 @@ from testbed_runtime.core.exchange.partitions import (
     partition_not_found,
 )
 from testbed_runtime.core.exchange.subpartition import Run
-from testbed_runtime.core.ids import InputChannelID
+from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
 
 MAX_WAITING_REQUESTS = 65_536
 """Maximum waiting requests of one connection. Exceeds the channels that any job has between two TaskManagers."""
@@ -54,8 +54,10 @@ class PartitionRequestServer:
         self._wake = wake
         self._credit_based = credit_based
         self._readers: dict[InputChannelID, SequenceViewReader] = {}
+        self._replaced: list[SequenceViewReader] = []
+        """Readers of earlier requests with the same receiver. They go on, and are released with the connection."""
         self._available: deque[SequenceViewReader] = deque()
-        self._listeners: dict[InputChannelID, PartitionRequestListener] = {}
+        self._listeners: dict[tuple[InputChannelID, ResultPartitionID], PartitionRequestListener] = {}
         self._control: deque[ServerFrame] = deque()
         self._fatal = False
         self._on_data = self._enqueue_if_served
@@ -240,11 +242,10 @@ class PartitionRequestServer:
                 partial(self._on_registered, request),
                 partial(self._on_timeout, request),
             )
-            waiting = self._listeners.get(request.receiver)
-            self._withdraw(request.receiver)
-            self._listeners[request.receiver] = listener
+            waiting = self._withdraw(request.receiver, request.partition)
+            self._listeners[request.receiver, request.partition] = listener
             self._manager.listen(listener)
-            if waiting is not None and waiting.partition == request.partition:
+            if waiting:
                 text = (
                     f"Partition request listener with receiver {request.receiver.hex()} has been registered."
                 )
@@ -261,7 +262,7 @@ class PartitionRequestServer:
         )
         reader.on_data = self._on_data
         reader.view = partition.create_view(reader.subpartition, reader.notify)
-        self._cancel(request.receiver)  # a repeated request replaces its reader
+        self._forget(request.receiver)
         self._readers[request.receiver] = reader
         self.generation += 1
         self._enqueue(reader)
@@ -272,14 +273,15 @@ class PartitionRequestServer:
             self._enqueue(reader)
 
     def _on_registered(self, request: PartitionRequest, partition: ResultPartition) -> None:
-        self._listeners.pop(request.receiver, None)
+        self._listeners.pop((request.receiver, request.partition), None)
         try:
             self._serve(request, partition)
         except FlinkError as error:
             self._send(ErrorResponse(error.class_name, error.message))
 
     def _on_timeout(self, request: PartitionRequest) -> None:
-        self._listeners.pop(request.receiver, None)
+        self._listeners.pop((request.receiver, request.partition), None)
+        self._forget(request.receiver)
         self._not_found(request)
 
     def _not_found(self, request: PartitionRequest) -> None:
@@ -288,17 +290,28 @@ class PartitionRequestServer:
 
     # ---- the end -------------------------------------------------------------------------------------------
 
-    def _withdraw(self, receiver: InputChannelID) -> None:
-        listener = self._listeners.pop(receiver, None)
+    def _withdraw(self, receiver: InputChannelID, partition: ResultPartitionID) -> bool:
+        """Withdraw a request that waits. Return False if there is none."""
+        listener = self._listeners.pop((receiver, partition), None)
         if listener is not None:
             self._manager.withdraw(listener)
+        return listener is not None
+
+    def _forget(self, receiver: InputChannelID) -> None:
+        """Let another request take the place of a reader, which goes on with the credit that it has."""
+        reader = self._readers.pop(receiver, None)
+        if reader is not None:
+            self.generation += 1
+            self._replaced.append(reader)
 
     def _cancel(self, receiver: InputChannelID) -> None:
-        self._withdraw(receiver)
+        """Release a reader. A request that waits goes on waiting."""
         reader = self._readers.pop(receiver, None)
-        if reader is None:
-            return
-        self.generation += 1
+        if reader is not None:
+            self.generation += 1
+            self._release(reader)
+
+    def _release(self, reader: SequenceViewReader) -> None:
         if reader.registered:
             self._available.remove(reader)
             reader.registered = False
@@ -317,9 +330,12 @@ class PartitionRequestServer:
 
     def on_closed(self) -> None:
         """Release every reader and withdraw every waiting request after the connection closed. Idempotent."""
-        for receiver in list(self._listeners):
-            self._withdraw(receiver)
+        for receiver, partition in list(self._listeners):
+            self._withdraw(receiver, partition)
         for receiver in list(self._readers):
             self._cancel(receiver)
+        for reader in self._replaced:
+            self._release(reader)
+        self._replaced.clear()
         self._available.clear()
         self._control.clear()
