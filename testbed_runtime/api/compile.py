@@ -296,6 +296,7 @@ def _vertex(vertex: models.Vertex, loops: Sequence[Found]) -> JobVertex:
         name=vertex.name,
         parallelism=vertex.parallelism,
         max_parallelism=vertex.max_parallelism or compute_default_max_parallelism(vertex.parallelism),
+        max_parallelism_computed=vertex.max_parallelism is None,
         slot_sharing_group=vertex.slot_sharing_group,
         inputs=vertex.inputs,
         source=source,

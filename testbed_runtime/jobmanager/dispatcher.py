@@ -19,7 +19,7 @@ from testbed_runtime.core.job.messages import (
     StopWithDrain,
     SubmitJob,
 )
-from testbed_runtime.core.job.restore import STATE_RECOVERY
+from testbed_runtime.core.job.restore import STATE_RECOVERY, with_max_parallelism
 from testbed_runtime.core.options import Options
 from testbed_runtime.jobmanager.jobmaster import JobMaster
 from testbed_runtime.jobmanager.jobstore import (
@@ -136,7 +136,8 @@ class Dispatcher:
             identity.append(recovery.checkpoint.checkpoint)  # it is not the job that took the checkpoint
         job = derive_id(*identity).hex()
         started = self._services.clock.now() - (recovery.elapsed_s if recovery is not None else 0.0)
-        stored = StoredJob(job, message.graph, dict(message.configuration), started)
+        graph = message.graph if recovery is None else with_max_parallelism(message.graph, recovery.graph)
+        stored = StoredJob(job, graph, dict(message.configuration), started)
         try:
             latest = await self._begin_at(recovery, job) if recovery is not None else None
             await self._store.put_job(stored)

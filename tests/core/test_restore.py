@@ -13,7 +13,7 @@ from testbed_runtime.core.job.jobgraph import (
     SinkConfig,
     SourceConfig,
 )
-from testbed_runtime.core.job.restore import in_flight_problems, restore_problems
+from testbed_runtime.core.job.restore import in_flight_problems, restore_problems, with_max_parallelism
 
 KEPT = JobGraph(
     "job",
@@ -108,6 +108,23 @@ def test_a_job_whose_state_fits_can_start(wanted: JobGraph):
 def test_a_job_whose_state_does_not_fit_is_refused(wanted: JobGraph, text: str):
     """With Flink's reason where Flink has one."""
     assert problems(wanted) == [text]
+
+
+def test_a_vertex_without_a_max_parallelism_takes_that_of_the_checkpoint():
+    """StateAssignmentOperation.checkParallelismPreconditions. It cannot have more subtasks than the state has key groups."""
+    wanted = changed("count", parallelism=100, max_parallelism=256, max_parallelism_computed=True)
+    assert problems(wanted) == []
+    assert with_max_parallelism(wanted, KEPT) == changed(
+        "count", parallelism=100, max_parallelism=128, max_parallelism_computed=True
+    )
+    assert with_max_parallelism(changed("count", max_parallelism=256), KEPT).vertex("count").max_parallelism == 256
+    stateless = changed("map", max_parallelism=256, max_parallelism_computed=True)
+    assert with_max_parallelism(stateless, KEPT) == stateless
+    assert problems(changed("count", parallelism=129, max_parallelism=256, max_parallelism_computed=True)) == [
+        "The state for task count can not be restored. The maximum parallelism (128) of the restored state is lower than the "
+        "configured parallelism (129). Please reduce the parallelism of the task to be lower or equal to the maximum "
+        "parallelism."
+    ]
 
 
 def test_open_windows_are_restored_only_after_a_drain():

@@ -104,6 +104,8 @@ class JobVertex(Struct, frozen=True):
     """It is the synchronisation task of this iteration."""
     feeds_back: IterationConfig | None = None
     """It is the tail of this iteration: its records go to the head, not to a result."""
+    max_parallelism_computed: bool = False
+    """Nobody has set the max parallelism, so that of a restored checkpoint replaces it."""
 
 
 class JobEdge(Struct, frozen=True):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from msgspec.structs import replace
+
 from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex
 from testbed_runtime.core.job.rescaling import POINTWISE, can_rescale
 from testbed_runtime.core.versions import CHANNEL_STATE_RESCALES, has
@@ -23,6 +25,19 @@ def max_parallelism_mismatch(checkpoint: int, name: str, kept: int, wanted: int)
     )
 
 
+def with_max_parallelism(wanted: JobGraph, kept: JobGraph) -> JobGraph:
+    """Return the job with the max parallelism of the state that its vertices restore, where it was only computed
+    (StateAssignmentOperation.checkParallelismPreconditions)."""
+    old = {vertex.name: vertex.max_parallelism for vertex in kept.vertices if _is_stateful(vertex)}
+    vertices = (
+        replace(vertex, max_parallelism=old[vertex.name])
+        if vertex.max_parallelism_computed and vertex.name in old
+        else vertex
+        for vertex in wanted.vertices
+    )
+    return replace(wanted, vertices=tuple(vertices))
+
+
 def restore_problems(checkpoint: int, *, drained: bool, kept: JobGraph, wanted: JobGraph) -> list[str]:
     """Return why a job cannot start from a checkpoint of the job `kept`: Flink's reasons, then those of this testbed.
     `drained`: it is the last one of a job that was stopped with a drain."""
@@ -36,9 +51,15 @@ def restore_problems(checkpoint: int, *, drained: bool, kept: JobGraph, wanted: 
                 f"{_ROLLBACK.format(checkpoint)}Cannot map checkpoint/savepoint state for operator {name} to the new "
                 "program, because the operator is not available in the new program."
             )
-        elif vertex.max_parallelism != new[name].max_parallelism:
+        elif not new[name].max_parallelism_computed and vertex.max_parallelism != new[name].max_parallelism:
             problems.append(
                 max_parallelism_mismatch(checkpoint, name, vertex.max_parallelism, new[name].max_parallelism)
+            )
+        elif vertex.max_parallelism < new[name].parallelism:
+            problems.append(
+                f"The state for task {name} can not be restored. The maximum parallelism ({vertex.max_parallelism}) of the "
+                f"restored state is lower than the configured parallelism ({new[name].parallelism}). Please reduce the "
+                "parallelism of the task to be lower or equal to the maximum parallelism."
             )
     for name, vertex in new.items():
         problems += _own_problems(name, old.get(name), vertex, drained=drained)
