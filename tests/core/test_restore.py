@@ -117,10 +117,15 @@ def test_a_vertex_without_a_max_parallelism_takes_that_of_the_checkpoint():
     assert with_max_parallelism(wanted, KEPT) == changed(
         "count", parallelism=100, max_parallelism=128, max_parallelism_computed=True
     )
-    assert with_max_parallelism(changed("count", max_parallelism=256), KEPT).vertex("count").max_parallelism == 256
+    assert (
+        with_max_parallelism(changed("count", max_parallelism=256), KEPT).vertex("count").max_parallelism
+        == 256
+    )
     stateless = changed("map", max_parallelism=256, max_parallelism_computed=True)
     assert with_max_parallelism(stateless, KEPT) == stateless
-    assert problems(changed("count", parallelism=129, max_parallelism=256, max_parallelism_computed=True)) == [
+    assert problems(
+        changed("count", parallelism=129, max_parallelism=256, max_parallelism_computed=True)
+    ) == [
         "The state for task count can not be restored. The maximum parallelism (128) of the restored state is lower than the "
         "configured parallelism (129). Please reduce the parallelism of the task to be lower or equal to the maximum "
         "parallelism."

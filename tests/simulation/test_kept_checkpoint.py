@@ -63,6 +63,34 @@ def test_a_job_that_loses_its_jobmanager_before_a_checkpoint_of_its_own_starts_f
     assert ends[1] - ends[0] == pytest.approx(500 * (ended - started) / 1e9, abs=50)
 
 
+def test_a_job_without_a_max_parallelism_goes_on_with_the_key_groups_of_the_checkpoint(tmp_path: Path):
+    """64 of them, although 128 would be computed for a new job."""
+    before = document("1 s")
+    vertices: list[dict[str, Any]] = [
+        {**vertex, "operator": "keyed-count", "maxParallelism": 64} if vertex["name"] == "window" else vertex
+        for vertex in JOB["vertices"]
+    ]
+    del vertices[1]["window"]
+    before["spec"]["testbed"]["job"] = {**JOB, "vertices": vertices}
+    first = run_one(before, tmp_path / "first")
+    after = document("1 s", tmp_path / "first" / "files" / "main-1")
+    unset = {key: value for key, value in vertices[1].items() if key != "maxParallelism"}
+    after["spec"]["testbed"]["job"] = {
+        **JOB,
+        "vertices": [vertices[0], {**unset, "parallelism": 3}, vertices[2]],
+    }
+    after["spec"]["testbed"]["taskManagers"]["replicas"] = 4
+    second = run_one(after, tmp_path / "second")
+    assert [ran.complaints for ran in (first, second)] == [[], []]
+    assert {name: second.metrics[f"delivery.{name}"] for name in ("lost", "duplicated")} == {
+        "lost": 0,
+        "duplicated": 0,
+    }
+    blobs = tmp_path / "second" / "files" / "main-1"
+    (graph,) = blobs.rglob("graph")
+    assert '"name":"window","parallelism":3,"max_parallelism":64' in graph.read_text()
+
+
 def test_an_incomplete_kept_checkpoint_ends_the_run_with_the_missing_object(tmp_path: Path):
     """Nothing starts from half of the state."""
     run_document(document("1 s"), tmp_path / "first")
