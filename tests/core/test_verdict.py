@@ -408,7 +408,7 @@ def test_one_control_run_serves_every_variant_with_its_settings():
     assert (found.verdict, found.reason) == (INCONCLUSIVE, m.CONTROL_UNSTABLE)
 
 
-CAUSE = "PythonFunction: No module named 'x' (functions.py:3)"
+CAUSE = "PythonFunction: No module named 'x' (functions.py:3)."
 
 
 @pytest.mark.parametrize(
@@ -434,7 +434,7 @@ def test_a_failed_job_is_named_with_its_root_cause():
     rows = [*good_rows(**failed), row("job.cause", text=CAUSE)]
     found = judged(rows)
     assert found.verdict is INCONCLUSIVE
-    assert CAUSE in found.summary
+    assert found.summary.endswith(f"Last failure of the job: {CAUSE}")
     assert found.to_json()["causes"] == [{"trial": "main-1", "cause": CAUSE}]
     runs = next(j for j in found.judged if j.text == "the job keeps running")
     assert (runs.reason, runs.measured) == (m.JOB_FAILED, f"FAILED: {CAUSE}")
@@ -447,11 +447,20 @@ def test_an_unexpected_state_is_shown_with_its_root_cause():
     assert running.verdict is FAIL
     assert CAUSE in running.summary
     assert running.summary.count(CAUSE) == 1
+    assert not running.summary.endswith("..")
     asked = next(j for j in running.judged if not j.implied)
     assert asked.measured == f"FAILED: {CAUSE}"
     failed = judged(rows, Expectation.from_item({"metric": "job.state", "equals": "FAILED"}))
     assert failed.verdict is PASS
     assert next(j for j in failed.judged if not j.implied).measured == "FAILED"
+
+
+def test_a_job_that_did_not_recover_is_shown_with_its_seconds():
+    """The row's text is the fault's name, which is no measurement."""
+    late = {"value": 25.0, "text": "gc", "reason": m.NOT_RECOVERED}
+    found = judged(good_rows(recovery_total=late))
+    recovers = next(j for j in found.judged if j.text == "the job recovers from its faults")
+    assert (recovers.verdict, recovers.measured) == (INCONCLUSIVE, "at least 25.00 s")
 
 
 def test_a_trial_that_never_ran_has_its_cause_from_the_runner():

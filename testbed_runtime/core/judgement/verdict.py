@@ -171,7 +171,8 @@ class RunVerdict(Struct, frozen=True):
         more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
         cause = self.causes.get(first.trial) or next(iter(self.causes.values()), "")
         known = not cause or cause in f"{first.text}{why}"
-        return f"{first.text}{where}: {why}{more}.{'' if known else f' The job failed: {cause}'}"
+        last = "" if known else f" Last failure of the job: {cause}"
+        return f"{first.text}{where}: {why.removesuffix('.')}{more}.{last}"
 
     @property
     def _not_judged(self) -> str:
@@ -411,7 +412,7 @@ class _VariantJudge:
             text=text, metric=metric, variant=self.variant, trial=trial.trial, reason=reason, implied=True,
             verdict=Verdict.INCONCLUSIVE if reason else Verdict.PASS,
             value=None if row is None else row["value"],
-            measured=_seen(row) if metric == "fault.verified" else "" if row is None else row["text"],
+            measured=_seen(metric, row),
         )  # fmt: skip
 
     # ---- expectations
@@ -581,11 +582,12 @@ class _VariantJudge:
         return f"{shown}: {cause}" if cause and shown else shown
 
 
-def _seen(row: Row | None) -> str:
-    """Say what a `fault.verified` row found (its text is the fault's name)."""
-    if row is None or row["value"] is None:
-        return ""
-    return "verified" if row["value"] == 1 else "unverified"
+def _seen(metric: str, row: Row | None) -> str:
+    """Say what the row of a built-in check found. The text of a fault's or a recovery's row is the fault's name."""
+    if row is None or metric == "fault.verified":
+        seen = None if row is None else row["value"]
+        return "" if seen is None else "verified" if seen == 1 else "unverified"
+    return show(row, metric) if metric == "recovery.total" else str(row["text"])
 
 
 def _voided(row: Row | None) -> str:
