@@ -129,7 +129,8 @@ class SimNetworkBackend:
             for a in names:
                 for b in names:
                     if a != b and any_matches(rule.flows, a, b):
-                        pairs.setdefault(frozenset((a, b)), (a, b))
+                        # of a half-open connection the end that stays is the one to probe from
+                        pairs.setdefault(frozenset((a, b)), (b, a) if a in rule.gone else (a, b))
             chosen += [self._path(a, b, plane) for a, b in pairs.values()][
                 : MAX_PROBED_PATHS // len(rule.planes)
             ]
@@ -171,6 +172,7 @@ class SimNetworkBackend:
             lost=bool(kinds & {"network.partition", "network.half-open"}),
             stalled="network.stall" in kinds,
             refused="network.reset" in kinds,
+            gone=any(source in r.gone for r in rules),
         )
 
 

@@ -17,7 +17,7 @@ import asyncio
 import contextvars
 import errno
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import TypeAlias
 
@@ -52,7 +52,7 @@ class LinkProfile(Struct, frozen=True):
 class _Link:
     """The state of one direction between two processes."""
 
-    __slots__ = ("free_at", "held", "lost", "profile", "refused", "stalled")
+    __slots__ = ("free_at", "gone", "held", "lost", "profile", "refused", "stalled")
 
     def __init__(self, profile: LinkProfile) -> None:
         self.profile = profile
@@ -60,6 +60,7 @@ class _Link:
         self.lost = False
         self.stalled = False
         self.refused = False
+        self.gone = False
         self.held = False
         """Lost or stalled."""
 
@@ -120,6 +121,11 @@ class SimulatedConnection:
     @property
     def is_closed(self) -> bool:
         return self._closed
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether this end is open and the other one is not."""
+        return not self._closed and self._other is not None and self._other.is_closed
 
     def pair(self, other: SimulatedConnection) -> None:
         """Set the other end. Must be called first."""
@@ -446,24 +452,35 @@ class SimulatedFabric:
         lost: bool = False,
         stalled: bool = False,
         refused: bool = False,
+        gone: bool = False,
     ) -> None:
         """Set all faults of one direction at once (`shape` stays). Held bytes continue in order when none is left.
 
         `lost`: nothing passes, connections stay open, new ones wait until their timeout or the fault's end. `stalled`: bytes
-        are held, connections are still accepted. `refused`: open connections are reset, new ones are refused."""
+        are held, connections are still accepted. `refused`: open connections are reset, new ones are refused. `gone`: the
+        source's ends are reset, and its new connections too; the other ends are reset when it ends."""
         link = self.link(source, destination)
-        if (link.lost, link.stalled, link.refused) == (lost, stalled, refused):
+        if (link.lost, link.stalled, link.refused, link.gone) == (lost, stalled, refused, gone):
             return
-        link.lost, link.stalled, link.refused = lost, stalled, refused
+        began, ended = gone and not link.gone, link.gone and not gone
+        link.lost, link.stalled, link.refused, link.gone = lost, stalled, refused, gone
         link.held = lost or stalled
         if refused:
             self.reset(source, destination)
+        if began:
+            self._fail(c for c in self._connections if (c.local, c.remote) == (source, destination))
+        elif ended:
+            left = (c for c in self._connections if (c.local, c.remote) == (destination, source))
+            self._fail(c for c in left if c.is_orphan)
         self._changed(source, destination)
 
     def reset(self, source: str, destination: str) -> None:
         """Reset the open connections between both processes, once."""
         ends = {source, destination}
-        for connection in [c for c in self._connections if {c.local, c.remote} == ends]:
+        self._fail(c for c in self._connections if {c.local, c.remote} == ends)
+
+    def _fail(self, connections: Iterable[SimulatedConnection]) -> None:
+        for connection in list(connections):
             connection.fail(_reset())
 
     def names(self) -> list[str]:
@@ -490,6 +507,8 @@ class SimulatedFabric:
 
     async def handshake(self, source: str, destination: str) -> None:
         """Simulate SYN and SYN-ACK. Raises ConnectionRefusedError or ConnectionResetError."""
+        if self.link(source, destination).gone:
+            raise _reset()
         while not self._passes(source, destination):
             waiting = asyncio.get_running_loop().create_future()
             self._waiting[waiting] = (source, destination)

@@ -335,3 +335,17 @@ def test_a_task_that_reaches_a_taskmanager_after_it_was_given_up_keeps_no_slot(t
     assert again[-1]["subject"] == "tm-0-1"
     assert run.metrics["recovery.rounds"] == 2
     assert run.metrics["recovery.total"] < 11.0
+
+
+def test_a_half_open_producer_costs_its_consumers_a_failover_when_the_fault_ends(tmp_path: Path) -> None:
+    """They wait in silence for 4 s, and their ends are reset then, as with the proxy of a real run."""
+    vanished = {
+        "duration": "4 s",
+        "target": {"taskManagers": {"names": ["tm-0"]}},
+        "network": {"halfOpen": {}},
+    }
+    run = ran(tmp_path, vanished)
+    failures = [e for e in run.trial.rows("events") if e["kind"] == "failover.started"]
+    assert [since_fault(run, int(e["t_ns"])) for e in failures] == [near(4.0)]
+    assert failures[0]["text"].startswith("Lost connection to task manager 'tm-0")
+    assert run.metrics["fault.verified"] == 1

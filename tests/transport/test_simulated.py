@@ -171,6 +171,31 @@ def test_a_reset_ends_both_ends_and_refusing_keeps_others_out() -> None:
     virtually(main)
 
 
+def test_an_end_that_is_gone_is_reset_at_once_and_the_other_when_the_fault_ends() -> None:
+    """As with the proxy: the peer is not notified meanwhile, and what it sent is lost."""
+
+    async def main() -> None:
+        fabric = SimulatedFabric(random.Random(1))
+        pair = await opened(fabric)
+        fabric.hold("tm-1", "tm-0", lost=True, gone=True)
+        fabric.hold("tm-0", "tm-1", lost=True)
+        await pair.client.until(lambda: bool(pair.client.closed))
+        assert isinstance(pair.client.closed[0], ConnectionResetError)
+        with pytest.raises(ConnectionResetError):
+            await pair.connecting.connect(pair.address, Watcher(), timeout_s=1.0)
+        pair.server.connection.send([b"anybody there?"])
+        await asyncio.sleep(10)
+        assert not pair.server.closed
+        fabric.hold("tm-1", "tm-0")
+        fabric.hold("tm-0", "tm-1")
+        await pair.server.until(lambda: bool(pair.server.closed))
+        assert isinstance(pair.server.closed[0], ConnectionResetError)
+        assert not pair.client.received
+        await pair.close()
+
+    virtually(main)
+
+
 def test_a_killed_process_takes_its_listeners_and_connections_along() -> None:
     """Its peers see a reset, and its port refuses connections."""
 
