@@ -209,18 +209,25 @@ class _Paths:
         return [found[0], *(replace(w, after=(b.wait,)) for b, w in pairwise(found))]
 
     def _backlog(self, outage: Outage, running: int) -> str:
-        """Return how much there was to catch up with: the time without records, and what is replayed."""
+        """Return how much there was to catch up with: the time without records, and what is replayed. A job that goes on after
+        the effect, and stores the checkpoint then, stops at the failure."""
         behind = (running - outage.effect) / NS
         restored = [
             e for e in events(self.trial, "task.restored") if outage.effect <= int(e["t_ns"]) <= running
         ]
-        replayed = (
+        age_s = (
             restored_age_s(self.trial, int(restored[-1]["checkpoint"]), outage.effect) if restored else None
         )
-        if replayed is None:
+        if age_s is None:
             return f"backlog of {behind:.1f} s"
-        replayed = max(replayed, 0.0)  # the checkpoint may have begun after the effect
-        return f"backlog of {behind + replayed:.1f} s, {replayed:.1f} s of it replayed"
+        stored = outage.effect - round(age_s * NS)
+        failures = (r.cause.t_ns for r in outage.rounds if r.cause is not None)
+        stopped = (
+            next((t for t in failures if t >= max(stored, outage.effect)), stored)
+            if age_s < 0
+            else outage.effect
+        )
+        return f"backlog of {behind + age_s:.1f} s, {(stopped - stored) / NS:.1f} s of it replayed"
 
     def _catch_up(self, start: int, end: int, outcome: Outcome, *, backlog: str = "") -> Wait:
         vertex = busiest_vertex(self.trial, start, end)

@@ -152,8 +152,9 @@ class _Walk:
             passed = {id(wait), id(holder)}
             while self.at > max(wait.start_ns, self.start):
                 chained = self._before(holder, passed, _HELD_BY.get(wait.kind, ()))
-                if chained is None or chained.end_ns < self.at - TIE_NS:
+                if chained is None or chained.end_ns < self.at - NEAR_NS:
                     break
+                self._add(max(chained.end_ns, wait.start_ns, self.start), wait)
                 self._take(chained)
                 passed.add(id(chained))
         self._add(max(wait.start_ns, self.start), wait)

@@ -229,6 +229,20 @@ def test_a_wait_for_slots_belongs_to_the_taskmanager_that_brought_them():
     assert kinds == ["connection", "slot", "start", "registration", "slot", "deployment"]
 
 
+def test_slots_that_a_silent_taskmanager_brought_belong_to_its_heartbeat_timeout():
+    """The JobManager is killed and is back after 2 s. Its TaskManagers give the old one up 4.9 s after the kill, register, and
+    free their slots 0.1 s later."""
+    waits = [
+        wait("start", 0, 2, who="supervisor"),
+        wait("jobmanager", -0.1, 4.9, Outcome.EXPIRED, who="tm-0-1", option="heartbeat.timeout", value="5 s"),
+        wait("registration", 4.99, 5.0, who="tm-0-1"),
+        wait("slot", 2, 5.001),
+        wait("deployment", 5.001, 5.002),
+    ]
+    found = prices(segments(waits, 5.002, detected=2))
+    assert (found[0].option, found[0].seconds) == ("heartbeat.timeout", pytest.approx(4.9))
+
+
 def test_a_failure_after_the_restart_began_did_not_cause_it():
     """The connection was closed first; the heartbeat that expired later only confirmed it."""
     waits = [
