@@ -115,7 +115,8 @@ class StreamTask:
         if self._receiving is not None:
             self._receiving.start()
         try:
-            while not run.input.finished:
+            finished = run.input.finished
+            while not finished:
                 if self._receiving is not None:
                     self._receiving.raise_if_failed()
                 if (due := self._next_timer()) is not None and due <= run.now():
@@ -132,7 +133,9 @@ class StreamTask:
                 await self._handle(*item)
                 if run.work is not None:
                     await run.work.pay()
-                if isinstance(item[1], list) and run.input.is_available:
+                if not isinstance(item[1], list):
+                    finished = run.input.finished  # an event may have been the last one
+                elif run.input.is_available:
                     await run.services.cpu.yield_control()
             await self._finish()
         finally:

@@ -89,7 +89,8 @@ class Pump:
         if self._carry is None and not intercepted:
             self._pull_together(connection)
             return
-        tap, following = self._tap, self._next
+        tap, following, version = self._tap, self._next, self._version
+        carry = None if intercepted else self._carry
         for _ in range(FRAMES_PER_PULL):
             if not connection.writable:
                 return
@@ -100,12 +101,12 @@ class Pump:
             frame, buffer = taken
             if tap is not None:
                 tap.seen("sent", self.link_out, frame)
-            if self._carry is not None and not intercepted:
-                kept = frame if buffer is None else self._kept(frame, buffer)
-                on_sent = None if buffer is None else buffer.recycle
-                self._carry(kept, wire_size(kept, self._version), on_sent)
-            else:
+            if carry is None:
                 self._dispatch(connection, frame, buffer)
+            elif buffer is None:
+                carry(frame, wire_size(frame, version), None)
+            else:
+                carry(self._kept(frame, buffer), wire_size(frame, version), buffer.recycle)
         self.wake()
 
     def _pull_together(self, connection: Connection) -> None:

@@ -301,26 +301,30 @@ class SimulatedConnection:
         self._arrival = None
         now = self._loop.time()
         other, under_way, link = self._other, self._under_way, self._link
+        arrived: list[_Payload] = []
         while under_way and under_way[0][0] <= now and not link.held:
-            data = under_way.popleft()[1]
-            if other is not None:
-                other.receive(data)
+            arrived.append(under_way.popleft()[1])
+        if other is not None and arrived:
+            other.receive(arrived)
         if under_way:
             self._arm()
         elif self._closed:
             self._fabric.closed(self)
 
-    def receive(self, data: _Payload) -> None:
-        """Receive bytes or a frame, or the end of the stream (None or an error), at this end."""
-        if type(data) is tuple or type(data) is bytes:
-            if self._closing or self._closed:
-                if self._other is not None:
+    def receive(self, arrived: list[_Payload]) -> None:
+        """Receive what arrives at one instant at this end: bytes, frames, or the end of the stream (None or an error)."""
+        closing, something = self._closing or self._closed, False
+        for data in arrived:
+            if type(data) is tuple or type(data) is bytes:
+                if not closing:
+                    self._inbox.append(data)
+                    something = True
+                elif self._other is not None:
                     self._other.acknowledged(data[1] if type(data) is tuple else len(data))
-                return
-            self._inbox.append(data)
-        elif data is None or isinstance(data, Exception):
-            self._eof, self._eof_error = True, data
-        if self._reading_soon is None:
+            elif data is None or isinstance(data, Exception):
+                self._eof, self._eof_error = True, data
+                something = True
+        if something and self._reading_soon is None:
             self._read_soon()
 
     def _read_soon(self) -> None:

@@ -190,7 +190,7 @@ class AlignedBarrierHandler:
     def on_barrier(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
         if self._is_stale(barrier.checkpoint_id):
             return [] if barrier.alignment is AlignmentType.UNALIGNED else [Resume(channel)]
-        effects = self._begin(barrier)
+        effects = self._begin(barrier) if barrier.checkpoint_id > self._current else []
         self._mark(channel, now)
         effects += self._receive(channel, barrier, now)
         self._settle()
@@ -224,7 +224,7 @@ class AlignedBarrierHandler:
 
     def _receive(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
         self._blocked[channel] = None
-        return self._trigger(barrier, now) if self._all_received else []
+        return self._trigger(barrier, now) if len(self._aligned) >= self._target else []
 
     def _end(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
         del channel
@@ -259,7 +259,7 @@ class AlignedBarrierHandler:
         return effects
 
     def _settle(self) -> None:
-        if self._all_received:
+        if len(self._aligned) >= self._target:
             self._reset()
 
     def _abort(self, checkpoint_id: int, reason: str) -> list[Effect]:

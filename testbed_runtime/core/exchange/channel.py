@@ -217,9 +217,10 @@ class RemoteInputChannel(_InputChannel):
             return
         self._expected = next_sequence_number(sequence)
         self.answered = True
-        data_type = buffer.data_type
+        data_type, manager = buffer.data_type, self.buffers or self._manager
         if not data_type.is_buffer:
-            if data_type.is_blocking_upstream and not self._may_block(buffer, backlog):
+            unusual = backlog or not manager.initial_credit
+            if data_type.is_blocking_upstream and unusual and not self._may_block(buffer, backlog):
                 self._expected = sequence  # what follows is refused
                 return
             self._queue_event(buffer, sequence)
@@ -231,7 +232,7 @@ class RemoteInputChannel(_InputChannel):
                 self._owner.on_channel_ready(self.index, priority=False)
         if backlog >= 0:
             self._backlog = backlog
-            self._manager.on_sender_backlog(backlog)
+            manager.on_sender_backlog(backlog)
 
     def on_run(self, view: memoryview, heads: list[Head]) -> int:
         """Handle the data buffers that these heads describe, as `request_buffer` and `on_buffer` would one by one. Return how
@@ -265,8 +266,8 @@ class RemoteInputChannel(_InputChannel):
         return False
 
     def _queue_event(self, event: Buffer, sequence: int) -> None:
-        was_empty = not self._queue and not self._priority
         first_priority = not self._priority
+        was_empty = first_priority and not self._queue
         priority = event.data_type.has_priority
         if priority:
             self._priority.append((event, sequence))
@@ -373,8 +374,9 @@ class RemoteInputChannel(_InputChannel):
         """Let the producer continue after a blocking event."""
         self._check_open()
         client = self._require_client()
-        if self._manager.initial_credit == 0:
-            self._manager.drop_unannounced()
+        manager = self.buffers or self._manager
+        if manager.initial_credit == 0:
+            manager.drop_unannounced()
         client.send(ResumeConsumption(self.receiver), self)
 
     def acknowledge_all_records_processed(self) -> None:
@@ -392,7 +394,7 @@ class RemoteInputChannel(_InputChannel):
         self._require_client().send(TaskEventRequest(encode_event(event), self.partition, self.receiver))
 
     def take_unannounced_credit(self) -> int:
-        return self._manager.take_unannounced()
+        return (self.buffers or self._manager).take_unannounced()
 
     def on_credit(self) -> None:
         """Announce new credit, unless the channel has failed."""
@@ -430,7 +432,8 @@ class RemoteInputChannel(_InputChannel):
         return self._manager.unannounced
 
     def stats(self) -> ChannelStats:
-        return self._manager.stats(self.buffers_in, self._backlog, len(self._queue) + len(self._priority))
+        manager = self.buffers or self._manager
+        return manager.stats(self.buffers_in, self._backlog, len(self._queue) + len(self._priority))
 
     @property
     def _manager(self) -> BufferManager:

@@ -322,16 +322,11 @@ class SequenceViewReader:
     def resume_consumption(self) -> None:
         if self.initial_credit == 0 and not self._unlimited:
             self.credit = 0
-        self._require_view().resume_consumption()
+        (self.view or self._require_view()).resume_consumption()
 
     @property
     def needs_backlog_announcement(self) -> bool:
         return self.initial_credit == 0 and self.credit == 0
-
-    def availability(self) -> tuple[bool, int]:
-        """Return whether the reader may send now, and its backlog."""
-        view = self.view or self._require_view()
-        return view.availability(credit=self.credit > 0)
 
     def poll(self) -> tuple[Polled, bool] | None:
         """Return the next element and whether another may follow now. Raises FlinkError if a data buffer has no credit."""

@@ -60,7 +60,7 @@ class PartitionRequestServer:
         self._listeners: dict[tuple[InputChannelID, ResultPartitionID], PartitionRequestListener] = {}
         self._control: deque[ServerFrame] = deque()
         self._fatal = False
-        self._on_data = self._enqueue_if_served
+        self._on_data = self._enqueue
         self.closing = False
         self.generation = 0
         """Counts the changes of `readers`."""
@@ -148,10 +148,12 @@ class PartitionRequestServer:
         self._available.append(reader)
 
     def _enqueue(self, reader: SequenceViewReader) -> None:
-        """Queue the reader if it may send. Without exclusive buffers and credit, announce its backlog."""
-        if reader.registered or self._fatal:
+        """Queue the reader if it may send. Without exclusive buffers and credit, announce its backlog. A view may call this while
+        it is still being created."""
+        view = reader.view
+        if reader.registered or self._fatal or view is None:
             return
-        available, backlog = reader.availability()
+        available, backlog = view.availability(credit=reader.credit > 0)
         if available:
             reader.registered = True
             self._available.append(reader)
@@ -177,6 +179,10 @@ class PartitionRequestServer:
                 reader = self._reader(frame.receiver)
                 reader.add_credit(frame.credit)
                 self._enqueue(reader)
+            elif type(frame) is ResumeConsumption:
+                reader = self._reader(frame.receiver)
+                reader.resume_consumption()
+                self._enqueue(reader)
             else:
                 self._dispatch(frame, now)
         except FlinkError as error:
@@ -186,10 +192,6 @@ class PartitionRequestServer:
         match frame:
             case PartitionRequest():
                 self._on_request(frame, now)
-            case ResumeConsumption(receiver):
-                reader = self._reader(receiver)
-                reader.resume_consumption()
-                self._enqueue(reader)
             case AckAllUserRecordsProcessed(receiver):
                 view = self._reader(receiver).view
                 if view is not None:
@@ -266,11 +268,6 @@ class PartitionRequestServer:
         self._readers[request.receiver] = reader
         self.generation += 1
         self._enqueue(reader)
-
-    def _enqueue_if_served(self, reader: SequenceViewReader) -> None:
-        """Queue the reader. A view may call this while it is still being created."""
-        if reader.view is not None:
-            self._enqueue(reader)
 
     def _on_registered(self, request: PartitionRequest, partition: ResultPartition) -> None:
         self._listeners.pop((request.receiver, request.partition), None)

@@ -396,9 +396,10 @@ class PipelinedSubpartition:
         sequence = self._sequence
         self._sequence = next_sequence_number(sequence)
         buffers = self._buffers
-        if self._priority or self._blocked or not buffers:
-            next_type = self._next_type() if self.is_data_available else _NONE
-            return Polled(buffer, self.backlog, next_type, sequence)
+        if self._blocked or not (buffers or self._priority):
+            return Polled(buffer, 0, _NONE, sequence)
+        if self._priority:
+            return Polled(buffer, self.backlog, self._priority[0].data_type, sequence)
         # the usual case of the two properties, in one
         flushed = self._flush_requested
         grows = not (flushed or self._finished) and buffers[-1].is_buffer
@@ -419,12 +420,7 @@ class PipelinedSubpartition:
     @property
     def is_data_available(self) -> bool:
         """Whether an element can be polled. A priority event behind a blocking one does not count, although `poll` returns it."""
-        if self._blocked:
-            return False
-        buffers = self._buffers
-        if self._priority or self._flush_requested or len(buffers) > 1:
-            return True
-        return bool(buffers) and buffers[0].known_finished
+        return self.availability(credit=True)[0]
 
     def _next_type(self) -> DataType:
         if self._priority:
@@ -433,13 +429,15 @@ class PipelinedSubpartition:
 
     def availability(self, *, credit: bool) -> tuple[bool, int]:
         """Return whether an element may be sent now (without credit, only an event may), and the reported backlog."""
-        if credit:
-            buffers = self._buffers
-            if self._priority or self._blocked or len(buffers) < 2:
-                return self.is_data_available, self.backlog
-            grows = not (self._flush_requested or self._finished) and buffers[-1].is_buffer
-            return True, self.backlog_buffers - grows
-        return self._next_type().is_event, self.backlog
+        if not credit:
+            return self._next_type().is_event, self.backlog
+        if self._blocked:
+            return False, 0
+        buffers, flushed = self._buffers, self._flush_requested
+        if self._priority or not buffers:
+            return flushed or bool(self._priority), self.backlog
+        grows = not (flushed or self._finished) and buffers[-1].is_buffer
+        return flushed or len(buffers) > 1 or buffers[0].known_finished, self.backlog_buffers - grows
 
     def resume(self) -> None:
         if not self._blocked:
