@@ -173,8 +173,10 @@ def _in_flight(producer: _Side, consumer: _Side) -> float | None:
     """Return the median of what the producer had sent by its last sample before each one of the consumer, less what had arrived."""
     before = np.searchsorted(producer.t_ns, consumer.t_ns, side="right") - 1
     known = before >= 0
-    missing = np.maximum(producer.used[before[known]] - consumer.used[known], 0)
-    return float(np.median(missing)) if len(missing) else None
+    missing = np.sort(np.maximum(producer.used[before[known]] - consumer.used[known], 0))
+    if not (count := len(missing)):
+        return None
+    return (int(missing[(count - 1) // 2]) + int(missing[count // 2])) / 2  # `np.median` takes ten times as long
 
 
 def _ahead(t_ns: Ints, received: Ints, other_t_ns: Ints, sent: Ints) -> int:

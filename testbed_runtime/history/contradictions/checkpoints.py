@@ -36,8 +36,6 @@ COLUMNS = (
 )  # fmt: skip
 COMMIT = ("process", "task", "attempt", "checkpoint")
 """The rows of one commit have these columns in common."""
-BITS = np.array([number.bit_count() for number in range(256)], dtype=np.uint8)
-
 Row = Mapping[str, Any]
 
 
@@ -186,13 +184,10 @@ def _weights(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     table, kinds = trial.table("delivery"), {v.get("kind") for v in vertices(entry)}
     if not kinds or kinds - PLAIN_KINDS or not sound(table, "bitmap", "weight", "duplicated", *COMMIT):
         return
-    column = table.column("bitmap").combine_chunks()
-    lengths = np.asarray(pc.binary_length(column), dtype=np.int64)
-    bits = BITS[np.frombuffer(b"".join(column.to_pylist()), dtype=np.uint8)]
-    total = np.concatenate([[0], np.cumsum(bits, dtype=np.int64)])
-    ends = np.cumsum(lengths)
+    bitmaps = table.column("bitmap").to_pylist()
+    bits = np.array([int.from_bytes(bitmap, "little").bit_count() for bitmap in bitmaps], dtype=np.int64)
     owned = Owned.of(numbered([table], COMMIT), np.arange(len(table), dtype=np.int64))
-    records = (total[ends] - total[ends - lengths] + ints(table, "duplicated"))[owned.order]
+    records = (bits + ints(table, "duplicated"))[owned.order]
     weights = ints(table, "weight")[owned.order]
     found, stated = np.add.reduceat(records, owned.starts), np.add.reduceat(weights, owned.starts)
     if len(wrong := np.flatnonzero(found != stated)):
