@@ -16,6 +16,9 @@ from testbed_runtime.history.contradictions.counters import check_counters_acros
 from testbed_runtime.history.contradictions.exchange import check_exchange
 from testbed_runtime.history.contradictions.executions import check_executions
 from testbed_runtime.history.contradictions.faults import check_faults
+from testbed_runtime.history.contradictions.kinds import check_kinds
+from testbed_runtime.history.contradictions.pairs import check_pairs
+from testbed_runtime.history.contradictions.sequences import check_sequences
 from testbed_runtime.history.contradictions.waits import check_waits
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.numbers import counts_of
@@ -32,7 +35,8 @@ def check_across(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         check_executions(trial, entry) + check_checkpoints(trial, entry) + check_counters_across(trial, entry)
     )
     found += check_exchange(trial, entry) + check_waits(trial, entry) + check_balance(trial, entry)
-    found += check_faults(trial, entry, one_clock=one_clock)
+    found += check_faults(trial, entry, one_clock=one_clock) + check_kinds(trial)
+    found += check_sequences(trial, entry, one_clock=one_clock) + check_pairs(trial, entry, one_clock=one_clock)
     found += check_clocks(trial) if one_clock else []
     return [] if found and _lacks_rows(trial) else found
 

@@ -48,7 +48,7 @@ EVENT_KINDS: dict[str, str] = {
     "function.dropped": "subject: vertex-subtask; attempt: its Python function dropped records, or, as the head of a delta iteration, it replaced a record by another one with its key; written once per attempt",
     "iteration.superstep": "subject: subtask of the synchronisation task; attempt; data: superstep, count (records of the next workset, or for which the termination criterion was true), ended (max-iterations | converged, empty if another superstep follows)",
     "partition.request": "subject: receiving vertex-subtask; attempt; data: partition, request (1, 2, …), backoff_s, connection (ResourceID of the producer and index; only of the first request of a remote channel)",
-    "stale.rejected": "subject: vertex-subtask; attempt; data: what (acknowledgement | commit | record), count",
+    "stale.rejected": "subject: vertex-subtask; attempt; checkpoint, of an acknowledgement or a commit; data: what (acknowledgement | commit | record), count",
     "rpc.timeout": "subject: endpoint; text: Flink's text; data: method, timeout_s, peer",
     "backpressure.sampled": "subject: vertex-subtask; attempt; data: samples, backpressured (how many of them): one round of samples",
     "latency.markers": "subject: vertex-subtask that received latency markers; attempt; data: source (vertex-subtask), ns (list of latencies): one per source and second with markers",
@@ -65,6 +65,12 @@ EVENT_KINDS: dict[str, str] = {
     "process.exit": "subject: process name; data: pid, code, signal, asked (bool)",
     "note": "text: a remark for the reader",
 }
+
+def columns_of_event(kind: str) -> frozenset[str]:
+    """Return which of `attempt` and `checkpoint` an event of this kind has: its declaration lists them. The others are -1."""
+    parts = [part.strip() for part in EVENT_KINDS.get(kind, "").split(";")]
+    return frozenset(c for c in ("attempt", "checkpoint") if any(part.startswith(c) for part in parts))
+
 
 TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
     "events": [

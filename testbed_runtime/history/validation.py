@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.faults.frame_classes import FRAME_CLASSES, OTHER
 from testbed_runtime.core.job.executiongraph import ExecutionState
 from testbed_runtime.core.job.messages import CHUNK_RECORDS, JOB_STATES
 from testbed_runtime.core.job.restore import STATE_RECOVERY
@@ -64,6 +65,8 @@ VOCABULARY: Mapping[tuple[str, str], frozenset[str]] = {
     ("channels", "side"): frozenset(SIDES),
     ("checkpoints", "state"): frozenset(CHECKPOINT_STATES),
     ("faults", "state"): frozenset(FAULT_STATES),
+    ("frames", "side"): frozenset(("sent", "received")),
+    ("frames", "frame_class"): frozenset((*FRAME_CLASSES, OTHER)),
     ("waits", "kind"): frozenset(KINDS),
     ("waits", "outcome"): frozenset(Outcome),
 }
@@ -196,7 +199,7 @@ def _ranges(name: str, table: pa.Table) -> Iterator[Damage]:
 
 def _words(name: str, table: pa.Table) -> Iterator[Damage]:
     for (owner, column), words in VOCABULARY.items():
-        if owner != name:
+        if owner != name or column not in table.column_names:
             continue
         known = pc.is_in(table.column(column), pa.array(sorted(words)))
         if (row := _first(pc.invert(known))) >= 0:

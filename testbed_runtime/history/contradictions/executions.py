@@ -26,11 +26,13 @@ DETECTORS = (JOBMASTER_NAME, RM_NAME)
 LONG_NS = 5 * NS
 """A task that ran for longer than this, and finished, has written samples."""
 WITH_ATTEMPTS = ("tasks", "channels", "latency", "delivery")
-TASK_EVENTS = (
+TASK_EVENTS = frozenset((
     "task.restored", "source.end", "gate.connected", "sink.first-record", "function.dropped", "partition.request",
     "latency.markers", "receive-queue.closed", "input-split",
-)  # fmt: skip
+))  # fmt: skip
 """Events of an attempt that was deployed."""
+OF_THE_JOBMASTER = frozenset(("input-split",))
+"""Those that its TaskManager does not write."""
 
 
 def check_executions(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
@@ -107,14 +109,28 @@ def _attempts_of_waits(trial: Trial, deployed: Deployed, known: set[str]) -> Ite
 
 
 def _places(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
-    """Yield a sample that another TaskManager took than the one to which the attempt was deployed."""
-    for row, r in distinct(trial, "tasks", "task", "attempt", "process"):
-        event = deployed.get((r["task"], r["attempt"]))
-        there = parsed(event["data"]).get("taskmanager") if event is not None else ""
-        if there and there != r["process"]:
-            problem = f"is {r['process']}, but attempt {r['attempt']} of {r['task']} was deployed to {there} (task.state in events)"
-            yield Damage("tasks", "process", row, problem)
+    """Yield a row that another TaskManager wrote than the one to which the attempt was deployed."""
+    for name in ("tasks", "channels", "latency"):
+        for row, r in distinct(trial, name, "task", "attempt", "process"):
+            if there := _elsewhere(deployed, r["task"], r["attempt"], r["process"]):
+                yield Damage(name, "process", row, there)
+                return
+    for row, event in events(trial, *(TASK_EVENTS - OF_THE_JOBMASTER)):
+        if there := _elsewhere(deployed, event["subject"], event["attempt"], event["process"]):
+            yield Damage("events", "subject", row, f"of {event['kind']} is {event['subject']}: process {there}")
             return
+    for row, r in distinct(trial, "waits", "who", "attempt", "process"):
+        if there := _elsewhere(deployed, r["who"], r["attempt"], r["process"]):
+            yield Damage("waits", "who", row, f"is {r['who']}: process {there}")
+            return
+
+
+def _elsewhere(deployed: Deployed, task: str, attempt: int, process: str) -> str:
+    event = deployed.get((task, attempt))
+    there = parsed(event["data"]).get("taskmanager") if event is not None else ""
+    if not there or there == process:
+        return ""
+    return f"is {process}, but attempt {attempt} of {task} was deployed to {there} (task.state in events)"
 
 
 def _sampled(trial: Trial, states: list[tuple[int, dict[str, Any]]]) -> Iterator[Damage]:

@@ -1,0 +1,114 @@
+"""Compare each row with what rows of its kind have: the columns of an event or a state, ids, options, who writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow.compute as pc
+
+from testbed_runtime.history.contradictions.columns import distinct, equal, events, ints, sound
+from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.schema import Trial, columns_of_event
+
+OWN_EVENTS = frozenset(("network.buffers", "network.pools", "socket.state", "cpu.spent"))
+"""Events of a TaskManager about itself."""
+OWN_WAITS = frozenset(("registration", "replacement", "stalled", "start"))
+"""Waits of a process that it records itself."""
+OF_STATE = {
+    "triggered": frozenset[str](),
+    "acknowledged": frozenset(("task", "duration_ns", "alignment_ns", "state_bytes", "persisted_bytes")),
+    "finalizing": frozenset(("duration_ns",)),
+    "completed": frozenset(("duration_ns", "state_bytes")),
+    "failed": frozenset(("reason", "duration_ns")),
+}
+"""The columns that the rows of a checkpoint's states have. The others are empty or 0."""
+OF_ROLE = {"source": ("records_in", "bytes_in"), "sink": ("records_out", "bytes_out"), "operator": ("lag_ns",)}
+"""The columns of the tasks' samples that are 0 in each role."""
+
+
+def check_kinds(trial: Trial) -> list[Damage]:
+    """Return the rows that none of their kind is like, at most one for each rule."""
+    rules = (
+        _numbers_of_events(trial), _subjects(trial), _states(trial), _roles(trial), _ids(trial), _limits(trial), _links(trial),
+    )  # fmt: skip
+    return [one for rule in rules for one in list(rule)[:1]]
+
+
+def _numbers_of_events(trial: Trial) -> Iterator[Damage]:
+    """Yield the attempt or the checkpoint of an event that is of none."""
+    for row, r in distinct(trial, "events", "kind", "attempt", "checkpoint"):
+        for column in {"attempt", "checkpoint"} - columns_of_event(r["kind"]):
+            if r[column] >= 0:
+                yield Damage("events", column, row, f"is {r[column]}, but {r['kind']} is of no {column}")
+
+
+def _subjects(trial: Trial) -> Iterator[Damage]:
+    """Yield what a TaskManager wrote about another process, and events about nothing."""
+    for row, r in distinct(trial, "events", "kind", "subject", "process"):
+        if r["kind"] in OWN_EVENTS and r["subject"] != r["process"]:
+            yield Damage(
+                "events", "subject", row, f"of {r['kind']} is {r['subject'][:60]!r}, but {r['process']} wrote it"
+            )
+
+
+def _states(trial: Trial) -> Iterator[Damage]:
+    table = trial.table("checkpoints")
+    if not sound(table, "state"):
+        return
+    for column in sorted(frozenset().union(*OF_STATE.values()) & set(table.column_names)):
+        values = table.column(column)
+        filled = pc.not_equal(values, "" if column in ("task", "reason") else 0)
+        filled = np.asarray(filled.to_numpy(zero_copy_only=False), dtype=np.bool_)
+        for state, columns in OF_STATE.items():
+            wrong = np.flatnonzero(filled & equal(table, "state", state)) if column not in columns else ()
+            if len(wrong):
+                problem = f"is {values[int(wrong[0])].as_py()!r}, which a checkpoint that is {state} does not have"
+                yield Damage("checkpoints", column, int(wrong[0]), problem)
+
+
+def _roles(trial: Trial) -> Iterator[Damage]:
+    """Yield a source that received, a sink that sent, and an operator with a lag, in a job that a JobManager deployed."""
+    table = trial.table("tasks")
+    if not events(trial, "task.state"):
+        return
+    for role, columns in OF_ROLE.items():
+        for column in columns if sound(table, "role", *columns) else ():
+            wrong = np.flatnonzero(equal(table, "role", role) & (ints(table, column) != 0))
+            if len(wrong):
+                found = table.column(column)[int(wrong[0])].as_py()
+                yield Damage("tasks", column, int(wrong[0]), f"is {found}, which no {role} has")
+
+
+def _ids(trial: Trial) -> Iterator[Damage]:
+    """Yield waits whose id, or that of a wait before them, is of another process, and what a process recorded for another one."""
+    table = trial.table("waits")
+    if not sound(table, "wait", "process", "after", "kind", "who"):
+        return
+    for row, r in enumerate(table.select(["wait", "process", "after", "kind", "who"]).to_pylist()):
+        for column in ("wait", "after"):
+            if any(one.rpartition("/")[0] != r["process"] for one in r[column].split() or [""] * (column == "wait")):
+                yield Damage("waits", column, row, f"is {r[column][:60]!r}, but {r['process']} wrote it")
+        if r["kind"] in OWN_WAITS and r["who"] != r["process"]:
+            yield Damage("waits", "who", row, f"is {r['who'][:60]!r}, but {r['process']} wrote this {r['kind']} wait")
+
+
+def _limits(trial: Trial) -> Iterator[Damage]:
+    """Yield waits with a budget or a value although no option limits them, and options without a value."""
+    table = trial.table("waits")
+    if not sound(table, "option", "value", "budget_ns", "kind"):
+        return
+    for row, r in distinct(trial, "waits", "option", "value", "budget_ns", "kind"):
+        if bool(r["option"]) != bool(r["value"]):
+            yield Damage("waits", "option", row, f"is {r['option'][:60]!r}, but value is {r['value'][:60]!r}")
+        elif not r["option"] and r["budget_ns"] != -1:
+            yield Damage("waits", "budget_ns", row, f"is {r['budget_ns']}, but no option limits this {r['kind']} wait")
+
+
+def _links(trial: Trial) -> Iterator[Damage]:
+    """Yield frames that were tapped by a process at neither end of their link."""
+    for row, r in distinct(trial, "frames", "side", "link", "process"):
+        sender, _, receiver = r["link"].partition("->")
+        end = sender if r["side"] == "sent" else receiver
+        if r["process"].rpartition("-")[0] != end:
+            yield Damage("frames", "link", row, f"is {r['link'][:60]!r}, but {r['process']} {r['side']} the frame")

@@ -1,0 +1,209 @@
+"""Compare rows that are written for the same thing: a wait and the event at its end, an event and what had to precede it.
+
+A process that is killed loses its last rows. These rules hold where one JobManager recorded the job to its end, for attempts that
+finished.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from testbed_runtime.core.waits import Outcome
+from testbed_runtime.history.contradictions.columns import (
+    ATTEMPT,
+    NS,
+    TOLERANCE_NS,
+    edges,
+    events,
+    ints,
+    parsed,
+    sound,
+    vertices,
+)
+from testbed_runtime.history.contradictions.executions import recorded_to_its_end
+from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.schema import Trial
+
+ENDS_WITH = {"restore": "task.restored", "first-record": "sink.first-record"}
+"""The event of a task that each of these waits of a task ends with."""
+OF_RESTART = ("failover.started", "failover.failure", "failover.cancelled", "failover.slots", "failover.attempt")
+"""Events of each restart that was deployed."""
+WAIT_OF_RESTART = {"failover.cancelled": "cancellation", "failover.slots": "slot"}
+"""The wait of the JobMaster that these events end."""
+
+Attempt = tuple[str, int]
+Waits = list[tuple[int, dict[str, Any]]]
+
+
+def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> list[Damage]:
+    """Return the rows whose counterpart is missing, at most one for each rule."""
+    states = [(e, parsed(e["data"])) for _, e in events(trial, "task.state")]
+    deployed = {(e["subject"], e["attempt"]): (e, d) for e, d in states if d.get("to") == "DEPLOYING"}
+    finished = {(e["subject"], e["attempt"]) for e, d in states if d.get("to") == "FINISHED"} & deployed.keys()
+    waits = _waits(trial)
+    if not deployed or not waits or not recorded_to_its_end(trial):
+        return []
+    rules = [
+        _ends(trial, waits, finished), _inputs(trial, entry, waits, finished), _deployments(trial, waits, deployed),
+        _restarts(trial, waits), _checkpoints(trial, waits), _losses(trial, waits), _peers(trial, entry), _unsampled(trial),
+    ]  # fmt: skip
+    if one_clock:
+        rules.append(_spent(trial, deployed))
+    return [one for rule in rules for one in list(rule)[:1]]
+
+
+def _waits(trial: Trial) -> Waits:
+    columns = ["process", "kind", "who", "what", "attempt", "t_ns", "outcome"]
+    table = trial.table("waits")
+    return list(enumerate(table.select(columns).to_pylist())) if sound(table, *columns) else []
+
+
+def _ends(trial: Trial, waits: Waits, finished: set[Attempt]) -> Iterator[Damage]:
+    """Yield a wait without the event that ends it, and such an event without its wait."""
+    for kind, ending in ENDS_WITH.items():
+        waited = {(r["who"], r["attempt"]): row for row, r in waits if r["kind"] == kind}
+        ended = {(e["subject"], e["attempt"]): row for row, e in events(trial, ending)}
+        for task, attempt in sorted((waited.keys() - ended.keys()) & finished):
+            problem = f"is {kind!r}, but there is no {ending} of attempt {attempt} of {task} (events)"
+            yield Damage("waits", "kind", waited[task, attempt], problem)
+        for task, attempt in sorted((ended.keys() - waited.keys()) & finished):
+            yield Damage("waits", "kind", -1, f"has no {kind} of attempt {attempt} of {task} ({ending} in events)")
+
+
+def _inputs(
+    trial: Trial, entry: Mapping[str, Any], waits: Waits, finished: set[Attempt]
+) -> Iterator[Damage]:
+    """Yield a source that finished without source.end, and another task that finished although its gate was not connected."""
+    inner = {target for _, target, _ in edges(entry)}
+    known = {v["name"] for v in vertices(entry)}
+    ended = {(e["subject"], e["attempt"]) for _, e in events(trial, "source.end")}
+    connected = {(e["subject"], e["attempt"]) for _, e in events(trial, "gate.connected")}
+    waited = {(r["who"], r["attempt"]) for _, r in waits if r["kind"] == "partition"}
+    for task, attempt in sorted(finished):
+        vertex = task.rpartition("-")[0]
+        of = f"of attempt {attempt} of {task}, which finished (task.state)"
+        if vertex in known - inner and (task, attempt) not in ended:
+            yield Damage("events", "kind", -1, f"has no source.end {of}")
+        elif vertex in inner and (task, attempt) not in connected:
+            yield Damage("events", "kind", -1, f"has no gate.connected {of}")
+        elif vertex in inner and (task, attempt) not in waited:
+            yield Damage("waits", "kind", -1, f"has no partition {of}")
+
+
+def _deployments(trial: Trial, waits: Waits, deployed: Mapping[Attempt, Any]) -> Iterator[Damage]:
+    """Yield an attempt whose deployment nobody waited for, or that was deployed to a TaskManager that had not registered."""
+    registered = {e["subject"]: row for row, e in events(trial, "taskmanager.registered")}
+    waited = {(r["what"], r["attempt"]) for _, r in waits if r["kind"] == "deployment"}
+    for (task, attempt), (_, data) in sorted(deployed.items()):
+        if data.get("taskmanager") not in registered:
+            problem = f"has no taskmanager.registered of {data.get('taskmanager')}, to which {task} was deployed (task.state)"
+            yield Damage("events", "kind", -1, problem)
+        if (task, attempt) not in waited:
+            yield Damage("waits", "kind", -1, f"has no deployment of attempt {attempt} of {task} (task.state in events)")
+    for kind in ("registration", "start"):
+        named = {name for _, r in waits if r["kind"] == kind for name in (r["who"], r["what"])}
+        for name in sorted(registered.keys() - named):
+            yield Damage("waits", "kind", -1, f"has no {kind} of {name}, which registered (taskmanager.registered in events)")
+
+
+def _restarts(trial: Trial, waits: Waits) -> Iterator[Damage]:
+    """Yield a restart that was deployed without what precedes that, an event of a restart that did not start, and waits of one."""
+    rows = {kind: {e["subject"]: row for row, e in events(trial, kind)} for kind in (*OF_RESTART, "failover.deployed")}
+    started = rows["failover.started"]
+    for kind in OF_RESTART:
+        if missing := rows["failover.deployed"].keys() - rows[kind].keys():
+            yield Damage("events", "kind", -1, f"has no {kind} of restart {min(missing)} (failover.deployed)")
+    for kind, found in rows.items():
+        if kind != "failover.failure" and (more := found.keys() - started.keys()):
+            yield Damage("events", "subject", found[min(more)], f"of {kind} is {min(more)}, but no such restart started")
+    for kind, wait in WAIT_OF_RESTART.items():
+        ends = [r["t_ns"] for _, r in waits if r["kind"] == wait]
+        for _, event in events(trial, kind):
+            if min((abs(end - event["t_ns"]) for end in ends), default=TOLERANCE_NS + 1) > TOLERANCE_NS:
+                yield Damage("waits", "kind", -1, f"has no {wait} that restart {event['subject']} ended ({kind} in events)")
+    for row, r in waits:
+        if r["kind"] in ("cancellation", "restart-delay", "fencing") and str(r["attempt"]) not in started:
+            yield Damage("waits", "attempt", row, f"of this {r['kind']} wait is {r['attempt']}, but no such restart started")
+
+
+def _checkpoints(trial: Trial, waits: Waits) -> Iterator[Damage]:
+    """Yield completed checkpoints that nobody waited for."""
+    table = trial.table("checkpoints")
+    if not sound(table, "state", "process", "checkpoint"):
+        return
+    rows = table.select(["state", "process", "checkpoint"]).to_pylist()
+    done = Counter((r["process"], f"checkpoint {r['checkpoint']}") for r in rows if r["state"] == "completed")
+    for kind in ("checkpoint", "completion"):
+        waited = Counter((r["process"], r["what"]) for _, r in waits if r["kind"] == kind)
+        if missing := done - waited:
+            yield Damage("waits", "kind", -1, f"has no {kind} for {min(missing)[1]}, which was completed (checkpoints)")
+
+
+def _losses(trial: Trial, waits: Waits) -> Iterator[Damage]:
+    """Yield a TaskManager that was lost by a heartbeat that nobody waited for."""
+    expired = [r for _, r in waits if r["kind"] == "heartbeat" and r["outcome"] == Outcome.EXPIRED]
+    for row, event in events(trial, "taskmanager.lost"):
+        data = parsed(event["data"])
+        mine = [r for r in expired if (r["who"], r["what"]) == (data.get("detector"), event["subject"])]
+        if data.get("wait") == "heartbeat" and not any(abs(r["t_ns"] - event["t_ns"]) <= TOLERANCE_NS for r in mine):
+            yield Damage("events", "t_ns", row, f"of taskmanager.lost is no end of a heartbeat of {event['subject']} (waits)")
+
+
+def _peers(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+    """Yield a channel that is on no edge of the job."""
+    known = {(source, target) for source, target, _ in edges(entry)}
+    table = trial.table("channels")
+    if not known or not sound(table, "side", "task", "peer"):
+        return
+    pairs = table.select(["side", "task", "peer"]).group_by(["side", "task", "peer"]).aggregate([])
+    for r in pairs.to_pylist():
+        ends = (r["task"], r["peer"]) if r["side"] == "producer" else (r["peer"], r["task"])
+        if tuple(end.rpartition("-")[0] for end in ends) not in known:
+            problem = f"is {r['peer'][:60]!r} in a channel of {r['task']} ({r['side']}), but the job has no such edge"
+            yield Damage("channels", "peer", -1, problem)
+            return
+
+
+def _spent(trial: Trial, deployed: Mapping[Attempt, Any]) -> Iterator[Damage]:
+    """Yield an attempt that was busy, back-pressured and idle for longer than since its deployment."""
+    table = trial.table("tasks")
+    columns = ("busy_ns", "backpressured_ns", "idle_ns")
+    if not sound(table, "task", "attempt", "t_ns", *columns):
+        return
+    begun = ints(table, "t_ns") - sum(ints(table, c) for c in columns)
+    earliest: dict[Attempt, tuple[int, int]] = {}
+    for row, (task, attempt, t_ns) in enumerate(
+        zip(table.column("task").to_pylist(), ints(table, "attempt").tolist(), begun.tolist(), strict=True)
+    ):
+        earliest[task, attempt] = min(earliest.get((task, attempt), (t_ns, row)), (t_ns, row))
+    for key, (t_ns, row) in earliest.items():
+        early = deployed[key][0]["t_ns"] - t_ns if key in deployed else 0
+        if early > TOLERANCE_NS:
+            column = max(columns, key=lambda c: table.column(c)[row].as_py())
+            problem = f"makes {key[0]} spend {early / NS:.1f} s more than passed since its deployment (task.state in events)"
+            yield Damage("tasks", column, row, problem)
+            return
+
+
+def _unsampled(trial: Trial) -> Iterator[Damage]:
+    """Yield an attempt whose channels or latencies go on for long after its last sample."""
+    sampled = _newest(trial.table("tasks"))
+    for name in ("channels", "latency"):
+        for owner, t_ns in _newest(trial.table(name)).items():
+            off = t_ns - sampled.get(owner, t_ns)
+            if off > TOLERANCE_NS:
+                process, task, attempt = owner
+                problem = f"of the last sample of attempt {attempt} of {task} is {off / NS:.1f} s before its last row in {name} ({process})"
+                yield Damage("tasks", "t_ns", -1, problem)
+                return
+
+
+def _newest(table: pa.Table) -> dict[tuple[str, str, int], int]:
+    if not sound(table, "t_ns", *ATTEMPT):
+        return {}
+    found = table.select([*ATTEMPT, "t_ns"]).group_by(list(ATTEMPT)).aggregate([("t_ns", "max")])
+    return {(r["process"], r["task"], r["attempt"]): r["t_ns_max"] for r in found.to_pylist()}

@@ -1,0 +1,121 @@
+"""Compare the rows of one thing with the row before: states of tasks and of the job, phases, states of a fault, windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from testbed_runtime.history.contradictions.columns import (
+    ATTEMPT,
+    NS,
+    TOLERANCE_NS,
+    Owned,
+    events,
+    ints,
+    parsed,
+    sound,
+)
+from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.schema import Trial
+
+FIRST_STATE = "CREATED"
+LOOSE = 2
+BEFORE = {
+    "injected": ("asked",), "verified": ("injected",), "unverified": ("injected",), "ended": ("verified", "unverified"),
+    "clean": ("ended", "failed"), "residue": ("ended",),
+}  # fmt: skip
+"""One of these states of a fault precedes each state."""
+LAST_STATES = ("clean", "residue", "voided", "failed")
+
+
+def check_sequences(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> list[Damage]:
+    """Return the rows that cannot follow the row before, at most one for each rule."""
+    rules = [_states(trial), _phases(trial, entry), _faults(trial), _windows(trial)]
+    if one_clock:
+        rules.append(_moved(trial))
+    return [one for rule in rules for one in list(rule)[:1]]
+
+
+def _states(trial: Trial) -> Iterator[Damage]:
+    """Yield a change from a state that the task or the job did not have. A JobManager that lost its leadership begins again."""
+    last: dict[tuple[str, str, str, int], str] = {}
+    for row, event in events(trial, "task.state", "job.state"):
+        data = parsed(event["data"])
+        owner = (event["process"], event["kind"], event["subject"], event["attempt"])
+        before = last.get(owner, FIRST_STATE)
+        if data.get("from", before) not in (before, FIRST_STATE):
+            problem = f"says that {event['subject']} was {data['from']}, but it was {before}"
+            yield Damage("events", "data", row, problem)
+            return
+        last[owner] = str(data.get("to"))
+
+
+def _phases(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+    """Yield phases that the runner did not enter in the order of the manifest."""
+    planned = [str(p["name"]) for p in entry.get("phases") or ()]
+    entered = [(row, e["subject"]) for row, e in events(trial, "trial.phase")]
+    found = [name for _, name in entered if name != "end"]
+    if not entered or found == planned:
+        return
+    row = next((row for (row, name), phase in zip(entered, planned, strict=False) if name != phase), -1)
+    problem = f"of trial.phase has {', '.join(found)[:80]}, but the phases are {', '.join(planned)} (manifest)"
+    yield Damage("events", "subject", row, problem)
+
+
+def _of_faults(trial: Trial) -> dict[tuple[str, str], list[tuple[int, dict[str, Any]]]]:
+    """Map each fault and process to its rows, in the order in which they were written."""
+    table, found = trial.table("faults"), dict[tuple[str, str], list[tuple[int, dict[str, Any]]]]()
+    if sound(table, "process", "seq", "t_ns", "fault", "state", "kind", "targets", "asked", "backend"):
+        for row, r in sorted(enumerate(table.to_pylist()), key=lambda pair: (pair[1]["process"], pair[1]["seq"])):
+            found.setdefault((r["process"], r["fault"]), []).append((row, r))
+    return found
+
+
+def _faults(trial: Trial) -> Iterator[Damage]:
+    """Yield a fault that lacks a state, and one that was asked for otherwise in a later row."""
+    ended = any(e["subject"] == "end" for _, e in events(trial, "trial.phase"))
+    for (_, name), rows in _of_faults(trial).items():
+        seen: set[str] = set()
+        for row, r in rows:
+            needed = BEFORE.get(r["state"], ())
+            if needed and not seen & set(needed):
+                yield Damage("faults", "state", row, f"says that {name} was {r['state']}, but not {' or '.join(needed)} before")
+                return
+            seen.add(r["state"])
+            for column in ("backend", "asked", "targets"):
+                if r[column] != rows[0][1][column]:
+                    problem = f"is {r[column][:60]!r}, but it was {rows[0][1][column][:60]!r} when {name} was {rows[0][1]['state']}"
+                    yield Damage("faults", column, row, problem)
+                    return
+        if ended and not seen & set(LAST_STATES):
+            yield Damage("faults", "state", rows[-1][0], f"is the last one of {name}, which was not cleaned up")
+            return
+
+
+def _moved(trial: Trial) -> Iterator[Damage]:
+    """Yield a state of a fault that is earlier than the one before."""
+    for (_, name), rows in _of_faults(trial).items():
+        for (before, a), (_, b) in zip(rows, rows[1:], strict=False):
+            if a["targets"] == b["targets"] and b["t_ns"] < a["t_ns"] - TOLERANCE_NS:
+                off = (a["t_ns"] - b["t_ns"]) / NS
+                problem = f"says that {name} was {a['state']} {off:.1f} s after it was {b['state']}"
+                yield Damage("faults", "t_ns", before, problem)
+                return
+
+
+def _windows(trial: Trial) -> Iterator[Damage]:
+    """Yield a window that is much longer than the time until the next one begins."""
+    table = trial.table("latency")
+    if not sound(table, "seq", "window_start_ns", "window_ns", *ATTEMPT):
+        return
+    owned = Owned.attempts(table)
+    begins = ints(table, "window_start_ns")[owned.order]
+    early = LOOSE * np.diff(begins) < ints(table, "window_ns")[owned.order][:-1]
+    early[owned.starts[1:] - 1] = False
+    if early.any():
+        at = int(np.flatnonzero(early)[0])
+        row = int(owned.order[at])
+        problem = f"is {table.column('window_ns')[row].as_py() / NS:g} s, but the next window begins after {(begins[at + 1] - begins[at]) / NS:g} s"
+        yield Damage("latency", "window_ns", row, problem)
