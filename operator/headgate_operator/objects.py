@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming, podsettings
+from testbed_runtime.api.manifest import manifest, metadata_of
 from testbed_runtime.api.models import Resources
 from testbed_runtime.api.podsettings import POD_SECURITY, RESTRICTED
 from testbed_runtime.api.views import Manifest, Resource, Testbed
@@ -120,12 +122,7 @@ def configuration(testbed: Manifest) -> str:
 
 def config_map(testbed: Manifest) -> dict[str, Any]:
     text = json.dumps(testbed_json(testbed), sort_keys=True, indent=1)
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": _metadata(testbed, Testbed(testbed).config_map),
-        "data": {"testbed.json": text},
-    }
+    return manifest("ConfigMap", _metadata(testbed, Testbed(testbed).config_map), data={"testbed.json": text})
 
 
 def token_secret(testbed: Manifest, token: str) -> dict[str, Any]:
@@ -134,20 +131,13 @@ def token_secret(testbed: Manifest, token: str) -> dict[str, Any]:
 
 def certificate_secret(testbed: Manifest, pem: bytes) -> dict[str, Any]:
     """Return the Secret with the private key of the data ports and its certificate."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": _metadata(testbed, Testbed(testbed).certificate_secret),
-        "type": "Opaque",
-        "immutable": True,
-        "data": {naming.CERTIFICATE_KEY: base64.b64encode(pem).decode()},
-    }
+    metadata = _metadata(testbed, Testbed(testbed).certificate_secret)
+    data = {naming.CERTIFICATE_KEY: base64.b64encode(pem).decode()}
+    return manifest("Secret", metadata, type="Opaque", immutable=True, data=data)
 
 
 def secret(metadata: Manifest, token: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": {"token": token}
-    }  # fmt: skip
+    return manifest("Secret", metadata, type="Opaque", stringData={"token": token})
 
 
 def service(testbed: Manifest) -> dict[str, Any]:
@@ -158,17 +148,13 @@ def service(testbed: Manifest) -> dict[str, Any]:
 
 def headless_service(metadata: Manifest, selector: Manifest, port_name: str, port: int) -> dict[str, Any]:
     """Return a headless Service: a DNS name for each pod, ready or not."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata,
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": selector,
-            "ports": [{"name": port_name, "port": port, "protocol": "TCP"}],
-        },
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": selector,
+        "ports": [{"name": port_name, "port": port, "protocol": "TCP"}],
     }
+    return manifest("Service", metadata, spec=spec)
 
 
 def store_claim(testbed: Manifest) -> dict[str, Any] | None:
@@ -182,13 +168,10 @@ def store_claim(testbed: Manifest) -> dict[str, Any] | None:
 
 def volume_claim(metadata: Manifest, size: str, storage_class: str) -> dict[str, Any]:
     """Return a claim. An empty class is the cluster's default."""
-    spec: dict[str, Any] = {
-        "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": size}},
-    }
+    spec: dict[str, Any] = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}}
     if storage_class:
         spec["storageClassName"] = storage_class
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+    return manifest("PersistentVolumeClaim", metadata, spec=spec)
 
 
 # ---- pods
@@ -209,26 +192,43 @@ def pod(
     }
     metadata["annotations"] = {naming.ANNOTATION_SECRET_UID: secret_uid}
     packets = Testbed(testbed).packet_faults and has_agent(process)
-    made = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": metadata,
-        "spec": {
-            "hostname": process,
-            "subdomain": naming.service_name(name),
-            "restartPolicy": "Never" if role == TASKMANAGER else "Always",
-            "terminationGracePeriodSeconds": GRACE_S,
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "securityContext": POD_SECURITY,
-            "nodeSelector": dict(Testbed(testbed).pod_options.get("nodeSelector") or {}),
-            "imagePullSecrets": [{"name": secret} for secret in settings.pull_secrets],
-            **({"initContainers": [_agent(process, incarnation, settings)]} if packets else {}),
-            "containers": [_container(testbed, process, incarnation, settings)],
-            "volumes": _volumes(testbed, process),
-        },
+    return restricted_pod(
+        metadata,
+        settings,
+        hostname=process,
+        subdomain=naming.service_name(name),
+        restartPolicy="Never" if role == TASKMANAGER else "Always",
+        nodeSelector=dict(Testbed(testbed).pod_options.get("nodeSelector") or {}),
+        initContainers=[_agent(process, incarnation, settings)] if packets else [],
+        containers=[_container(testbed, process, incarnation, settings)],
+        volumes=_volumes(testbed, process),
+    )
+
+
+def restricted_pod(metadata: Manifest, settings: Settings, **spec: Any) -> dict[str, Any]:
+    """Return a pod with what every one of Headgate's has, and with the settings of this installation."""
+    everywhere = {
+        "terminationGracePeriodSeconds": GRACE_S,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": POD_SECURITY,
+        "imagePullSecrets": [{"name": secret} for secret in settings.pull_secrets],
     }
-    return podsettings.applied(made, settings.pods)
+    return podsettings.applied(manifest("Pod", metadata, spec={**everywhere, **spec}), settings.pods)
+
+
+def restricted_container(
+    name: str, image: str, settings: Settings, command: Sequence[str], env: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return a container that runs a module of Headgate's, given with its arguments."""
+    return {
+        "name": name,
+        "image": image,
+        "imagePullPolicy": settings.pull_policy,
+        "command": ["python", "-m", *command],
+        "env": environment(**env),
+        "securityContext": RESTRICTED,
+    }
 
 
 def _container(testbed: Manifest, process: str, incarnation: int, settings: Settings) -> dict[str, Any]:
@@ -242,22 +242,20 @@ def _container(testbed: Manifest, process: str, incarnation: int, settings: Sett
     for number, name in enumerate(function_maps(testbed, process)):
         folder = f"{functions.FOLDER}/{name}"
         mounts.append({"name": f"{naming.FUNCTIONS_VOLUME}{number}", "mountPath": folder, "readOnly": True})
+    command = ["testbed_runtime.entry.pod", role]
     return {
-        "name": role,
-        "image": settings.image,
-        "imagePullPolicy": settings.pull_policy,
-        "command": ["python", "-m", "testbed_runtime.entry.pod", role],
-        "env": environment(HEADGATE_NAME=process, HEADGATE_INCARNATION=str(incarnation)),
-        "ports": [
-            {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in _ports(role).items()
-        ],
+        **restricted_container(role, settings.image, settings, command, _identity(process, incarnation)),
+        "ports": container_ports(_ports(role)),
         "resources": _resources(testbed["spec"], role),
-        "securityContext": RESTRICTED,
         "volumeMounts": mounts,
-        "startupProbe": _probe("/healthz", naming.SUPERVISOR_PORT, 1, START_LIMIT_S),
-        "livenessProbe": _probe("/healthz", naming.SUPERVISOR_PORT, LIVENESS_PERIOD_S, LIVENESS_FAILURES),
-        "readinessProbe": _probe("/readyz", naming.SUPERVISOR_PORT, READINESS_PERIOD_S, 1),
+        "startupProbe": probe("/healthz", naming.SUPERVISOR_PORT, 1, START_LIMIT_S),
+        "livenessProbe": probe("/healthz", naming.SUPERVISOR_PORT, LIVENESS_PERIOD_S, LIVENESS_FAILURES),
+        "readinessProbe": probe("/readyz", naming.SUPERVISOR_PORT, READINESS_PERIOD_S, 1),
     }
+
+
+def _identity(process: str, incarnation: int) -> dict[str, str]:
+    return {"HEADGATE_NAME": process, "HEADGATE_INCARNATION": str(incarnation)}
 
 
 def _agent(process: str, incarnation: int, settings: Settings) -> dict[str, Any]:
@@ -265,16 +263,13 @@ def _agent(process: str, incarnation: int, settings: Settings) -> dict[str, Any]
 
     It is a sidecar: it restarts when it is killed, even in a pod whose TaskManager must not, and it does not keep a pod
     alive whose TaskManager ended."""
-    request, limit = AGENT_MEMORY
+    command, env = ["testbed_runtime.entry.agent"], _identity(process, incarnation)
+    alive = probe("/healthz", naming.AGENT_PORT, LIVENESS_PERIOD_S, LIVENESS_FAILURES)
     return {
-        "name": "agent",
+        **restricted_container("agent", settings.agent_image, settings, command, env),
         "restartPolicy": "Always",
-        "image": settings.agent_image,
-        "imagePullPolicy": settings.pull_policy,
-        "command": ["python", "-m", "testbed_runtime.entry.agent"],
-        "env": environment(HEADGATE_NAME=process, HEADGATE_INCARNATION=str(incarnation)),
-        "ports": [{"name": "agent", "containerPort": naming.AGENT_PORT, "protocol": "TCP"}],
-        "resources": {"requests": {"cpu": AGENT_CPU, "memory": request}, "limits": {"memory": limit}},
+        "ports": container_ports({"agent": naming.AGENT_PORT}),
+        "resources": resources(AGENT_CPU, AGENT_MEMORY),
         "securityContext": {
             **RESTRICTED,
             "runAsNonRoot": False,
@@ -282,9 +277,9 @@ def _agent(process: str, incarnation: int, settings: Settings) -> dict[str, Any]
             "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN"]},
         },
         "volumeMounts": _mounts(),
-        "startupProbe": _probe("/healthz", naming.AGENT_PORT, 1, START_LIMIT_S),
-        "livenessProbe": _probe("/healthz", naming.AGENT_PORT, LIVENESS_PERIOD_S, LIVENESS_FAILURES),
-        "readinessProbe": _probe("/healthz", naming.AGENT_PORT, LIVENESS_PERIOD_S, LIVENESS_FAILURES),
+        "startupProbe": probe("/healthz", naming.AGENT_PORT, 1, START_LIMIT_S),
+        "livenessProbe": alive,
+        "readinessProbe": alive,
     }
 
 
@@ -312,14 +307,23 @@ def _ports(role: str) -> dict[str, int]:
 
 def _resources(spec: Manifest, role: str) -> dict[str, Any]:
     if role != TASKMANAGER:
-        request, limit = HELPER_MEMORY
-        return {"requests": {"cpu": HELPER_CPU, "memory": request}, "limits": {"memory": limit}}
+        return resources(HELPER_CPU, HELPER_MEMORY)
     wanted = {**Resources().model_dump(), **(Testbed({"spec": spec}).pod_options.get("resources") or {})}
     requests = {key: wanted[key] for key in ("cpu", "memory") if wanted.get(key)}
     return {"requests": requests, "limits": {k: v for k, v in requests.items() if k == "memory"}}
 
 
-def _probe(path: str, port: int, period_s: int, failures: int) -> dict[str, Any]:
+def resources(cpu: str, memory: tuple[str, str]) -> dict[str, Any]:
+    """Return a request of processor time, and request and limit of memory."""
+    request, limit = memory
+    return {"requests": {"cpu": cpu, "memory": request}, "limits": {"memory": limit}}
+
+
+def container_ports(ports: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]
+
+
+def probe(path: str, port: int, period_s: int, failures: int) -> dict[str, Any]:
     return {
         "httpGet": {"path": path, "port": port},
         "periodSeconds": period_s,
@@ -362,13 +366,8 @@ def _volumes(testbed: Manifest, process: str) -> list[dict[str, Any]]:
 
 def _metadata(testbed: Manifest, name: str) -> dict[str, Any]:
     owner = Testbed(testbed)
-    labels = {naming.LABEL_MANAGED_BY: naming.MANAGED_BY, naming.LABEL_TESTBED: owner.name}
-    return {
-        "name": name,
-        "namespace": owner.namespace,
-        "labels": labels,
-        "ownerReferences": [owner_of(owner)],
-    }
+    labels = {naming.LABEL_TESTBED: owner.name}
+    return metadata_of(name, owner.namespace, labels, owner=owner_of(owner))
 
 
 def owner_of(owner: Resource, *, controller: bool = True) -> dict[str, Any]:

@@ -8,15 +8,19 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from headgate_operator.objects import (
-    environment,
+    container_ports,
     headless_service,
     owner_of,
+    probe,
+    resources,
+    restricted_container,
+    restricted_pod,
     secret,
     volume_claim,
 )
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming, podsettings
-from testbed_runtime.api.podsettings import POD_SECURITY, RESTRICTED
+from testbed_runtime.api.manifest import manifest, metadata_of
 from testbed_runtime.api.views import Resource, Run, Study
 
 SPARK_NAME = "headgate-spark"
@@ -25,12 +29,9 @@ WARM_SPARK_ROLE = "spark"
 OWN_SPARK_ROLE = "spark-driver"
 """A different role, so that the warm Spark's Service does not select the drivers of runs with executors."""
 SPARK_TOKEN_FOLDER = "/etc/headgate/spark-token"  # noqa: S105 - where it is, not what it is
-GRACE_S = 10
-"""More than the 5 s that Headgate's processes take to stop."""
 SPARK_GRACE_S = 5
 """An interrupted evaluation is requested again, so there is nothing to save."""
 PROBE_PERIOD_S = 2
-PROBE_TIMEOUT_S = 3
 PROBE_FAILURES = 15
 """Half a minute without an answer before the container restarts: a busy small node sometimes needs that long."""
 START_FAILURES = 90
@@ -72,24 +73,19 @@ def recorder_claim(run: Run, settings: Settings) -> dict[str, Any]:
 
 def account(namespace: str, name: str) -> dict[str, Any]:
     """Return a service account for Headgate's pods. It has no owner: every run of the namespace uses it."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": {"name": name, "namespace": namespace, "labels": _managed()},
-        "automountServiceAccountToken": False,
-    }
+    return manifest("ServiceAccount", metadata_of(name, namespace), automountServiceAccountToken=False)
 
 
 def role_binding(namespace: str, name: str, settings: Settings) -> dict[str, Any]:
     """Bind the account to its ClusterRole within the namespace only: `headgate-runner` to `<prefix>-runner` of this installation."""
     role = f"{settings.role_prefix}-{name.rpartition('-')[2]}"
-    return {
-        "apiVersion": naming.RBAC_VERSION,
-        "kind": "RoleBinding",
-        "metadata": {"name": role, "namespace": namespace, "labels": _managed()},
-        "roleRef": {"apiGroup": naming.RBAC_GROUP, "kind": "ClusterRole", "name": role},
-        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
-    }
+    return manifest(
+        "RoleBinding",
+        metadata_of(role, namespace),
+        version=naming.RBAC_VERSION,
+        roleRef={"apiGroup": naming.RBAC_GROUP, "kind": "ClusterRole", "name": role},
+        subjects=[{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+    )
 
 
 def accounts(owner: Run | Study, settings: Settings) -> list[dict[str, Any]]:
@@ -121,15 +117,10 @@ def recorder_pod(run: Run, settings: Settings) -> dict[str, Any]:
     data: dict[str, Any] = (
         {"persistentVolumeClaim": {"claimName": name}} if settings.recorder_storage else {"emptyDir": {}}
     )
+    command = ["testbed_runtime.entry.pod", "recorder"]
     container = {
-        **_container(
-            "recorder", settings.image, settings, ["python", "-m", "testbed_runtime.entry.pod", "recorder"]
-        ),
-        "env": environment(HEADGATE_NAME="recorder", HEADGATE_RUN=run.name),
-        "ports": [
-            {"name": "recorder", "containerPort": naming.RECORDER_PORT},
-            {"name": "supervisor", "containerPort": naming.SUPERVISOR_PORT},
-        ],
+        **_container("recorder", settings.image, settings, command, {"HEADGATE_RUN": run.name}),
+        "ports": container_ports({"recorder": naming.RECORDER_PORT, "supervisor": naming.SUPERVISOR_PORT}),
         **_probes(naming.SUPERVISOR_PORT),
         "volumeMounts": [*_mounts(), {"name": "data", "mountPath": naming.DATA_FOLDER}],
     }
@@ -140,19 +131,16 @@ def recorder_pod(run: Run, settings: Settings) -> dict[str, Any]:
 def runner_pod(run: Run, settings: Settings) -> dict[str, Any]:
     """Return the pod of the engine. The kubelet restarts a failed container, the operator recreates a pod that is gone."""
     spark = spark_name(run)
+    env = {
+        "HEADGATE_RUN": run.name,
+        "HEADGATE_RECORDER": f"{_host(naming.recorder_name(run.name), run.namespace)}:{naming.RECORDER_PORT}",
+        "HEADGATE_SPARK": f"{_host(spark, run.namespace)}:{naming.SPARK_PORT}",
+    }
+    spark_token = {"name": "spark-token", "mountPath": SPARK_TOKEN_FOLDER, "readOnly": True}
     container = {
-        **_container("runner", settings.image, settings, ["python", "-m", "testbed_runtime.entry.runner"]),
-        "env": environment(
-            HEADGATE_NAME="runner",
-            HEADGATE_RUN=run.name,
-            HEADGATE_RECORDER=f"{_host(naming.recorder_name(run.name), run.namespace)}:{naming.RECORDER_PORT}",
-            HEADGATE_SPARK=f"{_host(spark, run.namespace)}:{naming.SPARK_PORT}",
-        ),
-        "volumeMounts": [
-            *_mounts(),
-            {"name": "spark-token", "mountPath": SPARK_TOKEN_FOLDER, "readOnly": True},
-        ],
-    }  # fmt: skip
+        **_container("runner", settings.image, settings, ["testbed_runtime.entry.runner"], env),
+        "volumeMounts": [*_mounts(), spark_token],
+    }
     volumes = [
         *_volumes(naming.token_name(run.name)),
         {"name": "spark-token", "secret": {"secretName": naming.token_name(spark), "defaultMode": 0o440}},
@@ -175,9 +163,9 @@ def study_pod_name(study: str) -> str:
 
 def study_pod(study: Study, settings: Settings) -> dict[str, Any]:
     """Return the pod that creates the study's runs and writes its table."""
+    command, env = ["testbed_runtime.entry.study"], {"HEADGATE_STUDY": study.name}
     container = {
-        **_container("study", settings.image, settings, ["python", "-m", "testbed_runtime.entry.study"]),
-        "env": environment(HEADGATE_NAME="study", HEADGATE_STUDY=study.name),
+        **_container("study", settings.image, settings, command, env),
         "volumeMounts": _mounts(token=False),
     }
     return _pod(
@@ -197,29 +185,18 @@ def spark_pod(run: Run, settings: Settings) -> dict[str, Any]:
     name = spark_name(run)
     own = not run.uses_warm_spark
     claim = run.history_claim
-    container = {
-        **_container(
-            "spark",
-            settings.spark_image,
-            settings,
-            ["python", "-m", "testbed_runtime.entry.spark"],
-            memory=SPARK_MEMORY,
-        ),
-        "env": environment(
-            HEADGATE_NAME="spark",
-            HEADGATE_EXECUTORS=str(run.executors),
-            **(_executor_values(settings, claim) if own else {}),
-        ),
-        "ports": [{"name": "spark", "containerPort": naming.SPARK_PORT}],
-        **_probes(naming.SPARK_PORT),
-        "volumeMounts": [
-            *_mounts(),
-            *([{"name": "history", "mountPath": naming.DATA_FOLDER}] if claim and own else []),
-        ],
-    }
-    volumes = _volumes(naming.token_name(name), scratch=SPARK_SCRATCH)
+    command = ["testbed_runtime.entry.spark"]
+    env = {"HEADGATE_EXECUTORS": str(run.executors), **(_executor_values(settings, claim) if own else {})}
+    mounts, volumes = _mounts(), _volumes(naming.token_name(name), scratch=SPARK_SCRATCH)
     if claim and own:
+        mounts.append({"name": "history", "mountPath": naming.DATA_FOLDER})
         volumes.append({"name": "history", "persistentVolumeClaim": {"claimName": claim}})
+    container = {
+        **_container("spark", settings.spark_image, settings, command, env, memory=SPARK_MEMORY),
+        "ports": container_ports({"spark": naming.SPARK_PORT}),
+        **_probes(naming.SPARK_PORT),
+        "volumeMounts": mounts,
+    }
     pod = _pod(
         run,
         name,
@@ -259,31 +236,22 @@ def spark_secret(run: Run, token: str) -> dict[str, Any]:
 # ---- inside
 
 
-def _managed() -> dict[str, str]:
-    return {naming.LABEL_MANAGED_BY: naming.MANAGED_BY}
-
-
 _KIND_LABELS = {"ScenarioRun": naming.LABEL_RUN, "TuningStudy": naming.LABEL_STUDY}
 
 
 def _metadata(owner: Resource, name: str, *, role: str, controlled: bool = True) -> dict[str, Any]:
     """Return metadata. An object that runs share (not `controlled`) has no run's label, so its changes wake no single run."""
-    labels = {**_managed(), naming.LABEL_ROLE: role}
+    labels = {naming.LABEL_ROLE: role}
     if controlled:
         labels[_KIND_LABELS[owner.kind]] = owner.name
-    return {
-        "name": name,
-        "namespace": owner.namespace,
-        "labels": labels,
-        "ownerReferences": [owner_of(owner, controller=controlled)],
-    }
+    return metadata_of(name, owner.namespace, labels, owner=owner_of(owner, controller=controlled))
 
 
 def _service(owner: Resource, name: str, *, role: str, port: int, controlled: bool = True) -> dict[str, Any]:
     """Return the Service of a pod. One that runs share selects by role only."""
-    selector = {naming.LABEL_ROLE: role}
-    selector |= {_KIND_LABELS[owner.kind]: owner.name} if controlled else _managed()
     metadata = _metadata(owner, name, role=role, controlled=controlled)
+    own = _KIND_LABELS[owner.kind] if controlled else naming.LABEL_MANAGED_BY
+    selector = {label: metadata["labels"][label] for label in (naming.LABEL_ROLE, own)}
     return headless_service(metadata, selector, role, port)
 
 
@@ -293,59 +261,43 @@ def _pod(
     settings: Settings,
     *,
     role: str,
-    container: Mapping[str, Any],
-    volumes: Sequence[Mapping[str, Any]],
+    container: dict[str, Any],
+    volumes: list[dict[str, Any]],
     restart: str = "Always",
     account_name: str = "",
     controlled: bool = True,
 ) -> dict[str, Any]:
-    spec: dict[str, Any] = {
-        "restartPolicy": restart,
-        "terminationGracePeriodSeconds": GRACE_S,
-        "automountServiceAccountToken": bool(account_name),
-        "enableServiceLinks": False,
-        "securityContext": POD_SECURITY,
-        "containers": [dict(container)],
-        "volumes": [dict(volume) for volume in volumes],
-    }
-    if account_name:
-        spec["serviceAccountName"] = account_name
-    if settings.pull_secrets:
-        spec["imagePullSecrets"] = [{"name": secret} for secret in settings.pull_secrets]
+    account = (
+        {"serviceAccountName": account_name, "automountServiceAccountToken": True} if account_name else {}
+    )
     metadata = _metadata(owner, name, role=role, controlled=controlled)
-    made = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-    return podsettings.applied(made, settings.pods)
+    return restricted_pod(
+        metadata, settings, restartPolicy=restart, containers=[container], volumes=volumes, **account
+    )
 
 
 def _container(
-    name: str, image: str, settings: Settings, command: Sequence[str], *, memory: str = SMALL_MEMORY
+    name: str,
+    image: str,
+    settings: Settings,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    memory: str = SMALL_MEMORY,
 ) -> dict[str, Any]:
     """Return a container. The kubelet keeps the end of its log when it fails, so no permission on logs is needed to show it."""
     return {
-        "name": name,
-        "image": image,
-        "imagePullPolicy": settings.pull_policy,
-        "command": list(command),
-        "securityContext": RESTRICTED,
+        **restricted_container(name, image, settings, command, {"HEADGATE_NAME": name, **env}),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": memory}},
+        "resources": resources("50m", ("128Mi", memory)),
     }
 
 
 def _probes(port: int) -> dict[str, Any]:
-    every = {
-        "periodSeconds": PROBE_PERIOD_S,
-        "timeoutSeconds": PROBE_TIMEOUT_S,
-        "failureThreshold": PROBE_FAILURES,
-    }
     return {
-        "startupProbe": {
-            "httpGet": {"path": "/healthz", "port": port},
-            **every,
-            "failureThreshold": START_FAILURES,
-        },
-        "livenessProbe": {"httpGet": {"path": "/healthz", "port": port}, **every},
-        "readinessProbe": {"httpGet": {"path": "/readyz", "port": port}, **every, "failureThreshold": 1},
+        "startupProbe": probe("/healthz", port, PROBE_PERIOD_S, START_FAILURES),
+        "livenessProbe": probe("/healthz", port, PROBE_PERIOD_S, PROBE_FAILURES),
+        "readinessProbe": probe("/readyz", port, PROBE_PERIOD_S, 1),
     }
 
 

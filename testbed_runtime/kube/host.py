@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.manifest import manifest, metadata_of
 from testbed_runtime.api.status import Condition
 from testbed_runtime.api.views import Pod, Resource, Testbed
 from testbed_runtime.core.errors import HeadgateError
@@ -57,7 +58,7 @@ class RunAccess(Struct, frozen=True):
     """The ScenarioRun, which owns its Testbeds."""
 
 
-def manifest(testbed: TestbedPlan, run: RunAccess, context: TrialContext) -> dict[str, Any]:
+def trial_testbed(testbed: TestbedPlan, run: RunAccess, context: TrialContext) -> dict[str, Any]:
     """Return the Testbed of one trial. The runner submits its job, and the run's recorder gets its record. Pure."""
     spec = dict(testbed.resource)
     host, port = run.recorder
@@ -69,19 +70,10 @@ def manifest(testbed: TestbedPlan, run: RunAccess, context: TrialContext) -> dic
         "trial": context.trial,
         "pods": {**spec.get("pods", {}), "tokenSecret": naming.token_name(run.run), "proxy": testbed.proxy},
     }
-    metadata: dict[str, Any] = {
-        "name": naming.trial_testbed_name(run.run, context.trial),
-        "namespace": run.namespace,
-        "labels": {naming.LABEL_RUN: run.run, naming.LABEL_MANAGED_BY: naming.MANAGED_BY},
-        "annotations": {naming.ANNOTATION_TRIAL: context.trial},
-        "ownerReferences": [run.owner.reference()],
-    }
-    return {
-        "apiVersion": naming.API_VERSION,
-        "kind": "Testbed",
-        "metadata": metadata,
-        "spec": spec,
-    }
+    name = naming.trial_testbed_name(run.run, context.trial)
+    metadata = metadata_of(name, run.namespace, {naming.LABEL_RUN: run.run}, owner=run.owner.reference())
+    metadata["annotations"] = {naming.ANNOTATION_TRIAL: context.trial}
+    return manifest("Testbed", metadata, version=naming.API_VERSION, spec=spec)
 
 
 def recorder_path(trial: str) -> str:
@@ -134,7 +126,7 @@ class KubeTestbedHost:
         Raises HeadgateError with the reason if it is refused or not ready within READY_LIMIT_S, and before anything is created if
         the job cannot start from its kept checkpoint."""
         kept = await self._kept(testbed)
-        wanted = manifest(testbed, self._run, context)
+        wanted = trial_testbed(testbed, self._run, context)
         name = str(wanted["metadata"]["name"])
         try:
             # an earlier runner left it behind, and the record of what was done to it is lost

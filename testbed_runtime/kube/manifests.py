@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.manifest import manifest, metadata_of
 from testbed_runtime.api.views import Resource, Study
 
 CONFIG_MAP_BYTES = 900_000
@@ -38,17 +39,8 @@ def config_map(
 ) -> dict[str, Any]:
     """Return a ConfigMap that is deleted with its ScenarioRun or TuningStudy."""
     label = naming.LABEL_STUDY if owner.kind == "TuningStudy" else naming.LABEL_RUN
-    found: dict[str, Any] = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {
-            "name": name,
-            "namespace": owner.namespace,
-            "labels": {label: owner.name, naming.LABEL_MANAGED_BY: naming.MANAGED_BY},
-            "ownerReferences": [owner.reference()],
-        },
-        "data": dict(data),
-    }
+    metadata = metadata_of(name, owner.namespace, {label: owner.name}, owner=owner.reference())
+    found = manifest("ConfigMap", metadata, data=dict(data))
     if binary:
         found["binaryData"] = {k: base64.b64encode(v).decode() for k, v in binary.items()}
     return found
@@ -58,17 +50,6 @@ def scenario_run(
     name: str, namespace: str, spec: Mapping[str, Any], *, study: Study | None = None
 ) -> dict[str, Any]:
     """Return a ScenarioRun, which belongs to the TuningStudy if one is given."""
-    metadata: dict[str, Any] = {
-        "name": name,
-        "namespace": namespace,
-        "labels": {naming.LABEL_MANAGED_BY: naming.MANAGED_BY},
-    }
-    if study is not None:
-        metadata["labels"][naming.LABEL_STUDY] = study.name
-        metadata["ownerReferences"] = [study.reference()]
-    return {
-        "apiVersion": naming.API_VERSION,
-        "kind": "ScenarioRun",
-        "metadata": metadata,
-        "spec": dict(spec),
-    }
+    labels = {naming.LABEL_STUDY: study.name} if study else {}
+    metadata = metadata_of(name, namespace, labels, owner=study.reference() if study else None)
+    return manifest("ScenarioRun", metadata, version=naming.API_VERSION, spec=dict(spec))

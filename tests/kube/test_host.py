@@ -18,7 +18,7 @@ from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, S
 from testbed_runtime.jobmanager.recovery import KeptCheckpoint
 from testbed_runtime.kube import checkpoint
 from testbed_runtime.kube.api import Api, ApiError
-from testbed_runtime.kube.host import KubeTestbedHost, RunAccess, manifest
+from testbed_runtime.kube.host import KubeTestbedHost, RunAccess, trial_testbed
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.runner.progress import Collected
 from testbed_runtime.store.blobstore import MemoryBlobStore
@@ -41,7 +41,7 @@ def test_a_testbed_that_an_earlier_runner_left_behind_is_replaced() -> None:
 
     async def scenario() -> list[tuple[str, str, str]]:
         api = ModelApi()
-        left = manifest(plan, PLACE, TRIAL)
+        left = trial_testbed(plan, PLACE, TRIAL)
         api.put({**left, "metadata": {**left["metadata"], "ownerReferences": []}})
         refused: Any = ApiError(422, "Invalid", "no more here")
         api.failing.append((lambda verb, kind, _: (verb, kind) == ("create", "Testbed"), refused))

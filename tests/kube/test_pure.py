@@ -30,7 +30,7 @@ from testbed_runtime.checking.answer import prices
 from testbed_runtime.core.judgement.recovery import Recovery, Round, Segment, TrialRecovery
 from testbed_runtime.kube import client_run
 from testbed_runtime.kube.api import encoded
-from testbed_runtime.kube.host import RunAccess, capabilities, manifest, readiness
+from testbed_runtime.kube.host import RunAccess, capabilities, readiness, trial_testbed
 from testbed_runtime.kube.progress import RunStatus, measured, read_report, report_map
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.runner import progress as p
@@ -51,7 +51,7 @@ TRIAL = TrialContext("late", "main-1", 7)
 
 def made(**spec):
     testbed = compile_testbed(TestbedResourceSpec.model_validate({**SPEC, **spec}), seed=7)
-    return manifest(replace(testbed, proxy=True), PLACE, TRIAL)
+    return trial_testbed(replace(testbed, proxy=True), PLACE, TRIAL)
 
 
 def condition(kind: str, status: str, message: str = "", generation: int = 1) -> dict:
@@ -79,7 +79,7 @@ def test_the_testbed_of_a_trial_waits_for_the_runner_and_records_at_the_runs_rec
 
 def test_each_trial_has_a_testbed_of_its_own():
     """A repeated trial never uses the pods of the first one."""
-    again = manifest(
+    again = trial_testbed(
         compile_testbed(TestbedResourceSpec.model_validate(SPEC), seed=7),
         PLACE,
         TrialContext("late", "main-1-r2", 7),

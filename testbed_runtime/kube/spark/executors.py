@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.api import naming, podsettings
+from testbed_runtime.api.manifest import manifest
 from testbed_runtime.core.errors import HeadgateError
 
 EXECUTOR_MEMORY = "512m"
@@ -69,21 +70,17 @@ def executor_settings(environment: Mapping[str, str], *, executors: int, scratch
 
 def pod_template() -> dict[str, Any]:
     """Return what Spark does not set itself: the security context, a writable folder, labels."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"labels": {naming.LABEL_MANAGED_BY: naming.MANAGED_BY, naming.LABEL_ROLE: "executor"}},
-        "spec": {
-            "automountServiceAccountToken": False,
-            "securityContext": podsettings.POD_SECURITY,
-            "containers": [
-                {
-                    "name": "executor",
-                    "workingDir": "/tmp",  # noqa: S108 - an emptyDir
-                    "securityContext": podsettings.RESTRICTED,
-                    "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
-                }
-            ],
-            "volumes": [{"name": "tmp", "emptyDir": {}}],
-        },
+    container = {
+        "name": "executor",
+        "workingDir": "/tmp",  # noqa: S108 - an emptyDir
+        "securityContext": podsettings.RESTRICTED,
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
     }
+    spec = {
+        "automountServiceAccountToken": False,
+        "securityContext": podsettings.POD_SECURITY,
+        "containers": [container],
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+    }
+    labels = {naming.LABEL_MANAGED_BY: naming.MANAGED_BY, naming.LABEL_ROLE: "executor"}
+    return manifest("Pod", {"labels": labels}, spec=spec)

@@ -1,0 +1,31 @@
+"""The parts that the manifests of Headgate's objects have in common. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from testbed_runtime.api import naming
+
+
+def manifest(
+    kind: str, metadata: Mapping[str, Any], *, version: str = "v1", **content: Any
+) -> dict[str, Any]:
+    """Return an object with its content: `spec`, `data`, …"""
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
+
+
+def metadata_of(
+    name: str,
+    namespace: str,
+    labels: Mapping[str, str] | None = None,
+    *,
+    owner: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return metadata with the label that the operator watches. The object is deleted with its owner, if it has one."""
+    found = {
+        "name": name,
+        "namespace": namespace,
+        "labels": {naming.LABEL_MANAGED_BY: naming.MANAGED_BY, **(labels or {})},
+    }
+    return {**found, "ownerReferences": [owner]} if owner else found
