@@ -21,13 +21,12 @@ from testbed_runtime.core.job.heartbeat import HeartbeatConfig
 from testbed_runtime.core.job.leaderelection import RENEW_DEADLINE, RETRY_PERIOD
 from testbed_runtime.core.job.registration import RegistrationConfig
 from testbed_runtime.core.job.restart import restart_strategy
-from testbed_runtime.core.options import ALIASES, BY_KEY, Options
+from testbed_runtime.core.options import ALIASES, BY_KEY, LATENCY_INTERVAL, Options
 from testbed_runtime.core.processmemory import memory_doubts, process_memory
 from testbed_runtime.core.values import MAX_INT
 from testbed_runtime.core.versions import NO_EXCLUSIVE_BUFFERS, has
 
 CHECKPOINTS = "execution.checkpointing.interval"
-MARKERS = "metrics.latency.interval"
 SLOTS_KEY = "taskmanager.numberOfTaskSlots"
 SECRET = re.compile(r"[.-](password|secret)\b")
 """In the name of an option whose value must not be recorded, such as `s3.secret-key`. Kubernetes' names of Secrets are no values."""
@@ -64,9 +63,9 @@ def _batch(job: models.Job, options: Options, path: str) -> Iterator[UserError]:
     if why and options.text(restore.STATE_RECOVERY):
         text = f"a job with {why} does not start from a checkpoint"
         yield UserError(f"{path}[{restore.STATE_RECOVERY}]", text, "leave it out")
-    if iterations(job) and options.duration(MARKERS) > 0:
+    if iterations(job) and options.duration(LATENCY_INTERVAL) > 0:
         text = "latency markers do not pass through an iteration"
-        yield UserError(f"{path}[{MARKERS}]", text, "leave it out")
+        yield UserError(f"{path}[{LATENCY_INTERVAL}]", text, "leave it out")
     if iterations(job) and FlowControl.read(options).queued:
         text = "the end of a superstep does not wait for the receive queue of a task"
         yield UserError(f"{path}[headgate.flow-control]", text, "write network or tcp")

@@ -37,6 +37,7 @@ __all__ = [
     "ALIASES",
     "BY_KEY",
     "EFFECTIVE",
+    "LATENCY_INTERVAL",
     "MAX_INT",
     "Option",
     "Options",
@@ -46,6 +47,8 @@ __all__ = [
     "parse_memory",
     "unknown_version",
 ]
+
+LATENCY_INTERVAL = "metrics.latency.interval"
 
 
 class Option(Struct, frozen=True):
@@ -127,7 +130,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("execution.buffer-timeout.interval", "duration", "100 ms", "Interval of the output flusher; 0 flushes after every record.", aliases=("execution.buffer-timeout",)),
     Option("execution.buffer-timeout.enabled", "boolean", "true", "false: only full buffers are sent (a timeout of -1)."),
     Option("pipeline.object-reuse", "boolean", "false", "A `python` operator gives its function the same record object each time, which the function must not keep. Other operators never copy records."),
-    Option("metrics.latency.interval", "duration", "0 ms", "Time between the latency markers of a source subtask; 0: none. They are recorded per source subtask and receiving subtask (Flink's granularity `subtask`)."),
+    Option(LATENCY_INTERVAL, "duration", "0 ms", "Time between the latency markers of a source subtask; 0: none. They are recorded per source subtask and receiving subtask (Flink's granularity `subtask`)."),
     Option("execution.checkpointing.interval", "duration", "0 ms", "Time between checkpoints, at least 10 ms; left out: none."),
     Option("execution.checkpointing.timeout", "duration", "10 min", "A checkpoint that takes longer expires."),
     Option("execution.checkpointing.min-pause", "duration", "0 ms", "Minimum pause between checkpoints."),

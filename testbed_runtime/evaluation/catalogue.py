@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec.structs import asdict
 
 from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.metrics import METRIC_FIELDS
@@ -107,15 +108,7 @@ def _prices(found: TrialRecovery) -> Iterable[dict[str, Any]]:
             "from_events_s": recovery.from_events_s,
         }
         for price in recovery.prices:
-            yield {
-                **common,
-                "kind": price.kind,
-                "option": price.option,
-                "value": price.value,
-                "owner": price.text,
-                "seconds": price.seconds,
-                "waits": price.count,
-            }
+            yield {**common, **asdict(price), "owner": price.text, "waits": price.count}
 
 
 def _replace(catalogue: Path, name: str, run: str, trials: Mapping[str, Sequence[Row]]) -> None:

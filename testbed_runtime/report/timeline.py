@@ -71,6 +71,8 @@ class Panel(Struct, frozen=True):
     title: str
     lines: tuple[tuple[str, str], ...]
     height: float
+    more: str = ""
+    """Added to the title where there is room."""
     log: bool = False
     filled: bool = False
     unit: str = ""
@@ -79,17 +81,19 @@ class Panel(Struct, frozen=True):
 
 PANELS = (
     Panel(
-        "Records per second at the sinks: distinct, and with those that are replayed",
+        "Records per second at the sinks",
         (("goodput", "s-throughput"), ("throughput", "s-raw"), ("emitted", "s-emitted")),
         120.0,
+        more=": distinct, and with those that are replayed",
         filled=True,
         clipped=("throughput", "emitted"),
     ),
     Panel("Lag behind schedule", (("lag_s", "s-lag"),), 80.0, filled=True, unit="s"),
     Panel(
-        "Latency from due time to sink (log scale), shaded by the number of records",
+        "Latency from due time to sink (log scale)",
         (("latency_p99_s", "s-p99"), ("latency_p50_s", "s-p50")),
         100.0,
+        more=", shaded by the number of records",
         log=True,
         unit="s",
     ),
@@ -309,11 +313,8 @@ def _draw(svg: Svg, drawn: Drawn, *, size: Size, top: float) -> None:
     panel = drawn.panel
     y = Scale(drawn.low, drawn.high, top + panel.height, top, log=panel.log)
     right = size.width - size.right
-    title = (
-        panel.title
-        if text_width(panel.title, size.font) < right - size.left
-        else panel.title.split(":")[0].split(",")[0]
-    )
+    whole = panel.title + panel.more
+    title = whole if text_width(whole, size.font) < right - size.left else panel.title
     svg.text(size.left, top - 8, title, css="panel-title")
     for tick in drawn.ticks:
         label = words.seconds_short(tick) if panel.unit == "s" else words.short(tick)

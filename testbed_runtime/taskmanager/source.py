@@ -15,6 +15,7 @@ from testbed_runtime.core.job.flowcontrol import UNLIMITED, FlowControl, RateLim
 from testbed_runtime.core.job.jobgraph import SourceConfig
 from testbed_runtime.core.job.messages import InputSplit, RequestNextInputSplit, TriggerCheckpoint
 from testbed_runtime.core.job.splits import NO_SPLIT, split_records
+from testbed_runtime.core.options import LATENCY_INTERVAL
 from testbed_runtime.ports.network import Connection
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
 from testbed_runtime.taskmanager.checkpoints import TakenSnapshot
@@ -84,7 +85,7 @@ class SourceTask:
         run.meter.lag_at = self._lag_at
         flow = FlowControl.read(run.services.options)
         self._most = flow.rate / context.parallelism if flow.rate else math.inf
-        self._marker_s = run.services.options.duration("metrics.latency.interval")
+        self._marker_s = run.services.options.duration(LATENCY_INTERVAL)
         self._marker_at = run.now() + self._marker_s if self._marker_s > 0 else math.inf
         """When the next latency marker is emitted."""
         self._limiter = RateLimiter(UNLIMITED if math.isinf(self._most) else self._most)

@@ -219,13 +219,13 @@ def _value(objective: Objective, outcomes: Sequence[Outcome], quality: Quality |
     choose = max if objective.direction == "min" else min
     index = means.index(choose(means))
     shown = [found for found in by_scenario if found][index]
-    bounded = any(str(i.get("measured", "")).startswith("at least") for i in items)
+    bounded = any(item.get("at_least") for item in items)
     interval = mean_interval([float(i["value"]) for i in shown], confidence=CONFIDENCE, seed=comparison.SEED)
     samples = [
         comparison.Sample(
             pair=number * 1000 + i,
             value=float(item["value"]),
-            reason=NOT_RECOVERED if str(item.get("measured", "")).startswith("at least") else "",
+            reason=NOT_RECOVERED if item.get("at_least") else "",
         )
         for number, found in enumerate(by_scenario)
         for i, item in enumerate(found)
@@ -291,7 +291,7 @@ def against(spec: TuningStudySpec, line: Line, reference: Line) -> list[str]:
     found = []
     for index, objective in enumerate(spec.objectives):
         own, other = line.objectives[index], reference.objectives[index]
-        name = title(objective).rpartition(" (")[0]
+        name = name_of(objective)
         if objective.metric in detector.METRICS or own.number is None or other.number is None:
             found.append(f"{name}: {own.text} against {other.text}")
             continue
@@ -339,8 +339,11 @@ def _beats(objectives: Sequence[Objective], lines: Sequence[Line], default: Line
     )
 
 
+def name_of(objective: Objective) -> str:
+    """Return what is measured, such as `latency p99 fault`."""
+    return " ".join(filter(None, (objective.metric, objective.quantile, objective.phase)))
+
+
 def title(objective: Objective) -> str:
     """Return the title of a column, such as `latency p99 fault (min)`."""
-    quantile = f" {objective.quantile}" if objective.quantile else ""
-    phase = f" {objective.phase}" if objective.phase else ""
-    return f"{objective.metric}{quantile}{phase} ({objective.direction})"
+    return f"{name_of(objective)} ({objective.direction})"

@@ -10,7 +10,7 @@ from msgspec import to_builtins
 from testbed_runtime.api.kinds import TuningStudySpec
 from testbed_runtime.core.judgement import detector
 from testbed_runtime.tuning.grid import REFERENCES
-from testbed_runtime.tuning.score import NO_VALUE, Line, conclusion, format_number, title
+from testbed_runtime.tuning.score import NO_VALUE, Line, conclusion, format_number, name_of, title
 
 
 def status_rows(spec: TuningStudySpec, lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -143,7 +143,7 @@ def _confirmations(spec: TuningStudySpec, lines: Sequence[Line], confirmed: Mapp
         real = confirmed.get(line.row.number)
         if real is not None:
             pairs = [
-                f"{title(o).rpartition(' (')[0]} {there} (virtual time: {here})"
+                f"{name_of(o)} {there} (virtual time: {here})"
                 for o, there, here in zip(spec.objectives, real.texts, line.texts, strict=True)
             ]
             why = f": {real.reason}" if real.reason else ""

@@ -488,7 +488,7 @@ def test_a_recovery_that_is_asked_for_is_judged_once():
     """The expectation itself is Inconclusive or fails; the built-in check adds nothing."""
     rows = good_rows(recovery_total={"value": 9.0, "reason": m.NOT_RECOVERED})
     found = judged(rows, Expectation.from_item({"metric": "recovery.total", "max": "8 s"}))
-    assert [j.verdict for j in found.judged if j.metric == "recovery.total"] == [FAIL]
+    assert [(j.verdict, j.at_least) for j in found.judged if j.metric == "recovery.total"] == [(FAIL, True)]
 
 
 @pytest.mark.parametrize("item", [{"min": "5 s"}, {"max": "40 s", "phase": ""}])

@@ -43,7 +43,7 @@ def test_every_check_of_a_good_trial_is_listed():
     assert [j.implied for j in found.judged] == [True] * 9 + [False]
     assert found.judged[-1].to_json() == {
         "text": "recovery.detect at most 5.5 s", "metric": "recovery.detect", "variant": "main", "trial": "main-1", "verdict": "Pass",
-        "quantile": None, "phase": "", "asked": "at most 5.5 s", "measured": "4.50 s", "value": 4.5, "reason": "", "explanation": "",
+        "quantile": None, "phase": "", "asked": "at most 5.5 s", "measured": "4.50 s", "value": 4.5, "at_least": False, "reason": "", "explanation": "",
         "bounded_by": "heartbeat.timeout = 5 s", "implied": False, "note": "",
     }  # fmt: skip
     assert found.to_json() | {"expectations": []} == {
@@ -139,7 +139,7 @@ def test_a_run_that_ends_early_says_so():
     assert failed.summary == "the run completes: the machine is full."
     assert failed.judged[0].to_json() == {
         "text": "the run completes", "metric": "", "variant": "", "trial": "", "verdict": "Error", "quantile": None, "phase": "",
-        "asked": "", "measured": "the machine is full", "value": None, "reason": m.RUN_FAILED,
+        "asked": "", "measured": "the machine is full", "value": None, "at_least": False, "reason": m.RUN_FAILED,
         "explanation": m.REASON_TEXTS[m.RUN_FAILED], "bounded_by": "", "implied": True, "note": "",
     }  # fmt: skip
     nothing = judge(trials=(), expectations={}, rows=())

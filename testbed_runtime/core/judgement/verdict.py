@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement import samplesize
@@ -116,6 +116,8 @@ class Judged(Struct, frozen=True, kw_only=True):
     asked: str = ""
     measured: str = ""
     value: float | None = None
+    at_least: bool = False
+    """The true value is at least `value`."""
     reason: str = ""
     bounded_by: str = ""
     implied: bool = False
@@ -128,13 +130,7 @@ class Judged(Struct, frozen=True, kw_only=True):
         return m.REASON_TEXTS.get(self.reason, "")
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "text": self.text, "metric": self.metric, "variant": self.variant, "trial": self.trial,
-            "verdict": str(self.verdict), "quantile": self.quantile, "phase": self.phase, "asked": self.asked,
-            "measured": self.measured, "value": self.value, "reason": self.reason,
-            "explanation": self.explanation, "bounded_by": self.bounded_by, "implied": self.implied,
-            "note": self.note,
-        }  # fmt: skip
+        return {**asdict(self), "verdict": str(self.verdict), "explanation": self.explanation}
 
 
 class RunVerdict(Struct, frozen=True):
@@ -568,6 +564,7 @@ class _VariantJudge:
             phase=expectation.phase, asked=expectation.asked,
             measured=expectation.problem or ("" if row is None else self._shown(expectation, trial, row, verdict)),
             value=None if row is None else row["value"], reason=reason,
+            at_least=row is not None and row["reason"] in m.LOWER_BOUNDS,
             bounded_by="" if row is None else row["bounded_by"], implied=implied, note=note,
         )  # fmt: skip
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from testbed_runtime.core.exchange.records import LENGTH_BYTES
 from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.core.job.jobgraph import MIN_RECORD_BYTES
+from testbed_runtime.core.options import LATENCY_INTERVAL
 from testbed_runtime.history.contradictions.columns import (
     ATTEMPT,
     Owned,
@@ -33,7 +34,6 @@ LOOSE = 2
 """Two counters of the same may differ by this factor: a task has read more than it has processed, or records were lost."""
 TOTAL_MIN = 100
 """So few records or bytes say nothing."""
-MARKER_INTERVAL = "metrics.latency.interval"
 
 Totals = Mapping[str, Mapping[str, int]]
 """The counters of each task at its end."""
@@ -61,7 +61,7 @@ def _bytes(tasks: pa.Table, entry: Mapping[str, Any]) -> Iterator[Damage]:
         )
         return
     kinds = {v.get("kind") for v in vertices(entry)}
-    if kinds - PLAIN_KINDS or MARKER_INTERVAL in (entry.get("configuration") or {}):
+    if kinds - PLAIN_KINDS or LATENCY_INTERVAL in (entry.get("configuration") or {}):
         return
     size = LENGTH_BYTES + max(int(v.get("recordBytes") or 0) for v in vertices(entry))
     channels = sum(int(v.get("parallelism") or 1) for v in vertices(entry))
@@ -96,7 +96,7 @@ def _totals(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     blocking = isinstance(job, Mapping) and any(
         e.get("result") or e.get("deployment") for e in job.get("edges") or ()
     )
-    if blocking or _channel_state(trial) or MARKER_INTERVAL in (entry.get("configuration") or {}):
+    if blocking or _channel_state(trial) or LATENCY_INTERVAL in (entry.get("configuration") or {}):
         return
     totals, copies = _finished(trial), _copies(entry)
     measures = [("bytes_in", "bytes_out", True)]
