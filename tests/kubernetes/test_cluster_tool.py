@@ -176,6 +176,18 @@ def test_control_groups_of_both_generations_are_found():
     ]
 
 
+@pytest.mark.parametrize(("name", "of_one_process"), [("cpu.shares", 1024), ("cpu.weight", 100)])
+def test_all_pods_together_get_more_of_a_busy_machine_than_one_process(
+    tmp_path: Path, name: str, of_one_process: int
+):
+    """The kernel divides processor time between a group and each process beside it; a hierarchy without such a file is left alone."""
+    groups.give_shares(tmp_path)
+    assert not (tmp_path / name).exists()
+    (tmp_path / name).write_text(str(of_one_process))
+    groups.give_shares(tmp_path)
+    assert int((tmp_path / name).read_text()) >= 4 * of_one_process
+
+
 def test_the_file_system_of_a_folder_is_that_of_the_nearest_mount_above():
     """A cache on an overlay is refused, because no container could start there."""
     text = (

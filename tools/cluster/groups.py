@@ -13,6 +13,10 @@ V2_CONTROLLERS = ("cpu", "cpuset", "io", "memory", "pids")
 EMPTY_LIMIT_S = 10.0  # until the kernel has let go of the processes that were killed
 RETRY_S = 0.05
 MOUNT_POINT = 4  # field of a line of /proc/self/mountinfo
+DEFAULT_SHARES = {"cpu.shares": 1024, "cpu.weight": 100}  # of one process, in v1 and in v2
+PODS_AS_PROCESSES = 8
+"""On a busy machine all pods together get as much as this many processes. By default it would be one, beside which every program of the
+cluster and every process of a test counts as much as all pods."""
 
 
 def mounts(mountinfo: str) -> list[tuple[Path, str]]:
@@ -37,6 +41,7 @@ def create(nodes: int = 1) -> None:
                 _enable(point)
             if only_v2 or kind == "cgroup":
                 (point / settings.CGROUP).mkdir(exist_ok=True)
+                give_shares(point / settings.CGROUP)
                 if nodes > 1:  # a kubelet removes the groups that it does not know in its own one
                     (point / settings.CGROUP / settings.SECOND.folder).mkdir(exist_ok=True)
     except OSError as error:
@@ -50,6 +55,13 @@ def _enable(point: Path) -> None:
     for controller in V2_CONTROLLERS:
         if controller in offered and controller not in given:
             (point / "cgroup.subtree_control").write_text(f"+{controller}")
+
+
+def give_shares(group: Path) -> None:
+    """Set the processor shares of a group that has them (only one of the v1 hierarchies does)."""
+    for name, one in DEFAULT_SHARES.items():
+        if (group / name).exists():
+            (group / name).write_text(str(PODS_AS_PROCESSES * one))
 
 
 def thaw() -> None:
