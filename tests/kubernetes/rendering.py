@@ -18,6 +18,7 @@ CHART = ROOT / "helm" / "headgate"
 OVERLAY = ROOT / "manifests" / "overlays" / "test"
 KUBE_VERSION = "1.34.0"
 LIMIT_S = 60
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def program(name: str) -> str:
@@ -62,7 +63,8 @@ def kustomize(folder: Path) -> list[dict[str, Any]]:
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
-    return [one for one in yaml.safe_load_all(text) if one]
+    """The definitions are 1 MB: libyaml reads them ten times faster than the loader in Python."""
+    return [one for one in yaml.load_all(text, Loader=LOADER) if one]
 
 
 def of_kind(objects: Iterable[dict[str, Any]], *kinds: str) -> list[dict[str, Any]]:
