@@ -178,9 +178,9 @@ def library(source: Path, image: str) -> str:
 
 
 def push(layout: Layout, whole: Path, references: list[str]) -> None:
-    """Push the image of a complete archive to a registry, under each of the references."""
+    """Push the image of a complete archive to a registry, under each of the references. It stays in the store until `forget`: the next
+    image has most of its layers, too."""
     known = _buildah(layout, "pull", "-q", f"docker-archive:{whole}").strip().splitlines()[-1]
     for reference in references:
         with step(f"pushing {reference}"):
             _buildah(layout, "push", "-q", known, f"docker://{reference}")
-    _buildah(layout, "rmi", "--force", known)  # it has several tags
