@@ -31,6 +31,16 @@ FIRST = (
     "test_local_cluster_goes",
     "test_registry",
 )  # start and stop clusters of their own, so before the shared one is up
+LONGEST = (
+    "test_scenarios",
+    "test_runs",
+    "test_testbed",
+    "test_tuning",
+    "test_faults",
+    "test_images",
+    "test_walkthrough",
+)
+"""Start first, in this order, so that no worker is left with one at the end. What needs no cluster comes last."""
 LAST = "test_rbac"  # compares the rights with the calls of all other tests
 PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
 BEFORE = "headgate.dev/before-the-tests"
@@ -49,12 +59,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(TEST_LIMIT_S))
     chosen = config.option.markexpr
     if chosen == "soak" or ("cluster" in chosen and "not cluster" not in chosen):
-        items.sort(key=lambda item: (not any(name in item.nodeid for name in FIRST), LAST in item.nodeid))
+        items.sort(key=_rank)
         return
     skip = pytest.mark.skip(reason="needs a real Kubernetes: make test-cluster")
     for item in items:
         if item.get_closest_marker("cluster"):
             item.add_marker(skip)
+
+
+def _rank(item: pytest.Item) -> tuple[bool, bool, bool, int]:
+    file = item.path.stem
+    length = LONGEST.index(file) if file in LONGEST else len(LONGEST)
+    return file not in FIRST, file == LAST, item.get_closest_marker("cluster") is None, length
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

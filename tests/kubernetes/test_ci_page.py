@@ -177,7 +177,6 @@ def check_results(workspace: Path) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.disruptive
 @pytest.mark.timeout(1200)
 def test_the_commands_for_a_cluster_work_for_an_account_with_the_role_edit(
     installed: Cluster, workspace: Path

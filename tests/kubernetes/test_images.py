@@ -62,6 +62,9 @@ def pod(name: str, image: str, *command: str, user: dict[str, Any] | None = None
                     "imagePullPolicy": "IfNotPresent",
                     "command": list(command),
                     "securityContext": user or RESTRICTED,
+                    "resources": {
+                        "requests": {"cpu": "50m"}
+                    },  # without any, it waits for all others on a busy node
                     "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
                 }
             ],

@@ -18,7 +18,7 @@ from tests.kubernetes.rendering import CHART, KUBE_VERSION
 from tests.kubernetes.spaces import OPERATOR, OPERATOR_NAMESPACE, Space, fresh, names
 from tests.kubernetes.test_faults import a_testbed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.disruptive, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 HELM_LIMIT = "100s"  # helm gives up before its caller does
 TEST_LIMIT_S = 300
@@ -41,10 +41,10 @@ def test_the_operator_of_the_manifests_is_ready_in_a_restricted_namespace(instal
     installed.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", OPERATOR, "--timeout=60s")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def alone(installed: Cluster) -> Iterator[Cluster]:
-    """The operator of the session rests, so that another can be seen at work. Asked for after the namespace it is back before that is
-    deleted, and frees what a failed test left there."""
+    """The operator of the session rests, so that others can be seen at work. Once it is back it frees what a failed test left in the
+    namespaces that are being deleted."""
     _scale(installed, 0)
     yield installed
     _scale(installed, 1)
@@ -88,6 +88,7 @@ def _may(space: Space, namespace: str, *what: str) -> str:
     return space.cluster.kubectl("-n", namespace, "auth", "can-i", *what, account, check=False).strip()
 
 
+@pytest.mark.disruptive
 def test_a16_helm_installs_tests_upgrades_and_leaves_nothing(bare_space: Space, alone: Cluster):
     """A namespaced installation: its rights end at its namespace, a real run passes, and after the uninstall the cluster is as before."""
     before = names(alone)
@@ -142,6 +143,7 @@ def _outside(space: Space) -> None:
         outside.kubectl("delete", "testbed", "bench", "--timeout=60s")
 
 
+@pytest.mark.disruptive
 def test_a_cluster_wide_operator_acts_only_where_it_was_let_in(bare_space: Space, alone: Cluster):
     """It runs a scenario in the namespace that the chart names, and touches nothing in another until somebody binds its role there."""
     before = names(alone)
@@ -158,6 +160,7 @@ def test_a_cluster_wide_operator_acts_only_where_it_was_let_in(bare_space: Space
     bare_space.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=60s")
 
 
+@pytest.mark.disruptive
 def test_the_webhook_refuses_at_kubectl_apply_what_the_operator_would_reject(
     bare_space: Space, alone: Cluster
 ):
@@ -213,6 +216,7 @@ def _cores(quantity: str) -> float:
     return float(quantity.removesuffix("m")) / (1000 if quantity.endswith("m") else 1)
 
 
+@pytest.mark.disruptive
 def test_a_replacement_of_the_operator_gets_its_place_on_a_full_node(bare_space: Space, alone: Cluster):
     """Pods of the testbeds' class take all processors and more wait for them: the scheduler ends one of them for the operator."""
     install(alone, bare_space, "--set", "priorityClasses.create=true")
@@ -242,6 +246,7 @@ def test_a_replacement_of_the_operator_gets_its_place_on_a_full_node(bare_space:
     helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
 
 
+@pytest.mark.disruptive
 def test_a2_an_uninstall_ends_faults_and_what_stays_can_be_deleted(bare_space: Space, alone: Cluster):
     """No finalizer of Headgate's is left without a process that removes it."""
     install(alone, bare_space)

@@ -14,7 +14,7 @@ from tests.kubernetes.cluster import IMAGE, Cluster, pod, tool
 from tools.cluster import settings, state
 from tools.cluster.settings import layout
 
-pytestmark = [pytest.mark.cluster, pytest.mark.disruptive]
+pytestmark = pytest.mark.cluster
 SLEEP = ("/bin/sleep", "3600")
 POLL_S = 0.1
 

@@ -279,7 +279,6 @@ async def test_a_run_whose_runner_is_killed_three_times_repeats_the_open_trial(f
     await nothing_left(followed)
 
 
-@pytest.mark.disruptive  # it needs the processors: a recorder with its share of a full node starts too slowly for three kills
 async def test_a_run_whose_recorder_is_killed_three_times_loses_nothing(followed: Followed):
     """Acknowledged rows are on its volume; the others wait at their source."""
     if not followed.space.cluster.own:
@@ -303,7 +302,6 @@ async def test_a_run_whose_recorder_pod_is_deleted_says_that_the_record_went_wit
     await asyncio.to_thread(followed.space.event, "RecorderLost", "recorder.storage.size", 30)
 
 
-@pytest.mark.disruptive  # two agents more than fit beside the pods of other tests
 async def test_a_run_whose_agents_are_killed_three_times_repeats_the_trial_that_was_hit(followed: Followed):
     """Before the fault, within it and after it: what they held is gone with them, so that trial is void; the next one counts."""
     if not followed.space.cluster.own:
@@ -312,7 +310,8 @@ async def test_a_run_whose_agents_are_killed_three_times_repeats_the_trial_that_
     document["spec"]["faults"] = [
         {**SLOW, "duration": "10 s"}
     ]  # long enough to be seen and hit while it lasts
-    document["spec"]["testbed"]["pods"] = {"packetFaults": True}
+    # with the agents' requests, the pods still fit beside those of other tests
+    document["spec"]["testbed"]["pods"] = {"packetFaults": True, "resources": {"cpu": "50m"}}
     document["spec"]["timeline"] |= {"baseline": "8 s", "observation": "16 s"}
     moments = [
         (at("baseline"), kill_agents), (at("fault"), kill_agents), (at("observation"), kill_agents)
