@@ -1,4 +1,4 @@
-"""JSON lines on stderr, each with what it is about."""
+"""Logs as JSON lines on stderr, each with the object that it concerns."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The validating webhook: before the API server stores an object, it asks here, and gets the texts of `headgate validate`.
+"""The validating webhook. The API server calls it before it stores an object, and gets the texts of `headgate
+validate`.
 
-Every replica answers. Why it is not kopf's server: docs/decisions/0014-webhook.md."""
+Every replica answers. docs/decisions/0014-webhook.md says why it is not kopf's server."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def compile_fault(spec: models.FaultSpec, *, seed: int | None = None) -> Fault:
 
 
 def _params(spec: models.FaultSpec) -> dict[str, Any]:
-    """The kind's parameters by Parameter.key; those that may be left out and are, are not in it."""
+    """The kind's parameters by Parameter.key, without optional parameters that are not set."""
     params: dict[str, Any] = {}
     for parameter in spec.kind.parameters:
         value = getattr(spec.parameters, parameter.name)

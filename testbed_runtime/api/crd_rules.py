@@ -24,7 +24,7 @@ _UNIONS: dict[type[BaseModel], tuple[str, Sequence[str]]] = {
     models.TargetSpec: ("", ("task_managers", "job_manager")),
     models.FaultBody: ("fault kind of ", tuple(FAMILIES)),
 }
-"""Model → how the message calls it, and the fields of which exactly one is set; none named: all."""
+"""Model → its name in the message, and the fields of which exactly one is set (none: all of them)."""
 for _name, _model in models.FAULT_MODELS.items():
     if len(_model.model_fields) > 1:
         _UNIONS[_model] = (f"kind of {FAMILIES[_name].title} of ", ())

@@ -80,7 +80,7 @@ def _only(nodes: Sequence[yaml.Node | None], where: str) -> yaml.Node:
 
 
 def _check_nodes(node: yaml.Node | None, where: str) -> None:
-    """No key twice; the size with aliases expanded is bounded; no alias to one of its own parents."""
+    """Refuse duplicate keys, aliases that expand beyond the size limit, and aliases to one of their own parents."""
     sizes: dict[int, int] = {}
     open_nodes: set[int] = set()
 

@@ -44,8 +44,8 @@ def functions_of_scenario(spec: models.ScenarioSpec) -> list[UserError]:
 
 
 def functions_in_pods(job: models.Job, path: str) -> Iterator[UserError]:
-    """Yield an error for each Python function of the job at `path` that pods cannot load. They have the files of their image, which
-    have absolute paths, and those in ConfigMaps."""
+    """Yield an error for each Python function of the job at `path` that pods cannot load. Pods have the files of
+    their image (absolute paths) and those in ConfigMaps."""
     for index, vertex in enumerate(job.vertices):
         where = f"{path}.vertices[{index}]"
         named = {f"{where}.function": vertex.function if vertex.operator in FUNCTIONS else ""}

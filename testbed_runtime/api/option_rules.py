@@ -74,8 +74,8 @@ def _batch(job: models.Job, options: Options, path: str) -> Iterator[UserError]:
 def checkpoint_problems(
     configuration: Mapping[str, str], place: Callable[[str], str], *, alone: bool = False
 ) -> list[UserError]:
-    """Return why jobs in pods cannot start from the kept checkpoint of the options. `place` gives the path of a key; `alone`: there
-    is no runner that brings the checkpoint."""
+    """Return why jobs in pods cannot start from the kept checkpoint of the options. `place` gives the path of a key; `alone`:
+    no runner uploads the checkpoint."""
     found = []
     for key, value in configuration.items():
         if ALIASES.get(key, key) != restore.STATE_RECOVERY:
@@ -131,7 +131,7 @@ def value_errors(where: str, canonical: str, value: str, version: str) -> Iterat
 
 
 def _between(options: Options, path: str) -> Iterator[UserError]:
-    """Yield values that contradict each other, or that no process would start with."""
+    """Yield values that contradict each other, or with which no process would start."""
     if options.duration(RETRY_PERIOD) <= 0:
         yield UserError(f"{path}[{RETRY_PERIOD}]", "must be more than 0", "the default is 5 s")
     if options.duration(RETRY_PERIOD) >= options.duration(RENEW_DEADLINE):
@@ -167,7 +167,7 @@ def _limits(options: Options, path: str) -> Iterator[UserError]:
 
 
 def _refused(options: Options, path: str) -> Iterator[UserError]:
-    """Yield combinations that the part of the testbed refuses which they configure."""
+    """Yield combinations that the component refuses that they configure."""
     for read in (
         process_memory,
         HeartbeatConfig.of,

@@ -24,7 +24,8 @@ MAX_TEXT = 4_000
 MAX_TRIALS = 64
 """Trials that a run's status keeps; the newest."""
 COMPLETE = "Complete"
-"""The last phase of a Fault, a ScenarioRun and a TuningStudy, and the condition that it is reached."""
+"""The last phase of a Fault, a ScenarioRun and a TuningStudy, and the type of the condition that becomes True with
+it."""
 PLANNED, ACTIVE = "Planned", "Active"
 """Phases of a Fault: its targets and backend are chosen; an agent has begun it."""
 SUSPENDED, EVALUATING = "Suspended", "Evaluating"

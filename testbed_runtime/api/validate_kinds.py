@@ -75,7 +75,8 @@ def _fault(resource: Any) -> KindFindings:
 
 
 def _checkpoint_problems(scenario: models.ScenarioSpec) -> list[UserError]:
-    """Judge what each variant makes of the testbed's options. An error is reported where its option is written, once."""
+    """Validate the testbed's options as each variant merges them. An error is reported once, where its option is
+    written."""
     found: dict[str, UserError] = {}
     base = scenario.testbed.flink_configuration
     for number, own in enumerate([v.flink_configuration for v in scenario.variants] or [{}]):

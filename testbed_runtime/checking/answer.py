@@ -41,9 +41,9 @@ from testbed_runtime.core.waits import KINDS, Outcome, Wait
 from testbed_runtime.history.schema import Trial
 
 FAILED_NS = NS // 4
-"""A wait that failed a round ended at most this long before the JobMaster knew."""
+"""A wait whose failure ended a round ended at most this long before the JobMaster learned of the failure."""
 _WAITED_FOR = ("slot", "cancellation", "restart-delay", "fencing", "jobmanager", "leadership", "stalled")
-"""With the kinds before the first record: what a job that is not running can wait for."""
+"""Together with the kinds before the first record, the waits of a job that is not running."""
 _FAILING = frozenset({"partition", "deployment", "slot", "checkpoint", "heartbeat", "restore", "open", "cancellation"})  # fmt: skip
 
 
@@ -65,8 +65,8 @@ def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
 
 
 def _with_prolonging_faults(found: Sequence[Recovery], effects: Iterable[FaultEffect]) -> list[Recovery]:
-    """Return the recoveries with the faults that cost nothing by themselves, but that made the recovery from a later one
-    longer: its prices name them."""
+    """Add to each recovery the faults that cost nothing by themselves but prolonged it: its prices name them.
+    Recoveries from only such a fault are dropped."""
     idle = {r.fault for r in found if r.recovered and r.total_s == 0}
     rest = []
     for recovery in found:
@@ -165,7 +165,7 @@ class _Paths:
         """Return the waits of a round, and the one that ended it."""
         waits = list(self.waits)
         if span.failure is not None:
-            if span.running is not None and span.running < end:  # what failed interrupted the catch-up
+            if span.running is not None and span.running < end:  # the failure interrupted the catch-up
                 backlog = self._backlog(outage, span.running)
                 waits.append(
                     self._catch_up(span.running, end + EPSILON_NS, Outcome.CANCELLED, backlog=backlog)
@@ -191,9 +191,9 @@ class _Paths:
         return lasted, lasted[-1]
 
     def _lasted(self, outage: Outage, end: int) -> list[Wait]:
-        """Return what a job that survives the faults of an outage waits for until `end`, without overlaps: for the end of the
-        fault that began first and lasts, then of one from before the outage, else for its backlog. A killed process counts as
-        such a fault until the failover."""
+        """Return the waits of a job that survives the faults of an outage, until `end` and without overlaps. At any
+        time it waits for the end of the active fault that began first, then of one from before the outage, and
+        otherwise for its backlog. A killed process counts as an active fault until the failover."""
         missed = outage.joined is not None or not outage.recovered
         faults = outage.earlier or ((outage.fault,) if outage.fault is not None else ())
         found: list[Wait] = []
@@ -244,8 +244,8 @@ class _Paths:
         )
 
     def _failing(self, failure: Cause, start: int, end: int) -> Wait | None:
-        """Return the wait whose end was this failure: of the kind that its text names, or else the longest. A busy JobManager
-        hears late of an ask to it that timed out, so the first such ask counts, whenever it ended."""
+        """Return the wait that ended with this failure: one of the kind that its text names, or else the longest. A
+        busy JobManager learns late that an ask to it timed out, so the first such ask counts, whenever it ended."""
         if failure.report_expired:
             expired = [w for w in self.waits if w.kind == failure.kind and w.outcome is Outcome.EXPIRED]
             expired = [w for w in expired if start < w.end_ns <= end]

@@ -75,7 +75,8 @@ def cut(window: Window, sinks: Sequence[Progress]) -> Window:
 
 
 def offered_rate(trial: Trial, entry: Entry) -> float | None:
-    """Return the records per second that arrive at all sinks if the job keeps up. None if the job graph does not tell."""
+    """Return the records per second that arrive at all sinks if the job keeps up. None if the job graph does not
+    determine it."""
     shape = job_shape(trial, entry)
     vertices = {v["name"]: v for v in (entry.get("job") or {}).get("vertices") or ()}
     if any(v.get("kind") in ("python", "iteration") for v in vertices.values()) or shape.windows:

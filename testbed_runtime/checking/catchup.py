@@ -42,9 +42,9 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Arrivals(Struct, frozen=True):
-    """The largest latency at any sink by time window: when the record was due, and when it had arrived.
-
-    Of a sink that hardly gets records, the silence tells nothing. What arrives late was behind since it was due."""
+    """The largest latency at any sink per time window: when that record was due, and when it had arrived. Silence
+    says nothing about a sink that hardly gets records. A late record shows that the sink was behind since that record
+    was due."""
 
     due_ns: Ints
     arrived_ns: Ints

@@ -48,7 +48,7 @@ class Credit(Struct, frozen=True):
     detail: str
     only_local: bool = False
     in_flight: float | None = None
-    """Buffers of the channel with most of them that were sent and not yet received: the median of its samples."""
+    """Buffers that were sent and not yet received, on the channel with most of them: the median of its samples."""
 
 
 class _Side(Struct, frozen=True):

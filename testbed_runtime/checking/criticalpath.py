@@ -22,10 +22,10 @@ EPSILON_NS = 5_000_000
 TIE_NS = 20_000_000
 """Waits that ended this close together ended together. The longest of them is the one that mattered."""
 NEAR_NS = 250_000_000
-"""A completed wait was held up by another one that ended this shortly before it."""
+"""A completed wait was delayed by another one that ended at most this long before it."""
 
 _ANYWHERE = ("jobmanager", "leadership", "stalled")
-"""They hold up every step."""
+"""They delay every step."""
 _OWN_PAUSES = {"jobmanager": ("open", "stalled"), "lease": ("stalled",), "stalled": ("open",)}
 """Pauses of a process that explain its waits."""
 _PAUSES = frozenset(kind for kinds in _OWN_PAUSES.values() for kind in kinds)
@@ -39,9 +39,9 @@ _HELD_BY = {
     "first-record": ("partition", "open", "restore", *_ANYWHERE),
     "catch-up": ("partition", "open", "restore"),
 }
-"""A completed wait of the first kind was often held up by one of the others, which ended it."""
+"""A completed wait of the first kind was often delayed by one of the others, whose end ended it too."""
 _FROM_ITS_START = frozenset({"first-record", "catch-up"})
-"""They can be held up at any time: a sink that already receives from one producer still waits for the partition of another."""
+"""They can be delayed at any time: a sink that already receives from one producer still waits for the partition of another."""
 _NOT_PROGRESS = frozenset({Outcome.FAILED, Outcome.CANCELLED, Outcome.OPEN})
 _MUST_SUCCEED = frozenset({"partition", "deployment", "slot", "restore", "open", "first-record"})
 """The next step needs their success, so one that expired cannot have come before it."""
@@ -50,7 +50,7 @@ _MUST_FAIL = frozenset({"heartbeat", "lease", "checkpoint"})
 _DETECTION = frozenset({"heartbeat", "lease", "connection", "failure-report", "checkpoint"})
 """They end with a failure. After it they explain nothing."""
 _EVENTS = _DETECTION | {"stalled", "jobmanager"}
-"""They begin with something from outside. What happened before they began is what was in progress then."""
+"""They begin with an event from outside. Before them comes whatever was in progress at that time."""
 _NEVER = frozenset({"alignment", "completion", "credit"})
 _NOT_INTERRUPTED = _NEVER | {"heartbeat", "lease", "checkpoint", *_ANYWHERE}
 """They may be in progress when an event begins, but they are not what it interrupted: other processes stand still too, and
@@ -90,8 +90,8 @@ def attribute(
 
 
 def _without_own_pauses(waits: Sequence[Wait]) -> list[Wait]:
-    """Return the waits without those that a process had only because it stood still itself: a process that opens functions
-    does not run its event loop, and one that does not run hears no answer of the JobManager."""
+    """Drop the waits that a process had only because it stood still itself. A process that opens functions does not
+    run its event loop, and a process that does not run receives no answer from the JobManager."""
 
     pauses: dict[tuple[str, str], list[Wait]] = defaultdict(list)
     for w in waits:
@@ -144,7 +144,7 @@ class _Walk:
             current = before
 
     def _take(self, wait: Wait) -> None:
-        """Add the wait from its start to the current point, or what held it up."""
+        """Add the wait from its start to the current point, or whatever delayed it."""
         holder = self._holder(wait)
         if holder is not None:
             self._add(max(holder.end_ns, self.start), wait)
@@ -160,7 +160,7 @@ class _Walk:
         self._add(max(wait.start_ns, self.start), wait)
 
     def _holder(self, wait: Wait) -> Wait | None:
-        """Return the wait that held this one up. None for one that its own option ended."""
+        """Return the wait that delayed this one. None for one that its own option ended."""
         if wait.kind == "cancellation" and wait.outcome is Outcome.EXPIRED:
             return self._stuck_in(wait)
         if wait.outcome.belongs_to_option or wait.kind == "stalled":

@@ -36,7 +36,7 @@ class Cause(Struct, frozen=True):
 
     @property
     def report_expired(self) -> bool:
-        """Whether the JobMaster did not answer in time what a task asked it, such as the report of its state."""
+        """Whether the JobMaster did not answer a request of a task in time, such as the report of its state."""
         timed_out = self.cause_class.endswith("TimeoutException")
         return self.kind == "jobmanager" and self.detector == "Task" and timed_out
 
@@ -54,8 +54,8 @@ class Failovers(Struct, frozen=True):
 
 
 def check_failovers(trial: Trial) -> Failovers:
-    """Count restarts as Flink's `numRestarts` does: also a failure during a restart begins one, unless the restart strategy
-    merged it. Restart numbers are unique only per incarnation of the JobManager."""
+    """Count restarts as Flink's `numRestarts` does: a failure during a restart begins another one, unless the restart
+    strategy merged it. Restart numbers are unique only per incarnation of the JobManager."""
     started = {(e["process"], e["subject"]): cause_of(e) for e in events(trial, "failover.started")}
     found = tuple(started.values())
     attempts = {

@@ -63,7 +63,8 @@ def _since(times: Ints, start: int) -> list[float]:
 
 
 def vertex_load(tasks: pa.Table, edges: Ints) -> dict[str, Any]:
-    """Return for each vertex the share of time that its busiest and its most back-pressured subtask spent so, per column."""
+    """Return for each vertex and column how long its busiest subtask was busy and its most back-pressured one
+    back-pressured, as shares."""
     cuts = columns(edges)
     vertices = tasks.column("vertex").unique().to_pylist()[:VERTICES_MAX]
     found: dict[str, dict[str, npt.NDArray[np.float64]]] = {}

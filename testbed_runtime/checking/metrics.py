@@ -299,7 +299,7 @@ def _value(
     quantile: float | None = None,
     text: str = "",
 ) -> None:
-    """Add a row that without a value has no data."""
+    """Add a row. Without a value, its reason is NoData."""
     reason = NO_DATA if value is None else ""
     answers.add(metric, value, phase=phase, quantile=quantile, text=text, reason=reason)
 

@@ -85,8 +85,8 @@ def _milestones(recovery: Recovery, end: int) -> Iterator[tuple[str, Window | No
 
 
 def _of_shared(recovery: Recovery, shared: SharedFault, end: int) -> Iterator[tuple[str, Window | None]]:
-    """Yield the windows of a fault in the recovery that it shares. After the first new records its outage lasts as long as
-    the fault, as one without a failover."""
+    """Yield the windows of a fault in the recovery that it shares. After the first new records, its outage lasts as
+    long as the fault, like that of a fault without a failover."""
     back = _records_again(recovery)
     if shared.effect_ns >= back:
         back = min(shared.ended_ns or recovery.end_ns, recovery.end_ns)

@@ -53,7 +53,7 @@ class Outage(Struct, frozen=True):
     shared: tuple[FaultEffect, ...] = ()
     """Every other fault that took effect before the job had recovered, and that began no outage of its own."""
     joined: int | None = None
-    """When the fault took effect that then cost a failover, in an outage that `earlier` ones began."""
+    """When the fault that cost the failover took effect, in an outage that `earlier` faults began."""
 
     @property
     def running(self) -> int | None:
@@ -61,7 +61,7 @@ class Outage(Struct, frozen=True):
 
 
 class FirstRecord(Struct, frozen=True):
-    """The first record of a sink: when it arrived, and how long it was due then. An unknown time means since ever."""
+    """The first record of a sink: when it arrived, and how long it had been due. None: since the start of the trial."""
 
     t_ns: int
     latency_ns: int | None
@@ -74,9 +74,11 @@ class FirstRecord(Struct, frozen=True):
 def last_held_up(
     found: Collection[FirstRecord], missing: Sequence[FirstRecord | None], begun: int, until: int
 ) -> int | None:
-    """Return the arrival of the last record that was due at `begun`, not before the first arrival, or was later than all of those.
+    """Return the arrival of the last first record among those that were due at `begun` or that were later than all of
+    these.
 
-    `missing`: what the sinks without a record received after `until`, or None. Any that should have had one before ends it: None."""
+    `missing`: the later first record of each sink that had none by `until`, or None. If any of these sinks should
+    have had a record by then, return None."""
     due = [one for one in found if one.due_ns <= begun]
     usual = max(one.latency_ns or 0 for one in due)
     if any(one is None or one.due_ns + usual < until for one in missing):
@@ -93,8 +95,8 @@ class _Record(Struct, frozen=True):
     def first_records(self, since: int, until: int) -> int | None:
         """Return when the last affected sink received its first new record. None if one of them received none.
 
-        A sink counts if a record was due for it when every task ran and the first sink had received one, or if it got its record
-        later than those did."""
+        A sink counts if a record was due for it once every task ran and the first sink had received one, or if its
+        record was later than those of such sinks."""
         rows = events(self.trial, "sink.first-record")
         ever = {e["subject"] for e in rows}
         states = [
@@ -187,8 +189,8 @@ def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, 
 
 
 def _absorb_idle(found: Sequence[Outage]) -> list[Outage]:
-    """Return the outages, in which a fault that had cost nothing until another one began is a part of that one's outage, if it
-    lasted on and the job was behind until it ended."""
+    """Merge each fault that had cost nothing so far into the outage of a later fault, if it was still active then and
+    the job was behind until it ended."""
     idle = [o for o in found if o.fault is not None and o.recovered and o.effect == o.end]
     taken: list[FaultEffect] = []
     joined = []
@@ -210,7 +212,7 @@ def _absorb_idle(found: Sequence[Outage]) -> list[Outage]:
 
 
 def _shared(found: Sequence[Outage], injected: Sequence[FaultEffect]) -> list[Outage]:
-    """Return the outages with every fault that began none of them, at the first one that it took effect in."""
+    """Add each fault that began no outage to the first outage in which it took effect."""
     rest = {e.fault: e for e in injected if e.fault not in {o.fault.fault for o in found if o.fault}}
     several = []
     for outage in found:

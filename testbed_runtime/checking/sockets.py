@@ -12,7 +12,7 @@ from testbed_runtime.checking.common import NS, data, events
 from testbed_runtime.history.schema import Trial
 
 FULL = 0.95
-"""A queue is full when it has this share of the bytes with which the next step happened."""
+"""A queue counts as full from this share of the bytes that it had when the next step happened."""
 _Sample = tuple[int, Mapping[str, Any]]
 
 

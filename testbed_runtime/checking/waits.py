@@ -20,7 +20,7 @@ from testbed_runtime.history.schema import Trial
 SLOW_NS = 250_000_000
 """A shorter wait is not blamed on a fault that was active."""
 BUSY_KINDS = ("jobmanager", "cancellation", "slot", "deployment", "failure-report")
-"""The kinds that a JobManager with a long service time holds up."""
+"""The kinds that a JobManager with a long service time delays."""
 _HOLDS_UP = {
     "registration": ("partition",),
     "store": ("restore", "checkpoint", "completion", "leadership"),
@@ -49,7 +49,8 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
 
 
 def busy_text(entry: Entry) -> str:
-    """Return the owner of what a busy JobManager holds up, as the option in words. Empty if its service time is 0."""
+    """Return the owner of the waits that a busy JobManager delays, as the option in words. Empty if its service time
+    is 0."""
     key = "headgate.jobmanager.service-time"
     chosen = options(entry)
     return f"{key} = {chosen.text(key)}" if chosen.duration(key) > 0 else ""
@@ -85,7 +86,7 @@ def _stopped(effect: FaultEffect, target: str) -> str:
 
 
 def _of_fault(effect: FaultEffect, start_ns: int, end_ns: int) -> list[Wait]:
-    """Return what a fault holds up while it lasts: a process that it paused, or the JobManager."""
+    """Return the waits for a process that a fault stops while it lasts: one that it paused, or the JobManager."""
     kind = _stopped_kind(effect)
     if not kind:
         return []
@@ -146,8 +147,8 @@ def _ordinal(process: str) -> str:
 
 
 def _replayed(wait: Wait, restored: Mapping[tuple[str, int], int], entry: Entry) -> Wait:
-    """Return a wait for the first new record with the replay since the restored checkpoint as its owner, unless a fault held
-    the records up."""
+    """Return a wait for the first new record with the replay since the restored checkpoint as its owner, unless a
+    fault delayed the records."""
     slow = wait.outcome is Outcome.COMPLETED and wait.end_ns - wait.start_ns >= SLOW_NS
     if wait.fault or wait.kind != "first-record" or not slow or (wait.who, wait.attempt) not in restored:
         return wait
@@ -171,7 +172,7 @@ def _rejoining(wait: Wait, effects: Iterable[FaultEffect]) -> Wait:
 
 
 def lasts_until(effect: FaultEffect, end_ns: int, *, missed: bool) -> int:
-    """Return when what the fault holds up goes on. `missed`: a process that it killed is missed until `end_ns`."""
+    """Return when the fault stops causing waits. `missed`: a process that it killed is missed until `end_ns`."""
     if effect.ended_ns is None or (missed and effect.kind in _LOSSES):
         return end_ns
     return effect.ended_ns

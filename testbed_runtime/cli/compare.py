@@ -175,7 +175,7 @@ def _share(text: str) -> float:
 
 
 def _changes(folders: Sequence[Path]) -> list[str]:
-    """Return what is configured differently in the runs, so that no difference is read as one of another setting."""
+    """Return which settings differ between the runs, so that no difference is attributed to the wrong setting."""
     from testbed_runtime.runner.manifest import read_manifest
 
     labels = _labels(folders)

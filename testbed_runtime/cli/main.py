@@ -110,9 +110,7 @@ def _exchange(whole: bool) -> typer.Typer:
 
 def main() -> None:
     """Run the command line. An error becomes a message and an exit code."""
-    atexit.register(
-        gc.freeze
-    )  # the last collection of the interpreter would visit all that ends with the process anyway
+    atexit.register(gc.freeze)  # skip the interpreter's last garbage collection: the process ends anyway
     try:
         build()(prog_name="headgate")
     except (exits.Interrupted, KeyboardInterrupt) as error:

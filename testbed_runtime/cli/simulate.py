@@ -14,7 +14,7 @@ MAX_SEEDS = 1000
 """Runs of one command. The range from p5 to p95 of 1,000 runs is known to about one percentile."""
 
 
-@rare_collections(last=True)  # from here on: what the command imports stays too
+@rare_collections(last=True)  # around the whole command, so that its imports are covered too
 def simulate(  # noqa: PLR0917 - typer passes by name
     scenario: Annotated[Path, typer.Argument(help="A scenario folder, or a YAML file.", show_default=False)],
     seed: Annotated[

@@ -197,7 +197,7 @@ class FaultAgent:
         ]
 
     async def residue(self) -> dict[str, Any]:
-        """Measure what is active or left at every holder: `{}` is clean."""
+        """Return what is active or left at every holder; `{}` is clean."""
         found: dict[str, Any] = {}
         if self._active:
             found["faults"] = list(self._active)

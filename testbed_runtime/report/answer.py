@@ -25,7 +25,7 @@ from testbed_runtime.report import words
 PRICES_SHOWN = 4
 """Owners of seconds in one line; the others are summed up."""
 NOTABLE_S = 0.001
-"""Shorter waits are not worth a word."""
+"""Shorter waits are not mentioned."""
 MARGINS_SHOWN = 2
 CLOSE = 0.5
 """A margin is worth a line if the wait used more than this share of its budget."""
@@ -110,8 +110,8 @@ def _one(name: str, recovery: Recovery, text: str) -> Answer:
 
 
 def costly(recoveries: Iterable[Recovery]) -> tuple[Recovery, ...]:
-    """Return the recoveries in which the job was behind, which count for means; all of them if it never was. A fault may hold
-    nothing up by itself."""
+    """Return the recoveries in which the job was behind, which count for means; all of them if it never was. A fault
+    may delay nothing by itself."""
     known = tuple(recoveries)
     return tuple(r for r in known if r.total_s > 0 or not r.recovered) or known
 
@@ -135,8 +135,8 @@ def _start_words(start: Recovery) -> str:
 
 
 def cost_words(prices: Iterable[Price], unattributed_s: float, from_events_s: float = 0.0) -> Iterator[str]:
-    """Yield `1.72 s heartbeat.interval × … = 1 s × 2` for the largest prices, then the rest, and how much of it all no
-    recorded wait covers."""
+    """Yield `1.72 s heartbeat.interval × … = 1 s × 2` for the largest prices, then the sum of the others, and the
+    share that no recorded wait covers."""
     known = list(prices)
     shown = [p for p in known if p.seconds >= NOTABLE_S][:PRICES_SHOWN]
     for price in shown:

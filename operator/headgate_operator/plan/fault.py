@@ -168,7 +168,7 @@ def _wait(observed: Observed, reason: str, text: str, now: float) -> Plan:
 
 
 def _refuse(observed: Observed, reason: str, text: str, now: float) -> Plan:
-    """End a fault of which nothing was injected."""
+    """Reject a fault before anything was injected."""
     emit = Emit("Warning", reason, clip(text))
     return Plan((emit,), faultstatus.refused(observed.fault, reason, text, now))
 
@@ -224,7 +224,8 @@ def _agents(observed: Observed, testbed: TestbedState, resolved: Resolved, now: 
 
 
 def _inject(observed: Observed, missing: Sequence[Part], deadline: float, now: float) -> Plan:
-    """Inject the missing parts for the remaining time: a pod that restarted has the fault no longer than the others."""
+    """Inject the missing parts for the remaining time: a pod that restarted keeps the fault no longer than the
+    others."""
     ends = deadline
     if observed.status.injected_at:
         ends = min(deadline, seconds(observed.status.injected_at) + missing[0].fault.duration_s)

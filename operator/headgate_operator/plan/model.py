@@ -103,7 +103,7 @@ def delete(kind: str, obj: Resource, *, grace_s: int | None = None) -> Delete:
 
 
 def release(obj: Resource, *events: Emit) -> Plan:
-    """Remove Headgate's finalizer, which lets a deleted object go."""
+    """Remove Headgate's finalizer, so that the API server removes a deleted object."""
     return Plan((*events, SetFinalizers(tuple(f for f in obj.finalizers if f != naming.FINALIZER))))
 
 

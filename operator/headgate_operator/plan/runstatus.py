@@ -118,7 +118,8 @@ def rejected(run: Run, text: str, now: float) -> ScenarioRunStatus:
 def ended(
     run: Run, report: RunReport, now: float, *, history: History, record_lost: bool = False
 ) -> ScenarioRunStatus:
-    """Return the final status: `report` has a verdict. `record_lost`: the record went with an earlier recorder pod."""
+    """Return the final status: `report` has a verdict. `record_lost`: the record was lost with an earlier recorder
+    pod."""
     if record_lost and _without_data(report):
         inconclusive = str(Verdict.INCONCLUSIVE)
         text = f"{RECORD_LOST}. The runner reported: {report.reason or report.verdict}: {report.text}"

@@ -169,7 +169,7 @@ def _mirrored_end(
 
 
 def _unanswered_heal(observed: Observed, now: float) -> str:
-    """Return why the operator ends a healed run; empty while the runner is there to do it, which takes it some seconds."""
+    """Return why the operator itself ends a healed run. Empty while a runner can end it, which takes some seconds."""
     if not observed.run.heal_requested:
         return ""
     if observed.runner is None or not observed.runner.containers_run:

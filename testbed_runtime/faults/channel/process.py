@@ -89,7 +89,7 @@ class ChannelFaults:
             self.effects.start()
 
     def remove(self, rule_id: str) -> None:
-        """Heal: what is held goes on at once. Harmless when there is no such rule."""
+        """Heal: everything that is held continues at once. Harmless when no rule has this id."""
         rule = self._rules.pop(rule_id, None)
         if rule is None:
             return

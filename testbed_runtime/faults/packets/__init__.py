@@ -1,1 +1,2 @@
-"""Packet-level faults, the pure part: what is asked of packets, what becomes of each, the rules that bring them to us, and what was measured."""
+"""Packet faults: the effect on each packet, the kernel rules that queue packets, the engine that holds them, and
+probes."""

@@ -1,7 +1,7 @@
 """Encode and decode NFQUEUE's netlink messages. Pure; the caller owns the socket.
 
-A module of our own on the standard library (`socket`, `struct`), because the bindings that exist are C extensions without wheels: they want a
-compiler and a development package wherever an image is built, for what are five message types.
+It uses only the standard library (`socket`, `struct`). The existing bindings are C extensions without wheels: they
+need a compiler and a development package wherever an image is built, for five message types.
 Layouts: linux/netlink.h, linux/netfilter/nfnetlink.h, linux/netfilter/nfnetlink_queue.h.
 """
 

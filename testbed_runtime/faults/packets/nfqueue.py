@@ -1,6 +1,6 @@
-"""Packets through userspace: the kernel queues packets that match a rule, and this decides when each passes.
+"""Packets through userspace: the kernel queues packets that match a rule, and this module decides when each passes.
 
-`bypass` in the rules and FAIL_OPEN at the queue: packets pass when this process is gone or too slow.
+With `bypass` in the rules and FAIL_OPEN at the queue, packets pass when this process is gone or too slow.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class PacketQueue:
         for _ in range(BATCH):
             try:
                 data = self._socket.recv(MESSAGE_BYTES)
-            except OSError:  # nothing more, or packets were lost in front of us: FAIL_OPEN let them pass
+            except OSError:  # no more packets, or a full buffer: FAIL_OPEN let those packets pass
                 break
             for found in netlink.parse(data):
                 if isinstance(found, netlink.QueuedPacket):

@@ -1,4 +1,4 @@
-"""The rules of one engine: effect, packets and duration; which rules cannot hold together; what a probe must see. Pure.
+"""The rules of one engine: effect, packets and duration; which rules cannot be combined; what a probe must see. Pure.
 
 A packet *engine* runs in each network namespace. A `PacketRule` applies to packets that arrive there (`input`) or leave it (`output`).
 Latency and loss are held where packets arrive (`faults.fanout` splits a fault so): a sender whose packets wait on its own side has at
@@ -49,7 +49,7 @@ class PacketRule(Struct, frozen=True):
 
 
 def check_overlap(new: PacketRule, active: Iterable[PacketRule]) -> None:
-    """Raise UserError with both faults' names when a new rule cannot hold together with an active one."""
+    """Raise UserError with both faults' names when a new rule cannot be combined with an active one."""
     for old in active:
         if not touch(new, old):
             continue

@@ -231,7 +231,7 @@ async def _send(
         if room <= 0:
             if not await _until(through, lambda: _under_way(through) < WINDOW, STALL_S):
                 through.given_up = sent - 1
-            begin = max(begin, loop.time() - sent * every_s - TICK_S)  # what was not sent is not made up for
+            begin = max(begin, loop.time() - sent * every_s - TICK_S)  # missed probes are not sent later
             continue
         due = int((loop.time() - begin) / every_s) + 1
         for number in range(sent, min(count, due, sent + room)):

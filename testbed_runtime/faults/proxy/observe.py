@@ -23,12 +23,12 @@ CLEAN_S = 0.002
 """Round trips may be this much longer than before and still count as clean."""
 AFTER_SERIES = 10
 AFTER_PAUSE_S = 0.2
-"""Series of round trips after the end, until one is as before, and the pause between two: what a fault left stays longer than
-2 s, what a busy machine adds does not."""
+"""Series of round trips after the end, until one is as before, and the pause between two. Residue of a fault lasts
+longer than these 2 s, a delay by a busy machine does not."""
 SEEN_SHARE = 0.8
 """Share of the requested delay that must be measured; timers and probes account for the rest."""
 BULK_S = 0.3
-"""How long a throughput probe lasts under the ceiling, about."""
+"""About how long a throughput probe lasts under the ceiling."""
 CEILING_MARGIN = 1.25
 
 T = TypeVar("T")

@@ -1,7 +1,7 @@
 """Address resolution: direct, or through the proxy's route for (own process, peer, plane).
 
-The proxy's answers are cached for as long as this process lives: a route keeps its port. A peer that comes back under another address is
-another route.
+The proxy's answers are cached for as long as this process lives: a route keeps its port. A peer that returns under
+another address gets another route.
 """
 
 from __future__ import annotations
