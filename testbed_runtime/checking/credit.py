@@ -176,7 +176,9 @@ def _in_flight(producer: _Side, consumer: _Side) -> float | None:
     missing = np.sort(np.maximum(producer.used[before[known]] - consumer.used[known], 0))
     if not (count := len(missing)):
         return None
-    return (int(missing[(count - 1) // 2]) + int(missing[count // 2])) / 2  # `np.median` takes ten times as long
+    return (
+        int(missing[(count - 1) // 2]) + int(missing[count // 2])
+    ) / 2  # `np.median` takes ten times as long
 
 
 def _ahead(t_ns: Ints, received: Ints, other_t_ns: Ints, sent: Ints) -> int:

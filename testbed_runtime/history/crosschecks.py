@@ -36,7 +36,9 @@ def check_across(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     )
     found += check_exchange(trial, entry) + check_waits(trial, entry) + check_balance(trial, entry)
     found += check_faults(trial, entry, one_clock=one_clock) + check_kinds(trial)
-    found += check_sequences(trial, entry, one_clock=one_clock) + check_pairs(trial, entry, one_clock=one_clock)
+    found += check_sequences(trial, entry, one_clock=one_clock) + check_pairs(
+        trial, entry, one_clock=one_clock
+    )
     found += check_clocks(trial) if one_clock else []
     return [] if found and _lacks_rows(trial) else found
 

@@ -66,6 +66,7 @@ EVENT_KINDS: dict[str, str] = {
     "note": "text: a remark for the reader",
 }
 
+
 def columns_of_event(kind: str) -> frozenset[str]:
     """Return which of `attempt` and `checkpoint` an event of this kind has: its declaration lists them. The others are -1."""
     parts = [part.strip() for part in EVENT_KINDS.get(kind, "").split(";")]

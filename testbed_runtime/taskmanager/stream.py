@@ -111,38 +111,42 @@ class StreamTask:
             self.operator.close()
 
     async def run(self) -> None:
-        run = self._run
         if self._receiving is not None:
             self._receiving.start()
         try:
-            finished = run.input.finished
-            while not finished:
-                if self._receiving is not None:
-                    self._receiving.raise_if_failed()
-                if (due := self._next_timer()) is not None and due <= run.now():
-                    await self._on_timers()
-                if not (run.output.is_available or run.input.has_priority):
-                    await self._wait_for_output()
-                    continue
-                item = run.input.poll(self._run_buffers)
-                if item is None:
-                    await self._idle()
-                    continue
-                if not self._connected:
-                    self._note_connected()
-                await self._handle(*item)
-                if run.work is not None:
-                    await run.work.pay()
-                if not isinstance(item[1], list):
-                    finished = run.input.finished  # an event may have been the last one
-                elif run.input.is_available:
-                    await run.services.cpu.yield_control()
+            await self._read_all()
             await self._finish()
         finally:
             if self._receiving is not None:
                 await self._receiving.close()
             if self._sink is not None:
-                self._sink.end(finished=run.input.finished)
+                self._sink.end(finished=self._run.input.finished)
+
+    async def _read_all(self) -> None:
+        """Handle what arrives until every channel has ended."""
+        run = self._run
+        finished = run.input.finished
+        while not finished:
+            if self._receiving is not None:
+                self._receiving.raise_if_failed()
+            if (due := self._next_timer()) is not None and due <= run.now():
+                await self._on_timers()
+            if not (run.output.is_available or run.input.has_priority):
+                await self._wait_for_output()
+                continue
+            item = run.input.poll(self._run_buffers)
+            if item is None:
+                await self._idle()
+                continue
+            if not self._connected:
+                self._note_connected()
+            await self._handle(*item)
+            if run.work is not None:
+                await run.work.pay()
+            if not isinstance(item[1], list):
+                finished = run.input.finished  # an event may have been the last one
+            elif run.input.is_available:
+                await run.services.cpu.yield_control()
 
     async def _idle(self) -> None:
         run = self._run

@@ -35,7 +35,6 @@ FIRST_PORT = 20_000
 LOOPBACK_LATENCY_S = 50e-6
 """One-way latency, about that of loopback TCP between two processes."""
 
-
 _Frame: TypeAlias = tuple[object, int]
 """A frame on its way, with its size on the wire."""
 _Payload: TypeAlias = "bytes | _Frame | Exception | None"
@@ -123,8 +122,7 @@ class SimulatedConnection:
         return self._closed
 
     @property
-    def is_orphan(self) -> bool:
-        """Whether this end is open and the other one is not."""
+    def is_orphan(self) -> bool:  # this end is open and the other one is not
         return not self._closed and self._other is not None and self._other.is_closed
 
     def pair(self, other: SimulatedConnection) -> None:
@@ -471,17 +469,16 @@ class SimulatedFabric:
         link.held = lost or stalled
         if refused:
             self.reset(source, destination)
-        if began:
+        elif began:
             self._fail(c for c in self._connections if (c.local, c.remote) == (source, destination))
         elif ended:
-            left = (c for c in self._connections if (c.local, c.remote) == (destination, source))
-            self._fail(c for c in left if c.is_orphan)
+            ends = (destination, source)
+            self._fail(c for c in self._connections if c.is_orphan and (c.local, c.remote) == ends)
         self._changed(source, destination)
 
     def reset(self, source: str, destination: str) -> None:
         """Reset the open connections between both processes, once."""
-        ends = {source, destination}
-        self._fail(c for c in self._connections if {c.local, c.remote} == ends)
+        self._fail(c for c in self._connections if {c.local, c.remote} == {source, destination})
 
     def _fail(self, connections: Iterable[SimulatedConnection]) -> None:
         for connection in list(connections):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.contradictions.columns import (

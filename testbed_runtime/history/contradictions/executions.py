@@ -117,7 +117,9 @@ def _places(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
                 return
     for row, event in events(trial, *(TASK_EVENTS - OF_THE_JOBMASTER)):
         if there := _elsewhere(deployed, event["subject"], event["attempt"], event["process"]):
-            yield Damage("events", "subject", row, f"of {event['kind']} is {event['subject']}: process {there}")
+            yield Damage(
+                "events", "subject", row, f"of {event['kind']} is {event['subject']}: process {there}"
+            )
             return
     for row, r in distinct(trial, "waits", "who", "attempt", "process"):
         if there := _elsewhere(deployed, r["who"], r["attempt"], r["process"]):

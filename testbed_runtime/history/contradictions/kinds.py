@@ -23,7 +23,11 @@ OF_STATE = {
     "failed": frozenset(("reason", "duration_ns")),
 }
 """The columns that the rows of a checkpoint's states have. The others are empty or 0."""
-OF_ROLE = {"source": ("records_in", "bytes_in"), "sink": ("records_out", "bytes_out"), "operator": ("lag_ns",)}
+OF_ROLE = {
+    "source": ("records_in", "bytes_in"),
+    "sink": ("records_out", "bytes_out"),
+    "operator": ("lag_ns",),
+}
 """The columns of the tasks' samples that are 0 in each role."""
 
 
@@ -48,7 +52,10 @@ def _subjects(trial: Trial) -> Iterator[Damage]:
     for row, r in distinct(trial, "events", "kind", "subject", "process"):
         if r["kind"] in OWN_EVENTS and r["subject"] != r["process"]:
             yield Damage(
-                "events", "subject", row, f"of {r['kind']} is {r['subject'][:60]!r}, but {r['process']} wrote it"
+                "events",
+                "subject",
+                row,
+                f"of {r['kind']} is {r['subject'][:60]!r}, but {r['process']} wrote it",
             )
 
 
@@ -61,9 +68,13 @@ def _states(trial: Trial) -> Iterator[Damage]:
         filled = pc.not_equal(values, "" if column in ("task", "reason") else 0)
         filled = np.asarray(filled.to_numpy(zero_copy_only=False), dtype=np.bool_)
         for state, columns in OF_STATE.items():
-            wrong = np.flatnonzero(filled & equal(table, "state", state)) if column not in columns else ()
+            if column in columns:
+                continue
+            wrong = np.flatnonzero(filled & equal(table, "state", state))
             if len(wrong):
-                problem = f"is {values[int(wrong[0])].as_py()!r}, which a checkpoint that is {state} does not have"
+                problem = (
+                    f"is {values[int(wrong[0])].as_py()!r}, which a checkpoint that is {state} does not have"
+                )
                 yield Damage("checkpoints", column, int(wrong[0]), problem)
 
 
@@ -87,10 +98,15 @@ def _ids(trial: Trial) -> Iterator[Damage]:
         return
     for row, r in enumerate(table.select(["wait", "process", "after", "kind", "who"]).to_pylist()):
         for column in ("wait", "after"):
-            if any(one.rpartition("/")[0] != r["process"] for one in r[column].split() or [""] * (column == "wait")):
+            if any(
+                one.rpartition("/")[0] != r["process"]
+                for one in r[column].split() or [""] * (column == "wait")
+            ):
                 yield Damage("waits", column, row, f"is {r[column][:60]!r}, but {r['process']} wrote it")
         if r["kind"] in OWN_WAITS and r["who"] != r["process"]:
-            yield Damage("waits", "who", row, f"is {r['who'][:60]!r}, but {r['process']} wrote this {r['kind']} wait")
+            yield Damage(
+                "waits", "who", row, f"is {r['who'][:60]!r}, but {r['process']} wrote this {r['kind']} wait"
+            )
 
 
 def _limits(trial: Trial) -> Iterator[Damage]:
@@ -102,7 +118,9 @@ def _limits(trial: Trial) -> Iterator[Damage]:
         if bool(r["option"]) != bool(r["value"]):
             yield Damage("waits", "option", row, f"is {r['option'][:60]!r}, but value is {r['value'][:60]!r}")
         elif not r["option"] and r["budget_ns"] != -1:
-            yield Damage("waits", "budget_ns", row, f"is {r['budget_ns']}, but no option limits this {r['kind']} wait")
+            yield Damage(
+                "waits", "budget_ns", row, f"is {r['budget_ns']}, but no option limits this {r['kind']} wait"
+            )
 
 
 def _links(trial: Trial) -> Iterator[Damage]:
@@ -111,4 +129,6 @@ def _links(trial: Trial) -> Iterator[Damage]:
         sender, _, receiver = r["link"].partition("->")
         end = sender if r["side"] == "sent" else receiver
         if r["process"].rpartition("-")[0] != end:
-            yield Damage("frames", "link", row, f"is {r['link'][:60]!r}, but {r['process']} {r['side']} the frame")
+            yield Damage(
+                "frames", "link", row, f"is {r['link'][:60]!r}, but {r['process']} {r['side']} the frame"
+            )

@@ -30,7 +30,13 @@ from testbed_runtime.history.schema import Trial
 
 ENDS_WITH = {"restore": "task.restored", "first-record": "sink.first-record"}
 """The event of a task that each of these waits of a task ends with."""
-OF_RESTART = ("failover.started", "failover.failure", "failover.cancelled", "failover.slots", "failover.attempt")
+OF_RESTART = (
+    "failover.started",
+    "failover.failure",
+    "failover.cancelled",
+    "failover.slots",
+    "failover.attempt",
+)
 """Events of each restart that was deployed."""
 WAIT_OF_RESTART = {"failover.cancelled": "cancellation", "failover.slots": "slot"}
 """The wait of the JobMaster that these events end."""
@@ -43,7 +49,9 @@ def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> l
     """Return the rows whose counterpart is missing, at most one for each rule."""
     states = [(e, parsed(e["data"])) for _, e in events(trial, "task.state")]
     deployed = {(e["subject"], e["attempt"]): (e, d) for e, d in states if d.get("to") == "DEPLOYING"}
-    finished = {(e["subject"], e["attempt"]) for e, d in states if d.get("to") == "FINISHED"} & deployed.keys()
+    finished = {
+        (e["subject"], e["attempt"]) for e, d in states if d.get("to") == "FINISHED"
+    } & deployed.keys()
     waits = _waits(trial)
     if not deployed or not waits or not recorded_to_its_end(trial):
         return []
@@ -71,12 +79,12 @@ def _ends(trial: Trial, waits: Waits, finished: set[Attempt]) -> Iterator[Damage
             problem = f"is {kind!r}, but there is no {ending} of attempt {attempt} of {task} (events)"
             yield Damage("waits", "kind", waited[task, attempt], problem)
         for task, attempt in sorted((ended.keys() - waited.keys()) & finished):
-            yield Damage("waits", "kind", -1, f"has no {kind} of attempt {attempt} of {task} ({ending} in events)")
+            yield Damage(
+                "waits", "kind", -1, f"has no {kind} of attempt {attempt} of {task} ({ending} in events)"
+            )
 
 
-def _inputs(
-    trial: Trial, entry: Mapping[str, Any], waits: Waits, finished: set[Attempt]
-) -> Iterator[Damage]:
+def _inputs(trial: Trial, entry: Mapping[str, Any], waits: Waits, finished: set[Attempt]) -> Iterator[Damage]:
     """Yield a source that finished without source.end, and another task that finished although its gate was not connected."""
     inner = {target for _, target, _ in edges(entry)}
     known = {v["name"] for v in vertices(entry)}
@@ -95,7 +103,7 @@ def _inputs(
 
 
 def _deployments(trial: Trial, waits: Waits, deployed: Mapping[Attempt, Any]) -> Iterator[Damage]:
-    """Yield an attempt whose deployment nobody waited for, or that was deployed to a TaskManager that had not registered."""
+    """Yield an attempt whose deployment has no wait, or that was deployed to a TaskManager that had not registered."""
     registered = {e["subject"]: row for row, e in events(trial, "taskmanager.registered")}
     waited = {(r["what"], r["attempt"]) for _, r in waits if r["kind"] == "deployment"}
     for (task, attempt), (_, data) in sorted(deployed.items()):
@@ -103,35 +111,63 @@ def _deployments(trial: Trial, waits: Waits, deployed: Mapping[Attempt, Any]) ->
             problem = f"has no taskmanager.registered of {data.get('taskmanager')}, to which {task} was deployed (task.state)"
             yield Damage("events", "kind", -1, problem)
         if (task, attempt) not in waited:
-            yield Damage("waits", "kind", -1, f"has no deployment of attempt {attempt} of {task} (task.state in events)")
+            yield Damage(
+                "waits",
+                "kind",
+                -1,
+                f"has no deployment of attempt {attempt} of {task} (task.state in events)",
+            )
     for kind in ("registration", "start"):
         named = {name for _, r in waits if r["kind"] == kind for name in (r["who"], r["what"])}
         for name in sorted(registered.keys() - named):
-            yield Damage("waits", "kind", -1, f"has no {kind} of {name}, which registered (taskmanager.registered in events)")
+            yield Damage(
+                "waits",
+                "kind",
+                -1,
+                f"has no {kind} of {name}, which registered (taskmanager.registered in events)",
+            )
 
 
 def _restarts(trial: Trial, waits: Waits) -> Iterator[Damage]:
     """Yield a restart that was deployed without what precedes that, an event of a restart that did not start, and waits of one."""
-    rows = {kind: {e["subject"]: row for row, e in events(trial, kind)} for kind in (*OF_RESTART, "failover.deployed")}
+    rows = {
+        kind: {e["subject"]: row for row, e in events(trial, kind)}
+        for kind in (*OF_RESTART, "failover.deployed")
+    }
     started = rows["failover.started"]
     for kind in OF_RESTART:
         if missing := rows["failover.deployed"].keys() - rows[kind].keys():
             yield Damage("events", "kind", -1, f"has no {kind} of restart {min(missing)} (failover.deployed)")
     for kind, found in rows.items():
         if kind != "failover.failure" and (more := found.keys() - started.keys()):
-            yield Damage("events", "subject", found[min(more)], f"of {kind} is {min(more)}, but no such restart started")
+            yield Damage(
+                "events",
+                "subject",
+                found[min(more)],
+                f"of {kind} is {min(more)}, but no such restart started",
+            )
     for kind, wait in WAIT_OF_RESTART.items():
         ends = [r["t_ns"] for _, r in waits if r["kind"] == wait]
         for _, event in events(trial, kind):
             if min((abs(end - event["t_ns"]) for end in ends), default=TOLERANCE_NS + 1) > TOLERANCE_NS:
-                yield Damage("waits", "kind", -1, f"has no {wait} that restart {event['subject']} ended ({kind} in events)")
+                yield Damage(
+                    "waits",
+                    "kind",
+                    -1,
+                    f"has no {wait} that restart {event['subject']} ended ({kind} in events)",
+                )
     for row, r in waits:
         if r["kind"] in ("cancellation", "restart-delay", "fencing") and str(r["attempt"]) not in started:
-            yield Damage("waits", "attempt", row, f"of this {r['kind']} wait is {r['attempt']}, but no such restart started")
+            yield Damage(
+                "waits",
+                "attempt",
+                row,
+                f"of this {r['kind']} wait is {r['attempt']}, but no such restart started",
+            )
 
 
 def _checkpoints(trial: Trial, waits: Waits) -> Iterator[Damage]:
-    """Yield completed checkpoints that nobody waited for."""
+    """Yield completed checkpoints without a wait."""
     table = trial.table("checkpoints")
     if not sound(table, "state", "process", "checkpoint"):
         return
@@ -140,17 +176,26 @@ def _checkpoints(trial: Trial, waits: Waits) -> Iterator[Damage]:
     for kind in ("checkpoint", "completion"):
         waited = Counter((r["process"], r["what"]) for _, r in waits if r["kind"] == kind)
         if missing := done - waited:
-            yield Damage("waits", "kind", -1, f"has no {kind} for {min(missing)[1]}, which was completed (checkpoints)")
+            yield Damage(
+                "waits", "kind", -1, f"has no {kind} for {min(missing)[1]}, which was completed (checkpoints)"
+            )
 
 
 def _losses(trial: Trial, waits: Waits) -> Iterator[Damage]:
-    """Yield a TaskManager that was lost by a heartbeat that nobody waited for."""
+    """Yield a TaskManager that was lost by a heartbeat, without a wait for that heartbeat."""
     expired = [r for _, r in waits if r["kind"] == "heartbeat" and r["outcome"] == Outcome.EXPIRED]
     for row, event in events(trial, "taskmanager.lost"):
         data = parsed(event["data"])
         mine = [r for r in expired if (r["who"], r["what"]) == (data.get("detector"), event["subject"])]
-        if data.get("wait") == "heartbeat" and not any(abs(r["t_ns"] - event["t_ns"]) <= TOLERANCE_NS for r in mine):
-            yield Damage("events", "t_ns", row, f"of taskmanager.lost is no end of a heartbeat of {event['subject']} (waits)")
+        if data.get("wait") == "heartbeat" and not any(
+            abs(r["t_ns"] - event["t_ns"]) <= TOLERANCE_NS for r in mine
+        ):
+            yield Damage(
+                "events",
+                "t_ns",
+                row,
+                f"of taskmanager.lost is no end of a heartbeat of {event['subject']} (waits)",
+            )
 
 
 def _peers(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,9 @@ def _phases(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     if not entered or found == planned:
         return
     row = next((row for (row, name), phase in zip(entered, planned, strict=False) if name != phase), -1)
-    problem = f"of trial.phase has {', '.join(found)[:80]}, but the phases are {', '.join(planned)} (manifest)"
+    problem = (
+        f"of trial.phase has {', '.join(found)[:80]}, but the phases are {', '.join(planned)} (manifest)"
+    )
     yield Damage("events", "subject", row, problem)
 
 
@@ -68,7 +71,9 @@ def _of_faults(trial: Trial) -> dict[tuple[str, str], list[tuple[int, dict[str, 
     """Map each fault and process to its rows, in the order in which they were written."""
     table, found = trial.table("faults"), dict[tuple[str, str], list[tuple[int, dict[str, Any]]]]()
     if sound(table, "process", "seq", "t_ns", "fault", "state", "kind", "targets", "asked", "backend"):
-        for row, r in sorted(enumerate(table.to_pylist()), key=lambda pair: (pair[1]["process"], pair[1]["seq"])):
+        for row, r in sorted(
+            enumerate(table.to_pylist()), key=lambda pair: (pair[1]["process"], pair[1]["seq"])
+        ):
             found.setdefault((r["process"], r["fault"]), []).append((row, r))
     return found
 
@@ -81,7 +86,12 @@ def _faults(trial: Trial) -> Iterator[Damage]:
         for row, r in rows:
             needed = BEFORE.get(r["state"], ())
             if needed and not seen & set(needed):
-                yield Damage("faults", "state", row, f"says that {name} was {r['state']}, but not {' or '.join(needed)} before")
+                yield Damage(
+                    "faults",
+                    "state",
+                    row,
+                    f"says that {name} was {r['state']}, but not {' or '.join(needed)} before",
+                )
                 return
             seen.add(r["state"])
             for column in ("backend", "asked", "targets"):
@@ -90,14 +100,16 @@ def _faults(trial: Trial) -> Iterator[Damage]:
                     yield Damage("faults", column, row, problem)
                     return
         if ended and not seen & set(LAST_STATES):
-            yield Damage("faults", "state", rows[-1][0], f"is the last one of {name}, which was not cleaned up")
+            yield Damage(
+                "faults", "state", rows[-1][0], f"is the last one of {name}, which was not cleaned up"
+            )
             return
 
 
 def _moved(trial: Trial) -> Iterator[Damage]:
     """Yield a state of a fault that is earlier than the one before."""
     for (_, name), rows in _of_faults(trial).items():
-        for (before, a), (_, b) in zip(rows, rows[1:], strict=False):
+        for (before, a), (_, b) in pairwise(rows):
             if a["targets"] == b["targets"] and b["t_ns"] < a["t_ns"] - TOLERANCE_NS:
                 off = (a["t_ns"] - b["t_ns"]) / NS
                 problem = f"says that {name} was {a['state']} {off:.1f} s after it was {b['state']}"
