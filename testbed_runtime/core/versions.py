@@ -89,6 +89,11 @@ PRIORITY_PASSES_BLOCK = Change(
     "2.3",
     "an unaligned barrier is sent even if its subpartition is blocked; before, it waits until the consumer resumes",
 )
+CHECKPOINTS_FOLLOW_TASKS = Change(
+    "2.3",
+    "the first checkpoint comes min-pause after all tasks run, and after a restart min-pause and then an interval after the first "
+    "one runs; before, at a drawn moment after the job's state is RUNNING. One that comes before all tasks run is dropped",
+)
 NO_DATASET = Change("2.0", "the DataSet API is gone, and with it bulk and delta iterations")
 
 CHANGES = (
@@ -113,6 +118,7 @@ CHANGES = (
     ISO_DURATIONS,
     NO_DATASET,
     PRIORITY_PASSES_BLOCK,
+    CHECKPOINTS_FOLLOW_TASKS,
 )
 
 

@@ -124,12 +124,20 @@ class Checkpoints:
         reason = self._coordinator.drain_refused
         return reason.value if reason is not None else ""
 
+    def job_running(self) -> None:
+        self._follow(self._coordinator.on_job_running)
+
+    def task_running(self) -> None:
+        self._follow(self._coordinator.on_task_running)
+
     def all_running(self) -> None:
-        """Begin to take checkpoints. A batch job takes none, also no final one: it ends with its sources."""
-        if self._graph.graph.is_batch:
-            return
-        self._coordinator.activate(self._services.clock.now())
-        self._arm()
+        self._follow(self._coordinator.on_all_running)
+
+    def _follow(self, change: Callable[[float], None]) -> None:
+        """Tell the coordinator of a change. A batch job takes no checkpoints, also no final one: it ends with its sources."""
+        if not self._graph.graph.is_batch:
+            change(self._services.clock.now())
+            self._arm()
 
     def stop_with_drain(self) -> None:
         self._coordinator.stop_with_drain()
@@ -146,8 +154,15 @@ class Checkpoints:
             self._services.event("note", self._done.job, text=text)
             self._on_refused()
 
-    def abort(self, reason: CheckpointFailureReason) -> None:
-        for failed in self._coordinator.abort_all(reason, self._services.clock.now()):
+    def on_restart(self) -> None:
+        self._aborted(self._coordinator.on_restart(self._services.clock.now()))
+
+    def stop(self) -> None:
+        """Trigger no more checkpoints: the job ends."""
+        self._aborted(self._coordinator.stop(self._services.clock.now()))
+
+    def _aborted(self, checkpoints: list[Failed]) -> None:
+        for failed in checkpoints:
             self._record_failed(failed)
         self._arm()
 

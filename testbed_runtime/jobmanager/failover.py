@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.causes import RECOVERED
-from testbed_runtime.core.job.checkpoints import CheckpointFailureReason
 from testbed_runtime.core.job.executiongraph import ExecutionState
 from testbed_runtime.core.job.failover import Task, name_of
 from testbed_runtime.core.job.limits import option_limit, restart_delay
@@ -153,7 +152,7 @@ class Failovers:
         self.suspect(cause)
         self._scheduler.stop()
         self._scheduler.release_expected(cause.text)
-        self._checkpoints.abort(CheckpointFailureReason.JOB_FAILOVER_REGION)
+        self._checkpoints.on_restart()
         self._delay(failover, now)
         for task in failover.tasks:
             self._tasks.cancel(task)
@@ -287,6 +286,7 @@ class Failovers:
             self._graph.reset(failover.tasks)
             self._on_reset()
             self._state.to("RUNNING")
+            self._checkpoints.job_running()
             self._scheduler.schedule(failover.tasks)
             self._state.save()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.ids import JOBMANAGER, TaskManagerID
-from testbed_runtime.core.job.checkpoints import CheckpointFailureReason
 from testbed_runtime.core.job.deployments import Missing
 from testbed_runtime.core.job.executiongraph import ExecutionGraph, ExecutionState
 from testbed_runtime.core.job.failover import Task, name_of
@@ -109,7 +108,7 @@ class JobMaster:
             results=self._results,
             restarts=recovered.restarts if recovered else 0,
             probe=self.heartbeats.probe,
-            on_exhausted=lambda: self._end_all(CheckpointFailureReason.TASK_FAILURE),
+            on_exhausted=self._end_all,
             on_reset=self._reports.forget_ended,
         )
         self.handlers = self._handlers()
@@ -148,13 +147,14 @@ class JobMaster:
                 self._checkpoints.stop_with_drain()
                 self._scheduler.deploy_all()
         self._state.to("RUNNING")
+        self._checkpoints.job_running()
         self._scheduler.schedule(self.graph.tasks)
         self._state.save()
 
     def cancel(self) -> None:
         if not self._state.terminal:
             self._state.to("CANCELLING")
-            self._end_all(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
+            self._end_all()
 
     def stop_with_drain(self) -> None:
         """Take a final checkpoint as soon as all tasks run; then the tasks finish."""
@@ -209,9 +209,9 @@ class JobMaster:
 
     # ---- end
 
-    def _end_all(self, reason: CheckpointFailureReason) -> None:
+    def _end_all(self) -> None:
         """Cancel every task; the job ends when all tasks have."""
-        self._checkpoints.abort(reason)
+        self._checkpoints.stop()
         self._scheduler.abandon()
         self._failovers.abandon()
         for task in self.graph.tasks:
@@ -235,7 +235,7 @@ class JobMaster:
 
     def _finish(self, state: str, text: str, *, root: str = "") -> None:
         self._state.to(state, text=text, root=root)
-        self._checkpoints.abort(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)
+        self._checkpoints.stop()
         self._scheduler.close()
         self._failovers.abandon()
         self._scheduler.release_all(f"The job {self.job} has ended.")
@@ -295,6 +295,8 @@ class JobMaster:
         if not self._tasks.transition(task, state):
             return
         if state is _S.RUNNING or (state is _S.FINISHED and self._failovers.active):
+            if state is _S.RUNNING:
+                self._checkpoints.task_running()
             self._failovers.check_deployed()
             if not self._failovers.active and self.graph.all_in(_S.RUNNING, _S.FINISHED):
                 self._checkpoints.all_running()

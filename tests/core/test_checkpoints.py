@@ -102,9 +102,11 @@ def test_a_success_of_an_older_checkpoint_does_not_break_the_row():
 
 
 def coordinator(draw=max, **config):
-    config = CheckpointConfig(**{"interval_s": 1.0, "timeout_s": 10.0} | config)
+    """A coordinator whose first checkpoint is due after the interval, unless `draw` says otherwise."""
+    config = CheckpointConfig(**{"interval_s": 1.0, "timeout_s": 10.0, "flink_version": "2.2"} | config)
     made = CheckpointCoordinator(config, draw=draw)
-    made.activate(0.0)
+    made.on_job_running(0.0)
+    made.on_task_running(0.0)
     return made
 
 
@@ -141,7 +143,7 @@ def test_checkpoints_come_at_the_interval_and_never_two_at_once():
     ],
 )
 def test_the_first_checkpoint_comes_after_a_delay_that_is_drawn(config, bounds):
-    """CheckpointCoordinator#getRandomInitDelay: from min-pause to the interval, at each activation."""
+    """CheckpointCoordinator#getRandomInitDelay: from min-pause to the interval, until 2.2 at each activation."""
     asked = []
 
     def draw(low, high):
@@ -151,9 +153,48 @@ def test_the_first_checkpoint_comes_after_a_delay_that_is_drawn(config, bounds):
     made = coordinator(draw, **config)
     assert asked == [bounds]
     assert made.next_deadline() == bounds[0] / 1000
-    made.abort_all(R.JOB_FAILOVER_REGION, 0.0)
-    made.activate(10.0)
+    made.on_restart(0.0)
+    made.on_job_running(10.0)
+    made.on_task_running(11.0)
+    made.on_all_running(12.0)
     assert made.next_deadline() == 10 + bounds[0] / 1000
+    assert asked == [bounds, bounds]
+
+
+@pytest.mark.parametrize("version", ["2.3", "2.x"])
+def test_from_2_3_on_the_first_checkpoint_comes_min_pause_after_all_tasks_run(version):
+    """ExecutionTrackingCheckpointCoordinatorDeActivator: what is due before is dropped, and the period starts anew."""
+    made = coordinator(interval_s=6.0, min_pause_s=0.25, flink_version=version)
+    assert made.next_deadline() == 0.25
+    assert made.on_time(0.25, []) == []
+    made.on_task_running(0.5)
+    assert made.next_deadline() == 6.25
+    made.on_all_running(1.0)
+    assert made.next_deadline() == 1.25
+    assert made.on_time(1.25, TASKS) == [Triggered(1, False)]
+    finish(made, 1, 1.5)
+    made.on_all_running(2.0)
+    assert made.next_deadline() == 7.25
+
+
+def test_from_2_3_on_the_period_after_a_restart_begins_with_the_first_task_and_survives_later_restarts():
+    """Seen with Flink 2.3.0: the attempts that failed are tracked for good, so that only the first report of RUNNING counts."""
+    made = coordinator(interval_s=6.0, flink_version="2.3", max_concurrent=2)
+    made.on_all_running(1.0)
+    assert made.on_time(1.0, TASKS) == [Triggered(1, False)]
+    assert [(f.checkpoint, f.reason) for f in made.on_restart(2.0)] == [(1, R.CHECKPOINT_COORDINATOR_SUSPEND)]
+    made.on_job_running(3.0)
+    assert made.next_deadline() == float("inf")
+    made.on_task_running(4.0)
+    assert made.on_time(4.0, []) == []
+    made.on_all_running(5.0)
+    assert made.on_time(10.0, TASKS) == [Triggered(2, False)]
+    assert [(f.checkpoint, f.reason) for f in made.on_restart(11.0)] == [(2, R.JOB_FAILOVER_REGION)]
+    for again in (made.on_job_running, made.on_task_running, made.on_all_running):
+        again(15.0)
+    assert made.next_deadline() == 16.0
+    assert made.stop(15.5) == []
+    assert made.next_deadline() == float("inf")
 
 
 def test_the_period_follows_from_the_first_checkpoint():
@@ -234,8 +275,8 @@ def test_a_stop_of_the_scheduler_empties_the_queue():
     made = coordinator()
     made.on_time(1.0, TASKS)
     made.on_time(3.5, TASKS)
-    made.abort_all(R.JOB_FAILOVER_REGION, 3.6)
-    made.activate(4.0)
+    made.on_restart(3.6)
+    made.on_job_running(4.0)
     assert made.next_deadline() == 5.0
 
 
@@ -270,19 +311,19 @@ def test_acknowledgements_count_once_and_only_from_those_asked():
     assert made.acknowledge(TASKS[0], ack(TASKS[0], 9)) is AckOutcome.UNKNOWN
 
 
-def test_nothing_is_triggered_between_a_failover_and_the_next_activation():
+def test_nothing_is_triggered_between_a_failover_and_the_next_start():
     """Pending ones are aborted; what is being finalized is decided in the store."""
     made = coordinator(max_concurrent=2)
     made.on_time(1.0, TASKS)
     made.on_time(2.0, TASKS)
     for task in TASKS:
         made.acknowledge(task, ack(task, 1))
-    aborted = made.abort_all(R.JOB_FAILOVER_REGION, 2.1)
+    aborted = made.on_restart(2.1)
     assert [(f.checkpoint, f.job_failure) for f in aborted] == [(2, "")]
     assert made.on_time(50.0, TASKS) == []
     made.complete(1, 2.2)
     assert made.last_completed == 1
-    made.activate(60.0)
+    made.on_job_running(60.0)
     assert made.next_deadline() == 61.0
 
 
@@ -319,8 +360,8 @@ def test_a_final_checkpoint_that_fails_is_tried_again():
     assert made.on_time(0.2, TASKS) == []
     assert made.next_deadline() == 0.2 + DRAIN_PAUSE_S
     assert made.on_time(0.2 + DRAIN_PAUSE_S, TASKS) == [Triggered(2, True)]
-    made.abort_all(R.JOB_FAILOVER_REGION, 0.4)
-    made.activate(5.0)
+    made.on_restart(0.4)
+    made.on_job_running(5.0)
     assert made.on_time(5.0, TASKS) == [Triggered(3, True)]
 
 

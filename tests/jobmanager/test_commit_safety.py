@@ -97,7 +97,7 @@ async def test_commits_that_are_in_the_record_are_not_written_again():
 @virtually
 async def test_a_checkpoint_waits_for_the_record_of_what_an_at_least_once_sink_committed():
     """Else a JobManager that dies takes along rows that no attempt writes again."""
-    async with Cluster(4) as cluster:
+    async with Cluster(4, {"execution.checkpointing.min-pause": "1 s"}) as cluster:
         recorder = AwayRecorder()
         cluster.rows.flush = recorder.flush
         await cluster.submit()

@@ -345,7 +345,7 @@ async def test_at_least_once_commits_are_recorded_once_each():
 @virtually
 async def test_a_killed_jobmanager_goes_on_from_the_store():
     """The same job, the latest checkpoint, attempts that count on; nothing is committed twice."""
-    async with Cluster(4, commit=COMMIT) as cluster:
+    async with Cluster(4, {"execution.checkpointing.min-pause": "1 s"}, commit=COMMIT) as cluster:
         job = await cluster.submit()
         await cluster.until(lambda: len(cluster.rows.table("delivery")) >= 4)
         await asyncio.sleep(0.1)
@@ -417,16 +417,24 @@ async def test_one_timer_sends_the_heartbeats_to_all_taskmanagers():
         assert asked == [[1.0, 2.0, 3.0]] * 3
 
 
-@virtually
-async def test_the_first_checkpoint_comes_at_a_drawn_moment_of_the_first_interval():
-    """The next ones follow at the interval."""
-    async with running_job(5, {"execution.checkpointing.interval": "10 s"}) as cluster:
-        running = asyncio.get_running_loop().time()
-        await asyncio.sleep(25)
-        rows = [row for row in cluster.rows.table("checkpoints") if row["state"] == "triggered"]
-        first, second = (row["t"] - running for row in rows[:2])
-        assert 0 < first < 9.9
-        assert second - first == pytest.approx(10, abs=0.01)
+@pytest.mark.parametrize(("version", "earliest", "latest"), [("2.2", 0.1, 9.9), ("2.3", -0.01, 0.01)])
+def test_the_first_checkpoint_comes_at_a_drawn_moment_of_the_first_interval_until_2_2(
+    version, earliest, latest
+):
+    """From 2.3 on as soon as all tasks run. The next ones follow at the interval."""
+
+    async def test():
+        async with running_job(
+            5, {"execution.checkpointing.interval": "10 s"}, flink_version=version
+        ) as cluster:
+            running = asyncio.get_running_loop().time()
+            await asyncio.sleep(25)
+            rows = [row for row in cluster.rows.table("checkpoints") if row["state"] == "triggered"]
+            first, second = (row["t"] - running for row in rows[:2])
+            assert earliest < first < latest
+            assert second - first == pytest.approx(10, abs=0.01)
+
+    run_virtual(test())
 
 
 def test_the_configuration_of_the_harness_is_what_the_tests_speak_of():

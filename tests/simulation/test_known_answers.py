@@ -197,7 +197,7 @@ CASES = [
         ASK, 3.0, rounds=2, options={"heartbeat.interval": "1 s", ASK: "3 s"}, observation="30 s",
     ),
     Case(
-        "busy-jobmanager", [fault("kill", "1 s", SINK, **KILL)], "headgate.jobmanager.service-time", 4.2, failovers=1,
+        "busy-jobmanager", [fault("kill", "1 s", SINK, **KILL)], "headgate.jobmanager.service-time", 3.4, failovers=1,
         options={**QUICK, "headgate.jobmanager.service-time": "100 ms"}, observation="30 s",
     ),
     Case(  # each report of a task that was cancelled keeps the JobManager busy for 4 s, so all asks expire after 3 s. It

@@ -17,6 +17,7 @@ from testbed_runtime.core.job.failover import Task
 from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, SinkCommit
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.versions import (
+    CHECKPOINTS_FOLLOW_TASKS,
     FAILURE_NAMES_REASON,
     FINALIZATION_COUNTS,
     IO_FAILURES_COUNT,
@@ -257,15 +258,58 @@ class CheckpointCoordinator:
         self.drain_refused: CheckpointFailureReason | None = None
         """Why the last request to stop cannot be carried out."""
         self._active = False
+        self._follows_tasks = has(config.flink_version, CHECKPOINTS_FOLLOW_TASKS)
+        self._all_ran = self._has_restarted = False
 
     # ---- when
 
-    def activate(self, now: float) -> None:
-        """All tasks are running. The first checkpoint is due after the drawn delay, a wanted final one at once."""
+    def on_job_running(self, now: float) -> None:
+        """The state of the job is RUNNING. Its tasks need not run yet."""
+        if not self._follows_tasks:
+            self._start(now)
+
+    def on_task_running(self, now: float) -> None:
+        """A task has reported that it runs, which starts a scheduler that was stopped (DefaultExecutionGraph.updateState)."""
+        if self._follows_tasks and not self._active:
+            self._start(now)
+
+    def on_all_running(self, now: float) -> None:
+        """All tasks run or have finished, which starts the period anew before the first restart. After one, Flink's
+        ExecutionTrackingCheckpointCoordinatorDeActivator still waits for the attempts that failed, and does nothing."""
+        self._drain_from = min(self._drain_from, now)
+        if self._follows_tasks and not (self._has_restarted or self._all_ran):
+            self._all_ran = True
+            self._start(now)
+
+    def _start(self, now: float) -> None:
+        """Begin to trigger checkpoints. The first one is due after the drawn delay (from 2.3 on, after min-pause), a wanted final one
+        at once."""
         self._active = True
         if self._interval_s < FOREVER:
-            delay_ms = self._draw(round(self._min_pause_s * 1000), round(self._interval_s * 1000))
-            self._due = now + delay_ms / 1000
+            shortest_ms, longest_ms = round(self._min_pause_s * 1000), round(self._interval_s * 1000)
+            delay_ms = shortest_ms if self._follows_tasks else self._draw(shortest_ms, longest_ms)
+            self._due, self._queued, self._recheck = now + delay_ms / 1000, 0, FOREVER
+
+    def on_restart(self, now: float) -> list[Failed]:
+        """Abort the pending checkpoints and stop the scheduler. From 2.3 on, only that which all running tasks have started is
+        stopped: after the first restart, the period goes on."""
+        goes_on = self._follows_tasks and not self._all_ran
+        self._all_ran, self._has_restarted = False, True
+        if goes_on:
+            return self._abort_pending(_R.JOB_FAILOVER_REGION, now)
+        return self.stop(now)
+
+    def stop(self, now: float) -> list[Failed]:
+        """Abort the pending checkpoints and trigger none until the next start. The store decides about those that are being
+        finalized."""
+        failed = self._abort_pending(_R.CHECKPOINT_COORDINATOR_SUSPEND, now)
+        self._active = False
+        self._due = self._recheck = FOREVER
+        self._queued = 0
+        return failed
+
+    def _abort_pending(self, reason: CheckpointFailureReason, now: float) -> list[Failed]:
+        return [self._fail(p, reason, now) for p in list(self._pending.values()) if not p.finalizing]
 
     def stop_with_drain(self) -> None:
         """Take one final checkpoint; no periodic ones follow."""
@@ -403,15 +447,6 @@ class CheckpointCoordinator:
         self._pause_end = now + self._min_pause_s
         older = [p for p in self._pending.values() if p.id < checkpoint]
         return [self._fail(p, _R.CHECKPOINT_SUBSUMED, now) for p in older]
-
-    def abort_all(self, reason: CheckpointFailureReason, now: float) -> list[Failed]:
-        """Abort everything at a failover or the end of the job. Nothing is triggered until `activate`. The store decides about
-        checkpoints that are being finalized."""
-        failed = [self._fail(p, reason, now) for p in list(self._pending.values()) if not p.finalizing]
-        self._active = False
-        self._due = self._recheck = FOREVER
-        self._queued = 0
-        return failed
 
 
 def parts_to_commit(commit: SinkCommit, last_completed: int) -> list[SinkCommit]:
