@@ -58,6 +58,7 @@ from testbed_runtime.core.judgement.metrics import (
     NO_FAILOVER,
     NO_FAULT,
     NOT_COUNTED,
+    NOT_SAMPLED,
     QUANTILES,
 )
 from testbed_runtime.core.judgement.recovery import TrialRecovery
@@ -154,7 +155,6 @@ def _delivery(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> N
 
 
 def _credit(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
-    del spans
     found = check_credit(trial)
     _value(answers, "network.in-flight", found.in_flight, "")
     _value(answers, "backpressure.reach", reached_source_s(trial), "")
@@ -162,7 +162,10 @@ def _credit(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> Non
     if not options(entry).credit_based:
         answers.add("credit.violations", 0, text="no credit: the legacy mode")
         return
-    reason = "" if found.samples or found.only_local else JOB_FAILED if terminal_failure(trial) else NO_DATA
+    finished = job_state(trial, spans.end) == "FINISHED"
+    reason = JOB_FAILED if terminal_failure(trial) else NOT_SAMPLED if finished else NO_DATA
+    if found.samples or found.only_local:
+        reason = ""
     answers.add("credit.violations", None if reason else found.violations, text=found.detail, reason=reason)
 
 

@@ -20,6 +20,7 @@ from testbed_runtime.core.judgement.metrics import (
     HISTORY_INCOMPLETE,
     NO_DATA,
     NOT_COUNTED,
+    NOT_SAMPLED,
     NOT_DRAINED,
 )
 from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, Verdict, judge
@@ -352,6 +353,21 @@ def test_buffers_in_use_are_the_largest_share_of_a_phase_and_last_until_they_cha
     assert used[""] == (0.25, "tm-0-1 25.0%; tm-1-1 20.0%")
     (leaked,) = [r for r in rows if r["metric"] == "buffers.leaked"]
     assert (leaked["value"], leaked["text"]) == (2, "tm-1-1 2")
+
+
+def test_a_job_that_finished_before_its_channels_were_sampled_is_not_judged_by_its_credit(history: Any):
+    """A blocking result is read in less than a tenth of a second. A job that runs on, and has no samples, is unknown."""
+
+    def finished_at(t: float | None) -> Any:
+        def change(table: str, row: dict[str, Any]) -> dict[str, Any] | None:
+            ends = row.get("kind") == "job.state" and "FINISHED" in str(row["data"])
+            row = row | {"t_ns": history.at(t)} if ends and t is not None else row
+            return None if table == "channels" else row
+
+        rows = trial_metrics(history.good(change), history.entry())
+        return next(r["reason"] for r in rows if r["metric"] == "credit.violations")
+
+    assert (finished_at(20.0), finished_at(None)) == (NOT_SAMPLED, NO_DATA)
 
 
 def test_a_leak_that_no_taskmanager_counted_is_unknown(history: Any):

@@ -71,6 +71,7 @@ CHECKS = [
     ({"delivery_lost": {"value": 0, "reason": m.NOT_DRAINED}}, "delivery.lost equals 0", ("Inconclusive", m.NOT_DRAINED, "0")),
     ({"delivery_lost": None}, "delivery.lost equals 0", ("Inconclusive", m.NO_DATA, "")),
     ({"buffers_leaked": {"value": None, "reason": m.NOT_COUNTED}}, "buffers.leaked equals 0", ("Pass", m.NOT_COUNTED, "")),
+    ({"credit_violations": {"value": None, "reason": m.NOT_SAMPLED}}, "credit.violations equals 0", ("Pass", m.NOT_SAMPLED, "")),
     ({"recovery_detect": 6.0}, "recovery.detect at most 5.5 s", ("Fail", "", "6.00 s")),
     ({"recovery_detect": None}, "recovery.detect at most 5.5 s", ("Inconclusive", m.NO_DATA, "")),
 ]  # fmt: skip

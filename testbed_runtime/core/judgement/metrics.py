@@ -60,6 +60,7 @@ RESIDUE_NOT_MEASURED = "ResidueNotMeasured"
 HISTORY_INCOMPLETE = "HistoryIncomplete"
 NO_THROUGHPUT = "NoThroughput"
 NOT_COUNTED = "BuffersNotCounted"
+NOT_SAMPLED = "ChannelsNotSampled"
 CLOCKS_DIFFER = "ClocksDiffer"
 RUN_FAILED = "RunFailed"
 AMBIGUOUS = "BadExpectation"
@@ -90,6 +91,7 @@ REASON_TEXTS: dict[str, str] = {
     HISTORY_INCOMPLETE: "history rows are missing",
     NO_THROUGHPUT: "no records arrived at the sinks at the end of the observation",
     NOT_COUNTED: "no TaskManager ended by itself, so none could count its network buffers at the end",
+    NOT_SAMPLED: "the job finished before any of its channels was sampled",
     CLOCKS_DIFFER: "the clocks of the nodes differ by more than the distance between value and bound (clocks.difference)",
     RUN_FAILED: "the run could not be completed",
     HEALED: "the run was stopped because its faults were healed",
@@ -119,6 +121,7 @@ REASON_HINTS: dict[str, str] = {
     HISTORY_INCOMPLETE: "The recorder was lost or too slow: lower the load, or run on a machine with free cores. In a cluster, set `recorder.storage.size`.",
     NO_THROUGHPUT: "Raise `observation` if the job was still recovering; otherwise the report shows what it waited for.",
     NOT_COUNTED: "Nothing to fix. The value exists only if a TaskManager survives until the end of the trial.",
+    NOT_SAMPLED: "Nothing to fix. Channels are sampled ten times a second; give the job more records if its credit matters.",
     CLOCKS_DIFFER: "Synchronize the clocks (NTP), or allow a wider bound.",
     RUN_FAILED: "The verdict has the error; `logs/<trial>` in the run's folder has the output of each process.",
     HEALED: "Run it again.",
