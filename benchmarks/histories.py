@@ -129,14 +129,14 @@ def _tasks(shape: Shape, failover: bool, random: Any) -> Columns:
         for subtask in range(shape.parallelism):
             noise = random.uniform(*NOISE_S, len(ticks))
             records = (arrived - base).astype(np.int64)
+            received, sent = records * (role != "source"), records * (role != "sink")
             parts.append({
                 "process": np.full(len(ticks), _process(subtask)), "t_ns": _at(ticks, random),
                 "task": [f"{vertex}-{subtask}"] * len(ticks), "vertex": [vertex] * len(ticks), "role": [role] * len(ticks),
-                "attempt": attempt, "records_in": np.zeros_like(records) if role == "source" else records,
-                "records_out": np.zeros_like(records) if role == "sink" else records,
-                "bytes_in": records * 100, "bytes_out": records * 100, "busy_ns": (ticks * NS / 3).astype(np.int64),
+                "attempt": attempt, "records_in": received, "records_out": sent,
+                "bytes_in": received * 100, "bytes_out": sent * 100, "busy_ns": (ticks * NS / 3).astype(np.int64),
                 "backpressured_ns": np.zeros_like(records), "idle_ns": (ticks * NS * 2 / 3).astype(np.int64),
-                "lag_ns": ((lag + noise) * NS).astype(np.int64),
+                "lag_ns": ((lag + noise) * NS).astype(np.int64) * (role != "operator"),
             })  # fmt: skip
     return _joined(parts)
 
@@ -168,10 +168,15 @@ def _channels(shape: Shape, random: Any) -> Columns:
 def _frames(shape: Shape, random: Any) -> Columns:
     rows = round(SHARES["frames"] * shape.rows)
     subtask = random.integers(0, shape.parallelism, rows)
-    number = np.arange(rows)
+    number, process = np.arange(rows), _process(subtask)
+    links = [
+        link
+        for p in range(int(process.max(initial=0)) + 1)
+        for link in (f"tm-{p}->tm-{p + 1}", f"tm-{p + 1}->tm-{p}")
+    ]
     return {
-        "process": _process(subtask), "t_ns": START_NS + np.sort(random.integers(0, int(shape.end_s * NS), rows)),
-        "side": _words(["sent", "received"], number % 2), "link": _words(["tm-0->tm-1", "tm-1->tm-0"], number // 2 % 2),
+        "process": process, "t_ns": START_NS + np.sort(random.integers(0, int(shape.end_s * NS), rows)),
+        "side": _words(["sent", "received"], number % 2), "link": _words(links, 2 * process + number % 2),
         "channel": _words([f"{n:032x}" for n in range(64)], subtask % 64),
         "frame_class": _words(["buffer", "credit", "barrier"], number % 3), "number": number,
         "size": np.full(rows, 32_768, dtype=np.int32),
@@ -234,9 +239,10 @@ def _delivery(shape: Shape, failover: bool) -> Columns:
             rows.append((number, second, base, high - low, np.packbits(bits, bitorder="little").tobytes()))
     many = [(subtask, *row) for subtask in range(shape.parallelism) for row in rows]
     zero = np.zeros(len(many), dtype=np.int64)
+    attempt = np.asarray([int(failover and r[2] > shape.fault_s) for r in many], dtype=np.int32)
     return {
         "process": np.full(len(many), -1), "t_ns": np.asarray([moment(r[2] + 0.15) for r in many]),
-        "task": [f"sink-{r[0]}" for r in many], "attempt": zero.astype(np.int32), "checkpoint": [r[1] for r in many],
+        "task": [f"sink-{r[0]}" for r in many], "attempt": attempt, "checkpoint": [r[1] for r in many],
         "source": [f"source-{r[0]}" for r in many], "base": [r[3] for r in many], "bitmap": [r[5] for r in many],
         "duplicated": zero, "out_of_order": zero, "corrupted": zero, "weight": [r[4] for r in many],
     }  # fmt: skip
@@ -248,6 +254,7 @@ def _events(shape: Shape, failover: bool) -> Columns:
     def add(t: float, kind: str, subject: str = "", attempt: int = -1, text: str = "", **data: Any) -> None:
         rows.append((t, kind, subject, attempt, text, data))
 
+    restored = sum(second + 0.2 < shape.fault_s + DOWN_S for second, _, _ in _commits(shape, failover))
     region = [f"{v}-{i}" for v, _ in VERTICES for i in range(shape.parallelism)]
     add(-0.9, "job.state", "job", to="RUNNING", cause_class="")
     for task in region:
@@ -261,7 +268,7 @@ def _events(shape: Shape, failover: bool) -> Columns:
         add(at + 3.0, "failover.started", "1", text=text, region=region, taskmanager="tm-0-1", **cause)
         for step, phase in enumerate(RECOVERY_PHASES[1:3], 1):
             add(at + 3.0 + step / 4, f"failover.{'cancelled' if phase == 'cancel' else phase}", "1")
-        add(at + 3.6, "failover.attempt", "1", attempt=1)
+        add(at + 3.6, "failover.attempt", "1")
         for task in region:
             for step, state in enumerate(("SCHEDULED", "DEPLOYING", "INITIALIZING", "RUNNING")):
                 add(at + 3.7 + step / 10, "task.state", task, 1, to=state)
@@ -281,7 +288,7 @@ def _events(shape: Shape, failover: bool) -> Columns:
     return {
         "process": np.full(len(rows), -1), "t_ns": np.asarray([moment(r[0]) for r in rows]), "kind": [r[1] for r in rows],
         "subject": [r[2] for r in rows], "attempt": np.asarray([r[3] for r in rows], dtype=np.int32),
-        "checkpoint": np.full(len(rows), 5 if failover else -1), "text": [r[4] for r in rows],
+        "checkpoint": np.asarray([restored if r[1] == "task.restored" else -1 for r in rows]), "text": [r[4] for r in rows],
         "data": [json.dumps(r[5]) for r in rows],
     }  # fmt: skip
 

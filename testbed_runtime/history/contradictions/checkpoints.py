@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from testbed_runtime.history.contradictions.columns import (
     ROUNDING_NS,
     TOLERANCE_NS,
     Owned,
+    deployments,
     events,
     ints,
     numbered,
@@ -28,6 +30,8 @@ from testbed_runtime.history.contradictions.executions import recorded_to_its_en
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import Trial
 
+USUAL_NS = 2_000_000
+"""Durations are whole milliseconds, and their rows are written at once: most differ by less."""
 INCREMENTAL = "execution.checkpointing.incremental"
 
 COLUMNS = (
@@ -57,6 +61,7 @@ def check_checkpoints(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     found, damage = _collected(sorted(rows, key=lambda r: (r["process"], r["seq"])))
     rules = (
         damage,
+        _usual(trial, found),
         _durations(found),
         _complete(trial, entry, found),
         _sizes(entry, found),
@@ -68,7 +73,8 @@ def check_checkpoints(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
 
 
 def _collected(rows: list[Row]) -> tuple[list[Checkpoint], list[Damage]]:
-    """Return the checkpoints, and the tasks that acknowledged one a second time: the JobMaster takes only the first."""
+    """Return the checkpoints, the rows of one that was not triggered, and the tasks that acknowledged one a second time: the JobMaster
+    takes only the first."""
     found: list[Checkpoint] = []
     newest: dict[tuple[str, int], Checkpoint] = {}
     damage: list[Damage] = []
@@ -79,7 +85,11 @@ def _collected(rows: list[Row]) -> tuple[list[Checkpoint], list[Damage]]:
             found.append(newest[key])
             continue
         one = newest.get(key)
+        if one is None and r["state"] == "failed":
+            continue
         if one is None:
+            problem = f"is {r['checkpoint']}, which was not triggered before it was {r['state']}"
+            damage.append(Damage("checkpoints", "checkpoint", r["row"], problem))
             continue
         if r["state"] == "acknowledged" and r["task"] in one.acknowledged:
             problem = f"is {r['task']}, which had acknowledged checkpoint {r['checkpoint']}"
@@ -91,6 +101,21 @@ def _collected(rows: list[Row]) -> tuple[list[Checkpoint], list[Damage]]:
         else:
             one.ended = r
     return found, damage
+
+
+def _usual(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
+    """Yield a duration if most of them are not the time since the checkpoint was triggered."""
+    rows = [
+        (one, r)
+        for one in found
+        for r in (*one.acknowledged.values(), one.finalizing, one.ended)
+        if r is not None
+    ]
+    off = [abs(r["duration_ns"] - (r["t_ns"] - one.triggered["t_ns"])) for one, r in rows]
+    if off and deployments(trial) and np.median(off) > USUAL_NS:
+        r = rows[int(np.argmax(off))][1]
+        problem = f"is {r['duration_ns'] / NS:g} s for checkpoint {r['checkpoint']}, and most are not the time since it was triggered"
+        yield Damage("checkpoints", "duration_ns", r["row"], problem)
 
 
 def _durations(found: list[Checkpoint]) -> Iterator[Damage]:
@@ -155,10 +180,10 @@ def _sizes(entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage
 
 
 def _commits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
-    """Yield commits of a checkpoint that was not complete. A JobManager may commit again what an earlier one completed, whose last
+    """Yield commits of a checkpoint that was not complete or not the last one, and of an attempt that was not the last one. A JobManager may commit again what an earlier one completed, whose last
     rows are lost."""
     table = trial.table("delivery")
-    if not recorded_to_its_end(trial) or not sound(table, "process", "seq", "checkpoint"):
+    if not recorded_to_its_end(trial) or not sound(table, "process", "seq", "checkpoint", "attempt"):
         return
     managers = {c.triggered["process"] for c in found}
     done = {
@@ -166,7 +191,23 @@ def _commits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
         for c in found
         if c.ended is not None and c.ended["state"] == "completed"
     }
-    for row, r in enumerate(table.select(["process", "seq", "checkpoint", "task"]).to_pylist()):
+    deployed: dict[str, list[tuple[int, int]]] = {}
+    for (task, attempt), event in deployments(trial).items():
+        deployed.setdefault(task, []).append((event["seq"], attempt))
+    completed = sorted(done.items(), key=lambda pair: pair[1])
+    following = {number: seq for (number, _), (_, seq) in pairwise(completed)}
+    for row, r in enumerate(table.select(["process", "seq", "checkpoint", "task", "attempt"]).to_pylist()):
+        if (
+            r["process"] in managers
+            and r["checkpoint"] >= 0
+            and following.get(r["checkpoint"], r["seq"]) < r["seq"]
+        ):
+            problem = f"is {r['checkpoint']}, but a later one had been completed when {r['task']} committed (checkpoints)"
+            yield Damage("delivery", "checkpoint", row, problem)
+        earlier = [attempt for seq, attempt in deployed.get(r["task"], ()) if seq < r["seq"]]
+        if r["process"] in managers and earlier and r["attempt"] != max(earlier):
+            problem = f"is {r['attempt']}, but attempt {max(earlier)} of {r['task']} was the last one deployed then (task.state in events)"
+            yield Damage("delivery", "attempt", row, problem)
         if (
             r["process"] in managers
             and r["checkpoint"] >= 0

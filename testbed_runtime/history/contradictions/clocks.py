@@ -80,7 +80,8 @@ def _after_exit(trial: Trial) -> Iterator[Damage]:
 def _before_deployment(trial: Trial) -> Iterator[Damage]:
     """Yield waits of an attempt that began before the JobManager scheduled it, and waits for a restart that began before it."""
     table = trial.table("waits")
-    if not sound(table, "who", "attempt", "start_ns", "kind"):
+    columns = ["who", "what", "attempt", "start_ns", "kind"]
+    if not sound(table, *columns):
         return
     begun: dict[tuple[str, int], int] = {}
     for _, event in events(trial, "task.state"):
@@ -89,11 +90,14 @@ def _before_deployment(trial: Trial) -> Iterator[Damage]:
     for _, event in events(trial, "failover.started"):
         if event["subject"].isdigit():
             begun.setdefault((JOBMASTER_NAME, int(event["subject"])), event["t_ns"])
-    for row, r in enumerate(table.select(["who", "attempt", "start_ns", "kind"]).to_pylist()):
-        if r["who"] == JOBMASTER_NAME and r["kind"] not in RESTARTING:
+    for row, r in enumerate(table.select(columns).to_pylist()):
+        if r["who"] == JOBMASTER_NAME and r["kind"] not in (*RESTARTING, "deployment"):
             continue
-        early = begun.get((r["who"], r["attempt"]), r["start_ns"]) - r["start_ns"]
+        of = r["what"] if r["kind"] == "deployment" else r["who"]
+        early = begun.get((of, r["attempt"]), r["start_ns"]) - r["start_ns"]
         if early > TOLERANCE_NS:
-            problem = f"of this {r['kind']} wait is {early / NS:.1f} s before attempt {r['attempt']} of {r['who']} began"
+            problem = (
+                f"of this {r['kind']} wait is {early / NS:.1f} s before attempt {r['attempt']} of {of} began"
+            )
             yield Damage("waits", "start_ns", row, problem)
             return

@@ -166,3 +166,15 @@ def edges(entry: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
     for edge in (job.get("edges") or ()) if isinstance(job, Mapping) else ():
         source, target = edge.get("source") or edge.get("from"), edge.get("target") or edge.get("to")
         yield source, target, parallelism.get(target, 1) if edge.get("partitioning") == "broadcast" else 1
+
+
+def deployments(trial: Trial) -> dict[tuple[str, int], dict[str, Any]]:
+    """Map each attempt that was deployed to its event."""
+
+    def found() -> dict[tuple[str, int], dict[str, Any]]:
+        changes = (event for _, event in events(trial, "task.state"))
+        return {
+            (e["subject"], e["attempt"]): e for e in changes if parsed(e["data"]).get("to") == "DEPLOYING"
+        }
+
+    return trial.kept("deployments", found)

@@ -13,6 +13,7 @@ from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome
 from testbed_runtime.history.contradictions.columns import (
     NS,
     TOLERANCE_NS,
+    deployments,
     distinct,
     events,
     parsed,
@@ -40,10 +41,7 @@ def check_executions(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     states = events(trial, "task.state")
     if not states or not recorded_to_its_end(trial):
         return []
-    deployed: dict[tuple[str, int], dict[str, Any]] = {}
-    for _, event in states:
-        if parsed(event["data"]).get("to") == "DEPLOYING":
-            deployed[event["subject"], event["attempt"]] = event
+    deployed = deployments(trial)
     running = {(e["subject"], e["attempt"]) for _, e in states if parsed(e["data"]).get("to") == "RUNNING"}
     known = tasks_of(entry) | {task for task, _ in deployed}
     rules = (
@@ -202,10 +200,16 @@ def _restored(trial: Trial, deployed: Deployed, running: set[tuple[str, int]]) -
     restored = events(trial, "task.restored")
     for row, event in restored:
         deployment = deployed.get((event["subject"], event["attempt"]))
-        if deployment is None or event["checkpoint"] in kept or event["checkpoint"] <= 0:
+        if deployment is None or event["checkpoint"] in kept or event["checkpoint"] < 0:
             continue
-        if done.get(event["checkpoint"], deployment["seq"]) >= deployment["seq"]:
-            problem = f"of task.restored is {event['checkpoint']}, which was not complete when {event['subject']} was deployed"
+        newest = max((number for number, seq in done.items() if seq < deployment["seq"]), default=-1)
+        if event["checkpoint"] != newest:
+            what = (
+                f"when {event['subject']} was deployed, the last complete one was {newest}"
+                if newest >= 0
+                else "none was complete"
+            )
+            problem = f"of task.restored is {event['checkpoint']}, but {what} (checkpoints)"
             yield Damage("events", "checkpoint", row, problem)
             return
     names = {(e["subject"], e["attempt"]) for _, e in restored}

@@ -15,6 +15,8 @@ OWN_EVENTS = frozenset(("network.buffers", "network.pools", "socket.state", "cpu
 """Events of a TaskManager about itself."""
 OWN_WAITS = frozenset(("registration", "replacement", "stalled", "start"))
 """Waits of a process that it records itself."""
+WITHOUT_ATTEMPT = OWN_WAITS | {"checkpoint", "completion", "heartbeat", "lease", "leadership"}
+"""Waits that are of no attempt and of no restart."""
 OF_STATE = {
     "triggered": frozenset[str](),
     "acknowledged": frozenset(("task", "duration_ns", "alignment_ns", "state_bytes", "persisted_bytes")),
@@ -68,9 +70,7 @@ def _states(trial: Trial) -> Iterator[Damage]:
         filled = pc.not_equal(values, "" if column in ("task", "reason") else 0)
         filled = np.asarray(filled.to_numpy(zero_copy_only=False), dtype=np.bool_)
         for state, columns in OF_STATE.items():
-            if column in columns:
-                continue
-            wrong = np.flatnonzero(filled & equal(table, "state", state))
+            wrong = np.flatnonzero(filled & equal(table, "state", state)) if column not in columns else ()
             if len(wrong):
                 problem = (
                     f"is {values[int(wrong[0])].as_py()!r}, which a checkpoint that is {state} does not have"
@@ -94,9 +94,10 @@ def _roles(trial: Trial) -> Iterator[Damage]:
 def _ids(trial: Trial) -> Iterator[Damage]:
     """Yield waits whose id, or that of a wait before them, is of another process, and what a process recorded for another one."""
     table = trial.table("waits")
-    if not sound(table, "wait", "process", "after", "kind", "who"):
+    columns = ["wait", "process", "after", "kind", "who", "attempt"]
+    if not sound(table, *columns):
         return
-    for row, r in enumerate(table.select(["wait", "process", "after", "kind", "who"]).to_pylist()):
+    for row, r in enumerate(table.select(columns).to_pylist()):
         for column in ("wait", "after"):
             if any(
                 one.rpartition("/")[0] != r["process"]
@@ -106,6 +107,10 @@ def _ids(trial: Trial) -> Iterator[Damage]:
         if r["kind"] in OWN_WAITS and r["who"] != r["process"]:
             yield Damage(
                 "waits", "who", row, f"is {r['who'][:60]!r}, but {r['process']} wrote this {r['kind']} wait"
+            )
+        if r["kind"] in WITHOUT_ATTEMPT and r["attempt"] >= 0:
+            yield Damage(
+                "waits", "attempt", row, f"is {r['attempt']}, but a {r['kind']} wait is of no attempt"
             )
 
 

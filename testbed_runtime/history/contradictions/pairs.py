@@ -10,16 +10,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.contradictions.columns import (
     ATTEMPT,
     NS,
     TOLERANCE_NS,
+    deployments,
     edges,
+    equal,
     events,
     ints,
+    numbered,
     parsed,
     sound,
     vertices,
@@ -28,6 +33,19 @@ from testbed_runtime.history.contradictions.executions import recorded_to_its_en
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import Trial
 
+EVENT_DATA: Mapping[str, frozenset[str]] = {
+    "job.state": frozenset(("from", "to", "cause_class")),
+    "task.state": frozenset(("from", "to", "taskmanager", "cause_class")),
+    "source.end": frozenset(("next",)),
+    "sink.first-record": frozenset(("latency_ns",)),
+    "taskmanager.lost": frozenset(("detector", "cause_class")),
+    "failover.started": frozenset(("cause_class", "wait", "region", "taskmanager", "detector")),
+    "failover.failure": frozenset(
+        ("cause_class", "wait", "task", "taskmanager", "detector", "ended", "restarted")
+    ),
+    "partition.request": frozenset(("partition", "request", "backoff_s")),
+}
+"""What the data of these events has in every history, of what `history.schema.EVENT_KINDS` lists."""
 ENDS_WITH = {"restore": "task.restored", "first-record": "sink.first-record"}
 """The event of a task that each of these waits of a task ends with."""
 OF_RESTART = (
@@ -42,30 +60,60 @@ WAIT_OF_RESTART = {"failover.cancelled": "cancellation", "failover.slots": "slot
 """The wait of the JobMaster that these events end."""
 
 Attempt = tuple[str, int]
+Deployed = Mapping[Attempt, Mapping[str, Any]]
 Waits = list[tuple[int, dict[str, Any]]]
 
 
 def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> list[Damage]:
     """Return the rows whose counterpart is missing, at most one for each rule."""
-    states = [(e, parsed(e["data"])) for _, e in events(trial, "task.state")]
-    deployed = {(e["subject"], e["attempt"]): (e, d) for e, d in states if d.get("to") == "DEPLOYING"}
-    finished = {
-        (e["subject"], e["attempt"]) for e, d in states if d.get("to") == "FINISHED"
-    } & deployed.keys()
-    waits = _waits(trial)
-    if not deployed or not waits or not recorded_to_its_end(trial):
-        return []
+    deployed, waits = deployments(trial), _waits(trial)
+    found = list(_unrecorded(trial, entry, waits, deployed))
+    if not deployed or not waits:
+        return found
+    found += list(_data(trial))[:1]
+    if not recorded_to_its_end(trial):
+        return found
+    ended = {
+        (e["subject"], e["attempt"])
+        for _, e in events(trial, "task.state")
+        if parsed(e["data"]).get("to") == "FINISHED"
+    }
+    finished = ended & deployed.keys()
     rules = [
         _ends(trial, waits, finished), _inputs(trial, entry, waits, finished), _deployments(trial, waits, deployed),
-        _restarts(trial, waits), _checkpoints(trial, waits), _losses(trial, waits), _peers(trial, entry), _unsampled(trial),
+        _restarts(trial, waits), _checkpoints(trial, waits), _losses(trial, waits), _peers(trial, entry), _unsampled(trial), _unmeasured(trial, finished),
     ]  # fmt: skip
     if one_clock:
         rules.append(_spent(trial, deployed))
-    return [one for rule in rules for one in list(rule)[:1]]
+    return found + [one for rule in rules for one in list(rule)[:1]]
+
+
+def _unrecorded(trial: Trial, entry: Mapping[str, Any], waits: Waits, deployed: Deployed) -> Iterator[Damage]:
+    """Yield events that are missing as a whole: the states of the tasks or the end of the job."""
+    if not deployed and any(r["kind"] == "deployment" and r["option"] for _, r in waits):
+        yield Damage("events", "kind", -1, "has no task.state, but tasks were deployed (waits)")
+    if not deployed or not waits:
+        return
+    ended = {parsed(e["data"]).get("to") for _, e in events(trial, "job.state")} & TERMINAL_JOB_STATES
+    if entry.get("drained") is True and not ended:
+        yield Damage(
+            "events", "kind", -1, "has no job.state at the end of the job, which was drained (manifest)"
+        )
+    if not events(trial, "trial.phase"):
+        yield Damage("events", "kind", -1, "has no trial.phase")
+
+
+def _data(trial: Trial) -> Iterator[Damage]:
+    """Yield an event whose data lacks what every event of its kind has."""
+    for kind, names in EVENT_DATA.items():
+        for row, event in events(trial, kind):
+            if missing := names - parsed(event["data"]).keys():
+                yield Damage("events", "data", row, f"of {kind} has no {min(missing)}")
+                return
 
 
 def _waits(trial: Trial) -> Waits:
-    columns = ["process", "kind", "who", "what", "attempt", "t_ns", "outcome"]
+    columns = ["process", "kind", "who", "what", "attempt", "t_ns", "outcome", "option"]
     table = trial.table("waits")
     return list(enumerate(table.select(columns).to_pylist())) if sound(table, *columns) else []
 
@@ -102,11 +150,12 @@ def _inputs(trial: Trial, entry: Mapping[str, Any], waits: Waits, finished: set[
             yield Damage("waits", "kind", -1, f"has no partition {of}")
 
 
-def _deployments(trial: Trial, waits: Waits, deployed: Mapping[Attempt, Any]) -> Iterator[Damage]:
-    """Yield an attempt whose deployment has no wait, or that was deployed to a TaskManager that had not registered."""
+def _deployments(trial: Trial, waits: Waits, deployed: Deployed) -> Iterator[Damage]:
+    """Yield an attempt whose deployment nobody waited for, or that was deployed to a TaskManager that had not registered."""
     registered = {e["subject"]: row for row, e in events(trial, "taskmanager.registered")}
     waited = {(r["what"], r["attempt"]) for _, r in waits if r["kind"] == "deployment"}
-    for (task, attempt), (_, data) in sorted(deployed.items()):
+    for (task, attempt), event in sorted(deployed.items()):
+        data = parsed(event["data"])
         if data.get("taskmanager") not in registered:
             problem = f"has no taskmanager.registered of {data.get('taskmanager')}, to which {task} was deployed (task.state)"
             yield Damage("events", "kind", -1, problem)
@@ -167,7 +216,7 @@ def _restarts(trial: Trial, waits: Waits) -> Iterator[Damage]:
 
 
 def _checkpoints(trial: Trial, waits: Waits) -> Iterator[Damage]:
-    """Yield completed checkpoints without a wait."""
+    """Yield completed checkpoints that nobody waited for."""
     table = trial.table("checkpoints")
     if not sound(table, "state", "process", "checkpoint"):
         return
@@ -182,7 +231,7 @@ def _checkpoints(trial: Trial, waits: Waits) -> Iterator[Damage]:
 
 
 def _losses(trial: Trial, waits: Waits) -> Iterator[Damage]:
-    """Yield a TaskManager that was lost by a heartbeat, without a wait for that heartbeat."""
+    """Yield a TaskManager that was lost by a heartbeat that nobody waited for."""
     expired = [r for _, r in waits if r["kind"] == "heartbeat" and r["outcome"] == Outcome.EXPIRED]
     for row, event in events(trial, "taskmanager.lost"):
         data = parsed(event["data"])
@@ -213,7 +262,7 @@ def _peers(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
             return
 
 
-def _spent(trial: Trial, deployed: Mapping[Attempt, Any]) -> Iterator[Damage]:
+def _spent(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
     """Yield an attempt that was busy, back-pressured and idle for longer than since its deployment."""
     table = trial.table("tasks")
     columns = ("busy_ns", "backpressured_ns", "idle_ns")
@@ -226,7 +275,7 @@ def _spent(trial: Trial, deployed: Mapping[Attempt, Any]) -> Iterator[Damage]:
     ):
         earliest[task, attempt] = min(earliest.get((task, attempt), (t_ns, row)), (t_ns, row))
     for key, (t_ns, row) in earliest.items():
-        early = deployed[key][0]["t_ns"] - t_ns if key in deployed else 0
+        early = deployed[key]["t_ns"] - t_ns if key in deployed else 0
         if early > TOLERANCE_NS:
             column = max(columns, key=lambda c: table.column(c)[row].as_py())
             problem = f"makes {key[0]} spend {early / NS:.1f} s more than passed since its deployment (task.state in events)"
@@ -252,3 +301,22 @@ def _newest(table: pa.Table) -> dict[tuple[str, str, int], int]:
         return {}
     found = table.select([*ATTEMPT, "t_ns"]).group_by(list(ATTEMPT)).aggregate([("t_ns", "max")])
     return {(r["process"], r["task"], r["attempt"]): r["t_ns_max"] for r in found.to_pylist()}
+
+
+def _unmeasured(trial: Trial, finished: set[Attempt]) -> Iterator[Damage]:
+    """Yield a sink that finished and received records, and measured no latency."""
+    measured = {(task, attempt) for _, task, attempt in _newest(trial.table("latency"))}
+    table = trial.table("tasks")
+    read_in_parts = "latency" not in trial.tables
+    if read_in_parts or not sound(table, "role", *ATTEMPT, "records_in"):
+        return
+    received = np.flatnonzero(equal(table, "role", "sink") & (ints(table, "records_in") > 0))
+    for row in received[
+        np.unique(numbered([table.take(pa.array(received))], ATTEMPT), return_index=True)[1]
+    ].tolist():
+        task, attempt = (table.column(c)[row].as_py() for c in ("task", "attempt"))
+        if (task, attempt) in finished - measured:
+            yield Damage(
+                "latency", "task", -1, f"lacks attempt {attempt} of {task}, which received records (tasks)"
+            )
+            return
