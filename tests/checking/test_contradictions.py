@@ -82,12 +82,18 @@ TASKS: list[tuple[str, str, Change]] = [
     ("samples of a task that ran elsewhere", "process", put(of(task="sink-0"), task="sink-1")),
     ("an attempt of one task moved by one", "attempt", plus(1, "attempt", when=of(task="sink-0", attempt=1))),
     ("no samples of one process", "task", without(of(process="tm-0-1"))),
+    ("sinks that sent a record", "records_out", plus(1, "records_out", when=SINK)),
+    ("operators with a lag", "lag_ns", plus(1, "lag_ns", when=COUNT)),
+    ("two seconds more idle, always", "idle_ns", plus(2 * NS, "idle_ns")),
+    ("no later samples of the sinks", "t_ns", without(lambda r: SINK(r) and r["attempt"] == 1 and r["records_in"] > 200)),
 ]  # fmt: skip
 LATENCY: list[tuple[str, tuple[str, str], Change]] = [
     ("latencies nine times as long", ("tasks", "lag_ns"), slower(10)),
     ("latencies a tenth as long", ("tasks", "lag_ns"), slower(-10)),
     ("ten times as many latencies", ("tasks", "records_in"), lambda r: r | {"count": 10 * r["count"], "buckets": [10 * b for b in r["buckets"]]}),
     ("half of the windows", ("tasks", "records_in"), without(lambda r: r["window_start_ns"] // r["window_ns"] % 2 == 0)),
+    ("windows of ten times the length", ("latency", "window_ns"), times(10, "window_ns")),
+    ("no latencies", ("latency", "task"), without(always)),
     ("windows of another attempt", ("latency", "attempt"), plus(1, "attempt")),
     ("windows two seconds earlier", ("latency", "window_start_ns"), plus(-2 * NS, "window_start_ns")),
 ]  # fmt: skip
@@ -102,6 +108,9 @@ CHECKPOINTS: list[tuple[str, tuple[str, str], Change]] = [
     ("a tenth of the size", ("checkpoints", "state_bytes"), times(0.1, "state_bytes", when=COMPLETED)),
     ("ten times the size", ("checkpoints", "state_bytes"), times(10, "state_bytes", when=COMPLETED)),
     ("parts of ten times the size", ("checkpoints", "state_bytes"), times(10, "state_bytes", when=ACKNOWLEDGED)),
+    ("durations of ten times the time that passed", ("checkpoints", "duration_ns"), times(10, "duration_ns")),
+    ("an alignment before any barrier", ("checkpoints", "alignment_ns"), put(of(state="triggered"), alignment_ns=1)),
+    ("acknowledgements of what was not triggered", ("checkpoints", "checkpoint"), plus(1000, "checkpoint", when=ACKNOWLEDGED)),
     ("completed checkpoints that failed", ("delivery", "checkpoint"), put(COMPLETED, state="failed")),
     ("failed checkpoints that were completed", ("waits", "outcome"), put(of(state="failed"), state="completed")),
     ("other numbers", ("events", "checkpoint"), plus(1000, "checkpoint")),
@@ -109,9 +118,15 @@ CHECKPOINTS: list[tuple[str, tuple[str, str], Change]] = [
 DELIVERY: list[tuple[str, str, Change]] = [
     ("commits of another attempt", "attempt", plus(1, "attempt")),
     ("commits of another checkpoint", "checkpoint", plus(1, "checkpoint")),
+    ("commits of the first attempt", "attempt", put(attempt=0)),
+    ("commits of one checkpoint", "checkpoint", put(checkpoint=1)),
     ("commits of ten times the weight", "weight", times(10, "weight")),
     ("commits without their records", "weight", lambda r: r | {"bitmap": bytes(len(r["bitmap"]))}),
 ]
+MANDATORY = (
+    "checkpoint", "completion", "restore", "first-record", "partition", "deployment", "cancellation", "slot", "registration", "start",
+)  # fmt: skip
+"""Kinds of waits that every restart or every checkpoint has."""
 WAITS: list[tuple[str, str, Change]] = [
     ("all waits five seconds later", "t_ns", plus(5 * NS, "start_ns", "t_ns")),
     ("all waits five seconds earlier", "t_ns", plus(-5 * NS, "start_ns", "t_ns")),
@@ -127,6 +142,16 @@ WAITS: list[tuple[str, str, Change]] = [
     ("an option with another value", "value", put(lambda r: bool(r["option"]), value="7 s")),
     ("a budget that is twice its option", "budget_ns", times(2, "budget_ns", when=of(option="slot.request.timeout"))),
     ("no budget", "budget_ns", put(of(option="heartbeat.timeout"), budget_ns=-1)),
+    ("a budget without an option", "budget_ns", put(of(kind="restore"), budget_ns=NS)),
+    ("an option without its value", "option", put(of(kind="slot"), value="")),
+    ("waits that another process recorded", "wait", lambda r: r | {"wait": r["wait"].replace("tm-", "tm-9-")}),
+    ("processes that another one started", "who", put(of(kind="start"), who="tm-0-1")),
+    ("checkpoints of an attempt", "attempt", put(of(kind="checkpoint"), attempt=0)),
+    ("a restart that did not start", "attempt", plus(5, "attempt", when=of(kind="cancellation"))),
+    ("deployments that began before they were scheduled", "start_ns", plus(-2 * NS, "start_ns", when=of(kind="deployment"))),
+    ("restores of another kind", "kind", put(of(kind="restore"), kind="open")),
+    *((f"no waits for a {kind}", "kind", without(of(kind=kind))) for kind in MANDATORY),
+    ("partitions of another task", "who", put(of(kind="partition", who="sink-0"), who="sink-1")),
 ]  # fmt: skip
 EVENTS: list[tuple[str, str, Change]] = [
     ("a restart that did not start", "kind", put(of(kind="failover.started"), kind="note")),
@@ -137,6 +162,19 @@ EVENTS: list[tuple[str, str, Change]] = [
     ("tasks restored from a later checkpoint", "checkpoint", plus(1, "checkpoint", when=of(kind="task.restored"))),
     ("gates of another attempt", "attempt", plus(1, "attempt", when=of(kind="gate.connected"))),
     ("first records ten times as late", "data", data(of(kind="sink.first-record"), latency_ns=9 * NS)),
+    ("an attempt of what has none", "attempt", put(of(kind="network.buffers"), attempt=0)),
+    ("the buffers of another TaskManager", "subject", put(of(kind="network.buffers"), subject="tm-9-1")),
+    ("states that do not follow each other", "data", data(lambda r: r["kind"] == "task.state" and '"RUNNING"' in r["data"], **{"from": "FAILED"})),
+    ("a phase that came twice", "subject", put(of(kind="trial.phase", subject="baseline"), subject="warmUp")),
+    ("no end of the job", "kind", without(lambda r: r["kind"] == "job.state" and '"to": "FINISHED"' in r["data"])),
+    ("a failure without its cause", "data", put(of(kind="failover.failure"), data="{}")),
+    ("first records of another sink", "subject", put(of(kind="sink.first-record", subject="sink-0"), subject="sink-1")),
+    ("tasks restored from an earlier checkpoint", "checkpoint", put(of(kind="task.restored"), checkpoint=1)),
+    ("a restart with another number", "kind", put(of(kind="failover.cancelled"), subject="7")),
+    *(
+        (f"no {kind}", "kind", without(of(kind=kind)))
+        for kind in ("trial.phase", "task.state", "source.end", "gate.connected", "failover.slots", "taskmanager.registered")
+    ),
     ("phases that began two seconds later", "t_ns", plus(2 * NS, "t_ns", when=of(kind="trial.phase"))),
     ("phases that began two seconds earlier", "t_ns", plus(-2 * NS, "t_ns", when=of(kind="trial.phase"))),
 ]  # fmt: skip
@@ -153,6 +191,15 @@ ELSEWHERE: list[tuple[str, str, tuple[str, str], Change]] = [
     ("channels", "ten times as much announced and used", ("channels", "credit"), times(10, "announced", "used")),
     ("channels", "ten times as many buffers used", ("channels", "credit"), times(10, "used")),
     ("channels", "ten times as many free segments", ("channels", "announced"), times(10, "exclusive")),
+    ("channels", "channels of another task", ("channels", "process"), put(of(side="consumer", task="count-0"), task="count-1")),
+    ("channels", "channels on no edge", ("channels", "peer"), put(of(side="producer", task="source-0"), peer="sink-0")),
+    ("events", "a TaskManager that was lost earlier", ("events", "t_ns"), plus(-2 * NS, "t_ns", when=of(kind="taskmanager.lost"))),
+    ("frames", "frames of other TaskManagers", ("frames", "link"), put(of(side="sent"), link="tm-8->tm-9")),
+    ("frames", "frames of an unknown class", ("frames", "frame_class"), put(frame_class="data")),
+    ("faults", "a fault that was not injected", ("faults", "state"), without(of(state="injected"))),
+    ("faults", "a fault that was not cleaned up", ("faults", "state"), without(of(state="clean"))),
+    ("faults", "a fault that ended two seconds later", ("faults", "t_ns"), plus(2 * NS, "t_ns", when=of(state="ended"))),
+    ("faults", "a fault that was asked for otherwise", ("faults", "asked"), put(of(state="ended"), asked="{}")),
     ("faults", "a fault three seconds earlier", ("faults", "t_ns"), plus(-3 * NS, "t_ns")),
     ("faults", "a fault three seconds later", ("faults", "t_ns"), plus(3 * NS, "t_ns")),
     ("faults", "a fault that was not planned", ("faults", "fault"), put(fault="other")),

@@ -200,6 +200,29 @@ def test_a_job_is_read_in_each_of_its_forms(history: Any, vertices: list[dict[st
     assert shape.windowed("s", "k")
 
 
+def test_a_window_beside_the_path_does_not_make_it_windowed(history: Any):
+    """Then the records of the path are compared by their numbers."""
+    shape = job(
+        ("source", "window", "hash"), ("window", "counts", "hash"), ("source", "sink", "hash"),
+        source={"source": {}}, window={"operator": "window"}, counts={"sink": "ledger"}, sink={"sink": "ledger"},
+    )  # fmt: skip
+    found = job_shape(history.empty().trial(), {"job": shape})
+    assert (found.windowed("source", "counts"), found.windowed("source", "sink")) == (True, False)
+
+
+def test_a_windows_record_that_is_broadcast_is_due_at_every_subtask(history: Any):
+    """Twice is no duplicate with two subtasks, three times is one."""
+    shape = job(
+        ("source", "window", "hash"), ("window", "sink", "broadcast"),
+        source={"source": {}}, window={"operator": "window"}, sink={"sink": "ledger"},
+    )  # fmt: skip
+    entry = history.entry(job=shape)
+    once = [("sink-0", "window-0", [0, 1]), ("sink-1", "window-0", [0, 1])]
+    assert check_delivery(small(history, *once, weight=10), entry).duplicated == 0
+    twice = check_delivery(small(history, *once, ("sink-1", "window-0", [1]), weight=10), entry)
+    assert "window-0 at sink: twice from number 1" in twice.examples
+
+
 def test_two_sinks_each_get_every_record(history: Any):
     """A record that only one of them has is lost at the other."""
     shape = job(

@@ -51,6 +51,12 @@ def test_two_pools_of_the_same_need_share_what_is_there(history: Any):
     assert deviation(recorded(history, unequal, others=1)) is None
 
 
+def test_a_pool_that_may_not_grow_has_no_share(history: Any):
+    """Nor does one without any buffers count as one without a limit."""
+    none = gate("count-0", channels=1, size=0, required=0, most=0)
+    assert deviation(recorded(history, [none, gate("count-1", channels=1, size=5, most=-1)])) == 0
+
+
 class _Task:
     """A task without gates, as far as pools_of reads it."""
 

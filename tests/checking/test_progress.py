@@ -357,4 +357,5 @@ def test_sampled_back_pressure_is_the_worst_subtasks_share_of_samples(history: A
     assert shares == {"count": 0.4, "sink": 0.6}
     rows = {(r["metric"], r["phase"]): r for r in trial_metrics(built.trial(), history.entry())}
     assert rows["tasks.backpressured-sampled", "baseline"]["text"] == "count 40% LOW; sink 60% HIGH"
+    assert rows["tasks.backpressured-sampled", "baseline"]["value"] == 0.6
     assert rows["tasks.backpressured-sampled", "observation"]["value"] == 1.0

@@ -21,7 +21,15 @@ from testbed_runtime.checking.failovers import (
 from testbed_runtime.checking.faults import FaultEffect, check_faults, residue_of
 from testbed_runtime.checking.rounds import responsible
 from testbed_runtime.checking.trace import trace_events
-from testbed_runtime.checking.waits import busy_text, detection, fault_wait, read_waits, targets_of
+from testbed_runtime.checking.waits import (
+    busy_text,
+    detection,
+    fault_wait,
+    lasts_until,
+    read_waits,
+    steps,
+    targets_of,
+)
 from testbed_runtime.core.judgement.recovery import (
     UNATTRIBUTED,
     Margin,
@@ -271,6 +279,35 @@ def test_the_end_of_a_fault_names_a_sender_that_had_no_credit_for_half_of_it():
         for k in ("process.pause", "jobmanager.pause", "jobmanager.kill", "frames.drop")
     }
     assert list(kinds.values()) == ["stalled", "stalled", "stalled", "fault"]
+    killed = effect("process.kill")
+    assert [fault_wait(killed, 0, NS, missed=missed).kind for missed in (False, True)] == ["fault", "stalled"]
+    assert fault_wait(killed, 0, NS) == fault_wait(killed, 0, NS, missed=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ended", "missed", "until"),
+    [
+        ("process.kill", 3, True, 9), ("process.kill", 3, False, 3), ("process.pause", 3, True, 3), ("process.pause", None, False, 9),
+    ],
+)  # fmt: skip
+def test_a_process_that_was_killed_is_missed_after_the_fault(
+    kind: str, ended: float | None, missed: bool, until: int
+):
+    """A job waits for one that is only paused until the fault ends."""
+    assert lasts_until(effect(kind, (1, ended)), 9 * NS, missed=missed) == until * NS
+
+
+def test_the_restore_lasts_until_the_last_task_has_its_state(history: Any):
+    """From the moment at which the tasks had their slots."""
+    built = history.empty()
+    built.event("task.state", "sink-0", 1.0, attempt=0, data={"from": "SCHEDULED", "to": "DEPLOYING"})
+    for number, t in enumerate((2.0, 3.0, 4.0)):
+        built.event("task.restored", f"sink-{number}", t, attempt=0, checkpoint=1)
+    found = steps(
+        built.trial(), since=history.at(0), until=history.at(9), restart=False, running_ns=history.at(5)
+    )
+    (restore,) = [s for s in found if s.kind == "restore"]
+    assert (restore.start_ns, restore.end_ns) == (history.at(1), history.at(4))
 
 
 @pytest.mark.parametrize(
@@ -319,7 +356,7 @@ def test_the_margin_of_an_option_is_its_closest_wait():
         wait("slot", 1, 2, 10), wait("slot", 2, 6, 10), wait("slot", 4, 6, 10), wait("slot", 6, 20, 15),
         wait("slot", 0, 1, 1), wait("slot", 2, 5, -1), wait("slot", 3, 3, 1, "zero"), wait("slot", 2, 5, 4, ""),
         wait("slot", 2, 5, 4, "expired", outcome=Outcome.EXPIRED), wait("heartbeat", 2, 5, 2, "h"), wait("heartbeat", 2, 5, 3, "full"),
-        wait("partition", 2, 5, 2, "over"),
+        wait("partition", 2, 5, 2, "over"), wait("partition", 2, 5, 0, "none"),
     ]  # fmt: skip
     found = margins(waits, NS, 10 * NS)
     assert [(m.option, m.waited_s, m.budget_s) for m in found] == [

@@ -293,6 +293,7 @@ BAD_ITEMS = [
     {"metric": "recovery.detect", "max": "soon"},
     {"metric": "recovery.detect"},
     {"metric": "recovery.detect", "max": "1 s", "equals": "1 s"},
+    {"metric": "recovery.detect", "min": "3 s", "max": "2 s"},
     {"metric": "job.state", "max": "RUNNING"},
     {"metric": "recovery.detect", "quantile": "1.5", "max": "1 s"},
 ]
@@ -309,6 +310,7 @@ def test_an_expectation_that_cannot_be_judged_is_an_error(item: dict[str, Any]):
 BOUNDS = [
     ("5.5s", "s", 5.5), ("500 ms", "s", 0.5), ("2 min", "s", 120.0), (3, "s", 3.0), ("95 %", "ratio", 0.95),
     ("0.95", "ratio", 0.95), (2, "count", 2.0), ("20000", "records/s", 20000.0),
+    ("20000 records/s", "records/s", 20000.0),
 ]  # fmt: skip
 
 

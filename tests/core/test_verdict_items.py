@@ -136,6 +136,9 @@ def test_a_run_that_ends_early_says_so():
     assert (healed.verdict, healed.reason) == (INCONCLUSIVE, m.HEALED)
     assert healed.summary == f"the run completes: {m.REASON_TEXTS[m.HEALED]}. It decided."
     assert healed.to_json()["stopped"] == "It decided."
+    assert [(j.text, j.implied) for j in healed.judged if j.reason == m.HEALED] == [
+        ("the run completes", True)
+    ]
     failed = judged(good_rows(), error="the machine is full")
     assert failed.summary == "the run completes: the machine is full."
     assert failed.judged[0].to_json() == {

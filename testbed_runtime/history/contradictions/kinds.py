@@ -70,8 +70,8 @@ def _states(trial: Trial) -> Iterator[Damage]:
         filled = pc.not_equal(values, "" if column in ("task", "reason") else 0)
         filled = np.asarray(filled.to_numpy(zero_copy_only=False), dtype=np.bool_)
         for state, columns in OF_STATE.items():
-            wrong = np.flatnonzero(filled & equal(table, "state", state)) if column not in columns else ()
-            if len(wrong):
+            wrong = np.flatnonzero(filled & equal(table, "state", state))
+            if len(wrong) and column not in columns:
                 problem = (
                     f"is {values[int(wrong[0])].as_py()!r}, which a checkpoint that is {state} does not have"
                 )
