@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import ssl
 import subprocess
@@ -125,6 +126,8 @@ def _buildah(layout: Layout, *arguments: str) -> str:
         "--runroot",
         str(layout.cache / "runroot"),
     ]
+    if configured := os.environ.get("CONTAINERS_REGISTRIES_CONF"):  # `buildah manifest` does not read it
+        where += ["--registries-conf", configured]
     return run([*NICE, program, *where, *arguments])
 
 
@@ -178,9 +181,15 @@ def library(source: Path, image: str) -> str:
 
 
 def push(layout: Layout, whole: Path, references: list[str]) -> None:
-    """Push the image of a complete archive to a registry, under each of the references. It stays in the store until `forget`: the next
-    image has most of its layers, too."""
-    known = _buildah(layout, "pull", "-q", f"docker-archive:{whole}").strip().splitlines()[-1]
+    """Push the image of a complete archive to a registry, under each of the references.
+
+    As the only member of a manifest list it is read from the archive. `buildah push` would unpack it first, each layer with all below it.
+    """
+    made = f"{LOCAL}pushed:{secrets.token_hex(4)}"
+    _buildah(layout, "manifest", "create", made)
+    _buildah(layout, "manifest", "add", made, f"docker-archive:{whole}")
     for reference in references:
         with step(f"pushing {reference}"):
-            _buildah(layout, "push", "-q", known, f"docker://{reference}")
+            _buildah(
+                layout, "manifest", "push", "-q", "--all", "--format", "v2s2", made, f"docker://{reference}"
+            )
