@@ -18,6 +18,7 @@ from tools.cluster import (
     build,
     certificates,
     components,
+    files,
     groups,
     images,
     manifests,
@@ -197,6 +198,20 @@ def test_the_file_system_of_a_folder_is_that_of_the_nearest_mount_above():
     )
     assert up.file_system(Path("/home/me/.cache"), text) == "ext4"
     assert up.file_system(Path("/var/cache"), text) == "overlay"
+
+
+def test_a_folder_is_deleted_with_its_links_but_not_with_what_they_name(tmp_path: Path):
+    """Whatever the depth."""
+    kept, gone = tmp_path / "kept", tmp_path / "gone"
+    for folder in (kept, gone / "a" / "b" / "c", gone / "empty"):
+        folder.mkdir(parents=True)
+    for path in (kept / "file", gone / "file", gone / "a" / "b" / "c" / "file"):
+        path.touch()
+    (gone / "a" / "to-a-folder").symlink_to(kept)
+    (gone / "to-a-file").symlink_to(kept / "file")
+    files.remove(gone)
+    assert not gone.exists()
+    assert (kept / "file").exists()
 
 
 def test_volumes_have_places_of_their_own():

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
-from . import groups, network, processes, settings, state
+from . import files, groups, network, processes, settings, state
 from .say import say, step
 from .settings import ClusterError, Layout
 
@@ -33,7 +32,7 @@ def down(layout: Layout) -> None:
             raise ClusterError("the cluster was started by root, so only root can remove it")
         with step("stopping the node with all its processes, mounts and links"):
             remove_node(layout, known)
-    shutil.rmtree(layout.run)
+    files.remove(layout.run)
     say(f"removed; the build results stay in {layout.cache}")
 
 

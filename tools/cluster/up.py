@@ -16,6 +16,7 @@ from . import (
     build,
     certificates,
     components,
+    files,
     groups,
     images,
     manifests,
@@ -151,7 +152,7 @@ def _up_own(layout: Layout, known: state.State | None, nodes: int) -> None:
         raise ClusterError(reason)
     if known is not None or layout.run.exists():
         remove_node(layout, known)
-        shutil.rmtree(layout.run)
+        files.remove(layout.run)
     packages.install_missing()
     build.build_missing(layout)
     archives = images.prepared(layout)
@@ -164,7 +165,7 @@ def _up_own(layout: Layout, known: state.State | None, nodes: int) -> None:
     except BaseException:
         _keep_logs(layout)
         remove_node(layout, state.read(layout))
-        shutil.rmtree(layout.run)
+        files.remove(layout.run)
         raise
 
 

@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from tools.cluster import packages
+from tools.cluster import files, packages
 
 from . import archive, lay_out, settings
 from .engine import run
@@ -135,7 +135,7 @@ def forget(layout: Layout) -> None:
     """Remove buildah's copies of every step, which take several times the space of the images. The archives stay."""
     if layout.store.exists():
         with step("removing the copies of single steps"):
-            shutil.rmtree(layout.store)
+            files.remove(layout.store)
             shutil.rmtree(layout.cache / "runroot", ignore_errors=True)
 
 
