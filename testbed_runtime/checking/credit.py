@@ -48,7 +48,7 @@ class Credit(Struct, frozen=True):
     detail: str
     only_local: bool = False
     in_flight: float | None = None
-    """Buffers that were sent and not yet received, on the channel with most of them: the median of its samples."""
+    """Buffers of the channel with most of them that were sent and not yet received: the median of its samples."""
 
 
 class _Side(Struct, frozen=True):
@@ -176,9 +176,8 @@ def _in_flight(producer: _Side, consumer: _Side) -> float | None:
     missing = np.sort(np.maximum(producer.used[before[known]] - consumer.used[known], 0))
     if not (count := len(missing)):
         return None
-    return (
-        int(missing[(count - 1) // 2]) + int(missing[count // 2])
-    ) / 2  # `np.median` takes ten times as long
+    # `np.median` takes ten times as long
+    return (int(missing[(count - 1) // 2]) + int(missing[count // 2])) / 2
 
 
 def _ahead(t_ns: Ints, received: Ints, other_t_ns: Ints, sent: Ints) -> int:

@@ -31,6 +31,7 @@ from testbed_runtime.history.contradictions.columns import (
     TOLERANCE_NS,
     Ints,
     Owned,
+    filled_buckets,
     ints,
     numbered,
     parsed,
@@ -256,41 +257,38 @@ def _by_owner(table: pa.Table, keys: tuple[str, ...]) -> tuple[Ints, Ints]:
 
 def _latency(table: pa.Table) -> Iterator[Damage]:
     """Yield histograms whose buckets do not add up to their count."""
-    column = table.column("buckets").combine_chunks()
-    lengths = np.asarray(pc.list_value_length(column), dtype=np.int64)
+    lengths = np.asarray(pc.list_value_length(table.column("buckets")), dtype=np.int64)
     if (lengths > len(LATENCY_BOUNDS_NS) + 1).any():
         row = int(np.flatnonzero(lengths > len(LATENCY_BOUNDS_NS) + 1)[0])
         yield Damage(
             "latency", "buckets", row, f"has {lengths[row]} buckets, the schema {len(LATENCY_BOUNDS_NS) + 1}"
         )
-    counts = np.asarray(pc.list_flatten(column), dtype=np.int64)
-    ends = np.cumsum(lengths)
-    sums = np.concatenate([[0], np.cumsum(counts)])
-    total = sums[ends] - sums[ends - lengths]
+    rows, buckets, counts = filled_buckets(table)
+    total = np.zeros(len(table), dtype=np.int64)
+    np.add.at(total, rows, counts)
     wrong = np.flatnonzero(total != ints(table, "count"))
     if len(counts) and counts.min() < 0:
-        row = int(np.searchsorted(ends, np.flatnonzero(counts < 0)[0], side="right"))
+        row = int(rows[np.flatnonzero(counts < 0)[0]])
         yield Damage("latency", "buckets", row, "contains a negative count")
     elif len(wrong):
         row = int(wrong[0])
         stated = table.column("count")[row].as_py()
         yield Damage("latency", "buckets", row, f"adds up to {total[row]}, but count is {stated}")
     else:
-        yield from _windows(table, counts, ends, lengths)
+        yield from _windows(table, rows, buckets)
 
 
-def _windows(table: pa.Table, counts: Ints, ends: Ints, lengths: Ints) -> Iterator[Damage]:
-    """Yield windows that are empty or begin after their row was written, and maxima outside the highest bucket with records."""
+def _windows(table: pa.Table, rows: Ints, buckets: Ints) -> Iterator[Damage]:
+    """Yield windows that are empty or begin after their row was written, and maxima outside the highest bucket with records.
+    `rows` and `buckets` name the buckets with records."""
     begins, t_ns = ints(table, "window_start_ns"), ints(table, "t_ns")
     if len(empty := np.flatnonzero(ints(table, "window_ns") == 0)):
         yield Damage("latency", "window_ns", int(empty[0]), "is 0")
     if len(late := np.flatnonzero(begins > t_ns)):
         off = (begins[late[0]] - t_ns[late[0]]) / NS
         yield Damage("latency", "window_start_ns", int(late[0]), f"is {off:.1f} s after the row was written")
-    within = np.arange(len(counts)) - np.repeat(ends - lengths, lengths)
     highest = np.full(len(table), -1, dtype=np.int64)
-    used = counts > 0
-    np.maximum.at(highest, np.repeat(np.arange(len(table)), lengths)[used], within[used])
+    np.maximum.at(highest, rows, buckets)
     largest = np.searchsorted(np.asarray(LATENCY_BOUNDS_NS), ints(table, "max_ns"))
     if len(off_by := np.flatnonzero((highest >= 0) & (largest != highest))):
         row = int(off_by[0])

@@ -39,6 +39,7 @@ from testbed_runtime.simulation.backends import (
     SimPeers,
     SimProcessBackend,
 )
+from testbed_runtime.simulation.hugepages import HugePages
 from testbed_runtime.simulation.network import RpcConditions, SimNetworkBackend
 from testbed_runtime.simulation.processes import (
     BOOT_ID,
@@ -118,6 +119,7 @@ class SimTestbed:
         self._live = LiveCounters()
         self._status: JobStatus | None = None
         self._asked_at = self._counted_at = -math.inf
+        self._pages = HugePages()
         self._rpc = MemoryRpc(RUNNER, switchboard, flink_version=plan.flink_version)
         self._client = JobClient(self._rpc, JOBMANAGER_ADDRESS)
         self._sealed = False
@@ -154,6 +156,7 @@ class SimTestbed:
         if self._status is None or now >= self._asked_at + self._pace.sample_s:
             status = await self._client.status()
             self._asked_at = now
+            self._pages.tend()
             if now >= self._counted_at + COUNT_EVERY * self._pace.sample_s:
                 self._counted_at = now
                 self._live.update(self.processes.counters(), now)

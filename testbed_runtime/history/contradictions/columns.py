@@ -46,6 +46,16 @@ def equal(table: pa.Table, column: str, value: str) -> Flags:
     return np.asarray(pc.equal(table.column(column), value).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
+def filled_buckets(latency: pa.Table) -> tuple[Ints, Ints, Ints]:
+    """Return row, place and count of each latency bucket that is not 0. Few are not: in a large job most windows have one record."""
+    column = latency.column("buckets")
+    lengths = np.asarray(pc.list_value_length(column), dtype=np.int64)
+    counts = np.asarray(pc.list_flatten(column), dtype=np.int64)
+    ends, filled = np.cumsum(lengths), np.flatnonzero(counts)
+    rows = np.searchsorted(ends, filled, side="right")
+    return rows, filled - (ends - lengths)[rows], counts[filled]
+
+
 def numbered(tables: Sequence[pa.Table], columns: Sequence[str]) -> Ints:
     """Return a number for each row of all tables: equal in rows that are equal in these columns."""
     found = np.zeros(sum(map(len, tables)), dtype=np.int64)

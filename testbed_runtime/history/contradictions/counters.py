@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from testbed_runtime.history.contradictions.columns import (
     ATTEMPT,
@@ -18,6 +17,7 @@ from testbed_runtime.history.contradictions.columns import (
     Owned,
     equal,
     events,
+    filled_buckets,
     ints,
     numbered,
     options_of,
@@ -278,11 +278,7 @@ class _Sinks:
 
 def _least(latency: pa.Table) -> Ints:
     """Return the least latency that each window can have: the lower bound of its lowest bucket with records."""
-    column = latency.column("buckets").combine_chunks()
-    lengths = np.asarray(pc.list_value_length(column), dtype=np.int64)
-    counts = np.asarray(pc.list_flatten(column), dtype=np.int64)
-    within = np.arange(len(counts)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    rows, buckets, counts = filled_buckets(latency)
     lowest = np.full(len(latency), len(LATENCY_BOUNDS_NS), dtype=np.int64)
-    used = counts > 0
-    np.minimum.at(lowest, np.repeat(np.arange(len(latency)), lengths)[used], within[used])
+    np.minimum.at(lowest, rows[counts > 0], buckets[counts > 0])
     return np.asarray(np.array([0, *(b + 1 for b in LATENCY_BOUNDS_NS)])[lowest], dtype=np.int64)
