@@ -25,7 +25,7 @@ from testbed_runtime.process.clock import SeededRandom
 from testbed_runtime.process.config import COUNTERS_PATH, REGISTERED_PATH, ProcessConfig
 from testbed_runtime.store.blobstore import FolderBlobStore
 from testbed_runtime.store.statefiles import FolderStateFiles
-from testbed_runtime.taskmanager.process import TaskManager
+from testbed_runtime.taskmanager.process import LocalFiles, TaskManager
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.tap import HistorySampler
 from testbed_runtime.transport.tcp import TcpNetwork
@@ -58,13 +58,13 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
         jobmanager=config.jobmanager,
         slots=config.slots,
         resolver=adapters.resolver,
-        interceptor=faults.frames,
-        tap=faults.tap(HistorySampler(history, asyncio.get_running_loop().time)),
-        registration_hook=faults.registration,
+        interception=faults.interception(HistorySampler(history, asyncio.get_running_loop().time)),
         on_fatal=process.end,
-        local_store=FolderBlobStore(_local_folder(config) / str(resource_id)),
-        state_files=FolderStateFiles(_local_folder(config) / f"{resource_id}-state"),
-        open_file=lambda: _spill_file(config),
+        files=LocalFiles(
+            FolderBlobStore(_local_folder(config) / str(resource_id)),
+            FolderStateFiles(_local_folder(config) / f"{resource_id}-state"),
+            lambda: _spill_file(config),
+        ),
     )
 
     async def counters(_: web.Request) -> web.Response:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from testbed_runtime.core.exchange.frames import Frame
 
 
@@ -75,3 +77,14 @@ class NoRegistrationDelay:
 
     def request_seen(self, partition: str) -> None:
         del partition
+
+
+class Interception(Struct, frozen=True):
+    """What intercepts and observes the data exchange of a TaskManager; nothing by default."""
+
+    frames: FrameInterceptor | None = None
+    tap: FrameTap | None = None
+    registration: PartitionRegistrationHook = NoRegistrationDelay()
+
+
+NO_INTERCEPTION = Interception()

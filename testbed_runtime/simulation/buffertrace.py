@@ -30,6 +30,7 @@ from testbed_runtime.core.job.messages import (
 )
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.processmemory import SEGMENT
+from testbed_runtime.ports.interception import Interception
 from testbed_runtime.process.clock import LoopClock
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
@@ -156,7 +157,7 @@ class _Trace:
                 fabric.network(f"tm-{ordinal}"),
                 clock=LoopClock("trace"),
                 entropy=Random(ordinal),  # noqa: S311
-                tap=_Tap(self),
+                interception=Interception(tap=_Tap(self)),
             )
             for ordinal in (0, 1)
         )

@@ -22,12 +22,12 @@ from testbed_runtime.faults.channel.process import ChannelFaults
 from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.history.writer import MemoryHistory, MemorySink
 from testbed_runtime.jobmanager.process import JobManager
-from testbed_runtime.ports.interception import FrameTap
+from testbed_runtime.ports.interception import Interception
 from testbed_runtime.ports.network import Address
 from testbed_runtime.process.clock import LoopClock, SeededIds, SeededRandom
 from testbed_runtime.simulation.loop import VirtualLoop, spawn
 from testbed_runtime.store.blobstore import MemoryBlobStore
-from testbed_runtime.taskmanager.process import TaskManager
+from testbed_runtime.taskmanager.process import LocalFiles, TaskManager
 from testbed_runtime.taskmanager.services import Pace
 from testbed_runtime.taskmanager.work import Cores
 from testbed_runtime.transport.mailbox import SleepingCpu
@@ -180,22 +180,22 @@ class Processes:
             random=SeededRandom(f"{world.seed}/{resource}"),
             jobmanager=JOBMANAGER_ADDRESS,
             slots=world.slots,
-            interceptor=faults.frames,
-            tap=self._tap(faults, sink),
-            registration_hook=faults.registration,
+            interception=self._interception(faults, sink),
             on_fatal=partial(self._on_fatal, name, incarnation, sink),
             pace=world.pace,
-            local_store=MemoryBlobStore(),
+            files=LocalFiles(MemoryBlobStore()),
             cores=cores,
         )
         await manager.start((name, 0))
         return SimProcess(name, incarnation, logical, faults, rpc, manager)
 
-    def _tap(self, faults: ChannelFaults, sink: MemorySink) -> FrameTap | None:
-        """Return the tap of a process, or None: without a reader it would cost a thirtieth of a large job."""
+    def _interception(self, faults: ChannelFaults, sink: MemorySink) -> Interception:
+        """Return the hooks of a process. Without a reader it has no tap, which would cost a thirtieth of a large job."""
         if self._world.pace.channel_stride == 1:
-            return faults.tap(HistorySampler(sink, virtual_loop().time))
-        return faults.tap() if self._world.frame_faults else None
+            return faults.interception(HistorySampler(sink, virtual_loop().time))
+        if self._world.frame_faults:
+            return faults.interception()
+        return Interception(faults.frames, registration=faults.registration)
 
     def _on_fatal(self, name: str, incarnation: int, sink: MemorySink, text: str) -> None:
         """Terminate a process after a fatal error, as its entry point does on a real machine."""

@@ -23,7 +23,7 @@ MAX_LOOK = 64
 class ChannelWaits:
     """Every channel waits from `start` on. Channels that needed one request only are covered by the last one to answer."""
 
-    def __init__(self, waits: WaitLog, task: str, attempt: int, limits: tuple[Limit, Limit]) -> None:
+    def __init__(self, waits: WaitLog, task: str, attempt: int, limits: Sequence[Limit]) -> None:
         """`limits` are those of local and of remote channels."""
         self._waits = waits
         self._task = task

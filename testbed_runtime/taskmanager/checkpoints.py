@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, DeclineCheckpoint, SinkCommit
+from testbed_runtime.core.job.messages import (
+    AcknowledgeCheckpoint,
+    DeclineCheckpoint,
+    SinkCommit,
+    TaskDeploymentDescriptor,
+)
 from testbed_runtime.ports.storage import BlobStore
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.localstate import LocalState
@@ -50,16 +55,15 @@ class TaskCheckpoints:
 
     def __init__(
         self,
+        descriptor: TaskDeploymentDescriptor,
         *,
-        job: str,
-        attempt: str,
         blobs: BlobStore,
         local: LocalState,
         files: AttemptFiles,
         gateway: JobMasterGateway,
     ) -> None:
-        self._job = job
-        self._attempt = attempt
+        self._job = descriptor.job
+        self._attempt = descriptor.attempt
         self._local = local
         self._files = files
         self._blobs = blobs

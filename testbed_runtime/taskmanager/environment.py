@@ -25,12 +25,7 @@ from testbed_runtime.core.job.messages import InputGateDescriptor, ResultPartiti
 from testbed_runtime.core.options import MAX_INT, Options
 from testbed_runtime.core.versions import NO_EXCLUSIVE_BUFFERS, PRIORITY_PASSES_BLOCK, has
 from testbed_runtime.ports.execution import Clock
-from testbed_runtime.ports.interception import (
-    FrameInterceptor,
-    FrameTap,
-    NoRegistrationDelay,
-    PartitionRegistrationHook,
-)
+from testbed_runtime.ports.interception import NO_INTERCEPTION, Interception, PartitionRegistrationHook
 from testbed_runtime.ports.network import Address, Network, Resolver, SocketState
 from testbed_runtime.taskmanager.debloating import starting_size
 from testbed_runtime.taskmanager.partition_requests import PartitionNotFoundCallback
@@ -73,9 +68,7 @@ class NetworkEnvironment:
         clock: Clock,
         entropy: Random,
         resolver: Resolver | None = None,
-        interceptor: FrameInterceptor | None = None,
-        tap: FrameTap | None = None,
-        hook: PartitionRegistrationHook | None = None,
+        interception: Interception = NO_INTERCEPTION,
         memory: bool = True,
         open_file: Callable[[], IO[bytes]] = io.BytesIO,
     ) -> None:
@@ -84,7 +77,7 @@ class NetworkEnvironment:
         self.resource_id = resource_id
         self.options = options
         self._legacy = not options.credit_based
-        self.hook = hook or NoRegistrationDelay()
+        self.hook = interception.registration
         self._clock = clock
         self._entropy = entropy
         self._open_file = open_file
@@ -103,12 +96,12 @@ class NetworkEnvironment:
             waits=options.requests_wait_at_producer,
             started=clock.now(),
         )
-        name = resource_id.name
+        name, frames, tap = resource_id.name, interception.frames, interception.tap
         self.server = DataServer(
-            network, self.manager, name=name, options=options, interceptor=interceptor, tap=tap
+            network, self.manager, name=name, options=options, interceptor=frames, tap=tap
         )
         self.connections = ConnectionManager(
-            network, name=name, options=options, resolver=resolver, interceptor=interceptor, tap=tap
+            network, name=name, options=options, resolver=resolver, interceptor=frames, tap=tap
         )
 
     async def start(self, address: Address) -> Address:

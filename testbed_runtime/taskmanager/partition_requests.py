@@ -6,25 +6,25 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.channel import LocalInputChannel, RemoteInputChannel
 from testbed_runtime.core.exchange.gate import InputGate
+from testbed_runtime.core.job.limits import partition_limit
 from testbed_runtime.core.job.messages import (
     InputChannelDescriptor,
     InputGateDescriptor,
     PartitionState,
     RequestPartitionState,
+    TaskDeploymentDescriptor,
 )
-from testbed_runtime.core.waits import Limit
-from testbed_runtime.history.waits import WaitLog
-from testbed_runtime.ports.execution import Clock
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
-from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.taskmanager.channel_waits import ChannelWaits
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
-from testbed_runtime.transport.pump import ConnectionManager
+
+if TYPE_CHECKING:
+    from testbed_runtime.taskmanager.services import TaskServices
 
 PartitionNotFoundCallback: TypeAlias = Callable[[RemoteInputChannel], None]
 
@@ -60,35 +60,28 @@ class PartitionRequests:
 
     def __init__(
         self,
-        *,
         task: str,
-        attempt: int,
-        attempt_id: str,
-        connections: ConnectionManager,
+        descriptor: TaskDeploymentDescriptor,
+        services: TaskServices,
         gateway: JobMasterGateway,
-        clock: Clock,
-        history: HistorySink,
         on_verdict: Callable[[FlinkError], None],
-        waits: WaitLog,
-        limits: tuple[Limit, Limit],
-        stride: int = 1,
     ) -> None:
-        """`limits` are those of the requests of local and of remote channels. `stride` limits the events of first requests
-        to every such channel (see `services.Pace`)."""
-        self._waits = ChannelWaits(waits, task, attempt, limits)
         self._task = task
-        self._attempt = attempt
-        self._attempt_id = attempt_id
-        self._connections = connections
+        self._attempt = descriptor.attempt_number
+        self._attempt_id = descriptor.attempt
+        limits = tuple(partition_limit(services.options, local=local) for local in (True, False))
+        self._waits = ChannelWaits(services.waits, task, self._attempt, limits)
+        self._connections = services.environment.connections
         self._gateway = gateway
-        self._clock = clock
-        self._history = history
+        self._clock = services.clock
+        self._history = services.history
         self._on_verdict = on_verdict
         self._gates: list[InputGate] = []
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
-        self._stride = stride
+        self._stride = services.pace.channel_stride
+        """Events of first requests are limited to every such channel."""
 
     # ---- the first requests ----------------------------------------------------------------------------------
 

@@ -9,12 +9,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import IO
 
+import msgspec
+from msgspec import Struct
+
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.statememory import StateBackendConfig
 from testbed_runtime.core.options import Options
 from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.execution import Clock, Cpu, RandomSource
-from testbed_runtime.ports.interception import FrameInterceptor, FrameTap, PartitionRegistrationHook
+from testbed_runtime.ports.interception import NO_INTERCEPTION, Interception
 from testbed_runtime.ports.network import Address, Network, Resolver
 from testbed_runtime.ports.rpc import Rpc
 from testbed_runtime.ports.storage import BlobStore, HistorySink, StateFileStore
@@ -31,6 +34,17 @@ from testbed_runtime.taskmanager.work import Cores
 
 RETURN_STEPS, RETURN_STEP_S = 50, 0.01
 """How long an ending TaskManager waits for its network buffers before it counts those that leaked."""
+
+
+class LocalFiles(Struct, frozen=True):
+    """What a TaskManager keeps on its own disk; in memory by default."""
+
+    copies: BlobStore | None = None
+    """The local copies of snapshots (`state.backend.local-recovery`)."""
+    state: StateFileStore = msgspec.field(default_factory=MemoryStateFiles)
+    """The state that is not in memory (`state.backend.type`)."""
+    open: Callable[[], IO[bytes]] = io.BytesIO
+    """Opens the file of a blocking result, which disappears when it is closed."""
 
 
 class TaskManager:
@@ -51,19 +65,15 @@ class TaskManager:
         jobmanager: Address,
         slots: int = 1,
         resolver: Resolver | None = None,
-        interceptor: FrameInterceptor | None = None,
-        tap: FrameTap | None = None,
-        registration_hook: PartitionRegistrationHook | None = None,
+        interception: Interception = NO_INTERCEPTION,
         on_fatal: Callable[[str], None] | None = None,
         pace: Pace = REAL_PACE,
-        local_store: BlobStore | None = None,
-        state_files: StateFileStore | None = None,
-        open_file: Callable[[], IO[bytes]] = io.BytesIO,
+        files: LocalFiles | None = None,
         cores: Cores | None = None,
     ) -> None:
-        """`local_store` keeps the local copies of snapshots (`state.backend.local-recovery`), `state_files` the state that is not
-        in memory (`state.backend.type`); `open_file` opens the file of a blocking result, in memory by default; `cores` are those of virtual time; `jobmanager` is
-        the Rpc address of the JobManager; `on_fatal(text)` is called when this process has to end."""
+        """`cores` are those of virtual time; `jobmanager` is the Rpc address of the JobManager; `on_fatal(text)` is called when
+        this process has to end."""
+        files = files or LocalFiles()
         self.resource_id = resource_id
         self._rpc = rpc
         self._jobmanager = jobmanager
@@ -78,11 +88,9 @@ class TaskManager:
             clock=clock,
             entropy=random.stream(f"channels-{resource_id}"),
             resolver=resolver,
-            interceptor=interceptor,
-            tap=tap,
-            hook=registration_hook,
+            interception=interception,
             memory=not pace.lazy,
-            open_file=open_file,
+            open_file=files.open,
         )
         self._waits = WaitLog(history, str(resource_id), clock.now)
         back_channel = partial(self.environment.open_file, "the back channel of an iteration")
@@ -97,10 +105,10 @@ class TaskManager:
             network,
             self.environment,
             self._waits,
-            StateBackend(StateBackendConfig.of(options, slots), state_files or MemoryStateFiles()),
+            StateBackend(StateBackendConfig.of(options, slots), files.state),
             self.iterations,
             pace,
-            LocalState(local_store if keeps else None),
+            LocalState(files.copies if keeps else None),
             cores,
         )
         self._executor: TaskExecutor | None = None

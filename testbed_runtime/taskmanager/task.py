@@ -13,7 +13,7 @@ from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.job.executiongraph import ExecutionState
-from testbed_runtime.core.job.limits import option_limit, partition_limit
+from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import (
     NotifyPartitionDataAvailable,
     TaskDeploymentDescriptor,
@@ -93,22 +93,7 @@ class Task:
         self._ran = False
         self._ending = False
         self._main: asyncio.Task[None] | None = None
-        self._requests = PartitionRequests(
-            task=self.name,
-            attempt=descriptor.attempt_number,
-            attempt_id=descriptor.attempt,
-            connections=services.environment.connections,
-            gateway=gateway,
-            clock=services.clock,
-            history=services.history,
-            on_verdict=self.fail,
-            waits=services.waits,
-            limits=(
-                partition_limit(services.options, local=True),
-                partition_limit(services.options, local=False),
-            ),
-            stride=services.pace.channel_stride,
-        )
+        self._requests = PartitionRequests(self.name, descriptor, services, gateway, self.fail)
         self._files = AttemptFiles(
             services.state_backend,
             job=descriptor.job,
@@ -116,12 +101,7 @@ class Task:
             allocation=descriptor.allocation,
         )
         self.checkpoints = TaskCheckpoints(
-            job=descriptor.job,
-            attempt=descriptor.attempt,
-            blobs=services.blobs,
-            local=services.local_state,
-            files=self._files,
-            gateway=gateway,
+            descriptor, blobs=services.blobs, local=services.local_state, files=self._files, gateway=gateway
         )
         self._committer = RecordCommitter(gateway, descriptor.attempt, self.fail)
 

@@ -167,7 +167,7 @@ async def test_the_tap_numbers_frames_alike_on_both_sides():
     """Counting goes on without a measurement; sightings are kept only during one."""
     sender, receiver = ChannelFaults("tm-0"), ChannelFaults("tm-1")
     for faults, side in ((sender, "sent"), (receiver, "received")):
-        tap = faults.tap(None)
+        tap = faults.interception().tap
         tap.seen(side, LINK, AddCredit(1, A))
         assert faults.effects.sightings() == []
         faults.apply(rule(MEASURE, rule_id="watch"))

@@ -29,7 +29,7 @@ from testbed_runtime.faults.channel.calls import (
     Rules,
 )
 from testbed_runtime.faults.channel.frames import FRAME_KINDS, EffectTap, FrameCounters, FrameFaults
-from testbed_runtime.ports.interception import FrameSampler, FrameTap
+from testbed_runtime.ports.interception import FrameSampler, Interception
 from testbed_runtime.ports.storage import BlobStore
 
 if TYPE_CHECKING:
@@ -47,9 +47,8 @@ MAX_REMEMBERED = 64
 class ChannelFaults:
     """The channel backend of one process. A process entry or the simulation wires it:
 
-    * pump: `interceptor=faults.frames`, `tap=faults.tap(sampler)`
+    * TaskManager: `interception=faults.interception(sampler)`
     * Rpc: `interceptor=faults.calls`
-    * TaskManager: `registration_hook=faults.registration`
     * BlobStore: `blobs = faults.store(blobs)`
     * control: `rpc.add_routes(routes(faults))`
     """
@@ -66,10 +65,10 @@ class ChannelFaults:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._ended: dict[str, FrameCounters | CallCounters] = {}
 
-    def tap(self, sampler: FrameSampler | None = None) -> FrameTap:
-        """Return the tap for the pump; it offers every frame to `sampler`."""
+    def interception(self, sampler: FrameSampler | None = None) -> Interception:
+        """Return the hooks of a TaskManager. The tap offers every frame to `sampler`."""
         self.effects = EffectTap(sampler)
-        return self.effects
+        return Interception(self.frames, self.effects, self.registration)
 
     def store(self, inner: BlobStore) -> BlobStore:
         return FaultyStore(inner, self._stores)
