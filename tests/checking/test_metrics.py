@@ -20,8 +20,8 @@ from testbed_runtime.core.judgement.metrics import (
     HISTORY_INCOMPLETE,
     NO_DATA,
     NOT_COUNTED,
-    NOT_SAMPLED,
     NOT_DRAINED,
+    NOT_SAMPLED,
 )
 from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, Verdict, judge
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
