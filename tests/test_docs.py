@@ -17,7 +17,10 @@ from testbed_runtime.api.descriptions import MEANINGS
 from testbed_runtime.cli.main import build
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted(p for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("scenarios/**/*.md")))
+FOLDERS = ("benchmarks", "docs", "helm", "manifests", "scenarios", "studies")
+PAGES = sorted((*ROOT.glob("*.md"), *(p for folder in FOLDERS for p in ROOT.glob(f"{folder}/**/*.md"))))
+ANCHOR = re.compile(r"\]\(([^)#\s]*)#([^)]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 MODULE = re.compile(r"`((?:core|api|ports|transport|workload|jobmanager|taskmanager|supervisor|store|process|history|checking|faults|evaluation|report|simulation|runner|local|cli|entry)/[\w/{},.]+)`")  # fmt: skip
 COMMAND = re.compile(r"headgate ([a-z]+)")
@@ -60,6 +63,20 @@ def test_links_of_a_page_lead_to_existing_files(page: Path):
     links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
     dead = [link for link in links if not (page.parent / link).exists()]
     assert not dead
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of the page's headings, as GitHub derives them."""
+    titles = [re.sub(r"[`*]", "", title).strip().lower() for title in HEADING.findall(page.read_text())]
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_anchors_in_links_of_a_page_are_headings(page: Path):
+    """A link to a section opens that section."""
+    links = [(name, anchor) for name, anchor in ANCHOR.findall(page.read_text()) if "://" not in name]
+    found = [(page.parent / name if name else page, anchor) for name, anchor in links]
+    assert [(p.name, anchor) for p, anchor in found if p.suffix == ".md" and anchor not in _anchors(p)] == []
 
 
 def _expanded(name: str) -> list[str]:
