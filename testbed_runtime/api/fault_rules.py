@@ -52,14 +52,14 @@ def _on_killed(setting: MergedVariant, path: str) -> Iterator[UserError]:
                 kill.kind in (KILL, JOBMANAGER_KILL)
                 and other != number
                 and dead
-                and _hits(fault, kill, same=after_s == 0)
+                and _selects_killed(fault, kill, same=after_s == 0)
             ):
                 problem = f"{fault.name!r} needs a process that {kill.name!r} has killed by then"
                 hint = f"list it before {kill.name!r}, or start it earlier"
                 yield UserError(f"{path}.faults[{setting.faults.index(certain[number])}].at", problem, hint)
 
 
-def _hits(fault: Fault, kill: Fault, *, same: bool) -> bool:
+def _selects_killed(fault: Fault, kill: Fault, *, same: bool) -> bool:
     """Whether a fault certainly selects a process that `kill` killed. `same`: the placement is still the same."""
     if fault.target.mode != "all":
         return False

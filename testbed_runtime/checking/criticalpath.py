@@ -162,7 +162,7 @@ class _Walk:
     def _holder(self, wait: Wait) -> Wait | None:
         """Return the wait that delayed this one. None for one that its own option ended."""
         if wait.kind == "cancellation" and wait.outcome is Outcome.EXPIRED:
-            return self._stuck_in(wait)
+            return self._hung_cancellation(wait)
         if wait.outcome.belongs_to_option or wait.kind == "stalled":
             return None
         kinds = _HELD_BY.get(wait.kind, _ANYWHERE)
@@ -180,7 +180,7 @@ class _Walk:
         ]
         return _latest(inside, wait)
 
-    def _stuck_in(self, wait: Wait) -> Wait | None:
+    def _hung_cancellation(self, wait: Wait) -> Wait | None:
         """Return the cancellation of a task that hung until its TaskManager terminated itself. The loss of that TaskManager
         then ended the cancellation of the region, `wait`."""
         inside = [

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 
 from testbed_runtime.checking.common import events
-from testbed_runtime.checking.failovers import worded
+from testbed_runtime.checking.failovers import cause_text
 from testbed_runtime.history.schema import Trial
 
 
@@ -41,7 +41,7 @@ def executions(trial: Trial) -> list[ExecutionHistory]:
         execution.states.append((data["to"], (int(row["t_ns"]) - begun_ns) / 1e9))
         execution.taskmanager = data["taskmanager"] or execution.taskmanager
         if row["text"] or data["cause_class"]:
-            execution.cause = worded(data["cause_class"], row["text"])
+            execution.cause = cause_text(data["cause_class"], row["text"])
     vertices: dict[str, int] = {}
     for task, _ in found:
         vertices.setdefault(task.rpartition("-")[0], len(vertices))

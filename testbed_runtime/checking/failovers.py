@@ -43,7 +43,7 @@ class Cause(Struct, frozen=True):
     @property
     def words(self) -> str:
         """The root cause as `class: text`."""
-        return self.root or worded(self.cause_class, self.text)
+        return self.root or cause_text(self.cause_class, self.text)
 
 
 class Failovers(Struct, frozen=True):
@@ -138,6 +138,6 @@ def root_cause(trial: Trial, until_ns: int) -> str:
     return failure.words
 
 
-def worded(cause_class: str, text: str) -> str:
+def cause_text(cause_class: str, text: str) -> str:
     """Return a cause as `class: text`."""
     return f"{cause_class}: {text}" if cause_class else text

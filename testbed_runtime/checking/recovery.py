@@ -81,19 +81,19 @@ def no_window(found: TrialRecovery, phase: str, faults: Collection[str]) -> str:
 
 def _milestones(recovery: Recovery, end: int) -> Iterator[tuple[str, Window | None]]:
     """Yield the windows of one recovery."""
-    return _spans(recovery.effect_ns, _records_again(recovery), recovery.end_ns, end)
+    return _spans(recovery.effect_ns, _outage_end(recovery), recovery.end_ns, end)
 
 
 def _of_shared(recovery: Recovery, shared: SharedFault, end: int) -> Iterator[tuple[str, Window | None]]:
     """Yield the windows of a fault in the recovery that it shares. After the first new records, its outage lasts as
     long as the fault, like that of a fault without a failover."""
-    back = _records_again(recovery)
+    back = _outage_end(recovery)
     if shared.effect_ns >= back:
         back = min(shared.ended_ns or recovery.end_ns, recovery.end_ns)
     return _spans(shared.effect_ns, back, recovery.end_ns, end)
 
 
-def _records_again(recovery: Recovery) -> int:
+def _outage_end(recovery: Recovery) -> int:
     """Return the end of the outage: when the last affected sink subtask received a new record, or without a failover when
     the catch-up began."""
     behind = [s.start_ns for s in _segments(recovery) if s.kind == "catch-up"]

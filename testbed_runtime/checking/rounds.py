@@ -71,7 +71,7 @@ class FirstRecord(Struct, frozen=True):
         return 0 if self.latency_ns is None else self.t_ns - self.latency_ns
 
 
-def last_held_up(
+def last_due_arrival(
     found: Collection[FirstRecord], missing: Sequence[FirstRecord | None], begun: int, until: int
 ) -> int | None:
     """Return the arrival of the last first record among those that were due at `begun` or that were later than all of
@@ -114,7 +114,7 @@ class _Record(Struct, frozen=True):
         if not found or (missing and affected - set(ran)):
             return None
         begun = max(min(one.t_ns for one in found.values()), *ran.values(), 0)
-        return last_held_up(found.values(), [later.get(task) for task in missing], begun, until)
+        return last_due_arrival(found.values(), [later.get(task) for task in missing], begun, until)
 
     def rounds(self, start: int, causes: Sequence[Cause | None], begins: Sequence[int]) -> list[RoundSpan]:
         """Return the rounds that these causes began. The last one is cut by the caller."""
@@ -167,7 +167,7 @@ def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, 
         started = {c.t_ns for r in first.rounds for c in (r.cause, r.failure) if c is not None}
         rest = [c for c in rest if c.t_ns not in started]
         if early:
-            found.append(_of_start(record, first, early[0]))
+            found.append(_as_outage(record, first, early[0]))
     while rest:
         since = found[-1].end if found else 0
         outage, used = _with_failovers(record, rest, injected, since)
@@ -217,18 +217,18 @@ def _shared(found: Sequence[Outage], injected: Sequence[FaultEffect]) -> list[Ou
     several = []
     for outage in found:
         joined = {e.fault for e in outage.earlier}
-        mine = [e for e in rest.values() if e.fault in joined or _began_by(e, outage)]
+        mine = [e for e in rest.values() if e.fault in joined or _took_effect_in(e, outage)]
         rest = {name: e for name, e in rest.items() if e not in mine}
         several.append(replace(outage, shared=tuple(sorted(mine, key=lambda e: e.begun_ns))))
     return several
 
 
-def _began_by(effect: FaultEffect, outage: Outage) -> bool:
+def _took_effect_in(effect: FaultEffect, outage: Outage) -> bool:
     """Whether a fault took effect in an outage. A first start waits for what was injected before the submission, too."""
     return effect.begun_ns <= outage.end and (outage.first or outage.effect <= effect.begun_ns)
 
 
-def _of_start(record: _Record, first: Outage, fault: FaultEffect) -> Outage:
+def _as_outage(record: _Record, first: Outage, fault: FaultEffect) -> Outage:
     """Return the first start as the outage of a fault that was there before the job ran."""
     if not first.recovered:
         return replace(first, fault=fault)

@@ -43,7 +43,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     found = [_replayed(_rejoining(w, effects), restored, entry) for w in found]
     for effect in effects:
         if effect.injected_ns is not None:
-            found += _of_fault(effect, effect.injected_ns, end_ns)
+            found += _stop_waits(effect, effect.injected_ns, end_ns)
     found += _replacements(trial, entry, found, end_ns)
     return sorted(found, key=lambda w: (w.end_ns, w.start_ns, w.wait))
 
@@ -85,7 +85,7 @@ def _stopped(effect: FaultEffect, target: str) -> str:
     return f"{target} was {verb} by the fault `{effect.fault}`"
 
 
-def _of_fault(effect: FaultEffect, start_ns: int, end_ns: int) -> list[Wait]:
+def _stop_waits(effect: FaultEffect, start_ns: int, end_ns: int) -> list[Wait]:
     """Return the waits for a process that a fault stops while it lasts: one that it paused, or the JobManager."""
     kind = _stopped_kind(effect)
     if not kind:

@@ -160,7 +160,7 @@ class FaultFanout:
             asked = True
             return await client.inject(part.fault, fault_id=fault_id, targets=part.targets, lease_s=lease_s)
 
-        return await self._patiently(once)
+        return await self._with_retries(once)
 
     async def _known(self, client: FaultClient, part: Part, fault_id: str) -> FaultHandle | None:
         """Return the handle of a fault whose injection was not answered; None when the call never arrived."""
@@ -177,7 +177,7 @@ class FaultFanout:
         async def one(agent: Agent) -> HeadgateError | None:
             client = self.client(agent)
             try:
-                await self._patiently(lambda: client.renew(fault_id))
+                await self._with_retries(lambda: client.renew(fault_id))
             except HeadgateError as error:
                 return error
             return None
@@ -188,17 +188,17 @@ class FaultFanout:
     async def held(self, agent: Agent, name: str) -> bool:
         """Whether the agent had a fault of that name since its last restart; one that does not answer counts as no."""
         try:
-            return await self._patiently(lambda: knows(self.client(agent), name))
+            return await self._with_retries(lambda: knows(self.client(agent), name))
         except Unreachable:
             return False
 
     async def heal(self, agents: Sequence[Agent], fault_id: str) -> None:
         """Heal every part even when one fails, then raise the first error. The deadline ends a part that was not healed."""
-        await self._everybody(agents, lambda client: client.heal(fault_id))
+        await self._call_all(agents, lambda client: client.heal(fault_id))
 
     async def heal_all(self, agents: Sequence[Agent]) -> None:
         """Heal every fault of these agents, also those of other runs."""
-        await self._everybody(agents, lambda client: client.heal_all())
+        await self._call_all(agents, lambda client: client.heal_all())
 
     async def residue(self, agents: Sequence[Agent]) -> dict[str, Any]:
         """Return the residue by agent; `{}` is clean. An agent that does not answer counts as residue, since its state is unknown."""
@@ -206,7 +206,7 @@ class FaultFanout:
         async def one(agent: Agent) -> Mapping[str, Any]:
             client = self.client(agent)
             try:
-                return await self._patiently(client.residue)
+                return await self._with_retries(client.residue)
             except HeadgateError as error:
                 return {"not_measured": str(error)}
 
@@ -243,19 +243,19 @@ class FaultFanout:
         for client in clients.values():
             await client.close()
 
-    async def _everybody(
+    async def _call_all(
         self, agents: Sequence[Agent], call: Callable[[FaultClient], Awaitable[None]]
     ) -> None:
         async def one(agent: Agent) -> None:
             client = self.client(agent)
-            await self._patiently(lambda: call(client))
+            await self._with_retries(lambda: call(client))
 
         results = await asyncio.gather(*(one(agent) for agent in agents), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
 
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _with_retries(self, call: Callable[[], Awaitable[T]]) -> T:
         loop = asyncio.get_running_loop()
         end = loop.time() + self._outage_s
         while True:

@@ -17,7 +17,7 @@ from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.common import windows
 from testbed_runtime.checking.criticalpath import attribute
 from testbed_runtime.checking.faults import check_faults
-from testbed_runtime.checking.rounds import FirstRecord, last_held_up, outages_of, start_of
+from testbed_runtime.checking.rounds import FirstRecord, last_due_arrival, outages_of, start_of
 from testbed_runtime.checking.trace import PATH, ROUNDS, trace, trace_events
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment, TrialRecovery
 from testbed_runtime.core.waits import KINDS, Outcome, Wait
@@ -350,7 +350,7 @@ def test_a_sink_that_no_record_was_due_for_does_not_hold_up_the_start(
 def test_a_record_that_was_not_due_yet_does_not_delay_the_last_first_record(second: FirstRecord, last: int):
     """The first sink got its record at 5 s, 3 s after it was due. One that was due later and took as long held up nothing."""
     assert (
-        last_held_up([FirstRecord(5 * SECOND, 3 * SECOND), second], [], 5 * SECOND, 20 * SECOND)
+        last_due_arrival([FirstRecord(5 * SECOND, 3 * SECOND), second], [], 5 * SECOND, 20 * SECOND)
         == last * SECOND
     )
 

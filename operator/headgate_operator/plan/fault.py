@@ -91,7 +91,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     if observed.fault.active:
         if observed.testbed is None:
             return _conclude(observed, now, "TestbedGone", "its testbed is gone, and the processes with it")
-        return _go_on(observed, observed.testbed, now)
+        return _follow(observed, observed.testbed, now)
     return _begin(observed, now)
 
 
@@ -182,7 +182,7 @@ def _changed_before_injection(observed: Observed) -> bool:
 # ---- while it is there
 
 
-def _go_on(observed: Observed, testbed: TestbedState, now: float) -> Plan:
+def _follow(observed: Observed, testbed: TestbedState, now: float) -> Plan:
     if observed.status.problem:
         return _conclude(observed, now, "InjectionFailed", observed.status.problem)
     # missing if the operator ended, or met a conflict, after it wrote the plan: nothing is injected without it
@@ -220,7 +220,7 @@ def _agents(observed: Observed, testbed: TestbedState, resolved: Resolved, now: 
         events = [Emit("Normal", "Injected", f"{resolved.fault.kind} by {resolved.backend}")] if began else []
         return Plan((*events, *_effect_events(observed, status)), status, LOOK_S)
     text = "; ".join(f"{p.agent}: {_view(observed, p).error or 'it did not report the end'}" for p in waits)
-    return _conclude(observed, now, "AgentsSilent" if waits else _how(observed), text)
+    return _conclude(observed, now, "AgentsSilent" if waits else _end_reason(observed), text)
 
 
 def _inject(observed: Observed, missing: Sequence[Part], deadline: float, now: float) -> Plan:
@@ -275,7 +275,7 @@ def _refused_by_agent(views: Mapping[Agent, View]) -> str:
     return "; ".join(f"{agent}: {row.get('text', '')}" for agent, row in found)
 
 
-def _how(observed: Observed) -> str:
+def _end_reason(observed: Observed) -> str:
     known = [v for v in observed.views.values() if v.known]
     if not known:
         return "TargetRestarted" if observed.phase == ACTIVE else "NeverInjected"

@@ -43,12 +43,12 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     if report.phase == COMPLETE:
         return _ended(study, report, now)
     if study.suspended and observed.pod is None:
-        return Plan(status=_going(observed, report, "Suspended", now))
+        return Plan(status=_in_progress(observed, report, "Suspended", now))
     if lost := given_up_because(observed.pod, study.status.pod_starts, "the study"):
         return _ended(study, replace(report, reason="PodLost", message=lost), now)
     accounts = objects_runs.missing_accounts(study, observed.shared, settings)
     actions = [*map(Create, accounts), *_pod(observed, settings)]
-    return Plan(tuple(actions), _going(observed, report, report.phase or "Starting", now), LOOK_S)
+    return Plan(tuple(actions), _in_progress(observed, report, report.phase or "Starting", now), LOOK_S)
 
 
 def _pod(observed: Observed, settings: Settings) -> list[Action]:
@@ -71,7 +71,7 @@ def _pod(observed: Observed, settings: Settings) -> list[Action]:
 # ---- status
 
 
-def _going(observed: Observed, report: StudyReport, phase: str, now: float) -> TuningStudyStatus:
+def _in_progress(observed: Observed, report: StudyReport, phase: str, now: float) -> TuningStudyStatus:
     """Return the status of a study that is not complete. A pod is counted when it is seen for the first time."""
     study, pod = observed.study, observed.pod
     before = study.status

@@ -76,7 +76,7 @@ def plan(observed: TestbedObserved, settings: Settings, now: float) -> Plan:
         return _rejected(testbed, findings, now)
     if taken := _taken(observed):
         return Plan((), testbed_status.names_taken(testbed, taken, findings, now), SOON_S)
-    state = look(observed, now)
+    state = state_of_processes(observed, now)
     own = not testbed.given_secret
     base = _base(observed, create_secret=own and not state.pods)
     if observed.secret is None and not (own and state.pods):
@@ -136,7 +136,7 @@ def _base(observed: TestbedObserved, *, create_secret: bool) -> list[Action]:
 # ---- the present state
 
 
-def look(observed: TestbedObserved, now: float) -> State:
+def state_of_processes(observed: TestbedObserved, now: float) -> State:
     """Return the state of each process, from its pod and from what the status remembers."""
     testbed, status = observed.testbed, observed.testbed.status
     pods = {pod.process: pod for pod in observed.pods if pod.controller == testbed.uid}

@@ -95,7 +95,7 @@ class PacketBackend:
         held = self._held[request.fault_id]
         readable = [p for p in held.paths if held.before[p.name].answered]
         if not readable:
-            return await self._by_tally(request, stop)
+            return await self._measure_job_packets(request, stop)
         found = await asyncio.gather(*(self._observe_path(request, held, path, stop) for path in readable))
         paths = {path.name: dict(judged.values) for path, judged in zip(readable, found, strict=True)}
         values = {"paths": paths, "packets": dict(self._engine.counters(request.rule_id))}
@@ -145,7 +145,7 @@ class PacketBackend:
         now = await self._probe(path, count, every_s, stop)
         return judge(request.fault.kind, impairment_of(request.fault), path, held.before[path.name], now)
 
-    async def _by_tally(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:
+    async def _measure_job_packets(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:
         """Judge by the job's own packets when no peer answers probes."""
         tally = self._engine.counters(request.rule_id)
         while tally["packets"] < measure.LATENCY_PROBES and not await stopped_within(stop, TALLY_EVERY_S):

@@ -60,7 +60,7 @@ async def run(argv: Sequence[str], text: str = "") -> Result:
     return Result(child.returncode or 0, output.decode(errors="replace").strip())
 
 
-async def must(argv: Sequence[str], text: str = "") -> str:
+async def run_checked(argv: Sequence[str], text: str = "") -> str:
     """Run a command and return its output. Raises HeadgateError with the output when it fails."""
     result = await run(argv, text)
     if result.code:
@@ -71,7 +71,7 @@ async def must(argv: Sequence[str], text: str = "") -> str:
 
 
 async def nft(text: str) -> None:
-    await must(("nft", "-f", "-"), text)
+    await run_checked(("nft", "-f", "-"), text)
 
 
 def has_net_admin() -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.packets import rules as kernel
-from testbed_runtime.faults.packets.commands import PacketSupport, must, nft, run, support
+from testbed_runtime.faults.packets.commands import PacketSupport, nft, run, run_checked, support
 from testbed_runtime.faults.packets.nfqueue import PacketQueue, describe
 from testbed_runtime.faults.packets.placing import ECHO_PORT, INPUT, PacketRule, check_overlap
 from testbed_runtime.faults.packets.probe import Echo, Prober
@@ -219,7 +219,7 @@ class Emulator:
         await self._remove()
         try:
             for command in kernel.netem_on(rule, self._device):
-                await must(command)
+                await run_checked(command)
         except HeadgateError:
             await self._remove()
             raise

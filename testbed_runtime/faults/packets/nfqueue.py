@@ -18,7 +18,7 @@ from typing import Any
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.packets import netlink
 from testbed_runtime.faults.packets import rules as kernel
-from testbed_runtime.faults.packets.commands import must, nft, run
+from testbed_runtime.faults.packets.commands import nft, run, run_checked
 from testbed_runtime.faults.packets.machine import Ends, Fate, Impairer, ends_of, together, with_flipped_bit
 from testbed_runtime.faults.packets.placing import INPUT, PacketRule
 
@@ -109,12 +109,12 @@ class PacketQueue:
             await nft(kernel.queue_nft(wanted))
             return
         text = kernel.queue_iptables(wanted, self._own)
-        await must((f"{self._how}-restore", "-w", str(kernel.LOCK_WAIT_S), "--noflush"), text)
+        await run_checked((f"{self._how}-restore", "-w", str(kernel.LOCK_WAIT_S), "--noflush"), text)
         for look, insert in zip(
             kernel.iptables_hooks(self._how, "-C"), kernel.iptables_hooks(self._how, "-I"), strict=True
         ):
             if (await run(look)).code:
-                await must(insert)
+                await run_checked(insert)
 
     async def _rules_off(self) -> None:
         if self._how == "nft":
