@@ -80,7 +80,7 @@ class NoRegistrationDelay:
 
 
 class Interception(Struct, frozen=True):
-    """What intercepts and observes the data exchange of a TaskManager; nothing by default."""
+    """The hooks that intercept and observe the data exchange of a TaskManager; none by default."""
 
     frames: FrameInterceptor | None = None
     tap: FrameTap | None = None

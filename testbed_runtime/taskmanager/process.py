@@ -37,7 +37,7 @@ RETURN_STEPS, RETURN_STEP_S = 50, 0.01
 
 
 class LocalFiles(Struct, frozen=True):
-    """What a TaskManager keeps on its own disk; in memory by default."""
+    """The files that a TaskManager keeps on its own disk; in memory by default."""
 
     copies: BlobStore | None = None
     """The local copies of snapshots (`state.backend.local-recovery`)."""
