@@ -12,10 +12,11 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.checkpoints import restored_age_s
-from testbed_runtime.checking.common import NS, Entry, busiest_vertex, events, windows
+from testbed_runtime.checking.common import NS, Entry, Window, busiest_vertex, events, windows
 from testbed_runtime.checking.criticalpath import EPSILON_NS, attribute
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, check_faults
+from testbed_runtime.checking.progress import raw_rate, sinks_of
 from testbed_runtime.checking.rounds import Outage, RoundSpan, outages_of, start_of
 from testbed_runtime.checking.waits import (
     BUSY_KINDS,
@@ -42,6 +43,7 @@ from testbed_runtime.history.schema import Trial
 
 FAILED_NS = NS // 4
 """A wait whose failure ended a round ended at most this long before the JobMaster learned of the failure."""
+_STANDS_STILL = "a job that stands still: no record arrives at its sinks, and no wait was recorded"
 _WAITED_FOR = ("slot", "cancellation", "restart-delay", "fencing", "jobmanager", "leadership", "stalled")
 """Together with the kinds before the first record, the waits of a job that is not running."""
 _FAILING = frozenset({"partition", "deployment", "slot", "checkpoint", "heartbeat", "restore", "open", "cancellation"})  # fmt: skip
@@ -205,7 +207,11 @@ class _Paths:
                 found.append(fault_wait(fault, begun, ended, self.waits, missed=missed))
                 at = ended
         if at < end or not found:
-            found.append(self._catch_up(at, end, Outcome.COMPLETED))
+            rest = self._catch_up(at, end, Outcome.COMPLETED)
+            silent = (
+                not outage.recovered and at < end and raw_rate(sinks_of(self.trial), Window(at, end)) == 0
+            )
+            found.append(replace(rest, what="", cause=_STANDS_STILL) if silent else rest)
         return [found[0], *(replace(w, after=(b.wait,)) for b, w in pairwise(found))]
 
     def _backlog(self, outage: Outage, running: int) -> str:

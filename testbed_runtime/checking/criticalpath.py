@@ -15,7 +15,7 @@ from itertools import pairwise
 from msgspec import Struct
 
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment
-from testbed_runtime.core.waits import KINDS, Outcome, Wait
+from testbed_runtime.core.waits import EVERYTHING, KINDS, Outcome, Wait
 
 EPSILON_NS = 5_000_000
 """Two processes record the same moment this far apart."""
@@ -157,6 +157,10 @@ class _Walk:
                 self._add(max(chained.end_ns, wait.start_ns, self.start), wait)
                 self._take(chained)
                 passed.add(id(chained))
+        pause = self._pause_of_judge(wait)
+        if pause is not None:
+            self._add(max(pause.end_ns, self.start), wait)
+            self._add(max(pause.start_ns, wait.start_ns, self.start), pause)
         self._add(max(wait.start_ns, self.start), wait)
 
     def _holder(self, wait: Wait) -> Wait | None:
@@ -179,6 +183,24 @@ class _Walk:
             and (wait.kind == "catch-up" or ended - w.start_ns > 2 * (ended - w.end_ns))
         ]
         return _latest(inside, wait)
+
+    def _pause_of_judge(self, wait: Wait) -> Wait | None:
+        """Return the pause of the process that waited for heartbeats, if it made the wait longer than its option: heartbeats are not
+        counted meanwhile. The pause by a fault comes before its record by the process."""
+        late_ns = wait.end_ns - wait.start_ns - wait.budget_ns
+        if wait.outcome is not Outcome.EXPIRED or wait.budget_ns < 0 or late_ns < NEAR_NS:
+            return None
+        if wait.kind not in ("heartbeat", "fencing", "cancellation"):
+            return None
+        process = _process(wait)
+        own = [w for w in self.waits if _process(w) == process and w.kind == "stalled"]
+        own += [w for w in self.waits if w.who == EVERYTHING and process.startswith(f"{w.what}-")]
+        own = [
+            w for w in own if wait.start_ns < w.end_ns <= min(self.at, wait.end_ns) and w.start_ns < self.at
+        ]
+        return max(
+            own, key=lambda w: (min(late_ns, w.end_ns - w.start_ns), w.who == EVERYTHING), default=None
+        )
 
     def _hung_cancellation(self, wait: Wait) -> Wait | None:
         """Return the cancellation of a task that hung until its TaskManager terminated itself. The loss of that TaskManager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -14,7 +14,7 @@ from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.limits import replacement_limit
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.trial.plan import NEVER
-from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, REPLACE_LOST, Outcome, Wait
+from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, REPLACE_LOST, Outcome, Wait
 from testbed_runtime.history.schema import Trial
 
 SLOW_NS = 250_000_000
@@ -38,7 +38,9 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     """Return every wait of the trial, by its end, with its owner in words as `cause`. What a paused or dead process did not
     record comes from the faults and from the ends of processes."""
     busy = busy_text(entry)
-    found = [_named(Wait.from_row(row), effects, busy) for row in trial.rows("waits")]
+    faults = entry.get("faults") or ()
+    rpc = frozenset(str(f["name"]) for f in faults if f.get("plane", "data") != "data")
+    found = [_named(Wait.from_row(row), effects, busy, rpc) for row in trial.rows("waits")]
     restored = {(e["subject"], e["attempt"]): e["checkpoint"] for e in events(trial, "task.restored")}
     found = [_replayed(_rejoining(w, effects), restored, entry) for w in found]
     for effect in effects:
@@ -56,8 +58,9 @@ def busy_text(entry: Entry) -> str:
     return f"{key} = {chosen.text(key)}" if chosen.duration(key) > 0 else ""
 
 
-def _named(wait: Wait, effects: Iterable[FaultEffect], busy: str) -> Wait:
-    """Return the wait with its owner in words: what was waited for, and the fault that made it slow."""
+def _named(wait: Wait, effects: Iterable[FaultEffect], busy: str, rpc: Collection[str]) -> Wait:
+    """Return the wait with its owner in words: what was waited for, and the fault that made it slow. `rpc`: the faults on the plane
+    of RPC."""
     text, fault = busy if busy and wait.kind in BUSY_KINDS else KINDS[wait.kind].doc, ""
     for effect in effects:
         family, begun, ended = effect.kind.partition(".")[0], effect.injected_ns, effect.ended_ns
@@ -67,7 +70,7 @@ def _named(wait: Wait, effects: Iterable[FaultEffect], busy: str) -> Wait:
         stopped = _stopped_kind(effect) and any(_ordinal(wait.who) == t for t in targets_of(effect))
         if wait.kind == _stopped_kind(effect) == "jobmanager" or (stopped and wait.kind == "stalled"):
             text, fault = _stopped(effect, targets_of(effect)[0]), effect.fault
-        elif wait.kind in _HOLDS_UP.get(family, ()):
+        elif wait.kind in (*_HOLDS_UP.get(family, ()), *(_HOLDS_UP["rpc"] if effect.fault in rpc else ())):
             text, fault = f"{KINDS[wait.kind].doc}, during the fault `{effect.fault}`", effect.fault
     return replace(wait, cause=text, fault=fault)
 
@@ -95,7 +98,7 @@ def _stop_waits(effect: FaultEffect, start_ns: int, end_ns: int) -> list[Wait]:
         ended, outcome = end_ns, Outcome.OPEN
     return [
         Wait(
-            wait=f"{effect.fault}/{target}", kind=kind, who="everything", what=target, start_ns=start_ns, end_ns=ended,
+            wait=f"{effect.fault}/{target}", kind=kind, who=EVERYTHING, what=target, start_ns=start_ns, end_ns=ended,
             outcome=outcome, cause=_stopped(effect, target), fault=effect.fault,
         )
         for target in targets_of(effect)

@@ -243,6 +243,21 @@ def test_slots_that_a_silent_taskmanager_brought_belong_to_its_heartbeat_timeout
     assert (found[0].option, found[0].seconds) == ("heartbeat.timeout", pytest.approx(4.9))
 
 
+@pytest.mark.parametrize("kind", ["heartbeat", "fencing"])
+def test_a_judge_that_stood_still_owns_the_seconds_that_its_heartbeats_were_late(kind: str):
+    """The JobManager is paused for 4 s. A TaskManager dies after 1 s, and is given up 3 s later than without the pause."""
+    limit = {"option": "heartbeat.interval", "value": "1 s × 2", "budget_ns": 2 * SECOND}
+    waits = [
+        wait("stalled", 0.05, 4, who="jobmanager-1", wait="jobmanager-1/1"),
+        wait("jobmanager", 0, 4, who="everything", what="jobmanager", wait="gc/jobmanager"),
+        wait(kind, -0.1, 4.9, Outcome.EXPIRED, wait="jobmanager-1/2", **limit),
+        wait("restart-delay", 4.9, 5.4, Outcome.FIRED, option="d", value="500 ms"),
+    ]
+    assert path(waits, 5.4, detected=4.9) == [("jobmanager", 4), (kind, 0.9), ("restart-delay", 0.5)]
+    alone = [w for w in waits if w.kind != "jobmanager"]
+    assert path(alone, 5.4, detected=4.9)[-3:] == [("stalled", 3.95), (kind, 0.9), ("restart-delay", 0.5)]
+
+
 def test_a_failure_after_the_restart_began_did_not_cause_it():
     """The connection was closed first; the heartbeat that expired later only confirmed it."""
     waits = [

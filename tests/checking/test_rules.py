@@ -257,6 +257,20 @@ def test_a_wait_is_blamed_on_the_fault_that_made_it_long(
     assert found.cause == words
 
 
+@pytest.mark.parametrize(("plane", "blamed"), [("rpc", True), ("both", True), ("data", False)])
+def test_a_fault_of_the_network_holds_up_calls_only_on_their_plane(history: Any, plane: str, blamed: bool):
+    """A TaskManager without its JobManager, and the slots that it would bring. On the data plane it only delays data."""
+    built = history.empty()
+    for kind, who in (("jobmanager", "tm-1-1"), ("slot", "JobMaster")):
+        built.wait(kind, who, "", (1.0, 3.0))
+    cut = replace(effect("network.partition"), injected_ns=history.at(0), ended_ns=history.at(4))
+    entry = {"faults": [{"name": "f", "plane": plane}]}
+    found = [
+        w for w in read_waits(built.trial(), entry, [cut], history.at(9)) if w.kind in ("jobmanager", "slot")
+    ]
+    assert [w.cause.endswith("during the fault `f`") for w in found] == [blamed, blamed]
+
+
 def test_a_busy_jobmanager_is_named_by_its_option():
     """Only with a service time above 0."""
     key = "headgate.jobmanager.service-time"
@@ -394,6 +408,24 @@ def test_an_answer_has_the_seconds_and_reasons_of_its_outage(history: Any):
     assert written["recoveries"][0]["rounds"][0]["number"] == 1
     assert Recovery(fault="", effect_ns=NS, end_ns=3 * NS).total_s == 2.0
     assert Round(number=1, start_ns=NS, end_ns=3 * NS).seconds == 2.0
+
+
+def test_a_job_that_stands_still_after_its_fault_does_not_catch_up(history: Any):
+    """Its sinks receive nothing more, also after the fault. That is no lack of capacity."""
+
+    def stuck(table: str, row: dict[str, Any]) -> dict[str, Any] | None:
+        after = row["t_ns"] > history.at(8)
+        if table == "waits" or (table == "events" and after and row["kind"] != "job.state"):
+            return None
+        if table == "faults":
+            return row | {"kind": "frames.drop"}
+        silent = {"attempt": 0, "records_in": 8000, "lag_ns": row["t_ns"] - history.at(8)}
+        return row | silent if table == "tasks" and after else row
+
+    (found,) = trial_recovery(history.good(stuck), history.entry()).recoveries
+    last = found.prices[0]
+    assert (found.recovered, last.seconds) == (False, pytest.approx(15.0, abs=0.1))
+    assert last.words.startswith("a job that stands still")
 
 
 def test_a_job_that_goes_on_after_the_effect_has_a_backlog_since_its_checkpoint(history: Any):

@@ -65,6 +65,8 @@ CLOCKS_DIFFER = "ClocksDiffer"
 RUN_FAILED = "RunFailed"
 AMBIGUOUS = "BadExpectation"
 HEALED = "Healed"
+NOT_JUDGED = frozenset({FILTERED, NOT_COUNTED, NOT_SAMPLED})
+"""With these reasons a safety metric cannot be judged, which is no violation."""
 LOWER_BOUNDS = frozenset({NOT_RECOVERED, OBSERVATION_TOO_SHORT})
 """With these reasons the value is what was observed until the end; the true value is at least that."""
 

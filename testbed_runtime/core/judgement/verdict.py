@@ -349,9 +349,7 @@ class _VariantJudge:
         reason = m.NO_DATA if row is None else row["reason"] or (m.NO_DATA if value is None else "")
         if name == LEAKED and row is None:
             return None  # recorded before TaskManagers counted their buffers
-        if reason in (m.FILTERED, m.NOT_COUNTED, m.NOT_SAMPLED) or (
-            reason == m.JOB_FAILED and self._expects_a_job_state()
-        ):
+        if reason in m.NOT_JUDGED or (reason == m.JOB_FAILED and self._expects_a_job_state()):
             # nothing can be judged, which is no violation; the item says so
             return self._item(expectation, trial, row, Verdict.PASS, reason, implied=True)
         verdict = Verdict.INCONCLUSIVE if reason else Verdict.PASS
