@@ -113,6 +113,14 @@ def test_a_bound_that_probably_means_something_else_is_doubted(
     assert item(metric, **more).doubts(20) == doubts
 
 
+@pytest.mark.parametrize(("trials", "doubted"), [(1, True), (5, True), (6, False)])
+def test_a_comparison_over_too_few_trials_is_doubted(trials: int, doubted: bool):
+    """Below 6 trials there is no interval."""
+    found = item("recovery.total", versus="old", within="5 %").doubts(trials)
+    text = f"versus: a comparison needs 6 trials, there are {trials}: the answer will be Inconclusive (write trials: 6 or more)"
+    assert found == ([text] if doubted else [])
+
+
 @pytest.mark.parametrize(
     ("metric", "more", "over"),
     [

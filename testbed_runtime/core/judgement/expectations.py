@@ -21,6 +21,7 @@ from testbed_runtime.core.judgement.metrics import (
     parse_quantile,
     trials_needed,
 )
+from testbed_runtime.core.judgement.samplesize import CONFIDENCE, trials_for
 
 Row = Mapping[str, Any]
 """One metric row (metrics.METRIC_FIELDS)."""
@@ -124,7 +125,7 @@ class Expectation(Struct, frozen=True, kw_only=True):
 
     def doubts(self, trials: int) -> list[str]:
         """Return what is valid and probably means something else: a ratio far above 1, a duration without a unit, a state that no
-        job has, a quantile over too few of the variant's trials."""
+        job has, a quantile or a comparison over too few of the variant's trials."""
         info = METRICS.get(self.metric)
         bounds = (("min", self.min), ("max", self.max), ("equals", self.equals))
         found = []
@@ -132,6 +133,11 @@ class Expectation(Struct, frozen=True, kw_only=True):
             found.append(
                 f"quantile: p{(self.quantile or 0) * 100:g} over trials needs {needed}, there are {trials}: the answer will "
                 f"be Inconclusive (write trials: {needed}, or leave the quantile out)"
+            )
+        if self.versus and not self.problem and trials < (needed := trials_for(CONFIDENCE)):
+            found.append(
+                f"versus: a comparison needs {needed} trials, there are {trials}: the answer will be Inconclusive "
+                f"(write trials: {needed} or more)"
             )
         if (
             self.metric == "job.state"
