@@ -151,16 +151,9 @@ class FaultClient:
     ) -> FaultHandle:
         """Raises UserError (bad input, or not possible in this environment) FaultNotApplied (a process was not running) or HeadgateError
         (it could not begin)."""
-        body = {
-            "fault": to_builtins(fault),
-            "fault_id": fault_id,
-            "targets": list(targets),
-            "lease_s": lease_s,
-        }
+        body = {"fault": to_builtins(fault), "fault_id": fault_id, "targets": targets, "lease_s": lease_s}
         answer = await self._call("POST", "/v1/faults", body, timeout_s=INJECT_LIMIT_S)
-        return FaultHandle(
-            str(answer["fault"]), str(answer["backend"]), str(answer["why"]), tuple(answer["targets"])
-        )
+        return msgspec.convert(answer, FaultHandle)
 
     async def renew(self, fault_id: str) -> None:
         """Raises HeadgateError when the fault is no longer active."""

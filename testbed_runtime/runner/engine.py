@@ -87,37 +87,23 @@ class RunControl:
     All calls come from the loop's thread and return at once."""
 
     def __init__(self) -> None:
-        self._resumed = asyncio.Event()
-        self._resumed.set()
-        self._healed = asyncio.Event()
+        self.resumed = asyncio.Event()
+        self.resumed.set()
+        self.healed = asyncio.Event()
         self.why = ""
         """Why the run was stopped; empty while it was not."""
 
-    @property
-    def suspended(self) -> bool:
-        return not self._resumed.is_set()
-
-    @property
-    def healed(self) -> bool:
-        return self._healed.is_set()
-
     def suspend(self) -> None:
         """Let the current trial end as planned, and start no other."""
-        self._resumed.clear()
+        self.resumed.clear()
 
     def resume(self) -> None:
-        self._resumed.set()
+        self.resumed.set()
 
     def heal(self, why: str) -> None:
         """Stop now: the verdict becomes Inconclusive with reason Healed. The first reason stays."""
         self.why = self.why or why
-        self._healed.set()
-
-    async def wait_resumed(self) -> None:
-        await self._resumed.wait()
-
-    async def wait_healed(self) -> None:
-        await self._healed.wait()
+        self.healed.set()
 
 
 class Runner:
@@ -196,14 +182,14 @@ class Runner:
             return
         loop = asyncio.get_running_loop()
         work = loop.create_task(trials, name="trials")
-        watch = loop.create_task(self.control.wait_healed(), name="heal-watch")
+        watch = loop.create_task(self.control.healed.wait(), name="heal-watch")
         try:
             await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
         finally:
             watch.cancel()
             work.cancel()
             await _wait_done(work, watch)
-        if self.control.healed:
+        if self.control.healed.is_set():
             manifest.data["healed"] = self.control.why
             manifest.save()
         if not work.cancelled():
@@ -211,7 +197,7 @@ class Runner:
 
     async def _run_trials(self, plan: RunPlan, manifest: Manifest) -> None:
         for number, trial in enumerate(plan.trials, 1):
-            if self.control.healed or manifest.data.get("decided"):
+            if self.control.healed.is_set() or manifest.data.get("decided"):
                 return
             if next_attempt(trial, manifest.trials) is None:
                 continue
@@ -223,10 +209,10 @@ class Runner:
                 self.progress.on_event(Happened(text))
                 await manifest.keep(self.folder)
                 return
-            if self.control.suspended:
+            if not self.control.resumed.is_set():
                 text = "suspended: no other trial starts until the run is resumed"
                 self.progress.on_event(Happened(text))
-            await self.control.wait_resumed()
+            await self.control.resumed.wait()
             self.progress.on_event(TrialStarted(trial.trial, number, trial.planned_s))
             await self._run_attempts(trial, manifest)
 
@@ -246,7 +232,7 @@ class Runner:
         """Run a trial; repeat it under a new id while it is void, as often as the manifest allows."""
         while attempt := next_attempt(trial, manifest.trials):
             await self._run_trial(attempt, manifest)
-            if self.control.healed:
+            if self.control.healed.is_set():
                 return
 
     async def _run_trial(self, plan: TrialPlan, manifest: Manifest) -> None:
@@ -258,7 +244,9 @@ class Runner:
         except (HeadgateError, OSError, ExceptionGroup) as error:
             entry["error"] = words_of(error)
         except asyncio.CancelledError:
-            if self.control.healed:  # before anything was submitted there is no history that could be judged
+            if (
+                self.control.healed.is_set()
+            ):  # before anything was submitted there is no history that could be judged
                 entry.update(voided=True, void_reason=self.control.why, abandoned=not entry.get("phases"))
             raise
         finally:
@@ -326,7 +314,7 @@ def placed(trial: TrialPlan, capabilities: Capabilities) -> TrialPlan:
     return replace(trial, testbed=replace(trial.testbed, proxy="proxy" in backends, frame_faults=frames))
 
 
-async def _wait_done(*tasks: asyncio.Task[None]) -> None:
+async def _wait_done(*tasks: asyncio.Task[Any]) -> None:
     """Wait for tasks that clean up, also when cancelled meanwhile: nothing else would wait for them. They have time limits of their own."""
     cancelled = False
     while any(not task.done() for task in tasks):
