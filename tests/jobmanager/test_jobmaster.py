@@ -421,7 +421,7 @@ async def test_one_timer_sends_the_heartbeats_to_all_taskmanagers():
 def test_the_first_checkpoint_comes_at_a_drawn_moment_of_the_first_interval_until_2_2(
     version, earliest, latest
 ):
-    """From 2.3 on as soon as all tasks run. The next ones follow at the interval."""
+    """As soon as all tasks run from 2.3 on. The next ones follow at the interval."""
 
     async def test():
         async with running_job(

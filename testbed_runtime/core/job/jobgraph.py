@@ -105,7 +105,7 @@ class JobVertex(Struct, frozen=True):
     feeds_back: IterationConfig | None = None
     """It is the tail of this iteration: its records go to the head, not to a result."""
     max_parallelism_computed: bool = False
-    """Whether the job sets no max parallelism, so that of a restored checkpoint is taken."""
+    """The max parallelism is the default, so that of a restored checkpoint replaces it."""
 
 
 class JobEdge(Struct, frozen=True):
