@@ -67,7 +67,7 @@ Waits = list[tuple[int, dict[str, Any]]]
 def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> list[Damage]:
     """Return the rows whose counterpart is missing, at most one for each rule."""
     deployed, waits = deployments(trial), _waits(trial)
-    found = list(_unrecorded(trial, entry, waits, deployed))
+    found = list(_unrecorded(trial, entry, waits, deployed)) + list(_emptied(trial, entry, waits))
     if not deployed or not waits:
         return found
     found += list(_data(trial))[:1]
@@ -101,6 +101,21 @@ def _unrecorded(trial: Trial, entry: Mapping[str, Any], waits: Waits, deployed: 
         )
     if not events(trial, "trial.phase"):
         yield Damage("events", "kind", -1, "has no trial.phase")
+
+
+def _emptied(trial: Trial, entry: Mapping[str, Any], waits: Waits) -> Iterator[Damage]:
+    """Yield tables without rows although tasks finished. The runner, if there was one, recorded the phases."""
+    ended = any(parsed(e["data"]).get("to") == "FINISHED" for _, e in events(trial, "task.state"))
+    needed = {"waits", "tasks"} if ended and events(trial, "trial.phase") else set()
+    if needed and vertices(entry) and any(edges(entry)):
+        needed.add("channels")
+    if any(r["kind"] == "checkpoint" for _, r in waits):
+        needed.add("checkpoints")
+    for name in sorted(needed & trial.tables.keys()):
+        if not len(trial.table(name)):
+            yield Damage(
+                name, "seq", -1, "has no rows, but tasks finished or waited for them (events, waits)"
+            )
 
 
 def _data(trial: Trial) -> Iterator[Damage]:
