@@ -34,8 +34,6 @@ class Histogram(Struct, frozen=True):
         None below 1 / (1 − q) records, where the quantile would just be the maximum."""
         if not shows(self.total, q):
             return None
-        if q >= 1:
-            return self.max_ns / NS
         cumulative = np.cumsum(self.counts)
         rank = q * self.total
         bucket = int(np.searchsorted(cumulative, rank, side="left"))

@@ -208,6 +208,7 @@ def test_a_window_beside_the_path_does_not_make_it_windowed(history: Any):
     )  # fmt: skip
     found = job_shape(history.empty().trial(), {"job": shape})
     assert (found.windowed("source", "counts"), found.windowed("source", "sink")) == (True, False)
+    assert found.hops() == {"source": 0, "window": 1, "counts": 2, "sink": 1}
 
 
 def test_a_windows_record_that_is_broadcast_is_due_at_every_subtask(history: Any):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from testbed_runtime.checking.common import Window, events
 from testbed_runtime.checking.metrics import trial_metrics
-from testbed_runtime.checking.pools import deviation, largest_gates, usage
+from testbed_runtime.checking.pools import NetworkPool, deviation, largest_gates, usage
 from testbed_runtime.core.exchange.buffers import MAX_INT, NetworkBufferPool
 from testbed_runtime.taskmanager.pools import pools_of
 
@@ -107,6 +107,12 @@ def test_a_pool_that_does_not_change_keeps_its_usage_in_later_windows(history: A
     (event,) = events(trial, "network.pools")
     later = Window(event["t_ns"] + 10, event["t_ns"] + 20)
     assert usage(trial, "in", later).value == 1.0
+
+
+def test_the_share_of_a_network_pool_lasts_until_the_next_sample():
+    """Only the last one before a window counts in it, and what is sampled within it."""
+    pool = NetworkPool("tm-0-1", [(1, 0.9), (2, 0.3), (6, 0.5)])
+    assert [pool.largest_share(Window(*span)) for span in ((3, 5), (3, 7), (0, 1))] == [0.3, 0.5, None]
 
 
 def test_buffers_count_as_exclusive_only_where_they_are(history: Any):

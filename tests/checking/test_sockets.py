@@ -32,7 +32,7 @@ def recorded(history: Any) -> Any:
     for t, changed in (
         (2.9, {}),
         (3.2, {"peer_window": 0, "send_queue": 50}),
-        (4.0, {"peer_window": 0, "send_queue": 980, "probes": 2}),
+        (4.0, {"peer_window": 0, "send_queue": 950, "probes": 2}),
         (4.1, {"peer_window": 0, "send_queue": 1000, "writable": False, "limited_s": 0.6}),
     ):
         sample(built, t, "producer", **changed)
