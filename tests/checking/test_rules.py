@@ -312,7 +312,7 @@ def test_a_process_that_was_killed_is_missed_after_the_fault(
 
 
 def test_the_restore_lasts_until_the_last_task_has_its_state(history: Any):
-    """From the moment at which the tasks had their slots."""
+    """It begins when the tasks have their slots."""
     built = history.empty()
     built.event("task.state", "sink-0", 1.0, attempt=0, data={"from": "SCHEDULED", "to": "DEPLOYING"})
     for number, t in enumerate((2.0, 3.0, 4.0)):

@@ -45,7 +45,7 @@ EVENT_DATA: Mapping[str, frozenset[str]] = {
     ),
     "partition.request": frozenset(("partition", "request", "backoff_s")),
 }
-"""What the data of these events has in every history, of what `history.schema.EVENT_KINDS` lists."""
+"""The part of the data in `history.schema.EVENT_KINDS` that these events always have."""
 ENDS_WITH = {"restore": "task.restored", "first-record": "sink.first-record"}
 """The event of a task that each of these waits of a task ends with."""
 OF_RESTART = (
@@ -166,7 +166,7 @@ def _inputs(trial: Trial, entry: Mapping[str, Any], waits: Waits, finished: set[
 
 
 def _deployments(trial: Trial, waits: Waits, deployed: Deployed) -> Iterator[Damage]:
-    """Yield an attempt whose deployment nobody waited for, or that was deployed to a TaskManager that had not registered."""
+    """Yield an attempt without a wait for its deployment, or that was deployed to a TaskManager that had not registered."""
     registered = {e["subject"]: row for row, e in events(trial, "taskmanager.registered")}
     waited = {(r["what"], r["attempt"]) for _, r in waits if r["kind"] == "deployment"}
     for (task, attempt), event in sorted(deployed.items()):
@@ -231,7 +231,7 @@ def _restarts(trial: Trial, waits: Waits) -> Iterator[Damage]:
 
 
 def _checkpoints(trial: Trial, waits: Waits) -> Iterator[Damage]:
-    """Yield completed checkpoints that nobody waited for."""
+    """Yield completed checkpoints without a wait for them."""
     table = trial.table("checkpoints")
     if not sound(table, "state", "process", "checkpoint"):
         return
@@ -246,7 +246,7 @@ def _checkpoints(trial: Trial, waits: Waits) -> Iterator[Damage]:
 
 
 def _losses(trial: Trial, waits: Waits) -> Iterator[Damage]:
-    """Yield a TaskManager that was lost by a heartbeat that nobody waited for."""
+    """Yield a TaskManager that was lost without a wait for its heartbeat."""
     expired = [r for _, r in waits if r["kind"] == "heartbeat" and r["outcome"] == Outcome.EXPIRED]
     for row, event in events(trial, "taskmanager.lost"):
         data = parsed(event["data"])
