@@ -35,6 +35,7 @@ ensure_venv() {
     locked=$(digest "$python" requirements.lock)
     project=$(digest "$python" pyproject.toml)
     if ! is_current headgate-locked "$locked" || ! .venv/bin/python -c '' 2>/dev/null; then
+        [ ! -L .venv ] || fail ".venv is a link, and a new environment would replace the content of $(readlink -f .venv). Remove the link first."
         say "creating .venv with $("$python" --version) (locked packages; the first time downloads about 600 MB, which takes a few minutes)"
         "$python" -m venv --clear .venv || fail "cannot create a virtual environment. Debian: apt-get install python3-venv"
         say "installing the locked packages …"
