@@ -123,7 +123,7 @@ DELIVERY: list[tuple[str, str, Change]] = [
     ("commits without their records", "weight", lambda r: r | {"bitmap": bytes(len(r["bitmap"]))}),
 ]
 MANDATORY = (
-    "checkpoint", "completion", "restore", "first-record", "partition", "deployment", "cancellation", "slot", "registration", "start",
+    "checkpoint", "completion", "restore", "first-record", "partition", "deployment", "cancellation", "slot", "registration",
 )  # fmt: skip
 """Kinds of waits that every restart or every checkpoint has."""
 WAITS: list[tuple[str, str, Change]] = [
@@ -144,7 +144,6 @@ WAITS: list[tuple[str, str, Change]] = [
     ("a budget without an option", "budget_ns", put(of(kind="restore"), budget_ns=NS)),
     ("an option without its value", "option", put(of(kind="slot"), value="")),
     ("waits that another process recorded", "wait", lambda r: r | {"wait": r["wait"].replace("tm-", "tm-9-")}),
-    ("processes that another one started", "who", put(of(kind="start"), who="tm-0-1")),
     ("checkpoints of an attempt", "attempt", put(of(kind="checkpoint"), attempt=0)),
     ("a restart that did not start", "attempt", plus(5, "attempt", when=of(kind="cancellation"))),
     ("deployments that began before they were scheduled", "start_ns", plus(-2 * NS, "start_ns", when=of(kind="deployment"))),
@@ -196,7 +195,6 @@ ELSEWHERE: list[tuple[str, str, tuple[str, str], Change]] = [
     ("frames", "frames of other TaskManagers", ("frames", "link"), put(of(side="sent"), link="tm-8->tm-9")),
     ("frames", "frames of an unknown class", ("frames", "frame_class"), put(frame_class="data")),
     ("faults", "a fault that was not injected", ("faults", "state"), without(of(state="injected"))),
-    ("faults", "a fault that was not cleaned up", ("faults", "state"), without(of(state="clean"))),
     ("faults", "a fault that ended two seconds later", ("faults", "t_ns"), plus(2 * NS, "t_ns", when=of(state="ended"))),
     ("faults", "a fault that was asked for otherwise", ("faults", "asked"), put(of(state="ended"), asked="{}")),
     ("faults", "a fault three seconds earlier", ("faults", "t_ns"), plus(-3 * NS, "t_ns")),

@@ -13,9 +13,13 @@ from testbed_runtime.history.schema import Trial, columns_of_event
 
 OWN_EVENTS = frozenset(("network.buffers", "network.pools", "socket.state", "cpu.spent"))
 """Events of a TaskManager about itself."""
-OWN_WAITS = frozenset(("registration", "replacement", "stalled", "start"))
-"""Waits of a process that it records itself."""
-WITHOUT_ATTEMPT = OWN_WAITS | {"checkpoint", "completion", "heartbeat", "lease", "leadership"}
+OWN_WAITS = frozenset(("registration",))
+"""Waits of a TaskManager that it records itself."""
+WRITERS = ("tm-", "jobmanager")
+"""The processes of the job. A supervisor in a pod has another name than its waits."""
+WITHOUT_ATTEMPT = frozenset((
+    "registration", "replacement", "stalled", "start", "checkpoint", "completion", "heartbeat", "lease", "leadership",
+))  # fmt: skip
 """Waits that are of no attempt and of no restart."""
 OF_STATE = {
     "triggered": frozenset[str](),
@@ -98,6 +102,8 @@ def _ids(trial: Trial) -> Iterator[Damage]:
     if not sound(table, *columns):
         return
     for row, r in enumerate(table.select(columns).to_pylist()):
+        if not r["process"].startswith(WRITERS):
+            continue
         for column in ("wait", "after"):
             if any(
                 one.rpartition("/")[0] != r["process"]

@@ -80,7 +80,7 @@ def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> l
     }
     finished = ended & deployed.keys()
     rules = [
-        _ends(trial, waits, finished), _inputs(trial, entry, waits, finished), _deployments(trial, waits, deployed),
+        _ends(trial, waits, finished), _inputs(trial, entry, waits, finished), _deployments(trial, waits, deployed, finished),
         _restarts(trial, waits), _checkpoints(trial, waits), _losses(trial, waits), _peers(trial, entry), _unsampled(trial), _unmeasured(trial, finished),
     ]  # fmt: skip
     if one_clock:
@@ -165,7 +165,7 @@ def _inputs(trial: Trial, entry: Mapping[str, Any], waits: Waits, finished: set[
             yield Damage("waits", "kind", -1, f"has no partition {of}")
 
 
-def _deployments(trial: Trial, waits: Waits, deployed: Deployed) -> Iterator[Damage]:
+def _deployments(trial: Trial, waits: Waits, deployed: Deployed, finished: set[Attempt]) -> Iterator[Damage]:
     """Yield an attempt without a wait for its deployment, or that was deployed to a TaskManager that had not registered."""
     registered = {e["subject"]: row for row, e in events(trial, "taskmanager.registered")}
     waited = {(r["what"], r["attempt"]) for _, r in waits if r["kind"] == "deployment"}
@@ -181,15 +181,10 @@ def _deployments(trial: Trial, waits: Waits, deployed: Deployed) -> Iterator[Dam
                 -1,
                 f"has no deployment of attempt {attempt} of {task} (task.state in events)",
             )
-    for kind in ("registration", "start"):
-        named = {name for _, r in waits if r["kind"] == kind for name in (r["who"], r["what"])}
-        for name in sorted(registered.keys() - named):
-            yield Damage(
-                "waits",
-                "kind",
-                -1,
-                f"has no {kind} of {name}, which registered (taskmanager.registered in events)",
-            )
+    named = {name for _, r in waits if r["kind"] == "registration" for name in (r["who"], r["what"])}
+    used = {parsed(deployed[key]["data"]).get("taskmanager") for key in finished}
+    for name in sorted((registered.keys() & used) - named):
+        yield Damage("waits", "kind", -1, f"has no registration of {name} (taskmanager.registered in events)")
 
 
 def _restarts(trial: Trial, waits: Waits) -> Iterator[Damage]:

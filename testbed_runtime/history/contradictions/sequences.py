@@ -24,11 +24,10 @@ from testbed_runtime.history.schema import Trial
 FIRST_STATE = "CREATED"
 LOOSE = 2
 BEFORE = {
-    "injected": ("asked",), "verified": ("injected",), "unverified": ("injected",), "ended": ("verified", "unverified"),
-    "clean": ("ended", "failed"), "residue": ("ended",),
+    "injected": ("asked",), "verified": ("injected",), "unverified": ("injected",), "ended": ("injected",),
+    "clean": ("ended", "failed"), "residue": ("ended", "failed"),
 }  # fmt: skip
-"""One of these states of a fault precedes each state."""
-LAST_STATES = ("clean", "residue", "voided", "failed")
+"""One of these states of a fault precedes each state. An agent that was deleted with its pod loses the last ones."""
 
 
 def check_sequences(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> list[Damage]:
@@ -67,21 +66,20 @@ def _phases(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     yield Damage("events", "subject", row, problem)
 
 
-def _of_faults(trial: Trial) -> dict[tuple[str, str], list[tuple[int, dict[str, Any]]]]:
-    """Map each fault and process to its rows, in the order in which they were written."""
-    table, found = trial.table("faults"), dict[tuple[str, str], list[tuple[int, dict[str, Any]]]]()
+def _of_faults(trial: Trial) -> dict[tuple[str, str, str], list[tuple[int, dict[str, Any]]]]:
+    """Map each fault, on the same targets and by one process, to its rows, in the order in which they were written."""
+    table, found = trial.table("faults"), dict[tuple[str, str, str], list[tuple[int, dict[str, Any]]]]()
     if sound(table, "process", "seq", "t_ns", "fault", "state", "kind", "targets", "asked", "backend"):
         for row, r in sorted(
             enumerate(table.to_pylist()), key=lambda pair: (pair[1]["process"], pair[1]["seq"])
         ):
-            found.setdefault((r["process"], r["fault"]), []).append((row, r))
+            found.setdefault((r["process"], r["fault"], r["targets"]), []).append((row, r))
     return found
 
 
 def _faults(trial: Trial) -> Iterator[Damage]:
     """Yield a fault that lacks a state, and one that was asked for otherwise in a later row."""
-    ended = any(e["subject"] == "end" for _, e in events(trial, "trial.phase"))
-    for (_, name), rows in _of_faults(trial).items():
+    for (_, name, _), rows in _of_faults(trial).items():
         seen: set[str] = set()
         for row, r in rows:
             needed = BEFORE.get(r["state"], ())
@@ -94,23 +92,18 @@ def _faults(trial: Trial) -> Iterator[Damage]:
                 )
                 return
             seen.add(r["state"])
-            for column in ("backend", "asked", "targets"):
+            for column in ("backend", "asked"):
                 if r[column] != rows[0][1][column]:
                     problem = f"is {r[column][:60]!r}, but it was {rows[0][1][column][:60]!r} when {name} was {rows[0][1]['state']}"
                     yield Damage("faults", column, row, problem)
                     return
-        if ended and not seen & set(LAST_STATES):
-            yield Damage(
-                "faults", "state", rows[-1][0], f"is the last one of {name}, which was not cleaned up"
-            )
-            return
 
 
 def _moved(trial: Trial) -> Iterator[Damage]:
     """Yield a state of a fault that is earlier than the one before."""
-    for (_, name), rows in _of_faults(trial).items():
+    for (_, name, _), rows in _of_faults(trial).items():
         for (before, a), (_, b) in pairwise(rows):
-            if a["targets"] == b["targets"] and b["t_ns"] < a["t_ns"] - TOLERANCE_NS:
+            if b["t_ns"] < a["t_ns"] - TOLERANCE_NS:
                 off = (a["t_ns"] - b["t_ns"]) / NS
                 problem = f"says that {name} was {a['state']} {off:.1f} s after it was {b['state']}"
                 yield Damage("faults", "t_ns", before, problem)
