@@ -85,7 +85,7 @@ TASKS: list[tuple[str, str, Change]] = [
     ("sinks that sent a record", "records_out", plus(1, "records_out", when=SINK)),
     ("operators with a lag", "lag_ns", plus(1, "lag_ns", when=COUNT)),
     ("two seconds more idle, always", "idle_ns", plus(2 * NS, "idle_ns")),
-    ("no later samples of the sinks", "t_ns", without(lambda r: SINK(r) and r["attempt"] == 1 and r["records_in"] > 200)),
+    ("no later samples of the sinks", "t_ns", without(lambda r: SINK(r) and r["attempt"] == 1 and r["records_in"] > 400)),
 ]  # fmt: skip
 LATENCY: list[tuple[str, tuple[str, str], Change]] = [
     ("latencies nine times as long", ("tasks", "lag_ns"), slower(10)),

@@ -507,3 +507,15 @@ def test_a_job_that_failed_for_good_says_so(history: Any):
     assert found.rounds[-1].failure == "the last cause"
     total = phases(built.trial(), history.entry())["total"]
     assert (total.seconds, total.reason) == (pytest.approx(4.0), NOT_RECOVERED)
+
+
+def test_a_job_that_goes_on_after_the_effect_has_a_backlog_since_its_checkpoint(history: Any):
+    """The checkpoint was triggered 1.2 s after the effect, and 0.3 s before the failure: only that is replayed."""
+
+    def later(table: str, row: dict[str, Any]) -> dict[str, Any]:
+        stored = table == "checkpoints" and row["state"] == "triggered"
+        return row | {"t_ns": history.at(9.2)} if stored else row
+
+    (found,) = trial_recovery(history.good(later), history.entry()).recoveries
+    backlog = next(p for p in found.prices if p.kind == "catch-up")
+    assert backlog.words == "spare capacity of the job (backlog of 1.9 s, 0.3 s of it replayed)"

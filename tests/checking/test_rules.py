@@ -428,18 +428,6 @@ def test_a_job_that_stands_still_after_its_fault_does_not_catch_up(history: Any)
     assert last.words.startswith("a job that stands still")
 
 
-def test_a_job_that_goes_on_after_the_effect_has_a_backlog_since_its_checkpoint(history: Any):
-    """The checkpoint was triggered 1.2 s after the effect, and 0.3 s before the failure: only that is replayed."""
-
-    def later(table: str, row: dict[str, Any]) -> dict[str, Any]:
-        stored = table == "checkpoints" and row["state"] == "triggered"
-        return row | {"t_ns": history.at(9.2)} if stored else row
-
-    (found,) = trial_recovery(history.good(later), history.entry()).recoveries
-    backlog = next(p for p in found.prices if p.kind == "catch-up")
-    assert backlog.words == "spare capacity of the job (backlog of 1.9 s, 0.3 s of it replayed)"
-
-
 def test_the_replay_since_a_checkpoint_owns_the_wait_for_a_first_record(history: Any):
     """Only of an attempt that was restored, and from 0.25 s on."""
     built = history.empty()

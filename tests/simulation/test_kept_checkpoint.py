@@ -24,7 +24,7 @@ KILL = {"name": "kill", "at": "0 s", "duration": "500 ms", "jobmanager": {"kill"
 
 
 def document(interval: str, kept: Path | None = None, *faults: dict[str, Any]) -> dict[str, Any]:
-    """A run of the job that keeps its last checkpoint."""
+    """A run of the job that keeps its last checkpoint. With Flink 2.3, the first checkpoint would come as soon as all tasks run."""
     configuration = {
         "heartbeat.interval": "500 ms",
         "heartbeat.timeout": "2 s",
@@ -32,7 +32,12 @@ def document(interval: str, kept: Path | None = None, *faults: dict[str, Any]) -
         "execution.checkpointing.externalized-checkpoint-retention": "RETAIN_ON_CANCELLATION",
         **({} if kept is None else {"execution.state-recovery.path": str(kept)}),
     }
-    testbed = {"taskManagers": {"replicas": 3}, "flinkConfiguration": configuration, "job": JOB}
+    testbed = {
+        "flinkVersion": "2.2",
+        "taskManagers": {"replicas": 3},
+        "flinkConfiguration": configuration,
+        "job": JOB,
+    }
     timeline = {"warmUp": "2 s", "baseline": "2 s", "observation": "10 s", "drain": "60 s"}
     spec = {"seed": 3, "testbed": testbed, "timeline": timeline, "faults": list(faults)}
     head = {"apiVersion": "headgate.dev/v1alpha1", "kind": "Scenario", "metadata": {"name": "kept"}}

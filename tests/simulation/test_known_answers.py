@@ -31,7 +31,7 @@ DETECTION_S = 1.9
 LATER_S = DETECTION_S - 0.5
 """The same, for a process that is killed 0.5 s later."""
 DRAWN_CHECKPOINTS = "2.2"
-"""Until this version the first checkpoint comes at a drawn moment, and is not just before the kill."""
+"""The last version whose first checkpoint comes at a drawn moment, and so not just before the kill."""
 TOLERATED_S = 0.2
 """Lag above that of the baseline with which a job counts as caught up."""
 SLOW_FILE = """from tests.simulation.simulating import stand_still

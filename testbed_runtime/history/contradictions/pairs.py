@@ -216,7 +216,9 @@ def _restarts(trial: Trial, waits: Waits) -> Iterator[Damage]:
                     f"has no {wait} that restart {event['subject']} ended ({kind} in events)",
                 )
     for row, r in waits:
-        if r["kind"] in ("cancellation", "restart-delay", "fencing") and str(r["attempt"]) not in started:
+        if r["kind"] not in ("cancellation", "restart-delay", "fencing") or r["process"].startswith("tm-"):
+            continue  # a TaskManager records the attempt of the task that it cancels
+        if str(r["attempt"]) not in started:
             yield Damage(
                 "waits",
                 "attempt",

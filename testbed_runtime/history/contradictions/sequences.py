@@ -53,11 +53,11 @@ def _states(trial: Trial) -> Iterator[Damage]:
 
 
 def _phases(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
-    """Yield phases that the runner did not enter in the order of the manifest."""
+    """Yield phases that the runner did not enter in the order of the manifest. A trial that was ended early lacks the last ones."""
     planned = [str(p["name"]) for p in entry.get("phases") or ()]
     entered = [(row, e["subject"]) for row, e in events(trial, "trial.phase")]
     found = [name for _, name in entered]
-    if not entered or found in (planned, [*planned, "end"]):
+    if found == [*planned, "end"][: len(found)]:
         return
     row = next((row for (row, name), phase in zip(entered, planned, strict=False) if name != phase), -1)
     problem = (
