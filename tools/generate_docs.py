@@ -300,14 +300,7 @@ def metrics_page() -> str:
                 texts.METRIC_SOURCES[metric.name],
             )
         )
-    reasons = [
-        (
-            f"`{reason}`",
-            text + (" (a lower bound)" if reason in m.LOWER_BOUNDS and "bound" not in text else ""),
-            m.REASON_HINTS[reason],
-        )
-        for reason, text in m.REASON_TEXTS.items()
-    ]
+    reasons = [(f"`{reason}`", found.text, found.fix) for reason, found in m.REASONS.items()]
     return "\n".join(
         [
             texts.METRICS_INTRO.replace("%QUANTILES%", ", ".join(f"{q:g}" for q in m.QUANTILES)),

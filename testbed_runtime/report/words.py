@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from testbed_runtime.core.judgement.metrics import REASON_TEXTS
+from testbed_runtime.core.judgement.metrics import reason_text
 
 TRIAL_PHASES: dict[str, tuple[str, str]] = {
     "deploy": ("Deploy", "until all tasks are running"),
@@ -135,7 +135,7 @@ def quantity(value: float | None, unit: str) -> str:
 def explanation(item: Mapping[str, Any]) -> str:
     """Return the reason for a judgement in words. Empty if it has none."""
     reason = str(item.get("reason") or "")
-    return str(item.get("explanation") or REASON_TEXTS.get(reason, reason))
+    return str(item.get("explanation") or reason_text(reason))
 
 
 def moment(iso: str) -> str:

@@ -374,10 +374,10 @@ SAME = noisy(2, 0, 8, 1)
         (samples([2.0]), samples([1.0]), "unknown: 1.00 s against 2.00 s in 1 trial each; an interval needs 6"),
         (samples([2.0] * 4), samples([1.0] * 3), "unknown: 1.00 s against 2.00 s in 3 trials each; an interval needs 6"),
         (samples([2.0] * 4), samples([1.0], first=9), "unknown: 1.00 s against 2.00 s in 4 and 1 trials each; an interval needs 6"),
-        (samples(SAME), [], m.REASON_TEXTS[m.NO_DATA]),
-        ([], samples(SAME), m.REASON_TEXTS[m.NO_DATA]),
-        (samples([None] * 8, reason=m.NO_FAILOVER), samples(SAME), m.REASON_TEXTS[m.NO_FAILOVER]),
-        (samples(SAME, reason=m.FILTERED), samples(SAME), m.REASON_TEXTS[m.FILTERED]),
+        (samples(SAME), [], m.reason_text(m.NO_DATA)),
+        ([], samples(SAME), m.reason_text(m.NO_DATA)),
+        (samples([None] * 8, reason=m.NO_FAILOVER), samples(SAME), m.reason_text(m.NO_FAILOVER)),
+        (samples(SAME, reason=m.FILTERED), samples(SAME), m.reason_text(m.FILTERED)),
     ],
 )  # fmt: skip
 def test_an_answer_is_worded_with_its_size_and_its_interval(

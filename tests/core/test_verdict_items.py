@@ -134,7 +134,7 @@ def test_a_run_that_ends_early_says_so():
         stopped="It decided.",
     )
     assert (healed.verdict, healed.reason) == (INCONCLUSIVE, m.HEALED)
-    assert healed.summary == f"the run completes: {m.REASON_TEXTS[m.HEALED]}. It decided."
+    assert healed.summary == f"the run completes: {m.reason_text(m.HEALED)}. It decided."
     assert healed.to_json()["stopped"] == "It decided."
     assert [(j.text, j.implied) for j in healed.judged if j.reason == m.HEALED] == [
         ("the run completes", True)
@@ -144,7 +144,7 @@ def test_a_run_that_ends_early_says_so():
     assert failed.judged[0].to_json() == {
         "text": "the run completes", "metric": "", "variant": "", "trial": "", "verdict": "Error", "quantile": None, "phase": "",
         "asked": "", "measured": "the machine is full", "value": None, "at_least": False, "reason": m.RUN_FAILED,
-        "explanation": m.REASON_TEXTS[m.RUN_FAILED], "bounded_by": "", "implied": True, "note": "",
+        "explanation": m.reason_text(m.RUN_FAILED), "bounded_by": "", "implied": True, "note": "",
     }  # fmt: skip
     nothing = judge(trials=(), expectations={}, rows=())
     assert (nothing.verdict, nothing.summary, nothing.reason) == (

@@ -163,7 +163,7 @@ def contrast(
     unusable = missing or next((s.reason for s in (*first, *second) if s.reason and not s.bounded), "")
     if unusable or not first or not second:
         reason = unusable or m.NO_DATA
-        return replace(base, reason=reason, text=m.REASON_TEXTS.get(reason, reason))
+        return replace(base, reason=reason, text=m.reason_text(reason))
     values = [[s.value for s in group if s.value is not None] for group in (first, second)]
     trials = min(len(first), len(second))
     needed = samplesize.trials_for(confidence)
@@ -178,7 +178,7 @@ def contrast(
         )
         found.append(_improvement(key, _opened(change, first, second)))
     if found[0] is None:  # cannot happen: there are enough trials
-        return replace(base, reason=m.NO_DATA, text=m.REASON_TEXTS[m.NO_DATA])
+        return replace(base, reason=m.NO_DATA, text=m.reason_text(m.NO_DATA))
     limit = matters * abs(sum(values[0]) / len(values[0]))
     answered = replace(base, paired=paired, trials=trials, improvement=found[0], relative=found[1])
     return _answered(answered, found[0], limit)
@@ -361,5 +361,5 @@ def _summary(reference: str, name: str, contrasts: Sequence[Contrast]) -> str:
         return (
             f"{name} and {reference} are indistinguishable in {', '.join(c.key.title for c in known)}{most}"
         )
-    why = own[0].text if own else m.REASON_TEXTS[m.NO_DATA]
+    why = own[0].text if own else m.reason_text(m.NO_DATA)
     return f"{name} against {reference}: {why}"

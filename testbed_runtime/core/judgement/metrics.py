@@ -70,66 +70,129 @@ NOT_JUDGED = frozenset({FILTERED, NOT_COUNTED, NOT_SAMPLED})
 LOWER_BOUNDS = frozenset({NOT_RECOVERED, OBSERVATION_TOO_SHORT})
 """With these reasons the value is what was observed until the end; the true value is at least that."""
 
-REASON_TEXTS: dict[str, str] = {
-    NO_DATA: "the history has no data for this",
-    NOT_DRAINED: "the job was not drained, so it is unknown which records should have arrived",
-    JOB_FAILED: "the job failed permanently, so it is unknown which records should have arrived",
-    NO_FAILOVER: "there was no failover, so this phase did not happen",
-    NO_FAULT: "this trial had no fault",
-    NO_OUTAGE: "the fault began no outage before the drain, so this phase did not happen",
-    NO_SUCH_PHASE: "the recovery or the observation ended before this phase began",
-    NO_BASELINE: "there is no baseline to compare with",
-    NO_CONTROL: "there is no control trial to compare with",
-    NOT_RECOVERED: "the job had not recovered when the observation ended; the value is a lower bound",
-    OBSERVATION_TOO_SHORT: "the observation was too short to measure this; the value is a lower bound",
-    FAULT_NOT_VERIFIED: "the fault was not observed to take effect",
-    CONTROL_UNSTABLE: "the control run, which has no fault, was unstable too",
-    NOT_ENOUGH_TRIALS: "there are too few trials for this quantile or comparison",
-    INDISTINGUISHABLE: "the trials do not decide: the confidence interval of the difference contains the required one",
-    VOIDED: "the trial is void: a fault ended early, or something other than its faults disturbed the testbed",
-    FILTERED: "a function of the scenario dropped records, so it is unknown which records should have arrived",
-    RESIDUE: "a fault left residue behind",
-    RESIDUE_NOT_MEASURED: "it was not checked whether the fault left residue behind",
-    HISTORY_INCOMPLETE: "history rows are missing",
-    NO_THROUGHPUT: "no records arrived at the sinks at the end of the observation",
-    NOT_COUNTED: "no TaskManager ended by itself, so none could count its network buffers at the end",
-    NOT_SAMPLED: "the job finished before any of its channels was sampled",
-    CLOCKS_DIFFER: "the clocks of the nodes differ by more than the distance between value and bound (clocks.difference)",
-    RUN_FAILED: "the run could not be completed",
-    HEALED: "the run was stopped because its faults were healed",
-    AMBIGUOUS: "the expectation cannot be judged as written",
+
+class Reason(Struct, frozen=True):
+    """Why a value is missing or not judged, as a clause, and what a user can do about it (docs/metrics.md)."""
+
+    text: str
+    fix: str
+
+
+REASONS: dict[str, Reason] = {
+    NO_DATA: Reason(
+        "the history has no data for this",
+        "Check that the job produces the metric (`measured from`), and that the trial has the phase.",
+    ),
+    NOT_DRAINED: Reason(
+        "the job was not drained, so it is unknown which records should have arrived",
+        "Raise `drain`, or give the job less to process before it.",
+    ),
+    JOB_FAILED: Reason(
+        "the job failed permanently, so it is unknown which records should have arrived",
+        "The report has the root cause. If the failure is intended, expect `job.state` instead.",
+    ),
+    NO_FAILOVER: Reason(
+        "there was no failover, so this phase did not happen",
+        "Expect it only if the fault restarts the job; expect `failovers.count` to be sure that it does.",
+    ),
+    NO_FAULT: Reason(
+        "this trial had no fault",
+        "Remove the expectation from the variant without faults.",
+    ),
+    NO_OUTAGE: Reason(
+        "the fault began no outage before the drain, so this phase did not happen",
+        "Make the fault longer, or expect a value of the phase `fault` instead.",
+    ),
+    NO_SUCH_PHASE: Reason(
+        "the recovery or the observation ended before this phase began",
+        "Raise `observation`.",
+    ),
+    NO_BASELINE: Reason(
+        "there is no baseline to compare with",
+        "Raise `warmUp` and `baseline`: each sink needs records before the first fault.",
+    ),
+    NO_CONTROL: Reason(
+        "there is no control trial to compare with",
+        "Run the scenario with its control run: no `control: false`, no `--no-control`.",
+    ),
+    NOT_RECOVERED: Reason(
+        "the job had not recovered when the observation ended; the value is a lower bound",
+        "Raise `observation`. If that does not help, the job cannot catch up: lower its load or add TaskManagers.",
+    ),
+    OBSERVATION_TOO_SHORT: Reason(
+        "the observation was too short to measure this; the value is a lower bound",
+        "Raise `observation`.",
+    ),
+    FAULT_NOT_VERIFIED: Reason(
+        "the fault was not observed to take effect",
+        "The report shows the measured effect beside the requested one. The target may have been dead, or the machine busy.",
+    ),
+    CONTROL_UNSTABLE: Reason(
+        "the control run, which has no fault, was unstable too",
+        "Run on a machine with free cores (`headgate doctor`), or lower the load of the job. In a pipeline: `--inconclusive retry`.",
+    ),
+    NOT_ENOUGH_TRIALS: Reason(
+        "there are too few trials for this quantile or comparison",
+        "Raise `trials`.",
+    ),
+    INDISTINGUISHABLE: Reason(
+        "the trials do not decide: the confidence interval of the difference contains the required one",
+        "Raise `trials`: more of them narrow the interval.",
+    ),
+    VOIDED: Reason(
+        "the trial is void: a fault ended early, or something other than its faults disturbed the testbed",
+        "`void_reason` in `manifest.json` (in a cluster: `.status.trials`) names the cause. Remove it and run again.",
+    ),
+    FILTERED: Reason(
+        "a function of the scenario dropped records, so it is unknown which records should have arrived",
+        "Expect `delivery.committed`, or let the function return every record.",
+    ),
+    RESIDUE: Reason(
+        "a fault left residue behind",
+        "`headgate heal --all`. The report says what was left, and where.",
+    ),
+    RESIDUE_NOT_MEASURED: Reason(
+        "it was not checked whether the fault left residue behind",
+        "The target or its agent did not answer after the fault: `headgate faults` shows what is still active. Run again.",
+    ),
+    HISTORY_INCOMPLETE: Reason(
+        "history rows are missing",
+        "The recorder was lost or too slow: lower the load, or run on a machine with free cores. In a cluster, set `recorder.storage.size`.",
+    ),
+    NO_THROUGHPUT: Reason(
+        "no records arrived at the sinks at the end of the observation",
+        "Raise `observation` if the job was still recovering; otherwise the report shows what it waited for.",
+    ),
+    NOT_COUNTED: Reason(
+        "no TaskManager ended by itself, so none could count its network buffers at the end",
+        "Nothing to fix. The value exists only if a TaskManager survives until the end of the trial.",
+    ),
+    NOT_SAMPLED: Reason(
+        "the job finished before any of its channels was sampled",
+        "Nothing to fix. Channels are sampled ten times a second; give the job more records if its credit matters.",
+    ),
+    CLOCKS_DIFFER: Reason(
+        "the clocks of the nodes differ by more than the distance between value and bound (clocks.difference)",
+        "Synchronize the clocks (NTP), or allow a wider bound.",
+    ),
+    RUN_FAILED: Reason(
+        "the run could not be completed",
+        "The verdict has the error; `logs/<trial>` in the run's folder has the output of each process.",
+    ),
+    HEALED: Reason(
+        "the run was stopped because its faults were healed",
+        "Run it again.",
+    ),
+    AMBIGUOUS: Reason(
+        "the expectation cannot be judged as written",
+        "`headgate validate` names the field and what to write.",
+    ),
 }
 
-REASON_HINTS: dict[str, str] = {
-    NO_DATA: "Check that the job produces the metric (`measured from`), and that the trial has the phase.",
-    NOT_DRAINED: "Raise `drain`, or give the job less to process before it.",
-    JOB_FAILED: "The report has the root cause. If the failure is intended, expect `job.state` instead.",
-    NO_FAILOVER: "Expect it only if the fault restarts the job; expect `failovers.count` to be sure that it does.",
-    NO_FAULT: "Remove the expectation from the variant without faults.",
-    NO_OUTAGE: "Make the fault longer, or expect a value of the phase `fault` instead.",
-    NO_SUCH_PHASE: "Raise `observation`.",
-    NO_BASELINE: "Raise `warmUp` and `baseline`: each sink needs records before the first fault.",
-    NO_CONTROL: "Run the scenario with its control run: no `control: false`, no `--no-control`.",
-    NOT_RECOVERED: "Raise `observation`. If that does not help, the job cannot catch up: lower its load or add TaskManagers.",
-    OBSERVATION_TOO_SHORT: "Raise `observation`.",
-    FAULT_NOT_VERIFIED: "The report shows the measured effect beside the requested one. The target may have been dead, or the machine busy.",
-    CONTROL_UNSTABLE: "Run on a machine with free cores (`headgate doctor`), or lower the load of the job. In a pipeline: `--inconclusive retry`.",
-    NOT_ENOUGH_TRIALS: "Raise `trials`.",
-    INDISTINGUISHABLE: "Raise `trials`: more of them narrow the interval.",
-    VOIDED: "`void_reason` in `manifest.json` (in a cluster: `.status.trials`) names the cause. Remove it and run again.",
-    FILTERED: "Expect `delivery.committed`, or let the function return every record.",
-    RESIDUE: "`headgate heal --all`. The report says what was left, and where.",
-    RESIDUE_NOT_MEASURED: "The target or its agent did not answer after the fault: `headgate faults` shows what is still active. Run again.",
-    HISTORY_INCOMPLETE: "The recorder was lost or too slow: lower the load, or run on a machine with free cores. In a cluster, set `recorder.storage.size`.",
-    NO_THROUGHPUT: "Raise `observation` if the job was still recovering; otherwise the report shows what it waited for.",
-    NOT_COUNTED: "Nothing to fix. The value exists only if a TaskManager survives until the end of the trial.",
-    NOT_SAMPLED: "Nothing to fix. Channels are sampled ten times a second; give the job more records if its credit matters.",
-    CLOCKS_DIFFER: "Synchronize the clocks (NTP), or allow a wider bound.",
-    RUN_FAILED: "The verdict has the error; `logs/<trial>` in the run's folder has the output of each process.",
-    HEALED: "Run it again.",
-    AMBIGUOUS: "`headgate validate` names the field and what to write.",
-}
-"""The fix for each reason, in docs/metrics.md."""
+
+def reason_text(reason: str) -> str:
+    """Return the reason as a clause; a reason of another version as it is."""
+    return REASONS[reason].text if reason in REASONS else reason
 
 
 class Metric(Struct, frozen=True):

@@ -127,7 +127,7 @@ class Judged(Struct, frozen=True, kw_only=True):
 
     @property
     def explanation(self) -> str:
-        return m.REASON_TEXTS.get(self.reason, "")
+        return m.reason_text(self.reason)
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "verdict": str(self.verdict), "explanation": self.explanation}
