@@ -277,3 +277,20 @@ def test_an_offered_rate_that_the_sources_did_not_follow_is_found():
     damaged = history.with_entry(job=job)
     assert ("tasks", "records_out") in damaged.columns()
     assert any("at 600 records/s" in d.problem for d in damaged.found())
+
+
+def test_a_task_may_lack_its_last_rows_if_its_taskmanager_was_killed_after_it_had_finished():
+    """They were not written yet when it was killed. The JobManager knows that the task finished."""
+    lost = without(of(kind="gate.connected", subject="count-0", attempt=1))
+    history = recorded()
+    (deployed,) = (
+        json.loads(row["data"])["taskmanager"]
+        for row in history.trial.rows("events")
+        if row["kind"] == "task.state"
+        and (row["subject"], row["attempt"]) == ("count-0", 1)
+        and '"to": "DEPLOYING"' in row["data"]
+    )
+    damage = ("events", "kind")
+    assert damage in history.changed("events", lost).columns()
+    killed = history.changed("events", put(of(kind="process.exit"), subject=deployed))
+    assert damage not in killed.changed("events", lost).columns()

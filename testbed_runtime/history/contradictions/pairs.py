@@ -1,7 +1,7 @@
 """Compare rows that are written for the same thing: a wait and the event at its end, an event and what had to precede it.
 
 A process that is killed loses its last rows. These rules hold where one JobManager recorded the job to its end, for attempts that
-finished.
+finished on TaskManagers that were not killed or lost.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from testbed_runtime.history.contradictions.columns import (
     TOLERANCE_NS,
     deployments,
     edges,
+    ended_process,
     equal,
     events,
     ints,
@@ -78,7 +79,11 @@ def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> l
         for _, e in events(trial, "task.state")
         if parsed(e["data"]).get("to") == "FINISHED"
     }
-    finished = ended & deployed.keys()
+    gone = {e["subject"] for _, e in events(trial, "taskmanager.lost")}
+    gone |= {ended_process(e) for _, e in events(trial, "process.exit") if parsed(e["data"]).get("signal")}
+    finished = {
+        a for a in ended & deployed.keys() if parsed(deployed[a]["data"]).get("taskmanager") not in gone
+    }
     rules = [
         _ends(trial, waits, finished), _inputs(trial, entry, waits, finished), _deployments(trial, waits, deployed, finished),
         _restarts(trial, waits), _checkpoints(trial, waits), _losses(trial, waits), _peers(trial, entry), _unsampled(trial), _unmeasured(trial, finished),
