@@ -13,6 +13,8 @@ from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import Trial
 
 EXCLUSIVE = "taskmanager.network.memory.buffers-per-channel"
+ARRIVING = 1
+"""Maximum buffers of a channel that have arrived in part."""
 UNLIMITED = 2**31 - 1
 """The credit of a producer without credit-based flow control."""
 
@@ -26,7 +28,7 @@ def check_credit(channels: pa.Table) -> Iterator[Damage]:
 
 def check_balance(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     """Return a producer with less credit than was announced and not used, or a consumer with fewer segments, if the job's channels
-    have exclusive buffers."""
+    have exclusive buffers. A buffer that has arrived in part holds a segment and is not used yet."""
     if options_of(entry).integer(EXCLUSIVE) < 1:
         return []
     return list(_unbalanced(trial.table("channels"), exact=True))
@@ -52,7 +54,7 @@ def _unbalanced(table: pa.Table, *, exact: bool) -> Iterator[Damage]:
         return
     free = ints(table, "floating") + ints(table, "exclusive")
     more = used + free - (announced + credit)
-    wrong = remote & ~producing & (used <= announced) & ((more > 0) | (exact & (more < 0)))
+    wrong = remote & ~producing & (used <= announced) & ((more > 0) | (exact & (more < -ARRIVING)))
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         problem = (

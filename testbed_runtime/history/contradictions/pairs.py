@@ -60,6 +60,9 @@ OF_RESTART = (
 WAIT_OF_RESTART = {"failover.cancelled": "cancellation", "failover.slots": "slot"}
 """The wait of the JobMaster that these events end."""
 
+SAMPLED_NS = NS
+"""A task that receives records for this long has samples of its channels, which are taken ten times a second."""
+
 Attempt = tuple[str, int]
 Deployed = Mapping[Attempt, Mapping[str, Any]]
 Waits = list[tuple[int, dict[str, Any]]]
@@ -112,8 +115,8 @@ def _emptied(trial: Trial, entry: Mapping[str, Any], waits: Waits) -> Iterator[D
     """Yield tables without rows although tasks finished. The runner, if there was one, recorded the phases."""
     ended = any(parsed(e["data"]).get("to") == "FINISHED" for _, e in events(trial, "task.state"))
     needed = {"waits", "tasks"} if ended and events(trial, "trial.phase") else set()
-    if needed and vertices(entry) and any(edges(entry)):
-        needed.add("channels")
+    if needed and any(edges(entry)) and "channels" in trial.tables and not len(trial.table("channels")):
+        needed |= {"channels"} if _longest_read_ns(trial.table("tasks")) >= SAMPLED_NS else set()
     if any(r["kind"] == "checkpoint" for _, r in waits):
         needed.add("checkpoints")
     for name in sorted(needed & trial.tables.keys()):
@@ -121,6 +124,20 @@ def _emptied(trial: Trial, entry: Mapping[str, Any], waits: Waits) -> Iterator[D
             yield Damage(
                 name, "seq", -1, "has no rows, but tasks finished or waited for them (events, waits)"
             )
+
+
+def _longest_read_ns(tasks: pa.Table) -> int:
+    """Return how long the task with most time for it received records, by its samples. A short blocking result is read between
+    two samples of its channels."""
+    if not sound(tasks, "t_ns", "records_in", *ATTEMPT):
+        return 0
+    spans: dict[tuple[str, str, int], tuple[int, int, int]] = {}
+    for r in tasks.select([*ATTEMPT, "t_ns", "records_in"]).to_pylist():
+        if r["records_in"]:
+            owner, t_ns = (r["process"], r["task"], r["attempt"]), r["t_ns"]
+            begun, grew, most = spans.get(owner, (t_ns, t_ns, 0))
+            spans[owner] = (begun, t_ns, r["records_in"]) if r["records_in"] > most else (begun, grew, most)
+    return max((grew - begun for begun, grew, _ in spans.values()), default=0)
 
 
 def _data(trial: Trial) -> Iterator[Damage]:
