@@ -294,3 +294,12 @@ def test_a_task_may_lack_its_last_rows_if_its_taskmanager_was_killed_after_it_ha
     assert damage in history.changed("events", lost).columns()
     killed = history.changed("events", put(of(kind="process.exit"), subject=deployed))
     assert damage not in killed.changed("events", lost).columns()
+
+
+def test_a_history_of_an_earlier_version_has_no_contradiction():
+    """Its failures do not name the wait that they ended."""
+
+    def before(row: Row) -> Row:
+        return row | {"data": json.dumps({k: v for k, v in json.loads(row["data"]).items() if k != "wait"})}
+
+    assert recorded().changed("events", before).found() == []

@@ -40,13 +40,11 @@ EVENT_DATA: Mapping[str, frozenset[str]] = {
     "source.end": frozenset(("next",)),
     "sink.first-record": frozenset(("latency_ns",)),
     "taskmanager.lost": frozenset(("detector", "cause_class")),
-    "failover.started": frozenset(("cause_class", "wait", "region", "taskmanager", "detector")),
-    "failover.failure": frozenset(
-        ("cause_class", "wait", "task", "taskmanager", "detector", "ended", "restarted")
-    ),
+    "failover.started": frozenset(("cause_class", "region", "taskmanager", "detector")),
+    "failover.failure": frozenset(("cause_class", "task", "taskmanager", "detector", "ended", "restarted")),
     "partition.request": frozenset(("partition", "request", "backoff_s")),
 }
-"""The part of the data in `history.schema.EVENT_KINDS` that these events always have."""
+"""The part of the data in `history.schema.EVENT_KINDS` that these events always have, also in runs of earlier versions (no `wait`)."""
 ENDS_WITH = {"restore": "task.restored", "first-record": "sink.first-record"}
 """The event of a task that each of these waits of a task ends with."""
 OF_RESTART = (
