@@ -23,6 +23,8 @@ STDERR_TAIL_BYTES = 4_096
 TRACE = "Traceback (most recent call last)"
 MAX_LINE_BYTES = 64 * 1024
 """Limit of a ready line; a longer line is discarded."""
+BUSY_TASKS = 3
+"""A machine on which more tasks than this wait for each core starts processes slowly."""
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
 """numpy's threads spin after its import, which would count as the process's work. Headgate has no use for them."""
 _PR_SET_PDEATHSIG = 1
@@ -38,6 +40,14 @@ def _tie_to(parent: int) -> Callable[[], None]:
             os._exit(1)
 
     return tie
+
+
+def _busy_machine() -> str:
+    """Return a remark about the load of this machine if it explains why a process starts slowly."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= BUSY_TASKS * cores:
+        return ""
+    return f" (this machine is busy: load average {load:.0f}, {cores} cores)"
 
 
 class _Lines(asyncio.Protocol):
@@ -133,7 +143,7 @@ class Child:
                 await self._ready_line.wait()
         except TimeoutError:
             raise HeadgateError(
-                f"{self.name} was not ready within {timeout_s:g} s{self._because()}"
+                f"{self.name} was not ready within {timeout_s:g} s{self._because()}{_busy_machine()}"
             ) from None
         if not self.ready:
             with contextlib.suppress(TimeoutError):
