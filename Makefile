@@ -77,7 +77,7 @@ chart: setup ## package the Helm chart into dist/; PUSH=registry/prefix pushes i
 	@$(HELM) package helm/headgate --destination dist $(if $(SIGN),--sign --key '$(SIGN)' --keyring "$${GNUPGHOME:-$$HOME/.gnupg}/secring.gpg")
 	@$(if $(PUSH),$(HELM) push dist/headgate-*.tgz 'oci://$(PUSH)')
 
-test-cluster: setup ## the tests on a real Kubernetes, built first if it is missing (half an hour once it is built; docs/local-cluster.md)
+test-cluster: setup ## the tests on a real Kubernetes, built first if it is missing (22 minutes once it is built; docs/local-cluster.md)
 	@$(BIN)/python -m tools.cluster prepare
 	@export HEADGATE_TEST_JOURNAL=$$(mktemp); code=0; \
 	if ! $(BIN)/python -m tools.cluster status >/dev/null 2>&1; then \
