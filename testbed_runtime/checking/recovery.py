@@ -24,9 +24,7 @@ from testbed_runtime.core.judgement.metrics import (
 from testbed_runtime.core.judgement.recovery import Recovery, Segment, SharedFault, TrialRecovery
 from testbed_runtime.history.schema import Trial
 
-PHASES = RECOVERY_PHASES
-"""In their order."""
-MIDDLE = PHASES[:-2]
+MIDDLE = RECOVERY_PHASES[:-2]
 """The phases that only a failover has."""
 
 
@@ -112,10 +110,10 @@ def _spans(effect: int, back: int, recovered: int, end: int) -> Iterator[tuple[s
 def check_recovery(trial: Trial, entry: Entry, found: TrialRecovery) -> list[Phase]:
     """Return the rows `recovery.<name>` of a trial, from its worst recovery."""
     recovery = worst(found)
-    names = (*PHASES, "downtime", "total", "rounds", "unattributed", "from-events")
+    names = (*RECOVERY_PHASES, "downtime", "total", "rounds", "unattributed", "from-events")
     if recovery is None:
         return [Phase(name, None, reason=NO_FAULT) for name in names]
-    rows = [_phase(recovery, name) for name in PHASES[:-1]]
+    rows = [_phase(recovery, name) for name in RECOVERY_PHASES[:-1]]
     rows.append(_steady(trial, entry, recovery))
     unknown = recovery.reason not in ("", NOT_RECOVERED, JOB_FAILED)
     total = Phase("total", None, reason=recovery.reason) if unknown else Phase("total", recovery.total_s, _largest(_segments(recovery)), _bound(recovery), recovery.fault)  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 
 from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.failovers import check_failovers, failures
-from testbed_runtime.checking.recovery import PHASES, check_recovery
+from testbed_runtime.checking.recovery import check_recovery
 from testbed_runtime.core.judgement.metrics import (
     JOB_FAILED,
     NO_BASELINE,
@@ -16,6 +16,7 @@ from testbed_runtime.core.judgement.metrics import (
     NO_FAULT,
     NOT_RECOVERED,
     OBSERVATION_TOO_SHORT,
+    RECOVERY_PHASES,
 )
 
 
@@ -26,13 +27,13 @@ def phases(trial: Any, entry: Any) -> dict[str, Any]:
 
 def total(found: dict[str, Any]) -> float:
     """The phases that make up `recovery.total`."""
-    return sum(found[name].seconds or 0.0 for name in PHASES[:-1])
+    return sum(found[name].seconds or 0.0 for name in RECOVERY_PHASES[:-1])
 
 
 def test_the_phases_are_sums_of_the_critical_path(history: Any):
     """The cause is known 1.5 s after the kill, and the first record arrives at the last sink after 3.1 s."""
     found = phases(history.good(), history.entry())
-    seconds = {name: found[name].seconds for name in PHASES}
+    seconds = {name: found[name].seconds for name in RECOVERY_PHASES}
     assert seconds["detect"] == pytest.approx(1.5)
     assert seconds["cancel"] == 0.0  # hidden behind the restart delay
     assert seconds["slots"] == pytest.approx(0.8)
@@ -123,8 +124,8 @@ def test_without_a_failover_the_middle_phases_are_null(history: Any):
         built.add("supervisor", "faults", t, fault="kill", state=state, targets=["tm-1"])
     history.sample(built, failover=False)
     found = phases(built.trial(), history.entry())
-    assert [found[n].reason for n in PHASES[:7]] == [NO_FAILOVER] * 7
-    assert all(found[n].seconds is None for n in PHASES[:7])
+    assert [found[n].reason for n in RECOVERY_PHASES[:7]] == [NO_FAILOVER] * 7
+    assert all(found[n].seconds is None for n in RECOVERY_PHASES[:7])
     assert found["catch-up"].seconds == pytest.approx(0.0)
     assert found["steady"].seconds == pytest.approx(0.0, abs=0.11)
 
