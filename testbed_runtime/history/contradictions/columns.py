@@ -20,6 +20,8 @@ NS = 1_000_000_000
 OWN_CLOCK = ("events", "channels", "tasks", "latency", "delivery", "checkpoints", "frames")
 """Tables whose rows have the time at which their process wrote them. A wait has that at which it ended."""
 ROUNDING_NS = NS // 100
+JOB_PROCESSES = ("tm-", "jobmanager")
+"""Their names begin so. A supervisor in a pod has another name than its waits."""
 TOLERANCE_NS = NS
 """Two times that one process took of the same moment may differ by this much: it may be paused in between."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow.compute as pc
 
-from testbed_runtime.history.contradictions.columns import distinct, equal, events, ints, sound
+from testbed_runtime.history.contradictions.columns import JOB_PROCESSES, distinct, equal, events, ints, sound
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import Trial, columns_of_event
 
@@ -15,8 +15,6 @@ OWN_EVENTS = frozenset(("network.buffers", "network.pools", "socket.state", "cpu
 """Events of a TaskManager about itself."""
 OWN_WAITS = frozenset(("registration",))
 """Waits of a TaskManager that it records itself."""
-WRITERS = ("tm-", "jobmanager")
-"""The processes of the job. A supervisor in a pod has another name than its waits."""
 WITHOUT_ATTEMPT = frozenset((
     "registration", "replacement", "stalled", "start", "checkpoint", "completion", "heartbeat", "lease", "leadership",
 ))  # fmt: skip
@@ -102,7 +100,7 @@ def _ids(trial: Trial) -> Iterator[Damage]:
     if not sound(table, *columns):
         return
     for row, r in enumerate(table.select(columns).to_pylist()):
-        if not r["process"].startswith(WRITERS):
+        if not r["process"].startswith(JOB_PROCESSES):
             continue
         for column in ("wait", "after"):
             if any(

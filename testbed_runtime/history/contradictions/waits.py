@@ -10,6 +10,7 @@ import numpy as np
 from testbed_runtime.core.options import BY_KEY, Options
 from testbed_runtime.core.waits import PRODUCT, Outcome
 from testbed_runtime.history.contradictions.columns import (
+    JOB_PROCESSES,
     NS,
     OWN_CLOCK,
     ROUNDING_NS,
@@ -65,7 +66,7 @@ def _written(trial: Trial) -> Iterator[Damage]:
     first, last = owned.spread(owned.starts), owned.spread(owned.ends)
     for at in np.flatnonzero(waiting).tolist():
         row = int(owned.order[at])
-        if not processes[row].startswith(("tm-", "jobmanager")):
+        if not processes[row].startswith(JOB_PROCESSES):
             continue
         if after[at] <= last[at] and t_ns[at] > t_ns[after[at]] + TOLERANCE_NS:
             off = (t_ns[at] - t_ns[after[at]]) / NS
