@@ -166,7 +166,8 @@ def margin_words(margin: Margin) -> str:
     """Return `request-backoff.max = 10 s: waited 22.0 s of 22.7 s, 700 ms left`."""
     waited, budget = words.seconds(margin.waited_s), words.seconds(margin.budget_s)
     if margin.exceeded:
-        text = f"waited {waited}, longer than the {budget} that are guaranteed: such a wait may also expire"
+        over = words.seconds(margin.waited_s - margin.budget_s)
+        text = f"waited {waited}, {over} longer than the {budget} that are guaranteed: such a wait may also expire"
     else:
         text = f"waited {waited} of {budget}, {words.seconds(margin.left_s)} left"
     return f"{margin.option} = {margin.value}: {text}"

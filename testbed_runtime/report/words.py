@@ -45,7 +45,7 @@ def seconds(value: float | None) -> str:
         return f"{value * 1e3:.0f} ms"
     if size < 9.995:
         return f"{value:.2f} s"
-    return f"{value:.1f} s" if size < 600 else f"{value / 60:.1f} min"
+    return f"{value:.1f} s" if size < 3_600 else f"{value / 60:.1f} min"
 
 
 def seconds_short(value: float) -> str:

@@ -146,7 +146,8 @@ class TaskTable:
         if self._services.pace.channel_stride == 1:
             connections = self._services.environment.server.connections
             if sum(c.reader_count for c in connections) <= MAX_COUNTED_READERS:
-                credit = {"credits": float(sum(reader.credit for c in connections for reader in c.readers))}
+                each = [reader.credit for c in connections for reader in c.readers if not reader.unlimited]
+                credit = {"credits": float(sum(each))} if each else {}
         return {
             "tasks": float(len(meters)),
             "records_out": float(sum([m.records_out for m in meters if m.role == "source"])),

@@ -49,7 +49,7 @@ def test_a_wait_longer_than_its_guaranteed_limit_has_no_negative_margin():
     """A partition request expires after one to two timeouts from Flink 1.19 on: the limit is the least."""
     margin = Margin(option=BACKOFF, value="10 s", kind="partition", budget_s=20.0, waited_s=25.0)
     assert margin.left_s == 0.0
-    text = "waited 25.0 s, longer than the 20.0 s that are guaranteed: such a wait may also expire"
+    text = "waited 25.0 s, 5.00 s longer than the 20.0 s that are guaranteed: such a wait may also expire"
     assert margin_words(margin) == f"{BACKOFF} = 10 s: {text}"
 
 

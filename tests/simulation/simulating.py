@@ -18,7 +18,7 @@ from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import TABLES, Trial
 from testbed_runtime.runner.engine import RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo
-from testbed_runtime.runner.progress import Silent
+from testbed_runtime.runner.progress import Progress, Silent
 from testbed_runtime.simulation.entry import simulate
 from testbed_runtime.simulation.loop import PROCESS, VirtualLoop
 
@@ -76,7 +76,12 @@ class Ran:
 
 
 def run_document(
-    document: dict[str, Any], folder: Path, *, variants: Sequence[str] = (), control: bool = False
+    document: dict[str, Any],
+    folder: Path,
+    *,
+    variants: Sequence[str] = (),
+    control: bool = False,
+    progress: Progress | None = None,
 ) -> tuple[RunResult, list[str]]:
     """The whole run, from the document to verdict and report; with what asyncio had to say."""
     scenario = validate(document).valid()
@@ -88,7 +93,7 @@ def run_document(
         folder=folder,
     )
     with Complaints() as complaints:
-        return simulate(request, Silent()), complaints.texts
+        return simulate(request, progress or Silent()), complaints.texts
 
 
 def run_one(document: dict[str, Any], folder: Path) -> Ran:

@@ -10,9 +10,11 @@ import pytest
 
 from testbed_runtime.cli import loading
 from testbed_runtime.history.reader import read_trial
+from testbed_runtime.runner.progress import Collected, Sample
 from tests.simulation.simulating import run_document
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "09-flow-control"
+NEIGHBOUR = SCENARIO.with_name("11-stalled-neighbour")
 
 
 def events(folder: Path, variant: str, kind: str) -> list[dict[str, Any]]:
@@ -50,3 +52,14 @@ def test_watermarks_stop_and_free_the_source_again_and_again(tmp_path: Path):
     times = [rate["t_s"] for rate in rates]
     assert times[0] == pytest.approx(9.0, abs=0.5)
     assert times[1] - times[0] == pytest.approx(5.0, abs=0.8)
+
+
+@pytest.mark.parametrize(("variant", "shown"), [("credit", True), ("tcp", False)])
+def test_progress_shows_credits_only_where_the_exchange_has_credit(
+    tmp_path: Path, variant: str, shown: bool
+) -> None:
+    """In legacy mode a reader may always send: its unlimited credit is no number to show."""
+    progress = Collected()
+    run_document(loading.load(NEIGHBOUR).document, tmp_path, variants=[variant], progress=progress)
+    running = [e for e in progress.events if isinstance(e, Sample) and e.job_state == "RUNNING"]
+    assert any("credits" in sample.counters for sample in running) is shown

@@ -278,7 +278,6 @@ class SequenceViewReader:
     CreditBasedSequenceNumberingViewReader). Events need no credit."""
 
     __slots__ = (
-        "_unlimited",
         "announced",
         "credit",
         "initial_credit",
@@ -286,6 +285,7 @@ class SequenceViewReader:
         "receiver",
         "registered",
         "subpartition",
+        "unlimited",
         "used",
         "view",
     )
@@ -299,7 +299,8 @@ class SequenceViewReader:
         self.subpartition = subpartition
         self.initial_credit = initial_credit
         self.credit = initial_credit if credit_based else UNLIMITED_CREDIT
-        self._unlimited = not credit_based
+        self.unlimited = not credit_based
+        """Whether it sends without credit, as in legacy mode."""
         self.announced = initial_credit
         """Cumulative credit received, including the initial credit."""
         self.used = 0
@@ -316,11 +317,11 @@ class SequenceViewReader:
 
     def add_credit(self, credit: int) -> None:
         self.announced += credit
-        if not self._unlimited:
+        if not self.unlimited:
             self.credit = java_int(self.credit + credit)
 
     def resume_consumption(self) -> None:
-        if self.initial_credit == 0 and not self._unlimited:
+        if self.initial_credit == 0 and not self.unlimited:
             self.credit = 0
         (self.view or self._require_view()).resume_consumption()
 
@@ -335,7 +336,7 @@ class SequenceViewReader:
             return None
         if polled.buffer.data_type.is_buffer:
             self.used += 1
-            if not self._unlimited:
+            if not self.unlimited:
                 self.credit -= 1
                 if self.credit < 0:
                     polled.buffer.recycle()
@@ -352,7 +353,7 @@ class SequenceViewReader:
         run, next_type = self.view.poll_run(min(most, self.credit), most_bytes)
         count = len(run)
         self.used += count
-        if not self._unlimited:
+        if not self.unlimited:
             self.credit -= count
         return run, next_type is not DataType.NONE and (self.credit > 0 or next_type.is_event)
 
