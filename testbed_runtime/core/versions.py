@@ -32,6 +32,11 @@ ASK_NAMES_INVOCATION = Change(
     "1.14",
     "an ask timeout is a `TimeoutException` that names the invocation and its recipient; before, Akka's `AskTimeoutException`",
 )
+TASKS_INITIALIZE = Change(
+    "1.13",
+    "a task is INITIALIZING while it restores its state, and reports that; before, its only report of progress is RUNNING "
+    "(FLINK-17012)",
+)
 DECLARATIVE_SLOTS = Change(
     "1.13", "a job without slots fails with `Could not acquire the minimum required resources.` (FLINK-19314)"
 )
@@ -97,6 +102,7 @@ CHECKPOINTS_FOLLOW_TASKS = Change(
 NO_DATASET = Change("2.0", "the DataSet API is gone, and with it bulk and delta iterations")
 
 CHANGES = (
+    TASKS_INITIALIZE,
     DECLARATIVE_SLOTS,
     CHANNEL_STATE_RESCALES,
     EXPONENTIAL_DELAY_EXISTS,

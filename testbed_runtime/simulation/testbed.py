@@ -18,6 +18,7 @@ from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.livecounters import LiveCounters
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.trial.plan import TestbedPlan
+from testbed_runtime.core.trial.sampling import sampling_of
 from testbed_runtime.faults.agent import FaultAgent
 from testbed_runtime.faults.channel.backend import ChannelBackend
 from testbed_runtime.faults.registry import SIMULATION, Capabilities
@@ -56,24 +57,16 @@ from testbed_runtime.transport.simulated import SimulatedFabric
 REGISTER_LIMIT_S = 60.0
 COUNT_EVERY = 5
 """The live counters are read with every such sample: only a reader of the progress needs them."""
-SAMPLED_SUBTASKS = 128
-"""Subtasks up to which every task and channel is sampled ten times a second."""
 SAMPLED_CHANNELS = 4096
-"""Number of channels that are sampled in a job with more subtasks than that."""
-SAMPLE_STEPS_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Intervals between samples, by the size of the job."""
+"""Number of channels that are sampled in a large job."""
 
 
 def pace_of(job: JobGraph) -> Pace:
-    """Return how often to sample a job: as on a real machine up to SAMPLED_SUBTASKS subtasks, more rarely above, so that the
-    rows of a run do not grow with the job."""
-    factor = sum(vertex.parallelism for vertex in job.vertices) / SAMPLED_SUBTASKS
-    sample_s = next(
-        (step for step in SAMPLE_STEPS_S if step >= SAMPLE_STEPS_S[0] * factor), SAMPLE_STEPS_S[-1]
-    )
-    every = max(1, math.ceil(factor))
+    """Return how often to sample a job. In a large one only some of the channels are sampled."""
+    sampling = sampling_of(sum(vertex.parallelism for vertex in job.vertices))
+    every = sampling.channel_every
     stride = max(every, math.ceil(job.channels / SAMPLED_CHANNELS)) if every > 1 else 1
-    return Pace(sample_s=sample_s, channel_stride=stride, channel_every=every, lazy=True)
+    return Pace(sample_s=sampling.sample_s, channel_stride=stride, channel_every=every, lazy=True)
 
 
 class SimTestbed:

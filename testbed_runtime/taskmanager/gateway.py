@@ -66,7 +66,8 @@ class JobMasterGateway(Struct, frozen=True):
 class StateReports:
     """Reports the execution states of one task in order.
 
-    Calls `on_refused` when the JobMaster did not accept a non-terminal state (as in Flink, the task then fails)."""
+    As in Flink, a report does not wait for the answer to the one before: each has its own ask timeout, from the moment
+    that the state changes. Calls `on_refused` when the JobMaster did not accept a non-terminal state (the task then fails)."""
 
     def __init__(
         self,
@@ -78,37 +79,33 @@ class StateReports:
         self._gateway = gateway
         self._on_refused = on_refused
         self._begin = begin
-        self._waiting: deque[tuple[UpdateTaskExecutionState, OpenWait]] = deque()
-        self._worker: asyncio.Task[None] | None = None
+        self._asks: set[asyncio.Task[None]] = set()
 
     def send(self, report: UpdateTaskExecutionState) -> None:
         kind = "failure-report" if report.state == ExecutionState.FAILED else "jobmanager"
-        self._waiting.append((report, self._begin(kind, report.state)))
-        if self._worker is None:
-            self._worker = asyncio.get_running_loop().create_task(
-                self._run(), name=f"reports:{report.attempt[-12:]}"
-            )
+        ask = asyncio.get_running_loop().create_task(
+            self._ask(report, self._begin(kind, report.state)), name=f"report:{report.attempt[-12:]}"
+        )
+        self._asks.add(ask)
+        ask.add_done_callback(self._asks.discard)
 
-    async def _run(self) -> None:
-        while self._waiting:
-            report, wait = self._waiting.popleft()
-            try:
-                answer = await self._gateway.ask(report)
-            except RemoteFailure as error:
-                wait.end(Outcome.FAILED, cause=error.message)
-                self._refused(report, FlinkError(error.class_name, error.message))
-            except AskTimeout as error:
-                wait.end(Outcome.EXPIRED)
-                self._refused(report, FlinkError(error.class_name, str(error), wait="jobmanager"))
-            except RecipientUnreachable as error:
-                wait.end(Outcome.FAILED, cause=str(error))
-                failure = FlinkError("RecipientUnreachableException", str(error), wait="jobmanager")
-                self._refused(report, failure)
-            else:
-                wait.end(at_least_s=0.0 if wait.kind == "failure-report" else SLOW_ANSWER_S)
-                if isinstance(answer, Acknowledge) and not answer.accepted:
-                    self._refused(report, FlinkError("ExecutionGraphException", answer.reason))
-        self._worker = None
+    async def _ask(self, report: UpdateTaskExecutionState, wait: OpenWait) -> None:
+        try:
+            answer = await self._gateway.ask(report)
+        except RemoteFailure as error:
+            wait.end(Outcome.FAILED, cause=error.message)
+            self._refused(report, FlinkError(error.class_name, error.message))
+        except AskTimeout as error:
+            wait.end(Outcome.EXPIRED)
+            self._refused(report, FlinkError(error.class_name, str(error), wait="jobmanager"))
+        except RecipientUnreachable as error:
+            wait.end(Outcome.FAILED, cause=str(error))
+            failure = FlinkError("RecipientUnreachableException", str(error), wait="jobmanager")
+            self._refused(report, failure)
+        else:
+            wait.end(at_least_s=0.0 if wait.kind == "failure-report" else SLOW_ANSWER_S)
+            if isinstance(answer, Acknowledge) and not answer.accepted:
+                self._refused(report, FlinkError("ExecutionGraphException", answer.reason))
 
     def _refused(self, report: UpdateTaskExecutionState, error: FlinkError) -> None:
         if not ExecutionState(report.state).terminal:
@@ -116,14 +113,14 @@ class StateReports:
 
     async def drained(self) -> None:
         """Wait until every report was answered or has failed."""
-        if self._worker is not None:
-            await asyncio.wait([self._worker])
+        while self._asks:
+            await asyncio.wait(self._asks)
 
     async def close(self) -> None:
-        """Drop the reports that are still queued."""
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.wait([self._worker])
+        """Stop waiting for answers."""
+        for ask in self._asks:
+            ask.cancel()
+        await self.drained()
 
 
 class RecordCommitter:

@@ -28,6 +28,8 @@ from testbed_runtime.taskmanager.work import Cores
 
 _Key = tuple[str, str, int, str]
 _NEVER = -1
+FIRST_CHANNELS = 9
+"""Samples of the tasks before the first one of their channels, also in a large job whose channels are sampled rarely."""
 
 
 class _Sampled:
@@ -114,7 +116,8 @@ class TaskSampler:
         self._sample_sockets()
         if (cores := self._cores) is not None:
             self._record("cpu.spent", {"seconds": cores.spent_s, "buffers": cores.buffers})
-        if self._ticks % self._pace.channel_every == 0:
+        every = self._pace.channel_every
+        if self._ticks % every == min(FIRST_CHANNELS, every - 1):
             self._sample_channels(tasks)
         if tasks:
             self.start()

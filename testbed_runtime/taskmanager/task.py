@@ -22,6 +22,7 @@ from testbed_runtime.core.job.messages import (
 )
 from testbed_runtime.core.job.outcome import cancels, reported
 from testbed_runtime.core.job.rescaling import GateRescaling
+from testbed_runtime.core.versions import TASKS_INITIALIZE, has
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
@@ -219,7 +220,7 @@ class Task:
 
     async def _deploy(self) -> Invokable:
         """Create partitions, then gates, restore the state, then request the partitions."""
-        self._switch(_S.DEPLOYING)
+        self._switch(_S.DEPLOYING, report=False)
         environment, descriptor = self._services.environment, self.descriptor
         outputs = []
         for number, wanted in enumerate(descriptor.partitions):
@@ -238,7 +239,7 @@ class Task:
             self._input = TaskInput(gates)
             await environment.set_up(gates[-1])
         await self._register_partitions()
-        self._switch(_S.INITIALIZING)
+        self._switch(_S.INITIALIZING, report=has(self._services.options.flink_version, TASKS_INITIALIZE))
         self._run = TaskRun(
             descriptor=descriptor,
             services=self._services,

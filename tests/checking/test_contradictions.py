@@ -237,6 +237,14 @@ def test_a_table_whose_rows_are_all_missing_is_named(table: str):
     assert table in {found for found, _ in emptied.columns()}
 
 
+def test_a_job_whose_channels_are_sampled_rarely_may_have_no_sample_of_them():
+    """In virtual time, those of thousands of subtasks are sampled once a minute."""
+    emptied = recorded().changed("channels", without(always))
+    vertices = [{**v, "parallelism": 4_000} for v in emptied.entry["job"]["vertices"]]
+    large = {**emptied.entry, "job": {**emptied.entry["job"], "vertices": vertices}}
+    assert "channels" not in {found for found, _ in Recorded(emptied.trial, large).columns()}
+
+
 @pytest.mark.parametrize("process", ["tm-0-1", "tm-2-1", "jobmanager-1", "runner"])
 @pytest.mark.parametrize("seconds", [2, -2])
 def test_a_process_whose_times_are_moved_within_the_trial_is_found(process: str, seconds: int):

@@ -61,9 +61,9 @@ def test_a_late_producer_may_use_its_whole_budget_once_more(tmp_path: Any):
 
 
 def test_the_service_time_of_every_deployment_counts(tmp_path: Any):
-    """Three tasks with a deployment, its answer and three reports each, at 20 s for each message."""
+    """Three tasks with a deployment, its answer and two reports each, at 20 s for each message."""
     slow = {"headgate.jobmanager.service-time": "20 s"}
-    assert start_limit(plan(tmp_path, **slow)).seconds == pytest.approx(60 + 3 * 5 * 20)
+    assert start_limit(plan(tmp_path, **slow)).seconds == pytest.approx(60 + 3 * 4 * 20)
 
 
 def test_the_limit_is_limited(tmp_path: Any):

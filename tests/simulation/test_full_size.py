@@ -17,7 +17,7 @@ from testbed_runtime.core.trial.plan import REAL_PARALLELISM_MAX, REAL_TASK_MANA
 from testbed_runtime.ports.hosts import JobStatus, TrialContext
 from testbed_runtime.runner.engine import check_size
 from testbed_runtime.simulation.loop import run_virtual
-from testbed_runtime.simulation.testbed import SAMPLE_STEPS_S, SAMPLED_CHANNELS, SimTestbed, pace_of
+from testbed_runtime.simulation.testbed import SAMPLED_CHANNELS, SimTestbed, pace_of
 from tests.simulation.simulating import run_document
 
 FULL_SIZE = Path(__file__).parents[2] / "scenarios" / "full-size"
@@ -103,7 +103,6 @@ def test_large_jobs_are_sampled_more_rarely(parallelism, sample_s, stride):
     job = _scaled(200, parallelism).trials[0].testbed.job
     pace = pace_of(job)
     assert (pace.sample_s, pace.channel_stride, pace.channel_every) == (sample_s, stride, stride)
-    assert pace.sample_s in SAMPLE_STEPS_S
     assert pace.lazy
 
 

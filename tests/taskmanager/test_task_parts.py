@@ -257,6 +257,33 @@ def test_states_are_reported_one_after_the_other():
     run_virtual(main())
 
 
+def test_each_report_has_an_ask_timeout_of_its_own():
+    """It runs from the change of state, as in Flink: the second of two that a busy JobMaster handles in 0.7 s each expires
+    after the 1 s of the gateway, not 1 s after the answer to the first."""
+
+    async def main():
+        async def slow(message):
+            await asyncio.sleep(0.7)
+            return Acknowledge()
+
+        way, close = await gateway({UpdateTaskExecutionState: slow})
+        clock = asyncio.get_running_loop().time
+        refused = []
+        reports = StateReports(
+            way,
+            lambda error: refused.append((error.class_name, clock())),
+            lambda kind, state: waits_in([]).begin(kind, "map-0", state),
+        )
+        begun = clock()
+        reports.send(report("INITIALIZING"))
+        reports.send(report("RUNNING"))
+        await reports.drained()
+        assert refused == [("TimeoutException", pytest.approx(begun + 1.0))]
+        await close()
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize(("state", "errors"), [("RUNNING", ["ExecutionGraphException"]), ("FAILED", [])])
 def test_a_refused_state_fails_the_task_unless_it_has_ended(state, errors):
     """As TaskExecutor.updateTaskExecutionState does."""

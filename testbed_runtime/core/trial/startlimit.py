@@ -14,9 +14,9 @@ BASE_S = 60.0
 MOST_S = 7200.0
 """Limit of the limit. A job that needs longer to start than any trial lasts is an error."""
 RETRIGGERS_MAX = 1_000
-MESSAGES_PER_TASK = 5
-"""Messages that the JobMaster handles for each task until it runs: the deployment, its answer, and the reports DEPLOYING,
-INITIALIZING and RUNNING."""
+MESSAGES_PER_TASK = 4
+"""Messages that the JobMaster handles for each task until it runs: the deployment, its answer, and the reports INITIALIZING
+and RUNNING."""
 
 
 class StartLimit(Struct, frozen=True):

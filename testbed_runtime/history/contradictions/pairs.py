@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
+from testbed_runtime.core.trial.sampling import sampling_of
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.contradictions.columns import (
     ATTEMPT,
@@ -28,6 +29,7 @@ from testbed_runtime.history.contradictions.columns import (
     numbered,
     parsed,
     sound,
+    tasks_of,
     vertices,
 )
 from testbed_runtime.history.contradictions.executions import recorded_to_its_end
@@ -58,8 +60,8 @@ OF_RESTART = (
 WAIT_OF_RESTART = {"failover.cancelled": "cancellation", "failover.slots": "slot"}
 """The wait of the JobMaster that these events end."""
 
-SAMPLED_NS = NS
-"""A task that receives records for this long has samples of its channels, which are taken ten times a second."""
+SAMPLES = 10
+"""A task that receives records during so many intervals between samples of its channels has at least one."""
 
 Attempt = tuple[str, int]
 Deployed = Mapping[Attempt, Mapping[str, Any]]
@@ -114,7 +116,8 @@ def _emptied(trial: Trial, entry: Mapping[str, Any], waits: Waits) -> Iterator[D
     ended = any(parsed(e["data"]).get("to") == "FINISHED" for _, e in events(trial, "task.state"))
     needed = {"waits", "tasks"} if ended and events(trial, "trial.phase") else set()
     if needed and any(edges(entry)) and "channels" in trial.tables and not len(trial.table("channels")):
-        needed |= {"channels"} if _longest_read_ns(trial.table("tasks")) >= SAMPLED_NS else set()
+        least_ns = SAMPLES * sampling_of(len(tasks_of(entry))).channels_s * NS
+        needed |= {"channels"} if _longest_read_ns(trial.table("tasks")) >= least_ns else set()
     if any(r["kind"] == "checkpoint" for _, r in waits):
         needed.add("checkpoints")
     for name in sorted(needed & trial.tables.keys()):
