@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -113,7 +114,7 @@ class _Record(Struct, frozen=True):
         missing = (ever & affected) - set(found)
         if not found or (missing and affected - set(ran)):
             return None
-        begun = max(min(one.t_ns for one in found.values()), *ran.values(), 0)
+        begun = max([min(one.t_ns for one in found.values()), *ran.values()])
         return last_due_arrival(found.values(), [later.get(task) for task in missing], begun, until)
 
     def rounds(self, start: int, causes: Sequence[Cause | None], begins: Sequence[int]) -> list[RoundSpan]:
@@ -138,21 +139,22 @@ class _Record(Struct, frozen=True):
 def start_of(trial: Trial, end: int) -> Outage | None:
     """Return the first start: from the submission until every sink has received a record. Its failures are its rounds; so is
     one of the reports of a starting task, of which a busy JobMaster hears late."""
-    submitted = [int(e["t_ns"]) for e in events(trial, "job.state") if data(e).get("from") == "CREATED"][:1]
-    if not submitted:
+    created = (int(e["t_ns"]) for e in events(trial, "job.state") if data(e).get("from") == "CREATED")
+    submitted = next(created, None)
+    if submitted is None:
         return None
     record = _Record(trial, (), CatchUp((), end), end)
-    failed = [c for c in round_causes(trial) if c.t_ns >= submitted[0]]
+    failed = [c for c in round_causes(trial) if c.t_ns >= submitted]
     causes: list[Cause | None] = [None]
     for cause in failed:
-        begun = submitted[0] if causes[-1] is None else causes[-1].t_ns
+        begun = submitted if causes[-1] is None else causes[-1].t_ns
         if not cause.report_expired and record.first_records(begun, cause.t_ns) is not None:
             record = replace(record, end=cause.t_ns - 1)  # what a sink received later is no part of the start
             break
         causes.append(cause)
         if cause.terminal:
             break
-    return replace(_closed(record, submitted[0], causes, None, caught_up=False), first=True)
+    return replace(_closed(record, submitted, causes, None, caught_up=False), first=True)
 
 
 def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, end: int) -> list[Outage]:
@@ -174,35 +176,29 @@ def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, 
         found.append(outage)
         rest = rest[used:]
     taken = {o.fault.fault for o in found if o.fault is not None} | {e.fault for e in early}
-    unnoticed = [c for c in round_causes(trial) if c.t_ns > end][:1]
+    unnoticed = next((c for c in round_causes(trial) if c.t_ns > end), None)
+    blamed = None if unnoticed is None else responsible(injected, unnoticed)
     found += [
-        _without_failover(record, effect, found, [c for c in unnoticed if responsible(injected, c) is effect])
+        _without_failover(record, effect, found, unnoticed if effect is blamed else None)
         for effect in injected
         if effect.fault not in taken and not any(o.effect <= effect.begun_ns <= o.end for o in found)
     ]
     found = _joined(record, sorted(found, key=lambda o: o.effect))
-    found = [
-        replace(o, end=min(o.end, following.effect)) if o.recovered else o
-        for o, following in zip(found, [*found[1:], replace(found[-1], effect=found[-1].end)], strict=True)
-    ] if found else []  # fmt: skip
+    cut = [replace(o, end=min(o.end, later.effect)) if o.recovered else o for o, later in pairwise(found)]
+    found = [*cut, *found[-1:]]
     return _shared(_absorb_idle(found), injected)
 
 
 def _absorb_idle(found: Sequence[Outage]) -> list[Outage]:
     """Merge each fault that had cost nothing so far into the outage of a later fault, if it was still active then and
     the job was behind until it ended."""
-    idle = [o for o in found if o.fault is not None and o.recovered and o.effect == o.end]
+    idle = [o for o in found if o.effect == o.end]
     taken: list[FaultEffect] = []
     joined = []
     for outage in found:
-        if (
-            outage.fault is not None
-            and outage.recovered
-            and outage.effect < outage.end
-            and not _fails(outage)
-        ):
-            more = [z.fault for z in idle if z.fault is not None and z.effect < outage.effect]
-            more = [f for f in more if outage.effect < (f.ended_ns or 0) <= outage.end and f not in taken]
+        if outage.fault is not None and outage.recovered and not _fails(outage):
+            more = [o.fault for o in idle if o.fault is not None and o.effect < outage.effect]
+            more = [f for f in more if f.ended_ns is not None and outage.effect < f.ended_ns <= outage.end]
             taken += more
             own = outage.earlier or (outage.fault,)
             joined.append(replace(outage, earlier=(*own, *more)) if more else outage)
@@ -287,7 +283,7 @@ def _closed(
 
 
 def _without_failover(
-    record: _Record, fault: FaultEffect, others: Sequence[Outage], unnoticed: Sequence[Cause]
+    record: _Record, fault: FaultEffect, others: Sequence[Outage], unnoticed: Cause | None
 ) -> Outage:
     """Return the outage of a fault that cost no failover: from its effect until no task is behind any more, at the latest until
     the next fault or outage (`others`) if none was behind before it.
@@ -303,7 +299,7 @@ def _without_failover(
         return Outage(fault, effect, effect, (RoundSpan(effect, effect),), True, effect)
     moment = record.catch_up.since(effect, fault_end=ended)
     end = max(record.end, effect) if moment is None else moment
-    span = RoundSpan(effect, end, unnoticed=unnoticed[0] if unnoticed and moment is None else None)
+    span = RoundSpan(effect, end, unnoticed=unnoticed if moment is None else None)
     return Outage(fault, effect, end, (span,), moment is not None, moment)
 
 
@@ -332,7 +328,7 @@ def _joined(record: _Record, found: Sequence[Outage]) -> list[Outage]:
 
 
 def _fails(outage: Outage) -> bool:
-    return outage.first or any(r.cause is not None or r.failure is not None for r in outage.rounds)
+    return outage.first or outage.rounds[0].cause is not None
 
 
 def _behind(before: Outage, outage: Outage) -> bool:
@@ -343,7 +339,7 @@ def _behind(before: Outage, outage: Outage) -> bool:
 def _until_all_ended(record: _Record, outage: Outage) -> Outage:
     """Return the outage of several faults without a failover: until no task is behind any more after the last one's end."""
     moment = record.catch_up.since(outage.effect, fault_end=max(e.ended_ns or 0 for e in outage.earlier))
-    end = max(record.end, outage.effect) if moment is None else moment
+    end = record.end if moment is None else moment
     rounds = (replace(outage.rounds[0], end=end),)
     return replace(outage, end=end, rounds=rounds, recovered=moment is not None, caught_up=moment)
 

@@ -1,0 +1,165 @@
+"""Which lag is normal for each subtask, and how sinks with few records are judged by what arrives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from testbed_runtime.checking.catchup import Arrivals, CatchUp
+from testbed_runtime.checking.common import Window, Windows, windows
+from testbed_runtime.checking.progress import Progress
+from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
+
+NS = 1_000_000_000
+STEP = NS // 10
+
+
+def lagging(lags: list[float]) -> Progress:
+    """A sink with a sample every 0.1 s from 0 on, and these lags in seconds."""
+    t_ns = np.arange(len(lags), dtype=np.int64) * STEP
+    reached = t_ns - np.asarray([round(lag * NS) for lag in lags], dtype=np.int64)
+    return Progress("sink-0", "sink", t_ns, np.arange(len(lags), dtype=np.float64), reached)
+
+
+def arriving(built: Any, at: float, latency: float) -> None:
+    """Add the latencies of the 0.1 s before `at`."""
+    start = round((1000 + at) * NS) - STEP
+    built.add(
+        "tm-0-1", "latency", at, task="sink-1", attempt=0, window_start_ns=start, window_ns=STEP, count=1,
+        buckets=[1] + [0] * len(LATENCY_BOUNDS_NS), max_ns=round(latency * NS),
+    )  # fmt: skip
+
+
+def test_arrivals_are_late_beyond_the_percentile_of_twenty_windows_of_the_baseline(history: Any):
+    """The windows that ended within the baseline count: 1 to 20 ms have a 95th percentile of 19.05 ms, and 200 ms are tolerated."""
+    built = history.empty()
+    arriving(built, 2.0, 5.0)
+    for number in range(19):
+        arriving(built, 2.1 + number / 10, 0.001 * (number + 1))
+    arriving(built, 8.1, 5.0)
+    baseline = Window(history.at(2), history.at(8))
+    assert Arrivals.read(built.trial(), baseline) is None, "19 windows"
+    arriving(built, 8.0, 0.020)
+    found = Arrivals.read(built.trial(), baseline)
+    assert found is not None
+    assert found.limit_ns == 219_050_000
+    assert (found.arrived_ns[0], found.due_ns[0]) == (history.at(2), history.at(-3))
+    assert Arrivals.read(history.empty().trial(), baseline) is None
+
+
+def test_a_late_record_shows_that_its_sink_was_behind_until_it_arrived():
+    """Due at 0.3 s and tolerated until 0.5 s: the sink is behind from then until 0.8 s. Another one came in time."""
+    due, arrived = (np.asarray(steps, dtype=np.int64) * STEP for steps in ([3, 10], [8, 12]))
+    found = CatchUp((), 13 * STEP, arrivals=Arrivals(due, arrived, 2 * STEP))
+    behind = [n for n in range(14) if not found.good_between(n * STEP, n * STEP + 1)]
+    assert behind == [6, 7]
+
+
+def test_a_span_is_good_if_no_subtask_was_behind_in_it():
+    """A lag at the limit is normal. The end of the span is not part of it."""
+    found = CatchUp(((lagging([0.5, 0.5, 0.5, 0.6, 0.5]), 0.5),), 4 * STEP)
+    assert [found.good_between(a * STEP, b * STEP) for a, b in ((0, 3), (0, 4), (4, 5))] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("lags", "at", "end", "fault_end", "since"),
+    [
+        ([1, 0, 0, 0, 0, 0], 0, 5 * STEP, 0, 1),  # five samples: half a second, the last one at the end
+        ([1, 0, 0, 0, 0, 0], 0, 5 * STEP - 1, 0, None),
+        ([0] * 20, 0, 2 * NS, 3, 0),  # nothing was ever behind
+        ([1] + [0] * 20, 0, 2 * NS, 3, 3),  # two good samples in the fault may be a gap in its effect
+        ([1] + [0] * 20, 0, 2 * NS, 11, 1),  # a second is enough
+        ([1] + [0] * 20, 0, 2 * NS, 10, 10),
+    ],
+)  # fmt: skip
+def test_a_job_has_caught_up_after_half_a_second_or_before_the_end_of_the_fault_after_a_whole_one(
+    lags: list[float], at: int, end: int, fault_end: int, since: int | None
+):
+    """The moment is the first one of the good ones. Times are in samples of 0.1 s."""
+    found = CatchUp(((lagging(lags), 0.5),), end).since(at, fault_end=fault_end * STEP)
+    assert found == (None if since is None else since * STEP)
+
+
+def test_a_job_that_finished_when_it_was_looked_at_is_not_behind():
+    """No half second is needed then."""
+    found = CatchUp(((lagging([1] * 9), 0.5),), 8 * STEP, finished=4 * STEP)
+    assert [found.since(n * STEP) for n in (3, 4, 5)] == [4 * STEP, 4 * STEP, None]
+
+
+def sampled(history: Any, received: dict[str, int], until: dict[str, float] | None = None) -> Any:
+    """Samples every 0.1 s until 12 s, with the records that each task receives in the baseline from 2 s to 8 s."""
+    built = history.empty()
+    for task, number in received.items():
+        vertex = task.rpartition("-")[0]
+        for tick in range(121):
+            t = tick / 10
+            if t <= (until or {}).get(task, 12):
+                records = round(number * min(max(t - 2, 0), 6) / 6)
+                built.add("tm-0-1", "tasks", t, task=task, vertex=vertex, role=vertex, records_in=records, lag_ns=NS // 50)  # fmt: skip
+    return built
+
+
+def caught(built: Any, history: Any, **entry: Any) -> CatchUp:
+    trial, chosen = built.trial(), history.entry(**entry)
+    return CatchUp.read(trial, chosen, windows(trial, chosen), history.at(12))
+
+
+def test_the_normal_lag_is_that_of_the_baseline_and_at_least_the_flushes_on_the_way(history: Any):
+    """0.02 s in the baseline, and 0.2 s are tolerated. Two exchanges flush after at most 0.1 s each, or after 0.4 s each."""
+    built = sampled(history, {"sink-0": 600})
+    (one,) = caught(built, history).subtasks
+    assert one[1] == pytest.approx(0.22, abs=0.001)
+    (one,) = caught(built, history, configuration={"execution.buffer-timeout.interval": "400 ms"}).subtasks
+    assert one[1] == pytest.approx(0.8)
+    (one,) = caught(built, history, job={"vertices": [{"name": "other"}], "edges": []}).subtasks
+    assert one[1] == pytest.approx(0.22, abs=0.001), "the graph does not have it"
+
+
+def test_only_sinks_cut_the_baseline_in_which_lags_are_normal(history: Any):
+    """A sink that fell silent at 7.4 s lost its last samples, and lags by 0.6 s at the end of the window. A source has ended."""
+    lost = sampled(history, {"sink-0": 600, "sink-1": 600}, {"sink-0": 7.4})
+    assert [limit for _, limit in caught(lost, history).subtasks] == pytest.approx([0.22, 0.22], abs=0.001)
+    ended = sampled(history, {"sink-0": 600, "source-0": 600}, {"source-0": 7.4})
+    (_, source) = caught(ended, history).subtasks
+    assert source[1] > 0.3
+
+
+@pytest.mark.parametrize(
+    ("received", "windows_of_latency", "judged"), [(19, 20, []), (19, 19, ["sink-1"]), (20, 20, ["sink-1"])]
+)
+def test_a_sink_with_few_records_in_the_baseline_is_judged_by_arrivals(
+    history: Any, received: int, windows_of_latency: int, judged: list[str]
+):
+    """Below 20 records, if there are 20 windows with arrivals. Its samples say nothing then; those of others do."""
+    built = sampled(history, {"sink-0": 600, "sink-1": received})
+    for number in range(windows_of_latency):
+        arriving(built, 3 + number / 10, 0.02)
+    found = caught(built, history)
+    assert [one.task for one, _ in found.subtasks] == ["sink-0", *judged]
+    assert (found.arrivals is not None) == (judged == [])
+    assert found.reason == ""
+
+
+def test_a_job_has_finished_with_its_last_state_until_the_end(history: Any):
+    """Another state is none, and what came later is not known yet."""
+    built = sampled(history, {"sink-0": 600})
+    built.event("job.state", "job", 1, data={"from": "CREATED", "to": "RUNNING"})
+    assert caught(built, history).finished is None
+    built.event("job.state", "job", 12.1, data={"from": "RUNNING", "to": "FINISHED"})
+    assert caught(built, history).finished is None
+    built = sampled(history, {"sink-0": 600})
+    built.event("job.state", "job", 12, data={"from": "RUNNING", "to": "FINISHED"})
+    assert caught(built, history).finished == history.at(12)
+
+
+def test_without_a_baseline_or_samples_it_is_unknown_when_a_job_has_caught_up(history: Any):
+    """The reason says which of them is missing."""
+    built, chosen = history.empty(), history.entry()
+    without = Windows(None, None, None, None, history.at(12))
+    assert CatchUp.read(built.trial(), chosen, without, history.at(12)).reason == "NoBaseline"
+    assert caught(built, history).reason == "NoData"
+    late = sampled(history, {})
+    late.add("tm-0-1", "tasks", 9, task="sink-0", vertex="sink", role="sink", records_in=1, lag_ns=0)
+    assert caught(late, history).reason == "NoBaseline", "no sample in the baseline"
