@@ -176,7 +176,9 @@ class Copy:
         """Run the tests of all files of these folders that import the code. Return whether they pass."""
         names = "|".join(path.replace("/", r"\.") for path in CODE)
         imports = re.compile(rf"^\s*(from|import) ({names})\b", re.MULTILINE)
-        tests = [file for name in folders for file in sorted((self.folder / "tests" / name).glob("test_*.py"))]
+        tests = [
+            file for name in folders for file in sorted((self.folder / "tests" / name).glob("test_*.py"))
+        ]
         files = [str(file) for file in tests if imports.search(file.read_text(encoding="utf-8"))]
         quick = " and ".join(f"not {marker}" for marker in SLOW)
         coverage = ["--cov=testbed_runtime", "--cov-context=test", "--cov-report="]
@@ -215,7 +217,9 @@ class Copy:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("paths", nargs="*", default=CODE, help="files or folders")
-    parser.add_argument("--tests", nargs="*", default=TESTS, metavar="FOLDER", help="folders of tests/ to run")
+    parser.add_argument(
+        "--tests", nargs="*", default=TESTS, metavar="FOLDER", help="folders of tests/ to run"
+    )
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--least", type=float, default=0.9, help="share that must be caught")

@@ -60,7 +60,11 @@ def test_a_late_record_shows_that_its_sink_was_behind_until_it_arrived():
 def test_a_span_is_good_if_no_subtask_was_behind_in_it():
     """A lag at the limit is normal. The end of the span is not part of it."""
     found = CatchUp(((lagging([0.5, 0.5, 0.5, 0.6, 0.5]), 0.5),), 4 * STEP)
-    assert [found.good_between(a * STEP, b * STEP) for a, b in ((0, 3), (0, 4), (4, 5))] == [True, False, True]
+    assert [found.good_between(a * STEP, b * STEP) for a, b in ((0, 3), (0, 4), (4, 5))] == [
+        True,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
