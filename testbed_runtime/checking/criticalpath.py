@@ -52,6 +52,7 @@ _DETECTION = frozenset({"heartbeat", "lease", "connection", "failure-report", "c
 _EVENTS = _DETECTION | {"stalled", "jobmanager"}
 """They begin with an event from outside. Before them comes whatever was in progress at that time."""
 _NEVER = frozenset({"alignment", "completion", "credit"})
+_BEFORE_EVENTS = frozenset(KINDS) - _NEVER - {"catch-up", "fault"}
 _NOT_INTERRUPTED = _NEVER | {"heartbeat", "lease", "checkpoint", *_ANYWHERE}
 """They may be in progress when an event begins, but they are not what it interrupted: other processes stand still too, and
 no record waits for a checkpoint."""
@@ -83,7 +84,7 @@ def attribute(
     begins with it. `detected`: when the failure that began the span was known. `steps` own what no wait covers."""
     if end <= start:
         return ()
-    lasting = [w for w in waits if w.end_ns > w.start_ns and w.start_ns < end]
+    lasting = [w for w in waits if w.end_ns > w.start_ns]
     walk = _Walk(_without_own_pauses(lasting), steps, start, detected)
     walk.from_end(end, last)
     return tuple(_segment(p) for p in _merged(reversed(walk.pieces)))
@@ -123,40 +124,36 @@ class _Walk:
         self.at = start
         self.pieces: list[_Piece] = []
         self._ids = {w.wait: w for w in self.waits if w.wait}
+        self._taken: set[int] = set()
+        """Waits of the path. None of them can delay another one: two that ended together would delay each other."""
 
     def from_end(self, end: int, last: Wait) -> None:
         self.at = end
         current = last
         if last.end_ns < end - EPSILON_NS:
             self._fill(max(last.end_ns, self.start))
-        passed: set[int] = set()
         while self.at > self.start:
             self._take(current)
-            passed.add(id(current))
-            if self.at <= self.start:
-                return
-            before = self._before(current, passed)
+            before = self._before(current)
             if before is None:
                 self._fill(self.start)
                 return
-            if before.end_ns < self.at:
-                self._fill(max(before.end_ns, self.start))
+            self._fill(min(before.end_ns, self.at))
             current = before
 
     def _take(self, wait: Wait) -> None:
         """Add the wait from its start to the current point, or whatever delayed it."""
+        self._taken.add(id(wait))
         holder = self._holder(wait)
         if holder is not None:
             self._add(max(holder.end_ns, self.start), wait)
             self._take(holder)
-            passed = {id(wait), id(holder)}
             while self.at > max(wait.start_ns, self.start):
-                chained = self._before(holder, passed, _HELD_BY.get(wait.kind, ()))
+                chained = _latest(self._last_ended(_HELD_BY.get(wait.kind, ())), holder)
                 if chained is None or chained.end_ns < self.at - NEAR_NS:
                     break
                 self._add(max(chained.end_ns, wait.start_ns, self.start), wait)
                 self._take(chained)
-                passed.add(id(chained))
         pause = self._pause_of_judge(wait)
         if pause is not None:
             self._add(max(pause.end_ns, self.start), wait)
@@ -176,7 +173,7 @@ class _Walk:
         inside = [
             w
             for w in self.waits[ended_in]
-            if w is not wait
+            if id(w) not in self._taken
             and w.kind in kinds
             and w.kind != wait.kind
             and _caused(w)
@@ -206,53 +203,50 @@ class _Walk:
         """Return the cancellation of a task that hung until its TaskManager terminated itself. The loss of that TaskManager
         then ended the cancellation of the region, `wait`."""
         inside = [
-            w for w in self.waits if w.kind == wait.kind and w.outcome is Outcome.EXPIRED and w is not wait
+            w
+            for w in self.waits
+            if w.kind == wait.kind and w.outcome is Outcome.EXPIRED and id(w) not in self._taken
         ]
         inside = [w for w in inside if wait.start_ns <= w.start_ns and w.end_ns <= wait.end_ns]
         return max(inside, key=lambda w: w.end_ns, default=None)
 
-    def _before(self, current: Wait, passed: set[int], kinds: Iterable[str] | None = None) -> Wait | None:
+    def _before(self, current: Wait) -> Wait | None:
         """Return the wait that ended last before the current point, among those that `current` needed."""
-        named = [self._ids[i] for i in current.after if i in self._ids and kinds is None]
-        named = [w for w in named if self._possible(w, passed)]
+        named = [self._ids[i] for i in current.after if i in self._ids]
+        named = [w for w in named if self._possible(w)]
         if named:
             return _latest(named, current)
-        if current.kind in _EVENTS and kinds is None:
-            during = [w for w in self.waits if w.start_ns < self.at - EPSILON_NS and w.end_ns > self.at]
-            during = [w for w in during if w.kind not in _NOT_INTERRUPTED and id(w) not in passed]
-            if during:
-                return min(during, key=lambda w: (w.kind == "slot", w.kind != "iteration", w.start_ns))
-        if kinds is None and current.kind in _EVENTS:
-            kinds = frozenset(KINDS) - _NEVER - {"catch-up", "fault"}
-        needed = _needed(current.kind) if kinds is None else frozenset(kinds)
-        return _latest(self._last_ended(needed, passed), current)
+        if current.kind not in _EVENTS:
+            return _latest(self._last_ended(_needed(current.kind)), current)
+        during = [w for w in self.waits if w.start_ns < self.at - EPSILON_NS and w.end_ns > self.at]
+        during = [w for w in during if w.kind not in _NOT_INTERRUPTED]
+        if during:
+            return min(during, key=lambda w: (w.kind == "slot", w.kind != "iteration", w.start_ns))
+        return _latest(self._last_ended(_BEFORE_EVENTS), current)
 
-    def _last_ended(self, kinds: Collection[str], passed: set[int]) -> list[Wait]:
+    def _last_ended(self, kinds: Collection[str]) -> list[Wait]:
         """Return the waits that ended last before the current point, and together with the last one."""
         found: list[Wait] = []
         for index in range(bisect_right(self._ends, self.at + EPSILON_NS) - 1, -1, -1):
             wait = self.waits[index]
             if found and wait.end_ns < found[0].end_ns - TIE_NS:
                 break
-            if wait.kind in kinds and self._possible(wait, passed):
+            if wait.kind in kinds and self._possible(wait):
                 found.append(wait)
         return found
 
-    def _possible(self, wait: Wait, passed: set[int]) -> bool:
-        ended = self.start < wait.end_ns <= self.at + EPSILON_NS and wait.start_ns < self.at
-        if wait.kind in _DETECTION and wait.end_ns > self.detected + EPSILON_NS:
-            return False
-        return ended and id(wait) not in passed and _caused(wait)
+    def _possible(self, wait: Wait) -> bool:
+        """Whether the current point can have followed from the end of this wait."""
+        known = wait.kind not in _DETECTION or wait.end_ns <= self.detected + EPSILON_NS
+        return known and wait.end_ns <= self.at + EPSILON_NS and wait.start_ns < self.at and _caused(wait)
 
     def _fill(self, until: int) -> None:
         """Give the gap between `until` and the current point to the innermost step that covers it, or to the recorded wait of
         its kind that was in progress."""
-        edges = {until, self.at}
-        inside = [s for s in self.steps if s.start_ns < self.at and s.end_ns > until]
-        edges |= {t for s in inside for t in (s.start_ns, s.end_ns) if until < t < self.at}
-        moments = sorted(edges, reverse=True)
+        edges = {t for s in self.steps for t in (s.start_ns, s.end_ns) if until < t < self.at}
+        moments = sorted({until, self.at, *edges}, reverse=True)
         for later, earlier in pairwise(moments):
-            covering = [s for s in inside if s.start_ns <= earlier and s.end_ns >= later]
+            covering = [s for s in self.steps if s.start_ns <= earlier and s.end_ns >= later]
             owner = max(covering, key=lambda s: (s.start_ns, -s.end_ns), default=None)
             self.pieces.append(_Piece(earlier, later, owner and self._recorded(owner, earlier, later)))
         self.at = until
@@ -293,10 +287,10 @@ def _latest(waits: Sequence[Wait], current: Wait) -> Wait | None:
 
 
 def _merged(pieces: Iterable[_Piece]) -> list[_Piece]:
-    """Join neighbours with the same owner."""
+    """Join neighbours with the same owner. The pieces have no gaps."""
     found: list[_Piece] = []
     for piece in pieces:
-        if found and found[-1].wait is piece.wait and found[-1].end == piece.start:
+        if found and found[-1].wait is piece.wait:
             found[-1] = _Piece(found[-1].start, piece.end, piece.wait)
         else:
             found.append(piece)

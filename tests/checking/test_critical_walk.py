@@ -1,0 +1,227 @@
+"""The walk over the waits of a recovery at its edges: which wait came before another one, delayed it, or ended together with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from testbed_runtime.checking.criticalpath import attribute
+from testbed_runtime.core.judgement.recovery import UNATTRIBUTED
+from testbed_runtime.core.waits import Outcome, Wait
+from tests.checking.test_recovery_path import SECOND, path, segments, wait
+
+CLOSED = wait("connection", 0, 1)
+"""The failure that the recoveries begin with."""
+Parts = list[tuple[str, float]]
+
+
+def rounded(parts: Parts) -> Parts:
+    return [(kind, round(seconds, 6)) for kind, seconds in parts]
+
+
+def owners(waits: list[Wait], end: float, detected: float = 1) -> Parts:
+    """The name of each wait on the path with its seconds."""
+    last = wait("catch-up", end, end)
+    found = attribute(waits, (), start=0, end=last.end_ns, last=last, detected=round(detected * SECOND))
+    return [(s.what or s.kind, round(s.seconds, 6)) for s in found]
+
+
+@pytest.mark.parametrize(
+    ("ended", "expected"),
+    [(5.0, [("slot", 5)]), (4.995, [("slot", 5)]), (4.994, [("slot", 4.994), (UNATTRIBUTED, 0.006)])],
+)
+def test_the_last_wait_ended_within_5_ms_of_its_span(ended: float, expected: Parts):
+    """Two processes record the same moment that far apart. A longer gap is not its own."""
+    found = attribute([], (), start=0, end=5 * SECOND, last=wait("slot", 0, ended), detected=0)
+    assert rounded([(s.kind, s.seconds) for s in found]) == expected
+
+
+@pytest.mark.parametrize(
+    ("open_spans", "own"),
+    [
+        ([(1, 3.6)], False),  # 1.6 of the 4 s
+        ([(1, 4)], False),  # half of them
+        ([(1, 4.001)], True),
+        ([(0, 1.9), (3.9, 8)], True),  # what came before counts for nothing, instead of less
+        ([(1, 3.1), (4, 5)], True),
+        ([(6, 9)], False),
+    ],
+)
+def test_a_process_that_opened_functions_for_most_of_a_pause_was_not_paused(open_spans: Any, own: bool):
+    """It stood still from 2 to 6 s because of itself, if it opened functions for more than half of that."""
+    stalled = wait("stalled", 2, 6, wait="tm-0-1/0", who="tm-0-1")
+    opened = [wait("open", a, b, wait=f"tm-0-1/{n}") for n, (a, b) in enumerate(open_spans, start=1)]
+    kinds = [kind for kind, _ in path([CLOSED, stalled, wait("deployment", 1, 6), *opened], 6, detected=1)]
+    assert ("stalled" not in kinds) == own
+
+
+LIMIT = {"option": "o", "value": "v"}
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "outcome", "pauses", "expected"),
+    [
+        # the longest of the judge's pauses, as far as the heartbeats were late: 2 s
+        (2, "expired", [("stalled", 2.5, 4.5, "jobmanager-1", ""), ("jobmanager", 2.5, 4, "everything", "jobmanager")], [("stalled", 2), ("heartbeat", 1.5)]),
+        (2, "expired", [("stalled", 2.2, 5.2, "jobmanager-1", ""), ("jobmanager", 2.2, 4.7, "everything", "jobmanager")], [("jobmanager", 2.5), ("heartbeat", 1.3)]),
+        (3.75, "expired", [("stalled", 3, 5, "jobmanager-1", "")], [("stalled", 2), ("heartbeat", 1)]),  # 0.25 s late
+        (3.76, "expired", [("stalled", 3, 5, "jobmanager-1", "")], [("heartbeat", 4)]),
+        (-0.5, "expired", [("stalled", 3, 5, "jobmanager-1", "")], [("heartbeat", 4)]),  # without an option
+        (2, "expired", [("stalled", 0.5, 1.9, "jobmanager-1", "")], [("heartbeat", 4)]),  # before it
+        (2, "expired", [("stalled", 3, 6.5, "jobmanager-1", "")], [("heartbeat", 4)]),  # still lasts
+        (2, "expired", [("stalled", 3, 5, "tm-9-1", "")], [("heartbeat", 4)]),  # of another process
+        (2, "expired", [("stalled", 3, 5, "everything", "tm-9")], [("heartbeat", 4)]),
+    ],
+)  # fmt: skip
+def test_a_pause_of_the_judge_made_its_heartbeats_late(
+    budget_s: float, outcome: str, pauses: list[Any], expected: Parts
+):
+    """The wait lasts from 2 to 6 s. Only a pause of the same process within it counts, from 0.25 s of lateness on."""
+    waits = [
+        wait("heartbeat", 2, 6, Outcome(outcome), wait="jobmanager-1/x", budget_ns=round(budget_s * SECOND), **LIMIT),
+        *(wait(kind, a, b, wait=f"{who}/{n}", who=who, what=what) for n, (kind, a, b, who, what) in enumerate(pauses)),
+        wait("restart-delay", 6, 7),
+    ]  # fmt: skip
+    found = [(kind, s) for kind, s in rounded(path(waits, 7, detected=6)) if kind != "restart-delay"]
+    assert found[-len(expected) :] == expected
+
+
+def test_waits_that_ended_together_do_not_delay_each_other():
+    """TaskManagers wait for a JobManager until it is the leader: both waits end at 5 s, and each could have delayed the other. So
+    could two tasks of one TaskManager that hang equally long."""
+    both = [CLOSED, wait("jobmanager", 1, 5), wait("leadership", 1, 5), wait("slot", 1, 5)]
+    assert sum(seconds for _, seconds in path(both, 5, detected=1)) == 5
+    hung = [wait("cancellation", 1, 5, Outcome.EXPIRED, wait=name, what=name, **LIMIT) for name in "ab"]
+    region = wait("cancellation", 1, 7, Outcome.EXPIRED, what="region")
+    (_, first, second, _) = owners([CLOSED, region, *hung, wait("deployment", 7, 8)], 8)
+    assert first in (("a", 4), ("b", 4))
+    assert second == ("region", 2)
+
+
+@pytest.mark.parametrize(
+    ("waits", "expected"),
+    [
+        # a wait of 0 s bounds nothing
+        ([wait("slot", 1, 3), wait("cancellation", 4, 4), wait("deployment", 4, 5)], [("connection", 1), ("slot", 2), (UNATTRIBUTED, 1), ("deployment", 1)]),
+        # a wait that lasts on did not come before
+        ([wait("restart-delay", 1, 9, wait="x"), wait("slot", 1, 4), wait("deployment", 4, 5, after=("x",))], [("connection", 1), ("slot", 3), ("deployment", 1)]),
+        # what a wait names comes before what only could have
+        ([wait("slot", 1, 3, wait="x"), wait("cancellation", 3.5, 4), wait("deployment", 4, 5, after=("x", "y"))], [("connection", 1), ("slot", 2), (UNATTRIBUTED, 1), ("deployment", 1)]),
+        # the last of those that it names
+        ([wait("slot", 1, 2, wait="x"), wait("cancellation", 1.5, 4, wait="y"), wait("deployment", 4, 5, after=("x", "y"))], [("connection", 1), (UNATTRIBUTED, 0.5), ("cancellation", 2.5), ("deployment", 1)]),
+        # a wait that was held up, by one that ended less than 0.25 s before it, and lasted longer than that gap
+        ([wait("registration", 3, 4.751), wait("slot", 1, 5)], [("connection", 1), ("slot", 2), ("registration", 1.751), ("slot", 0.249)]),
+        ([wait("registration", 3, 4.75), wait("slot", 1, 5)], [("connection", 1), ("slot", 4)]),
+        ([wait("registration", 4.55, 4.8), wait("slot", 1, 5)], [("connection", 1), ("slot", 3.55), ("registration", 0.25), ("slot", 0.2)]),
+        ([wait("registration", 4.6, 4.8), wait("slot", 1, 5)], [("connection", 1), ("slot", 4)]),
+        ([wait("start", 2, 3), wait("registration", 3.25, 5), wait("slot", 1, 5)], [("connection", 1), ("slot", 1), ("start", 1), ("slot", 0.25), ("registration", 1.75)]),
+        ([wait("start", 2, 3), wait("registration", 3.251, 5), wait("slot", 1, 5)], [("connection", 1), ("slot", 2.251), ("registration", 1.749)]),
+        # a cancellation that its option did not end can be held up like others
+        ([wait("registration", 2, 5), wait("cancellation", 1, 5)], [("connection", 1), ("cancellation", 1), ("registration", 3)]),
+        # one that its option ended is held up by none
+        ([wait("partition", 1, 5, Outcome.FIRED, **LIMIT), wait("partition", 2, 5, Outcome.EXPIRED, what="b", **LIMIT)], [("connection", 1), ("partition", 4)]),
+    ],
+)  # fmt: skip
+def test_the_step_before_a_wait(waits: list[Wait], expected: Parts):
+    """Each row has the waits after a connection that was closed at 1 s, and the path to 5 s."""
+    assert rounded(path([CLOSED, *waits], 5, detected=1)) == expected
+
+
+@pytest.mark.parametrize(
+    ("waits", "expected"),
+    [
+        ([wait("first-record", 1.5, 9, Outcome.CANCELLED)], ["deployment", UNATTRIBUTED, "first-record"]),
+        # what ended before the event, or began with it, was not interrupted
+        ([wait("restore", 2, 9, Outcome.CANCELLED)], ["deployment", UNATTRIBUTED]),
+        ([wait("restore", 1.996, 9, Outcome.CANCELLED)], ["deployment", UNATTRIBUTED]),
+        ([wait("restore", 0.5, 1.5, Outcome.CANCELLED)], ["deployment", UNATTRIBUTED]),
+        # the allocation of slots only if nothing else was in progress, an iteration before all others, then what began first
+        ([wait("slot", 0.5, 9, Outcome.CANCELLED), wait("partition", 1.5, 9, Outcome.CANCELLED)], ["deployment", UNATTRIBUTED, "partition"]),
+        ([wait("restore", 1.2, 9, Outcome.CANCELLED), wait("iteration", 1.5, 9, Outcome.CANCELLED)], ["deployment", UNATTRIBUTED, "iteration"]),
+        ([wait("open", 1.6, 9, Outcome.CANCELLED), wait("restore", 1.5, 9, Outcome.CANCELLED)], ["deployment", UNATTRIBUTED, "restore"]),
+        # a partition that arrives after the failure held up nothing of the interrupted wait
+        ([wait("first-record", 1.5, 9, Outcome.CANCELLED), wait("partition", 2.5, 8.9)], ["deployment", UNATTRIBUTED, "first-record"]),
+    ],
+)  # fmt: skip
+def test_a_failure_interrupts_what_was_in_progress(waits: list[Wait], expected: list[str]):
+    """A task is deployed until 1 s; its connection is closed from 2 to 3 s."""
+    every = [wait("deployment", 0, 1), *waits, wait("connection", 2, 3), wait("slot", 3, 4)]
+    assert [kind for kind, _ in path(every, 4, detected=3)] == [*expected, "connection", "slot"]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "owner"),
+    [
+        (("slot", 1, 4.98), ("slot", 2, 5), "a"),  # ended together, so the longer one
+        (("slot", 1, 4.979), ("slot", 2, 5), "b"),
+        (("slot", 1.02, 5, "fired", "o"), ("slot", 1, 5), "a"),  # began together, so the one that its option ended
+        (("slot", 1.021, 5, "fired", "o"), ("slot", 1, 5), "b"),
+        (("slot", 1.01, 5, "completed", "o"), ("slot", 1, 5), "b"),
+        (("slot", 1.01, 5, "fired", ""), ("slot", 1, 5), "b"),
+        (("slot", 1, 5, "completed", "", "tm-0"), ("slot", 1, 5, "completed", "", "JobMaster"), "b"),  # its own
+        (("slot", 1, 5, "completed", "", "tm-0"), ("slot", 1, 5, "completed", "", "tm-1"), "a"),
+    ],
+)  # fmt: skip
+def test_of_waits_that_ended_together_one_owns_the_time(a: tuple[Any, ...], b: tuple[Any, ...], owner: str):
+    """They end within 20 ms. A deployment by the JobMaster follows."""
+
+    def made(name: str, kind: str, start: float, end: float, outcome: str = "completed", option: str = "", who: str = "x") -> Wait:  # fmt: skip
+        return wait(
+            kind, start, end, Outcome(outcome), wait=name, what=name, option=option, value="v", who=who
+        )
+
+    waits = [CLOSED, made("a", *a), made("b", *b), wait("deployment", 5, 6)]
+    assert [name for name, _ in owners(waits, 6) if name in "ab"] == [owner]
+
+
+@pytest.mark.parametrize(("ended", "owner"), [(3.005, "heartbeat"), (3.006, UNATTRIBUTED)])
+def test_a_failure_that_was_recorded_5_ms_after_it_was_known_is_the_same_one(ended: float, owner: str):
+    """A later one only confirmed it."""
+    waits = [wait("heartbeat", 0, ended, Outcome.EXPIRED), wait("slot", ended, 5)]
+    assert [kind for kind, _ in path(waits, 5, detected=3)] == [owner, "slot"]
+
+
+def test_missing_heartbeats_of_another_taskmanager_do_not_own_a_detection():
+    """Both are lost, and the loss of the second one was noticed first."""
+    waits = [
+        wait("heartbeat", 0, 5, Outcome.EXPIRED, what="tm-0", **LIMIT),
+        wait("heartbeat", 1, 4, Outcome.EXPIRED, what="tm-1", **LIMIT),
+        wait("slot", 5, 6),
+    ]
+    assert owners(waits, 6, detected=5) == [("tm-0", 5), ("slot", 1)]
+
+
+def test_a_gap_belongs_to_the_innermost_step():
+    """The one that began last, or ended first. Its pieces are one segment, whatever other steps begin or end within it."""
+    outer, inner = wait("restore", 0, 3, wait=""), wait("slot", 1, 5, wait="")
+    assert path([], 5, steps=(outer, inner)) == [("restore", 1), ("slot", 4)]
+    assert path([], 5, steps=(wait("restore", 1, 4, wait=""), inner)) == [(UNATTRIBUTED, 1), ("restore", 3), ("slot", 1)]  # fmt: skip
+
+
+@pytest.mark.parametrize("recorded", [[("a", 1, 10), ("b", 0.5, 9)], [("a", 1, 9), ("b", 1, 10)]])
+def test_a_gap_belongs_to_the_innermost_recorded_wait_of_its_step(recorded: list[Any]):
+    """The one that began last, or ended first. The gap lasts from 1 to 3 s."""
+    waits = [wait("deployment", a, b, Outcome.FIRED, wait=name, what=name) for name, a, b in recorded]
+    steps = (wait("deployment", 1, 4, wait=""),)
+    found = segments([CLOSED, wait("first-record", 3, 4), *waits], 4, steps=steps, detected=1)
+    assert [(s.what, s.seconds) for s in found] == [("", 1), ("a", 2), ("", 1)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome", "option", "phase"),
+    [
+        ("jobmanager", Outcome.EXPIRED, "heartbeat.timeout", "detect"),
+        ("jobmanager", Outcome.EXPIRED, "other", ""),
+        ("jobmanager", Outcome.COMPLETED, "heartbeat.timeout", ""),
+        ("slot", Outcome.EXPIRED, "heartbeat.timeout", "slots"),
+    ],
+)
+def test_a_taskmanager_that_gives_the_jobmanager_up_detects_a_failure(
+    kind: str, outcome: Outcome, option: str, phase: str
+):
+    """Any other wait counts for the phase of its kind."""
+    last = wait(kind, 0, 1, outcome, option=option, value="v")
+    (found,) = attribute([], (), start=0, end=SECOND, last=last, detected=0)
+    assert found.phase == (phase or found.phase)
+    assert (found.phase == "detect") == (phase == "detect")
