@@ -1,0 +1,241 @@
+"""The owners of the seconds of an outage: of one without a failover, of each round, and of what lasts at the end of the record."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from testbed_runtime.checking.answer import _Paths, _with_prolonging_faults, margins, trial_recovery
+from testbed_runtime.checking.failovers import Cause
+from testbed_runtime.checking.faults import FaultEffect
+from testbed_runtime.checking.rounds import Outage, RoundSpan
+from testbed_runtime.core.judgement.metrics import JOB_FAILED
+from testbed_runtime.core.judgement.recovery import Price, Recovery
+from testbed_runtime.core.waits import Outcome, Wait
+
+NS = 1_000_000_000
+START = 1000
+BUSY = "headgate.jobmanager.service-time = 100 ms"
+
+
+def at(t: float) -> int:
+    return round((START + t) * NS)
+
+
+def fault(name: str, begun: float, ended: float | None, kind: str = "frames.drop") -> FaultEffect:
+    return FaultEffect(
+        fault=name, kind=kind, injected_ns=at(begun), ended_ns=None if ended is None else at(ended),
+        verified=True, residue=False, targets=json.dumps(["tm-1"]), text="",
+    )  # fmt: skip
+
+
+def wait(kind: str, start: float, end: float, outcome: str = "completed", **more: Any) -> Wait:
+    values = {"wait": f"tm-0-1/{kind}/{start:g}", "who": "tm-0-1", "what": ""} | more
+    return Wait(kind=kind, start_ns=at(start), end_ns=at(end), outcome=Outcome(outcome), **values)
+
+
+def cause(t: float, kind: str = "failure-report", **more: Any) -> Cause:
+    values = {"cause_class": "E", "detector": "Task", "taskmanager": ""} | more
+    return Cause(at(t), f"at {t:g}", kind=kind, **values)
+
+
+def answered(outage: Outage, waits: list[Wait], *, trial: Any, busy: str = "") -> Recovery:
+    return _Paths(trial, waits, busy).recovery(outage, "")
+
+
+def parts(found: Recovery, number: int = 0) -> list[tuple[str, float]]:
+    """The kind of each segment, or its fault, and its seconds."""
+    return [(s.fault or s.kind, round(s.seconds, 6)) for s in found.rounds[number].segments]
+
+
+def survived(faults: tuple[FaultEffect, ...], *, recovered: bool = True, **more: Any) -> Outage:
+    """An outage from 8 to 20 s without a failover."""
+    span = RoundSpan(at(8), at(20), **more)
+    return Outage(faults[0], at(8), at(20), (span,), recovered, at(20) if recovered else None, earlier=faults)
+
+
+@pytest.mark.parametrize(
+    ("faults", "recovered", "expected"),
+    [
+        ((fault("a", 8, 10), fault("b", 12, 14)), True, [("a", 2), ("catch-up", 2), ("b", 2), ("catch-up", 6)]),
+        ((fault("a", 8, 13), fault("b", 10, 15)), True, [("a", 5), ("b", 2), ("catch-up", 5)]),
+        ((fault("a", 8, 10), fault("c", 2, 18)), True, [("a", 2), ("c", 8), ("catch-up", 2)]),
+        ((fault("a", 8, 25),), True, [("a", 12)]),
+        ((fault("a", 8, None),), True, [("a", 12)]),
+        ((fault("a", 8, 9, "process.kill"),), True, [("a", 1), ("catch-up", 11)]),
+        ((fault("a", 8, 9, "process.kill"),), False, [("a", 12)]),  # missed until the end
+    ],
+)  # fmt: skip
+def test_a_job_that_survives_waits_for_each_fault_and_then_for_its_backlog(
+    history: Any, faults: tuple[FaultEffect, ...], recovered: bool, expected: list[Any]
+):
+    """First for the active fault that began first, then for one from before the outage."""
+    found = answered(survived(faults, recovered=recovered), [], trial=history.empty().trial())
+    assert parts(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("span", "expected"),
+    [((15, 26), [("unattributed", 7), ("partition", 5)]), ((21, 26), [("a", 1), ("catch-up", 11)])],
+)
+def test_a_failure_after_the_record_owns_the_wait_that_led_to_it(
+    history: Any, span: tuple[float, float], expected: list[Any]
+):
+    """Unless that wait began after the record, too. A task that was deployed meanwhile is no step of an outage without a failover."""
+    built = history.empty()
+    built.event("task.state", "sink-0", 9, data={"to": "DEPLOYING"})
+    outage = survived((fault("a", 8, 9),), recovered=False, unnoticed=cause(26, "partition"))
+    found = answered(outage, [wait("partition", *span, "expired")], trial=built.trial())
+    assert parts(found) == expected
+    assert found.rounds[0].failure == "at 26"
+
+
+def test_a_failover_of_a_later_fault_begins_within_the_outage_of_an_earlier_one(history: Any):
+    """Until the kill took effect at 11 s, the first round waits for the fault before it, and then for the backlog. The second
+    one begins with its own failure."""
+    rounds = (
+        RoundSpan(at(8), at(13), cause(12, "heartbeat"), cause(13)),
+        RoundSpan(at(13), at(16), cause(13), running=at(15)),
+    )
+    faults = (fault("a", 8, 10), fault("b", 11, 11.5, "process.kill"))
+    outage = Outage(faults[0], at(8), at(16), rounds, True, at(16), earlier=faults, joined=at(11))
+    found = answered(outage, [wait("slot", 13, 15)], trial=history.empty().trial())
+    assert parts(found) == [("a", 2), ("catch-up", 1), ("heartbeat", 1), ("cancellation", 1)]
+    assert parts(found, 1) == [("slot", 2), ("catch-up", 1)]
+    assert [(r.start_ns, r.end_ns) for r in found.rounds] == [(at(8), at(13)), (at(13), at(16))]
+
+
+def test_a_failure_interrupts_the_catch_up(history: Any):
+    """The sinks had records again at 11 s, and the job failed at 15 s before it had caught up."""
+    rounds = (
+        RoundSpan(at(8), at(15), cause(9.5), cause(15, "slot"), running=at(11)),
+        RoundSpan(at(15), at(18), cause(15, "slot"), running=at(18)),
+    )
+    found = answered(Outage(fault("a", 8, 9), at(8), at(18), rounds, True), [], trial=history.empty().trial())
+    last = found.rounds[0].segments[-1]
+    assert (last.kind, last.seconds, last.outcome) == ("catch-up", 4, "cancelled")
+    assert last.detail == "backlog of 3.0 s"
+
+
+@pytest.mark.parametrize(
+    ("triggered", "failures", "backlog"),
+    [
+        ({1: 5, 2: 6, 3: 7}, (9.5,), "backlog of 4.0 s, 1.0 s of it replayed"),  # of the last restored one
+        ({3: 7.5}, (9.5,), "backlog of 3.5 s, 0.5 s of it replayed"),
+        ({3: 9.2}, (9.1, 9.5), "backlog of 1.8 s, 0.3 s of it replayed"),  # stored after the effect
+        ({3: 9.7}, (9.1, 9.5), "backlog of 1.3 s, 0.0 s of it replayed"),
+        ({}, (9.5,), "backlog of 3.0 s"),
+    ],
+)
+def test_the_backlog_is_the_outage_and_what_is_replayed_since_the_restored_checkpoint(
+    history: Any, triggered: dict[int, float], failures: tuple[float, ...], backlog: str
+):
+    """The effect is at 8 s, and records arrive again at 11 s. The job stopped at the effect, or at a failure after the checkpoint."""
+    built = history.empty()
+    for number, t in triggered.items():
+        built.add("jobmanager-1", "checkpoints", t, checkpoint=number, state="triggered")
+    for number in (1, 2, 3):
+        built.event("task.restored", f"sink-{number}", 10 + number / 10, attempt=1, checkpoint=number)
+    rounds = [RoundSpan(at(8), at(12), cause(t), running=at(11)) for t in failures]
+    outage = Outage(fault("a", 8, 9), at(8), at(12), tuple(rounds), True, at(12))
+    found = answered(outage, [], trial=built.trial())
+    assert found.rounds[-1].segments[-1].detail == backlog
+
+
+@pytest.mark.parametrize(
+    ("waits", "owner"),
+    [
+        ([wait("slot", 10, 26), wait("partition", 12, 26), wait("credit", 9.6, 26)], "slot"),
+        ([wait("slot", 9.496, 26), wait("partition", 12, 26)], "slot"),
+        ([wait("slot", 9.494, 26), wait("partition", 12, 26)], "partition"),
+        ([wait("slot", 10, 19), wait("partition", 12, 20)], "partition"),
+        ([wait("restart-delay", 11, 26)], "restart-delay"),
+    ],
+)  # fmt: skip
+def test_a_job_that_is_not_running_at_the_end_waits_for_what_lasts(
+    history: Any, waits: list[Wait], owner: str
+):
+    """Of the kinds before a first record and the restart, the wait of this round that began first. The record ends at 20 s."""
+    outage = Outage(fault("a", 9.5, 10), at(9.5), at(20), (RoundSpan(at(9.5), at(20), cause(9.5)),), False)
+    found = answered(outage, waits, trial=history.empty().trial())
+    assert found.rounds[0].segments[-1].kind == owner
+
+
+def test_a_job_that_fails_for_good_after_several_rounds_has_failed(history: Any):
+    """The last failure decides."""
+    end = replace(cause(14), terminal=True)
+    rounds = (RoundSpan(at(8), at(12), cause(9.5), cause(12)), RoundSpan(at(12), at(14), cause(12), end))
+    found = answered(Outage(None, at(8), at(14), rounds, False), [], trial=history.empty().trial())
+    assert (found.reason, found.rounds[-1].failure) == (JOB_FAILED, "at 14")
+
+
+def test_a_busy_jobmanager_owns_the_time_until_it_hears_of_a_request_that_expired(history: Any):
+    """The ask timed out at 12 s, which it learns at 14 s. Without a service time the failure report owns that."""
+    expired = wait("jobmanager", 9.5, 12, "expired", option="pekko.ask.timeout", value="2 s")
+    failed = cause(14, "jobmanager", cause_class="java.util.concurrent.TimeoutException")
+    rounds = (
+        RoundSpan(at(9.5), at(14), cause(9.5), failed),
+        RoundSpan(at(14), at(15), failed, running=at(15)),
+    )
+    outage = Outage(None, at(9.5), at(15), rounds, True)
+    found = answered(outage, [expired], trial=history.empty().trial(), busy=BUSY)
+    first, second = found.rounds[0].segments
+    assert (first.option, first.seconds) == ("pekko.ask.timeout", 2.5)
+    assert (second.text, second.seconds, second.outcome) == (BUSY, 2, "completed")
+
+
+def test_a_busy_jobmanager_owns_the_steps_that_it_does(history: Any):
+    """Cancellation, slots and deployment; tasks connect by themselves."""
+    configuration = history.entry()["configuration"] | {"headgate.jobmanager.service-time": "100 ms"}
+    trial = history.without("waits")
+    (found,) = trial_recovery(trial, history.entry(configuration=configuration)).recoveries
+    texts = {s.kind: s.text for s in found.rounds[0].segments}
+    assert {k for k, text in texts.items() if text == BUSY} >= {"cancellation", "slot", "deployment"}
+    assert texts["partition"] == "connections and partition requests"
+
+
+@pytest.mark.parametrize(
+    ("waits", "option"),
+    [
+        ([("partition", 10, 13.024, "a"), ("deployment", 9, 13, "b")], "a"),
+        ([("partition", 10, 13.026, "a"), ("deployment", 9, 13, "b")], "b"),
+        ([("partition", 10, 12.76, "a"), ("deployment", 9, 13, "b")], "a"),
+        ([("partition", 12.95, 13, "a"), ("partition", 12.9, 12.9, "b")], "a"),
+        ([("partition", 10, 13, "a"), ("partition", 9.5, 13, "b")], "b"),
+        ([("partition", 10, 13, "a"), ("partition", 7, 7.9, "b")], "a"),
+    ],
+)
+def test_a_failed_round_belongs_to_the_wait_that_ended_from_250_ms_before_it_to_25_ms_after_it(
+    history: Any, waits: list[Any], option: str
+):
+    """The failure names a partition. Of two that expired, the longer one."""
+    recorded = [wait(kind, a, b, "expired", option=name, value="v") for kind, a, b, name in waits]
+    rounds = (RoundSpan(at(8), at(13), cause(8), cause(13, "partition")), RoundSpan(at(13), at(14), cause(13), running=at(14)))  # fmt: skip
+    found = answered(Outage(None, at(8), at(14), rounds, True), recorded, trial=history.empty().trial())
+    assert [s.option for s in found.rounds[0].segments if s.option] == [option]
+
+
+def test_a_wait_that_ended_5_ms_after_the_recovery_has_a_margin():
+    """Two processes record the same moment that far apart."""
+    waits = [wait("slot", 9, t, option=f"{t}", value="v", budget_ns=5 * NS) for t in (10.005, 10.006)]
+    assert [m.option for m in margins(waits, at(8), at(10))] == ["10.005"]
+
+
+def test_a_fault_prolongs_the_first_recovery_that_blames_it():
+    """Only one that cost nothing by itself. A recovery of its own that lasted is kept."""
+
+    def recovery(name: str, start: float, end: float, blamed: str = "", **more: Any) -> Recovery:
+        prices = (Price(text="t", seconds=1, kind="slot", fault=blamed),) if blamed else ()
+        return Recovery(fault=name, effect_ns=at(start), end_ns=at(end), prices=prices, **more)
+
+    effects = [fault("idle", 2, 20), fault("first", 5, 6), fault("second", 8, 9)]
+    idle, first = recovery("idle", 2, 2), recovery("first", 5, 5.5, "idle")
+    found = _with_prolonging_faults([idle, first, recovery("second", 8, 9, "idle")], effects)
+    assert [r.faults for r in found] == [("first", "idle"), ("second",)]
+    found = _with_prolonging_faults([first, recovery("second", 8, 9, "first")], effects)
+    assert [r.faults for r in found] == [("first",), ("second",)]
+    found = _with_prolonging_faults([replace(idle, recovered=False), first], effects)
+    assert [r.faults for r in found] == [("idle",), ("first",)]
