@@ -44,7 +44,7 @@ def reached_source_s(trial: Trial) -> float | None:
     A source that still waits at the sample has waited since then; one that has run again is dated up to a sample late."""
     arrived = [int(e["t_ns"]) for e in events(trial, "sink.first-record")]
     waited = source_waits(trial, arrived[0]) if arrived else None
-    return None if waited is None else max(0, waited - arrived[0]) / NS
+    return None if waited is None else (waited - arrived[0]) / NS
 
 
 def source_waits(trial: Trial, since: int) -> int | None:

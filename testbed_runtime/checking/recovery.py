@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 
 from msgspec import Struct
@@ -143,10 +144,9 @@ def _bound(recovery: Recovery) -> str:
 
 def _largest(segments: Iterable[Segment]) -> str:
     """Return the owner of the most seconds in words."""
-    owned: dict[str, float] = {}
+    owned: dict[str, float] = defaultdict(float)
     for segment in segments:
-        if segment.seconds > 0:
-            owned[segment.words] = owned.get(segment.words, 0.0) + segment.seconds
+        owned[segment.words] += segment.seconds
     return max(owned, key=lambda text: owned[text], default="")
 
 

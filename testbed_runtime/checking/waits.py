@@ -68,8 +68,10 @@ def _named(wait: Wait, effects: Iterable[FaultEffect], busy: str, rpc: Collectio
         if not during or wait.end_ns - wait.start_ns < SLOW_NS:
             continue
         stopped = _stopped_kind(effect) and any(_ordinal(wait.who) == t for t in targets_of(effect))
-        if wait.kind == _stopped_kind(effect) == "jobmanager" or (stopped and wait.kind == "stalled"):
-            text, fault = _stopped(effect, targets_of(effect)[0]), effect.fault
+        if stopped and wait.kind == "stalled":
+            text, fault = _stopped(effect, _ordinal(wait.who)), effect.fault
+        elif wait.kind == _stopped_kind(effect) == "jobmanager":
+            text, fault = _stopped(effect, JOBMANAGER), effect.fault
         elif wait.kind in (*_HOLDS_UP.get(family, ()), *(_HOLDS_UP["rpc"] if effect.fault in rpc else ())):
             text, fault = f"{KINDS[wait.kind].doc}, during the fault `{effect.fault}`", effect.fault
     return replace(wait, cause=text, fault=fault)
@@ -282,8 +284,6 @@ def steps(trial: Trial, *, since: int, until: int, restart: bool, running_ns: in
             end = until
         found.append(_step(kind, at, end, text))
         at = end
-        if not moments:
-            break
     restored = _moments(trial, "task.restored", since, until)
     if slots and restored:
         found.append(_step("restore", slots[0], restored[-1], "state and checkpoint store"))

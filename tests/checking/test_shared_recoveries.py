@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.checking import answer, rounds
 from testbed_runtime.checking.answer import trial_recovery
@@ -44,6 +45,7 @@ def spans(other: SharedFault) -> Spans:
     [
         (8, 8.5, (8, 9), (9, 12)),
         (8, None, (8, 9), (9, 12)),
+        (9, 11, (9, 11), (11, 12)),
         (10, 11, (10, 11), (11, 12)),
         (10, 15, (10, 12), None),
         (10, None, (10, 12), None),
@@ -66,12 +68,28 @@ def test_a_milestone_without_a_window_says_why():
     idle = Recovery(fault="idle", effect_ns=15 * NS, end_ns=15 * NS)
     found = TrialRecovery(trial="t", recoveries=(one, idle))
     names = dict(milestones(found, 20 * NS, ["never"]))
+    assert no_window(TrialRecovery(trial="t"), "outage", ["never"]) == NO_OUTAGE
+    assert no_window(TrialRecovery(trial="t", recoveries=(idle,)), "outage", []) == NO_OUTAGE
+    short = Recovery(fault="short", effect_ns=7 * NS, end_ns=7 * NS + NS // 2)
+    assert no_window(TrialRecovery(trial="t", recoveries=(short,)), "catch-up", ["short"]) == NO_SUCH_PHASE
     assert names["outage/never"] is None
     assert no_window(found, "outage/never", ["never"]) == NO_OUTAGE
     assert no_window(found, "outage/idle", ["idle"]) == NO_OUTAGE
     assert no_window(found, "catch-up/second", ["second"]) == NO_SUCH_PHASE
     assert no_window(found, "catch-up", ["first"]) == NO_SUCH_PHASE
     assert no_window(TrialRecovery(trial="t"), "outage", []) == NO_FAULT
+
+
+def test_several_recoveries_of_one_fault_have_the_windows_of_the_worst():
+    """One that did not end, else the longest. The plain names are there too."""
+    long, short = (Recovery(fault="f", effect_ns=a * NS, end_ns=b * NS) for a, b in ((2, 6), (8, 9)))
+    for recoveries, outage in (
+        ((long, short), (2, 6)),
+        ((short, long), (2, 6)),
+        ((long, replace(short, recovered=False)), (8, 9)),
+    ):
+        found = dict(milestones(TrialRecovery(trial="t", recoveries=recoveries), 20 * NS))
+        assert found["outage/f"] == found["outage"] == Window(outage[0] * NS, outage[1] * NS)
 
 
 def with_pause(history: Any, at: float) -> tuple[Trial, dict[str, Any]]:

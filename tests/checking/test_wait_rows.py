@@ -1,0 +1,136 @@
+"""Which waits a fault, a busy JobManager or a replacement owns, and the steps between the events of a deployment."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from testbed_runtime.checking.faults import FaultEffect
+from testbed_runtime.checking.waits import fault_wait, read_waits, steps
+from testbed_runtime.core.waits import KINDS, Wait
+
+NS = 1_000_000_000
+
+
+def fault(kind: str, *targets: str) -> FaultEffect:
+    """A fault `f` over the first 9 s of the history."""
+    return FaultEffect(
+        fault="f", kind=kind, injected_ns=1000 * NS, ended_ns=1009 * NS, verified=True, residue=False,
+        targets=json.dumps(targets), text="",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("targets", "who", "words"),
+    [
+        (("tm-0", "tm-1"), "tm-1-1", "tm-1 was paused by the fault `f`"),
+        (("tm-0", "tm-1"), "tm-2-1", KINDS["stalled"].doc),
+        (("jobmanager",), "jobmanager-1", "the JobManager was paused by the fault `f`"),
+    ],
+)
+def test_a_process_that_stood_still_is_the_one_that_the_fault_paused(
+    history: Any, targets: tuple[str, ...], who: str, words: str
+):
+    """One fault may pause several."""
+    built = history.empty()
+    built.wait("stalled", who, "", (1, 3))
+    found = read_waits(built.trial(), {}, [fault("process.pause", *targets)], history.at(9))
+    assert [w.cause for w in found if w.who == who] == [words]
+
+
+def test_a_busy_jobmanager_owns_only_the_kinds_that_it_delays(history: Any):
+    """Tasks connect by themselves."""
+    built = history.empty()
+    for kind in ("slot", "partition"):
+        built.wait(kind, "x", "", (1, 3))
+    entry = {"configuration": {"headgate.jobmanager.service-time": "100 ms"}}
+    found = {w.kind: w.cause for w in read_waits(built.trial(), entry, [], history.at(9))}
+    assert found == {"slot": "headgate.jobmanager.service-time = 100 ms", "partition": KINDS["partition"].doc}
+
+
+@pytest.mark.parametrize(
+    ("kind", "missed", "cause", "detail"),
+    [
+        ("process.pause", False, "end of the fault `f`", "process.pause"),
+        ("process.pause", True, "tm-1 was paused by the fault `f`", ""),
+        ("process.kill", False, "end of the fault `f`", "process.kill"),
+        ("process.kill", True, "the loss of tm-1 to be noticed", "fault `f`, process.kill"),
+        ("frames.drop", True, "end of the fault `f`", "frames.drop"),
+    ],
+)
+def test_a_job_that_did_not_survive_a_fault_waits_for_what_it_stopped(
+    kind: str, missed: bool, cause: str, detail: str
+):
+    """One that survives waits for the end of the fault."""
+    found = fault_wait(fault(kind, "tm-1"), 0, NS, missed=missed)
+    assert (found.cause, found.detail) == (cause, detail)
+
+
+def test_the_sender_that_waited_longest_for_credit_is_named():
+    """Of two that waited for more than half of the fault."""
+    waits = [
+        Wait(wait=f"w/{n}", kind="credit", who=who, what="sink-0", start_ns=0, end_ns=end * NS, option="o", value="2")
+        for n, (who, end) in enumerate((("a-0", 6), ("b-0", 9), ("c-0", 7)))
+    ]  # fmt: skip
+    assert fault_wait(fault("frames.drop"), 0, 10 * NS, waits).detail.startswith("frames.drop, b-0 waited")
+
+
+def test_the_start_of_a_replacement_ends_when_it_begins_to_register_with_the_resourcemanager(history: Any):
+    """Neither a later registration with the JobMaster nor another of its waits ends it."""
+    built = history.empty()
+    built.event("process.exit", "tm-1-1", 2)
+    built.event("taskmanager.registered", "tm-1-2", 8)
+    built.wait("registration", "tm-1-2", "ResourceManager", (5, 8))
+    built.wait("registration", "tm-1-2", "JobMaster", (7, 8.5))
+    built.wait("stalled", "tm-1-2", "", (7.5, 9))
+    (start,) = [w for w in read_waits(built.trial(), {}, [], history.at(20)) if w.kind == "start"]
+    assert (start.start_ns, start.end_ns) == (history.at(2), history.at(5))
+
+
+EVENTS = {
+    "failover.cancelled": (0.5, 1), "failover.slots": (1.5, 2), "failover.deployed": (3, 3.2), "gate.connected": (3.5, 3.8, 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("without", "running", "expected"),
+    [
+        ((), 5, [("cancellation", 0, 1), ("slot", 1, 2), ("deployment", 2, 3), ("partition", 3, 4), ("first-record", 4, 5)]),
+        ((), None, [("cancellation", 0, 1), ("slot", 1, 2), ("deployment", 2, 3), ("partition", 3, 4), ("first-record", 4, 9)]),
+        # a JobMaster that hears of the deployment after the sinks
+        (("failover.deployed",), 5, [("cancellation", 0, 1), ("slot", 1, 2), ("deployment", 2, 4), ("first-record", 4, 5)]),
+        # what was not recorded is part of the next step
+        (("failover.cancelled",), 5, [("slot", 0, 2), ("deployment", 2, 3), ("partition", 3, 4), ("first-record", 4, 5)]),
+        (("gate.connected",), 5, [("cancellation", 0, 1), ("slot", 1, 2), ("deployment", 2, 3), ("first-record", 3, 5)]),
+        # a step that did not end lasts until the end, and none follows
+        (("gate.connected", "failover.deployed"), None, [("cancellation", 0, 1), ("slot", 1, 2), ("deployment", 2, 9)]),
+        (tuple(EVENTS), None, [("cancellation", 0, 9)]),
+    ],
+)  # fmt: skip
+def test_the_steps_of_a_restart_end_with_its_events(
+    history: Any, without: tuple[str, ...], running: float | None, expected: list[Any]
+):
+    """The last cancellation, the last slots and the last connection count, but the first deployment."""
+    built = history.empty()
+    for kind, moments in EVENTS.items():
+        for t in moments if kind not in without else ():
+            built.event(kind, "1", t)
+    ran = None if running is None else history.at(running)
+    found = steps(built.trial(), since=history.at(0), until=history.at(9), restart=True, running_ns=ran)
+    assert [(s.kind, s.start_ns, s.end_ns) for s in found] == [(k, history.at(a), history.at(b)) for k, a, b in expected]  # fmt: skip
+
+
+def test_the_first_start_is_deployed_when_its_last_task_runs(history: Any):
+    """Its slots are there when the first task is deployed. Without a first record no deployment is complete."""
+    built = history.empty()
+    for t, to in ((1, "DEPLOYING"), (1.5, "DEPLOYING"), (2, "RUNNING"), (2.5, "RUNNING"), (3, "RUNNING")):
+        built.event("task.state", "sink-0", t, data={"to": to})
+    for running, expected in (
+        (4, [("slot", 0, 1), ("deployment", 1, 3), ("first-record", 3, 4)]),
+        (None, [("slot", 0, 1), ("deployment", 1, 9)]),
+    ):
+        ran = None if running is None else history.at(running)
+        found = steps(built.trial(), since=history.at(0), until=history.at(9), restart=False, running_ns=ran)
+        assert [(s.kind, s.start_ns, s.end_ns) for s in found] == [(k, history.at(a), history.at(b)) for k, a, b in expected]  # fmt: skip
