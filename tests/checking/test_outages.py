@@ -314,7 +314,7 @@ def test_a_failure_is_one_of_the_start_until_all_sinks_had_records_in_one_round(
 
 
 def test_a_fault_before_the_first_records_owns_the_start(history: Any):
-    """Until the job has caught up, or for ever if no record arrives. A fault after it has an outage of its own."""
+    """It ends when the job has caught up, or never if no record arrives. A fault after it has an outage of its own."""
     for moment, begun, expected in (
         ((), 0.2, [("f", 0.1, 24, False)]),
         (((5.0, 0.2),), 5.0, [("f", 0.1, 7, True)]),

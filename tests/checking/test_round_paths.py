@@ -94,7 +94,7 @@ def test_a_failure_after_the_record_owns_the_wait_that_led_to_it(
 
 
 def test_a_failover_of_a_later_fault_begins_within_the_outage_of_an_earlier_one(history: Any):
-    """Until the kill took effect at 11 s, the first round waits for the fault before it, and then for the backlog. The second
+    """The kill takes effect at 11 s. Before that, the first round waits for the fault before it, and then for the backlog. The second
     one begins with its own failure."""
     rounds = (
         RoundSpan(at(8), at(13), cause(12, "heartbeat"), cause(13)),
@@ -158,7 +158,7 @@ def test_the_backlog_is_the_outage_and_what_is_replayed_since_the_restored_check
 def test_a_job_that_is_not_running_at_the_end_waits_for_what_lasts(
     history: Any, waits: list[Wait], owner: str
 ):
-    """Of the kinds before a first record and the restart, the wait of this round that began first. The record ends at 20 s."""
+    """The wait of this round that began first, if its kind is one before a first record. The record ends at 20 s."""
     outage = Outage(fault("a", 9.5, 10), at(9.5), at(20), (RoundSpan(at(9.5), at(20), cause(9.5)),), False)
     found = answered(outage, waits, trial=history.empty().trial())
     assert found.rounds[0].segments[-1].kind == owner

@@ -1,4 +1,4 @@
-"""What samples and events of a trial add up to: processor time, busy time, throughput, clocks, missing rows and steadiness."""
+"""The sums of the samples and events of a trial: processor time, busy time, throughput, clocks, missing rows and steadiness."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_only_the_control_trials_of_fault_trials_are_read(history: Any):
 
 
 def test_a_window_is_on_a_path_of_several_hops():
-    """From one source to the sink, but not from the other."""
+    """One source reaches the sink through it, the other one does not."""
     edges = (
         ("s", "a", "hash"),
         ("a", "w", "hash"),
@@ -180,7 +180,7 @@ def test_the_judged_window_begins_with_the_fault_also_without_an_observation(his
 
 
 def test_clocks_differ_by_the_most_exact_offsets(history: Any):
-    """Also from the recorder's own clock. A process that recorded no offset has the same one."""
+    """The recorder's own clock is compared, too. A process that recorded no offset has the same one."""
     built = history.empty()
     for process, data in (
         ("tm-0-1", {"offset_s": 0.5, "uncertainty_s": 0.2}),

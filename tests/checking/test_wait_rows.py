@@ -69,7 +69,7 @@ def test_a_job_that_did_not_survive_a_fault_waits_for_what_it_stopped(
 
 
 def test_the_sender_that_waited_longest_for_credit_is_named():
-    """Of two that waited for more than half of the fault."""
+    """Three waited for more than half of the fault."""
     waits = [
         Wait(wait=f"w/{n}", kind="credit", who=who, what="sink-0", start_ns=0, end_ns=end * NS, option="o", value="2")
         for n, (who, end) in enumerate((("a-0", 6), ("b-0", 9), ("c-0", 7)))
