@@ -192,13 +192,12 @@ def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, 
 def _absorb_idle(found: Sequence[Outage]) -> list[Outage]:
     """Merge each fault that had cost nothing so far into the outage of a later fault, if it was still active then and
     the job was behind until it ended."""
-    idle = [o for o in found if o.effect == o.end]
+    idle = [o.fault for o in found if o.fault is not None and o.effect == o.end]
     taken: list[FaultEffect] = []
     joined = []
     for outage in found:
         if outage.fault is not None and outage.recovered and not _fails(outage):
-            more = [o.fault for o in idle if o.fault is not None and o.effect < outage.effect]
-            more = [f for f in more if f.ended_ns is not None and outage.effect < f.ended_ns <= outage.end]
+            more = [f for f in idle if f.ended_ns is not None and outage.effect < f.ended_ns <= outage.end]
             taken += more
             own = outage.earlier or (outage.fault,)
             joined.append(replace(outage, earlier=(*own, *more)) if more else outage)
