@@ -192,9 +192,7 @@ class _Walk:
         process = _process(wait)
         own = [w for w in self.waits if _process(w) == process and w.kind == "stalled"]
         own += [w for w in self.waits if w.who == EVERYTHING and process.startswith(f"{w.what}-")]
-        own = [
-            w for w in own if wait.start_ns < w.end_ns <= min(self.at, wait.end_ns) and w.start_ns < self.at
-        ]
+        own = [w for w in own if wait.start_ns < w.end_ns <= self.at]
         return max(
             own, key=lambda w: (min(late_ns, w.end_ns - w.start_ns), w.who == EVERYTHING), default=None
         )

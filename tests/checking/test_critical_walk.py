@@ -103,7 +103,7 @@ def test_waits_that_ended_together_do_not_delay_each_other():
     ("waits", "expected"),
     [
         # a wait of 0 s bounds nothing
-        ([wait("slot", 1, 3), wait("cancellation", 4, 4), wait("deployment", 4, 5)], [("connection", 1), ("slot", 2), (UNATTRIBUTED, 1), ("deployment", 1)]),
+        ([wait("slot", 1, 4), wait("cancellation", 2, 2, wait="x"), wait("deployment", 4, 5, after=("x",))], [("connection", 1), ("slot", 3), ("deployment", 1)]),
         # a wait that lasts on did not come before
         ([wait("restart-delay", 1, 9, wait="x"), wait("slot", 1, 4), wait("deployment", 4, 5, after=("x",))], [("connection", 1), ("slot", 3), ("deployment", 1)]),
         # what a wait names comes before what only could have
