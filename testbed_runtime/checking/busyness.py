@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from testbed_runtime.checking.common import NS, Floats, Ints, Window, data, events, ints
+from testbed_runtime.checking.common import NS, Floats, Ints, Window, data, events, group_starts, ints
 from testbed_runtime.core.exchange.backpressure import level as level_of
 from testbed_runtime.history.schema import Trial
 
@@ -58,7 +58,7 @@ def source_waits(trial: Trial, since: int) -> int | None:
     attempts = np.unique(np.stack([tasks, ints(table, "attempt")]), axis=1, return_inverse=True)[1].reshape(
         -1
     )
-    before = np.zeros(int(attempts.max()) + 1, dtype=np.int64)
+    before = np.zeros_like(t_ns)  # by attempt
     earlier = t_ns < since
     np.maximum.at(before, attempts[earlier], pressed[earlier])  # the counter of an attempt only grows
     waited = pressed - before[attempts]
@@ -94,21 +94,16 @@ class TaskTimes(Struct, frozen=True):
     @classmethod
     def read(cls, trial: Trial) -> TaskTimes:
         table = trial.table("tasks")
-        if not len(table):
-            return cls(
-                *(np.zeros(0, dtype=np.int64),) * 2, dict.fromkeys(COLUMNS, np.zeros(0, dtype=np.int64)), ()
-            )
         names, vertices = (table.column(c).combine_chunks().dictionary_encode() for c in ("task", "vertex"))
         tasks, attempts, t_ns = np.asarray(names.indices), ints(table, "attempt"), ints(table, "t_ns")
         order = np.lexsort((t_ns, attempts, tasks))
-        changed = (np.diff(tasks[order], prepend=-1) != 0) | (np.diff(attempts[order], prepend=-1) != 0)
+        starts = group_starts(tasks[order], attempts[order])
         codes, labels = np.asarray(vertices.indices), vertices.dictionary.to_pylist()
-        firsts = order[changed]
         return cls(
             t_ns[order],
-            np.cumsum(changed) - 1,
+            np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order))),
             {name: ints(table, column)[order] for name, column in COLUMNS.items()},
-            tuple((labels[codes[row]], int(tasks[row])) for row in firsts.tolist()),
+            tuple((labels[codes[row]], int(tasks[row])) for row in order[starts].tolist()),
         )
 
     def within(self, window: Window) -> list[VertexTime]:
@@ -118,7 +113,7 @@ class TaskTimes(Struct, frozen=True):
         inside = np.flatnonzero((self.t_ns >= window.start) & (self.t_ns < window.end))
         if not len(inside):
             return []
-        starts = np.flatnonzero(np.diff(self.attempt[inside], prepend=-1))
+        starts = group_starts(self.attempt[inside])
         firsts, lasts = inside[starts], inside[np.append(starts[1:], len(inside)) - 1]
         grown = np.stack([counter[lasts] - counter[firsts] for counter in self.counters.values()])
         spent: dict[tuple[str, int], Ints] = {}

@@ -66,7 +66,7 @@ class Arrivals(Struct, frozen=True):
         """Clear `good` at the times at which a record was late and had not arrived."""
         begins = np.searchsorted(times, self.due_ns + self.limit_ns, side="right")
         ends = np.searchsorted(times, self.arrived_ns)
-        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        for begin, end in np.column_stack([begins, ends]).tolist():
             good[begin:end] = False
 
 

@@ -88,6 +88,12 @@ def ints(table: pa.Table, name: str) -> Ints:
     return np.asarray(table.column(name).to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
+def group_starts(*keys: Ints) -> Ints:
+    """Return where each group of rows with equal keys begins. The rows are sorted by their keys."""
+    changed = np.any([np.diff(key) != 0 for key in keys], axis=0)
+    return np.flatnonzero(np.append(True, changed)[: len(keys[0])])
+
+
 def data(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON object of an event. Empty if it has none."""
     try:
@@ -148,10 +154,9 @@ def _all_series(table: pa.Table) -> list[TaskSeries]:
     tasks, attempts = np.asarray(names.indices), ints(table, "attempt")
     t_ns, received, lag = ints(table, "t_ns"), ints(table, "records_in"), ints(table, "lag_ns")
     order = np.lexsort((t_ns, attempts, tasks))
-    changes = np.flatnonzero((np.diff(tasks[order]) != 0) | (np.diff(attempts[order]) != 0)) + 1
     labels, kinds = names.dictionary.to_pylist(), table.column("role")
     series = []
-    for chosen in np.split(order, changes):
+    for chosen in np.split(order, group_starts(tasks[order], attempts[order])[1:]):
         task, role = labels[tasks[chosen[0]]], kinds[int(chosen[0])].as_py()
         attempt = int(attempts[chosen[0]])
         series.append(TaskSeries(task, role, attempt, t_ns[chosen], received[chosen], lag[chosen]))
@@ -170,9 +175,8 @@ def busiest_vertex(trial: Trial, start: int, end: int) -> str:
     names = table.column("task").combine_chunks().dictionary_encode()
     codes = np.asarray(names.indices)
     order = np.lexsort((attempts, codes))
-    changes = np.flatnonzero((np.diff(codes[order]) != 0) | (np.diff(attempts[order]) != 0)) + 1
     worked = {}
-    for group in np.split(order, changes):
+    for group in np.split(order, group_starts(codes[order], attempts[order])[1:]):
         first = int(group[0])
         key = (
             table.column("vertex")[first].as_py(),

@@ -41,7 +41,10 @@ def spent_of(trial: Trial) -> list[Spent]:
     for event in events(trial, "cpu.spent"):
         more = data(event)
         found.setdefault(event["subject"], []).append((int(event["t_ns"]), more["seconds"], more["buffers"]))
-    return [Spent(*zip(*sorted(rows), strict=True)) for rows in found.values()]
+    return [
+        Spent([t_ns for t_ns, _, _ in rows], [s for _, s, _ in rows], [buffers for _, _, buffers in rows])
+        for rows in map(sorted, found.values())
+    ]
 
 
 def cpu_per_record(spent: Sequence[Spent], sinks: list[TaskSeries], window: Window) -> CpuPerRecord | None:
