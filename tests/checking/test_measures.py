@@ -22,7 +22,7 @@ from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.common import Window, Windows, busiest_vertex, data, job_shape, options, windows
 from testbed_runtime.checking.iterations import supersteps
 from testbed_runtime.checking.latency import Histogram, histogram, marker_latencies
-from testbed_runtime.checking.load import COLUMNS_MAX, columns, credit_waits, heat, vertex_load
+from testbed_runtime.checking.load import vertex_load
 from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.progress import Progress, alive_at_end, progress_of
 from testbed_runtime.checking.timeseries import trial_timeseries
@@ -279,80 +279,11 @@ def test_latencies_belong_to_the_window_with_their_middle(history: Any):
     assert {pair: ns.tolist() for pair, ns in found.items()} == {("source", "sink"): [1, 9, 2, 9]}
 
 
-def test_columns_never_exceed_their_number():
-    """The last edge stays."""
-    for bins, every in ((COLUMNS_MAX, 1), (COLUMNS_MAX + 1, 2), (3 * COLUMNS_MAX, 3), (1, 1)):
-        found = columns(np.arange(bins + 1, dtype=np.int64))
-        assert (found[0], found[1], found[-1], len(found) - 1) == (
-            0,
-            min(every, bins),
-            bins,
-            -(-bins // every),
-        )
-
-
 def add_latency(history: Any, built: Any, t: float, bucket: int, records: int, **more: int) -> None:
     """Add a window of records at one sink that all fall into one bucket."""
     counts = [0] * (len(LATENCY_BOUNDS_NS) + 1)
     counts[bucket] = records
     built.add("tm-0-1", "latency", t, task="sink-0", window_start_ns=history.at(t), buckets=counts, **more)
-
-
-def test_the_heat_map_counts_records_per_column_and_three_buckets(history: Any):
-    """Rows without records at either end are left out."""
-    built = history.empty()
-    for t, bucket in ((0.1, 3), (0.2, 5), (1.5, 8)):
-        add_latency(history, built, t, bucket, 10, window_ns=NS // 10)
-    edges = np.asarray([history.at(t) for t in (0, 1, 2)], dtype=np.int64)
-    upper = [LATENCY_BOUNDS_NS[n] / NS for n in (2, 5, 8)]
-    assert heat(built.trial().table("latency"), edges) == {
-        "starts_s": [0.0, 1.0], "low_s": upper[0], "bounds_s": upper[1:], "columns": [[20, 0], [0, 10]],
-    }  # fmt: skip
-    assert heat(history.empty().trial().table("latency"), edges) == {}
-
-
-def test_the_load_of_a_vertex_is_that_of_its_busiest_subtask(history: Any):
-    """Shares of each column; nothing before the first sample and after the last."""
-    built = history.empty()
-    for t in range(3):
-        built.add(
-            "tm-0-1",
-            "tasks",
-            t,
-            task="map-0",
-            vertex="map",
-            busy_ns=t * NS // 4,
-            backpressured_ns=t * NS // 2,
-        )
-        built.add("tm-0-1", "tasks", t, task="map-1", vertex="map", busy_ns=t * NS // 2, backpressured_ns=0)
-    built.add("tm-0-1", "tasks", 1, task="sink-0", vertex="sink", busy_ns=0)
-    edges = np.asarray([history.at(t) for t in (-2, -1, 0, 1, 2, 3, 4)], dtype=np.int64)
-    found = vertex_load(built.trial().table("tasks"), edges)
-    assert found["starts_s"] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-    assert [v["vertex"] for v in found["vertices"]] == ["map"]
-    assert found["vertices"][0]["busy"] == [None, 0.0, 0.5, 0.5, 0.0, None]
-    assert found["vertices"][0]["backpressured"] == [None, 0.0, 0.5, 0.5, 0.0, None]
-    assert vertex_load(history.empty().trial().table("tasks"), edges) == {"starts_s": [], "vertices": []}
-
-
-def test_channels_are_ranked_by_their_waits_for_credit(history: Any):
-    """Twelve are shown, the others counted."""
-    built = history.empty()
-    for number in range(14):
-        built.wait("credit", f"map-{number:02}", "sink-0", (1, 2 + number))
-    built.wait("credit", "map-00", "sink-0", (1, 21))
-    built.wait("slot", "JobMaster", "", (1, 99))
-    found = credit_waits(built.trial())
-    assert found["channels"][0] == {
-        "who": "map-00",
-        "what": "sink-0",
-        "seconds": 21.0,
-        "count": 2,
-        "longest_s": 20.0,
-    }
-    assert [c["who"] for c in found["channels"][1:]] == [f"map-{n:02}" for n in range(13, 2, -1)]
-    assert found["more"] == 2
-    assert credit_waits(history.empty().trial()) == {"channels": [], "more": 0}
 
 
 def rich(history: Any) -> Any:

@@ -296,6 +296,8 @@ BAD_ITEMS = [
     {"metric": "recovery.detect", "min": "3 s", "max": "2 s"},
     {"metric": "job.state", "max": "RUNNING"},
     {"metric": "recovery.detect", "quantile": "1.5", "max": "1 s"},
+    {"metric": "recovery.detect", "quantile": "0.5", "max": "soon"},
+    {"metric": "recovery.detect", "versus": "main", "within": "soon"},
 ]
 
 
@@ -304,7 +306,12 @@ def test_an_expectation_that_cannot_be_judged_is_an_error(item: dict[str, Any]):
     """The verdict gives the reason in words. Validation refuses such an expectation earlier."""
     expectation = Expectation.from_item(item)
     assert expectation.problem
-    assert judged(good_rows(), expectation).verdict is ERROR
+    found = judged(good_rows(), expectation)
+    assert (found.verdict, found.reason, found.judged[-1].measured) == (
+        ERROR,
+        m.AMBIGUOUS,
+        expectation.problem,
+    )
 
 
 BOUNDS = [

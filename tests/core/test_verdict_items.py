@@ -79,8 +79,10 @@ CHECKS = [
 
 @pytest.mark.parametrize(("changes", "text", "item"), CHECKS)
 def test_each_check_says_what_it_found(changes: dict[str, Any], text: str, item: tuple[str, str, str]):
-    """Its verdict, its reason and the measured value."""
-    assert words(judged(good_rows(**changes)))[text] == item
+    """Its verdict, its reason and the measured value. Only the expectation of the scenario is not built in."""
+    found = judged(good_rows(**changes))
+    assert words(found)[text] == item
+    assert [j.text for j in found.judged if not j.implied] == [DETECT.text]
 
 
 def test_a_trial_without_faults_has_no_residue_to_check():
@@ -122,6 +124,18 @@ SUMMARIES = [
 def test_the_summary_is_the_first_thing_that_decided(changes: dict[str, Any], summary: str):
     """With its place, its reason or value, and how many more there are."""
     assert judged(good_rows(**changes)).summary == summary
+
+
+def test_the_last_failure_of_the_summary_is_that_of_the_trial_that_decided():
+    """Otherwise that of the first trial whose job failed."""
+    trials = (TrialFacts(trial="main-1", cause="first"), TrialFacts(trial="main-2", cause="second"))
+    rows = [row(r["metric"], r["value"], trial=t.trial, text=r["text"]) for t in trials for r in good_rows()]
+    late = [
+        r | {"value": 6.0} if (r["trial"], r["metric"]) == ("main-2", "recovery.detect") else r for r in rows
+    ]
+    assert judged(late, trials=trials).summary.endswith("measured 6.00 s. Last failure of the job: second")
+    failed = judged(rows, trials=trials, error="the machine is full")
+    assert failed.summary == "the run completes: the machine is full. Last failure of the job: first"
 
 
 def test_a_run_that_ends_early_says_so():

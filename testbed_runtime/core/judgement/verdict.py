@@ -120,7 +120,7 @@ class Judged(Struct, frozen=True, kw_only=True):
     """The true value is at least `value`."""
     reason: str = ""
     bounded_by: str = ""
-    implied: bool = False
+    implied: bool
     """A built-in check (safety, fault effect, residue), not an expectation of the scenario."""
     note: str = ""
     """How far the judgement can be trusted: the false-pass risk of a quantile over trials, the interval of a comparison."""
@@ -305,7 +305,9 @@ class _VariantJudge:
         for trial in self.trials:
             judged.extend(self._implied(trial, counts=trial in live))
         for expectation in self.expectations:
-            if expectation.versus:
+            if expectation.problem:
+                judged.append(self._item(expectation, None, None, Verdict.ERROR, m.AMBIGUOUS))
+            elif expectation.versus:
                 judged.append(self._versus(expectation, live))
             elif expectation.over_trials:
                 judged.append(self._over_trials(expectation, live))
@@ -414,9 +416,6 @@ class _VariantJudge:
     # ---- expectations
 
     def _one(self, expectation: Expectation, trial: TrialFacts) -> Judged:
-        problem = expectation.problem
-        if problem:
-            return self._item(expectation, trial, None, Verdict.ERROR, m.AMBIGUOUS)
         row = self._row(trial, expectation.metric, expectation.phase, expectation.quantile)
         holds = None if row is None else expectation.holds(row)
         safety = m.METRICS[expectation.metric].safety
@@ -435,8 +434,6 @@ class _VariantJudge:
     def _over_trials(self, expectation: Expectation, live: Sequence[TrialFacts]) -> Judged:
         """Judge a quantile over one value per trial. A trial without a value makes it Inconclusive: leaving it out would
         make the result look better than it is."""
-        if expectation.problem:
-            return self._item(expectation, None, None, Verdict.ERROR, m.AMBIGUOUS)
         quantile = expectation.quantile or 1.0
         reasons = [r for t in live if (r := self._why_not(t))]
         rows = [self._row(t, expectation.metric, expectation.phase) for t in live]
@@ -467,8 +464,6 @@ class _VariantJudge:
         """Judge a comparison of means with another variant. It is Inconclusive unless the interval decides it."""
         from testbed_runtime.core.judgement import comparison  # needs numpy, which most commands do without
 
-        if expectation.problem:
-            return self._item(expectation, None, None, Verdict.ERROR, m.AMBIGUOUS)
         others = self.by_variant.get(expectation.versus, ())
         reference = [t for t in others if t.counts]
         if self._unstable_control(others):
