@@ -99,7 +99,7 @@ def _latency(latency: pa.Table, edges: Ints) -> tuple[list[float | None], list[f
     # A window belongs to the bin that contains its middle: windows are not aligned with the bins.
     bins = np.searchsorted(edges, ints(latency, "window_start_ns") + BIN_NS // 2, side="right") - 1
     buckets, most = bucket_matrix(latency), ints(latency, "max_ns")
-    inside = np.flatnonzero((bins >= 0) & (bins < len(edges) - 1) & (buckets.sum(axis=1) > 0))
+    inside = np.flatnonzero((bins >= 0) & (buckets.sum(axis=1) > 0))
     inside = inside[np.argsort(bins[inside], kind="stable")]
     merged: dict[int, Histogram] = {}
     if len(inside):
@@ -117,9 +117,9 @@ def _quantiles(merged: Mapping[int, Histogram], bins: int, quantile: float) -> l
     for position in range(bins):
         histogram = merged.get(position)
         value = None
-        if histogram is not None and histogram.total:
+        if histogram is not None:
             value = histogram.quantile(quantile)
-            value = histogram.quantile(1.0) if value is None else value
+            value = histogram.max_ns / 1e9 if value is None else value
         found.append(None if value is None else round(value, 6))
     return found
 

@@ -190,6 +190,7 @@ def test_a_job_that_may_fail_need_not_deliver_everything():
     changes: dict[str, Any] = {name.replace(".", "_").replace("-", "_"): {"value": None, "reason": m.JOB_FAILED} for name in m.SAFETY}  # fmt: skip
     failed = good_rows(**changes, job_state={"text": "FAILED"})
     assert judged(failed, state).verdict is PASS
+    assert judged(failed, state, DETECT).verdict is PASS
     assert judged(failed).reason == m.JOB_FAILED
     doubled = good_rows(**changes | {"delivery_duplicated": {"value": 1, "reason": m.JOB_FAILED}}, job_state={"text": "FAILED"})  # fmt: skip
     assert judged(doubled, state).verdict is FAIL
@@ -462,6 +463,8 @@ def test_an_unexpected_state_is_shown_with_its_root_cause():
     failed = judged(rows, Expectation.from_item({"metric": "job.state", "equals": "FAILED"}))
     assert failed.verdict is PASS
     assert next(j for j in failed.judged if not j.implied).measured == "FAILED"
+    unknown = judged(rows[:-1], Expectation.from_item({"metric": "job.state", "equals": "RUNNING"}))
+    assert unknown.judged[-1].measured == "FAILED"
 
 
 def test_a_job_that_did_not_recover_is_shown_with_its_seconds():
