@@ -53,7 +53,7 @@ def trial_timeseries(trial: Trial, entry: Mapping[str, Any]) -> dict[str, Any]:
         "load": vertex_load(tasks, edges),
         "credit": credit_waits(trial),
         "bin_s": BIN_NS / 1e9,
-        "bins": [round(float(t - start) / 1e9, 3) for t in edges[:-1]],
+        "bins": [float(t - start) / 1e9 for t in edges[:-1]],
         "series": {
             "throughput": _rates(tasks, edges, role="sink", column="records_in"),
             "emitted": _rates(tasks, edges, role="source", column="records_out"),

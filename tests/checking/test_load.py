@@ -155,3 +155,14 @@ def test_the_lag_of_a_bin_is_that_of_its_worst_task():
     assert curves(*steady, *late)["lag_s"] == [1.0, 1.0, 1.0, 0.2]
     silent = [row for row in steady if row[0] <= 10.5]
     assert curves(*silent)["lag_s"] == [0.1, 0.6, 1.1, 1.6]
+
+
+def test_curves_are_as_exact_as_a_drawing_can_show():
+    """Milliseconds of a column, a thousandth of a share, a tenth of a record per second, a tenth of a millisecond of lag."""
+    edges = np.asarray([at(10), at(10.1234567), at(11)], dtype=np.int64)
+    rows = tasks((10, "a-0", 0, 0, 0), (13, "a-0", 0, 1, 1))
+    assert vertex_load(rows, edges) == {
+        "starts_s": [0.0, 0.123], "vertices": [{"vertex": "a", "busy": [0.333] * 2, "backpressured": [0.333] * 2}],
+    }  # fmt: skip
+    found = curves((10.4, "sink-0", 0, 0), (10.55, "sink-0", 10, 0.123456), (10.7, "sink-0", 20, 0.123456))
+    assert (found["goodput"][0], found["lag_s"][1]) == (13.3, 0.1235)

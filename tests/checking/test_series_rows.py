@@ -47,6 +47,8 @@ def test_a_trial_without_phases_lasts_from_its_first_row_to_its_last():
     history.event("note", t=4.75)
     found = trial_timeseries(history.trial(), {})
     assert (found["start_ns"], found["bins"]) == (at(4.5), [0.0, 0.25])
+    empty = trial_timeseries(History().trial(), {})
+    assert (empty["start_ns"], empty["bins"]) == (0, [0.0])
 
 
 FAULT_SPANS = [
@@ -237,6 +239,19 @@ def test_a_rate_is_the_growth_of_each_attempts_counter(
     found = series(sampled(*samples))["series"]
     assert found["throughput"] == [*expected, *[None] * (16 - len(expected))], case
     assert set(found["emitted"]) == {None}
+
+
+def test_numbers_are_as_exact_as_a_drawing_can_show():
+    """A tenth of a millisecond, a tenth of a record per second, a microsecond of latency."""
+    history = sampled((10, "sink-0", 0, 0), (10.15, "sink-0", 0, 0), (10.3, "sink-0", 0, 10))
+    history.event("note", "n", 10.123456)
+    history.wait("credit", "a", "b", (0, 0.123456))
+    found = series(history)
+    assert found["series"]["throughput"][0] == found["series"]["goodput"][0] == 26.7
+    assert found["marks"][0]["t_s"] == found["credit"]["channels"][0]["seconds"] == 0.1235
+    assert found["credit"]["channels"][0]["longest_s"] == 0.1235
+    found = series(windows_of((10, {40: 100}, 62_512_345)))
+    assert found["series"]["latency_p99_s"][0] == 0.062512
 
 
 def test_sources_emit_what_sinks_receive():
