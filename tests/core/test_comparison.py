@@ -13,6 +13,7 @@ from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement import samplesize, statistics
 from testbed_runtime.core.judgement.comparison import (
     BETTER,
+    HEADLINE,
     INDISTINGUISHABLE,
     UNKNOWN,
     WORSE,
@@ -208,6 +209,17 @@ def rows_of(trial: str, detect: float) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def test_every_headline_is_a_metric_with_rows():
+    """Of every trial: recovery, throughput and latency. A quantile is named only where the metric has some."""
+    known = [m.METRICS[key.metric] for key in HEADLINE]
+    assert [(i.unit, i.quantiles) for i in known] == [("s", False)] * 3 + [
+        ("count", False),
+        ("records/s", False),
+        ("s", True),
+    ]
+    assert [key.quantile for key in HEADLINE] == [None] * 5 + [0.99]
+
+
 def test_a_table_has_every_group_and_one_sentence_for_each():
     """comparison.json: the first group is the reference; with several metrics each interval is wider."""
     groups = [
@@ -371,6 +383,10 @@ SAME = noisy(2, 0, 8, 1)
         (samples(SAME, reason=m.NOT_RECOVERED), samples([1.0] * 8), "better by 1.00 s (50 %), between 1.00 s and more than was observed"),
         (samples([1.0] * 8), samples(SAME, reason=m.NOT_RECOVERED), "worse by 1.00 s (100 %), between 1.00 s and more than was observed"),
         (samples([3.0] * 8), samples(SAME, reason=m.NOT_RECOVERED), "indistinguishable: the improvement is between an unknown value and 1.00 s"),
+        (samples([2.5] * 8), samples(SAME, reason=m.NOT_RECOVERED), "indistinguishable: the improvement is between an unknown value and 500.0 ms"),
+        (samples(SAME), samples(SAME, reason=m.NOT_RECOVERED), "indistinguishable: the improvement is between an unknown value and 0.0 ms"),
+        (samples([10.0] * 8), samples([9.51] * 8), "indistinguishable: the difference is at most 490.0 ms"),
+        (samples([10.0] * 8), samples([10.49] * 8), "indistinguishable: the difference is at most 490.0 ms"),
         (samples([2.0]), samples([1.0]), "unknown: 1.00 s against 2.00 s in 1 trial each; an interval needs 6"),
         (samples([2.0] * 4), samples([1.0] * 3), "unknown: 1.00 s against 2.00 s in 3 trials each; an interval needs 6"),
         (samples([2.0] * 4), samples([1.0], first=9), "unknown: 1.00 s against 2.00 s in 4 and 1 trials each; an interval needs 6"),
@@ -487,6 +503,8 @@ def test_a_contrast_is_written_with_every_field():
         "improvement": {"value": 1.0, "low": 1.0, "high": 1.0}, "relative": {"value": 0.5, "low": 0.5, "high": 0.5},
         "equivalent": False, "reason": "", "note": found.note,
     }  # fmt: skip
+    nothing = contrast(DETECT, ("a", samples(SAME)), ("b", [])).to_json()
+    assert (nothing["paired"], nothing["trials"], nothing["equivalent"]) == (False, 0, False)
     unknown = contrast(DETECT, ("a", samples([2.0])), ("b", samples([1.0]))).to_json()
     assert (unknown["improvement"], unknown["relative"], unknown["reason"]) == (
         None,

@@ -537,8 +537,7 @@ class _VariantJudge:
         found = [
             r
             for r in self._all(trial, metric)
-            if (not info.phased or r["phase"] == phase)
-            and (not info.quantiles or _same(r["quantile"], quantile))
+            if (not info.phased or r["phase"] == phase) and (not info.quantiles or r["quantile"] == quantile)
         ]
         return found[0] if len(found) == 1 else None
 
@@ -585,7 +584,3 @@ def _seen(metric: str, row: Row | None) -> str:
 def _voided(row: Row | None) -> str:
     """Return VOIDED if the history says that the fault's lease expired, whatever the runner recorded."""
     return m.VOIDED if row is not None and row["reason"] == m.VOIDED else ""
-
-
-def _same(left: float | None, right: float | None) -> bool:
-    return left is not None and right is not None and abs(left - right) < 1e-9
