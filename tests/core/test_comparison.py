@@ -385,6 +385,7 @@ SAME = noisy(2, 0, 8, 1)
         (samples([3.0] * 8), samples(SAME, reason=m.NOT_RECOVERED), "indistinguishable: the improvement is between an unknown value and 1.00 s"),
         (samples([2.5] * 8), samples(SAME, reason=m.NOT_RECOVERED), "indistinguishable: the improvement is between an unknown value and 500.0 ms"),
         (samples(SAME), samples(SAME, reason=m.NOT_RECOVERED), "indistinguishable: the improvement is between an unknown value and 0.0 ms"),
+        (samples([10.0] * 8), samples([9.5] * 8), "indistinguishable: the difference is at most 500.0 ms"),
         (samples([10.0] * 8), samples([9.51] * 8), "indistinguishable: the difference is at most 490.0 ms"),
         (samples([10.0] * 8), samples([10.49] * 8), "indistinguishable: the difference is at most 490.0 ms"),
         (samples([2.0]), samples([1.0]), "unknown: 1.00 s against 2.00 s in 1 trial each; an interval needs 6"),
