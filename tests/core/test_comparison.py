@@ -495,6 +495,22 @@ def test_a_table_shows_means_intervals_and_what_is_missing():
     assert empty["summary"] == ["none against none: the history has no data for this"]
 
 
+def test_one_trial_that_did_not_recover_makes_the_mean_a_lower_bound():
+    """The others cannot make up for what it would still have taken."""
+    late = [
+        row | {"reason": m.NOT_RECOVERED} if row["metric"] == "recovery.detect" else row
+        for row in rows_of("x", 2.0)
+    ]
+    trials = {0: late, **{n: rows_of(f"x-{n}", 2.0) for n in range(1, 8)}}
+    (found,) = comparison([Group(name="x", trials=trials)], keys=(DETECT,))["groups"][0]["values"]
+    assert (found["atLeast"], found["low"], found["high"], found["text"]) == (
+        True,
+        2.0,
+        None,
+        "at least 2.00 s",
+    )
+
+
 def test_a_contrast_is_written_with_every_field():
     """comparison.json is read by the report and by scripts."""
     found = contrast(Key("latency", 0.99, "fault"), ("a", samples(SAME)), ("b", samples([1.0] * 8)))
@@ -552,6 +568,8 @@ def test_a_risk_is_a_binomial_probability():
     assert samplesize.share_shown(within=5, trials=5) == pytest.approx(0.05**0.2)
     assert samplesize.corrected(0.95, 0) == samplesize.corrected(0.95, 1) == pytest.approx(0.95)
     assert samplesize.looks(9, 4) == (4,)
+    assert samplesize.looks(3, 20) == (3, 6, 12, 20)
+    assert [samplesize.trials_for(confidence) for confidence in (0.5, 0.75, 0.95, 0.99)] == [2, 3, 6, 8]
     assert samplesize.false_pass_risk(quantile=1.0, trials=3) == 1.0
     assert samplesize.false_pass_risk(quantile=0.01, trials=10) == pytest.approx(1 - 0.99**10)
     note = samplesize.quantile_note(quantile=0.95, within=19, trials=20)

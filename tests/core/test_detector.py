@@ -99,3 +99,33 @@ def test_the_share_and_the_excess_of_long_events_agree_with_drawn_ones():
     assert PAUSE.longer_than(30) == pytest.approx(0.01)
     assert PAUSE.longer_than(5) == pytest.approx(float((drawn > 5).mean()), rel=0.02)
     assert PAUSE.excess(5) == pytest.approx(float(np.maximum(drawn - 5, 0).mean()), rel=0.05)
+
+
+def test_the_edges_of_the_lengths_of_events():
+    """Half of the events are longer than their median. One of a fixed length does not last longer than that."""
+    assert PAUSE.longer_than(3) == pytest.approx(0.5)
+    fixed = Disturbance(per_day=1, median_s=8, p99_s=8)
+    assert [fixed.longer_than(seconds) for seconds in (0.5, 7.9, 8, 9)] == [1.0, 1.0, 0.0, 0.0]
+    assert [fixed.excess(seconds) for seconds in (0.5, 7, 8, 9)] == [7.5, 1.0, 0.0, 0.0]
+
+
+def test_the_mistakes_of_a_cluster_add_up():
+    """Per TaskManager: 24 pauses of 8 s found after 4.5 s, 12 cuts of 10 s found after 1.5 s, so 84 s and 102 s are wrong."""
+    pauses = Disturbance(per_day=24, median_s=8, p99_s=8)
+    cuts = Disturbance(per_day=12, median_s=10, p99_s=10)
+    found = quality(HeartbeatConfig(1, 5, 2), task_managers=3, pauses=pauses, unreachable=cuts)
+    assert found.false_failovers_per_day == 3 * 36
+    assert found.mistake_s == pytest.approx((84 + 102) / 36)
+    assert found.accuracy == pytest.approx(1 - 186 / 86_400)
+    always = quality(
+        HeartbeatConfig(1, 5, 2), task_managers=1, pauses=Disturbance(per_day=9e4, median_s=8, p99_s=8)
+    )
+    assert always.accuracy == 0.0
+    none = quality(HeartbeatConfig(1, 5, 2), task_managers=1)
+    assert (none.mistake_s, none.accuracy) == (0.0, 1.0)
+
+
+def test_without_calls_that_fail_a_death_is_found_as_late_as_a_silence():
+    """The threshold is off: both take the timeout without half an interval."""
+    found = quality(HeartbeatConfig(5, 5, -1), task_managers=1)
+    assert (found.silent_s, found.dead_s) == (pytest.approx(2.5), pytest.approx(2.5))

@@ -20,7 +20,7 @@ from statistics import NormalDist
 
 from msgspec import Struct
 
-from testbed_runtime.core.job.heartbeat import HeartbeatConfig
+from testbed_runtime.core.job.heartbeat import RPC_FAILURES_OFF, HeartbeatConfig
 
 DAY_S = 86_400.0
 STEPS = 400
@@ -36,18 +36,14 @@ class Disturbance(Struct, frozen=True, kw_only=True):
     p99_s: float
 
     def longer_than(self, seconds: float) -> float:
-        """Return the share of events that last longer."""
-        if seconds <= 0:
-            return 1.0
+        """Return the share of events that last longer. `seconds` is above 0."""
         spread = self._spread
         if spread == 0:
             return 1.0 if self.median_s > seconds else 0.0
         return 1 - _NORMAL.cdf(math.log(seconds / self.median_s) / spread)
 
     def excess(self, seconds: float) -> float:
-        """Return the mean of what events last beyond `seconds`; 0 for shorter ones."""
-        if seconds <= 0:
-            return self.mean_s - seconds
+        """Return the mean of what events last beyond `seconds`; 0 for shorter ones. `seconds` is above 0."""
         spread = self._spread
         if spread == 0:
             return max(0.0, self.median_s - seconds)
@@ -114,13 +110,13 @@ def quality(
 
 def _silence(config: HeartbeatConfig) -> list[float]:
     """Return how long a silence must last to be a loss, for every age of the last heartbeat: timeout − age."""
-    return [max(0.0, config.timeout_s - config.interval_s * age) for age in _ages()]
+    return [config.timeout_s - config.interval_s * age for age in _ages()]
 
 
 def _refusal(config: HeartbeatConfig) -> list[float]:
     """Return how long a TaskManager must be unreachable to be a loss: until the last of the failed calls, or the timeout."""
     silent = _silence(config)
-    if config.rpc_failure_threshold <= 0:
+    if config.rpc_failure_threshold == RPC_FAILURES_OFF:
         return silent
     calls = [config.interval_s * (config.rpc_failure_threshold - age) for age in _ages()]
     return [min(pair) for pair in zip(calls, silent, strict=True)]
