@@ -53,6 +53,19 @@ def test_replayed_records_are_not_counted_again(history: Any):
     assert (np.diff(found.distinct) >= 0).all()
 
 
+def test_two_attempts_may_continue_at_the_same_checkpoint(history: Any):
+    """300 records before the checkpoint at 3 s. The attempt from 7 s on has received 200 more by 9 s, however far the one before it was."""
+    built = history.empty()
+    built.add("jobmanager-1", "checkpoints", 3.0, checkpoint=1, state="acknowledged", task="sink-0")
+    for attempt, (begin, end) in enumerate(((0, 40), (50, 56), (70, 91))):
+        if attempt:
+            built.event("task.restored", "sink-0", begin / 10, attempt=attempt, checkpoint=1)
+        for tick in range(begin, end):
+            built.add("tm-0-1", "tasks", tick / 10, task="sink-0", vertex="sink", role="sink", attempt=attempt, records_in=10 * (tick - begin))  # fmt: skip
+    (found,) = progress_of(built.trial(), "sink")
+    assert [found.received_until(history.at(t)) for t in (3, 5.5, 9)] == [300, 390, 500]
+
+
 def test_the_progress_of_a_trial_is_computed_once_for_each_baseline(history: Any):
     """Six checks of a trial ask for it."""
     trial = history.good()
