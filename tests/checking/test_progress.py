@@ -66,6 +66,29 @@ def test_two_attempts_may_continue_at_the_same_checkpoint(history: Any):
     assert [found.received_until(history.at(t)) for t in (3, 5.5, 9)] == [300, 390, 500]
 
 
+def test_a_replaced_attempt_no_longer_counts_for_its_successors(history: Any):
+    """It wrote samples until 5.9 s. The checkpoint at 5.5 s is of the attempt from 5 s on, which had 350 records by then."""
+    built = history.empty()
+    for number, t in ((1, 3.0), (2, 5.5)):
+        built.add("jobmanager-1", "checkpoints", t, checkpoint=number, state="acknowledged", task="sink-0")
+        built.event("task.restored", "sink-0", 5 * number, attempt=number, checkpoint=number)
+    for attempt, (begin, end) in enumerate(((0, 60), (50, 57), (70, 101))):
+        for tick in range(begin, end):
+            built.add("tm-0-1", "tasks", tick / 10, task="sink-0", vertex="sink", role="sink", attempt=attempt, records_in=10 * (tick - begin))  # fmt: skip
+    (found,) = progress_of(built.trial(), "sink")
+    assert found.received_until(history.at(10)) == 350 + 300
+
+
+def test_what_a_sample_after_a_gap_shows_arrived_in_its_own_period(history: Any):
+    """From 1 s to 2 s no sample was written. The 50 records of the next one came in the last tenth. Before the first one, none had."""
+    built = history.empty()
+    for t, received in ((1.0, 100), (2.0, 150), (2.1, 160)):
+        built.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=received)
+    (found,) = progress_of(built.trial(), "sink")
+    times = (0.5, 1.0, 1.9, 1.95, 2.0, 2.1, 9.0)
+    assert [round(found.received_until(history.at(t))) for t in times] == [0, 100, 100, 125, 150, 160, 160]
+
+
 def test_the_progress_of_a_trial_is_computed_once_for_each_baseline(history: Any):
     """Six checks of a trial ask for it."""
     trial = history.good()
