@@ -87,6 +87,7 @@ def test_what_a_sample_after_a_gap_shows_arrived_in_its_own_period(history: Any)
     (found,) = progress_of(built.trial(), "sink")
     times = (0.5, 1.0, 1.9, 1.95, 2.0, 2.1, 9.0)
     assert [round(found.received_until(history.at(t))) for t in times] == [0, 100, 100, 125, 150, 160, 160]
+    assert found.moments()[0].tolist() == [history.at(t) for t in (1.0, 2.0, 2.1)]
 
 
 def test_the_progress_of_a_trial_is_computed_once_for_each_baseline(history: Any):
