@@ -262,6 +262,10 @@ def test_behind_a_window_the_counts_are_added_up(
         built.event("source.end", f"source-{subtask}", 9.0, data={"next": 5})
     found = check_delivery(built.trial(), history.entry(job=shape))
     assert (found.lost, found.duplicated) == (lost, duplicated)
+    expected = 10 - 2 * first
+    assert found.committed == expected - lost
+    texts = [(lost, f"sink: {lost} of {expected} records are in no window"), (duplicated, f"sink: {duplicated} records were counted twice")]  # fmt: skip
+    assert found.detail == "".join(text for count, text in texts if count)
 
 
 def test_a_window_s_record_committed_twice_is_a_duplicate(history: Any):
