@@ -66,6 +66,7 @@ def test_a_record_that_no_source_emitted_is_corrupt(history: Any):
     """A number above the last one."""
     found = check_delivery(flip(history.good(), "source-0", history.end + 5, on=True), history.entry())
     assert (found.lost, found.duplicated, found.corrupted) == (0, 0, 1)
+    assert found.detail == f"source-0 at sink: never emitted from number {history.end + 5}"
 
 
 @pytest.mark.parametrize("what", ["duplicated", "out_of_order", "corrupted"])
@@ -290,6 +291,16 @@ def test_at_least_once_rows_are_recognised(history: Any):
     found = check_delivery(built.trial(), history.entry())
     assert found.at_least_once
     assert (found.lost, found.duplicated, found.corrupted) == (0, 2, 0)
+
+
+def test_one_sink_that_commits_at_once_is_enough_for_at_least_once(history: Any):
+    """The duplicates of a trial are counted over all of its sinks."""
+    built = history.empty()
+    for task, checkpoint in (("sink-0", 1), ("sink-1", -1)):
+        ledger = Ledger()
+        ledger.add("source-0", np.array([0], dtype=np.int64))
+        history.commits(built, checkpoint, task, 0, ledger.take(), 5.0)
+    assert check_delivery(built.trial(), history.entry()).at_least_once
 
 
 @given(

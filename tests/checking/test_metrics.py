@@ -302,12 +302,13 @@ def test_the_size_of_a_checkpoint_includes_what_was_stored_before_the_window(his
 
 
 def test_what_stale_attempts_offered_is_added_up(history: Any):
-    """The counts are grouped by what was rejected."""
+    """The counts are grouped by what was rejected. An event without details is one acknowledgement."""
     built = history.empty()
+    built.event("stale.rejected", "sink-0", 9.0, attempt=0)
     for what, count in (("record", 40), ("record", 2), ("acknowledgement", 1)):
         built.event("stale.rejected", "sink-0", 9.0, attempt=0, data={"what": what, "count": count})
     row = next(r for r in trial_metrics(built.trial(), history.entry()) if r["metric"] == "stale.rejected")
-    assert (row["value"], row["text"]) == (43, "42 record, 1 acknowledgement")
+    assert (row["value"], row["text"]) == (44, "2 acknowledgement, 42 record")
 
 
 def test_counts_of_the_control_plane(history: Any):
