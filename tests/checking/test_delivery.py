@@ -92,8 +92,11 @@ def test_a_whole_lost_chunk_is_found(history: Any):
 
 
 def test_no_commit_at_all_is_everything_lost(history: Any):
-    """The job was drained."""
-    assert check_delivery(history.without("delivery"), history.entry()).lost == 2 * history.end
+    """The job was drained. Each source's first chunk is named, and the second one of one of them."""
+    found = check_delivery(history.without("delivery"), history.entry())
+    assert found.lost == 2 * history.end
+    places = [(0, 0), (0, CHUNK_RECORDS), (1, 0)]
+    assert found.detail == "; ".join(f"source-{s} at sink: lost from number {base}" for s, base in places)
 
 
 def test_a_job_that_was_not_drained_cannot_lose_but_can_double(history: Any):
