@@ -45,16 +45,19 @@ def push_backs(trial: Trial) -> list[PushBack]:
         more = data(event)
         key = more["side"], event["subject"].rpartition("-")[0], more["peer"], more["connection"]
         samples.setdefault(key, []).append((int(event["t_ns"]), more))
-    return [
-        _push_back(trial, f"{producer} → {consumer}", received, samples.get(("producer", producer, consumer, port), []))
-        for (side, consumer, producer, port), received in sorted(samples.items())
-        if side == "consumer" and _first(received, lambda s: not s["reading"]) is not None
-    ]  # fmt: skip
+    found = []
+    for (side, consumer, producer, port), received in sorted(samples.items()):
+        stopped = _first(received, lambda s: not s["reading"])
+        if side == "consumer" and stopped is not None:
+            sent = samples.get(("producer", producer, consumer, port), [])
+            found.append(_push_back(trial, f"{producer} → {consumer}", stopped, received, sent))
+    return found
 
 
-def _push_back(trial: Trial, link: str, received: list[_Sample], sent: list[_Sample]) -> PushBack:
-    stopped = _first(received, lambda s: not s["reading"])
-    since = stopped[0] if stopped else 0
+def _push_back(
+    trial: Trial, link: str, stopped: _Sample, received: list[_Sample], sent: list[_Sample]
+) -> PushBack:
+    since = stopped[0]
     received = [one for one in received if one[0] >= since]
     after = [one for one in sent if one[0] >= since]
     closed = _first(received, lambda s: s["receive_window"] == 0)

@@ -99,6 +99,16 @@ def test_counts_of_the_control_plane_are_counted(history: Any):
     assert {name: found[name] for name in counted} == counted
 
 
+def test_an_event_without_details_is_the_least_that_it_can_be(history: Any):
+    """A first request, a stall of no length, one acknowledgement."""
+    built = history.empty()
+    for kind in ("partition.request", "loop.stall", "stale.rejected"):
+        built.event(kind, "map-0", 1)
+    found = rows(built.trial(), history.entry(faults=[]))
+    names = ("partition.requests", "partition.retries", "network.connections", "loop.stall", "stale.rejected")
+    assert [found[name][0] for name in names] == [1, 0, 0, 0, 1]
+
+
 def test_without_events_nothing_was_counted(history: Any):
     """No row is no evidence for 0."""
     found = rows(history.empty().trial(), history.entry(faults=[]))

@@ -80,3 +80,31 @@ def test_what_a_connection_did_before_its_reader_stopped_is_no_step(history: Any
     assert dict(found.steps) == pytest.approx(
         {"reader stops": 0, "receive queue full": 0.1, "window 0": 0.2, "send queue full": 1.0, "not writable": 1.1, "source waits": 1.6}
     )  # fmt: skip
+
+
+def test_a_step_that_was_not_seen_is_missing(history: Any):
+    """Another connection of the same two processes is another link. A window that closes with an empty queue had none that was full."""
+    built = history.empty()
+    sample(built, 3.0, "consumer", reading=False)
+    sample(built, 3.2, "consumer", reading=False, receive_window=0)
+    sample(built, 3.1, "producer", connection=4001, peer_window=0, probes=3, limited_s=9.0)
+    (found,) = push_backs(built.trial())
+    assert (found.steps, found.limited, found.probes, found.complete) == (
+        (("reader stops", 0.0),),
+        0.0,
+        0,
+        False,
+    )
+    assert found.text == "tm-0 → tm-1: reader stops 0.00 s"
+    sample(built, 3.4, "producer", peer_window=0, probes=1, limited_s=0.5)
+    (found,) = push_backs(built.trial())
+    assert (dict(found.steps)["window 0"], found.limited, found.probes) == (pytest.approx(0.4), 0.0, 1)
+
+
+def test_queues_are_full_from_95_percent_of_what_they_had_at_the_next_step(history: Any):
+    """94 of 100 bytes are not enough, 95 are."""
+    built = history.empty()
+    for t, queued in ((3.0, 94), (3.1, 95), (3.2, 100)):
+        sample(built, t, "consumer", reading=False, receive_queue=queued, receive_window=0 if t == 3.2 else 1)
+    (found,) = push_backs(built.trial())
+    assert dict(found.steps)["receive queue full"] == pytest.approx(0.1)
