@@ -354,6 +354,7 @@ def test_back_pressure_has_flinks_words(history: Any):
     assert [level(x) for x in (0.1, 0.11, 0.5, 0.51)] == ["OK", "LOW", "LOW", "HIGH"]
     rows = {(r["metric"], r["phase"]): r for r in trial_metrics(built.trial(), history.entry())}
     assert rows["tasks.backpressured", "baseline"]["text"] == "count 70% HIGH; sink 5% OK"
+    assert rows["tasks.backpressured", "baseline"]["value"] == pytest.approx(0.7)
     assert rows["tasks.busy", "baseline"]["value"] == pytest.approx(0.95)
     assert rows["tasks.idle", "baseline"]["value"] == pytest.approx(0.0, abs=0.001)
 

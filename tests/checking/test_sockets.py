@@ -108,3 +108,14 @@ def test_queues_are_full_from_95_percent_of_what_they_had_at_the_next_step(histo
         sample(built, t, "consumer", reading=False, receive_queue=queued, receive_window=0 if t == 3.2 else 1)
     (found,) = push_backs(built.trial())
     assert dict(found.steps)["receive queue full"] == pytest.approx(0.1)
+
+
+def test_the_connection_that_was_held_up_most_counts(history: Any):
+    """One was limited for half of the time with one probe, the other for a fifth of it with three."""
+    built = history.empty()
+    for connection, limited, probes in ((1, 0.5, 1), (2, 0.2, 3), (3, 0.1, 0)):
+        sample(built, 3.0, "consumer", connection=connection, reading=False)
+        sample(built, 3.0, "producer", connection=connection)
+        sample(built, 4.0, "producer", connection=connection, limited_s=limited, probes=probes)
+    rows = {r["metric"]: r["value"] for r in trial_metrics(built.trial(), history.entry())}
+    assert (rows["network.window-limited"], rows["network.window-probes"]) == (pytest.approx(0.5), 3)
