@@ -134,9 +134,7 @@ def _ratio(value: float | None, base: float | None, reason: str) -> tuple[float 
 def _delivery(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
     del spans
     found = check_delivery(trial, entry)
-    rows = bool(len(trial.table("delivery")))
-    # without commits and without known losses there is no evidence at all
-    reason = found.reason or ("" if rows or found.lost is not None else NO_DATA)
+    reason = found.reason
     answers.add("delivery.lost", found.lost, text=found.detail, reason=reason)
     # at-least-once allows duplicates after a failover
     at_least_once = (
@@ -151,7 +149,8 @@ def _delivery(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> N
     )
     answers.add("delivery.corrupted", found.corrupted, text=found.detail, reason=reason)
     answers.add("delivery.out-of-order", found.out_of_order, reason=reason)
-    answers.add("delivery.committed", found.committed, reason="" if rows else NO_DATA)
+    known = len(trial.table("delivery"))
+    answers.add("delivery.committed", found.committed, reason="" if known else NO_DATA)
 
 
 def _credit(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
