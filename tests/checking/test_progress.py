@@ -379,7 +379,19 @@ def test_each_sink_vertex_has_its_own_throughput(history: Any):
     assert by_sink(sinks_of(built.trial()), window) == pytest.approx({"fast": 60.0, "slow": 5.0})
     rows = {(r["metric"], r["phase"]): r for r in trial_metrics(built.trial(), history.entry())}
     assert rows["throughput.slowest-sink", "baseline"]["value"] == pytest.approx(5.0)
+    assert rows["throughput.fastest-sink", "baseline"]["value"] == pytest.approx(60.0)
     assert rows["throughput.fastest-sink", "baseline"]["text"] == "fast 60; slow 5"
+
+
+def test_lag_and_stall_are_those_of_the_worst_task(history: Any):
+    """One sink receives a record every tenth of a second and is 0.1 s late, the other one each second and is 0.8 s late."""
+    built = history.empty()
+    for tick in range(120):
+        for task, every, late in (("sink-0", 1, 0.1), ("sink-1", 10, 0.8)):
+            built.add("tm-0-1", "tasks", tick / 10, task=task, vertex="sink", role="sink", records_in=tick // every, lag_ns=round(late * NS))  # fmt: skip
+    rows = {(r["metric"], r["phase"]): r["value"] for r in trial_metrics(built.trial(), history.entry())}
+    assert rows["lag.max", "baseline"] == pytest.approx(0.8)
+    assert rows["liveness.longest-stall", "baseline"] == pytest.approx(1.0)
 
 
 def test_sampled_back_pressure_is_the_worst_subtasks_share_of_samples(history: Any):
