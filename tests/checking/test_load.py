@@ -153,6 +153,8 @@ def test_the_lag_of_a_bin_is_that_of_its_worst_task():
     late = [(10 + n / 8, "source-1", n, 1.0 if n <= 10 else 0.2) for n in range(17)]
     assert curves(*steady)["lag_s"] == [0.1] * 4
     assert curves(*steady, *late)["lag_s"] == [1.0, 1.0, 1.0, 0.2]
+    earlier = [(10 + n / 8, "source-1", n, 1.0 if n <= 9 else 0.2) for n in range(17)]
+    assert curves(*earlier)["lag_s"] == [1.0, 1.0, 0.2, 0.2]
     silent = [row for row in steady if row[0] <= 10.5]
     assert curves(*silent)["lag_s"] == [0.1, 0.6, 1.1, 1.6]
 
