@@ -110,9 +110,9 @@ def test_the_waits_for_credit_of_a_channel_add_up():
     """Other waits do not count. Channels that waited equally long are ordered by name."""
     history = History()
     for who, what, start, end in (
-        ("b", "x", 1, 2),
-        ("a", "x", 0, 0.25),
-        ("a", "x", 1, 1.75),
+        ("b", "x", 0, 0.25),
+        ("b", "x", 1, 1.75),
+        ("a", "x", 1, 2),
         ("c", "x", 0, 3),
     ):
         history.wait("credit", who, what, (start, end))
@@ -120,8 +120,8 @@ def test_the_waits_for_credit_of_a_channel_add_up():
     assert credit_waits(history.trial()) == {
         "channels": [
             {"who": "c", "what": "x", "seconds": 3.0, "count": 1, "longest_s": 3.0},
-            {"who": "a", "what": "x", "seconds": 1.0, "count": 2, "longest_s": 0.75},
-            {"who": "b", "what": "x", "seconds": 1.0, "count": 1, "longest_s": 1.0},
+            {"who": "a", "what": "x", "seconds": 1.0, "count": 1, "longest_s": 1.0},
+            {"who": "b", "what": "x", "seconds": 1.0, "count": 2, "longest_s": 0.75},
         ],
         "more": 0,
     }
