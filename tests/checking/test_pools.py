@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from testbed_runtime.checking.common import Window, events
 from testbed_runtime.checking.metrics import trial_metrics
-from testbed_runtime.checking.pools import NetworkPool, deviation, largest_gates, usage
+from testbed_runtime.checking.pools import NetworkPool, deviation, largest_gates, network_pools, usage
 from testbed_runtime.core.exchange.buffers import MAX_INT, NetworkBufferPool
 from testbed_runtime.taskmanager.pools import pools_of
 
@@ -123,3 +124,54 @@ def test_buffers_count_as_exclusive_only_where_they_are(history: Any):
     window = Window(history.at(3), history.at(4))
     assert usage(trial, "out", window).value == 0.5
     assert usage(trial, "in", window).value == 5 / 8
+
+
+def test_gates_count_until_the_job_ends(history: Any):
+    """The buffers that a gate gets when other tasks end say nothing of the job. Equal exchanges keep their largest gate."""
+    first = [gate("count-0", channels=4), gate("count-1", channels=1, size=12), gate("sink-0", channels=1)]
+    trial = recorded(history, first, [gate("count-0", channels=4, size=80)])
+    assert largest_gates(trial, history.at(4)) == {"count ← source": (1, 2, 12), "sink ← source": (1, 2, 3)}
+    outgoing = recorded(history, [pool("out", "count-0", "sink", channels=9, exclusive=9)])
+    assert largest_gates(outgoing, history.at(4)) == {}
+
+
+SHARES = [
+    ("two of equal need take all of it", 4, [(1, 8, 3), (1, 8, 3)], 0.0),
+    ("one took all", 4, [(1, 8, 5), (1, 8, 1)], 2.0),
+    ("more is free than they may take", 10, [(1, 3, 3), (1, 3, 3)], 0.0),
+    ("one of them did not take it", 10, [(1, 3, 3), (1, 3, 1)], 2.0),
+    ("one may grow by half as much as what is free", 4, [(1, -1, 4), (1, 3, 2)], 1 / 3),
+    ("nothing is free", 0, [(1, 8, 1), (2, 8, 2)], 0.0),
+    ("none may grow", 4, [(1, 1, 1), (2, 2, 3)], 1.0),
+]
+
+
+@pytest.mark.parametrize(("case", "free", "pools", "expected"), SHARES)
+def test_a_pool_has_its_share_of_what_is_free(
+    history: Any, case: str, free: int, pools: list[tuple[int, int, int]], expected: float
+):
+    """Each gets as much as its room is of all room. `most` is −1 without a limit: then the room is all that is free."""
+    listed = [gate("a-0", channels=1, required=r, most=m, size=s) for r, m, s in pools]
+    assert deviation(recorded(history, listed, free=free)) == pytest.approx(expected), case
+
+
+def test_the_usage_of_an_exchange_is_its_fullest_pool(history: Any):
+    """A pool that does not say how much it uses has none, and neither has one without buffers."""
+    first = [gate("a-0", channels=0, size=4, used=3), gate("a-1", channels=0, size=4, used=1), gate("b-0", channels=0, size=8, used=1),
+             gate("c-0", channels=0, size=0, used=1), gate("d-0", channels=1, size=1)]  # fmt: skip
+    found = usage(recorded(history, first), "in", Window(history.at(3), history.at(4)))
+    assert (found.value, found.text) == (0.75, "a ← source 75%; b ← source 12%")
+
+
+def test_a_network_pool_is_read_from_its_samples_and_its_end(history: Any):
+    """By name. A sample without a total is none, and what did not return at the end is a leak."""
+    built = history.empty()
+    for t, name, more in (
+        (1, "tm-1-1", {"total": 8, "used": 2}), (2, "tm-0-1", {"total": 0, "used": 0}), (3, "tm-1-1", {"total": 8, "used": 4}),
+        (4, "tm-1-1", {"leaked": 0}),
+    ):  # fmt: skip
+        built.event("network.buffers", name, t, data=more)
+    silent, used = network_pools(built.trial())
+    assert (silent.taskmanager, silent.used, silent.leaked) == ("tm-0-1", [], None)
+    assert (used.used, used.leaked) == ([(history.at(1), 0.25), (history.at(3), 0.5)], 0)
+    assert used.largest_share(Window(history.at(3), history.at(4))) == 0.5
