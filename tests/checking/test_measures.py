@@ -129,6 +129,15 @@ def test_a_job_is_alive_if_new_records_arrived_in_its_last_two_seconds(
     assert alive_at_end([one], Windows(None, None, None, None, window.end)) is None
 
 
+def test_the_sink_with_the_longest_usual_gap_decides_how_long_a_job_may_be_silent():
+    """Records every 3 s: one at 6 s is enough at 10 s, although the other sink had none since 2 s."""
+    usual = subtask([1.0, 2.0], [0.0, 100.0], usual_gap_ns=0)
+    rare = subtask([2.9, 3.0, 5.9, 6.0], [0.0, 100.0, 100.0, 200.0], usual_gap_ns=3 * NS)
+    spans = Windows(None, None, None, Window(2 * NS, 10 * NS), 10 * NS)
+    assert alive_at_end([usual, rare], spans) is True
+    assert alive_at_end([usual], spans) is False
+
+
 def test_a_job_has_caught_up_when_its_lag_stays_normal_for_half_a_second():
     """A job that finished is behind no more; during a fault a second is needed."""
     moments = [t / 10 for t in range(101)]
