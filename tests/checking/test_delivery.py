@@ -164,6 +164,16 @@ def small(history: Any, *arrivals: tuple[str, str, list[int]], weight: int = 0, 
     return built.trial()
 
 
+@pytest.mark.parametrize(
+    "number", [10, CHUNK_RECORDS - 1, CHUNK_RECORDS, CHUNK_RECORDS + 1, 3 * CHUNK_RECORDS]
+)
+def test_no_number_after_the_last_one_was_emitted(history: Any, number: int):
+    """Whether it is in the chunk of the last record or in a later one, where none is expected."""
+    found = check_delivery(small(history, ("sink-0", "source-0", [*range(10), number])), history.entry())
+    assert (found.lost, found.corrupted) == (0, 1)
+    assert found.detail == f"source-0 at sink: never emitted from number {number}"
+
+
 def test_behind_a_broadcast_each_sink_gets_every_record(history: Any):
     """One copy less at one of them is a loss, one more a duplicate."""
     shape = job(("source", "sink", "broadcast"), source={"source": {}}, sink={"sink": "ledger"})
