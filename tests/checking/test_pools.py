@@ -164,7 +164,7 @@ def test_the_usage_of_an_exchange_is_its_fullest_pool(history: Any):
 
 
 def test_a_network_pool_is_read_from_its_samples_and_its_end(history: Any):
-    """By name. A sample without a total is none, and what did not return at the end is a leak."""
+    """Pools are ordered by name. A sample without a total is none, and what did not return at the end is a leak."""
     built = history.empty()
     for t, name, more in (
         (1, "tm-1-1", {"total": 8, "used": 2}), (2, "tm-0-1", {"total": 0, "used": 0}), (3, "tm-1-1", {"total": 8, "used": 4}),

@@ -80,7 +80,7 @@ def test_a_replaced_attempt_no_longer_counts_for_its_successors(history: Any):
 
 
 def test_what_a_sample_after_a_gap_shows_arrived_in_its_own_period(history: Any):
-    """From 1 s to 2 s no sample was written. The 50 records of the next one came in the last tenth. Before the first one, none had."""
+    """No sample was written from 1 s to 2 s. The 50 records of the next one came in the last tenth. Before the first one, none had."""
     built = history.empty()
     for t, received in ((1.0, 100), (2.0, 150), (2.1, 160)):
         built.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=received)

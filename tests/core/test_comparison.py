@@ -210,7 +210,7 @@ def rows_of(trial: str, detect: float) -> list[dict[str, Any]]:
 
 
 def test_every_headline_is_a_metric_with_rows():
-    """Of every trial: recovery, throughput and latency. A quantile is named only where the metric has some."""
+    """They are recovery, throughput and latency. A quantile is named only where the metric has some."""
     known = [m.METRICS[key.metric] for key in HEADLINE]
     assert [(i.unit, i.quantiles) for i in known] == [("s", False)] * 3 + [
         ("count", False),
