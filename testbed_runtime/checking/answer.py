@@ -16,7 +16,7 @@ from testbed_runtime.checking.common import NS, Entry, Window, busiest_vertex, e
 from testbed_runtime.checking.criticalpath import EPSILON_NS, attribute
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, check_faults
-from testbed_runtime.checking.progress import raw_rate, sinks_of
+from testbed_runtime.checking.progress import processed_s, progress_of, raw_rate, sinks_of
 from testbed_runtime.checking.rounds import Outage, RoundSpan, outages_of, start_of
 from testbed_runtime.checking.waits import (
     BUSY_KINDS,
@@ -54,7 +54,7 @@ def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
     empty or truncated history."""
     spans = windows(trial, entry)
     effects = check_faults(trial, entry)
-    path = _Paths(trial, read_waits(trial, entry, effects, spans.end), busy_text(entry))
+    path = _Paths(trial, read_waits(trial, entry, effects, spans.end), busy_text(entry), spans.baseline)
     catch_up = CatchUp.read(trial, entry, spans, spans.end)
     first = start_of(trial, spans.end)
     outages = outages_of(trial, effects, catch_up, spans.end)
@@ -85,8 +85,11 @@ def _with_prolonging_faults(found: Sequence[Recovery], effects: Iterable[FaultEf
 class _Paths:
     """Attributes outages of one trial."""
 
-    def __init__(self, trial: Trial, waits: Sequence[Wait], busy: str) -> None:
+    def __init__(
+        self, trial: Trial, waits: Sequence[Wait], busy: str, baseline: Window | None = None
+    ) -> None:
         self.trial = trial
+        self.baseline = baseline
         self.busy = busy
         self.waits = waits
 
@@ -215,9 +218,10 @@ class _Paths:
         return [found[0], *(replace(w, after=(b.wait,)) for b, w in pairwise(found))]
 
     def _backlog(self, outage: Outage, running: int) -> str:
-        """Return how much there was to catch up with: the time without records, and what is replayed. A job that goes on after
-        the effect, and stores the checkpoint then, stops at the failure."""
+        """Return how much there was to catch up with: the time without records, and what is replayed of it, which is what
+        the sinks had received between the checkpoint and the last failure. They go on until a failure is noticed."""
         behind = (running - outage.effect) / NS
+        failed = max((r.cause.t_ns for r in outage.rounds if r.cause is not None), default=outage.effect)
         restored = [
             e for e in events(self.trial, "task.restored") if outage.effect <= int(e["t_ns"]) <= running
         ]
@@ -227,13 +231,8 @@ class _Paths:
         if age_s is None:
             return f"backlog of {behind:.1f} s"
         stored = outage.effect - round(age_s * NS)
-        failures = (r.cause.t_ns for r in outage.rounds if r.cause is not None)
-        stopped = (
-            next((t for t in failures if t >= max(stored, outage.effect)), stored)
-            if age_s < 0
-            else outage.effect
-        )
-        return f"backlog of {behind + age_s:.1f} s, {(stopped - stored) / NS:.1f} s of it replayed"
+        replayed = processed_s(progress_of(self.trial, "sink", baseline=self.baseline), stored, failed)
+        return f"backlog of {behind + age_s:.1f} s, {replayed:.1f} s of it replayed"
 
     def _catch_up(self, start: int, end: int, outcome: Outcome, *, backlog: str = "") -> Wait:
         vertex = busiest_vertex(self.trial, start, end)

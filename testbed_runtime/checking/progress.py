@@ -134,6 +134,13 @@ def _progress_of(trial: Trial, baseline: Window | None) -> list[Progress]:
     ]
 
 
+def processed_s(sinks: Sequence[Progress], start: int, end: int) -> float:
+    """Return how many seconds of load the sinks received between the due time `start` and the moment `end`: their mean, since
+    a dead sink has stopped and the others go on."""
+    reached = [int(s.reached_ns[s.t_ns <= end].max(initial=start)) for s in sinks]
+    return sum(min(at, end) - start for at in reached) / len(reached) / NS if reached and end > start else 0.0
+
+
 def goodput(sinks: Sequence[Progress], window: Window) -> float | None:
     """Return the distinct records per second at all sinks. None if no sink was sampled before the window's end."""
     if not any(len(s.t_ns) and s.t_ns[0] < window.end for s in sinks):

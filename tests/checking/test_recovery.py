@@ -510,6 +510,18 @@ def test_a_job_that_failed_for_good_says_so(history: Any):
     assert (total.seconds, total.reason) == (pytest.approx(4.0), NOT_RECOVERED)
 
 
+def _until_the_failure(history: Any, change: Any = None) -> Any:
+    """Return the good history, in which the sinks receive records until the failure."""
+    built = history.record(change)
+    for tick in range(81, 96):
+        for sink in (0, 1):
+            built.add(
+                f"tm-{sink}-1", "tasks", tick / 10, task=f"sink-{sink}", vertex="sink", role="sink", attempt=0,
+                records_in=100 * tick, lag_ns=0,
+            )  # fmt: skip
+    return built
+
+
 def test_a_job_that_goes_on_after_the_effect_has_a_backlog_since_its_checkpoint(history: Any):
     """The checkpoint was triggered 1.2 s after the effect, and 0.3 s before the failure: only that is replayed."""
 
@@ -517,6 +529,15 @@ def test_a_job_that_goes_on_after_the_effect_has_a_backlog_since_its_checkpoint(
         stored = table == "checkpoints" and row["state"] == "triggered"
         return row | {"t_ns": history.at(9.2)} if stored else row
 
-    (found,) = trial_recovery(history.good(later), history.entry()).recoveries
+    built = _until_the_failure(history, later)
+    (found,) = trial_recovery(built.trial(), history.entry()).recoveries
     backlog = next(p for p in found.prices if p.kind == "catch-up")
     assert backlog.words == "spare capacity of the job (backlog of 1.9 s, 0.3 s of it replayed)"
+
+
+def test_what_the_sinks_received_until_the_failure_is_replayed_too(history: Any):
+    """Both sinks receive records until the failure 1.5 s after the effect, and the checkpoint is 1 s older than the effect."""
+    built = _until_the_failure(history)
+    (found,) = trial_recovery(built.trial(), history.entry()).recoveries
+    backlog = next(p for p in found.prices if p.kind == "catch-up")
+    assert backlog.words == "spare capacity of the job (backlog of 4.1 s, 2.5 s of it replayed)"
