@@ -30,6 +30,7 @@ from testbed_runtime.core.exchange.events import (
 )
 from testbed_runtime.core.exchange.memory import Buffer, recycle_all
 from testbed_runtime.core.job.flowcontrol import FlowControl
+from testbed_runtime.core.options import LATENCY_INTERVAL
 from testbed_runtime.taskmanager.checkpoints import TakenSnapshot
 from testbed_runtime.taskmanager.debloating import TaskDebloating
 from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, IDLE
@@ -65,7 +66,7 @@ class StreamTask:
         self._debloating = TaskDebloating(run.input.gates, run.services.options)
         self._unaligned: TakenSnapshot | None = None
         """The unaligned checkpoint whose barriers have not all arrived."""
-        self._tracks_latency = run.services.options.duration("metrics.latency.interval") > 0
+        self._tracks_latency = run.services.options.duration(LATENCY_INTERVAL) > 0
         self._data_ended = False
         self._superstep_ends = 0
         """Number of channels that have ended the current superstep of an iteration."""
