@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.checkpoints import restored_age_s
-from testbed_runtime.checking.common import NS, Entry, Window, busiest_vertex, events, windows
+from testbed_runtime.checking.common import NS, Entry, Window, Windows, busiest_vertex, events, windows
 from testbed_runtime.checking.criticalpath import EPSILON_NS, attribute
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, check_faults
@@ -20,6 +20,7 @@ from testbed_runtime.checking.progress import processed_s, progress_of, raw_rate
 from testbed_runtime.checking.rounds import Outage, RoundSpan, outages_of, start_of
 from testbed_runtime.checking.waits import (
     BUSY_KINDS,
+    blocking_producers,
     busy_text,
     detection,
     fault_wait,
@@ -54,7 +55,7 @@ def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
     empty or truncated history."""
     spans = windows(trial, entry)
     effects = check_faults(trial, entry)
-    path = _Paths(trial, read_waits(trial, entry, effects, spans.end), busy_text(entry), spans.baseline)
+    path = _Paths(trial, entry, read_waits(trial, entry, effects, spans.end), spans)
     catch_up = CatchUp.read(trial, entry, spans, spans.end)
     first = start_of(trial, spans.end)
     outages = outages_of(trial, effects, catch_up, spans.end)
@@ -85,12 +86,11 @@ def _with_prolonging_faults(found: Sequence[Recovery], effects: Iterable[FaultEf
 class _Paths:
     """Attributes outages of one trial."""
 
-    def __init__(
-        self, trial: Trial, waits: Sequence[Wait], busy: str, baseline: Window | None = None
-    ) -> None:
+    def __init__(self, trial: Trial, entry: Entry, waits: Sequence[Wait], spans: Windows) -> None:
         self.trial = trial
-        self.baseline = baseline
-        self.busy = busy
+        self.spans = spans
+        self.busy = busy_text(entry)
+        self.producers = blocking_producers(entry)
         self.waits = waits
 
     def recovery(self, outage: Outage, unknown: str) -> Recovery:
@@ -124,7 +124,12 @@ class _Paths:
         end = min(span.end, outage.end)
         since = span.start if span.cause is None else span.cause.t_ns
         stepped = steps(
-            self.trial, since=since, until=end, restart=span.cause is not None, running_ns=span.running
+            self.trial,
+            since=since,
+            until=end,
+            restart=span.cause is not None,
+            running_ns=span.running,
+            producers=self.producers,
         )
         if span.cause is None and not outage.first and outage.running is None and span.failure is None:
             stepped = []  # a fault without a failover deploys nothing
@@ -231,7 +236,7 @@ class _Paths:
         if age_s is None:
             return f"backlog of {behind:.1f} s"
         stored = outage.effect - round(age_s * NS)
-        replayed = processed_s(progress_of(self.trial, "sink", baseline=self.baseline), stored, failed)
+        replayed = processed_s(progress_of(self.trial, "sink", baseline=self.spans.baseline), stored, failed)
         return f"backlog of {behind + age_s:.1f} s, {replayed:.1f} s of it replayed"
 
     def _catch_up(self, start: int, end: int, outcome: Outcome, *, backlog: str = "") -> Wait:

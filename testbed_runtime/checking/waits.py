@@ -12,6 +12,7 @@ from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.limits import replacement_limit
+from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.trial.plan import NEVER
 from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, REPLACE_LOST, Outcome, Wait
@@ -250,11 +251,39 @@ def detection(cause: Cause, effect_ns: int) -> list[Wait]:
     ]
 
 
-def steps(trial: Trial, *, since: int, until: int, restart: bool, running_ns: int | None) -> list[Wait]:
+_PRODUCTION = "the work of {}, whose consumers are deployed when it has finished"
+
+
+def blocking_producers(entry: Entry) -> frozenset[str]:
+    """Return the vertices whose results are read only when they are complete."""
+    edges = (entry.get("job") or {}).get("edges") or ()
+    return frozenset(e.get("source") or e["from"] for e in edges if e.get("result") == BLOCKING)
+
+
+def _production(trial: Trial, producers: frozenset[str], since: int, until: int) -> tuple[list[int], bool]:
+    """Return when tasks of these vertices FINISHED, and whether some had not at the end."""
+    own = [e for e in events(trial, "task.state") if str(e["subject"]).rpartition("-")[0] in producers]
+    last = {e["subject"]: data(e).get("to") for e in own if int(e["t_ns"]) <= until}
+    finished = [
+        int(e["t_ns"]) for e in own if data(e).get("to") == "FINISHED" and since <= int(e["t_ns"]) <= until
+    ]
+    return finished, any(state != "FINISHED" for state in last.values())
+
+
+def steps(
+    trial: Trial,
+    *,
+    since: int,
+    until: int,
+    restart: bool,
+    running_ns: int | None,
+    producers: frozenset[str] = frozenset(),
+) -> list[Wait]:
     """Return the steps of one deployment as waits: cancellation, slots, deployment, restore, connections, first record.
 
     `since` is the failure (`restart`) or the submission, `running_ns` when the last sink received its first new record. The
-    step that did not end lasts until the failure or the end of the record, `until`."""
+    step that did not end lasts until the failure or the end of the record, `until`. Consumers of `producers` are deployed only
+    when these have finished."""
     slots = (
         _moments(trial, "failover.slots", since, until)[-1:] or _states(trial, "DEPLOYING", since, until)[:1]
     )
@@ -262,11 +291,21 @@ def steps(trial: Trial, *, since: int, until: int, restart: bool, running_ns: in
     if not restart:
         deployed = _states(trial, "RUNNING", since, until)[-1:] if running_ns is not None else []
     connected = _moments(trial, "gate.connected", since, until)[-1:]
-    if slots and not deployed:  # a busy JobMaster hears of it later than the sinks
+    finished, unfinished = _production(trial, producers, since, until if running_ns is None else running_ns)
+    unfinished = unfinished and running_ns is None
+    if finished or unfinished:
+        first = min(finished, default=until)
+        deployed = (
+            deployed if restart else [t for t in _states(trial, "RUNNING", since, until) if t <= first][-1:]
+        )
+    if unfinished:
+        finished, connected = [], []
+    elif slots and not deployed:  # a busy JobMaster hears of it later than the sinks
         deployed, connected = connected, []
     milestones = [
         ("slot", slots, "allocation of slots"),
         ("deployment", deployed, "deployment of the tasks"),
+        *([("first-record", finished[-1:], _PRODUCTION.format(" and ".join(f"`{name}`" for name in sorted(producers))))] if finished or unfinished else []),
         ("partition", connected, "connections and partition requests"),
         ("first-record", [] if running_ns is None else [running_ns], "the first new record at each sink"),
     ]  # fmt: skip

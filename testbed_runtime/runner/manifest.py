@@ -217,7 +217,8 @@ def job_entry(testbed: TestbedPlan) -> dict[str, Any]:
     return {
         "vertices": [_vertex_entry(v) for v in testbed.job.vertices],
         "edges": [
-            {"from": e.source, "to": e.target, "partitioning": e.partitioning} for e in testbed.job.edges
+            {"from": e.source, "to": e.target, "partitioning": e.partitioning, "result": e.result}
+            for e in testbed.job.edges
         ],
         "taskManagers": {
             "replicas": testbed.replicas,

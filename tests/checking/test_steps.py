@@ -1,0 +1,54 @@
+"""The steps of a deployment whose producers have blocking results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from testbed_runtime.checking.waits import blocking_producers, steps
+
+NS = 1_000_000_000
+WORK = "the work of `map`, whose consumers are deployed when it has finished"
+
+
+@pytest.mark.parametrize(
+    ("finished", "running", "last"),
+    [
+        (6.0, 7.0, [("deployment", 2, ""), ("first-record", 6, WORK), ("partition", 6.5, ""), ("first-record", 7, "")]),
+        (None, None, [("deployment", 2, ""), ("first-record", 9, WORK)]),
+    ],
+)  # fmt: skip
+def test_the_time_of_a_blocking_producer_is_its_own(history: Any, finished: Any, running: Any, last: Any):
+    """Its consumers are deployed when it has FINISHED, after a restart as after a start; until then it works."""
+    built = history.empty()
+    for t, task, state in (
+        (1.0, "map-0", "DEPLOYING"),
+        (2.0, "map-0", "RUNNING"),
+        (finished, "map-0", "FINISHED"),
+    ):
+        if t is not None:
+            built.event("task.state", task, t, attempt=0, data={"from": "", "to": state})
+    for kind, t in (("slots", 1.0), ("deployed", 2.0)):
+        built.event(f"failover.{kind}", "1", t)
+    if finished:
+        built.event("task.state", "sink-0", 6.2, attempt=0, data={"from": "", "to": "RUNNING"})
+        built.event("gate.connected", "sink-0", 6.5, attempt=0)
+    for restart in (True, False):
+        found = steps(
+            built.trial(), since=history.at(0), until=history.at(9), restart=restart,
+            running_ns=history.at(running) if running else None, producers=frozenset({"map"}),
+        )  # fmt: skip
+        ends = [(s.kind, (s.end_ns - history.start) / NS, s.cause if s.cause == WORK else "") for s in found]
+        assert [e for e in ends if e[0] not in ("cancellation", "slot")] == last
+
+
+def test_the_manifest_names_the_vertices_with_blocking_results(history: Any):
+    """Manifests of earlier versions do not say it."""
+    edges = [
+        {"from": "a", "to": "b", "result": "blocking"},
+        {"from": "b", "to": "c", "result": "pipelined"},
+        {"from": "c", "to": "d"},
+    ]
+    assert blocking_producers(history.entry(job={"edges": edges})) == {"a"}
+    assert blocking_producers({}) == frozenset()
