@@ -5,6 +5,7 @@ The errors are ValueErrors with the value, Flink's text and the syntax to use.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -63,6 +64,12 @@ _ISO = re.compile(
 """The syntax of Java's Duration.parse."""
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _DECIMAL = re.compile(r"([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?)[fd]?", re.IGNORECASE)
+
+_ODD_DOUBLE = re.compile(
+    r"[-+]?(?:NaN|Infinity|0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][-+]?[0-9]+[fFdD]?)"
+)
+"""What Java's Double.parseDouble reads besides decimal numbers."""
+_OTHER_DIGITS = re.compile(r"[-+]?\d+")
 
 
 def parse_duration(text: str, flink_version: str = "") -> float:
@@ -141,32 +148,49 @@ def _split(text: str) -> tuple[str, str]:
     return (found[1], found[2].strip(_BLANK).lower()) if found else ("", "")
 
 
+def is_bare(text: str) -> bool:
+    """Whether a duration is a number without a unit."""
+    return bool(_split(text)[0]) and not _split(text)[1]
+
+
 def missing_unit(text: str) -> str:
     """Return a warning if a duration is a bare number, which Flink reads as milliseconds. Empty otherwise, and for 0."""
-    number = text.strip()
-    if not number.isdigit() or int(number) == 0:
+    number = text.strip(_BLANK)
+    if not is_bare(text) or int(number) == 0:
         return ""
     return f"{number!r} has no unit, so it is {number} ms (write '{number} s' or '{number} ms')"
 
 
 def parse_bool(text: str) -> bool:
-    if text.strip().lower() in ("true", "false"):
-        return text.strip().lower() == "true"
+    found = text.strip(_BLANK).lower()
+    if found in ("true", "false"):
+        return found == "true"
     raise ValueError(f"{text!r} is not a boolean: write 'true' or 'false'")
 
 
 def _parse_int(text: str) -> int:
-    found = text.strip()
+    found = text.strip(_BLANK)
     if not _INTEGER.fullmatch(found) or not -MAX_INT - 1 <= int(found) <= MAX_INT:
-        raise ValueError(f"{text!r} is not an integer of at most 32 bits, such as '3'")
+        other = (
+            ": write the digits 0 to 9, although Flink reads others" if _OTHER_DIGITS.fullmatch(found) else ""
+        )
+        raise ValueError(f"{text!r} is not an integer of at most 32 bits, such as '3'{other}")
     return int(found)
 
 
 def _parse_float(text: str) -> float:
-    found = _DECIMAL.fullmatch(text.strip())
-    if found is None:
-        raise ValueError(f"{text!r} is not a number such as '0.5'")
-    return float(found[1])
+    """Read a double in decimal digits. Java also reads NaN, infinities and hexadecimal, which are refused."""
+    trimmed = text.strip(_BLANK)
+    found = _DECIMAL.fullmatch(trimmed)
+    if found is not None and math.isfinite(float(found[1])):
+        return float(found[1])
+    odd = found is not None or _ODD_DOUBLE.fullmatch(trimmed)
+    why = ": Flink reads it, but as an option it must be finite and decimal" if odd else ""
+    raise ValueError(f"{text!r} is not a number such as '0.5'{why}")
+
+
+def _trimmed(text: str) -> str:
+    return text.strip(_BLANK)
 
 
 PARSERS: dict[str, Callable[[str], Any]] = {
@@ -175,5 +199,5 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "boolean": parse_bool,
     "integer": _parse_int,
     "double": _parse_float,
-    "string": str.strip,
+    "string": _trimmed,
 }

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.options import BY_KEY, Options, parse_duration, parse_memory
+from testbed_runtime.core.options import BY_KEY, Options, missing_unit, parse_duration, parse_memory
 
 PAUSE = "execution.checkpointing.min-pause"
 UNITS = (
@@ -93,7 +93,10 @@ def test_a_memory_size_that_flink_refuses_is_refused_with_its_text(text, problem
         ("restart-strategy.fixed-delay.attempts", "2147483647", 2**31 - 1),
         ("restart-strategy.exponential-delay.jitter-factor", "1e-1", 0.1),
         ("restart-strategy.exponential-delay.jitter-factor", "0.5f", 0.5),
+        ("restart-strategy.fixed-delay.attempts", "\t3 ", 3),
+        ("restart-strategy.exponential-delay.jitter-factor", " 0.5\n", 0.5),
         ("pipeline.object-reuse", "TRUE", True),
+        ("pipeline.object-reuse", " true ", True),
         ("execution.checkpointing.mode", "at_least_once", "AT_LEAST_ONCE"),
         ("state.backend.type", "RocksDB", "rocksdb"),
     ],
@@ -111,6 +114,9 @@ def test_a_value_is_converted_as_flink_converts_it(key, text, value):
         ("restart-strategy.fixed-delay.attempts", "1.0"),
         ("restart-strategy.exponential-delay.jitter-factor", "nan"),
         ("restart-strategy.exponential-delay.jitter-factor", "1_0"),
+        ("restart-strategy.fixed-delay.attempts", "\u00a03"),
+        ("restart-strategy.exponential-delay.jitter-factor", "\u00a00.5"),
+        ("pipeline.object-reuse", "\u2003true"),
         ("pipeline.object-reuse", "yes"),
         ("execution.checkpointing.mode", "ONCE"),
     ],
@@ -119,3 +125,22 @@ def test_a_value_that_flink_cannot_convert_is_refused(key, text):
     """Python would read some of them."""
     with pytest.raises(ValueError, match=re.escape(repr(text))):
         BY_KEY[key].parse(text)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("restart-strategy.fixed-delay.attempts", "٣"),
+        *(("restart-strategy.exponential-delay.jitter-factor", text) for text in ("NaN", "-Infinity", "0x1p-2", "1e999")),
+    ],
+)  # fmt: skip
+def test_a_value_that_flink_reads_but_nobody_means_is_refused_with_a_reason(key, text):
+    """Integer.parseInt reads the digits of other scripts, Double.parseDouble reads NaN, infinities and hexadecimal."""
+    with pytest.raises(ValueError, match="Flink reads"):
+        BY_KEY[key].parse(text)
+
+
+def test_a_warning_about_a_missing_unit_reads_the_digits_that_flink_reads():
+    """Python takes a superscript for a digit, but cannot convert it."""
+    assert missing_unit("²") == missing_unit("٣") == missing_unit("5 s") == missing_unit(" 0 ") == ""
+    assert "write '500 s' or '500 ms'" in missing_unit("\t500 ")
