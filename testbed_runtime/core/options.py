@@ -15,6 +15,7 @@ from testbed_runtime.core.exchange.frames import WireVersion
 from testbed_runtime.core.values import (
     MAX_INT,
     PARSERS,
+    is_bare,
     missing_unit,
     parse_bool,
     parse_duration,
@@ -220,6 +221,12 @@ class Options:
         if key not in self._values and option.fallback:
             return self.text(option.fallback)
         return self._values.get(key, option.default_in(self.flink_version))
+
+    def shown(self, key: str) -> str:
+        """Return the value in effect as text with its unit: a bare duration is in milliseconds."""
+        text = self.text(key)
+        bare = BY_KEY[key].type == "duration" and is_bare(text)
+        return f"{text.strip()} ms" if bare else text
 
     def _parse(self, key: str) -> Any:
         """Return the value of an option. It is parsed once: a task reads some of them for each message."""

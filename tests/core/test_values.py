@@ -5,6 +5,7 @@ import re
 import pytest
 
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.job.limits import option_limit, reachability_limit
 from testbed_runtime.core.options import BY_KEY, Options, missing_unit, parse_duration, parse_memory
 
 PAUSE = "execution.checkpointing.min-pause"
@@ -144,3 +145,11 @@ def test_a_warning_about_a_missing_unit_reads_the_digits_that_flink_reads():
     """Python takes a superscript for a digit, but cannot convert it."""
     assert missing_unit("²") == missing_unit("٣") == missing_unit("5 s") == missing_unit(" 0 ") == ""
     assert "write '500 s' or '500 ms'" in missing_unit("\t500 ")
+
+
+def test_a_limit_is_shown_with_its_unit():
+    """A bare number is in milliseconds, and a product of it and a count needs the unit."""
+    bare = Options({"heartbeat.interval": "1000", "restart-strategy.fixed-delay.delay": " 5 "})
+    assert reachability_limit(bare).value == "1000 ms × 2"
+    assert option_limit(bare, "restart-strategy.fixed-delay.delay").value == "5 ms"
+    assert reachability_limit(Options({"heartbeat.interval": "1 s"})).value == "1 s × 2"

@@ -12,12 +12,12 @@ REQUEST_TIMEOUT = "taskmanager.network.partition-request-timeout"
 
 def option_limit(options: Options, key: str) -> Limit:
     """Return the limit of a duration option."""
-    return Limit(key, options.text(key), options.duration(key))
+    return Limit(key, options.shown(key), options.duration(key))
 
 
 def restart_delay(options: Options, key: str, seconds: float) -> Limit:
     """Return the limit of a restart strategy's delay, which may have grown from the option's value or carry a jitter."""
-    configured = options.text(key)
+    configured = options.shown(key)
     exact = round(options.duration(key) * 1000) == round(
         seconds * 1000
     )  # options count in whole milliseconds
@@ -35,7 +35,7 @@ def reachability_limit(options: Options) -> Limit:
     calls = options.integer("heartbeat.rpc-failure-threshold")
     return Limit(
         PRODUCT.join(("heartbeat.interval", "heartbeat.rpc-failure-threshold")),
-        f"{options.text('heartbeat.interval')} × {calls}",
+        f"{options.shown('heartbeat.interval')} × {calls}",
         options.duration("heartbeat.interval") * calls if calls > 0 else None,
     )
 
@@ -46,8 +46,8 @@ def partition_limit(options: Options, *, local: bool) -> Limit:
     Requests that wait at the producer (from 1.19) expire at a tick of its checker, so they may take up to twice as
     long: the limit is what is guaranteed. The option is the one that decides the number of requests."""
     if local:
-        return Limit(BACKOFF_MAX, options.text(BACKOFF_MAX), local_backoff(options).budget())
+        return Limit(BACKOFF_MAX, options.shown(BACKOFF_MAX), local_backoff(options).budget())
     backoff, timeout = remote_backoff(options), options.duration(REQUEST_TIMEOUT)
     if backoff.waits_at_producer and (timeout <= 0 or timeout >= backoff.limit):
-        return Limit(REQUEST_TIMEOUT, options.text(REQUEST_TIMEOUT), timeout if timeout > 0 else None)
-    return Limit(BACKOFF_MAX, options.text(BACKOFF_MAX), backoff.budget())
+        return Limit(REQUEST_TIMEOUT, options.shown(REQUEST_TIMEOUT), timeout if timeout > 0 else None)
+    return Limit(BACKOFF_MAX, options.shown(BACKOFF_MAX), backoff.budget())
