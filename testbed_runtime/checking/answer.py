@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.checkpoints import restored_age_s
-from testbed_runtime.checking.common import NS, Entry, Window, Windows, busiest_vertex, events, windows
+from testbed_runtime.checking.common import NS, Entry, Window, Windows, busiest_vertex, data, events, windows
 from testbed_runtime.checking.criticalpath import EPSILON_NS, attribute
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, check_faults
@@ -28,6 +28,7 @@ from testbed_runtime.checking.waits import (
     read_waits,
     steps,
 )
+from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.judgement.metrics import JOB_FAILED, NOT_RECOVERED
 from testbed_runtime.core.judgement.recovery import (
     UNATTRIBUTED,
@@ -108,6 +109,7 @@ class _Paths:
             end_ns=outage.end,
             recovered=outage.recovered,
             reason=reason,
+            ended="" if outage.recovered else self._ended(outage),
             downtime_s=downtime,
             rounds=rounds,
             prices=prices(segments),
@@ -119,6 +121,13 @@ class _Paths:
                 for e in outage.shared
             ),
         )
+
+    def _ended(self, outage: Outage) -> str:
+        """Return the state in which the job ended during the outage. Empty if it went on."""
+        until = min(outage.end + EPSILON_NS, self.spans.end)
+        states = [e for e in events(self.trial, "job.state") if int(e["t_ns"]) <= until]
+        last = data(states[-1]).get("to") if states else ""
+        return str(last) if last in TERMINAL_JOB_STATES else ""
 
     def _round(self, outage: Outage, number: int, span: RoundSpan) -> Round:
         end = min(span.end, outage.end)

@@ -123,7 +123,7 @@ def headline(recovery: Recovery) -> str:
         return f"no outage{after}"
     down = f"down {words.seconds(recovery.downtime_s)}" if recovery.downtime_s is not None else "outage"
     total = words.seconds(recovery.total_s)
-    end = f"caught up after {total}" if recovery.recovered else f"not recovered after {total}"
+    end = f"caught up after {total}" if recovery.recovered else f"not recovered after {total}{_end(recovery)}"
     rounds = f", {len(recovery.rounds)} rounds" if len(recovery.rounds) > 1 else ""
     return f"{down}{after}, {end}{rounds}"
 
@@ -131,7 +131,16 @@ def headline(recovery: Recovery) -> str:
 def _start_words(start: Recovery) -> str:
     rounds = f" in {len(start.rounds)} rounds" if len(start.rounds) > 1 else ""
     total = words.seconds(start.total_s)
-    return f"started after {total}{rounds}" if start.recovered else f"not started after {total}{rounds}"
+    return (
+        f"started after {total}{rounds}"
+        if start.recovered
+        else f"not started after {total}{_end(start)}{rounds}"
+    )
+
+
+def _end(recovery: Recovery) -> str:
+    """Return why nothing more was seen of an outage that did not end."""
+    return f", when the job ended ({recovery.ended})" if recovery.ended else ""
 
 
 def cost_words(prices: Iterable[Price], unattributed_s: float, from_events_s: float = 0.0) -> Iterator[str]:

@@ -147,6 +147,8 @@ class Recovery(Struct, frozen=True, kw_only=True):
     recovered: bool = True
     reason: str = ""
     """A reason of core.judgement.metrics if it did not recover or cannot be measured."""
+    ended: str = ""
+    """State in which the job ended before it had recovered: FINISHED, FAILED or CANCELED. Empty if it went on."""
     downtime_s: float | None = None
     """Seconds from the effect to the first new record at the last affected sink subtask."""
     rounds: tuple[Round, ...] = ()
