@@ -42,6 +42,7 @@ from testbed_runtime.core.judgement.recovery import (
 )
 from testbed_runtime.core.waits import KINDS, Outcome, Wait
 from testbed_runtime.history.schema import Trial
+from testbed_runtime.history.waits import INT64_MAX
 
 FAILED_NS = NS // 4
 """A wait whose failure ended a round ended at most this long before the JobMaster learned of the failure."""
@@ -109,7 +110,7 @@ class _Paths:
             end_ns=outage.end,
             recovered=outage.recovered,
             reason=reason,
-            ended="" if outage.recovered else self._ended(outage),
+            ended="" if outage.recovered else self._ended(outage, reason),
             downtime_s=downtime,
             rounds=rounds,
             prices=prices(segments),
@@ -122,9 +123,10 @@ class _Paths:
             ),
         )
 
-    def _ended(self, outage: Outage) -> str:
-        """Return the state in which the job ended during the outage. Empty if it went on."""
-        until = min(outage.end + EPSILON_NS, self.spans.end)
+    def _ended(self, outage: Outage, reason: str) -> str:
+        """Return the state in which the job ended during the outage. Empty if it went on. A busy JobManager records late
+        that the job failed."""
+        until = INT64_MAX if reason == JOB_FAILED else min(outage.end + EPSILON_NS, self.spans.end)
         states = [e for e in events(self.trial, "job.state") if int(e["t_ns"]) <= until]
         last = data(states[-1]).get("to") if states else ""
         return str(last) if last in TERMINAL_JOB_STATES else ""
