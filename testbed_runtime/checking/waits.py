@@ -61,19 +61,25 @@ def busy_text(entry: Entry) -> str:
 
 def _named(wait: Wait, effects: Iterable[FaultEffect], busy: str, rpc: Collection[str]) -> Wait:
     """Return the wait with its owner in words: what was waited for, and the fault that made it slow. `rpc`: the faults on the plane
-    of RPC."""
+    of RPC. Of several faults it is the one that was active for most of the wait, then the last one."""
+    longest = 0
     text, fault = busy if busy and wait.kind in BUSY_KINDS else KINDS[wait.kind].doc, ""
     for effect in effects:
         family, begun, ended = effect.kind.partition(".")[0], effect.injected_ns, effect.ended_ns
         during = begun is not None and begun < wait.end_ns and (ended is None or ended > wait.start_ns)
         if not during or wait.end_ns - wait.start_ns < SLOW_NS:
             continue
+        overlap = min(ended or wait.end_ns, wait.end_ns) - max(begun or 0, wait.start_ns)
         stopped = _stopped_kind(effect) and any(_ordinal(wait.who) == t for t in targets_of(effect))
         if stopped and wait.kind == "stalled":
             text, fault = _stopped(effect, _ordinal(wait.who)), effect.fault
         elif wait.kind == _stopped_kind(effect) == "jobmanager":
             text, fault = _stopped(effect, JOBMANAGER), effect.fault
-        elif wait.kind in (*_HOLDS_UP.get(family, ()), *(_HOLDS_UP["rpc"] if effect.fault in rpc else ())):
+        elif (
+            wait.kind in (*_HOLDS_UP.get(family, ()), *(_HOLDS_UP["rpc"] if effect.fault in rpc else ()))
+            and overlap >= longest
+        ):
+            longest = overlap
             text, fault = f"{KINDS[wait.kind].doc}, during the fault `{effect.fault}`", effect.fault
     return replace(wait, cause=text, fault=fault)
 

@@ -68,7 +68,7 @@ _DECIMAL = re.compile(r"([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?)[fd]
 _ODD_DOUBLE = re.compile(
     r"[-+]?(?:NaN|Infinity|0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][-+]?[0-9]+[fFdD]?)"
 )
-"""What Java's Double.parseDouble reads besides decimal numbers."""
+"""The texts that Java's Double.parseDouble reads besides decimal numbers."""
 _OTHER_DIGITS = re.compile(r"[-+]?\d+")
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.checking.waits import blocking_producers, steps
+from testbed_runtime.checking.faults import check_faults
+from testbed_runtime.checking.waits import blocking_producers, read_waits, steps
 
 NS = 1_000_000_000
 WORK = "the work of `map`, whose consumers are deployed when it has finished"
@@ -52,3 +53,23 @@ def test_the_manifest_names_the_vertices_with_blocking_results(history: Any):
     ]
     assert blocking_producers(history.entry(job={"edges": edges})) == {"a"}
     assert blocking_producers({}) == frozenset()
+
+
+def test_the_fault_of_a_wait_is_the_one_that_was_active_for_most_of_it(history: Any):
+    """A store that is slow for 8 s explains a restore of 2 s, and a reset of 200 ms within it does not."""
+    built = history.empty()
+    for name, kind, start, end in (("slow", "store.slow", 1.0, 9.0), ("reset", "network.reset", 4.0, 4.2)):
+        for t, state in ((start, "injected"), (start, "verified"), (end, "ended")):
+            built.add("supervisor", "faults", t, fault=name, kind=kind, state=state, targets=["tm-1"])
+    built.wait("restore", "count-0", "1", (4.1, 6.1))
+    trial, faults = (
+        built.trial(),
+        [
+            {"name": n, "kind": k, "targets": ["tm-1"], "params": {}}
+            for n, k in (("slow", "store.slow"), ("reset", "network.reset"))
+        ],
+    )
+    entry = history.entry(faults=faults)
+    found = read_waits(trial, entry, check_faults(trial, entry), history.at(9))
+    (restore,) = [w for w in found if w.kind == "restore"]
+    assert restore.fault == "slow"

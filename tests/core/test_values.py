@@ -135,7 +135,7 @@ def test_a_value_that_flink_cannot_convert_is_refused(key, text):
         *(("restart-strategy.exponential-delay.jitter-factor", text) for text in ("NaN", "-Infinity", "0x1p-2", "1e999")),
     ],
 )  # fmt: skip
-def test_a_value_that_flink_reads_but_nobody_means_is_refused_with_a_reason(key, text):
+def test_a_value_that_flink_reads_by_accident_is_refused_with_a_reason(key, text):
     """Integer.parseInt reads the digits of other scripts, Double.parseDouble reads NaN, infinities and hexadecimal."""
     with pytest.raises(ValueError, match="Flink reads"):
         BY_KEY[key].parse(text)
