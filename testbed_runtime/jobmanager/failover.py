@@ -134,7 +134,12 @@ class Failovers:
         self.restart(self._region(failed), cause, failed=name_of(task))
 
     def _region(self, failed: Iterable[Task]) -> list[Task]:
-        return self._graph.regions.to_restart(failed, available=self._results.available)
+        """Return the tasks to restart (RestartPipelinedRegionFailoverStrategy). Those that still wait to be scheduled keep their
+        attempt."""
+        return self._scheduled(self._graph.regions.to_restart(failed, available=self._results.available))
+
+    def _scheduled(self, tasks: Iterable[Task]) -> list[Task]:
+        return [task for task in tasks if self._graph.execution(task).state is not _S.CREATED]
 
     def restart(self, region: list[Task], cause: Cause, *, failed: str = "") -> None:
         """Restart these tasks as soon as they may. `failed` names the task whose failure is the cause."""
@@ -179,6 +184,7 @@ class Failovers:
         current = self._current
         if current is None:
             return self._begin(cause, list(region))
+        current.tasks = self._scheduled(current.tasks)
         current.widen(region)
         self._end_waits(current)
         if new:

@@ -5,11 +5,14 @@ import asyncio
 import pytest
 
 from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex
 from testbed_runtime.core.job.messages import (
     AcknowledgeCheckpoint,
     CommitRecords,
     Heartbeat,
 )
+from testbed_runtime.core.job.results import BLOCKING, BOUNDED, FIRST_RECORD, FULL_RESULT
+from testbed_runtime.simulation.loop import run_virtual
 from tests.jobmanager.harness import COMMIT, LOST, Cluster, data_of, running_job, times, virtually
 
 
@@ -250,3 +253,31 @@ async def test_an_answer_to_the_heartbeat_of_an_earlier_leader_says_nothing_of_t
         await owner.ask("jobmaster", late)
         await asyncio.sleep(3)
         assert (await cluster.status()).restarts == 0
+
+
+@pytest.mark.parametrize(("result", "deployment"), [(BLOCKING, FULL_RESULT), (BOUNDED, FIRST_RECORD)])
+def test_J_27_a_consumer_that_was_never_scheduled_is_not_restarted(result, deployment):
+    """It waits for its input and keeps its attempt, however often its producer fails."""
+    job = JobGraph(
+        "job",
+        (JobVertex("source", 1, 128, "a"), JobVertex("sink", 1, 128, "b")),
+        (JobEdge("source", "sink", result=result, deployment=deployment),),
+    )
+
+    async def main():
+        async with Cluster(2) as cluster:
+            await cluster.submit(job)
+            graph = cluster.manager.dispatcher.jobmaster.graph
+            source, sink = ("source", 0), ("sink", 0)
+            for failed in range(3):
+                await cluster.until(lambda: graph.execution(source).state.value == "RUNNING")
+                assert graph.execution(source).attempt.attempt == failed
+                attempt = cluster.attempt_of("source-0")
+                await cluster.running_on("source-0").report(attempt, "FAILED", "IOException")
+            await cluster.until(lambda: graph.execution(source).state.value == "RUNNING")
+            regions = [data_of(row)["region"] for row in cluster.rows.events("failover.started")]
+            assert regions == [["source-0"]] * 3
+            assert graph.execution(sink).attempt.attempt == 0
+            assert graph.execution(sink).state.value == "CREATED"
+
+    run_virtual(main())
