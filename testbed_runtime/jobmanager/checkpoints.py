@@ -26,6 +26,7 @@ from testbed_runtime.core.job.messages import (
     JOBMASTER,
     AcknowledgeCheckpoint,
     DeclineCheckpoint,
+    NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     TriggerCheckpoint,
 )
@@ -163,7 +164,7 @@ class Checkpoints:
 
     def _aborted(self, checkpoints: list[Failed]) -> None:
         for failed in checkpoints:
-            self._record_failed(failed)
+            self._abort(failed)
         self._arm()
 
     def close(self) -> None:
@@ -261,8 +262,18 @@ class Checkpoints:
             self._failed(failed)
         self._arm()
 
-    def _failed(self, failed: Failed) -> None:
+    def _abort(self, failed: Failed) -> None:
+        """Record a checkpoint that has ended without success, and notify the running tasks (CheckpointCoordinator.sendAbortedMessages)."""
         self._record_failed(failed)
+        for execution in self._graph.executions:
+            if execution.state is ExecutionState.RUNNING:
+                attempt = str(execution.attempt)
+                message = NotifyCheckpointAborted(attempt, failed.checkpoint, self._services.leader)
+                name = f"abort-{name_of(execution.task)}"
+                self._services.tasks.spawn(self._notify_task(execution, message, final=False), name)
+
+    def _failed(self, failed: Failed) -> None:
+        self._abort(failed)
         if failed.job_failure:
             self._on_job_failure(failed.job_failure)
 
@@ -318,7 +329,7 @@ class Checkpoints:
     def _complete(self, completed: CompletedCheckpoint) -> None:
         now = self._services.clock.now()
         for failed in self._coordinator.complete(completed.checkpoint, now):
-            self._record_failed(failed)
+            self._abort(failed)
         self.completed += 1
         self.last_duration_s = now - completed.timestamp_ms / 1000
         size = sum(task.state_bytes for task in completed.tasks)

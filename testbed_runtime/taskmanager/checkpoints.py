@@ -21,6 +21,9 @@ from testbed_runtime.taskmanager.localstate import LocalState
 from testbed_runtime.taskmanager.statefiles import AttemptFiles
 from testbed_runtime.workload.snapshots import ChannelState, SubtaskSnapshot, decode_snapshot, encode_snapshot
 
+MAX_ABORTED = 128
+"""Most aborted checkpoints that a task remembers until their barriers arrive (SubtaskCheckpointCoordinatorImpl)."""
+
 
 @dataclass(slots=True)
 class TakenSnapshot:
@@ -69,8 +72,28 @@ class TaskCheckpoints:
         self._blobs = blobs
         self._gateway = gateway
         self._uploads: dict[int, asyncio.Task[None]] = {}
+        self._begun = 0
+        """The latest checkpoint whose barrier, or whose cancellation, has arrived."""
+        self._aborted: list[int] = []
+        """Checkpoints after it that the JobMaster has aborted, in order."""
         self.last_started = 0
         self.last_completed = 0
+
+    def begin(self, checkpoint: int) -> bool:
+        """Begin a checkpoint at its barrier. Return False if the JobMaster has aborted it: the task then takes no snapshot, and
+        sends a cancellation instead of the barrier."""
+        aborted = checkpoint in self._aborted
+        self._pass(checkpoint)
+        return not aborted
+
+    def abort(self, checkpoint: int) -> None:
+        """Remember a checkpoint that the JobMaster has aborted, unless its barrier has arrived before."""
+        if checkpoint > self._begun:
+            self._aborted = sorted({*self._aborted, checkpoint})[-MAX_ABORTED:]
+
+    def _pass(self, checkpoint: int) -> None:
+        self._begun = max(self._begun, checkpoint)
+        self._aborted = [c for c in self._aborted if c > self._begun]
 
     def start(self, taken: TakenSnapshot) -> None:
         """Store and acknowledge in the background."""
@@ -124,7 +147,8 @@ class TaskCheckpoints:
         self._uploads.pop(snapshot.checkpoint, None)
 
     def abandon(self, checkpoint: int) -> None:
-        """A snapshot that was taken is not stored."""
+        """End a checkpoint that was cancelled. A snapshot that was taken is not stored."""
+        self._pass(checkpoint)
         self._files.unpin(checkpoint)
 
     async def decline(self, checkpoint: int, reason: str) -> None:

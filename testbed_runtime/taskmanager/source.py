@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError, UserError
 from testbed_runtime.core.exchange.alignment import BarrierPolicy
-from testbed_runtime.core.exchange.events import SnapshotType
+from testbed_runtime.core.exchange.events import CancelCheckpointMarker, SnapshotType
 from testbed_runtime.core.exchange.records import LENGTH_BYTES
 from testbed_runtime.core.job.flowcontrol import UNLIMITED, FlowControl, RateLimiter
 from testbed_runtime.core.job.jobgraph import SourceConfig
@@ -269,6 +269,9 @@ class SourceTask:
             self._end_data()
         if self._ended and not self._final_checkpoint:
             self._final_checkpoint = trigger.checkpoint
+        if not run.checkpoints.begin(trigger.checkpoint):
+            run.output.broadcast(CancelCheckpointMarker(trigger.checkpoint))
+            return
         snapshot_type = SnapshotType.SAVEPOINT_TERMINATE if trigger.drain else SnapshotType.CHECKPOINT
         barrier = self._policy.barrier(
             trigger.checkpoint, trigger.timestamp_ms, snapshot_type, ended=self._ended

@@ -328,8 +328,12 @@ class StreamTask:
                     run.checkpoints.decline_soon(checkpoint_id, reason)
 
     def _checkpoint(self, trigger: Trigger) -> None:
-        """Take the snapshot. An unaligned one is stored once the barriers of all channels have arrived."""
+        """Take the snapshot, unless the checkpoint was aborted. An unaligned one is stored once the barriers of all channels have
+        arrived."""
         run, barrier = self._run, trigger.barrier
+        if not run.checkpoints.begin(barrier.checkpoint_id):
+            run.output.broadcast(CancelCheckpointMarker(barrier.checkpoint_id))
+            return
         snapshot = run.empty_snapshot(barrier.checkpoint_id)
         if self.operator is not None:
             snapshot = self.operator.snapshot(snapshot)

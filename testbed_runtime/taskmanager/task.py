@@ -179,6 +179,10 @@ class Task:
             self._run.on_completed(checkpoint)
         self._wakeup.set()
 
+    def notify_checkpoint_aborted(self, checkpoint: int) -> None:
+        if self.state is _S.RUNNING:
+            self.checkpoints.abort(checkpoint)
+
     async def wait_ended(self) -> None:
         """Wait until nothing of the task runs any more."""
         if self._main is not None:

@@ -21,6 +21,7 @@ from testbed_runtime.core.job.messages import (
     DisconnectTaskManager,
     FreeSlot,
     Heartbeat,
+    NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     RegisterAtJobMaster,
     RegisterTaskManager,
@@ -113,6 +114,7 @@ class TaskExecutor:
             TriggerCheckpoint: self._trigger_checkpoint,
             SetSourceRate: self._set_source_rate,
             NotifyCheckpointComplete: self._notify_checkpoint_complete,
+            NotifyCheckpointAborted: self._notify_checkpoint_aborted,
             Heartbeat: self._heartbeat,
             DisconnectResourceManager: self._disconnect_resourcemanager,
             DisconnectJobManager: self._disconnect_jobmanager,
@@ -311,6 +313,13 @@ class TaskExecutor:
         if task is None:
             return Acknowledge(accepted=False, reason=f"unknown task {message.attempt}")
         task.notify_checkpoint_complete(message.checkpoint)
+        return Acknowledge()
+
+    async def _notify_checkpoint_aborted(self, message: NotifyCheckpointAborted) -> Acknowledge:
+        task = self._tasks.running(message.attempt)
+        if task is None:
+            return Acknowledge(accepted=False, reason=f"unknown task {message.attempt}")
+        task.notify_checkpoint_aborted(message.checkpoint)
         return Acknowledge()
 
     # ---- heartbeats ------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from testbed_runtime.core.job.messages import (
     FreeSlot,
     Heartbeat,
     JobStatusReply,
+    NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     OfferSlots,
     RegisterAtJobMaster,
@@ -107,6 +108,8 @@ class ScriptedTaskManager:
     tasks: dict[str, TaskDeploymentDescriptor] = field(default_factory=dict)
     submitted: list[TaskDeploymentDescriptor] = field(default_factory=list)
     notified: list[int] = field(default_factory=list)
+    aborted: list[tuple[str, int]] = field(default_factory=list)
+    """Attempts, and the checkpoints that were aborted."""
     free: list[str] = field(default_factory=list)
     leader: str = ""
     background: list[asyncio.Task[Any]] = field(default_factory=list)
@@ -121,6 +124,7 @@ class ScriptedTaskManager:
             CancelTask: self._cancel,
             TriggerCheckpoint: self._trigger,
             NotifyCheckpointComplete: self._notify,
+            NotifyCheckpointAborted: self._abort,
             Heartbeat: self._heartbeat,
         }
         self.rpc.serve("taskexecutor", handlers, service_time_s=self.service_time_s)
@@ -236,6 +240,10 @@ class ScriptedTaskManager:
 
     async def _notify(self, message: NotifyCheckpointComplete) -> Acknowledge:
         self.notified.append(message.checkpoint)
+        return Acknowledge()
+
+    async def _abort(self, message: NotifyCheckpointAborted) -> Acknowledge:
+        self.aborted.append((message.attempt, message.checkpoint))
         return Acknowledge()
 
     async def _heartbeat(self, message: Heartbeat) -> Acknowledge:

@@ -78,12 +78,12 @@ class Testbed(Judging):
 
     __test__ = False
 
-    def __init__(self, taskmanagers=3, slots=2, network=None, version="2.x", **configuration):
+    def __init__(self, taskmanagers=3, slots=2, network=None, blobs=None, version="2.x", **configuration):
         self.configuration = {k: v for k, v in {**CONFIGURATION, **configuration}.items() if v}
         self.options = Options(self.configuration, flink_version=version)
         self.board = Switchboard()
         self.network = network or InProcessNetwork()
-        self.blobs = MemoryBlobStore()
+        self.blobs = blobs or MemoryBlobStore()
         self.history = MemoryHistory()
         self.clock = LoopClock("sim")
         self.count = taskmanagers

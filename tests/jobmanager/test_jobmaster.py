@@ -292,6 +292,8 @@ async def test_a_declined_checkpoint_fails_and_the_next_one_is_triggered():
         await cluster.until(lambda: any(r["state"] == "completed" for r in cluster.rows.table("checkpoints")))
         states = [(r["checkpoint"], r["state"], r["reason"]) for r in cluster.rows.table("checkpoints")]
         assert (1, "failed", "CHECKPOINT_DECLINED_TASK_NOT_READY") in states
+        notified = sorted(a for tm in cluster.tms for a in tm.aborted)
+        assert notified == sorted((attempt, 1) for tm in cluster.tms for attempt in tm.tasks)
         assert (2, "completed", "") in states
 
 

@@ -318,6 +318,14 @@ class NotifyCheckpointComplete(Struct, frozen=True):
     leader: str
 
 
+class NotifyCheckpointAborted(Struct, frozen=True):
+    """The checkpoint has failed or was subsumed: a task that its barrier has not reached takes no snapshot."""
+
+    attempt: str
+    checkpoint: int
+    leader: str
+
+
 class Heartbeat(Struct, frozen=True):
     """Request (`jobmaster` or `resourcemanager` → TaskExecutor) and, in the other direction, the answer."""
 

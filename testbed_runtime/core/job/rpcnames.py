@@ -8,6 +8,7 @@ METHODS: dict[str, str] = {
     "ReleasePartitions": "TaskExecutorGateway.releasePartitions(JobID, Set)",
     "TriggerCheckpoint": "TaskExecutorGateway.triggerCheckpoint(ExecutionAttemptID, long, long, CheckpointOptions)",
     "NotifyCheckpointComplete": "TaskExecutorGateway.confirmCheckpoint(ExecutionAttemptID, long, long, long)",
+    "NotifyCheckpointAborted": "TaskExecutorGateway.abortCheckpoint(ExecutionAttemptID, long, long, long)",
     "RequestSlot": "TaskExecutorGateway.requestSlot(SlotID, JobID, AllocationID, ResourceProfile, String, ResourceManagerId, Duration)",
     "DisconnectResourceManager": "TaskExecutorGateway.disconnectResourceManager(Exception)",
     "DisconnectJobManager": "TaskExecutorGateway.disconnectJobManager(JobID, Exception)",
