@@ -77,10 +77,10 @@ def test_every_reading_returns_what_was_written_to_the_subpartition(writes, runs
 
 
 def test_a_result_is_not_read_before_its_end() -> None:
-    """Flink checks the same state."""
+    """The request is refused in Flink's words (SortMergeResultPartition)."""
     result = blocking()
     result.emit(0, b"data")
-    with pytest.raises(FlinkError, match="is not finished"):
+    with pytest.raises(FlinkError, match="Trying to read unfinished blocking partition"):
         result.create_view(0, lambda: None)
 
 

@@ -251,6 +251,22 @@ def test_a_released_partition_refuses_records_with_its_cause() -> None:
         other.emit(0, b"x")
 
 
+def test_F_64_nothing_is_added_after_the_end_of_a_partition() -> None:
+    """A record that came too late would be lost without a word."""
+    result = partition()
+    result.emit(0, b"x")
+    result.finish()
+    queued = result.queued
+    text = "IllegalStateException: Partition already finished."
+    with pytest.raises(FlinkError, match=text):
+        result.emit(0, b"y")
+    with pytest.raises(FlinkError, match=text):
+        result.notify_end_of_data()
+    result.finish()
+    assert result.queued == queued
+    result.release()
+
+
 def test_a_manager_forgets_a_consumed_partition() -> None:
     """Registered callbacks are called."""
     result = partition()

@@ -124,9 +124,7 @@ class BlockingSubpartition(PipelinedSubpartition):
         if self._released:
             raise FlinkError("IllegalStateException", "Already released.")
         if not self._finished:
-            raise FlinkError(
-                "IllegalStateException", f"Subpartition {self.index} of {self.name} is not finished."
-            )
+            raise FlinkError("IllegalStateException", "Trying to read unfinished blocking partition.")
         return SubpartitionView(_Reading(self), on_data)
 
 

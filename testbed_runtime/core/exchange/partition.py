@@ -114,9 +114,10 @@ class ResultPartition:
         subpartition. `whole_bytes` is the minimum size of a new buffer, even if the debloater asks for less.
         `overdraft` allows buffers beyond the pool's availability, to finish what must not wait. `extend` lets the last buffer
         grow to the record instead of waiting (BufferWritingResultPartition.append); many records would undo the debloater's hint that way.
-        Raises FlinkError CancelTaskException if the partition was released."""
+        Raises FlinkError CancelTaskException if the partition was released, and IllegalStateException after `finish`."""
         if self._released:
             raise self._released_error()
+        self._check_in_produce_state()
         view = byte_view(data)
         position, end = offset, len(view)
         builder = self._builders[subpartition]
@@ -187,7 +188,8 @@ class ResultPartition:
 
     def broadcast_event(self, event: Event) -> None:
         """Send an event to every subpartition, after the emitted data (a priority event overtakes it). Never waits,
-        because events need no buffer."""
+        because events need no buffer. Raises FlinkError IllegalStateException after `finish`."""
+        self._check_in_produce_state()
         self._broadcast(encode_event(event), data_type_of(event))
 
     def broadcast_barrier(self, barrier: CheckpointBarrier) -> dict[int, tuple[bytes, ...]]:
@@ -242,6 +244,10 @@ class ResultPartition:
         if not self._finished and not self._released:
             self._finished = True
             self._broadcast(encode_event(EndOfPartition()), DataType.END_OF_PARTITION, last=True)
+
+    def _check_in_produce_state(self) -> None:
+        if self._finished:
+            raise FlinkError("IllegalStateException", "Partition already finished.")
 
     def _broadcast(self, payload: bytes, data_type: DataType, *, last: bool = False) -> None:
         event, builders = BufferBuilder.of_event(payload, data_type), self._builders
