@@ -9,6 +9,7 @@ from testbed_runtime.api.compile import job_graph
 from testbed_runtime.api.iteration_rules import CYCLE_HINT, data_edges
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.check import nearest
+from testbed_runtime.core.job.failover import Link, Regions
 from testbed_runtime.core.job.functions import FORM, FunctionReference, is_in_cluster
 from testbed_runtime.core.job.jobgraph import FUNCTIONS
 from testbed_runtime.core.job.keygroups import compute_default_max_parallelism
@@ -30,6 +31,7 @@ def problems(testbed: models.TestbedSpec, path: str) -> list[UserError]:
     if not found:
         found += iteration_rules.problems(testbed, path)
         found += [*_shape(job, where), *_roles(job, where), *_cycle(job, where), *_blocking(job, where)]
+        found += _waiting_for_itself(job, where)
         found += _record_sizes(job, where)
     return [*found, *_slots(testbed, path)]
 
@@ -108,6 +110,22 @@ def _blocking(job: models.Job, path: str) -> Iterator[UserError]:
         if vertex.source is not None and vertex.source.kind == "generated" and not vertex.source.limit:
             problem = "a job with a blocking result never ends with an unbounded source"
             yield UserError(f"{path}.vertices[{index}].source", problem, "add a limit")
+
+
+def _waiting_for_itself(job: models.Job, path: str) -> Iterator[UserError]:
+    """Yield an error for each blocking result whose producers wait for its consumers: vertices that pipelined results connect
+    start together, when all their blocking inputs are complete."""
+    links = [Link((e.from_, 0), (e.to, 0), pipelined=e.result != BLOCKING) for e in data_edges(job)]
+    regions = Regions([(v.name, 0) for v in job.vertices], links)
+    for index, edge in enumerate(job.edges):
+        if edge.result != BLOCKING:
+            continue
+        behind = regions.to_restart([(edge.to, 0)], available=lambda producer, consumer: True)
+        if (edge.from_, 0) in behind:
+            problem = f"{edge.from_!r} and {edge.to!r} wait for each other: other results connect them too"
+            yield UserError(
+                f"{path}.edges[{index}].result", problem, "make all results between them blocking"
+            )
 
 
 def _forward(source: models.Vertex, target: models.Vertex, where: str) -> Iterator[UserError]:

@@ -135,6 +135,36 @@ def test_a_blocking_result_needs_sources_that_end_and_no_checkpoints(
     assert all(text in str(e) for e in found.errors)
 
 
+@pytest.mark.parametrize(
+    ("result", "refused"),
+    [
+        (("pipelined", "blocking", "blocking"), [1, 2]),
+        (("pipelined", "pipelined", "blocking"), [2]),
+        (("blocking", "blocking", "blocking"), []),
+        (("blocking", "blocking", "pipelined"), []),
+    ],
+)
+def test_a_blocking_result_is_refused_if_its_producer_starts_only_with_its_consumer(
+    result: tuple[str, str, str], refused: list[int]
+):
+    """A diamond: source to sink, source to map, map to sink. No task of such a job would ever start."""
+    ways = (("source", "sink"), ("source", "map"), ("map", "sink"))
+    edges = [
+        {
+            "from": a,
+            "to": b,
+            "result": kind,
+            "deployment": "on-full-result" if kind == "blocking" else "eager",
+        }
+        for (a, b), kind in zip(ways, result, strict=True)
+    ]
+    vertices = [{"name": "source", "source": {"limit": 100}}, {"name": "map", "operator": "map"}, {"name": "sink", "sink": "ledger"}]  # fmt: skip
+    spec = {"hypothesis": "x", "testbed": {"taskManagers": {"replicas": 3}, "job": {"vertices": vertices, "edges": edges}}}  # fmt: skip
+    found = validate({"apiVersion": "headgate.dev/v1alpha1", "kind": "Scenario", "metadata": {"name": "x"}, "spec": spec})  # fmt: skip
+    assert [e.path for e in found.errors] == [f"spec.testbed.job.edges[{i}].result" for i in refused]
+    assert all("wait for each other" in str(e) for e in found.errors)
+
+
 def vertex(name: str, group: str, **what: Any) -> JobVertex:
     return JobVertex(name, 1, 128, group, **what)
 
