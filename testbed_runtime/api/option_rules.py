@@ -13,6 +13,7 @@ from testbed_runtime.api.job_rules import has_blocking
 from testbed_runtime.core.errors import FlinkError, OptionRefused, UserError
 from testbed_runtime.core.exchange import tls
 from testbed_runtime.core.exchange.alignment import BarrierPolicy
+from testbed_runtime.core.exchange.debloat import check_debloating
 from testbed_runtime.core.job import restore
 from testbed_runtime.core.job.checkpoints import CheckpointConfig
 from testbed_runtime.core.job.cost import COST, prices
@@ -173,6 +174,7 @@ def _refused(options: Options, path: str) -> Iterator[UserError]:
         HeartbeatConfig.of,
         CheckpointConfig.of,
         RegistrationConfig.of,
+        check_debloating,
         lambda o: restart_strategy(o, lambda low, _: low),
     ):
         try:

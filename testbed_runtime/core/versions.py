@@ -53,6 +53,10 @@ IO_FAILURES_COUNT = Change(
     "1.14",
     "a checkpoint that fails with an IO exception while it is triggered counts as failed, each time if it has no id yet",
 )
+BUFFER_DEBLOATING = Change(
+    "1.14",
+    "buffers can be debloated; a TaskManager does not start with sizes that contradict each other, even without debloating (FLIP-183)",
+)
 FINALIZATION_COUNTS = Change("1.15", "a checkpoint whose finalization fails counts as failed")
 FAILURE_NAMES_REASON = Change(
     "1.17", "`Exceeded checkpoint tolerable failure threshold.` is followed by the reason of the last failure"
@@ -110,6 +114,7 @@ CHANGES = (
     NO_EXCLUSIVE_BUFFERS,
     CHECKPOINTS_AFTER_FINISH,
     IO_FAILURES_COUNT,
+    BUFFER_DEBLOATING,
     CANCELLED_BY_CAUSE,
     ONE_CONNECTION,
     FINALIZATION_COUNTS,

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from testbed_runtime.core.exchange.debloat import BufferDebloater, ThroughputCalculator
+from testbed_runtime.core.exchange.debloat import DEBLOAT, LEAST, START, BufferDebloater, ThroughputCalculator
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.options import Options
+from testbed_runtime.core.processmemory import SEGMENT
 from testbed_runtime.core.versions import STARTING_SEGMENT_SIZE, has
-
-PREFIX = "taskmanager.network.memory.buffer-debloat."
 
 
 def starting_size(options: Options) -> int | None:
     """Return the size of buffers before the first announcement, or None without debloating."""
-    if not options.boolean(PREFIX + "enabled"):
+    if not options.boolean(DEBLOAT + "enabled"):
         return None
-    largest = options.memory("taskmanager.memory.segment-size")
+    largest = options.memory(SEGMENT)
     if not has(options.flink_version, STARTING_SEGMENT_SIZE):
         return largest
-    return min(largest, options.memory("taskmanager.memory.starting-segment-size"))
+    return min(largest, options.memory(START))
 
 
 @dataclass(slots=True)
@@ -43,18 +42,18 @@ class TaskDebloating:
 
     def __init__(self, gates: list[InputGate], options: Options) -> None:
         self._gates: list[_GateDebloating] = []
-        self._period_s = options.duration(PREFIX + "period")
+        self._period_s = options.duration(DEBLOAT + "period")
         self._next: float | None = None
         start = starting_size(options)
         if start is None:
             return
         for gate in gates:
             debloater = BufferDebloater(
-                target_ms=round(options.duration(PREFIX + "target") * 1000),
-                largest=options.memory("taskmanager.memory.segment-size"),
-                least=options.memory("taskmanager.memory.min-segment-size"),
-                samples=options.integer(PREFIX + "samples"),
-                threshold_percent=options.integer(PREFIX + "threshold-percentages"),
+                target_ms=round(options.duration(DEBLOAT + "target") * 1000),
+                largest=options.memory(SEGMENT),
+                least=options.memory(LEAST),
+                samples=options.integer(DEBLOAT + "samples"),
+                threshold_percent=options.integer(DEBLOAT + "threshold-percentages"),
                 start=start,
             )
             self._gates.append(_GateDebloating(gate, debloater))

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.debloat import BufferDebloater, BufferSizeEMA, ThroughputCalculator
+from testbed_runtime.core.errors import FlinkError, OptionRefused
+from testbed_runtime.core.exchange.debloat import (
+    BufferDebloater,
+    BufferSizeEMA,
+    ThroughputCalculator,
+    check_debloating,
+)
+from testbed_runtime.core.options import Options
 
 
 def run(ema: BufferSizeEMA, *samples: tuple[int, int]) -> list[int]:
@@ -126,3 +132,37 @@ def test_H_07_a_desired_size_that_no_longer_fits_a_long_is_refused():
     with pytest.raises(FlinkError, match="Size of buffer should be non negative"):
         debloater.recalculate(2**62, 1)
     assert debloater.recalculate(2**61, 1) is None
+
+
+MEMORY, DEBLOAT = "taskmanager.memory.", "taskmanager.network.memory.buffer-debloat."
+
+
+@pytest.mark.parametrize(
+    ("version", "configuration", "refused"),
+    [
+        ("2.x", {}, ""),
+        ("2.x", {MEMORY + "segment-size": "1 kb"}, ""),
+        ("2.x", {MEMORY + "segment-size": "512 b"}, MEMORY + "starting-segment-size"),
+        ("2.x", {MEMORY + "min-segment-size": "2 kb"}, MEMORY + "starting-segment-size"),
+        ("1.20", {MEMORY + "segment-size": "512 b"}, ""),
+        ("1.20", {MEMORY + "min-segment-size": "2 kb"}, ""),
+        ("1.20", {MEMORY + "min-segment-size": "64 kb"}, MEMORY + "min-segment-size"),
+        ("1.14", {MEMORY + "segment-size": "512 b"}, MEMORY + "min-segment-size"),
+        ("1.13", {MEMORY + "segment-size": "512 b"}, ""),
+        ("2.x", {MEMORY + "min-segment-size": "0 b"}, MEMORY + "min-segment-size"),
+        ("2.x", {DEBLOAT + "samples": "0"}, DEBLOAT + "samples"),
+        ("2.x", {DEBLOAT + "target": "0 s"}, DEBLOAT + "target"),
+        ("2.x", {DEBLOAT + "target": "1 ms"}, ""),
+    ],
+)
+def test_H_12_H_13_sizes_that_contradict_each_other_are_refused(
+    version: str, configuration: dict[str, str], refused: str
+) -> None:
+    """Flink's TaskManager does not start with them, whether debloating is on or off."""
+    options = Options(configuration, flink_version=version)
+    if not refused:
+        check_debloating(options)
+        return
+    with pytest.raises(OptionRefused) as error:
+        check_debloating(options)
+    assert error.value.key == refused

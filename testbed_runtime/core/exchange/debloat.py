@@ -2,8 +2,45 @@
 
 from __future__ import annotations
 
-from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.errors import FlinkError, require_option
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.processmemory import SEGMENT
 from testbed_runtime.core.values import java_int, java_long, truncated
+from testbed_runtime.core.versions import BUFFER_DEBLOATING, STARTING_SEGMENT_SIZE, has
+
+LEAST, START = (f"taskmanager.memory.{name}-segment-size" for name in ("min", "starting"))
+DEBLOAT = "taskmanager.network.memory.buffer-debloat."
+
+
+def check_debloating(options: Options) -> None:
+    """Raise OptionRefused as Flink's BufferDebloatConfiguration does, without a text of its own. A TaskManager reads it even if
+    debloating is off."""
+    if not has(options.flink_version, BUFFER_DEBLOATING):
+        return
+    largest, least, start = options.memory(SEGMENT), options.memory(LEAST), options.memory(START)
+    rules = [
+        (least > 0, "must be at least 1 byte", LEAST, "the default is 256 b"),
+        (
+            options.integer(DEBLOAT + "samples") > 0,
+            "must be at least 1",
+            DEBLOAT + "samples",
+            "the default is 20",
+        ),
+        (largest >= least, f"must be at most {SEGMENT}", LEAST, f"write at most {largest} b"),
+        (
+            options.duration(DEBLOAT + "target") >= 0.001,
+            "must be at least 1 ms",
+            DEBLOAT + "target",
+            "the default is 1 s",
+        ),
+    ]
+    if has(options.flink_version, STARTING_SEGMENT_SIZE):
+        rules += [
+            (largest >= start, f"must be at most {SEGMENT}", START, f"write at most {largest} b"),
+            (least <= start, f"must be at least {LEAST}", START, f"write at least {least} b"),
+        ]
+    for holds, text, key, hint in rules:
+        require_option(holds, f"{key} {text}", key, hint)
 
 
 class BufferSizeEMA:
