@@ -244,9 +244,9 @@ class StreamTask:
 
     async def _process(self, records: Records, channel: int) -> None:
         run = self._run
-        run.meter.records_in += len(records)
         if self._service_time_s > 0:
             await self._service.spend(self._service_time_s * len(records))
+        run.meter.records_in += len(records)  # together with the lag of a sink, which says how late they are
         if self._sink is not None:
             self._sink.write(records, channel)
         if self.operator is None:
