@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.checkpoints import restored_age_s
-from testbed_runtime.checking.common import NS, Entry, Window, Windows, busiest_vertex, data, events, windows
-from testbed_runtime.checking.criticalpath import EPSILON_NS, attribute
+from testbed_runtime.checking.common import NS, Entry, Windows, busiest_vertex, data, events, windows
+from testbed_runtime.checking.criticalpath import EPSILON_NS, NEAR_NS, attribute
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, check_faults
-from testbed_runtime.checking.progress import processed_s, progress_of, raw_rate, sinks_of
+from testbed_runtime.checking.progress import LAST_NS, last_arrival, processed_s, progress_of, sinks_of
 from testbed_runtime.checking.rounds import Outage, RoundSpan, outages_of, start_of
 from testbed_runtime.checking.waits import (
     BUSY_KINDS,
@@ -47,6 +47,8 @@ from testbed_runtime.history.waits import INT64_MAX
 FAILED_NS = NS // 4
 """A wait whose failure ended a round ended at most this long before the JobMaster learned of the failure."""
 _STANDS_STILL = "a job that stands still: no record arrives at its sinks, and no wait was recorded"
+_ON_THE_EXCHANGE = ("network", "frames")
+"""Groups of faults that delay records while the job runs."""
 _WAITED_FOR = ("slot", "cancellation", "restart-delay", "fencing", "jobmanager", "leadership", "stalled")
 """Together with the kinds before the first record, the waits of a job that is not running."""
 _FAILING = frozenset({"partition", "deployment", "slot", "checkpoint", "heartbeat", "restore", "open", "cancellation"})  # fmt: skip
@@ -199,6 +201,12 @@ class _Paths:
         if outage.caught_up is None and outage.recovered:
             return waits, _nothing("catch-up", end)
         ended = Outcome.COMPLETED if outage.recovered else Outcome.OPEN
+        if outage.recovered and (held := _holding(outage, span.running, end)) is not None:
+            until = min(held.ended_ns or end, end)
+            # it takes the place of the first part of the catch-up, so it follows on what that would follow on
+            waiting = replace(fault_wait(held, span.running, until, self.waits), kind="catch-up")
+            rest = self._catch_up(until, end, ended, backlog=self._backlog(outage, span.running))
+            return [*waits, waiting], replace(rest, after=(waiting.wait,))
         return waits, self._catch_up(span.running, end, ended, backlog=self._backlog(outage, span.running))
 
     def _survived(self, outage: Outage, waits: list[Wait], end: int) -> tuple[list[Wait], Wait]:
@@ -208,6 +216,9 @@ class _Paths:
         found = None if failure is None else self._failing(failure, outage.effect, failure.t_ns)
         if found is not None and found.start_ns < end:
             return waits, replace(found, end_ns=end)
+        leaderless = [w for w in waits if w.kind == "leadership" and w.start_ns < end < w.end_ns]
+        if failure is not None and leaderless:  # the next JobManager learns of the failure when it leads
+            return waits, replace(leaderless[0], end_ns=end)
         lasted = self._lasted(outage, end)
         return lasted, lasted[-1]
 
@@ -226,11 +237,14 @@ class _Paths:
                 found.append(fault_wait(fault, begun, ended, self.waits, missed=missed))
                 at = ended
         if at < end or not found:
-            rest = self._catch_up(at, end, Outcome.COMPLETED)
-            silent = (
-                not outage.recovered and at < end and raw_rate(sinks_of(self.trial), Window(at, end)) == 0
-            )
-            found.append(replace(rest, what="", cause=_STANDS_STILL) if silent else rest)
+            silent = end if outage.recovered else max(at, last_arrival(sinks_of(self.trial), end))
+            if silent == end or (silent > at and end - silent < LAST_NS):
+                silent = max(at, end)
+            if at < silent or not found:
+                found.append(self._catch_up(at, silent, Outcome.COMPLETED))
+            if silent < end:
+                rest = self._catch_up(silent, end, Outcome.COMPLETED)
+                found.append(replace(rest, what="", cause=_STANDS_STILL))
         return [found[0], *(replace(w, after=(b.wait,)) for b, w in pairwise(found))]
 
     def _backlog(self, outage: Outage, running: int) -> str:
@@ -288,6 +302,16 @@ class _Paths:
         lasting = [w for w in lasting if w.kind in KINDS["first-record"].after + _WAITED_FOR]
         steps_on = [s for s in stepped if s.end_ns >= end]
         return min(lasting or steps_on, key=lambda w: w.start_ns, default=_nothing("failure-report", end))
+
+
+def _holding(outage: Outage, running: int, end: int) -> FaultEffect | None:
+    """Return the fault on the exchange that the restarted job still had, if its end is what ended the catch-up."""
+    faults = [*((outage.fault,) if outage.fault else ()), *outage.earlier, *outage.shared]
+    found = [f for f in faults if f.kind.partition(".")[0] in _ON_THE_EXCHANGE and f.ended_ns is not None]
+    found = [
+        f for f in found if f.begun_ns < running < (f.ended_ns or 0) <= end <= (f.ended_ns or 0) + NEAR_NS
+    ]
+    return max(found, key=lambda f: f.ended_ns or 0, default=None)
 
 
 def _nothing(kind: str, at: int) -> Wait:

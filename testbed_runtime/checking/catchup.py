@@ -108,6 +108,14 @@ class CatchUp(Struct, frozen=True):
         """Return whether no subtask was behind from `start` to `end`."""
         return bool(self._good(np.arange(start, end, STEP_NS, dtype=np.int64)).all())
 
+    def behind_since(self, at: int) -> int | None:
+        """Return since when a subtask has been behind until the end, from `at` on. None if none is behind at the end."""
+        good = self._good(times := np.arange(at, self.end + 1, STEP_NS, dtype=np.int64))
+        if not len(times) or good[-1]:
+            return None
+        last_good = np.flatnonzero(good)
+        return int(times[last_good[-1] + 1]) if len(last_good) else at
+
     def since(self, at: int, *, fault_end: int = 0) -> int | None:
         """Return the first moment from `at` on at which every subtask has caught up. None if there is none before the end.
 

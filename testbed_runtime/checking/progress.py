@@ -236,6 +236,12 @@ def raw_rate(sinks: list[TaskSeries], window: Window) -> float | None:
     return received / window.seconds
 
 
+def last_arrival(sinks: list[TaskSeries], until: int) -> int:
+    """Return when the last record arrived at any sink, as far as samples up to `until` show. 0 if none did."""
+    found = [s.t_ns[np.diff(s.records_in, prepend=0) > 0] for s in sinks]
+    return max((int(t[t <= until].max()) for t in found if (t <= until).any()), default=0)
+
+
 def by_sink(sinks: list[TaskSeries], window: Window) -> dict[str, float]:
     """Return the records per second received by each sink vertex."""
     groups: dict[str, list[TaskSeries]] = {}

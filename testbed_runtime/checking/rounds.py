@@ -9,9 +9,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from testbed_runtime.checking.catchup import CatchUp
-from testbed_runtime.checking.common import data, events
+from testbed_runtime.checking.common import Window, data, events
 from testbed_runtime.checking.failovers import Cause, round_causes
 from testbed_runtime.checking.faults import FaultEffect
+from testbed_runtime.checking.progress import LAST_NS, raw_rate, sinks_of
 from testbed_runtime.checking.waits import targets_of
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.causes import RECOVERED
@@ -116,6 +117,13 @@ class _Record(Struct, frozen=True):
             return None
         begun = max([min(one.t_ns for one in found.values()), *ran.values()])
         return last_due_arrival(found.values(), [later.get(task) for task in missing], begun, until)
+
+    def stands_still(self, since: int) -> bool:
+        """Return whether a subtask is behind until the end of the record, and no sink received a record meanwhile."""
+        behind = self.catch_up.behind_since(since)
+        if behind is None or self.end - behind < LAST_NS:
+            return False
+        return raw_rate(sinks_of(self.trial), Window(behind, self.end)) == 0
 
     def rounds(self, start: int, causes: Sequence[Cause | None], begins: Sequence[int]) -> list[RoundSpan]:
         """Return the rounds that these causes began. The last one is cut by the caller."""
@@ -297,6 +305,10 @@ def _without_failover(
     if following < ended and not _stops(fault) and record.catch_up.good_between(effect, following):
         return Outage(fault, effect, effect, (RoundSpan(effect, effect),), True, effect)
     moment = record.catch_up.since(effect, fault_end=ended)
+    if following == record.end and record.stands_still(effect):
+        moment = (
+            None  # it did not show at once: the buffers that a fault cost are missed once the others are used
+        )
     end = max(record.end, effect) if moment is None else moment
     span = RoundSpan(effect, end, unnoticed=unnoticed if moment is None else None)
     return Outage(fault, effect, end, (span,), moment is not None, moment)
