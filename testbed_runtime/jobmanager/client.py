@@ -19,11 +19,9 @@ from testbed_runtime.core.job.messages import (
     StopWithDrain,
     SubmitJob,
 )
-from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.ports.hosts import JobStatus
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, Rpc
-from testbed_runtime.transport.rpc_http import HttpRpc
 
 ASK_S = 2.0
 SUBMIT_LIMIT_S = 10.0
@@ -90,24 +88,3 @@ class JobClient:
 
     async def _ask(self, message: Any, *, timeout_s: float = ASK_S) -> Any:
         return await self._rpc.ask(JOBMANAGER, self._jobmanager, DISPATCHER, message, timeout_s=timeout_s)
-
-
-class WithJob:
-    """The job of a running testbed, as every `ports.hosts.Testbed` over HTTP has it."""
-
-    plan: TestbedPlan
-    _rpc: HttpRpc | None
-
-    async def submit(self) -> None:
-        await self._jobs().submit(self.plan.job, self.plan.configuration)
-
-    async def stop_job(self, *, timeout_s: float) -> bool:
-        return await self._jobs().stop_with_drain(timeout_s=timeout_s)
-
-    def _jobs(self) -> JobClient:
-        if self._rpc is None:
-            raise HeadgateError("the testbed is closed")
-        return JobClient(self._rpc, self._jobmanager_address())
-
-    def _jobmanager_address(self) -> Address:
-        raise NotImplementedError

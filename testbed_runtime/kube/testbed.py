@@ -23,7 +23,7 @@ from testbed_runtime.faults.fanout import PACKETS, Agent
 from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.history.recording.sink import StreamingSink
-from testbed_runtime.jobmanager.client import WithJob
+from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.kube.agentfaults import AddressOf, AgentFaults
 from testbed_runtime.kube.disruptions import Disruptions
 from testbed_runtime.kube.podfaults import PodFaults
@@ -74,7 +74,7 @@ Gone = Callable[[], Awaitable[bool]]
 """Returns whether the Testbed was deleted. Raises HeadgateError if the API server is unreachable."""
 
 
-class KubeTestbed(WithJob):
+class KubeTestbed:
     """A `ports.hosts.Testbed`. Call `open` when its pods are ready and `close` at the end. The host owns the pods."""
 
     __test__ = False
@@ -174,9 +174,15 @@ class KubeTestbed(WithJob):
         )
         return {f"{source}->{destination}": found}
 
+    async def submit(self) -> None:
+        await self._jobs().submit(self.plan.job, self.plan.configuration)
+
     async def job_status(self) -> JobStatus:
         """Raises RecipientUnreachable or AskTimeout while the JobManager is unreachable."""
         return await self._jobs().status()
+
+    async def stop_job(self, *, timeout_s: float) -> bool:
+        return await self._jobs().stop_with_drain(timeout_s=timeout_s)
 
     # ---- faults
 
@@ -309,5 +315,7 @@ class KubeTestbed(WithJob):
         self._agent_faults.sink = None
         await asyncio.gather(*(sink.close() for sink in sinks.values()))
 
-    def _jobmanager_address(self) -> Address:
-        return self._access.address(JOBMANAGER, naming.JOBMANAGER_PORT)
+    def _jobs(self) -> JobClient:
+        if self._rpc is None:
+            raise HeadgateError("the testbed is closed")
+        return JobClient(self._rpc, self._access.address(JOBMANAGER, naming.JOBMANAGER_PORT))

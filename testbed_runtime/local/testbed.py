@@ -19,7 +19,7 @@ from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.faults.registry import LOCAL, Capabilities
 from testbed_runtime.history.recording.sink import StreamingSink
-from testbed_runtime.jobmanager.client import WithJob
+from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.jobmanager.recovery import KeptCheckpoint
 from testbed_runtime.local.certificates import write_certificate
 from testbed_runtime.local.live import LiveReader
@@ -49,7 +49,7 @@ STOP_GRACE_S = 5.0
 SEAL_LIMIT_S = 30.0
 
 
-class LocalTestbed(WithJob):
+class LocalTestbed:
     """A running testbed. Made by LocalTestbedHost; implements ports.hosts.Testbed."""
 
     __test__ = False
@@ -168,10 +168,16 @@ class LocalTestbed(WithJob):
             return await self.packets.paths()
         return {"loopback": await self.processes.path()}
 
+    async def submit(self) -> None:
+        await self._jobs().submit(self.plan.job, self.plan.configuration)
+
     async def job_status(self) -> JobStatus:
         """Raises RecipientUnreachable or AskTimeout while the JobManager does not answer."""
         status = await self._jobs().status()
         return replace(status, counters={**status.counters, **self._live.values()})
+
+    async def stop_job(self, *, timeout_s: float) -> bool:
+        return await self._jobs().stop_with_drain(timeout_s=timeout_s)
 
     async def inject(
         self, fault: Fault, *, fault_id: str, targets: Sequence[str], lease_s: float | None
@@ -270,8 +276,10 @@ class LocalTestbed(WithJob):
                 for item in await self.packets.journal():
                     sink.append(str(item["table"]), **item["row"])
 
-    def _jobmanager_address(self) -> Address:
-        return self._jobmanager
+    def _jobs(self) -> JobClient:
+        if self._rpc is None:
+            raise HeadgateError("the testbed is closed")
+        return JobClient(self._rpc, self._jobmanager)
 
 
 class LocalTestbedHost:
