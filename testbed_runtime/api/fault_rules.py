@@ -32,6 +32,9 @@ def problems(setting: MergedVariant, path: str, timeline: models.Timeline) -> li
         if spec.at == AT_DEPLOY and parse_duration(spec.jitter):
             hint = "leave out jitter, or write a time such as 0 s"
             found.append(UserError(f"{where}.jitter", "a fault before the submission has no jitter", hint))
+        if spec.at == AT_DEPLOY and compile_fault(spec).kind == JOBMANAGER_KILL:
+            problem = "the job cannot be submitted to a JobManager that was killed before"
+            found.append(UserError(f"{where}.at", problem, "write a time such as 0 s, or pause it"))
     return [*found, *_on_killed(setting, path)]
 
 

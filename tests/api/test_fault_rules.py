@@ -53,3 +53,11 @@ def test_a_fault_on_a_process_that_an_earlier_one_killed_is_refused(faults, repl
     )
     text = "'late' needs a process that 'kill' has killed by then"
     assert any(text in e for e in found) is refused, found
+
+
+def test_a_jobmanager_that_is_killed_before_the_submission_is_refused():
+    """The job could not be submitted, and the run would be an Error after all processes had started."""
+    found = errors(lambda s: s.update(faults=[{**JM_KILL, "at": "deploy"}]))
+    assert any("faults[0].at: the job cannot be submitted" in e for e in found), found
+    paused = {**JM_KILL, "at": "deploy", "jobmanager": {"pause": {}}}
+    assert not any("submitted" in e for e in errors(lambda s: s.update(faults=[paused])))

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.checking.answer import _Paths, _with_prolonging_faults, margins, trial_recovery
+from testbed_runtime.checking.common import Windows
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.rounds import Outage, RoundSpan
@@ -18,7 +19,7 @@ from testbed_runtime.core.waits import Outcome, Wait
 
 NS = 1_000_000_000
 START = 1000
-BUSY = "headgate.jobmanager.service-time = 100 ms"
+SERVICE_TIME = "headgate.jobmanager.service-time"
 
 
 def at(t: float) -> int:
@@ -42,8 +43,9 @@ def cause(t: float, kind: str = "failure-report", **more: Any) -> Cause:
     return Cause(at(t), f"at {t:g}", kind=kind, **values)
 
 
-def answered(outage: Outage, waits: list[Wait], *, trial: Any, busy: str = "") -> Recovery:
-    return _Paths(trial, waits, busy).recovery(outage, "")
+def answered(outage: Outage, waits: list[Wait], *, trial: Any, service_time: str = "0 ms") -> Recovery:
+    entry = {"configuration": {SERVICE_TIME: service_time}}
+    return _Paths(trial, entry, waits, Windows(None, None, None, None, at(60))).recovery(outage, "")
 
 
 def parts(found: Recovery, number: int = 0) -> list[tuple[str, float]]:
@@ -181,19 +183,23 @@ def test_a_busy_jobmanager_owns_the_time_until_it_hears_of_a_request_that_expire
         RoundSpan(at(14), at(15), failed, running=at(15)),
     )
     outage = Outage(None, at(9.5), at(15), rounds, True)
-    found = answered(outage, [expired], trial=history.empty().trial(), busy=BUSY)
+    found = answered(outage, [expired], trial=history.empty().trial(), service_time="100 ms")
     first, second = found.rounds[0].segments
     assert (first.option, first.seconds) == ("pekko.ask.timeout", 2.5)
-    assert (second.text, second.seconds, second.outcome) == (BUSY, 2, "completed")
+    assert (second.text, second.seconds, second.outcome) == (f"{SERVICE_TIME} = 100 ms", 2, "completed")
 
 
 def test_a_busy_jobmanager_owns_the_steps_that_it_does(history: Any):
     """Cancellation, slots and deployment; tasks connect by themselves."""
-    configuration = history.entry()["configuration"] | {"headgate.jobmanager.service-time": "100 ms"}
+    configuration = history.entry()["configuration"] | {SERVICE_TIME: "100 ms"}
     trial = history.without("waits")
     (found,) = trial_recovery(trial, history.entry(configuration=configuration)).recoveries
     texts = {s.kind: s.text for s in found.rounds[0].segments}
-    assert {k for k, text in texts.items() if text == BUSY} >= {"cancellation", "slot", "deployment"}
+    assert {k for k, text in texts.items() if text == f"{SERVICE_TIME} = 100 ms"} >= {
+        "cancellation",
+        "slot",
+        "deployment",
+    }
     assert texts["partition"] == "connections and partition requests"
 
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Margin, Price, Recovery, TrialRecovery
-from testbed_runtime.report.answer import answers, headline, margin_words, read_recoveries, typical_prices
+from testbed_runtime.report.answer import answers, margin_words, read_recoveries, typical_prices
 from tests.report.recoveries import BACKOFF, killed, late_producer, segments, unfinished
 
 
@@ -72,12 +72,6 @@ def test_repeated_rounds_are_counted():
 def test_a_recovery_that_did_not_end_says_so():
     """The seconds are those until the end of the record."""
     assert "not recovered after 3.28 s" in lines(unfinished(killed("main-1")))[0]
-
-
-def test_a_recovery_that_the_failure_of_the_job_ended_says_so():
-    """A job that failed for good is not a job that was still recovering."""
-    found = replace(unfinished(killed("main-1")).recoveries[0], reason="JobFailed")
-    assert headline(found).endswith(", job FAILED after 3.28 s")
 
 
 def test_many_trials_become_one_line_of_their_variant():

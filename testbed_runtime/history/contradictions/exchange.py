@@ -11,6 +11,7 @@ import pyarrow as pa
 from testbed_runtime.core.exchange.records import LENGTH_BYTES
 from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.core.job.jobgraph import MIN_RECORD_BYTES
+from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.options import LATENCY_INTERVAL
 from testbed_runtime.history.contradictions.columns import (
     ATTEMPT,
@@ -93,9 +94,7 @@ def _totals(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield a vertex whose last attempts received much more or less than those before it sent. Both have finished, no channel state
     was restored, and no result can be read again. A few lost records are no damage: delivery judges them."""
     job = entry.get("job")
-    blocking = isinstance(job, Mapping) and any(
-        e.get("result") or e.get("deployment") for e in job.get("edges") or ()
-    )
+    blocking = isinstance(job, Mapping) and any(e.get("result") == BLOCKING for e in job.get("edges") or ())
     if blocking or _channel_state(trial) or LATENCY_INTERVAL in (entry.get("configuration") or {}):
         return
     totals, copies = _finished(trial), _copies(entry)
