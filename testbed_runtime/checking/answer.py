@@ -336,13 +336,15 @@ def prices(segments: Iterable[Segment]) -> tuple[Price, ...]:
 
 
 def margins(waits: Iterable[Wait], start: int, end: int) -> tuple[Margin, ...]:
-    """Return how close the completed waits of a span came to the limit of their option: the closest of each option."""
+    """Return how close the completed waits of a span came to the limit of their option: the closest of each option. A report to
+    the JobManager may be answered after the span in which it was sent: a task runs before its JobMaster knows that."""
     closest: dict[str, Wait] = {}
     for wait in waits:
         done = wait.outcome is Outcome.COMPLETED and wait.option and wait.budget_ns > 0
         if wait.kind == "heartbeat" and wait.end_ns - wait.start_ns > wait.budget_ns:
             continue  # the waiting process itself had stopped, which extends its deadlines
-        if done and wait.end_ns > wait.start_ns and start < wait.end_ns <= end + EPSILON_NS:
+        within = wait.end_ns <= end + EPSILON_NS or (wait.kind == "jobmanager" and wait.start_ns <= end)
+        if done and wait.end_ns > wait.start_ns and start < wait.end_ns and within:
             known = closest.get(wait.option)
             if known is None or wait.seconds / wait.budget_ns > known.seconds / known.budget_ns:
                 closest[wait.option] = wait
