@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from testbed_runtime.core.errors import HeadgateError
@@ -45,4 +47,27 @@ async def test_a_proxy_that_is_gone_makes_every_peer_unreachable():
     resolver = ProxyResolver("tm-0", ("127.0.0.1", 1), "token")
     with pytest.raises(ConnectionRefusedError):
         await resolver.resolve("tm-1", "data", ("127.0.0.1", 5))
+    await resolver.close()
+
+
+async def test_those_who_ask_for_the_same_route_get_it_in_the_order_in_which_they_asked(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Otherwise a task's report RUNNING could overtake INITIALIZING. The last one asks just when the route is known."""
+    answer = asyncio.get_running_loop().create_future()
+    resolver = ProxyResolver("tm-0", ("127.0.0.1", 1), "token")
+    monkeypatch.setattr(resolver, "_ask", lambda *key: answer)
+    order: list[str] = []
+
+    async def resolve(who: str) -> None:
+        await resolver.resolve("jobmanager", "rpc", ("127.0.0.1", 5))
+        order.append(who)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(resolve("first"))
+        group.create_task(resolve("second"))
+        await asyncio.sleep(0)
+        answer.set_result(("127.0.0.1", 6))
+        group.create_task(resolve("third"))
+    assert order == ["first", "second", "third"]
     await resolver.close()

@@ -7,6 +7,7 @@ another address gets another route.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from typing import Any
 
 import aiohttp
@@ -22,6 +23,9 @@ ROUTE_TIMEOUT_S = 5.0
 MAX_CACHED_ROUTES = 1_024
 ROUTE_TTL_S = 2.0
 """How long a route of a proxy that is known by name is cached: it may restart with other routes."""
+
+_Key = tuple[str, str, Address]
+"""Peer, plane and advertised address."""
 
 
 class DirectResolver:
@@ -44,26 +48,26 @@ class ProxyResolver:
         self._me = logical_name(me)
         self._url = f"http://{proxy[0]}:{proxy[1]}/v1/routes"
         self._session = Session(token, aiohttp.ClientTimeout(total=ROUTE_TIMEOUT_S))
-        self._routes: dict[tuple[str, str, Address], tuple[Address, float]] = {}
+        self._routes: dict[_Key, tuple[Address, float]] = {}
         self._ttl_s = float("inf") if is_numeric(proxy[0]) else ROUTE_TTL_S
         self._host = proxy[0]
-        self._lock = asyncio.Lock()
+        self._locks = defaultdict[_Key, asyncio.Lock](asyncio.Lock)
+        """First come, first served: messages that wait for the same route keep their order."""
 
     async def resolve(self, peer: str, plane: str, advertised: Address) -> Address:
         key = (logical_name(peer), plane, (advertised[0], advertised[1]))
-        known = self._known(key)
-        if known is not None:
-            return known
-        async with self._lock:
+        async with self._locks[key]:
             known = self._known(key)
             if known is None:
                 known = await self._ask(*key)
                 self._routes[key] = known, asyncio.get_running_loop().time() + self._ttl_s
                 if len(self._routes) > MAX_CACHED_ROUTES:
-                    self._routes.pop(next(iter(self._routes)))
+                    oldest = next(iter(self._routes))
+                    self._routes.pop(oldest)
+                    self._locks.pop(oldest)
         return known
 
-    def _known(self, key: tuple[str, str, Address]) -> Address | None:
+    def _known(self, key: _Key) -> Address | None:
         found = self._routes.get(key)
         return None if found is None or found[1] <= asyncio.get_running_loop().time() else found[0]
 
