@@ -199,7 +199,7 @@ CASES = [
         ASK, 3.0, rounds=2, options={"heartbeat.interval": "1 s", ASK: "3 s"}, observation="30 s",
     ),
     Case(
-        "busy-jobmanager", [fault("kill", "1 s", SINK, **KILL)], "headgate.jobmanager.service-time", 3.4, failovers=1,
+        "busy-jobmanager", [fault("kill", "1 s", SINK, **KILL)], "headgate.jobmanager.service-time", 3.8, failovers=1,
         options={**QUICK, "headgate.jobmanager.service-time": "100 ms"}, observation="30 s",
     ),
     Case(  # each report of a task that was cancelled keeps the JobManager busy for 4 s, so all asks expire after 3 s. It
@@ -259,7 +259,8 @@ CASES = [
             fault("slow", "20 s", JOBMANAGER, rpc={"delay": {"method": "UpdateTaskExecutionState", "delay": "1 s"}}),
             fault("kill", "1 s", SINK, at="500 ms", **KILL),
         ],
-        "during the fault `slow`", 4.0, failovers=1, options={"heartbeat.interval": "1 s"}, observation="40 s",
+        # afterwards, 12 reports of six tasks that start wait for each other for 12 s: longer than the default ask timeout
+        "during the fault `slow`", 4.0, failovers=1, options={"heartbeat.interval": "1 s", ASK: "30 s"}, observation="40 s",
     ),
     Case(
         "failing-store",
