@@ -306,9 +306,7 @@ def _without_failover(
         return Outage(fault, effect, effect, (RoundSpan(effect, effect),), True, effect)
     moment = record.catch_up.since(effect, fault_end=ended)
     if following == record.end and record.stands_still(effect):
-        moment = (
-            None  # it did not show at once: the buffers that a fault cost are missed once the others are used
-        )
+        moment = None  # it shows late: the buffers that a fault cost are missed once the others are used
     end = max(record.end, effect) if moment is None else moment
     span = RoundSpan(effect, end, unnoticed=unnoticed if moment is None else None)
     return Outage(fault, effect, end, (span,), moment is not None, moment)
