@@ -249,7 +249,7 @@ METRICS: dict[str, Metric] = {
         Metric("job.failure", "text", None, "Flink's class name of the terminal failure cause; empty if the job did not fail."),
         Metric("job.cause", "text", None, "Last root cause of a job that failed or was restarting when the observation ended; empty if it ran."),
         Metric("deployment.spread", "s", None, "Time between the deployments of the first and the last task at the first start. Consumers that wait for a first record or a full result are deployed later."),
-        Metric("failovers.count", "count", True, "Restarts as Flink counts them: a failure while the job is restarting counts too."),
+        Metric("failovers.count", "count", True, "Restarts of the whole trial, with its start and drain, as Flink counts them: a failure while the job is restarting counts too."),
         Metric("restarts.attempts", "count", True, "Deployments of all restarts that had their slots."),
         Metric("restarts.tasks", "count", True, "Tasks that were deployed again. The text names them.", detailed=True),
         Metric("detection.text", "text", None, "Text of the first failure cause that the JobManager knew."),
