@@ -113,8 +113,8 @@ class TaskExecutor:
             ReleasePartitions: self._release_partitions,
             TriggerCheckpoint: self._trigger_checkpoint,
             SetSourceRate: self._set_source_rate,
-            NotifyCheckpointComplete: self._notify_checkpoint_complete,
-            NotifyCheckpointAborted: self._notify_checkpoint_aborted,
+            NotifyCheckpointComplete: self._notify_checkpoint,
+            NotifyCheckpointAborted: self._notify_checkpoint,
             Heartbeat: self._heartbeat,
             DisconnectResourceManager: self._disconnect_resourcemanager,
             DisconnectJobManager: self._disconnect_jobmanager,
@@ -308,18 +308,16 @@ class TaskExecutor:
             task.set_rate(message.rate)
         return Acknowledge(accepted=task is not None)
 
-    async def _notify_checkpoint_complete(self, message: NotifyCheckpointComplete) -> Acknowledge:
+    async def _notify_checkpoint(
+        self, message: NotifyCheckpointComplete | NotifyCheckpointAborted
+    ) -> Acknowledge:
         task = self._tasks.running(message.attempt)
         if task is None:
             return Acknowledge(accepted=False, reason=f"unknown task {message.attempt}")
-        task.notify_checkpoint_complete(message.checkpoint)
-        return Acknowledge()
-
-    async def _notify_checkpoint_aborted(self, message: NotifyCheckpointAborted) -> Acknowledge:
-        task = self._tasks.running(message.attempt)
-        if task is None:
-            return Acknowledge(accepted=False, reason=f"unknown task {message.attempt}")
-        task.notify_checkpoint_aborted(message.checkpoint)
+        if isinstance(message, NotifyCheckpointComplete):
+            task.notify_checkpoint_complete(message.checkpoint)
+        else:
+            task.notify_checkpoint_aborted(message.checkpoint)
         return Acknowledge()
 
     # ---- heartbeats ------------------------------------------------------------------------------------------
