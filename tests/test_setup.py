@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,19 +10,40 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_setup_does_not_replace_the_environment_that_a_link_names(tmp_path: Path):
-    """It is another checkout's. The error names it, and its files stay."""
-    checkout, other = tmp_path / "checkout", tmp_path / "other"
-    for folder in (checkout / "tools", other):
-        folder.mkdir(parents=True)
+def _checkout(folder: Path) -> Path:
+    checkout = folder / "checkout"
+    (checkout / "tools").mkdir(parents=True)
     shutil.copy(ROOT / "tools" / "setup.sh", checkout / "tools")
     for name in ("requirements.lock", "pyproject.toml"):
         (checkout / name).touch()
+    return checkout
+
+
+def _setup(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "tools/setup.sh"],
+        cwd=checkout,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_setup_names_a_python_that_was_asked_for_and_does_not_suit(tmp_path: Path):
+    """Another Python is not taken in its place."""
+    done = _setup(_checkout(tmp_path), PYTHON="/bin/false")
+    assert done.returncode == 2
+    assert "PYTHON=/bin/false" in done.stderr
+
+
+def test_setup_does_not_replace_the_environment_that_a_link_names(tmp_path: Path):
+    """It is another checkout's. The error names it, and its files stay."""
+    checkout, other = _checkout(tmp_path), tmp_path / "other"
+    other.mkdir()
     (other / "kept").touch()
     (checkout / ".venv").symlink_to(other)
-    done = subprocess.run(
-        ["bash", "tools/setup.sh"], cwd=checkout, capture_output=True, text=True, check=False
-    )
+    done = _setup(checkout)
     assert done.returncode == 2
     assert str(other) in done.stderr
     assert (other / "kept").exists()
