@@ -15,6 +15,7 @@ from testbed_runtime.faults.fanout import PACKETS, Agent, FaultFanout, Part
 from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.ports.hosts import JOB_PATH
 from testbed_runtime.ports.network import Address
+from testbed_runtime.timeouts import timeout
 
 LOOK_LIMIT_S = 3.0
 """Limit for a view of one agent: a pod that is starting or gone must not delay other objects."""
@@ -121,7 +122,7 @@ async def _view(fanout: FaultFanout, reach: Reach, agent: Agent, fault_id: str, 
         return View(error=f"the pod of {agent.process} has no address")
     client = fanout.client(agent)
     try:
-        async with asyncio.timeout(LOOK_LIMIT_S):
+        async with timeout(LOOK_LIMIT_S):
             active = [f for f in await client.faults() if f["id"] == fault_id]
             rows = [r["row"] for r in await client.journal(0) if r["table"] == "faults"]
     except (HeadgateError, TimeoutError) as error:

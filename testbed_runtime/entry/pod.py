@@ -7,7 +7,6 @@ cannot be started, or was lost and is not replaced; the pod's restartPolicy deci
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import sys
@@ -29,6 +28,7 @@ from testbed_runtime.entry.pod_plan import (
 from testbed_runtime.ports.network import Address
 from testbed_runtime.supervisor.api import application
 from testbed_runtime.supervisor.supervisor import Peers, Supervisor
+from testbed_runtime.timeouts import timeout
 
 GRACE_S = 3.0
 """Time for the child to flush its records."""
@@ -45,7 +45,7 @@ async def start(pod: PodIdentity, process: Process) -> Ready:
 
     async def close() -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_S):
+            async with timeout(END_S):
                 await supervisor.stop(spec.name, GRACE_S)
                 await supervisor.close()
 

@@ -26,6 +26,7 @@ from testbed_runtime.process.config import COUNTERS_PATH, REGISTERED_PATH, Proce
 from testbed_runtime.store.blobstore import FolderBlobStore
 from testbed_runtime.store.statefiles import FolderStateFiles
 from testbed_runtime.taskmanager.process import LocalFiles, TaskManager
+from testbed_runtime.timeouts import timeout
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.tap import HistorySampler
 from testbed_runtime.transport.tcp import TcpNetwork
@@ -111,7 +112,7 @@ def _spill_file(config: ProcessConfig) -> IO[bytes]:
 
 async def _within_limit(close: Callable[[], Awaitable[None]]) -> None:
     try:
-        async with asyncio.timeout(CLOSE_S):
+        async with timeout(CLOSE_S):
             await close()
     except TimeoutError:
         return

@@ -17,6 +17,7 @@ from testbed_runtime.cli import heal
 from testbed_runtime.cli.cluster_doctor import OPERATOR_LABELS
 from testbed_runtime.cli.heal import OPERATOR_GONE_S
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.timeouts import timeout
 
 if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api, WatchEvent
@@ -102,7 +103,7 @@ async def _stop_operator(api: Api, settings: Settings) -> None:
     patch = {"spec": {"replicas": 0}}
     await api.patch("apps/v1", "Deployment", settings.namespace, settings.deployment, patch)
     there: frozenset[str] = frozenset()
-    async with asyncio.timeout(OPERATOR_GONE_S):
+    async with timeout(OPERATOR_GONE_S):
         labels = {**OPERATOR_LABELS, "app.kubernetes.io/instance": settings.release}
         async for event in api.watch("v1", "Pod", settings.namespace, labels=labels):
             there = _pods_after(there, event)

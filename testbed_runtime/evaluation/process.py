@@ -15,6 +15,7 @@ from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation import ERROR_PREFIX
+from testbed_runtime.timeouts import timeout
 
 START_LIMIT_S = 180.0
 """A cold Spark needs 10 to 20 s on two cores, and 40 s with executors. A node under load gets more time."""
@@ -100,7 +101,7 @@ class SparkWorker:
     ) -> None:
         child = None
         try:
-            async with asyncio.timeout(limit_s):
+            async with timeout(limit_s):
                 child = await self._running()
                 assert child.stdin is not None
                 child.stdin.write(json.dumps(request).encode() + b"\n")
@@ -155,7 +156,7 @@ class SparkWorker:
     async def _ended(self, child: asyncio.subprocess.Process) -> SparkEnded:
         """Close, and return the error of a child that ended by itself."""
         with contextlib.suppress(TimeoutError):  # it closed its output: its exit code comes at once
-            async with asyncio.timeout(GRACE_S):
+            async with timeout(GRACE_S):
                 await child.wait()
         code = child.returncode
         await self.close()
@@ -202,13 +203,13 @@ async def _end(child: asyncio.subprocess.Process) -> None:
     if child.returncode is None:
         _signal_group(child, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GRACE_S):
+            async with timeout(GRACE_S):
                 await child.wait()
     _signal_group(child, signal.SIGKILL)
     if child.stdin is not None:
         child.stdin.close()
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(GRACE_S):
+        async with timeout(GRACE_S):
             while child.stdout is not None and await child.stdout.read(LINE_MAX_BYTES):
                 pass  # reading to the end closes the pipe
             await child.wait()

@@ -25,6 +25,7 @@ from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.backend import Backend, FaultRequest, Measurement
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.ports.hosts import FaultHandle
+from testbed_runtime.timeouts import timeout
 
 PREPARE_LIMIT_S = 4.0
 """Limit of the measurement before the fault: a path that does not answer must not delay the run."""
@@ -120,7 +121,7 @@ class FaultAgent:
         self._active[fault_id] = active
         self._write(active, "asked", text=f"{name}: {why}")
         try:
-            async with asyncio.timeout(PREPARE_LIMIT_S):
+            async with timeout(PREPARE_LIMIT_S):
                 await backend.prepare(request)
             await self._begin(active, lease_s)
         except (
@@ -276,7 +277,7 @@ class FaultAgent:
         if state is LeaseState.LAPSED:
             self._write(active, "voided", text=_REASONS[state])
         try:
-            async with asyncio.timeout(CHECK_LIMIT_S):
+            async with timeout(CHECK_LIMIT_S):
                 left = await active.backend.check(active.request)
         except (HeadgateError, TimeoutError) as error:
             left = Measurement(False, {}, f"the residue could not be measured: {error}")
@@ -299,7 +300,7 @@ class FaultAgent:
     async def _undo(self, active: _Active) -> str:
         """Remove the fault. Return why that failed, or an empty string."""
         try:
-            async with asyncio.timeout(CHECK_LIMIT_S):
+            async with timeout(CHECK_LIMIT_S):
                 await active.backend.remove(active.request)
         except (HeadgateError, TimeoutError) as error:
             return f"could not be removed by the agent, its own deadline ends it: {error}"

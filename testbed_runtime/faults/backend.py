@@ -15,6 +15,7 @@ from testbed_runtime.core.faults.links import Flow, flows_of, owners_of
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.ports.network import Address
+from testbed_runtime.timeouts import timeout
 
 
 class Unreachable(HeadgateError):
@@ -154,7 +155,7 @@ async def poll_until(condition: Callable[[], bool], stop: asyncio.Event, *, ever
 async def stopped_within(stop: asyncio.Event, seconds: float) -> bool:
     """Wait that long. Return True as soon as `stop` is set."""
     try:
-        async with asyncio.timeout(seconds):
+        async with timeout(seconds):
             await stop.wait()
     except TimeoutError:
         return False

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 
 from testbed_runtime.ports.network import Address
+from testbed_runtime.timeouts import timeout
 from testbed_runtime.transport.names import numeric
 
 MAX_ECHO_CONNECTIONS = 256
@@ -83,7 +84,7 @@ class ProbeConnection(asyncio.Protocol):
         probe = cls()
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 await loop.create_connection(lambda: probe, await numeric(*address), address[1])
         except (OSError, TimeoutError):
             probe.error = "refused"
@@ -158,7 +159,7 @@ class ProbeConnection(asyncio.Protocol):
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         try:
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 while not condition() and not self.error:
                     self._changed.clear()
                     await self._changed.wait()

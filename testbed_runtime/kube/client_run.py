@@ -22,6 +22,7 @@ from testbed_runtime.kube.progress import read_report
 from testbed_runtime.runner import progress as p
 from testbed_runtime.runner.engine import RunResult
 from testbed_runtime.runner.estimate import KUBERNETES, run_seconds
+from testbed_runtime.timeouts import timeout
 
 NAME_BYTES = 3
 """Random bytes at the end of a run's name."""
@@ -272,7 +273,7 @@ class ClientRun:
     async def _heal(self, name: str) -> None:
         patch = {"metadata": {"annotations": {naming.ANNOTATION_HEAL: "interrupted"}}}
         try:
-            async with asyncio.timeout(HEAL_LIMIT_S):
+            async with timeout(HEAL_LIMIT_S):
                 await self._api.patch(naming.API_VERSION, "ScenarioRun", self._namespace, name, patch)
         except (ApiError, TimeoutError) as error:
             raise HeadgateError(
@@ -284,7 +285,7 @@ class ClientRun:
 async def _silence(has_status: asyncio.Event) -> None:
     """Return if there is no status within SILENT_LIMIT_S; otherwise never."""
     try:
-        async with asyncio.timeout(SILENT_LIMIT_S):
+        async with timeout(SILENT_LIMIT_S):
             await has_status.wait()
     except TimeoutError:
         return

@@ -43,6 +43,7 @@ from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.kube.manifests import config_map
 from testbed_runtime.report.answer import headline
 from testbed_runtime.runner import progress as p
+from testbed_runtime.timeouts import timeout
 
 WRITE_EVERY_S = 1.0
 STALE_S = 5.0
@@ -275,7 +276,7 @@ class StatusProgress:
                 self.status.changed = False
                 at = loop.time()
                 with contextlib.suppress(HeadgateError, TimeoutError):
-                    async with asyncio.timeout(WRITE_LIMIT_S):
+                    async with timeout(WRITE_LIMIT_S):
                         await self._api.apply(self._manifest())
                     written = now
                 self.status.changed = self.status.changed or written != now

@@ -53,6 +53,7 @@ from testbed_runtime.runner.progress import (
     TrialStarted,
 )
 from testbed_runtime.runner.trial import TrialRun, time_limit
+from testbed_runtime.timeouts import timeout
 
 PATHS_LIMIT_S = 10.0
 """Limit for measuring the network before a trial; it takes some 100 ms."""
@@ -340,7 +341,7 @@ def _ended(entry: Mapping[str, Any]) -> TrialEnded:
 async def _measure_paths(testbed: Testbed, entry: dict[str, Any]) -> None:
     """Record the network's own latency before any fault is judged. The trial runs even if it cannot be measured."""
     with suppress(TimeoutError, HeadgateError):
-        async with asyncio.timeout(PATHS_LIMIT_S):
+        async with timeout(PATHS_LIMIT_S):
             paths = {name: dict(found) for name, found in (await testbed.paths()).items()}
         if paths:
             entry["paths"] = paths

@@ -29,6 +29,7 @@ from testbed_runtime.core.trial.startlimit import StartLimit, start_limit
 from testbed_runtime.faults.targets import resolve_targets
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, Testbed
 from testbed_runtime.runner.progress import FaultChanged, Happened, PhaseEntered, Progress, Sample
+from testbed_runtime.timeouts import timeout
 
 POLL_S = 0.1
 """Between two queries of the job's status: often enough for a live display, one small message each."""
@@ -47,12 +48,12 @@ T = TypeVar("T")
 @asynccontextmanager
 async def time_limit(what: str, seconds: float) -> AsyncIterator[None]:
     """Limit the time of a block. Raises HeadgateError that names `what`."""
-    limit = asyncio.timeout(seconds)
+    limit = None
     try:
-        async with limit:
+        async with timeout(seconds) as limit:
             yield
     except TimeoutError:
-        if not limit.expired():
+        if limit is None or not limit.expired():
             raise
         raise HeadgateError(f"{what} took longer than {seconds:g} s") from None
 
@@ -183,7 +184,7 @@ class TrialRun:
         if not (self._ended() or self.outcome.voided):
             limit = self.plan.windows.drain_s
             with suppress(TimeoutError, HeadgateError):
-                async with asyncio.timeout(limit + CALL_LIMIT_S):
+                async with timeout(limit + CALL_LIMIT_S):
                     try:
                         self.outcome.drained = await self.testbed.stop_job(timeout_s=limit)
                     except StopRefused as refused:
@@ -339,7 +340,7 @@ class TrialRun:
         """End the trial if a process is gone that nothing will start again."""
         self._check_at = now + CHECK_EVERY_S
         try:
-            async with asyncio.timeout(STATUS_LIMIT_S):
+            async with timeout(STATUS_LIMIT_S):
                 await self.testbed.check()
         except (TimeoutError, OSError):
             return
@@ -353,7 +354,7 @@ class TrialRun:
     async def _update_status(self) -> None:
         """Query the job's status once. Without an answer the last one stays."""
         try:
-            async with asyncio.timeout(STATUS_LIMIT_S):
+            async with timeout(STATUS_LIMIT_S):
                 status = await self.testbed.job_status()
         except (TimeoutError, OSError, HeadgateError):
             return
@@ -388,7 +389,7 @@ class TrialRun:
         self._changed.clear()
         delay = POLL_S if until is None else max(0.0, min(until - asyncio.get_running_loop().time(), POLL_S))
         with suppress(TimeoutError):
-            async with asyncio.timeout(delay):
+            async with timeout(delay):
                 await self._changed.wait()
         if self._disrupted and not self.outcome.voided:
             await self._void(self._disrupted)

@@ -36,6 +36,7 @@ from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
 from testbed_runtime.taskmanager.output import OutputFlusher
 from testbed_runtime.taskmanager.waiting import Wakeup
+from testbed_runtime.timeouts import timeout
 from testbed_runtime.transport.simulated import LinkProfile, SimulatedFabric
 
 LIMIT_S = 3600.0
@@ -121,7 +122,7 @@ def _traced(request: TraceRequest, *, until_sent: bool) -> tuple[_Trace, bool]:
     async def main() -> tuple[_Trace, bool]:
         trace = _Trace(request, until_sent=until_sent)
         try:
-            async with asyncio.timeout(LIMIT_S):
+            async with timeout(LIMIT_S):
                 await trace.run()
         except TimeoutError:
             return trace, False

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from testbed_runtime.core.job.messages import Acknowledge
 from testbed_runtime.ports.network import Connection, Listener
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable
+from testbed_runtime.timeouts import timeout
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.simulated import SimulatedFabric
 
@@ -75,7 +76,7 @@ class FabricProbe(_Echo):
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 while not condition() and not self.error:
                     self._changed.clear()
                     await self._changed.wait()

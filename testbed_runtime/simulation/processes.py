@@ -30,6 +30,7 @@ from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.taskmanager.process import LocalFiles, TaskManager
 from testbed_runtime.taskmanager.services import Pace
 from testbed_runtime.taskmanager.work import Cores
+from testbed_runtime.timeouts import timeout
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.simulated import SimulatedFabric
@@ -272,7 +273,7 @@ class Processes:
                 continue
             virtual_loop().resume(process.logical)
             try:
-                async with asyncio.timeout(CLOSE_LIMIT_S):
+                async with timeout(CLOSE_LIMIT_S):
                     await spawn(process.logical, _end(process), name=f"end {name}")
             except TimeoutError:
                 virtual_loop().kill(process.logical)

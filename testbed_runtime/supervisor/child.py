@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.timeouts import timeout
 
 STDERR_TAIL_BYTES = 4_096
 TRACE = "Traceback (most recent call last)"
@@ -139,7 +140,7 @@ class Child:
     async def until_ready(self, timeout_s: float) -> None:
         """Raises HeadgateError with the tail of its stderr."""
         try:
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 await self._ready_line.wait()
         except TimeoutError:
             raise HeadgateError(
@@ -147,7 +148,7 @@ class Child:
             ) from None
         if not self.ready:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
+                async with timeout(1.0):
                     await self.exited.wait()
             raise HeadgateError(f"{self.name} ended before it was ready{self._because()}")
 
@@ -174,7 +175,7 @@ class Child:
         self.signal(signal.SIGCONT)
         self.close_stdin()  # last: it may end the child too, but its exit code should name the signal
         try:
-            async with asyncio.timeout(grace_s):
+            async with timeout(grace_s):
                 await self.exited.wait()
         except TimeoutError:
             self.kill()

@@ -36,6 +36,7 @@ from testbed_runtime.ports.network import Address, address_of
 from testbed_runtime.process.config import REGISTERED_PATH
 from testbed_runtime.supervisor.child import Child
 from testbed_runtime.supervisor.config import SupervisorConfig
+from testbed_runtime.timeouts import timeout
 
 MAX_CHILDREN = 256
 READY_LIMIT_S = 30.0
@@ -115,12 +116,12 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_LIMIT_S):
+            async with timeout(END_LIMIT_S):
                 for child in list(self._children.values()):  # a child that was being started may be added
                     if child.pid is not None:
                         await child.exited.wait()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_LIMIT_S):
+            async with timeout(END_LIMIT_S):
                 await self.agent.close()
         await self.echo.close()
         await self._control.close()

@@ -52,6 +52,7 @@ from testbed_runtime.ports.network import (
     Resolver,
     SocketState,
 )
+from testbed_runtime.timeouts import timeout
 from testbed_runtime.transport.interceptor import PassThrough
 from testbed_runtime.transport.sending import Pump, nothing
 from testbed_runtime.transport.socketstate import states
@@ -547,7 +548,7 @@ class ConnectionManager:
         await asyncio.gather(*attempts, return_exceptions=True)
         pumps = list(self._pumps.values())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_GRACE_S):
+            async with timeout(CLOSE_GRACE_S):
                 for pump in pumps:
                     if pump.machine.closing:
                         await pump.ended.wait()

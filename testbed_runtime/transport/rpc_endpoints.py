@@ -14,6 +14,7 @@ from testbed_runtime.ports.interception import CallInterceptor
 from testbed_runtime.ports.network import PLANE_RPC, Address, Resolver
 from testbed_runtime.ports.rpc import Handler, RemoteFailure
 from testbed_runtime.ports.storage import HistorySink
+from testbed_runtime.timeouts import timeout
 from testbed_runtime.transport.mailbox import Ask, Endpoints, timed_out, unreachable
 
 
@@ -84,7 +85,7 @@ class EndpointRpc(ABC):
                 forget = self._send(asked, call_id, answer)
                 result = await answer
             else:
-                async with asyncio.timeout(timeout_s):
+                async with timeout(timeout_s):
                     if self._resolver is not None:
                         found = await self._resolver.resolve(peer, PLANE_RPC, address)
                         asked = asked._replace(address=found)

@@ -20,6 +20,7 @@ from aiohttp import web
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import RecipientUnreachable
+from testbed_runtime.timeouts import timeout
 from testbed_runtime.transport.mailbox import Ask, when_answered
 from testbed_runtime.transport.names import connector, numeric
 from testbed_runtime.transport.rpc_endpoints import EndpointOptions, EndpointRpc
@@ -245,7 +246,7 @@ class HttpRpc(EndpointRpc):
     async def _connect(self, address: Address) -> aiohttp.ClientWebSocketResponse:
         if self._session is None:
             raise ConnectionResetError
-        async with asyncio.timeout(self._connect_timeout_s):
+        async with timeout(self._connect_timeout_s):
             return await self._session.ws_connect(
                 f"http://{address[0]}:{address[1]}{RPC_PATH}",
                 max_msg_size=MAX_MESSAGE_BYTES,

@@ -26,6 +26,7 @@ from msgspec import Struct
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.exchange.frames import BytesLike
 from testbed_runtime.ports.network import Address, ConnectionHandler
+from testbed_runtime.timeouts import timeout
 from testbed_runtime.transport.busythread import BusyThread
 from testbed_runtime.transport.tcp import HIGH_WATERMARK_BYTES, LOW_WATERMARK_BYTES, format_address
 
@@ -570,7 +571,7 @@ class SimulatedNetwork:
         self, address: Address, handler: ConnectionHandler, *, timeout_s: float
     ) -> SimulatedConnection:
         remote, port = address
-        async with asyncio.timeout(timeout_s):
+        async with timeout(timeout_s):
             await self._fabric.handshake(self.name, remote)
         listener = self._fabric.listener_at((remote, port))
         if listener is None:

@@ -19,6 +19,7 @@ from itertools import islice
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.exchange.frames import BytesLike
 from testbed_runtime.ports.network import Address, ConnectionHandler, SocketState
+from testbed_runtime.timeouts import timeout
 from testbed_runtime.transport import socketstate
 from testbed_runtime.transport.names import numeric
 from testbed_runtime.transport.tls import DataTls, TlsSocket
@@ -402,7 +403,7 @@ class TcpNetwork:
         self, address: Address, handler: ConnectionHandler, *, timeout_s: float
     ) -> TcpConnection:
         host, port = address
-        async with asyncio.timeout(timeout_s):
+        async with timeout(timeout_s):
             host = await numeric(host, port)
             sock = socket.socket(_family(host), socket.SOCK_STREAM)
             try:

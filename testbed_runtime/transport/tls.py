@@ -16,6 +16,7 @@ from msgspec import Struct, field
 
 from testbed_runtime.core.exchange.frames import BytesLike
 from testbed_runtime.core.exchange.tls import TlsSettings
+from testbed_runtime.timeouts import timeout
 
 RECEIVE_BYTES = 352 * 1024
 """Ciphertext received at once. With the rest of one record (at most 18 KiB) before it, it fits decrypted into the receive
@@ -181,7 +182,7 @@ class DataTls(Struct, frozen=True):
         """Do the handshake. Raises OSError or TimeoutError; the socket is the caller's to close then."""
         context = self.listening if server_side else self.connecting
         made = TlsSocket(sock, context, self.scratch, server_side=server_side)
-        async with asyncio.timeout(self.timeout_s):
+        async with timeout(self.timeout_s):
             await made.handshake(asyncio.get_running_loop())
         return made
 

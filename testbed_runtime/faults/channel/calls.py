@@ -12,6 +12,7 @@ from testbed_runtime.core.faults.links import ANYBODY, any_matches, logical_name
 from testbed_runtime.core.job.messages import TASKEXECUTOR, Heartbeat
 from testbed_runtime.faults.backend import Rule
 from testbed_runtime.ports.storage import BlobStore
+from testbed_runtime.timeouts import timeout
 
 CALL_KINDS = ("heartbeats.mute", "rpc.delay")
 REGISTRATION_KINDS = ("registration.delay",)
@@ -51,7 +52,7 @@ class _Active:
         """Wait, at most until the fault ends, and count the delay."""
         with self.held():
             try:
-                async with asyncio.timeout(seconds):
+                async with timeout(seconds):
                     await self.ended.wait()
             except TimeoutError:
                 pass

@@ -15,6 +15,7 @@ from msgspec import Struct
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS
 from testbed_runtime.faults.packets import netlink, rules
+from testbed_runtime.timeouts import timeout
 
 COMMAND_LIMIT_S = 5.0
 """A tool answers in milliseconds, but kube-proxy or a CNI plugin may hold the lock of the tables for a while."""
@@ -48,7 +49,7 @@ async def run(argv: Sequence[str], text: str = "") -> Result:
     except OSError as error:
         raise HeadgateError(f"{argv[0]} cannot be started: {error.strerror}") from error
     try:
-        async with asyncio.timeout(COMMAND_LIMIT_S):
+        async with timeout(COMMAND_LIMIT_S):
             output, _ = await child.communicate(text.encode())
     except TimeoutError:
         raise HeadgateError(f"{argv[0]} took longer than {COMMAND_LIMIT_S:g} s") from None

@@ -21,6 +21,7 @@ from testbed_runtime.faults.packets import rules as kernel
 from testbed_runtime.faults.packets.commands import nft, run, run_checked
 from testbed_runtime.faults.packets.machine import Ends, Fate, Impairer, ends_of, together, with_flipped_bit
 from testbed_runtime.faults.packets.placing import INPUT, PacketRule
+from testbed_runtime.timeouts import timeout
 
 QUEUE_PACKETS = 20_000
 """Packets that may wait in the kernel: 200 ms at 100,000 packets a second."""
@@ -166,7 +167,7 @@ class PacketQueue:
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self._socket, message)
         try:
-            async with asyncio.timeout(ANSWER_LIMIT_S):
+            async with timeout(ANSWER_LIMIT_S):
                 answer = await loop.sock_recv(self._socket, MESSAGE_BYTES)
         except TimeoutError:
             raise HeadgateError("the kernel's packet queue did not answer") from None

@@ -21,6 +21,7 @@ from testbed_runtime.faults.packets.measure import PathReading
 from testbed_runtime.faults.packets.netlink import SO_RCVBUFFORCE
 from testbed_runtime.faults.packets.placing import ECHO_PORT, PROBE_PORTS
 from testbed_runtime.ports.network import Address
+from testbed_runtime.timeouts import timeout
 
 _PROBE = struct.Struct(">4sQIIIIBd")
 _MAGIC = b"hgp1"
@@ -291,7 +292,7 @@ def _reading(through: _Series, beside: _Series) -> PathReading:
 async def _until(series: _Series, condition: Callable[[], bool], limit_s: float) -> bool:
     """Wait for the condition. Return whether it became true in time."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(limit_s):
+        async with timeout(limit_s):
             while not condition():
                 series.changed.clear()
                 await series.changed.wait()

@@ -23,6 +23,7 @@ from testbed_runtime.faults.backend import Rule
 from testbed_runtime.faults.http import bad_input, bearer_token
 from testbed_runtime.faults.proxy.relay import Lateness, Relay
 from testbed_runtime.ports.network import Address
+from testbed_runtime.timeouts import timeout
 from testbed_runtime.transport.names import numeric
 
 MAX_DESCRIPTORS = 960
@@ -238,7 +239,7 @@ class Proxy:
             await self._unblocked.wait()
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with timeout(CONNECT_TIMEOUT_S):
                 await loop.create_connection(lambda: relay.far, await numeric(*upstream), upstream[1])
         except (OSError, TimeoutError):
             relay.reset()

@@ -15,6 +15,7 @@ from testbed_runtime.core.clocks import ClockComparison
 from testbed_runtime.history.schema import by_column
 from testbed_runtime.history.writer import SegmentWriter
 from testbed_runtime.process.config import ProcessConfig
+from testbed_runtime.timeouts import timeout
 from testbed_runtime.transport.history_client import HistoryClient, RecorderRefused, RecorderUnreachable
 
 SHIP_EVERY_S = 0.2
@@ -93,7 +94,7 @@ class StreamingSink:
         self._writer.cut()
         target = self._writer.next_number
         try:
-            async with asyncio.timeout(FLUSH_TIMEOUT_S):
+            async with timeout(FLUSH_TIMEOUT_S):
                 while self._acknowledged < target and not self.refused:
                     self._progress.clear()
                     self._rows.set()
@@ -148,7 +149,7 @@ class StreamingSink:
 
     async def _wait_urgent(self) -> None:
         try:
-            async with asyncio.timeout(SHIP_EVERY_S):
+            async with timeout(SHIP_EVERY_S):
                 await self._urgent.wait()
         except TimeoutError:
             pass
