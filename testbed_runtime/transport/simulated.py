@@ -570,17 +570,16 @@ class SimulatedNetwork:
     async def connect(
         self, address: Address, handler: ConnectionHandler, *, timeout_s: float
     ) -> SimulatedConnection:
-        remote, port = address
         async with timeout(timeout_s):
-            await self._fabric.handshake(self.name, remote)
-        listener = self._fabric.listener_at((remote, port))
+            await self._fabric.handshake(self.name, address[0])
+        listener = self._fabric.listener_at(address)
         if listener is None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
         ours = SimulatedConnection(
             self._fabric,
             lambda: handler,
             local=self.name,
-            remote=remote,
+            remote=address[0],
             peer_name=format_address(address),
             owner=self.owner,
             context=contextvars.copy_context(),
@@ -588,7 +587,7 @@ class SimulatedNetwork:
         theirs = SimulatedConnection(
             self._fabric,
             listener.make_handler,
-            local=remote,
+            local=address[0],
             remote=self.name,
             peer_name=format_address((self.name, self._fabric.free_port())),
             owner=listener.owner,
