@@ -78,9 +78,17 @@ def _weak(faults: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, An
         if entry.get("voided"):
             yield f"Trial {entry['trial']} is void and was judged for safety only."
         if entry.get("drained") is False:
-            refused = entry.get("stop_refused")
-            why = f"was not drained: {refused} Its" if refused else "was not drained in time, so its"
-            yield f"Trial {entry['trial']} {why} delivery cannot be judged."
+            yield _undrained(entry)
+
+
+def _undrained(entry: Mapping[str, Any]) -> str:
+    """Say why it is unknown which records should have arrived."""
+    if entry.get("job_state") == "FAILED":
+        cause = f": {entry['cause']}" if entry.get("cause") else ""
+        return f"The job of {entry['trial']} failed, so its delivery cannot be judged{cause}."
+    refused = entry.get("stop_refused")
+    why = f"was not drained: {refused} Its" if refused else "was not drained in time, so its"
+    return f"Trial {entry['trial']} {why} delivery cannot be judged."
 
 
 def _slow(trials: Sequence[TrialView]) -> Iterable[str]:

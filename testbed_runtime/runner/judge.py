@@ -68,8 +68,9 @@ def is_decided(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -
 
 
 def compare_variants(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the content of comparison.json: the run's variants, each against the first one."""
-    return comparison.comparison(groups_of(manifest, rows))
+    """Return the content of comparison.json: the run's variants, each against the first one, and the metrics that they judge."""
+    judged = [expectation for items in expectations_of(manifest).values() for expectation in items]
+    return comparison.comparison(groups_of(manifest, rows), also=comparison.judged_keys(judged))
 
 
 def groups_of(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[comparison.Group]:

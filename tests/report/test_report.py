@@ -291,6 +291,20 @@ def test_what_did_not_hold_for_one_reason_is_said_once():
     assert said.endswith(", and 2 more for the same reason.")
 
 
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"job_state": "FAILED", "cause": "OutOfMemoryError: heap"}, "The job of t failed, so its delivery cannot be judged: OutOfMemoryError: heap."),
+        ({"job_state": "FAILED", "cause": ""}, "The job of t failed, so its delivery cannot be judged."),
+        ({"job_state": "RUNNING", "stop_refused": "Not all tasks run."}, "Trial t was not drained: Not all tasks run. Its delivery cannot be judged."),
+        ({"job_state": "RUNNING"}, "Trial t was not drained in time, so its delivery cannot be judged."),
+    ],
+)  # fmt: skip
+def test_a_trial_that_was_not_drained_says_why(entry: dict[str, str], said: str):
+    """A job that failed has its root cause there."""
+    assert first_things((), (), (), [{"trial": "t", "drained": False, **entry}]) == [said]
+
+
 def test_markdown_cells_cannot_break_the_table():
     """Bars, line breaks and markup are disarmed."""
     assert cell("a | b\nc <i> `x`") == "a \\| b c \\<i\\> \\`x\\`"

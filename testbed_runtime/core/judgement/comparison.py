@@ -58,7 +58,9 @@ HEADLINE = (
     Key("recovery.downtime"), Key("recovery.total"), Key("recovery.detect"), Key("failovers.count"), Key("throughput.goodput"),
     Key("latency", 0.99),
 )  # fmt: skip
-"""The metrics in tables of variants and runs."""
+"""The metrics that are compared in tables of variants and runs."""
+ALSO_MAX = 6
+"""Further metrics in such a table."""
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -272,13 +274,16 @@ def comparison(
     groups: Sequence[Group],
     *,
     keys: Sequence[Key] = HEADLINE,
+    also: Sequence[Key] = (),
     each_with_previous: bool = False,
     matters: float = MATTERS,
 ) -> dict[str, Any]:
     """Return the content of comparison.json: each group's means, and each group against the first one (or the previous one).
 
-    All differences together have a confidence of CONFIDENCE (Bonferroni); each mean has it by itself."""
+    All differences together have a confidence of CONFIDENCE (Bonferroni); each mean has it by itself. `also`: metrics that are
+    shown where the groups differ, and not compared, because each comparison makes the intervals of the others wider."""
     shown = [key for key in keys if any(s.value is not None for g in groups for s in g.samples(key))]
+    listed = [*shown, *_differing(groups, [key for key in also if key not in keys])]
     pairs = [(groups[i - 1] if each_with_previous else groups[0], groups[i]) for i in range(1, len(groups))]
     each = samplesize.corrected(CONFIDENCE, len(shown) * len(pairs))
     contrasts = [
@@ -297,11 +302,27 @@ def comparison(
         "confidence": CONFIDENCE,
         "confidenceEach": each,
         "matters": matters,
-        "metrics": [_metric(key) for key in shown],
-        "groups": [_group(g, shown) for g in groups],
+        "metrics": [_metric(key) for key in listed],
+        "groups": [_group(g, listed) for g in groups],
         "contrasts": [c.to_json() for c in contrasts],
-        "summary": [_summary(a.name, b.name, contrasts) for a, b in pairs],
+        "summary": _summaries([(a.name, b.name) for a, b in pairs], contrasts),
     }
+
+
+def judged_keys(expectations: Sequence[Expectation]) -> list[Key]:
+    """Return the metrics with a number that these expectations judge, each once, in their order."""
+    found = [
+        Key(e.metric, e.quantile if m.METRICS[e.metric].quantiles else None, e.phase)
+        for e in expectations
+        if not e.problem and m.METRICS[e.metric].unit != "text"
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _differing(groups: Sequence[Group], keys: Sequence[Key]) -> list[Key]:
+    """Return the first ALSO_MAX metrics whose means differ between the groups, as they are shown."""
+    differing = [key for key in keys if len({_value(g.samples(key), key)["text"] for g in groups}) > 1]
+    return differing[:ALSO_MAX]
 
 
 def _metric(key: Key) -> dict[str, Any]:
@@ -344,6 +365,15 @@ def _value(samples: Sequence[Sample], key: Key) -> dict[str, Any]:
         "reason": next((s.reason for s in samples if s.reason), ""),
         "text": text,
     }
+
+
+def _summaries(pairs: Sequence[tuple[str, str]], contrasts: Sequence[Contrast]) -> list[str]:
+    """Return the answer about each pair of groups in one sentence, or one for all of them if there are too few trials."""
+    if contrasts and all(c.reason == m.NOT_ENOUGH_TRIALS for c in contrasts):
+        fewest, needed = min(c.trials for c in contrasts), samplesize.trials_for(contrasts[0].confidence)
+        there = "there is 1" if fewest == 1 else f"there are {fewest}"
+        return [f"Differences may be chance: an interval needs {needed} trials of each, and {there}"]
+    return [_summary(reference, name, contrasts) for reference, name in pairs]
 
 
 def _summary(reference: str, name: str, contrasts: Sequence[Contrast]) -> str:
