@@ -85,6 +85,10 @@ def test_too_few_trials_are_said_once_for_all_groups():
     ]
     (said,) = comparison([groups[0], groups[2]], keys=(DETECT,))["summary"]
     assert said.endswith("6 trials of each, and there are 2")
+    without = Group(name="d", trials={0: [], 1: []})
+    assert comparison([groups[0], groups[2], without], keys=(DETECT,))["summary"] == [
+        "Differences may be chance: an interval needs 7 trials of each, and there are 2"
+    ]
 
 
 def test_one_trial_that_did_not_recover_makes_the_mean_a_lower_bound():

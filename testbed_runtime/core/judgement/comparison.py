@@ -369,8 +369,9 @@ def _value(samples: Sequence[Sample], key: Key) -> dict[str, Any]:
 
 def _summaries(pairs: Sequence[tuple[str, str]], contrasts: Sequence[Contrast]) -> list[str]:
     """Return the answer about each pair of groups in one sentence, or one for all of them if there are too few trials."""
-    if contrasts and all(c.reason == m.NOT_ENOUGH_TRIALS for c in contrasts):
-        fewest, needed = min(c.trials for c in contrasts), samplesize.trials_for(contrasts[0].confidence)
+    few = [c.trials for c in contrasts if c.reason == m.NOT_ENOUGH_TRIALS]
+    if few and all(c.answer == UNKNOWN for c in contrasts):
+        fewest, needed = min(few), samplesize.trials_for(contrasts[0].confidence)
         there = "there is 1" if fewest == 1 else f"there are {fewest}"
         return [f"Differences may be chance: an interval needs {needed} trials of each, and {there}"]
     return [_summary(reference, name, contrasts) for reference, name in pairs]
