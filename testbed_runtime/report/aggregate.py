@@ -83,6 +83,10 @@ class VariantAnswer(Struct, frozen=True):
         return mean(r.total_s for r in self.recoveries)
 
     @property
+    def had_outage(self) -> bool:
+        return any(r.total_s > 0 or not r.recovered for r in self.recoveries)
+
+    @property
     def unattributed_s(self) -> float:
         return mean(r.unattributed_s for r in self.recoveries)
 

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Recovery, TrialRecovery
 from testbed_runtime.report import write_report, write_summary
 from testbed_runtime.report.advice import first_things
 from testbed_runtime.report.build import build
@@ -289,6 +289,25 @@ def test_what_did_not_hold_for_one_reason_is_said_once():
     (said,) = first_things((), items, (), ())
     assert said.startswith("Inconclusive in t-1: a (")
     assert said.endswith(", and 2 more for the same reason.")
+
+
+@pytest.mark.parametrize(
+    ("recovery", "said"),
+    [
+        (Recovery(fault="late", effect_ns=5, end_ns=5), "No recovery was needed"),
+        (Recovery(fault="late", effect_ns=5, end_ns=5, recovered=False, ended="FAILED"), "short-timeout-1: outage after late"),
+    ],
+)  # fmt: skip
+def test_an_outage_without_a_second_is_said_where_its_seconds_would_be(
+    view: RunView, recovery: Recovery, said: str
+):
+    """A fault that held nothing up, and a job that failed at once: the section is not empty."""
+    trials = [
+        replace(t, answer=None if t.answer is None else TrialRecovery(trial=t.trial, recoveries=(recovery,)))
+        for t in view.trials
+    ]
+    section = page(replace(view, trials=tuple(trials))).partition('id="cost"')[2].partition("</section>")[0]
+    assert said in section
 
 
 @pytest.mark.parametrize(
