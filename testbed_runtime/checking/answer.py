@@ -327,7 +327,7 @@ def prices(segments: Iterable[Segment]) -> tuple[Price, ...]:
             groups.setdefault((segment.text, segment.detail), []).append(segment)
     found = []
     for (text, detail), group in groups.items():
-        first = next((s for s in group if s.option), group[0])
+        first = max(group, key=lambda s: (bool(s.option), s.seconds))
         seconds = sum(s.seconds for s in group)
         found.append(
             Price(text=text, seconds=seconds, kind=first.kind, option=first.option, value=first.value, count=len(group), detail=detail, fault=first.fault)

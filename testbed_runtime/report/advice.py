@@ -60,9 +60,10 @@ def _costs(trials: Sequence[TrialView]) -> Iterable[str]:
         price = next(iter(answer.prices), None)
         if price is not None:
             mean = " on average" if len(answer.recoveries) > 1 else ""
+            spent = "went to" if price.option else "was spent waiting for"
             yield (
                 f"{answer.variant}: {words.seconds(price.seconds)} of {words.seconds(answer.total_s)}{mean} "
-                f"({words.percent(price.seconds / answer.total_s)}) went to {price.words}."
+                f"({words.percent(price.seconds / answer.total_s)}) {spent} {price.words}."
             )
         for margin in close_margins(answer.margins)[:1]:
             yield f"{answer.variant}: close to its limit: {margin_words(margin)}."

@@ -344,17 +344,18 @@ def test_a_detection_is_worded_by_its_kind(cause_class: str, kind: str, words: s
 
 
 def test_prices_add_up_per_owner_and_are_sorted():
-    """Largest first; what is unattributed has no price."""
+    """Largest first; what is unattributed has no price. An owner has the kind of its longest part, or of the one with the option."""
 
     def part(kind: str, start: int, end: int, text: str, **more: Any) -> Segment:
         return Segment(kind=kind, phase="", start_ns=start * NS, end_ns=end * NS, text=text, **more)
 
     parts = [
         part("slot", 0, 1, "b"), part("slot", 1, 3, "o = 1", option="o", value="1"), part(UNATTRIBUTED, 3, 9, "x"),
-        part("partition", 9, 12, "o = 1"), part("slot", 12, 13, "a"),
+        part("partition", 9, 12, "o = 1"), part("slot", 12, 13, "a"), part("jobmanager", 13, 14, "c"), part("stalled", 14, 16, "c"),
     ]  # fmt: skip
     assert [(p.text, p.seconds, p.kind, p.option, p.value, p.count) for p in prices(parts)] == [
         ("o = 1", 5.0, "slot", "o", "1", 2),
+        ("c", 3.0, "stalled", "", "", 2),
         ("a", 1.0, "slot", "", "", 1),
         ("b", 1.0, "slot", "", "", 1),
     ]

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Recovery, TrialRecovery
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Price, Recovery, TrialRecovery
 from testbed_runtime.report import write_report, write_summary
 from testbed_runtime.report.advice import first_things
 from testbed_runtime.report.build import build
@@ -308,6 +308,21 @@ def test_an_outage_without_a_second_is_said_where_its_seconds_would_be(
     ]
     section = page(replace(view, trials=tuple(trials))).partition('id="cost"')[2].partition("</section>")[0]
     assert said in section
+
+
+def test_the_first_sentence_says_what_most_seconds_were_spent_on(view: RunView):
+    """They went to an option, or were spent waiting for a cause that no option limits."""
+    price = Price(text="a slot for each task", seconds=3.0, kind="slot")
+    slow = Recovery(fault="f", effect_ns=0, end_ns=4_000_000_000, prices=(price,))
+    (trial,) = (t for t in view.trials if t.trial == "short-timeout-1")
+    said = [
+        first_things([replace(trial, answer=TrialRecovery(trial="t", recoveries=(found,)))], (), (), ())[0]
+        for found in (slow, replace(slow, prices=(replace(price, text="o = 1", option="o"),)))
+    ]
+    assert said == [
+        "short-timeout: 3.00 s of 4.00 s (75 %) was spent waiting for a slot for each task.",
+        "short-timeout: 3.00 s of 4.00 s (75 %) went to o = 1.",
+    ]
 
 
 @pytest.mark.parametrize(
