@@ -40,6 +40,11 @@ TASKS_INITIALIZE = Change(
 DECLARATIVE_SLOTS = Change(
     "1.13", "a job without slots fails with `Could not acquire the minimum required resources.` (FLINK-19314)"
 )
+RM_TELLS_JOBS = Change(
+    "1.20",
+    "a ResourceManager that gives a TaskManager up disconnects it from the job at once; from 1.13 to 1.19 only the JobMaster's own "
+    "heartbeats do. Until 1.12 it reports the failed slots to the job",
+)
 NO_EXCLUSIVE_BUFFERS = Change(
     "1.14",
     "channels may have no exclusive buffers; before, a task with a remote channel fails (FLINK-16641)",
@@ -124,6 +129,7 @@ CHANGES = (
     EXPONENTIAL_DELAY,
     MERGED_FAILURES,
     BUFFERS_TIMEOUT_RENAMED,
+    RM_TELLS_JOBS,
     PARTIAL_BUFFERS,
     STARTING_SEGMENT_SIZE,
     ISO_DURATIONS,

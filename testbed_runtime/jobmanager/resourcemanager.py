@@ -22,6 +22,7 @@ from testbed_runtime.core.job.messages import (
     RequestSlot,
 )
 from testbed_runtime.core.job.slots import SlotKey, SlotState, SlotTable
+from testbed_runtime.core.versions import DECLARATIVE_SLOTS, RM_TELLS_JOBS, has
 from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
@@ -42,6 +43,9 @@ class SlotOwner(Protocol):
     def job(self) -> str: ...
 
     def expect_slot(self, allocation: str, key: SlotKey) -> None: ...
+
+    def holds_at(self, taskmanager: TaskManagerID, allocation: str) -> bool:
+        """Return whether the job still uses this slot of a TaskManager."""
 
     def slot_refused(self, allocation: str) -> bool:
         """Return True when the slot was expected, so that its key is wanted again."""
@@ -78,12 +82,14 @@ class ResourceManager:
         self._retry: asyncio.TimerHandle | None = None
         self._fence = services.options.boolean("headgate.restart.fence-dead-slots")
         self._ask_timeout_s = services.options.duration("pekko.ask.timeout")
+        version = services.options.flink_version
+        self._tells_job = has(version, RM_TELLS_JOBS) or not has(version, DECLARATIVE_SLOTS)
         self.heartbeats = HeartbeatSender(
             services,
             RESOURCEMANAGER,
             "ResourceManager",
             RESOURCEMANAGER,
-            on_lost=self._on_lost,
+            on_lost=self._on_silent,
             on_answer=self._on_heartbeat,
         )
 
@@ -112,7 +118,8 @@ class ResourceManager:
     # ---- what the JobMaster calls
 
     def serve_job(self, owner: SlotOwner, *, on_lost: Callable[[Lost, str], None]) -> None:
-        """Allocate slots for this job from now on. `on_lost(lost, detector)` is called for every lost TaskManager."""
+        """Allocate slots for this job from now on. `on_lost(lost, detector)` is called for a lost TaskManager, unless this version
+        leaves it to the JobMaster's heartbeats."""
         self._owner = owner
         self._on_job_lost = on_lost
         self._wanted.clear()
@@ -159,13 +166,22 @@ class ResourceManager:
         address = (message.rpc_address[0], message.rpc_address[1])
         if self._registered.get(taskmanager) != address:
             self._registered[taskmanager] = address
-            self._table.register(taskmanager, message.slots)
+            self._table.register(taskmanager, message.slots, self._held(taskmanager, message))
             self._services.event("taskmanager.registered", str(taskmanager), data={"slots": message.slots})
         self.heartbeats.watch(taskmanager, address)
         self._services.rpc.post(RESOURCEMANAGER, _Assign())
         return RegistrationResult("success", self._services.leader)
 
-    def _on_lost(self, lost: Lost) -> None:
+    def _held(self, taskmanager: TaskManagerID, message: RegisterTaskManager) -> list[tuple[int, str]]:
+        """Return the allocated slots that the job still uses: it did not lose the TaskManager, or not yet."""
+        owner = self._owner
+        return [slot for slot in message.allocations if owner and owner.holds_at(taskmanager, slot[1])]
+
+    def _on_silent(self, lost: Lost) -> None:
+        self._on_lost(lost, tells_job=self._tells_job)
+
+    def _on_lost(self, lost: Lost, *, tells_job: bool = True) -> None:
+        """Remove a TaskManager. It is disconnected, and so is the job that has slots there if `tells_job`."""
         address = self._registered.pop(lost.taskmanager, None)
         if address is not None:
             disconnect = DisconnectResourceManager(self._services.leader, lost.text)
@@ -175,7 +191,8 @@ class ResourceManager:
             self._want_again(allocation)
         data = {"detector": "ResourceManager", "cause_class": lost.cause_class, "wait": lost.wait}
         self._services.event("taskmanager.lost", str(lost.taskmanager), text=lost.text, data=data)
-        self._on_job_lost(lost, "ResourceManager")
+        if tells_job:
+            self._on_job_lost(lost, "ResourceManager")
         self._assign()
 
     async def _tell(self, taskmanager: TaskManagerID, address: Address, message: object) -> None:

@@ -240,6 +240,9 @@ class Scheduler:
     def expect_slot(self, allocation: str, key: SlotKey) -> None:
         self._pool.expect(allocation, key)
 
+    def holds_at(self, taskmanager: TaskManagerID, allocation: str) -> bool:
+        return self._pool.holds_at(taskmanager, allocation)
+
     def slot_refused(self, allocation: str) -> bool:
         return self._pool.unexpect(allocation)
 

@@ -78,6 +78,10 @@ class TaskSlotTable:
         found = [s for s in self._slots.values() if s.job == job and active in (None, s.active)]
         return sorted(found, key=lambda slot: slot.index)
 
+    def report(self) -> tuple[tuple[int, str], ...]:
+        """Return index and allocation of every slot that is not free."""
+        return tuple(sorted((slot.index, slot.allocation) for slot in self._slots.values()))
+
     def next_deadline(self) -> float | None:
         return min((slot.deadline for slot in self._slots.values() if not slot.active), default=None)
 

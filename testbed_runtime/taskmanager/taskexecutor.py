@@ -151,6 +151,7 @@ class TaskExecutor:
             data_address=config.data_address,
             slots=config.slots,
             boot_id=config.boot_id,
+            allocations=self._slots.report(),
         )
 
     async def _request_slot(self, message: RequestSlot) -> Acknowledge:

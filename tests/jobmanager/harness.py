@@ -104,6 +104,8 @@ class ScriptedTaskManager:
     refusals: int = 0
     """Slot requests to refuse first."""
     service_time_s: float = 0.0
+    answers: tuple[str, ...] = ("resourcemanager", "jobmaster")
+    """Whose heartbeats it answers."""
     commit: SinkCommit | None = None
     tasks: dict[str, TaskDeploymentDescriptor] = field(default_factory=dict)
     submitted: list[TaskDeploymentDescriptor] = field(default_factory=list)
@@ -131,7 +133,10 @@ class ScriptedTaskManager:
         await self.register()
 
     async def register(self) -> None:
-        message = RegisterTaskManager(str(self.resource_id), self.rpc.address, self.data, self.slots, "sim")
+        held = tuple(enumerate(dict.fromkeys(d.allocation for d in self.tasks.values())))
+        message = RegisterTaskManager(
+            str(self.resource_id), self.rpc.address, self.data, self.slots, "sim", held
+        )
         await self.ask("resourcemanager", message)
 
     @property
@@ -253,7 +258,8 @@ class ScriptedTaskManager:
         payload = {"records_out": 10.0, "lag_s": float(self.resource_id.ordinal)}
         held = tuple(self.tasks)
         answer = Heartbeat(str(self.resource_id), message.leader, payload, message.asked_at, held)
-        self.later(_quietly(self.ask(endpoint, answer, 5.0)))
+        if endpoint in self.answers:
+            self.later(_quietly(self.ask(endpoint, answer, 5.0)))
         return Acknowledge()
 
 

@@ -187,6 +187,33 @@ async def test_a_paused_taskmanager_times_out_and_what_it_offers_later_is_reject
         assert (await cluster.status()).free_slots == 1
 
 
+@pytest.mark.parametrize("version", ["1.12", "1.13", "1.19", "1.20", "2.x"])
+def test_J_28_whether_a_resourcemanager_takes_a_silent_taskmanager_from_the_job_depends_on_the_version(
+    version,
+):
+    """ResourceManager.closeTaskManagerConnection. Where it does not, the TaskManager registers again with its slot."""
+    told = version not in ("1.13", "1.19")
+
+    async def scenario():
+        async with running_job(4, flink_version=version) as cluster:
+            silent = cluster.running_on("source-0")
+            silent.answers = ("jobmaster",)
+            await cluster.until(lambda: cluster.rows.events("taskmanager.lost"))
+            (lost,) = cluster.rows.events("taskmanager.lost")
+            assert data_of(lost)["detector"] == "ResourceManager"
+            await asyncio.sleep(1.0)
+            assert len(cluster.rows.events("failover.started")) == told
+            if told:
+                return
+            await silent.register()
+            assert (await cluster.status()).free_slots == 0
+            silent.answers = ()
+            await cluster.until(lambda: len(cluster.rows.events("taskmanager.lost")) == 3)
+            assert len(cluster.rows.events("failover.started")) == 1
+
+    run_virtual(scenario())
+
+
 @virtually
 async def test_a_new_incarnation_replaces_the_old_one_at_once():
     """A restarted TaskManager does not wait for its predecessor's heartbeats."""

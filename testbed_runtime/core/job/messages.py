@@ -32,6 +32,8 @@ class RegisterTaskManager(Struct, frozen=True):
     data_address: tuple[str, int]
     slots: int
     boot_id: str = ""
+    allocations: tuple[tuple[int, str], ...] = ()
+    """The slots that are allocated, by index: Flink's slot report."""
 
 
 class RegistrationResult(Struct, frozen=True):

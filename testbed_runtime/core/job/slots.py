@@ -62,10 +62,13 @@ class SlotTable:
         self._taskmanagers: dict[TaskManagerID, _TaskManager] = {}
         self._by_allocation: dict[str, Slot] = {}
 
-    def register(self, taskmanager: TaskManagerID, slots: int) -> None:
-        """Add a TaskManager. All its slots are free, even if it was registered before."""
+    def register(self, taskmanager: TaskManagerID, slots: int, held: Iterable[tuple[int, str]] = ()) -> None:
+        """Add a TaskManager. All its slots are free, even if it was registered before, except those `held` by the job."""
         self.remove(taskmanager)
-        self._taskmanagers[taskmanager] = _TaskManager([Slot(taskmanager, i) for i in range(slots)])
+        self._taskmanagers[taskmanager] = known = _TaskManager([Slot(taskmanager, i) for i in range(slots)])
+        for index, allocation in held:
+            slot = self._by_allocation[allocation] = known.slots[index]
+            slot.state, slot.allocation = SlotState.ALLOCATED, allocation
 
     def remove(self, taskmanager: TaskManagerID) -> list[str]:
         """Remove a TaskManager. Return the allocations that were there."""
@@ -179,7 +182,10 @@ class SlotPool:
         if key is not None:
             self._held[key] = HeldSlot(key, allocation, owner)
             return True
-        return any(held.allocation == allocation and held.owner == owner for held in self._held.values())
+        return self.holds_at(owner, allocation)
+
+    def holds_at(self, owner: TaskManagerID, allocation: str) -> bool:
+        return any((held.owner, held.allocation) == (owner, allocation) for held in self._held.values())
 
     def held(self, key: SlotKey) -> HeldSlot:
         return self._held[key]
