@@ -192,7 +192,7 @@ def test_J_28_whether_a_resourcemanager_takes_a_silent_taskmanager_from_the_job_
     version,
 ):
     """ResourceManager.closeTaskManagerConnection. Where it does not, the TaskManager registers again with its slot."""
-    told = version not in ("1.13", "1.19")
+    disconnects = version not in ("1.13", "1.19")
 
     async def scenario():
         async with running_job(4, flink_version=version) as cluster:
@@ -202,8 +202,8 @@ def test_J_28_whether_a_resourcemanager_takes_a_silent_taskmanager_from_the_job_
             (lost,) = cluster.rows.events("taskmanager.lost")
             assert data_of(lost)["detector"] == "ResourceManager"
             await asyncio.sleep(1.0)
-            assert len(cluster.rows.events("failover.started")) == told
-            if told:
+            assert len(cluster.rows.events("failover.started")) == disconnects
+            if disconnects:
                 return
             await silent.register()
             assert (await cluster.status()).free_slots == 0
