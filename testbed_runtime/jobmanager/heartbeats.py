@@ -109,8 +109,10 @@ class HeartbeatSender:
         }
 
     def watch(self, taskmanager: TaskManagerID, address: Address) -> None:
-        """Watch the TaskManager from now on. The first heartbeat is sent with the next one of the others."""
-        self.unwatch(taskmanager)
+        """Watch the TaskManager from now on. The first heartbeat is sent with the next one of the others. Another call changes
+        nothing (HeartbeatManagerImpl.monitorTarget)."""
+        if taskmanager in self._by_taskmanager:
+            return
         now = self._services.clock.now()
         self._next += 1
         watch = _Watch(self._next, taskmanager, address, HeartbeatMonitor(self._config, now))

@@ -65,9 +65,10 @@ class TaskSlotTable:
         return True
 
     def mark_inactive(self, allocation: str, now: float) -> None:
-        """Offer the slot to a JobMaster again. It is freed if none accepts it in time."""
+        """Offer an active slot to a JobMaster again. It is freed if none accepts it in time. One that is not active keeps its
+        deadline."""
         slot = self._slots.get(allocation)
-        if slot is not None:
+        if slot is not None and slot.active:
             self._slots[allocation] = Slot(slot.index, allocation, slot.job, now + self._timeout_s)
 
     def release(self, allocation: str) -> Slot | None:

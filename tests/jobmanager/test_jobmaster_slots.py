@@ -139,3 +139,15 @@ async def test_older_incarnations_are_rejected():
         message = RegisterTaskManager("tm-0-1", ("127.0.0.1", 1), ("127.0.0.1", 2), 1)
         answer = await cluster.tms[1].ask("resourcemanager", message)
         assert (answer.outcome, answer.reason) == ("rejection", "TaskManager tm-0-2 has replaced tm-0-1.")
+
+
+@virtually
+async def test_registering_again_does_not_extend_the_heartbeat_timeout():
+    """HeartbeatManagerImpl.monitorTarget changes nothing for a TaskManager that it watches already."""
+    async with Cluster(1) as cluster:
+        (silent,) = cluster.tms
+        silent.answers = ()
+        await asyncio.sleep(4.5)
+        await silent.register()
+        await asyncio.sleep(1.0)
+        assert [row["subject"] for row in cluster.rows.events("taskmanager.lost")] == ["tm-0-1"]

@@ -46,7 +46,7 @@ def seconds_of(row):
 
 
 def test_a_slot_goes_to_one_allocation_and_the_same_request_twice_is_one():
-    """Occupied and impossible slots are refused in words."""
+    """Case J-29. Occupied and impossible slots are refused in words."""
     slots = TaskSlotTable(2, 10.0)
     first = slots.allocate(0, "a", "job", 5.0)
     assert slots.allocate(0, "a", "job", 6.0) is first
@@ -65,7 +65,7 @@ def test_a_slot_goes_to_one_allocation_and_the_same_request_twice_is_one():
 
 
 def test_a_slot_that_does_not_become_active_in_time_expires():
-    """taskmanager.slot.timeout; active ones never do."""
+    """Cases J-30 and J-31: taskmanager.slot.timeout. Active ones never do."""
     slots = TaskSlotTable(3, 10.0)
     slots.allocate(1, "a", "job", 0.0)
     slots.allocate(0, "b", "job", 1.0)
@@ -78,6 +78,17 @@ def test_a_slot_that_does_not_become_active_in_time_expires():
     slots.release("b")
     assert slots.next_deadline() is None
     assert [s.index for s in slots.of_job("job")] == [1]
+
+
+def test_an_active_slot_that_is_offered_again_has_a_new_deadline_and_another_keeps_its_own():
+    """TaskExecutor.disconnectJobManagerConnection marks active slots as inactive, no others."""
+    slots = TaskSlotTable(2, 10.0)
+    for index, allocation in enumerate(("active", "offered")):
+        slots.allocate(index, allocation, "job", 0.0)
+    slots.mark_active("active", "job")
+    for allocation in ("active", "offered"):
+        slots.mark_inactive(allocation, 6.0)
+    assert [(s.allocation, s.deadline) for s in slots.expired(16.0)] == [("active", 16.0), ("offered", 10.0)]
 
 
 # ---- the flusher
