@@ -110,7 +110,7 @@ def test_a_result_that_was_read_stays_until_it_is_released() -> None:
     assert not result.is_released
     result.release()
     assert file.closed
-    with pytest.raises(FlinkError, match="Already released"):
+    with pytest.raises(FlinkError, match=r"Partition released\."):
         result.create_view(0, lambda: None)
 
 

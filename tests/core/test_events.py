@@ -125,6 +125,20 @@ def test_an_event_cut_short_is_an_error_of_the_peer(name: str) -> None:
             decode_event(data[:end])
 
 
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"\0\0\0", "Incomplete event"),
+        (b"\0\0\0\1" + bytes(16) + b"\5", "Unknown checkpoint type code: 5"),
+        (b"\0\0\0\1" + bytes(16) + b"\3\2", "Unknown savepoint format type code: 2"),
+    ],
+)
+def test_an_event_that_flink_cannot_read_is_refused_with_its_text(data: bytes, text: str) -> None:
+    """EventSerializer.fromSerializedEvent."""
+    with pytest.raises(RemoteProtocolError, match=text):
+        decode_event(data)
+
+
 @given(data=st.binary(max_size=60))
 def test_no_bytes_make_decoding_fail_otherwise(data: bytes) -> None:
     """Whatever comes, the only failure is RemoteProtocolError."""

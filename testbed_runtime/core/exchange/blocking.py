@@ -122,7 +122,7 @@ class BlockingSubpartition(PipelinedSubpartition):
     def create_view(self, on_data: Callable[[], None]) -> SubpartitionView:
         """Return a view that begins at the first element. Raises FlinkError IllegalStateException before the end."""
         if self._released:
-            raise FlinkError("IllegalStateException", "Already released.")
+            raise FlinkError("IllegalStateException", "Partition released.")
         if not self._finished:
             raise FlinkError("IllegalStateException", "Trying to read unfinished blocking partition.")
         return SubpartitionView(_Reading(self), on_data)

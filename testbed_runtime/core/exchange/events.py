@@ -269,6 +269,8 @@ def _encode_barrier(barrier: CheckpointBarrier) -> bytes:
 
 def decode_event(data: BytesLike) -> Event:
     """Decode an event; bytes after its fields are padding. Raises RemoteProtocolError for missing or invalid fields."""
+    if len(data) < _KIND.size:
+        raise RemoteProtocolError("Incomplete event")
     try:
         return _decode(bytes(data))
     except (struct.error, ValueError, IndexError) as error:
@@ -307,10 +309,14 @@ def _decode_barrier(view: memoryview) -> CheckpointBarrier:
     kind, checkpoint_id, timestamp, snapshot = _BARRIER.unpack_from(view)
     if kind != EventKind.CHECKPOINT_BARRIER:
         raise ValueError(f"expected a barrier, got kind {kind}")
+    if snapshot >= len(SnapshotType):
+        raise ValueError(f"Unknown checkpoint type code: {snapshot}")
     snapshot_type = SnapshotType(snapshot)
     position = _BARRIER.size
     savepoint_format = SavepointFormat.CANONICAL
     if snapshot_type.is_savepoint:
+        if view[position] >= len(SavepointFormat):
+            raise ValueError(f"Unknown savepoint format type code: {view[position]}")
         savepoint_format = SavepointFormat(view[position])
         position += 1
     (length,) = _KIND.unpack_from(view, position)
