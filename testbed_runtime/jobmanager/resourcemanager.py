@@ -17,6 +17,7 @@ from testbed_runtime.core.job.messages import (
     DisconnectResourceManager,
     FreeSlot,
     Heartbeat,
+    NotifySlotAvailable,
     RegisterTaskManager,
     RegistrationResult,
     RequestSlot,
@@ -96,6 +97,7 @@ class ResourceManager:
     def handlers(self) -> dict[type, Handler]:
         return {
             RegisterTaskManager: self._register,
+            NotifySlotAvailable: self._on_available,
             _Requested: self._on_requested,
             _Freed: self._on_freed,
             _Assign: self._on_assign,
@@ -203,7 +205,9 @@ class ResourceManager:
             )
 
     def _on_heartbeat(self, taskmanager: TaskManagerID, heartbeat: Heartbeat) -> None:
-        del heartbeat
+        if heartbeat.allocations is not None:
+            for allocation in self._table.missing(taskmanager, heartbeat.allocations, heartbeat.asked_at):
+                self._available(allocation)
         if self._table.is_suspended(taskmanager):
             self._table.suspend(taskmanager, False)
             self._assign()
@@ -264,7 +268,7 @@ class ResourceManager:
         if slot is None or slot.state is not SlotState.PENDING:
             return
         if message.granted:
-            self._table.mark(message.allocation, SlotState.ALLOCATED)
+            self._table.mark(message.allocation, SlotState.ALLOCATED, self._services.clock.now())
             return
         if not message.reached:
             self.suspend(slot.owner)
@@ -283,6 +287,22 @@ class ResourceManager:
             self._wanted.append(key)
 
     # ---- release
+
+    async def _on_available(self, message: NotifySlotAvailable) -> Acknowledge:
+        slot = self._table.slot(message.allocation)
+        if (
+            message.leader == self._services.leader
+            and slot is not None
+            and str(slot.owner) == message.resource_id
+        ):
+            self._available(message.allocation)
+        return Acknowledge()
+
+    def _available(self, allocation: str) -> None:
+        """A TaskManager has freed a slot by itself. If the job still waits for it, it gets another one."""
+        self._table.mark(allocation, SlotState.FREE)
+        self._want_again(allocation)
+        self._assign()
 
     def _free(self, allocation: str, cause: str) -> None:
         slot = self._table.slot(allocation)

@@ -23,6 +23,7 @@ from testbed_runtime.core.job.messages import (
     Heartbeat,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
+    NotifySlotAvailable,
     RegisterAtJobMaster,
     RegisterTaskManager,
     ReleasePartitions,
@@ -210,7 +211,15 @@ class TaskExecutor:
     # ---- slots ---------------------------------------------------------------------------------------------
 
     def _on_slot_refused(self, slot: Slot, cause: str) -> None:
+        self._give_back(slot, cause)
+
+    def _give_back(self, slot: Slot, cause: str) -> None:
+        """Free a slot that no JobMaster uses, and notify the ResourceManager, whose heartbeats show it otherwise."""
         self._release_slot(slot.allocation, FlinkError("FlinkException", cause))
+        leader = self.resourcemanager.leader
+        if leader and self._slots.get(slot.allocation) is None:
+            message = NotifySlotAvailable(str(self._config.resource_id), leader, slot.allocation)
+            self._keeper.spawn(self._tell(RESOURCEMANAGER, message), f"slot-available:{slot.index}")
 
     async def _free_slot(self, message: FreeSlot) -> Acknowledge:
         self._release_slot(message.allocation, FlinkError("FlinkException", message.cause))
@@ -255,8 +264,7 @@ class TaskExecutor:
     def _on_slot_timer(self) -> None:
         self._slot_timer = None
         for slot in self._slots.expired(asyncio.get_running_loop().time()):
-            text = f"The slot {slot.allocation} has timed out."
-            self._release_slot(slot.allocation, FlinkError("FlinkException", text))
+            self._give_back(slot, f"The slot {slot.allocation} has timed out.")
         self._arm_slot_timer()
 
     # ---- tasks ---------------------------------------------------------------------------------------------
@@ -326,9 +334,10 @@ class TaskExecutor:
     async def _heartbeat(self, message: Heartbeat) -> Acknowledge:
         """Acknowledge the heartbeat. As in Flink, the answer is a message of its own to the sender's endpoint."""
         executions: tuple[str, ...] = ()
+        allocations: tuple[tuple[int, str], ...] | None = None
         if message.origin == RESOURCEMANAGER:
             known = self.resourcemanager.on_heartbeat(message.leader)
-            endpoint = RESOURCEMANAGER
+            endpoint, allocations = RESOURCEMANAGER, self._slots.report()
         else:
             jobs = [c.job for c in self._jobs.values() if c.on_heartbeat(message.leader)]
             executions = tuple(attempt for job in jobs for attempt in self._tasks.deployed(job))
@@ -336,17 +345,18 @@ class TaskExecutor:
         if not known:
             return Acknowledge(accepted=False)
         origin = str(self._config.resource_id)
-        answer = Heartbeat(origin, message.leader, self.counters(), message.asked_at, executions)
-        self._keeper.spawn(self._answer(endpoint, answer), f"heartbeat-to-{endpoint}")
+        answer = Heartbeat(origin, message.leader, self.counters(), message.asked_at, executions, allocations)
+        self._keeper.spawn(self._tell(endpoint, answer), f"heartbeat-to-{endpoint}")
         return Acknowledge()
 
-    async def _answer(self, endpoint: str, answer: Heartbeat) -> None:
+    async def _tell(self, endpoint: str, message: object) -> None:
+        """Send a message that may be lost: the peer notices the silence."""
         try:
             await self._rpc.ask(
-                JOBMANAGER, self._config.jobmanager, endpoint, answer, timeout_s=self._heartbeats.timeout_s
+                JOBMANAGER, self._config.jobmanager, endpoint, message, timeout_s=self._heartbeats.timeout_s
             )
         except (AskTimeout, RecipientUnreachable, RemoteFailure):
-            return  # the peer notices the silence
+            return
 
     def counters(self) -> dict[str, float]:
         """Return the live counters of this TaskManager."""

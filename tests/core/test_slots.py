@@ -104,3 +104,23 @@ def test_what_was_waited_for_can_be_given_up():
     pool.expect("b", ("g", 0))
     assert pool.drop_expectations() == ["b"]
     assert not pool.offer(TM[0], "b")
+
+
+def test_J_32_a_report_frees_allocated_slots_but_no_pending_ones():
+    """Nor one that was allocated after the report was asked for, and none of another TaskManager."""
+    table = SlotTable()
+    table.register(TaskManagerID(0, 1), 4)
+    for allocation in ("kept", "freed", "pending", "new"):
+        table.take([allocation])
+    for allocation, now in (("kept", 1.0), ("freed", 1.0), ("new", 5.0)):
+        table.mark(allocation, SlotState.ALLOCATED, now)
+    assert table.missing(TaskManagerID(0, 1), [(0, "kept")], 5.0) == ["freed"]
+    assert table.missing(TaskManagerID(1, 1), [], 5.0) == []
+
+
+def test_slots_that_the_job_holds_are_not_free_when_their_taskmanager_registers_again():
+    """Its slot report has them. Those that the job has lost are free."""
+    table = SlotTable()
+    table.register(TaskManagerID(0, 1), 2, [(1, "held")])
+    assert (table.free, [slot.index for slot in table.take(["other"])]) == (1, [0])
+    assert table.remove(TaskManagerID(0, 1)) == ["other", "held"]

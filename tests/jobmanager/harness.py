@@ -101,6 +101,8 @@ class ScriptedTaskManager:
     acknowledges: bool = True
     finishes: bool = True
     """Its tasks end some time after the final checkpoint."""
+    withheld: int = 0
+    """Slots that it grants first, and frees without an offer."""
     refusals: int = 0
     """Slot requests to refuse first."""
     service_time_s: float = 0.0
@@ -113,6 +115,8 @@ class ScriptedTaskManager:
     aborted: list[tuple[str, int]] = field(default_factory=list)
     """Attempts, and the checkpoints that were aborted."""
     free: list[str] = field(default_factory=list)
+    allocated: dict[str, int] = field(default_factory=dict)
+    """Allocations and the indices of their slots."""
     leader: str = ""
     background: list[asyncio.Task[Any]] = field(default_factory=list)
 
@@ -133,11 +137,14 @@ class ScriptedTaskManager:
         await self.register()
 
     async def register(self) -> None:
-        held = tuple(enumerate(dict.fromkeys(d.allocation for d in self.tasks.values())))
         message = RegisterTaskManager(
-            str(self.resource_id), self.rpc.address, self.data, self.slots, "sim", held
+            str(self.resource_id), self.rpc.address, self.data, self.slots, "sim", self.slot_report
         )
         await self.ask("resourcemanager", message)
+
+    @property
+    def slot_report(self) -> tuple[tuple[int, str], ...]:
+        return tuple((index, allocation) for allocation, index in self.allocated.items())
 
     @property
     def data(self) -> tuple[str, int]:
@@ -161,6 +168,10 @@ class ScriptedTaskManager:
         if self.refusals > 0:
             self.refusals -= 1
             raise FlinkError("SlotOccupiedException", "The slot is already assigned.")
+        if self.withheld > 0:
+            self.withheld -= 1
+            return Acknowledge()
+        self.allocated[message.allocation] = message.slot
         self.later(self._offer(message))
         return Acknowledge()
 
@@ -175,6 +186,7 @@ class ScriptedTaskManager:
 
     async def _free_slot(self, message: FreeSlot) -> Acknowledge:
         self.free.append(message.allocation)
+        self.allocated.pop(message.allocation, None)
         return Acknowledge()
 
     async def _submit(self, message: SubmitTask) -> Acknowledge:
@@ -257,7 +269,8 @@ class ScriptedTaskManager:
             self.asked_at.append(asyncio.get_running_loop().time())
         payload = {"records_out": 10.0, "lag_s": float(self.resource_id.ordinal)}
         held = tuple(self.tasks)
-        answer = Heartbeat(str(self.resource_id), message.leader, payload, message.asked_at, held)
+        rid, slots = str(self.resource_id), self.slot_report
+        answer = Heartbeat(rid, message.leader, payload, message.asked_at, held, slots)
         if endpoint in self.answers:
             self.later(_quietly(self.ask(endpoint, answer, 5.0)))
         return Acknowledge()

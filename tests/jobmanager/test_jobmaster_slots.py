@@ -3,10 +3,12 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.messages import (
+    NotifySlotAvailable,
     OfferSlots,
     StopWithDrain,
 )
@@ -151,3 +153,33 @@ async def test_registering_again_does_not_extend_the_heartbeat_timeout():
         await silent.register()
         await asyncio.sleep(1.0)
         assert [row["subject"] for row in cluster.rows.events("taskmanager.lost")] == ["tm-0-1"]
+
+
+@virtually
+async def test_J_32_a_slot_that_its_taskmanager_has_freed_is_allocated_again_with_the_next_heartbeat():
+    """The slot report of a heartbeat does not have it, whatever became of the offer."""
+    async with Cluster(4) as cluster:
+        cluster.tms[0].withheld = 1
+        began = asyncio.get_running_loop().time()
+        await cluster.submit()
+        await cluster.until_running()
+        assert asyncio.get_running_loop().time() - began < 3.0
+
+
+@virtually
+async def test_J_33_a_taskmanager_that_frees_a_slot_makes_it_available_at_once():
+    """TaskExecutor.freeSlotInternal notifies the ResourceManager. Another TaskManager cannot free it."""
+    async with Cluster(4, {"heartbeat.interval": "60 s", "heartbeat.timeout": "600 s"}) as cluster:
+        first, other, *_ = cluster.tms
+        first.withheld = 1
+        await cluster.submit()
+        await asyncio.sleep(1.0)
+        (slot,) = cluster.manager.resourcemanager._table._taskmanagers[first.resource_id].slots
+        message = NotifySlotAvailable(str(other.resource_id), first.leader, slot.allocation)
+        await other.ask("resourcemanager", message)
+        assert (await cluster.status()).state == "RUNNING"
+        assert (await cluster.status()).free_slots == 0
+        await first.ask("resourcemanager", replace(message, resource_id=str(first.resource_id)))
+        began = asyncio.get_running_loop().time()
+        await cluster.until_running()
+        assert asyncio.get_running_loop().time() - began < 1.0

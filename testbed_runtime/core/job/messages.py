@@ -36,6 +36,14 @@ class RegisterTaskManager(Struct, frozen=True):
     """The slots that are allocated, by index: Flink's slot report."""
 
 
+class NotifySlotAvailable(Struct, frozen=True):
+    """A slot that the ResourceManager allocated is free again: no JobMaster accepted it, or not in time."""
+
+    resource_id: str
+    leader: str
+    allocation: str
+
+
 class RegistrationResult(Struct, frozen=True):
     """`outcome`: `success`, `failure` (try again later) or `rejection` (terminal)."""
 
@@ -340,6 +348,8 @@ class Heartbeat(Struct, frozen=True):
     executions: tuple[str, ...] = ()
     """In an answer to the JobMaster: the attempts of its job that the TaskManager holds, and those whose end is not yet reported
     (Flink's ExecutionDeploymentReport)."""
+    allocations: tuple[tuple[int, str], ...] | None = None
+    """In an answer to the ResourceManager: the slots that are allocated, by index (Flink's SlotReport)."""
 
 
 class ReportQueue(Struct, frozen=True):

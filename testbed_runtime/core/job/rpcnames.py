@@ -21,6 +21,7 @@ METHODS: dict[str, str] = {
     "AcknowledgeCheckpoint": "CheckpointCoordinatorGateway.acknowledgeCheckpoint(JobID, ExecutionAttemptID, long, CheckpointMetrics, SerializedValue)",
     "DeclineCheckpoint": "CheckpointCoordinatorGateway.declineCheckpoint(DeclineCheckpoint)",
     "RegisterTaskManager": "ResourceManagerGateway.registerTaskExecutor(TaskExecutorRegistration, Duration)",
+    "NotifySlotAvailable": "ResourceManagerGateway.notifySlotAvailable(InstanceID, SlotID, AllocationID)",
     "NotifyPartitionDataAvailable": "JobMasterGateway.notifyPartitionDataAvailable(ResultPartitionID)",
     "RequestNextInputSplit": "JobMasterGateway.requestNextInputSplit(JobVertexID, ExecutionAttemptID)",
     "CancelJob": "DispatcherGateway.cancelJob(JobID, Duration)",

@@ -43,6 +43,8 @@ class Slot:
     index: int
     state: SlotState = SlotState.FREE
     allocation: str = ""
+    allocated_at: float = 0.0
+    """When its TaskManager confirmed the allocation. A report that was asked for earlier may not show it."""
 
 
 @dataclass(slots=True)
@@ -123,12 +125,25 @@ class SlotTable:
     def slot(self, allocation: str) -> Slot | None:
         return self._by_allocation.get(allocation)
 
-    def mark(self, allocation: str, state: SlotState) -> None:
+    def missing(
+        self, taskmanager: TaskManagerID, reported: Iterable[tuple[int, str]], asked_at: float
+    ) -> list[str]:
+        """Return the allocations that a TaskManager no longer has, by the report that it was asked for at that time."""
+        known, held = self._taskmanagers.get(taskmanager), {allocation for _, allocation in reported}
+        return [
+            slot.allocation
+            for slot in (known.slots if known is not None else ())
+            if slot.state is SlotState.ALLOCATED
+            and slot.allocation not in held
+            and slot.allocated_at < asked_at
+        ]
+
+    def mark(self, allocation: str, state: SlotState, now: float = 0.0) -> None:
         """Set the state of a slot. Does nothing for an unknown allocation. FREE removes the allocation."""
         slot = self._by_allocation.get(allocation)
         if slot is None:
             return
-        slot.state = state
+        slot.state, slot.allocated_at = state, now
         if state is SlotState.FREE:
             slot.allocation = ""
             del self._by_allocation[allocation]
