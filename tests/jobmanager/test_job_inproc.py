@@ -286,6 +286,40 @@ def test_a_killed_taskmanager_costs_a_failover_and_no_record():
     run_virtual(main())
 
 
+@pytest.mark.parametrize(
+    ("lost", "hear"), [(("OfferSlots",), 0.0), (("OfferSlots", "NotifySlotAvailable"), 3.0)]
+)
+def test_a_slot_whose_offer_fails_is_allocated_again(lost, hear):
+    """J-33. The TaskManager frees it and notifies the ResourceManager. If that is lost too, the next heartbeat shows it."""
+
+    async def main():
+        async with a_testbed(**{"heartbeat.interval": "3 s", "heartbeat.timeout": "60 s"}) as bed:
+            for rpc in bed.rpcs.values():
+                lose_first(rpc, lost)
+            began = bed.clock.now()
+            await bed.submit(graph())
+            await bed.until(lambda s: set(s.tasks.values()) == {"RUNNING"})
+            assert hear <= bed.clock.now() - began < hear + 1.0
+            assert (await bed.status()).restarts == 0
+            assert (await bed.drain()).state == "FINISHED"
+
+    run_virtual(main())
+
+
+def lose_first(rpc, names):
+    """Lose the first message of each of these classes."""
+    ask, left = rpc.ask, list(names)
+
+    async def losing(*args, **settings):
+        name = type(args[3]).__name__
+        if name in left:
+            left.remove(name)
+            raise RecipientUnreachable(f"{name} was lost.")
+        return await ask(*args, **settings)
+
+    rpc.ask = losing
+
+
 @pytest.mark.parametrize("version", ["1.14", "1.20", "2.x"])
 def test_a_job_recovers_from_a_failure_whose_report_was_lost(version):
     """The next heartbeat shows that the task is gone. From 1.15 on its readers end as CANCELED, and start no failover."""
