@@ -45,6 +45,19 @@ RM_TELLS_JOBS = Change(
     "a ResourceManager that gives a TaskManager up disconnects it from the job at once; from 1.13 to 1.19 only the JobMaster's own "
     "heartbeats do. Until 1.12 it reports the failed slots to the job",
 )
+ALIGNMENT_TIMES_OUT = Change(
+    "1.13",
+    "an aligned checkpoint becomes unaligned in a task when `alignment-timeout` has passed since its first barrier or announcement; "
+    "before, it stays aligned (FLINK-19681)",
+)
+TIMEOUT_SINCE_START = Change(
+    "1.14",
+    "`aligned-checkpoint-timeout` counts from the start of the checkpoint; before, from a task's first barrier",
+)
+OUTPUT_BARRIERS_TIME_OUT = Change(
+    "1.16",
+    "a barrier that waits behind data in the output of a task times out there too; before, only in the input of a task (FLINK-27251)",
+)
 NO_EXCLUSIVE_BUFFERS = Change(
     "1.14",
     "channels may have no exclusive buffers; before, a task with a remote channel fails (FLINK-16641)",
@@ -115,7 +128,9 @@ CHANGES = (
     DECLARATIVE_SLOTS,
     CHANNEL_STATE_RESCALES,
     EXPONENTIAL_DELAY_EXISTS,
+    ALIGNMENT_TIMES_OUT,
     ASK_NAMES_INVOCATION,
+    TIMEOUT_SINCE_START,
     NO_EXCLUSIVE_BUFFERS,
     CHECKPOINTS_AFTER_FINISH,
     IO_FAILURES_COUNT,
@@ -123,6 +138,7 @@ CHANGES = (
     CANCELLED_BY_CAUSE,
     ONE_CONNECTION,
     FINALIZATION_COUNTS,
+    OUTPUT_BARRIERS_TIME_OUT,
     FAILURE_NAMES_REASON,
     PEKKO,
     REQUESTS_WAIT_AT_PRODUCER,

@@ -282,7 +282,7 @@ class SourceTask:
             output_state=run.output.send_barrier(barrier),
         )
         taken = TakenSnapshot(snapshot)
-        if barrier.is_timeoutable:
+        if barrier.is_timeoutable and self._policy.times_out_in_output:
             taken.output = partial(run.output.barriers_sent, barrier)
         run.checkpoints.start(taken)
 

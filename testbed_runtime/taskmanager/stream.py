@@ -62,7 +62,8 @@ class StreamTask:
         self._service = ServiceTime(run.services.cpu, run.services.clock)
         self._readers: dict[int, RecordReader] = {}
         """The readers of the channels that have had data."""
-        self._barriers = BarrierPolicy.of(run.services.options).handler(run.input.channel_count)
+        self._policy = BarrierPolicy.of(run.services.options)
+        self._barriers = self._policy.handler(run.input.channel_count)
         self._debloating = TaskDebloating(run.input.gates, run.services.options)
         self._unaligned: TakenSnapshot | None = None
         """The unaligned checkpoint whose barriers have not all arrived."""
@@ -349,7 +350,7 @@ class StreamTask:
             self._unaligned = taken
             return
         self._note_alignment(taken)
-        if barrier.is_timeoutable:
+        if barrier.is_timeoutable and self._policy.times_out_in_output:
             taken.output = partial(run.output.barriers_sent, barrier)
         run.checkpoints.start(taken)
 

@@ -307,6 +307,26 @@ def test_options_decide_the_alignment(
 
 
 @pytest.mark.parametrize(
+    ("version", "deadline", "too_old_at"),
+    [("1.12", None, None), ("1.13", 0.15, 0.151), ("1.14", 0.1, 0.101), ("2.x", 0.1, 0.101)],
+)
+def test_when_the_timeout_of_an_aligned_checkpoint_counts_depends_on_the_version(
+    version: str, deadline: float | None, too_old_at: float | None
+) -> None:
+    """Never, from the first barrier or announcement of a task (here at 50 ms), or from the start of the checkpoint."""
+    written = {PREFIX + "unaligned.enabled": "true", PREFIX + "aligned-checkpoint-timeout": "100 ms"}
+    policy = BarrierPolicy.of(Options(written, flink_version=version))
+    handler = policy.handler(3)
+    assert handler.on_announcement(0, 5, limited(), 0.05) == []
+    assert handler.deadline == (None if deadline is None else pytest.approx(deadline))
+    assert handler.on_barrier(1, limited(), deadline or 9.0) == []
+    if too_old_at is None:
+        assert handler.on_barrier(2, limited(), 10.0) == []
+        return
+    assert handler.on_barrier(2, limited(), too_old_at)[0] == Prioritize(0, 5)
+
+
+@pytest.mark.parametrize(
     ("key", "value", "text"),
     [
         ("mode", "AT_LEAST_ONCE", "Cannot use unaligned checkpoints with AT_LEAST_ONCE checkpointing mode"),

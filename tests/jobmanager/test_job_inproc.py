@@ -287,6 +287,31 @@ def test_a_killed_taskmanager_costs_a_failover_and_no_record():
 
 
 @pytest.mark.parametrize(
+    ("version", "overtakes"),
+    [("1.12", ""), ("1.13", "input"), ("1.15", "input"), ("1.16", "input output"), ("2.x", "input output")],
+)
+def test_where_barriers_of_an_aligned_checkpoint_time_out_depends_on_the_version(version, overtakes):
+    """In the input of a task from 1.13 on, in the output of a task, such as a source, from 1.16 on."""
+    prefix = "execution.checkpointing."
+    settings = {"interval": "500 ms", "unaligned.enabled": "true", "aligned-checkpoint-timeout": "100 ms"}
+    edges, groups = ("hash", "rebalance"), ("a", "b", "c")
+    slow = graph(rate=1500.0, sink=SinkConfig(service_time_s=0.003), edges=edges, groups=groups)
+
+    async def main():
+        small = {"taskmanager.memory.segment-size": "1 kb"}
+        async with a_testbed(version=version, **{prefix + k: v for k, v in settings.items()}, **small) as bed:
+            await bed.submit(slow)
+            await bed.until(lambda s: s.completed_checkpoints >= 3)
+            stored = [r for r in bed.rows("checkpoints") if r["persisted_bytes"]]
+            assert ("input" in overtakes) is any(r["task"].startswith("sink") for r in stored)
+            assert ("output" in overtakes) is any(r["task"].startswith("source") for r in stored)
+            await bed.ask(CancelJob(bed.job))
+            await bed.until(lambda s: s.state == "CANCELED")
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
     ("lost", "hear"), [(("OfferSlots",), 0.0), (("OfferSlots", "NotifySlotAvailable"), 3.0)]
 )
 def test_a_slot_whose_offer_fails_is_allocated_again(lost, hear):

@@ -6,8 +6,10 @@ the gates of the task. Times are seconds of the caller's clock.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol, TypeAlias
 
 from msgspec import Struct
@@ -15,6 +17,12 @@ from msgspec import Struct
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.events import NO_TIMEOUT_MS, AlignmentType, CheckpointBarrier, SnapshotType
 from testbed_runtime.core.options import Options
+from testbed_runtime.core.versions import (
+    ALIGNMENT_TIMES_OUT,
+    OUTPUT_BARRIERS_TIME_OUT,
+    TIMEOUT_SINCE_START,
+    has,
+)
 
 MAX_CHECKPOINTS_TO_TRACK = 50
 """Maximum number of pending at-least-once checkpoints, as in Flink."""
@@ -33,6 +41,16 @@ REASON_TEXTS: dict[str, str] = {
 }
 
 
+class TimesOut(Enum):
+    """The moment from which the timeout of an aligned checkpoint counts in a task. It depends on Flink's version."""
+
+    NEVER = "never"
+    FIRST_BARRIER = "first barrier"
+    """The task's first barrier or announcement."""
+    START = "start"
+    """The start of the checkpoint."""
+
+
 class BarrierPolicy(Struct, frozen=True):
     """How a job's checkpoints align (Flink's CheckpointOptions)."""
 
@@ -42,6 +60,9 @@ class BarrierPolicy(Struct, frozen=True):
     """Age at which an aligned checkpoint becomes unaligned; 0: it is unaligned from the start."""
     after_tasks_finish: bool = True
     """Whether a checkpoint goes on when a channel has ended (FLIP-147)."""
+    times_out: TimesOut = TimesOut.START
+    times_out_in_output: bool = True
+    """Whether a barrier that waits in the output of a task times out there."""
 
     @classmethod
     def of(cls, options: Options) -> BarrierPolicy:
@@ -54,7 +75,16 @@ class BarrierPolicy(Struct, frozen=True):
         if unaligned and options.integer(prefix + "max-concurrent-checkpoints") > 1:
             raise FlinkError("IllegalArgumentException", UNALIGNED_CONCURRENT)
         timeout_ms = round(options.duration(prefix + "aligned-checkpoint-timeout") * 1000)
-        return cls(exactly_once, unaligned, timeout_ms, options.checkpoints_after_finish)
+        version = options.flink_version
+        counts = TimesOut.START if has(version, TIMEOUT_SINCE_START) else TimesOut.FIRST_BARRIER
+        return cls(
+            exactly_once,
+            unaligned,
+            timeout_ms,
+            options.checkpoints_after_finish,
+            counts if has(version, ALIGNMENT_TIMES_OUT) else TimesOut.NEVER,
+            has(version, OUTPUT_BARRIERS_TIME_OUT),
+        )
 
     def barrier(
         self, checkpoint_id: int, timestamp_ms: int, kind: SnapshotType, *, ended: bool = False
@@ -73,8 +103,11 @@ class BarrierPolicy(Struct, frozen=True):
         """Return the handler of a task with this many input channels."""
         if not self.exactly_once:
             return BarrierTracker(channels, after_tasks_finish=self.after_tasks_finish)
-        kind = AlternatingBarrierHandler if self.unaligned else AlignedBarrierHandler
-        return kind(channels, after_tasks_finish=self.after_tasks_finish)
+        if not self.unaligned:
+            return AlignedBarrierHandler(channels, after_tasks_finish=self.after_tasks_finish)
+        return AlternatingBarrierHandler(
+            channels, after_tasks_finish=self.after_tasks_finish, times_out=self.times_out
+        )
 
 
 class Trigger(Struct, frozen=True):
@@ -182,7 +215,7 @@ class AlignedBarrierHandler:
         self, channel: int, sequence: int, barrier: CheckpointBarrier, now: float
     ) -> list[Effect]:
         """Begin the checkpoint of a barrier that is queued behind data of this channel."""
-        effects = self._begin(barrier)
+        effects = self._begin(barrier, now)
         if not self._is_stale(barrier.checkpoint_id):
             effects += self._announce(channel, sequence, now)
         return effects
@@ -190,7 +223,7 @@ class AlignedBarrierHandler:
     def on_barrier(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
         if self._is_stale(barrier.checkpoint_id):
             return [] if barrier.alignment is AlignmentType.UNALIGNED else [Resume(channel)]
-        effects = self._begin(barrier) if barrier.checkpoint_id > self._current else []
+        effects = self._begin(barrier, now) if barrier.checkpoint_id > self._current else []
         self._mark(channel, now)
         effects += self._receive(channel, barrier, now)
         self._settle()
@@ -248,8 +281,9 @@ class AlignedBarrierHandler:
     def _is_stale(self, checkpoint_id: int) -> bool:
         return checkpoint_id < self._current or (checkpoint_id == self._current and not self.is_pending)
 
-    def _begin(self, barrier: CheckpointBarrier) -> list[Effect]:
+    def _begin(self, barrier: CheckpointBarrier, now: float) -> list[Effect]:
         """Start a newer checkpoint; it subsumes the pending one."""
+        del now
         if barrier.checkpoint_id <= self._current:
             return []
         effects = self._abort(self._current, SUBSUMED) if self.is_pending else []
@@ -284,8 +318,13 @@ class AlternatingBarrierHandler(AlignedBarrierHandler):
     checkpoint until `Overtaken` names the channel; `Complete` follows when all barriers have arrived. Channels that
     aligned barriers have blocked stay blocked until then."""
 
-    def __init__(self, channels: int, *, after_tasks_finish: bool = True) -> None:
+    def __init__(
+        self, channels: int, *, after_tasks_finish: bool = True, times_out: TimesOut = TimesOut.START
+    ) -> None:
         super().__init__(channels, after_tasks_finish=after_tasks_finish)
+        self._times_out = times_out
+        self._begun = 0.0
+        """When the first barrier or announcement of the pending checkpoint came."""
         self._announced: dict[int, int] = {}
         """Maps channels whose barrier is still queued behind data to its sequence number."""
         self._arrived: list[int] = []
@@ -301,12 +340,28 @@ class AlternatingBarrierHandler(AlignedBarrierHandler):
         effects = self._turn_unaligned(self._barrier, now)
         return effects + self._collect(now) if self._collecting else effects
 
-    def _begin(self, barrier: CheckpointBarrier) -> list[Effect]:
+    def _begin(self, barrier: CheckpointBarrier, now: float) -> list[Effect]:
         before = self._current
-        effects = super()._begin(barrier)
-        if self._current > before and barrier.is_timeoutable:
-            self.deadline = barrier.deadline
+        effects = super()._begin(barrier, now)
+        if self._current > before:
+            self._begun = now
+            expiry = self._expiry(barrier)
+            self.deadline = None if expiry == math.inf else expiry
         return effects
+
+    def _expiry(self, barrier: CheckpointBarrier) -> float:
+        """Return when an aligned barrier of the pending checkpoint is too old; infinite if never."""
+        if self._times_out is TimesOut.START or not barrier.is_timeoutable:
+            return barrier.deadline
+        return (
+            math.inf
+            if self._times_out is TimesOut.NEVER
+            else self._begun + barrier.alignment_timeout_ms / 1000
+        )
+
+    def _is_too_old(self, barrier: CheckpointBarrier, now: float) -> bool:
+        """Whether more time has passed than the barrier's timeout. A timer acts already when exactly the timeout has passed."""
+        return now > self._expiry(barrier)
 
     def _mark(self, channel: int, now: float) -> None:
         if channel not in self._aligned:
@@ -328,7 +383,7 @@ class AlternatingBarrierHandler(AlignedBarrierHandler):
             self._announced.pop(channel, None)
             if self._all_received:
                 return self._trigger(barrier, now)
-            if not _is_too_old(barrier, now):
+            if not self._is_too_old(barrier, now):
                 self._collecting = True
                 return []
         effects = self._turn_unaligned(barrier, now)
@@ -344,7 +399,9 @@ class AlternatingBarrierHandler(AlignedBarrierHandler):
             return self._collect(now)
         if self._all_received:
             return self._trigger(barrier, now)
-        return [*self._turn_unaligned(barrier, now), *self._collect(now)] if _is_too_old(barrier, now) else []
+        if not self._is_too_old(barrier, now):
+            return []
+        return [*self._turn_unaligned(barrier, now), *self._collect(now)]
 
     def _trigger(self, barrier: CheckpointBarrier, now: float) -> list[Effect]:
         barrier = barrier.with_unaligned_supported()
@@ -381,11 +438,6 @@ class AlternatingBarrierHandler(AlignedBarrierHandler):
         self._announced.clear()
         self._arrived.clear()
         self._collecting = self._unaligned = False
-
-
-def _is_too_old(barrier: CheckpointBarrier, now: float) -> bool:
-    """Whether more time has passed than the barrier's timeout. A timer acts already when exactly the timeout has passed."""
-    return now > barrier.deadline
 
 
 @dataclass(slots=True)
