@@ -109,7 +109,9 @@ BUFFERS_TIMEOUT_RENAMED = Change(
 )
 PARTIAL_BUFFERS = Change("2.0", "the frame of a buffer lists partial buffers (hybrid shuffle)")
 STARTING_SEGMENT_SIZE = Change(
-    "2.0", "buffer debloating starts with small buffers (`taskmanager.memory.starting-segment-size`)"
+    "2.0",
+    "buffer debloating starts with small buffers (`taskmanager.memory.starting-segment-size`), and averages sizes as real numbers "
+    "instead of integers",
 )
 ISO_DURATIONS = Change("2.0", "durations may be written in ISO 8601, as in `PT10S`")
 PRIORITY_PASSES_BLOCK = Change(

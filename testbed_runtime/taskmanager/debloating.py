@@ -55,6 +55,7 @@ class TaskDebloating:
                 samples=options.integer(DEBLOAT + "samples"),
                 threshold_percent=options.integer(DEBLOAT + "threshold-percentages"),
                 start=start,
+                whole=not has(options.flink_version, STARTING_SEGMENT_SIZE),
             )
             self._gates.append(_GateDebloating(gate, debloater))
 

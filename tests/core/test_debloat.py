@@ -26,6 +26,16 @@ def test_H_01_and_H_02_the_size_follows_what_is_desired() -> None:
     assert run(ema, *[(333, 1)] * 6) == [15, 23, 34, 51, 76, 114]
 
 
+def test_until_1_20_the_average_is_an_integer_and_small_changes_are_lost() -> None:
+    """The samples of H-01, H-02 and H-05 with the class of Flink 1.20.3."""
+    ema = BufferSizeEMA(200, 10, 3, whole=True)
+    shrinking = run(ema, (111, 13), *[(107, 7)] * 5, *[(107, 13)] * 3)
+    assert shrinking == [104, 59, 37, 26, 20, 17, 12, 10, 10]
+    assert run(ema, *[(333, 1)] * 6) == [15, 22, 33, 49, 73, 109]
+    stuck = BufferSizeEMA(32 * 1024, 16, 10_000, start=16, whole=True)
+    assert run(stuck, *[(20_000, 10)] * 100)[-1] == 16
+
+
 def test_H_03_the_size_stops_at_the_least() -> None:
     """10 is the bound."""
     assert run(BufferSizeEMA(200, 10, 3), *[(0, 1)] * 6) == [100, 50, 25, 13, 10, 10]

@@ -46,9 +46,13 @@ def check_debloating(options: Options) -> None:
 class BufferSizeEMA:
     """Exponential moving average of the buffer size in bytes, between a minimum and a maximum."""
 
-    __slots__ = ("_alpha", "_largest", "_last", "_least")
+    __slots__ = ("_alpha", "_largest", "_last", "_least", "_whole")
 
-    def __init__(self, largest: int, least: int, samples: int, *, start: int | None = None) -> None:
+    def __init__(
+        self, largest: int, least: int, samples: int, *, start: int | None = None, whole: bool = False
+    ) -> None:
+        """`whole`: the average is an integer, as before Flink 2.0. It never grows by less than one."""
+        self._whole = whole
         self._largest = largest
         self._least = least
         self._alpha = 2.0 / (samples + 1)
@@ -60,8 +64,9 @@ class BufferSizeEMA:
             raise FlinkError("IllegalArgumentException", "Size of buffer should be non negative")
         if buffers <= 0:
             raise FlinkError("IllegalArgumentException", "Number of buffers should be positive")
-        instant = min(desired_bytes / buffers, 2.0 * self._last)
+        instant = min(desired_bytes // buffers if self._whole else desired_bytes / buffers, 2.0 * self._last)
         value = self._last + self._alpha * (instant - self._last)
+        value = int(value) if self._whole else value
         self._last = max(self._least, min(self._largest, value))
         return int(self._last + 0.5)  # half up, as in Java
 
@@ -80,8 +85,9 @@ class BufferDebloater:
         samples: int = 20,
         threshold_percent: int = 25,
         start: int | None = None,
+        whole: bool = False,
     ) -> None:
-        self._ema = BufferSizeEMA(largest, least, samples, start=start)
+        self._ema = BufferSizeEMA(largest, least, samples, start=start, whole=whole)
         self._target_ms = target_ms
         self._largest = largest
         self._least = least
