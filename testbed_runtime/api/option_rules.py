@@ -21,7 +21,8 @@ from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.core.job.heartbeat import HeartbeatConfig
 from testbed_runtime.core.job.leaderelection import RENEW_DEADLINE, RETRY_PERIOD
 from testbed_runtime.core.job.registration import RegistrationConfig
-from testbed_runtime.core.job.restart import restart_strategy
+from testbed_runtime.core.job.restart import TYPE as RESTART_TYPE
+from testbed_runtime.core.job.restart import ignored_settings, restart_strategy
 from testbed_runtime.core.options import ALIASES, BY_KEY, LATENCY_INTERVAL, Options
 from testbed_runtime.core.processmemory import memory_doubts, process_memory
 from testbed_runtime.core.values import MAX_INT
@@ -221,6 +222,9 @@ def _doubtful(testbed: models.TestbedSpec, options: Options, path: str) -> Itera
     for key, doubt in memory_doubts(options):
         if options.is_set(key):
             yield f"{path}[{key}]: {doubt}"
+    for key in ignored_settings(options):
+        now = options.string(RESTART_TYPE) if options.is_set(RESTART_TYPE) else "not set"
+        yield f"{path}[{key}]: has no effect, in Flink too, because {RESTART_TYPE} is {now} (write {RESTART_TYPE}: {key.split('.')[1]})"
     if prices(options) is not None:
         yield f"{path}[{COST}]: has an effect in virtual time only; real processes ignore it, because their work takes real time"
     ends = has_blocking(testbed.job) or iterations(testbed.job)

@@ -18,6 +18,7 @@ from msgspec import Struct
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.kinds import TuningStudy
 from testbed_runtime.api.models import Scenario
+from testbed_runtime.api.validate import InvalidScenario
 from testbed_runtime.cli import running
 from testbed_runtime.cli.loading import Loaded, changed
 from testbed_runtime.cli.options import Environment
@@ -83,8 +84,7 @@ def _simulated(
 ) -> list[Outcome]:
     """Simulate the rows with these numbers; None: all."""
     name = study.metadata.name
-    planned = [p for p in grid.planned_runs(name, study.spec) if only is None or p.row.number in only]
-    loaded = [with_row(scenarios[run.scenario], study, run) for run in planned]
+    planned, loaded, refused = _prepared(study, scenarios, only)
     tasks = [
         Task(
             number,
@@ -106,10 +106,49 @@ def _simulated(
             say(f"{count}/{total} {run.scenario}: {run.row.text}: {done.verdict['verdict']}")
 
     results = simulate_all(tasks, jobs=how.jobs, on_done=on_done)
-    return [
+    return refused + [
         _outcome(run, found, done.verdict, done.recovery)
         for run, found, done in zip(planned, loaded, results, strict=True)
     ]
+
+
+def _prepared(
+    study: TuningStudy, scenarios: Mapping[str, Loaded], only: Collection[int] | None
+) -> tuple[list[grid.PlannedRun], list[Loaded], list[Outcome]]:
+    """Return the runs of the rows with these numbers (None: all) with their scenarios, and an outcome for each run whose values
+    contradict each other: a grid has such combinations. Raises InvalidScenario if no row of the grid can run."""
+    planned, loaded, refused = [], [], []
+    first: InvalidScenario | None = None
+    for run in grid.planned_runs(study.metadata.name, study.spec):
+        if only is not None and run.row.number not in only:
+            continue
+        try:
+            found = with_row(scenarios[run.scenario], study, run)
+        except InvalidScenario as error:
+            first = first or error
+            verdict = {"verdict": "Error", "summary": "; ".join(map(str, error.errors))}
+            refused.append(_outcome(run, scenarios[run.scenario], verdict, {}))
+            continue
+        planned.append(run)
+        loaded.append(found)
+    if first is not None and only is None and all(run.row.reference for run in planned):
+        raise first
+    return planned, loaded, refused
+
+
+def doubts(study: TuningStudy, scenarios: Mapping[str, Loaded]) -> list[str]:
+    """Return the warnings about studied options that the scenarios do not have as they are, such as a value without an effect."""
+    found: dict[str, None] = {}
+    for run in grid.planned_runs(study.metadata.name, study.spec):
+        try:
+            warnings = with_row(scenarios[run.scenario], study, run).warnings
+        except InvalidScenario:
+            continue  # a row that says why
+        known = scenarios[run.scenario].warnings
+        named = [f"[{option.key}]" for option in study.spec.options]
+        new = [w for w in warnings if w not in known and any(key in w for key in named)]
+        found.update((f"{run.scenario}: {w}", None) for w in new)
+    return list(found)
 
 
 def run_real(
@@ -135,14 +174,10 @@ def confirm(
 def _real(
     study: TuningStudy, scenarios: Mapping[str, Loaded], how: How, only: Collection[int] | None
 ) -> list[Outcome]:
-    planned = [
-        p for p in grid.planned_runs(study.metadata.name, study.spec) if only is None or p.row.number in only
-    ]
-    outcomes = []
+    planned, ready, outcomes = _prepared(study, scenarios, only)
     with Session() as session:
-        for number, run in enumerate(planned, 1):
+        for number, (run, loaded) in enumerate(zip(planned, ready, strict=True), 1):
             say(f"{number}/{len(planned)} {run.scenario}: {run.row.text}")
-            loaded = with_row(scenarios[run.scenario], study, run)
             result = running.run_loaded(
                 loaded,
                 session=session,

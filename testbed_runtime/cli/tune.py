@@ -145,7 +145,7 @@ def _here(
     study: TuningStudy, scenarios: dict[str, Loaded], *, how: How, out: Path, confirm: int, real: bool
 ) -> int:
     """Run the study on this machine, print its result and write it. Return the exit code."""
-    from testbed_runtime.cli import study_runs
+    from testbed_runtime.cli import running, study_runs
     from testbed_runtime.tuning import production, score, table
     from testbed_runtime.tuning.grid import CURRENT, DEFAULT
     from testbed_runtime.tuning.picture import picture
@@ -157,6 +157,8 @@ def _here(
         if values[DEFAULT] == values[CURRENT]:
             spec = spec.model_copy(update={"references": [DEFAULT]})
         study = study.model_copy(update={"spec": spec})
+    for doubt in study_runs.doubts(study, scenarios):
+        running.say(f"warning: {doubt}")
     detectors = production.detectors(study.spec, specs)
     run = study_runs.run_real if real else study_runs.search
     lines = score.table(study.spec, run(study, scenarios, how, detectors), detectors)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from testbed_runtime.api import kinds
+from testbed_runtime.core.errors import OptionRefused
 from testbed_runtime.core.job.heartbeat import HeartbeatConfig
 from testbed_runtime.core.judgement.detector import Disturbance, Quality, quality
 from testbed_runtime.core.options import ALIASES, BY_KEY, Options, parse_duration
@@ -15,20 +16,24 @@ from testbed_runtime.tuning.grid import DEFAULT, Row, configuration, rows
 
 def detectors(spec: kinds.TuningStudySpec, scenarios: Mapping[str, Mapping[str, Any]]) -> dict[int, Quality]:
     """Return the quality of the detector by row number; of several scenarios that with the most false failovers. `scenarios`: the
-    specs of the study's scenarios by name. Empty without `surroundings`."""
+    specs of the study's scenarios by name. Empty without `surroundings`, and without the rows that Flink refuses."""
     around = spec.surroundings
     if around is None:
         return {}
     found = {}
     for row in rows(spec):
+        try:
+            configs = [HeartbeatConfig.of(_options(scenario, spec, row)) for scenario in scenarios.values()]
+        except OptionRefused:
+            continue
         each = [
             quality(
-                HeartbeatConfig.of(_options(scenario, spec, row)),
+                config,
                 task_managers=around.task_managers,
                 pauses=_disturbance(around.pauses),
                 unreachable=_disturbance(around.unreachable),
             )
-            for scenario in scenarios.values()
+            for config in configs
         ]
         found[row.number] = max(each, key=lambda q: (q.false_failovers_per_day, q.dead_s))
     return found

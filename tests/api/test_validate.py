@@ -85,6 +85,13 @@ def test_the_document_of_the_design_is_valid():
             "10 is a share of 1,000 % (write '0.1' for 10 %)",
         ),
         (
+            lambda s: s["testbed"]["flinkConfiguration"].update(
+                {"restart-strategy.failure-rate.delay": "2 s"}
+            ),
+            "spec.testbed.flinkConfiguration[restart-strategy.failure-rate.delay]: has no effect, in Flink too, because "
+            "restart-strategy.type is fixed-delay (write restart-strategy.type: failure-rate)",
+        ),
+        (
             lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timeout": "1 s"}),
             "spec.testbed.flinkConfiguration[heartbeat.timeout]: is not more than heartbeat.interval, so a TaskManager can be lost "
             "without a fault",

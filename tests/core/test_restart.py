@@ -16,6 +16,7 @@ from testbed_runtime.core.job.restart import (
     FailureRate,
     FixedDelay,
     NoRestart,
+    ignored_settings,
     restart_strategy,
 )
 from testbed_runtime.core.options import Options
@@ -293,4 +294,17 @@ def test_a_delay_that_differs_from_its_option_by_a_millisecond_is_recorded_as_ch
 ):
     """Its budget is then not the option's."""
     key = "restart-strategy.fixed-delay.delay"
-    assert restart_delay(Options({key: "1 s"}), key, seconds).value == value
+    options = Options({key: "1 s", "restart-strategy.type": "fixed-delay"})
+    assert restart_delay(options, key, seconds).value == value
+
+
+def test_a_delay_that_flink_ignores_is_not_the_limit_of_a_restart():
+    """Without a type, the default strategy has the defaults of its options (RestartBackoffTimeStrategyFactoryLoader)."""
+    key = "restart-strategy.fixed-delay.delay"
+    options = Options({key: "7 s", "execution.checkpointing.interval": "1 s"}, flink_version="1.17")
+    delay_s = restart_strategy(options, middle).backoff_s(0)
+    assert (delay_s, restart_delay(options, key, delay_s).value) == (1.0, "1 s")
+    assert list(ignored_settings(options)) == [key]
+    typed = options.with_values({"restart-strategy.type": "fixed-delay"})
+    assert list(ignored_settings(typed)) == []
+    assert list(ignored_settings(typed.with_values({"restart-strategy.type": "failure-rate"}))) == [key]

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from testbed_runtime.cli.study_runs import Task, simulate_all
+from testbed_runtime.api.validate import InvalidScenario
+from testbed_runtime.cli.study_runs import How, Task, search, simulate_all
+from testbed_runtime.cli.tune import beside, find_scenarios, load_study
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.runner.engine import RunRequest
 from testbed_runtime.simulation import entry
@@ -82,6 +84,55 @@ def test_a_study_is_searched_in_virtual_time(tmp_path: Path):
     assert [row["reference"] for row in data["rows"]] == ["", "", "Default"]
     assert len(list(out.glob("backoff.study/*/verdict.json"))) == 3
     assert not list(out.glob("backoff.study/*/history"))
+
+
+def with_heartbeats(folder: Path, timeouts: list[str]) -> Path:
+    """Let a prepared study try timeouts beside the scenario's interval of 5 s, which is below Flink's default of 10 s."""
+    scenario = yaml.safe_load((folder / "late.yaml").read_text())
+    scenario["spec"]["testbed"]["flinkConfiguration"]["heartbeat.interval"] = "5 s"
+    (folder / "late.yaml").write_text(yaml.safe_dump(scenario))
+    options = [
+        {"key": "taskmanager.network.request-backoff.max", "values": [LARGE_BACKOFF]},
+        {"key": "heartbeat.timeout", "values": timeouts},
+        {"key": "restart-strategy.failure-rate.delay", "values": ["2 s"]},
+    ]
+    study = small_study("backoff", options=options, budget={"runs": len(timeouts)})
+    study["spec"]["objectives"].append({"metric": "detector.false-failovers"})
+    study["spec"]["surroundings"] = {"pauses": {"perDay": "24", "median": "300 ms", "p99": "8 s"}}
+    (folder / "study.yaml").write_text(yaml.safe_dump(study))
+    return folder
+
+
+def test_a_row_that_flink_refuses_is_an_error_in_the_table_and_the_others_run(tmp_path: Path):
+    """A timeout below the interval: the reason names the option. A studied option without an effect is a warning."""
+    folder = with_heartbeats(prepared(tmp_path), ["1 s", "20 s"])
+    done = subprocess.run(
+        [sys.executable, "-m", "testbed_runtime.cli.main", "tune", str(folder), "--jobs", "1"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (
+        "heartbeat.timeout=1 s, restart-strategy.failure-rate.delay=2 s: Error: late-producer (fault late): "
+        in done.stdout
+    )
+    assert "[heartbeat.timeout]: Flink does not start: The heartbeat timeout should be larger" in done.stdout
+    assert (
+        f"best: taskmanager.network.request-backoff.max={LARGE_BACKOFF}, heartbeat.timeout=20 s"
+        in done.stdout
+    )
+    assert "[restart-strategy.failure-rate.delay]: has no effect, in Flink too" in done.stderr
+
+
+def test_a_study_without_any_row_that_can_run_is_refused(tmp_path: Path):
+    """The references alone answer nothing: exit code 2, with the option and the fix."""
+    folder = with_heartbeats(prepared(tmp_path), ["1 s", "2 s"])
+    study, _ = load_study(folder)
+    with pytest.raises(InvalidScenario, match=r"make it a few times heartbeat.interval"):
+        search(study, find_scenarios(study, beside(folder)), How(out=tmp_path, jobs=1, quiet=True), {})
 
 
 @pytest.mark.scenario

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from testbed_runtime.core.exchange.backoff import local_backoff, remote_backoff
+from testbed_runtime.core.job.restart import settings_in_effect
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.waits import PRODUCT, REPLACE_LOST, Limit
 
@@ -17,6 +18,7 @@ def option_limit(options: Options, key: str) -> Limit:
 
 def restart_delay(options: Options, key: str, seconds: float) -> Limit:
     """Return the limit of a restart strategy's delay, which may have grown from the option's value or carry a jitter."""
+    options = settings_in_effect(options)
     configured = options.shown(key)
     exact = round(options.duration(key) * 1000) == round(
         seconds * 1000

@@ -6,7 +6,7 @@ Times in seconds; the exponential strategy counts in whole milliseconds as Flink
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,9 @@ from testbed_runtime.core.versions import EXPONENTIAL_DELAY, EXPONENTIAL_DELAY_E
 MILLIS = 1000
 FIXED_DELAY, FAILURE_RATE = "restart-strategy.fixed-delay.", "restart-strategy.failure-rate."
 EXPONENTIAL = "restart-strategy.exponential-delay."
+TYPE = "restart-strategy.type"
+STRATEGIES = {FIXED_DELAY: "fixed-delay", FAILURE_RATE: "failure-rate", EXPONENTIAL: "exponential-delay"}
+"""Prefix of a strategy's own options → its type."""
 UNSET_DELAY_S = 1.0
 """The default of Flink before 1.19 for a job with checkpoints and no restart strategy."""
 
@@ -306,16 +309,28 @@ def _grown(initial: int, multiplier: float, attempt: int) -> int:
         return MAX_LONG
 
 
+def settings_in_effect(options: Options) -> Options:
+    """Return the options that the strategy reads: while its type is not set, Flink ignores what is set for a strategy."""
+    return options if options.is_set(TYPE) else Options({}, flink_version=options.flink_version)
+
+
+def ignored_settings(options: Options) -> Iterator[str]:
+    """Yield the keys that are set for another strategy than that of `restart-strategy.type`, or without a type."""
+    for prefix, kind in STRATEGIES.items():
+        if not options.is_set(TYPE) or options.string(TYPE) != kind:
+            yield from (key for key in options.as_map() if key.startswith(prefix))
+
+
 def restart_strategy(options: Options, uniform: Callable[[int, int], int]) -> RestartStrategy:
     """Return the strategy of `restart-strategy.type`. Unset, it is the default of this Flink version with or without
     checkpoints, with the defaults of its options. Raises OptionRefused."""
-    if not options.is_set("restart-strategy.type"):
+    if not options.is_set(TYPE):
         if options.duration("execution.checkpointing.interval") <= 0:
             return NoRestart()
         if not has(options.flink_version, EXPONENTIAL_DELAY):
             return FixedDelay(MAX_INT, UNSET_DELAY_S)
-        options = Options({}, flink_version=options.flink_version)
-    kind = options.string("restart-strategy.type")
+        options = settings_in_effect(options)
+    kind = options.string(TYPE)
     if kind == "none":
         return NoRestart()
     if kind == "fixed-delay":
@@ -332,7 +347,7 @@ def restart_strategy(options: Options, uniform: Callable[[int, int], int]) -> Re
     require_option(
         has(options.flink_version, EXPONENTIAL_DELAY_EXISTS),
         "Unknown restart strategy exponential-delay.",
-        "restart-strategy.type",
+        TYPE,
         "use fixed-delay or failure-rate",
     )
     config = ExponentialConfig(
