@@ -27,6 +27,8 @@ Matters = Annotated[
     str, typer.Option(help="The smallest difference that matters, as a share of the reference.")
 ]
 DEFAULT_MATTERS = "5 %"
+MAX_CHANGES = 20
+"""Differing settings that are listed for two runs."""
 
 
 def compare(
@@ -44,7 +46,7 @@ def compare(
     Trials with the same seed are compared in pairs. The confidence of 95 % applies to all intervals together."""
     from testbed_runtime.core.judgement.comparison import comparison
 
-    loaded = {folder: _groups(folder, variant or ()) for folder in dict.fromkeys(runs)}
+    loaded = {folder: _groups(folder, variant or (), partly=len(runs) > 1) for folder in _different(runs)}
     keys, share = _keys(metric or ()), _share(matters)
     if len(loaded) == 1:
         groups = next(iter(loaded.values()))
@@ -53,7 +55,7 @@ def compare(
         tables = [
             (name, comparison(groups, keys=keys, matters=share)) for name, groups in _across(loaded).items()
         ]
-    _print(tables, _changes(list(loaded)) if len(loaded) > 1 else [], as_json=as_json)
+    _print(tables, _changes(loaded) if len(loaded) > 1 else [], as_json=as_json)
 
 
 def trend(
@@ -68,31 +70,44 @@ def trend(
     from testbed_runtime.core.judgement.comparison import comparison
     from testbed_runtime.runner.manifest import read_manifest
 
-    ordered = sorted(dict.fromkeys(runs), key=lambda folder: str(read_manifest(folder).get("started", "")))
+    ordered = sorted(_different(runs), key=lambda folder: str(read_manifest(folder).get("started", "")))
     if len(ordered) < 2:
         raise UserError("RUNS", "a trend needs at least two runs", "name more run folders")
-    loaded = {folder: _groups(folder, variant or ()) for folder in ordered}
+    loaded = {folder: _groups(folder, variant or (), partly=True) for folder in ordered}
     tables = [
         (name, comparison(groups, keys=_keys(metric or ()), matters=_share(matters), each_with_previous=True))
         for name, groups in _across(loaded).items()
     ]
-    _print(tables, _changes(ordered), as_json=as_json)
+    _print(tables, _changes(loaded), as_json=as_json)
 
 
 # ---- reading
 
 
-def _groups(folder: Path, variants: Sequence[str]) -> list[Group]:
+def _different(runs: Sequence[Path]) -> Sequence[Path]:
+    """Return the folders. Raises UserError if one is named twice: a run does not differ from itself."""
+    from testbed_runtime.core.errors import UserError
+
+    resolved = [folder.resolve() for folder in runs]
+    twice = next((folder for folder in runs if resolved.count(folder.resolve()) > 1), None)
+    if twice is not None:
+        raise UserError(str(twice), "is named twice: a run does not differ from itself", "name another run")
+    return runs
+
+
+def _groups(folder: Path, variants: Sequence[str], *, partly: bool) -> list[Group]:
+    """Return the trials of these variants (none: of all). `partly`: one of them is enough. Raises UserError."""
     from testbed_runtime.core.errors import UserError
     from testbed_runtime.runner.judge import groups_of, read_rows
     from testbed_runtime.runner.manifest import read_manifest
 
     found = {group.name: group for group in groups_of(read_manifest(folder), read_rows(folder))}
+    if not found:
+        raise UserError(str(folder), "has no trial that counts", "its report says why")
     unknown = [name for name in variants if name not in found]
-    if unknown or not found:
-        there = ", ".join(found) or "none with a trial that counts"
-        raise UserError(str(folder), f"has no variant {', '.join(unknown)}".rstrip(), f"there are {there}")
-    return [found[name] for name in variants or found]
+    if unknown and (not partly or len(unknown) == len(variants)):
+        raise UserError(str(folder), f"has no variant {', '.join(unknown)}", f"there are {', '.join(found)}")
+    return [found[name] for name in variants or found if name in found]
 
 
 def _several(groups: list[Group], folder: Path) -> list[Group]:
@@ -118,7 +133,7 @@ def _across(loaded: Mapping[Path, Sequence[Group]]) -> dict[str, list[Group]]:
         if all(g.name in {o.name for o in groups} for groups in loaded.values())
     ]
     if not common:
-        raise UserError("RUNS", "the runs have no variant in common", "name one of each with --variant")
+        raise UserError("RUNS", "the runs have no variant in common", "name one of each run with --variant")
     return {
         name: [
             replace(next(g for g in groups if g.name == name), name=labels[folder])
@@ -138,27 +153,43 @@ def _labels(folders: Sequence[Path]) -> dict[Path, str]:
 
 
 def _keys(metrics: Sequence[str]) -> tuple[Key, ...]:
-    from testbed_runtime.core.errors import UserError
-    from testbed_runtime.core.judgement.comparison import HEADLINE, Key
-    from testbed_runtime.core.judgement.metrics import METRICS, QUANTILES, TRIAL_PHASES, parse_quantile
+    from testbed_runtime.core.judgement.comparison import HEADLINE
 
-    found = []
-    for text in metrics:
-        name, *rest = text.split()
-        info = METRICS.get(name)
-        if info is None or info.lower_is_better is None:
-            hint = "name a metric with a better direction: `headgate faults --metrics` lists them"
-            raise UserError("--metric", f"{name!r} cannot be compared", hint)
-        phase = next((word for word in rest if word in TRIAL_PHASES), "")
+    return tuple(_key(text) for text in metrics) or HEADLINE
+
+
+def _key(text: str) -> Key:
+    """Parse a metric with its quantile and phase, in any order. Raises UserError."""
+    from testbed_runtime.core.errors import UserError
+    from testbed_runtime.core.judgement.comparison import Key
+    from testbed_runtime.core.judgement.metrics import METRICS, QUANTILES, is_phase, parse_quantile
+
+    name, *rest = text.split() or [""]
+    info = METRICS.get(name)
+    if info is None:
+        raise UserError("--metric", f"{name!r} is not a metric", "`headgate faults --metrics` lists them")
+    if info.lower_is_better is None:
+        raise UserError("--metric", f"{name!r} cannot be compared", "it has no better direction")
+    phase = next((word for word in rest if is_phase(word)), "")
+    if phase and not info.phased:
+        raise UserError("--metric", f"{name} has no phases", f"leave out {phase}")
+    quantile = None
+    for word in rest:
+        if word == phase:
+            continue
         try:
-            quantile = next((parse_quantile(word) for word in rest if word not in TRIAL_PHASES), None)
-        except ValueError as error:
-            raise UserError("--metric", str(error)) from None
-        if info.quantiles != (quantile is not None) or (info.quantiles and quantile not in QUANTILES):
-            hint = "write it as in 'latency p99'" if info.quantiles else f"write {name!r}"
-            raise UserError("--metric", f"{text!r} has a wrong quantile", hint)
-        found.append(Key(name, quantile, phase))
-    return tuple(found) or HEADLINE
+            quantile = parse_quantile(word)
+        except ValueError:
+            problem = f"{word!r} is neither a quantile nor a phase"
+            raise UserError("--metric", problem, "write it as in 'latency p99 outage'") from None
+    if info.quantiles and quantile not in QUANTILES:
+        there = ", ".join(f"p{q * 100:g}" for q in QUANTILES)
+        raise UserError(
+            "--metric", f"{name} needs a quantile, one of {there}", "write it as in 'latency p99'"
+        )
+    if quantile is not None and not info.quantiles:
+        raise UserError("--metric", f"{name} takes no quantile: means are compared", f"write {name!r}")
+    return Key(name, quantile, phase)
 
 
 def _share(text: str) -> float:
@@ -166,57 +197,97 @@ def _share(text: str) -> float:
     from testbed_runtime.core.judgement.expectations import parse_margin
 
     try:
-        value, relative = parse_margin(text, "ratio")
+        value, _ = parse_margin(text, "ratio")
     except ValueError as error:
         raise UserError("--matters", str(error)) from None
-    if not relative:
-        raise UserError("--matters", f"{text!r} is no share", "write a percentage, such as '5 %'")
+    if value > 1:
+        raise UserError("--matters", f"{text} is more than the whole", "write a percentage, such as '5 %'")
     return value
 
 
-def _changes(folders: Sequence[Path]) -> list[str]:
-    """Return which settings differ between the runs, so that no difference is attributed to the wrong setting."""
+def _changes(loaded: Mapping[Path, Sequence[Group]]) -> list[str]:
+    """Return which settings of the compared variants differ between the runs, so that no difference is attributed to the wrong
+    setting."""
     from testbed_runtime.runner.manifest import read_manifest
 
-    labels = _labels(folders)
-    manifests = [(labels[folder], read_manifest(folder)) for folder in folders]
+    labels = _labels(list(loaded))
+    single = all(len(groups) == 1 for groups in loaded.values())
     found: list[str] = []
-    for (before, old), (after, new) in itertools.pairwise(manifests):
-        was, now = dict(_settings(old)), dict(_settings(new))
+    for (old, first), (new, second) in itertools.pairwise(loaded.items()):
+        head = f"{labels[old]} → {labels[new]}: "
+        manifests = read_manifest(old), read_manifest(new)
+        names = [_scenario_name(manifest) for manifest in manifests]
+        if names[0] != names[1]:
+            found.append(f"{head}scenario: {names[0]} → {names[1]}")
+            continue
+        common = {g.name for g in first} & {g.name for g in second}
+        was, now = (
+            dict(
+                _settings(
+                    manifest, {g.name: "" if single else g.name for g in groups if single or g.name in common}
+                )
+            )
+            for manifest, groups in zip(manifests, (first, second), strict=True)
+        )
         changed = [
             f"{key}: {was.get(key, 'not set')} → {now.get(key, 'not set')}"
             for key in dict.fromkeys((*was, *now))
             if was.get(key) != now.get(key)
         ]
-        if changed:
-            found.append(f"{before} → {after}: {'; '.join(changed)}")
+        left_out = len(changed) - MAX_CHANGES
+        changed[MAX_CHANGES:] = [f"and {left_out} more"] if left_out > 0 else []
+        found += [head + change for change in changed]
     return found
 
 
-def _settings(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def _scenario_name(manifest: Mapping[str, Any]) -> str:
+    return str(((manifest.get("scenario") or {}).get("metadata") or {}).get("name", ""))
+
+
+def _settings(manifest: Mapping[str, Any], shown: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    """Yield the settings of some variants, one for each path in their document. `shown`: variant → how it is called."""
     yield "environment", str(manifest.get("place", ""))
-    for entry in manifest["trials"]:
-        if entry.get("role") == "control":
-            continue
-        head = "" if entry["variant"] == "main" else f"{entry['variant']}: "
-        yield f"{head}flinkVersion", str(entry.get("flinkVersion", ""))
-        for key, value in (entry.get("configuration") or {}).items():
-            yield f"{head}{key}", str(value)
-        yield f"{head}job", json.dumps(entry.get("job"), sort_keys=True)
-        faults = [
-            {k: f.get(k) for k in ("name", "kind", "at_s", "duration_s", "params")} for f in entry["faults"]
-        ]
-        yield f"{head}faults", json.dumps(faults, sort_keys=True)
+    for name, called in shown.items():
+        own = [e for e in manifest["trials"] if e.get("role") != "control" and e["variant"] == name]
+        head, first = (f"{called}: " if called else ""), own[0]
+        yield f"{head}flinkVersion", str(first.get("flinkVersion", ""))
+        yield from _flat(head, first.get("configuration") or {})
+        yield from _flat(f"{head}job", first.get("job"))
+        drawn = len({str([f.get("at_s") for f in entry["faults"]]) for entry in own}) > 1
+        named = ("name", "kind", *(() if drawn else ("at_s",)), "duration_s", "params")
+        yield from _flat(f"{head}faults", [{k: f.get(k) for k in named} for f in first["faults"]])
+
+
+def _flat(path: str, value: Any) -> Iterable[tuple[str, str]]:
+    """Yield each leaf of a document with its path. Items of a list are called by their name, or by the vertices that they connect."""
+    joint = "" if not path or path.endswith(" ") else "."
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(f"{path}{joint}{key}", inner)
+    elif isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+        for number, item in enumerate(value):
+            name = item.get("name") or " → ".join(filter(None, (item.get("from"), item.get("to")))) or number
+            yield from _flat(f"{path}[{name}]", {k: v for k, v in item.items() if k != "name"})
+    else:
+        yield path, str(value)
 
 
 # ---- output
 
 
 def _print(tables: Sequence[tuple[str, Mapping[str, Any]]], changes: Sequence[str], *, as_json: bool) -> None:
+    from testbed_runtime.core.judgement.metrics import NOT_ENOUGH_TRIALS
+
     data = {"schema": 1, "changes": list(changes), "comparisons": [{"variant": n, **t} for n, t in tables]}
     lines = [f"settings: {change}" for change in changes]
     for name, table in tables:
         lines += [*([f"\n{name}"] if name else []), *text_table(table)]
+    metrics = {c["title"] for _, table in tables for c in table["contrasts"]}
+    few = [c for _, table in tables for c in table["contrasts"] if c["reason"] == NOT_ENOUGH_TRIALS]
+    if few and len(metrics) > 1:
+        lines.append(
+            "Fewer metrics need fewer trials, because their intervals share 95 %: name one with --metric."
+        )
     options.show(data, lines, as_json=as_json)
 
 

@@ -11,7 +11,7 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement import comparison
 from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
 from testbed_runtime.core.judgement.expectations import Expectation
-from testbed_runtime.core.judgement.metrics import INDISTINGUISHABLE, NOT_ENOUGH_TRIALS
+from testbed_runtime.core.judgement.metrics import INDISTINGUISHABLE, METRIC_FIELDS, NOT_ENOUGH_TRIALS
 from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, controls_of, judge
 from testbed_runtime.runner.manifest import read_manifest, write_json
 
@@ -102,6 +102,7 @@ def facts_of(trials: Sequence[Mapping[str, Any]]) -> list[TrialFacts]:
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
     """Read metrics.json. Raises HeadgateError when it is missing or damaged."""
+    fields = {name for name, _ in METRIC_FIELDS}
     try:
         rows: list[dict[str, Any]] = json.loads((folder / METRICS).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -110,6 +111,10 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
         raise HeadgateError(
             f"{folder / METRICS} is not JSON: {error}; run `headgate evaluate {folder}` again"
         ) from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and fields <= row.keys() for row in rows):
+        raise HeadgateError(
+            f"{folder / METRICS} does not hold metric rows: run `headgate evaluate {folder}` again"
+        )
     return rows
 
 

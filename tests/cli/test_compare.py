@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from testbed_runtime.cli.main import build
-from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.errors import HeadgateError, UserError
 
 CONFIGURATION = {"slow": {"heartbeat.interval": "1 s"}, "fast": {"heartbeat.interval": "500 ms"}}
 SLOW, FAST = 2.0, 1.0
@@ -69,7 +69,7 @@ def test_runs_are_compared_variant_by_variant_and_their_settings_are_listed(tmp_
     one = run_folder(tmp_path, "c", slow=SLOW)
     other = run_folder(tmp_path / "x", "c", fast=FAST)
     shown = headgate("compare", one, other)
-    assert "fast: heartbeat.interval: not set → 500 ms" in shown
+    assert ": heartbeat.interval: 1 s → 500 ms" in shown
     assert "better by 1.00 s" in shown
 
 
@@ -90,7 +90,15 @@ def test_a_trend_is_ordered_by_time_and_compares_each_run_with_the_one_before(tm
         (["compare", "one"], "nothing to compare it with"),
         (["compare", "one", "--variant", "nosuch"], "has no variant nosuch"),
         (["compare", "one", "one/../two", "--metric", "job.state"], "cannot be compared"),
-        (["compare", "one", "two", "--metric", "latency"], "write it as in 'latency p99'"),
+        (["compare", "one", "two", "--metric", "latency"], "latency needs a quantile, one of p50"),
+        (["compare", "one", "two", "--metric", "latency p99 outge"], "neither a quantile nor a phase"),
+        (["compare", "one", "two", "--metric", "recovery.detect outage"], "has no phases"),
+        (["compare", "one", "two", "--metric", "recovery.detect p99"], "takes no quantile"),
+        (["compare", "one", "two", "--metric", ""], "'' is not a metric"),
+        (["compare", "one", "two", "--matters", "5"], "write a percentage"),
+        (["compare", "one", "two", "one"], "one: is named twice"),
+        (["trend", "one", "one/../one"], "is named twice"),
+        (["compare", "one", "two", "--variant", "other"], "has no variant other"),
         (["compare", "one", "two", "--matters", "500 ms"], "is not a valid bound"),
         (["trend", "one"], "needs at least two runs"),
     ],
@@ -104,3 +112,56 @@ def test_what_cannot_be_compared_is_refused_with_the_reason(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=words):
         CliRunner().invoke(build(), arguments, catch_exceptions=False)
+
+
+def test_runs_whose_variants_have_other_names_are_compared_by_naming_one_of_each(tmp_path: Path):
+    """Without the names there is nothing in common."""
+    first = run_folder(tmp_path, "a", slow=SLOW, mid=SLOW)
+    second = run_folder(tmp_path, "b", fast=FAST, other=FAST)
+    shown = headgate("compare", first, second, "--variant", "slow", "--variant", "fast")
+    assert "b against a: recovery.detect: better by 1.00 s" in shown
+
+
+def changed_manifest(folder: Path, **fields: object) -> None:
+    """Set fields in every trial of a run's manifest."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for entry in manifest["trials"]:
+        entry.update(fields)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_changed_setting_is_named_by_its_path_and_variants_of_one_run_only_are_not_settings(tmp_path: Path):
+    """One line for each change; a whole job or a variant that the other run lacks is not printed."""
+    first = run_folder(tmp_path, "a", slow=SLOW, extra=FAST)
+    second = run_folder(tmp_path, "b", seed=40, slow=SLOW)
+    job = {
+        "vertices": [{"name": "source", "recordsPerSecond": 200}],
+        "edges": [{"from": "source", "to": "sink"}],
+    }
+    changed_manifest(first, job=job)
+    changed_manifest(second, job={**job, "vertices": [{"name": "source", "recordsPerSecond": 400}]})
+    changes = json.loads(headgate("compare", first, second, "--json"))["changes"]
+    assert changes == ["a → b: slow: job.vertices[source].recordsPerSecond: 200 → 400"]
+
+
+def test_a_drawn_beginning_of_a_fault_is_no_changed_setting(tmp_path: Path):
+    """With jitter, the trials of one variant differ already; another length of the fault is a change."""
+    folders = [run_folder(tmp_path, "a", main=SLOW), run_folder(tmp_path, "b", seed=40, main=SLOW)]
+    for number, folder in enumerate(folders):
+        manifest = json.loads((folder / "manifest.json").read_text())
+        for index, entry in enumerate(manifest["trials"]):
+            entry["faults"] = [{"name": "dead", "at_s": number + index / 7, "duration_s": 1.0 + number}]
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    changes = json.loads(headgate("compare", *folders, "--json"))["changes"]
+    assert changes == ["a → b: faults[dead].duration_s: 1.0 → 2.0"]
+
+
+@pytest.mark.parametrize("content", ['{"x": 1}', '[{"x": 1}]', "[1]"])
+def test_metrics_that_hold_no_rows_are_refused_with_the_command_that_repairs_them(
+    tmp_path: Path, content: str
+):
+    """Not with the words of a bug."""
+    folder = run_folder(tmp_path, "a", slow=SLOW, fast=FAST)
+    (folder / "metrics.json").write_text(content)
+    with pytest.raises(HeadgateError, match="does not hold metric rows: run `headgate evaluate"):
+        CliRunner().invoke(build(), ["compare", str(folder)], catch_exceptions=False)

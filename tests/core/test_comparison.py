@@ -270,6 +270,9 @@ TWO, ONE = noisy(2, 0.1, 10, 1), noisy(1, 0.1, 10, 2)
         ({"within": "10 %"}, TWO, ONE, Verdict.FAIL, ""),
         ({"within": "1 ms"}, TWO, noisy(2, 0.1, 10, 3), Verdict.INCONCLUSIVE, m.INDISTINGUISHABLE),
         ({"within": "10 %"}, TWO[:5], TWO[:5], Verdict.INCONCLUSIVE, m.NOT_ENOUGH_TRIALS),
+        ({"within": "10 %"}, [0.0] * 8, [0.0] * 8, Verdict.INCONCLUSIVE, m.NO_SHARE),
+        ({"improves_by": "10 %"}, [0.0, 1.0] * 4, [0.5] * 8, Verdict.INCONCLUSIVE, m.NO_SHARE),
+        ({"within": "10 ms"}, [0.0] * 8, [0.0] * 8, Verdict.PASS, ""),
     ],
 )
 def test_a_comparison_passes_or_fails_only_if_the_interval_decides(
@@ -297,7 +300,9 @@ def test_looks_widen_the_interval():
         ({"improves_by": "20 %", "max": "3 s"}, "leave out `min`"),
         ({"improves_by": "3 records"}, "not a valid bound"),
         ({"improves_by": "-5 %"}, "negative"),
-        ({"improves_by": "20 %", "metric": "job.state"}, "no better direction"),
+        ({"improves_by": "20 %", "metric": "job.state"}, "is a text, which has no mean"),
+        ({"within": "20 %", "metric": "job.state"}, "is a text, which has no mean"),
+        ({"improves_by": "20 %", "metric": "buffers.used"}, "no better direction"),
         ({"improves_by": "20 %", "quantile": "p95"}, "takes no quantile"),
     ],
 )
@@ -388,9 +393,12 @@ SAME = noisy(2, 0, 8, 1)
         (samples([10.0] * 8), samples([9.5] * 8), "indistinguishable: the difference is at most 500.0 ms"),
         (samples([10.0] * 8), samples([9.51] * 8), "indistinguishable: the difference is at most 490.0 ms"),
         (samples([10.0] * 8), samples([10.49] * 8), "indistinguishable: the difference is at most 490.0 ms"),
+        (samples([0.0] * 8), samples([0.0] * 8), "indistinguishable: the difference is at most 0.0 ms"),
+        (samples([0.0] * 8), samples([0.0009] * 8), "indistinguishable: the difference is at most 0.9 ms"),
+        (samples([0.0] * 8), samples([0.0011] * 8), "worse by 1.1 ms"),
         (samples([2.0]), samples([1.0]), "unknown: 1.00 s against 2.00 s in 1 trial each; an interval needs 6"),
         (samples([2.0] * 4), samples([1.0] * 3), "unknown: 1.00 s against 2.00 s in 3 trials each; an interval needs 6"),
-        (samples([2.0] * 4), samples([1.0], first=9), "unknown: 1.00 s against 2.00 s in 4 and 1 trials each; an interval needs 6"),
+        (samples([2.0] * 4), samples([1.0], first=9), "unknown: 1.00 s against 2.00 s in 4 and 1 trials; an interval needs 6"),
         (samples(SAME), [], m.reason_text(m.NO_DATA)),
         ([], samples(SAME), m.reason_text(m.NO_DATA)),
         (samples([None] * 8, reason=m.NO_FAILOVER), samples(SAME), m.reason_text(m.NO_FAILOVER)),
@@ -402,6 +410,13 @@ def test_an_answer_is_worded_with_its_size_and_its_interval(
 ):
     """An open end is said, a difference without spread has no interval."""
     assert contrast(DETECT, ("a", reference), ("b", other)).text == text
+
+
+def test_no_difference_has_no_sign():
+    """More is better for throughput, and the difference is 0, not -0."""
+    goodput = Key("throughput.goodput")
+    found = contrast(goodput, ("a", samples([200.0] * 8)), ("b", samples([200.0] * 8)))
+    assert found.text == "indistinguishable: the difference is at most 0 records/s"
 
 
 def test_an_interval_around_zero_is_shown_with_its_sign():

@@ -34,7 +34,7 @@ def test_a_table_shows_means_intervals_and_what_is_missing():
     assert none == {"mean": None, "low": None, "high": None, "values": [None] * 8, "atLeast": False, "reason": m.NO_DATA, "text": "–"}  # fmt: skip
     assert late == {"mean": 2.0, "low": 2.0, "high": None, "values": [2.0] * 8, "atLeast": True, "reason": m.NOT_RECOVERED, "text": "at least 2.00 s"}  # fmt: skip
     assert table["summary"] == [
-        "few against plain: unknown: 2.00 s against 2.00 s in 8 and 2 trials each; an interval needs 7",
+        "few against plain: unknown: 2.00 s against 2.00 s in 8 and 2 trials; an interval needs 7",
         "none against plain: the history has no data for this",
         "late and plain are indistinguishable in recovery.detect, within the intervals of the table",
     ]

@@ -122,6 +122,18 @@ def test_a_comparison_over_too_few_trials_is_doubted(trials: int, doubted: bool)
 
 
 @pytest.mark.parametrize(
+    ("metric", "asked", "doubted"),
+    [("recovery.total", "120 %", True), ("recovery.total", "100 %", False), ("recovery.total", "200 s", False),
+     ("throughput.goodput", "120 %", False)],
+)  # fmt: skip
+def test_an_improvement_by_more_than_everything_is_doubted(metric: str, asked: str, doubted: bool):
+    """A time cannot become shorter than nothing; a throughput can more than double."""
+    found = item(metric, versus="old", improves_by=asked).doubts(20)
+    text = "improvesBy: 120 % is impossible: a value of 0 is an improvement by 100 %"
+    assert found == ([text] if doubted else [])
+
+
+@pytest.mark.parametrize(
     ("metric", "more", "over"),
     [
         ("recovery.detect", {"quantile": "0.5", "max": "1 s"}, True),

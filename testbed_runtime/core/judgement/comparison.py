@@ -28,6 +28,8 @@ COMPARISON_FILE = "comparison.json"
 BETTER, WORSE, INDISTINGUISHABLE, UNKNOWN = "better", "worse", "indistinguishable", "unknown"
 MATTERS = 0.05
 """Differences below this share of the reference do not matter, unless asked otherwise."""
+RESOLUTION = {"s": 0.001}
+"""Unit → the largest difference that never matters: Flink counts its durations in whole milliseconds."""
 SEED = 1
 
 
@@ -178,7 +180,7 @@ def contrast(
         found.append(_improvement(key, _opened(change, first, second)))
     if found[0] is None:  # cannot happen: there are enough trials
         return replace(base, reason=m.NO_DATA, text=m.reason_text(m.NO_DATA))
-    limit = matters * abs(sum(values[0]) / len(values[0]))
+    limit = max(matters * abs(sum(values[0]) / len(values[0])), RESOLUTION.get(key.unit, 0.0))
     answered = replace(base, paired=paired, trials=trials, improvement=found[0], relative=found[1])
     return _answered(answered, found[0], limit)
 
@@ -213,8 +215,9 @@ def _answered(found: Contrast, gain: Interval, limit: float) -> Contrast:
     span = f"between {_signed(gain.low, unit)} and {_signed(gain.high, unit)}"
     if unit == "count" and gain.low == gain.high == 0:
         return replace(found, answer=INDISTINGUISHABLE, text="indistinguishable: no trial differs")
-    if max(-gain.low, gain.high) <= limit:
-        text = f"indistinguishable: the difference is at most {format_value(max(-gain.low, gain.high, 0.0), unit)}"
+    most = abs(max(-gain.low, gain.high, 0.0))  # without the sign of -0.0
+    if most <= limit:
+        text = f"indistinguishable: the difference is at most {format_value(most, unit)}"
         return replace(found, answer=INDISTINGUISHABLE, text=text, equivalent=True)
     if gain.low <= 0 <= gain.high:
         text = f"indistinguishable: the improvement is {span}"
@@ -233,7 +236,8 @@ def _too_few(key: Key, values: Sequence[Sequence[float]], needed: int) -> str:
     shown = f"{format_value(means[1], key.unit)} against {format_value(means[0], key.unit)}"
     counts = " and ".join(dict.fromkeys(str(len(v)) for v in values))
     trials = "trial" if counts == "1" else "trials"
-    return f"unknown: {shown} in {counts} {trials} each; an interval needs {needed}"
+    each = " each" if len(set(map(len, values))) == 1 else ""
+    return f"unknown: {shown} in {counts} {trials}{each}; an interval needs {needed}"
 
 
 def _size(value: float, unit: str) -> str:
@@ -265,6 +269,12 @@ def meets(expectation: Expectation, found: Contrast) -> bool | None:
     if -margin <= gain.low and gain.high <= margin:
         return True
     return False if gain.low > margin or gain.high < -margin else None
+
+
+def undecided(expectation: Expectation, found: Contrast) -> str:
+    """Return the reason why `meets` does not decide."""
+    share = expectation.asked_share and found.relative is None and found.improvement is not None
+    return found.reason or (m.NO_SHARE if share else m.INDISTINGUISHABLE)
 
 
 # ---- Tables

@@ -100,7 +100,9 @@ class Expectation(Struct, frozen=True, kw_only=True):
             return "with `versus`, set either `improvesBy` or `within`"
         if (self.min, self.max, self.equals) != (None, None, None):
             return "with `versus`, leave out `min`, `max` and `equals`: write them in another expectation"
-        if info.unit == "text" or (info.lower_is_better is None and self.within is None):
+        if info.unit == "text":
+            return f"{self.metric} is a text, which has no mean to compare"
+        if info.lower_is_better is None and self.within is None:
             return f"{self.metric} has no better direction, so it cannot improve"
         if self.quantile is not None and not info.quantiles:
             return f"`versus` compares the means over trials, so {self.metric} takes no quantile"
@@ -139,6 +141,10 @@ class Expectation(Struct, frozen=True, kw_only=True):
                 f"versus: a comparison needs {needed} trials, there are {trials}: the answer will be Inconclusive "
                 f"(write trials: {needed} or more)"
             )
+        most = str(self.improves_by or "")
+        if not self.problem and info and info.lower_is_better and self.asked_share and most:
+            if parse_margin(most, info.unit)[0] > 1:
+                found.append(f"improvesBy: {most} is impossible: a value of 0 is an improvement by 100 %")
         if (
             self.metric == "job.state"
             and self.equals
@@ -170,6 +176,11 @@ class Expectation(Struct, frozen=True, kw_only=True):
         """Whether the quantile is taken over trials."""
         info = METRICS.get(self.metric)
         return self.quantile is not None and info is not None and not info.quantiles
+
+    @property
+    def asked_share(self) -> bool:
+        """Whether the bound on a difference is a share of the other variant's mean."""
+        return str(self.within if self.improves_by is None else self.improves_by).strip().endswith("%")
 
     @property
     def asked(self) -> str:

@@ -53,6 +53,7 @@ FAULT_NOT_VERIFIED = "FaultNotVerified"
 CONTROL_UNSTABLE = "ControlUnstable"
 NOT_ENOUGH_TRIALS = "NotEnoughTrials"
 INDISTINGUISHABLE = "Indistinguishable"
+NO_SHARE = "NoShare"
 VOIDED = "Voided"
 FILTERED = "RecordsDropped"
 RESIDUE = "Residue"
@@ -138,6 +139,10 @@ REASONS: dict[str, Reason] = {
     INDISTINGUISHABLE: Reason(
         "the trials do not decide: the confidence interval of the difference contains the required one",
         "Raise `trials`: more of them narrow the interval.",
+    ),
+    NO_SHARE: Reason(
+        "the other variant's value is 0 in some of its trials, so that a share of it has no interval",
+        "Ask for a value instead of a share, such as `improvesBy: 500 ms`.",
     ),
     VOIDED: Reason(
         "the trial is void: a fault ended early, or something other than its faults disturbed the testbed",

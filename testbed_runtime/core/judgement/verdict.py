@@ -486,7 +486,7 @@ class _VariantJudge:
             key, (expectation.versus, first), (self.variant, second), confidence=self.confidence
         )
         holds = comparison.meets(expectation, found)
-        reason = "" if holds is not None else found.reason or m.INDISTINGUISHABLE
+        reason = "" if holds is not None else comparison.undecided(expectation, found)
         verdict = Verdict.INCONCLUSIVE if holds is None else Verdict.PASS if holds else Verdict.FAIL
         value = None if found.improvement is None else found.improvement.value
         row = {"value": None, "text": "", "reason": "", "bounded_by": ""}
