@@ -23,6 +23,9 @@ SHOWN_FILES = 12
 """Files of a folder that an error names."""
 
 
+WITHOUT_EFFECT = "Flink options without effect here"
+
+
 class Loaded(Struct, frozen=True):
     """A valid scenario."""
 
@@ -152,4 +155,4 @@ def valid(document: Document, findings: Findings[P]) -> P:
 def notes(findings: Findings[models.Part]) -> tuple[str, ...]:
     """Return the warnings, and one line for options without effect here."""
     listed = ", ".join(findings.without_effect)
-    return (*findings.warnings, *([f"Flink options without effect here: {listed}"] if listed else []))
+    return (*findings.warnings, *([f"{WITHOUT_EFFECT}: {listed}"] if listed else []))

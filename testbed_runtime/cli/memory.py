@@ -61,8 +61,9 @@ def memory(  # noqa: PLR0917 - options of the command line
     """Compute a TaskManager's memory by Flink's rules: its components, JVM flags and number of network buffers.
 
     With --flink-ratio, the memory is divided by a platform's rules instead, and the command reports what does not add up."""
+    from testbed_runtime.api.option_rules import SLOTS_KEY
     from testbed_runtime.core.errors import UserError
-    from testbed_runtime.core.processmemory import FLINK, MemoryRefused, platform_memory, process_memory
+    from testbed_runtime.core.processmemory import FLINK, PROCESS, MemoryRefused, platform_memory, process_memory
 
     ratios = {
         "--flink-ratio": flink_ratio,
@@ -77,7 +78,10 @@ def memory(  # noqa: PLR0917 - options of the command line
         raise UserError(
             "--flink-ratio", "is missing", "the other ratios refer to it, write --flink-ratio 0.9"
         )
-    options = flink_options([*_sizes(process_size, flink_size), *settings], flink_version)
+    if any(setting.partition("=")[0] == SLOTS_KEY for setting in settings):
+        raise UserError(f"-D {SLOTS_KEY}", "is an option of this command", "write --slots")
+    sizes = {PROCESS: "--process-size", FLINK: "--flink-size"}
+    options = flink_options([*_sizes(process_size, flink_size), *settings], flink_version, named=sizes)
     if flink_ratio is not None and options.is_set(FLINK):
         raise UserError("--flink-size", "is what --flink-ratio calculates", "leave one of them out")
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,8 +52,11 @@ def show(data: Any, lines: Iterable[str], *, as_json: bool) -> None:
     typer.echo(json.dumps(data, indent=1, ensure_ascii=False) if as_json else "\n".join(lines))
 
 
-def flink_options(settings: list[str], flink_version: str) -> Options:
-    """Read the `-D KEY=VALUE` of a command. Raises UserError for a key that is a typo."""
+def flink_options(
+    settings: list[str], flink_version: str, *, named: Mapping[str, str] | None = None
+) -> Options:
+    """Read the `-D KEY=VALUE` of a command, and warn about keys without an effect. `named`: options of the command that stand for
+    a key, which errors then name. Raises UserError for a key that is a typo."""
     from testbed_runtime.api.catalogue import Standing, judge
     from testbed_runtime.api.option_rules import value_errors
     from testbed_runtime.core.errors import UserError
@@ -73,8 +76,13 @@ def flink_options(settings: list[str], flink_version: str) -> Options:
         if judgement.standing is Standing.TYPO:
             raise UserError("-D", f"{key!r} is not a key of Flink", f"{judgement.canonical!r} is")
         if judgement.standing is Standing.EFFECTIVE:
-            for error in value_errors(f"-D {key}", judgement.canonical, value, flink_version):
+            where = (named or {}).get(key, f"-D {key}")
+            for error in value_errors(where, judgement.canonical, value, flink_version):
                 raise error
+        else:
+            typer.echo(f"warning: -D {key}: has no effect here", err=True)
+        if judgement.note:
+            typer.echo(f"warning: -D {key}: {judgement.note}", err=True)
     return options
 
 

@@ -49,14 +49,18 @@ def _testbeds(path: Path, variants: Sequence[str]) -> Iterator[tuple[str, Testbe
     from testbed_runtime.api.compile import compile_run, compile_testbed
     from testbed_runtime.api.kinds import Testbed
     from testbed_runtime.api.validate_kinds import validate_kind
-    from testbed_runtime.cli import loading
+    from testbed_runtime.cli import loading, running
     from testbed_runtime.core.errors import UserError
 
     document = loading.read(loading.find(path))
     kind = document.data.get("kind")
     if kind not in ("Scenario", "Testbed"):
         raise UserError(f"{document.name}: kind", f"is {kind}", "name a Scenario or a Testbed")
-    resource = loading.valid(document, validate_kind(document.data))
+    findings = validate_kind(document.data)
+    resource = loading.valid(document, findings)
+    for warning in loading.notes(findings):
+        if warning.startswith(loading.WITHOUT_EFFECT):
+            running.say(f"warning: {warning}")
     if isinstance(resource, Testbed):
         yield document.data["metadata"]["name"], compile_testbed(resource.spec, seed=1)
         return
@@ -94,8 +98,31 @@ def describe(testbed: TestbedPlan, options: Options) -> dict[str, Any]:
         "segmentBytes": found.segment_bytes,
         "missing": found.missing,
         "raise": changes,
-        "warnings": [*(f"{key}: {doubt}" for key, doubt in memory_doubts(options)), *_shortage(found)],
+        "taskHeapMb": [_task_heap(options), _task_heap(options.with_values(changes))],
+        "warnings": [
+            *(f"{key}: {doubt}" for key, doubt in memory_doubts(options)),
+            *_shortage(found),
+            *_unsorted(found),
+        ],
     }
+
+
+def _task_heap(options: Options) -> float:
+    from testbed_runtime.core.processmemory import process_memory
+
+    return round(process_memory(options).task_heap / MB, 3)
+
+
+def _unsorted(found: BufferPlan) -> Iterator[str]:
+    """Yield what Flink needs for blocking results, which are not sorted here."""
+    from testbed_runtime.core.job.results import BLOCKING
+
+    names = [f"{e.edge.source} → {e.edge.target}" for e in found.exchanges if e.edge.result == BLOCKING]
+    if names:
+        yield (
+            f"{', '.join(names)}: Flink sorts blocking results, by default from 1.15 on, and then requires "
+            "taskmanager.network.sort-shuffle.min-buffers (512) buffers for each partition; this plan counts unsorted ones"
+        )
 
 
 def _shortage(found: BufferPlan) -> Iterator[str]:
@@ -173,11 +200,16 @@ def _verdict(described: dict[str, Any], worst: dict[str, Any]) -> Iterator[str]:
     buffers = f"{described['available']} buffers of {described['segmentBytes']} bytes ({size:.1f} MB)"
     if described["missing"]:
         yield (
-            f"\n{worst['name']} needs {worst['required']} of {buffers}: {described['missing']} are missing, and the job fails "
+            f"\n{worst['name']} needs {worst['required']} of {buffers}: {described['missing']} {'is' if described['missing'] == 1 else 'are'} missing, "
+            "and the job fails "
             "with `Insufficient number of network buffers`."
         )
         changes = " ".join(f"-D '{key}={value}'" for key, value in described["raise"].items())
-        yield f"Enough is: {changes}" if changes else "No larger fraction is enough: use more TaskManagers."
+        if changes:
+            now, then = described["taskHeapMb"]
+            yield f"Enough is: {changes} (task heap: {then:g} MB instead of {now:g} MB)"
+        else:
+            yield "No larger fraction is enough: use more TaskManagers."
     else:
         shares = [t["share"] for t in described["perTaskManager"]]
         mean = sum(shares) / len(shares)

@@ -89,7 +89,7 @@ def test_the_document_of_the_design_is_valid():
                 {"restart-strategy.failure-rate.delay": "2 s"}
             ),
             "spec.testbed.flinkConfiguration[restart-strategy.failure-rate.delay]: has no effect, in Flink too, because "
-            "restart-strategy.type is fixed-delay (write restart-strategy.type: failure-rate)",
+            "restart-strategy.type is not set (write restart-strategy.type: failure-rate)",
         ),
         (
             lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timeout": "1 s"}),

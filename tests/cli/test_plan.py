@@ -33,6 +33,7 @@ def test_the_guides_job_lacks_buffers_with_a_fifth_and_the_options_to_raise_suff
     assert said.returncode == 1
     assert "the job fails with `Insufficient number of network buffers`" in said.stdout
     assert "Enough is: -D 'taskmanager.memory.network.max=" in said.stdout
+    assert "(task heap: " in said.stdout
     (found,) = json.loads(headgate("plan", FULL_SIZE, *FIFTH, "--json").stdout)
     proposed = [word for key, value in found["raise"].items() for word in ("-D", f"{key}={value}")]
     assert headgate("plan", FULL_SIZE, *proposed).returncode == 0
@@ -72,3 +73,44 @@ def test_an_unknown_variant_is_refused(headgate):
     """With its name."""
     said = headgate("plan", SCENARIOS / "06-no-fault", "--variant", "fast")
     assert (said.returncode, "'fast'" in said.stderr) == (2, True)
+
+
+def test_an_option_that_the_plan_does_not_consider_is_a_warning(headgate, tmp_path: Path):
+    """It would change Flink's answer. What the document sets is named too; its other warnings are not."""
+    option = "taskmanager.network.memory.read-buffer.required-per-gate.max"
+    path = tmp_path / "job.yaml"
+    document = yaml.safe_load(FULL_SIZE.read_text())
+    document["spec"]["flinkConfiguration"][option] = "10"
+    document["spec"]["flinkConfiguration"].pop("execution.checkpointing.interval", None)
+    path.write_text(yaml.safe_dump(document))
+    said = headgate("plan", path, "-D", f"{option}=10")
+    assert f"warning: -D {option}: has no effect here" in said.stderr
+    assert f"warning: Flink options without effect here: {option}" in said.stderr
+    assert "execution.checkpointing" not in said.stderr
+
+
+def edited(tmp_path: Path, edge: int, **fields: str) -> Path:
+    """Write the full-size job with fields of one edge changed, and with sources that end."""
+    document = yaml.safe_load(FULL_SIZE.read_text())
+    document["spec"]["flinkConfiguration"].pop("execution.checkpointing.interval", None)
+    job = document["spec"]["job"]
+    for vertex in job["vertices"]:
+        if "source" in vertex:
+            vertex["source"]["limit"] = 1000
+    job["edges"][edge].update(fields)
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(document))
+    return file
+
+
+def test_a_pipelined_result_can_take_every_buffer(headgate, tmp_path: Path):
+    """It is not bounded (NettyShuffleUtils: UNBOUNDED_POOL_SIZE), so its largest pool is that of the TaskManager."""
+    said = headgate("plan", edited(tmp_path, -1, result="pipelined"), "--json")
+    (found,) = json.loads(said.stdout)
+    assert found["exchanges"][-1]["partition"]["most"] == found["available"]
+
+
+def test_a_blocking_result_names_the_buffers_that_flink_needs_to_sort(headgate, tmp_path: Path):
+    """Headgate writes it unsorted."""
+    said = headgate("plan", edited(tmp_path, 0, result="blocking", deployment="on-full-result"))
+    assert "taskmanager.network.sort-shuffle.min-buffers (512)" in said.stdout

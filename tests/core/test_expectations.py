@@ -42,7 +42,7 @@ PROBLEMS = [
     ("recovery.detect", {"versus": "a", "within": "1 s", "improves_by": "1 s"}, "with `versus`, set either `improvesBy` or `within`"),
     ("recovery.detect", {"versus": "a", "within": "1 s", "min": "1 s"}, "with `versus`, leave out `min`, `max` and `equals`: write them in another expectation"),
     ("delivery.committed", {"versus": "a", "improves_by": "1"}, "delivery.committed has no better direction, so it cannot improve"),
-    ("job.state", {"versus": "a", "within": "1"}, "job.state has no better direction, so it cannot improve"),
+    ("job.state", {"versus": "a", "within": "1"}, "job.state is a text, which has no mean to compare"),
     ("latency", {"versus": "a", "within": "1 s"}, "latency needs a quantile: use one of 0.5, 0.9, 0.95, 0.99, 0.999, 1.0"),
     ("recovery.detect", {"versus": "a", "within": "1 s", "quantile": "0.5"}, "`versus` compares the means over trials, so recovery.detect takes no quantile"),
     ("recovery.detect", {"versus": "a", "within": "-1 s"}, "'-1 s' is negative: write 0 or more, such as 20 %"),

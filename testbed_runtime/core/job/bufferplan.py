@@ -18,6 +18,7 @@ from testbed_runtime.core.exchange.sizing import (
 from testbed_runtime.core.ids import TaskManagerID, task_manager_names
 from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex
 from testbed_runtime.core.job.keygroups import group_range
+from testbed_runtime.core.job.results import PIPELINED
 from testbed_runtime.core.job.slots import SlotKey, SlotTable, needed_slots, slot_key
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.processmemory import (
@@ -45,7 +46,7 @@ class ExchangePlan(Struct, frozen=True):
     gate: GateBuffersSpec
     gate_channels: int
     partition: tuple[int, int]
-    """Required and maximum buffers."""
+    """Required and maximum buffers. A pipelined result that is not bounded can take all buffers of its TaskManager."""
 
 
 @dataclass(slots=True)
@@ -119,12 +120,13 @@ def _exchange(graph: JobGraph, edge: JobEdge, options: Options) -> ExchangePlan:
     floating = options.integer("taskmanager.network.memory.floating-buffers-per-gate")
     consumers = graph.vertex(edge.target).parallelism
     inputs, outputs = graph.producers(edge), 1 if edge.partitioning == "forward" else consumers
+    least, most = result_partition_buffers(outputs, exclusive, floating)
     return ExchangePlan(
         edge,
         channels=inputs * consumers,
         gate=gate_buffers_spec(inputs, exclusive, floating),
         gate_channels=inputs,
-        partition=result_partition_buffers(outputs, exclusive, floating),
+        partition=(least, network_buffer_count(options) if edge.result == PIPELINED else most),
     )
 
 

@@ -141,10 +141,10 @@ class Expectation(Struct, frozen=True, kw_only=True):
                 f"versus: a comparison needs {needed} trials, there are {trials}: the answer will be Inconclusive "
                 f"(write trials: {needed} or more)"
             )
-        most = str(self.improves_by or "")
-        if not self.problem and info and info.lower_is_better and self.asked_share and most:
-            if parse_margin(most, info.unit)[0] > 1:
-                found.append(f"improvesBy: {most} is impossible: a value of 0 is an improvement by 100 %")
+        most = self.improves_by
+        shrinks = bool(info and info.lower_is_better) and self.asked_share and not self.problem
+        if most and shrinks and parse_margin(most, "ratio")[0] > 1:
+            found.append(f"improvesBy: {most} is impossible: a value of 0 is an improvement by 100 %")
         if (
             self.metric == "job.state"
             and self.equals
