@@ -64,11 +64,19 @@ def trend(
     matters: Matters = DEFAULT_MATTERS,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show how runs of a scenario change over time: each run, oldest first, against the one before."""
+    """Show how runs of a scenario change over time: each run, oldest first, against the one before.
+
+    With one folder of runs (headgate-runs), its catalogue of evaluated runs is read with Spark: the median of each run, and the
+    seconds that each option cost over all recoveries. Simulated runs are in it once `headgate evaluate` has evaluated them."""
+    from testbed_runtime.cli import overview
     from testbed_runtime.core.errors import UserError
     from testbed_runtime.core.judgement.comparison import comparison
     from testbed_runtime.runner.manifest import read_manifest
 
+    if len(runs) == 1 and overview.is_folder_of_runs(runs[0]):
+        data = overview.select(overview.read(runs[0]), _keys(metric or ()), variant or ())
+        options.show(data, overview.lines(data), as_json=as_json)
+        return
     ordered = sorted(_different(runs), key=lambda folder: str(read_manifest(folder).get("started", "")))
     if len(ordered) < 2:
         raise UserError("RUNS", "a trend needs at least two runs", "name more run folders")

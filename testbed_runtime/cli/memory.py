@@ -63,7 +63,13 @@ def memory(  # noqa: PLR0917 - options of the command line
     With --flink-ratio, the memory is divided by a platform's rules instead, and the command reports what does not add up."""
     from testbed_runtime.api.option_rules import SLOTS_KEY
     from testbed_runtime.core.errors import UserError
-    from testbed_runtime.core.processmemory import FLINK, PROCESS, MemoryRefused, platform_memory, process_memory
+    from testbed_runtime.core.processmemory import (
+        FLINK,
+        PROCESS,
+        MemoryRefused,
+        platform_memory,
+        process_memory,
+    )
 
     ratios = {
         "--flink-ratio": flink_ratio,

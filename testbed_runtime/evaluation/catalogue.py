@@ -4,7 +4,7 @@
     <folder of the runs>/catalogue/prices/run=<run>/trial=<trial>/part.parquet       one row per price of a recovery
 
 A run that is evaluated again replaces its partitions. The schema only grows: a column that an older run lacks is null, and one
-that a newer version added is ignored. `evaluation.trends` reads it with Spark.
+that a newer version added is ignored. `evaluation.trends` reads it with Spark, for `headgate trend FOLDER`.
 """
 
 from __future__ import annotations

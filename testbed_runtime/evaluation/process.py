@@ -87,6 +87,18 @@ class SparkWorker:
             on_progress,
         )
 
+    async def trends(self, catalogue: Path) -> dict[str, list[dict[str, Any]]]:
+        """Return the rows of each job over all runs of a catalogue (trends.JOBS). Raises HeadgateError."""
+        found: dict[str, list[dict[str, Any]]] = {}
+
+        async def collect(line: Mapping[str, Any]) -> None:
+            found.setdefault(line["job"], []).append(line["row"])
+
+        await self._ask(
+            {"trends": str(catalogue)}, self._limit_s, "Reading the catalogue took longer than", collect
+        )
+        return found
+
     async def close(self) -> None:
         """End the child's process group and wait until it is gone. Idempotent."""
         child, self._child = self._child, None

@@ -1,29 +1,22 @@
-"""Jobs over many runs at once, in Spark SQL on the run catalogue.
-
-    python -m testbed_runtime.evaluation.trends FOLDER [metrics | prices]
-
-`FOLDER` has the runs and their catalogue. Prints one JSON object a line.
-"""
+"""Jobs over many runs at once, in Spark SQL on the run catalogue. `headgate trend FOLDER` shows their results."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS
 from testbed_runtime.evaluation import catalogue
-from testbed_runtime.evaluation.run import EXIT_ERROR, one_line, scratch_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _METRICS = """
     select scenario, variant, metric, phase, quantile, run, started, count(value) as trials,
+           count_if(reason in ({bounds})) as bounded,
            percentile(value, 0.5) as median, min(value) as least, max(value) as most,
            percentile(value, 0.5) - lag(percentile(value, 0.5)) over earlier as change
     from {rows} where role = 'fault' and value is not null
@@ -43,40 +36,16 @@ JOBS = {catalogue.METRICS: _METRICS, catalogue.PRICES: _PRICES}
 
 
 def trend(spark: SparkSession, folder: Path, name: str) -> DataFrame:
-    """Return the result of a job of JOBS over every run of a catalogue: `metrics` gives a row per run with the median and
-    its change since the run before, `prices` a row per option and cause with its seconds over all recoveries."""
+    """Return the result of a job of JOBS over every run of a catalogue: `metrics` gives a row per run with the median,
+    its change since the run before, and how many of its trials had only a lower bound, `prices` a row per option and cause with its seconds over all recoveries."""
     source = folder / name
     if not source.is_dir():
         raise HeadgateError(f"{folder} has no {name}: evaluate a run first")
     rows = spark.read.schema(_ddl(catalogue.WITH_PARTITIONS[name])).parquet(str(source))
-    return spark.sql(JOBS[name], None, rows=rows)
+    bounds = ", ".join(f"'{reason}'" for reason in sorted(LOWER_BOUNDS))
+    return spark.sql(JOBS[name].replace("{bounds}", bounds), None, rows=rows)
 
 
 def _ddl(schema: pa.Schema) -> str:
     kinds = {pa.string(): "string", pa.float64(): "double", pa.int64(): "bigint"}
     return ", ".join(f"`{field.name}` {kinds[field.type]}" for field in schema)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Print the rows of a job, one JSON object a line."""
-    from testbed_runtime.evaluation.session import spark_session
-
-    name = arguments[1] if len(arguments) > 1 else catalogue.PRICES
-    if not arguments or name not in JOBS:
-        sys.stderr.write(f"Give the folder of the runs, and one of: {', '.join(JOBS)}.\n")
-        return EXIT_ERROR
-    try:
-        with scratch_folder() as scratch, spark_session(scratch) as spark:
-            rows: list[dict[str, Any]] = (
-                trend(spark, Path(arguments[0]) / catalogue.FOLDER, name).toArrow().to_pylist()
-            )
-    except Exception as error:
-        sys.stderr.write(one_line(error) + "\n")
-        return EXIT_ERROR
-    for row in rows:
-        sys.stdout.write(json.dumps(row) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

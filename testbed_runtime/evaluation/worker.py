@@ -1,8 +1,9 @@
 """A warm Spark that evaluates one run after another: `python -m testbed_runtime.evaluation.worker`
 
 Requests are JSON objects on stdin, one a line: `{"folder": PATH}` evaluates a run (with `"catalogue": PATH` also into a run
-catalogue), `{}` only starts Spark. Answers are JSON objects on
-stdout, one a line: the stages (`{"stage", "done", "of", "seconds"}`), then `{"result": "done"}` or `{"result": "failed", "error"}`.
+catalogue), `{"trends": PATH}` reads a run catalogue, `{}` only starts Spark. Answers are JSON objects on stdout, one a line: the
+stages (`{"stage", "done", "of", "seconds"}`) or the rows of a catalogue's jobs (`{"job", "row"}`), then `{"result": "done"}` or
+`{"result": "failed", "error"}`.
 Spark starts with the first request that needs it. The worker exits when stdin ends. The environment variables
 `HEADGATE_SPARK_MASTER` and `HEADGATE_SPARK_SETTINGS` (JSON) choose executors; without them Spark runs inside this process.
 """
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.evaluation import ERROR_PREFIX, session
+from testbed_runtime.evaluation import ERROR_PREFIX, session, trends
 from testbed_runtime.evaluation.judge import evaluate
 from testbed_runtime.evaluation.run import EXIT_ERROR, one_line, scratch_folder
 
@@ -53,6 +54,9 @@ def serve(spark: Callable[[], SparkSession], requests: Iterable[str], answers: T
             if "folder" in request:
                 into = request.get("catalogue")
                 evaluate(spark, Path(request["folder"]), answer, into=Path(into) if into else None)
+            elif "trends" in request:
+                for found in _trends(spark, Path(request["trends"])):
+                    answer(found)
             else:
                 spark().range(1).count()  # the first job loads a third of Spark's classes
         except SparkUnavailable:
@@ -65,6 +69,14 @@ def serve(spark: Callable[[], SparkSession], requests: Iterable[str], answers: T
             answer({"result": "failed", "error": one_line(error)})
         else:
             answer({"result": "done"})
+
+
+def _trends(spark: Callable[[], SparkSession], catalogue: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of every job over a catalogue. It has no prices while no run has had a recovery."""
+    for name in trends.JOBS:
+        if (catalogue / name).is_dir():
+            for row in trends.trend(spark(), catalogue, name).toArrow().to_pylist():
+                yield {"job": name, "row": row}
 
 
 @contextmanager

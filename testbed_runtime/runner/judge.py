@@ -104,7 +104,7 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
     """Read metrics.json. Raises HeadgateError when it is missing or damaged."""
     fields = {name for name, _ in METRIC_FIELDS}
     try:
-        rows: list[dict[str, Any]] = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        rows: Any = json.loads((folder / METRICS).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise HeadgateError(f"{folder} has no {METRICS}: run `headgate evaluate {folder}` first") from None
     except ValueError as error:
@@ -115,7 +115,8 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
         raise HeadgateError(
             f"{folder / METRICS} does not hold metric rows: run `headgate evaluate {folder}` again"
         )
-    return rows
+    found: list[dict[str, Any]] = rows
+    return found
 
 
 def conclude(

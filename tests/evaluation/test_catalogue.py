@@ -171,6 +171,7 @@ def test_spark_compares_runs_and_adds_up_prices(spark: Any, two_runs: Path):
         ("a", "recovery.total", 2, 10.0, None),
         ("b", "recovery.total", 2, 8.0, -2.0),
     ]  # fmt: skip
+    assert {r["bounded"] for r in rows} == {0}
     first, second = trends.trend(spark, two_runs, catalogue.PRICES).toArrow().to_pylist()
     assert (first["option"], first["seconds"], first["waits"], first["runs"], first["recoveries"]) == (
         BACKOFF,

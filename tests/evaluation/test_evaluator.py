@@ -68,6 +68,18 @@ async def gone(pid: int) -> None:
 
 
 @pytest.mark.processes
+async def test_the_rows_of_a_catalogue_are_collected_by_job(tmp_path: Path):
+    """One line a row, whatever job it belongs to."""
+    body = ["answer(job='metrics', row={'run': folder})", "answer(job='prices', row={'seconds': 2})", DONE]
+    program = stand_in(tmp_path, *body)
+    Path(program).write_text(Path(program).read_text().replace('["folder"]', '["trends"]'))
+    worker = SparkWorker(python=program)
+    found = await worker.trends(tmp_path)
+    assert found == {"metrics": [{"run": str(tmp_path)}], "prices": [{"seconds": 2}]}
+    await worker.close()
+
+
+@pytest.mark.processes
 async def test_progress_is_passed_on_and_results_are_read(tmp_path: Path):
     """JSON lines become calls, other lines are ignored; the rows of the requested trials are returned."""
     body = ["answer(stage='spark', done=1)", "print('no json', flush=True)", METRICS, DONE]

@@ -161,6 +161,29 @@ def test_an_evaluation_whose_spark_died_has_no_answer_and_ends_the_worker(monkey
     assert json.loads(out.getvalue()) == {"result": "failed", "error": "ValueError: no such column"}
 
 
+def test_a_catalogue_is_read_job_by_job_and_a_missing_table_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """As long as no run has had a recovery, there are metrics and no prices."""
+
+    class Found:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def toArrow(self) -> Found:
+            return self
+
+        def to_pylist(self) -> list[dict[str, Any]]:
+            return [{"of": self.name, "number": number} for number in (1, 2)]
+
+    monkeypatch.setattr(worker.trends, "trend", lambda spark, folder, name: Found(name))
+    (tmp_path / "metrics").mkdir()
+    out = io.StringIO()
+    worker.serve(lambda: None, [json.dumps({"trends": str(tmp_path)})], out)  # type: ignore[arg-type,return-value]
+    rows = [{"job": "metrics", "row": {"of": "metrics", "number": number}} for number in (1, 2)]
+    assert [json.loads(line) for line in out.getvalue().splitlines()] == [*rows, {"result": "done"}]
+
+
 def test_a_python_error_inside_spark_becomes_its_own_line():
     """The error of the worker, not the plan around it."""
     text = 'An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File "x.py", line 1, in f\n    g()\nKeyError: 3'
