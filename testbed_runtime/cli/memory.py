@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -61,7 +61,6 @@ def memory(  # noqa: PLR0917 - options of the command line
     """Compute a TaskManager's memory by Flink's rules: its components, JVM flags and number of network buffers.
 
     With --flink-ratio, the memory is divided by a platform's rules instead, and the command reports what does not add up."""
-    from testbed_runtime.api.option_rules import SLOTS_KEY
     from testbed_runtime.core.errors import UserError
     from testbed_runtime.core.processmemory import (
         FLINK,
@@ -77,15 +76,7 @@ def memory(  # noqa: PLR0917 - options of the command line
         "--task-off-heap-fraction": task_off_heap_fraction,
         "--xmn-ratio": xmn_ratio,
     }
-    for name, ratio in ratios.items():
-        if ratio is not None and not 0 <= ratio <= 1:
-            raise UserError(name, f"{ratio:g} is not a share", "write 0 to 1, such as 0.9")
-    if flink_ratio is None and (metaspace_ratio is not None or task_off_heap_fraction is not None):
-        raise UserError(
-            "--flink-ratio", "is missing", "the other ratios refer to it, write --flink-ratio 0.9"
-        )
-    if any(setting.partition("=")[0] == SLOTS_KEY for setting in settings):
-        raise UserError(f"-D {SLOTS_KEY}", "is an option of this command", "write --slots")
+    _check_arguments(ratios, settings)
     sizes = {PROCESS: "--process-size", FLINK: "--flink-size"}
     options = flink_options([*_sizes(process_size, flink_size), *settings], flink_version, named=sizes)
     if flink_ratio is not None and options.is_set(FLINK):
@@ -106,6 +97,23 @@ def memory(  # noqa: PLR0917 - options of the command line
     rules = "flink" if flink_ratio is None else "platform"
     described = describe(options, found, rules=rules, young=xmn_ratio) | _state_backend(options, found, slots)
     show(described, lines(described), as_json=as_json)
+
+
+def _check_arguments(ratios: Mapping[str, float | None], settings: Sequence[str]) -> None:
+    """Raise UserError for a ratio that is no share or lacks the one it refers to, and for a setting that has an option of its own."""
+    from testbed_runtime.api.option_rules import SLOTS_KEY
+    from testbed_runtime.core.errors import UserError
+
+    for name, ratio in ratios.items():
+        if ratio is not None and not 0 <= ratio <= 1:
+            raise UserError(name, f"{ratio:g} is not a share", "write 0 to 1, such as 0.9")
+    others = (ratios["--metaspace-ratio"], ratios["--task-off-heap-fraction"])
+    if ratios["--flink-ratio"] is None and others != (None, None):
+        raise UserError(
+            "--flink-ratio", "is missing", "the other ratios refer to it, write --flink-ratio 0.9"
+        )
+    if any(setting.partition("=")[0] == SLOTS_KEY for setting in settings):
+        raise UserError(f"-D {SLOTS_KEY}", "is an option of this command", "write --slots")
 
 
 def _sizes(process_size: str, flink_size: str) -> list[str]:
