@@ -12,6 +12,9 @@ from testbed_runtime.tuning.score import Line, title
 WIDTH, HEIGHT, MARGIN = 720, 440, 70
 LOG_FROM = 20.0
 """An axis is logarithmic if its largest value is this many times its smallest."""
+CHARACTER, LINE_HEIGHT = 6.6, 15
+"""About the size of a character, and the distance of two labels."""
+LONGEST_LABEL = 48
 COLOURS = {"best": "#15803d", "reference": "#b45309", "front": "#1d4ed8", "": "#9ca3af"}
 
 
@@ -26,7 +29,8 @@ def picture(spec: TuningStudySpec, lines: Sequence[Line]) -> str:
     ]
     if len(shown) < 2:
         return ""
-    to_x = _axis([x for x, _, _ in shown], MARGIN, WIDTH - MARGIN)
+    left = max(MARGIN, 36 + CHARACTER * max(len(line.texts[1]) for *_, line in shown))
+    to_x = _axis([x for x, _, _ in shown], left, WIDTH - MARGIN)
     to_y = _axis([y for _, y, _ in shown], HEIGHT - MARGIN, MARGIN)
     front = sorted((to_x(x), to_y(y)) for x, y, line in shown if line.front)
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in front)
@@ -37,12 +41,12 @@ def picture(spec: TuningStudySpec, lines: Sequence[Line]) -> str:
         f'<text x="16" y="{HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 16 {HEIGHT / 2})">'
         f"{escape(title(spec.objectives[1]))}</text>",
         *_ends([(x, line.texts[0]) for x, _, line in shown], to_x, HEIGHT - MARGIN + 24, vertical=False),
-        *_ends([(y, line.texts[1]) for _, y, line in shown], to_y, MARGIN - 8, vertical=True),
+        *_ends([(y, line.texts[1]) for _, y, line in shown], to_y, left - 12, vertical=True),
         f'<polyline points="{path}" fill="none" stroke="{COLOURS["front"]}" stroke-opacity="0.3"/>',
     ]
-    for x, y, line in shown:
-        parts += _point(to_x(x), to_y(y), line)
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    points = [(to_x(x), to_y(y), line) for x, y, line in shown]
+    parts += [_point(*point) for point in points]
+    return "\n".join([*parts, *_labels(points), "</svg>"]) + "\n"
 
 
 def _axis(values: Sequence[float], low_at: float, high_at: float) -> Callable[[float], float]:
@@ -69,18 +73,39 @@ def _ends(
     return found
 
 
-def _point(x: float, y: float, line: Line) -> list[str]:
-    kind = "best" if line.best else "reference" if line.row.reference else "front" if line.front else ""
-    label = line.row.text if kind in ("best", "reference") else ""
+def _kind(line: Line) -> str:
+    return "best" if line.best else "reference" if line.row.reference else "front" if line.front else ""
+
+
+def _point(x: float, y: float, line: Line) -> str:
     where = f"{line.row.text}: {', '.join(line.texts)}"
-    anchor, shift = ("end", -9) if x > WIDTH / 2 else ("start", 9)
-    return [
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{COLOURS[kind]}"><title>{escape(where)}</title></circle>',
-        *(
-            [
-                f'<text x="{x + shift:.1f}" y="{y - 9:.1f}" text-anchor="{anchor}" fill="{COLOURS[kind]}">{escape(label)}</text>'
-            ]
-            if label
-            else []
-        ),
-    ]
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{COLOURS[_kind(line)]}"><title>{escape(where)}</title></circle>'
+
+
+def _labels(points: Sequence[tuple[float, float, Line]]) -> list[str]:
+    """Name the best row and the references, each above its point, or further up or down where another label is."""
+    found, taken = [], []
+    for x, y, line in points:
+        if _kind(line) not in ("best", "reference"):
+            continue
+        text = line.row.text
+        if len(text) > LONGEST_LABEL:
+            text = f"best: {', '.join(line.row.options.values())}"
+        ends_here, width = x > WIDTH / 2, CHARACTER * len(text)
+        low, high = (x - 9 - width, x - 9) if ends_here else (x + 9, x + 9 + width)
+        steps = (-9 - LINE_HEIGHT * n for n in range(len(points)))
+        steps = (step for up in steps for step in (up, 9 - up))
+        at = next(
+            (
+                y + step
+                for step in steps
+                if all(abs(y + step - used) >= LINE_HEIGHT or high < a or b < low for a, b, used in taken)
+            ),
+            y - 9,
+        )
+        taken.append((low, high, at))
+        anchor, start = ("end", high) if ends_here else ("start", low)
+        found.append(
+            f'<text x="{start:.1f}" y="{at:.1f}" text-anchor="{anchor}" fill="{COLOURS[_kind(line)]}">{escape(text)}</text>'
+        )
+    return found

@@ -73,6 +73,25 @@ def test_distributions_come_before_single_trials(documents: Documents):
     assert text.count('class="quartiles"') == 2 * 3 * 3, "two layouts, three metrics, three variants"
 
 
+def test_values_of_variants_have_their_interval_on_a_line_of_its_own_and_stack_on_a_phone(
+    documents: Documents,
+):
+    """With four variants the table is as wide as the page; below 700 px each value names its variant."""
+    text = page(view_of(documents, variants=3, trials=8))
+    row = re.search(r'<tr><th scope="row">recovery.downtime</th>(.*?)</tr>', text, re.DOTALL)
+    assert row is not None
+    cells = re.findall(r'<td class="num" data-label="([^"]+)">[^<\[]+<small>\[[^<]+\]</small></td>', row[1])
+    assert cells == ["timeout-5s", "timeout-6s", "timeout-7s"]
+
+
+def test_trials_are_listed_in_the_order_of_the_variants(documents: Documents):
+    """As in every other part of the page, not by their names."""
+    view = view_of(documents, variants=3, trials=6)
+    view = replace(view, trials=tuple(reversed(view.trials)))
+    shown = re.findall(r"<details><summary><strong>(timeout-\ds)</strong>: 6 trials", page(view))
+    assert shown == ["timeout-7s", "timeout-6s", "timeout-5s"]
+
+
 def test_five_variants_of_one_trial_each_are_shown_in_full(documents: Documents):
     """Rounds, prices and margins of every trial, and the table of variants above them."""
     text = page(view_of(documents, variants=5, trials=1))

@@ -20,7 +20,7 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, TrialRecovery
 from testbed_runtime.tuning import grid, production, score, table
 from testbed_runtime.tuning.costs import costs
-from testbed_runtime.tuning.picture import picture
+from testbed_runtime.tuning.picture import CHARACTER, LINE_HEIGHT, picture
 from tests.api.documents import SCENARIO, good
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -295,6 +295,36 @@ def test_the_picture_has_a_point_for_each_row_and_names_the_best_and_the_referen
     assert not picture(
         *heartbeat_lines(*[trials("Pass", *FAST)] * 4, objectives=[{"metric": "recovery.detect"}])
     )
+
+
+def test_labels_of_rows_with_equal_values_are_not_drawn_over_each_other():
+    """The best row often is the current one. The longest label of an axis is inside the picture."""
+    study, found = heartbeat_lines(*(trials("Pass", *v) for v in (FAST, [7.5] * 8, SLOW, FAST)))
+    found = tuple(
+        replace(line, objectives=(found[0].objectives if index == 3 else line.objectives))
+        for index, line in enumerate(found)
+    )
+    drawn = ElementTree.fromstring(picture(study, found)).findall("{*}text")
+    named = {t.text: t for t in drawn}
+    best, current = named["heartbeat.interval=1 s"], named["the scenarios as they are"]
+    assert best.get("x") == current.get("x")
+    assert abs(float(best.get("y")) - float(current.get("y"))) >= LINE_HEIGHT
+    ends = [t for t in drawn if "per day" in str(t.text) and t.get("text-anchor") == "end"]
+    assert all(float(t.get("x")) - CHARACTER * len(str(t.text)) > 16 for t in ends)
+
+
+def test_a_long_row_is_labelled_with_its_values():
+    """Its keys would not fit beside its point; they are in the point's title."""
+    options = [
+        {"key": "heartbeat.interval", "values": ["1 s", "5 s"]},
+        {"key": "heartbeat.rpc-failure-threshold", "values": ["2"]},
+    ]
+    study, found = heartbeat_lines(
+        *(trials("Pass", *v) for v in (FAST, [7.5] * 8, SLOW, OWN)), options=options
+    )
+    drawn = ElementTree.fromstring(picture(study, found))
+    assert "best: 1 s, 2" in [t.text for t in drawn.findall("{*}text")]
+    assert any("heartbeat.rpc-failure-threshold=2" in str(t.text) for t in drawn.findall(".//{*}title"))
 
 
 def test_a_row_that_did_not_recover_is_never_recommended():
