@@ -15,6 +15,7 @@ from testbed_runtime.checking.common import Entry
 from testbed_runtime.checking.reduced import columns
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation.tables import TrialFiles
+from testbed_runtime.history.contradictions.owners import check_owners
 from testbed_runtime.history.crosschecks import check_across
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.numbers import NUMBERS
@@ -109,7 +110,7 @@ def read(split: Split, trial: TrialFiles) -> dict[str, pa.Table]:
         found += [replace(p, row=p.row + first_row) if p.row >= 0 else p for p in problems]
     if split.whole:
         whole = Trial(trial.run, trial.trial, tables)
-        found += _together(trial, tables) + check_causality(whole)
+        found += _together(trial, tables) + check_owners(whole) + check_causality(whole)
         found = found or check_across(whole, trial.entry)
     if found:
         raise DamagedHistory(f"history/{trial.trial}", found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from testbed_runtime.history.contradictions.channels import check_balance
+from testbed_runtime.history.contradictions.channels import check_balance, check_samples
 from testbed_runtime.history.contradictions.checkpoints import check_checkpoints
 from testbed_runtime.history.contradictions.clocks import check_clocks, has_one_clock
 from testbed_runtime.history.contradictions.columns import events
@@ -34,7 +34,12 @@ def check_across(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     found = (
         check_executions(trial, entry) + check_checkpoints(trial, entry) + check_counters_across(trial, entry)
     )
-    found += check_exchange(trial, entry) + check_waits(trial, entry) + check_balance(trial, entry)
+    found += (
+        check_exchange(trial, entry)
+        + check_waits(trial, entry)
+        + check_balance(trial, entry)
+        + check_samples(trial)
+    )
     found += check_faults(trial, entry, one_clock=one_clock) + check_kinds(trial)
     found += check_sequences(trial, entry, one_clock=one_clock) + check_pairs(
         trial, entry, one_clock=one_clock

@@ -54,7 +54,7 @@ def count_part(tables: Mapping[str, pa.Table]) -> pa.Table:
     """Return the numbers of some rows (PARTS_SCHEMA). Each table has the columns of KEY and `seq`."""
     parts = []
     for name, table in tables.items():
-        for (process, boot_id), seqs in _by_key(table):
+        for (process, boot_id), seqs in by_key(table):
             distinct = _distinct(seqs)
             span = int(distinct[-1] - distinct[0]) + 1
             dense = span <= SPARSE * len(distinct)
@@ -105,7 +105,7 @@ def counts_of(trial: Trial) -> pa.Table:
     return add_up(count_part({t: trial.table(t) for t in TABLES})) if found is None else found
 
 
-def _by_key(rows: pa.Table) -> Iterator[tuple[tuple[str, str], Ints]]:
+def by_key(rows: pa.Table) -> Iterator[tuple[tuple[str, str], Ints]]:
     """Yield ((process, boot_id), numbers) for each process in the rows."""
     if not len(rows):
         return

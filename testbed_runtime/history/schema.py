@@ -198,6 +198,8 @@ ADDED_LATER = frozenset({("checkpoints", "persisted_bytes")})
 
 LATENCY_BOUNDS_NS: list[int] = [int(10_000 * 1.25**i) for i in range(80)]
 """Upper bounds of the latency buckets, 10 µs to about 450 s. One more bucket holds larger values."""
+LATENCY_WINDOW_NS = 250_000_000
+"""The time that a row of `latency` covers. It begins at a multiple of it."""
 
 
 def by_column(table: str, values: tuple[Any, ...]) -> dict[str, Any]:

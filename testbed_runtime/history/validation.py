@@ -24,8 +24,10 @@ from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.waits import KINDS, Outcome
 from testbed_runtime.history.contradictions.channels import check_credit
+from testbed_runtime.history.contradictions.clocks import has_one_clock
 from testbed_runtime.history.contradictions.columns import (
     ATTEMPT,
+    CAUSAL_NS,
     NS,
     OWN_CLOCK,
     TOLERANCE_NS,
@@ -37,6 +39,7 @@ from testbed_runtime.history.contradictions.columns import (
     parsed,
     tasks_of,
 )
+from testbed_runtime.history.contradictions.owners import check_owners
 from testbed_runtime.history.crosschecks import check_across
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import (
@@ -126,7 +129,7 @@ def check_trial(trial: Trial, entry: Mapping[str, Any] | None = None) -> list[Da
     ]
     if any(check_schema(name, trial.table(name).schema) for name in TABLES):
         return found
-    found += check_repeated(trial) + check_order(trial) + check_causality(trial)
+    found += check_repeated(trial) + check_owners(trial) + check_order(trial) + check_causality(trial)
     if entry is not None:
         found += check_times(trial, entry)
     return found if found or entry is None else check_across(trial, entry)
@@ -462,7 +465,7 @@ def check_order(trial: Trial) -> list[Damage]:
 
 
 def check_causality(trial: Trial) -> list[Damage]:
-    """Return the first sample that a task took before the JobManager scheduled it, or after it had reported its end."""
+    """Return the first sample that a task took before the JobManager deployed it, or after it had reported its end."""
     tasks, log = trial.table("tasks"), trial.table("events")
     states = log.filter(pc.equal(log.column("kind"), "task.state"))
     if not len(tasks) or tasks.column("t_ns").null_count or not len(states):
@@ -472,11 +475,13 @@ def check_causality(trial: Trial) -> list[Damage]:
     ended: dict[tuple[int, int], int] = {}
     for row in states.select(["subject", "attempt", "t_ns", "data"]).to_pylist():
         state = parsed(row["data"]).get("to")
-        if row["subject"] in names and state in ("SCHEDULED", "FINISHED"):
-            into = begun if state == "SCHEDULED" else ended
-            into[names[row["subject"]], row["attempt"]] = row["t_ns"]
+        if row["subject"] in names and state in ("SCHEDULED", "DEPLOYING", "FINISHED"):
+            into = ended if state == "FINISHED" else begun
+            key = names[row["subject"]], row["attempt"]
+            into[key] = max(into.get(key, 0), row["t_ns"])
     order, owner = _by_owner(tasks, ("task", "attempt"))
     t_ns = ints(tasks, "t_ns")
+    allowed = CAUSAL_NS if has_one_clock(trial) else TOLERANCE_NS
     groups = np.split(order, np.flatnonzero(np.diff(owner[order])) + 1)
     for rows in groups:
         task, attempt = (
@@ -484,12 +489,12 @@ def check_causality(trial: Trial) -> list[Damage]:
             tasks.column("attempt")[int(rows[0])].as_py(),
         )
         key = (names[task], attempt)
-        early = rows[t_ns[rows] < begun.get(key, 0) - TOLERANCE_NS]
-        late = rows[t_ns[rows] > ended.get(key, int(t_ns.max())) + TOLERANCE_NS]
+        early = rows[t_ns[rows] < begun.get(key, 0) - allowed]
+        late = rows[t_ns[rows] > ended.get(key, int(t_ns.max())) + allowed]
         if len(early) or len(late):
             row = int(early[0] if len(early) else late[0])
             off = abs(int(t_ns[row]) - (begun if len(early) else ended)[key]) / NS
-            what = "before the JobManager scheduled it" if len(early) else "after it reported its end"
+            what = "before the JobManager deployed it" if len(early) else "after it reported its end"
             problem = (
                 f"{task} took this sample {off:.1f} s {what}: the clock of its process is not comparable"
             )

@@ -6,14 +6,12 @@ import json
 from collections.abc import Callable
 
 from testbed_runtime.core.job.messages import TaskDeploymentDescriptor
-from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
+from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, LATENCY_WINDOW_NS
 from testbed_runtime.ports.execution import Clock
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.workload.latency import LatencyHistogram
 from testbed_runtime.workload.records import Records
 
-LATENCY_WINDOW_NS = 250_000_000
-"""The time that a row of `latency` covers."""
 MARKER_WINDOW_NS = 1_000_000_000
 """The time that an event `latency.markers` covers at least."""
 BUSY, IDLE, BACKPRESSURED = 0, 1, 2

@@ -6,9 +6,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 
-from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
+from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 from tests.checking.recorded import Change, Recorded, Row, recorded
 
 NS = 1_000_000_000
@@ -85,6 +86,10 @@ TASKS: list[tuple[str, str, Change]] = [
     ("sinks that sent a record", "records_out", plus(1, "records_out", when=SINK)),
     ("operators with a lag", "lag_ns", plus(1, "lag_ns", when=COUNT)),
     ("two seconds more idle, always", "idle_ns", plus(2 * NS, "idle_ns")),
+    ("no samples of an attempt that was cancelled", "t_ns", without(of(task="count-0", attempt=0))),
+    ("no samples of a task for four seconds", "t_ns", without(lambda r: r["task"] == "count-1" and 400 < r["records_in"] < 2800)),
+    ("a third of a second more busy in the second half", "idle_ns", plus(NS // 3, "busy_ns", when=lambda r: r["task"] == "count-1" and r["records_in"] > 1300)),
+    ("samples of another machine", "boot_id", put(boot_id="other")),
     ("no later samples of the sinks", "t_ns", without(lambda r: SINK(r) and r["attempt"] == 1 and r["records_in"] > 400)),
 ]  # fmt: skip
 LATENCY: list[tuple[str, tuple[str, str], Change]] = [
@@ -93,6 +98,9 @@ LATENCY: list[tuple[str, tuple[str, str], Change]] = [
     ("ten times as many latencies", ("tasks", "records_in"), lambda r: r | {"count": 10 * r["count"], "buckets": [10 * b for b in r["buckets"]]}),
     ("half of the windows", ("tasks", "records_in"), without(lambda r: r["window_start_ns"] // r["window_ns"] % 2 == 0)),
     ("windows of ten times the length", ("latency", "window_ns"), times(10, "window_ns")),
+    ("windows of half the length", ("latency", "window_ns"), times(0.5, "window_ns")),
+    ("windows that begin between two", ("latency", "window_start_ns"), plus(-NS // 10, "window_start_ns")),
+    ("windows of another process", ("latency", "process"), lambda r: r | {"process": r["process"].upper()}),
     ("windows of another attempt", ("latency", "attempt"), plus(1, "attempt")),
     ("windows two seconds earlier", ("latency", "window_start_ns"), plus(-2 * NS, "window_start_ns")),
 ]  # fmt: skip
@@ -120,6 +128,10 @@ DELIVERY: list[tuple[str, str, Change]] = [
     ("commits of the first attempt", "attempt", put(attempt=0)),
     ("commits of one checkpoint", "checkpoint", put(checkpoint=1)),
     ("commits of ten times the weight", "weight", times(10, "weight")),
+    ("no commits of one attempt", "weight", without(of(task="sink-0", attempt=1))),
+    ("a commit that is missing", "weight", without(of(task="sink-1", checkpoint=12))),
+    ("commits of records of an unknown source", "source", put(of(source="source-0"), source="source-00")),
+    ("commits of an operator", "task", put(of(task="sink-0"), task="count-0")),
     ("commits without their records", "weight", lambda r: r | {"bitmap": bytes(len(r["bitmap"]))}),
 ]
 MANDATORY = (
@@ -166,12 +178,14 @@ EVENTS: list[tuple[str, str, Change]] = [
     ("a phase that came twice", "subject", put(of(kind="trial.phase", subject="baseline"), subject="warmUp")),
     ("no end of the job", "kind", without(lambda r: r["kind"] == "job.state" and '"to": "FINISHED"' in r["data"])),
     ("a failure without its cause", "data", put(of(kind="failover.failure"), data="{}")),
+    ("samples of back pressure without their number", "data", data(of(kind="backpressure.sampled"), samples=None)),
+    ("segments that are no number", "data", data(lambda r: r["kind"] == "network.buffers" and '"used"' in r["data"], used="7")),
     ("first records of another sink", "subject", put(of(kind="sink.first-record", subject="sink-0"), subject="sink-1")),
     ("tasks restored from an earlier checkpoint", "checkpoint", put(of(kind="task.restored"), checkpoint=1)),
     ("a restart with another number", "kind", put(of(kind="failover.cancelled"), subject="7")),
     *(
         (f"no {kind}", "kind", without(of(kind=kind)))
-        for kind in ("trial.phase", "task.state", "source.end", "gate.connected", "failover.slots", "taskmanager.registered")
+        for kind in ("trial.phase", "task.state", "source.end", "gate.connected", "partition.request", "failover.slots", "taskmanager.registered")
     ),
     ("phases that began two seconds later", "t_ns", plus(2 * NS, "t_ns", when=of(kind="trial.phase"))),
     ("phases that began two seconds earlier", "t_ns", plus(-2 * NS, "t_ns", when=of(kind="trial.phase"))),
@@ -191,6 +205,9 @@ ELSEWHERE: list[tuple[str, str, tuple[str, str], Change]] = [
     ("channels", "ten times as many free segments", ("channels", "announced"), times(10, "exclusive")),
     ("channels", "channels of another task", ("channels", "process"), put(of(side="consumer", task="count-0"), task="count-1")),
     ("channels", "channels on no edge", ("channels", "peer"), put(of(side="producer", task="source-0"), peer="sink-0")),
+    ("channels", "channels to an unknown subtask", ("channels", "peer"), lambda r: r | {"peer": r["peer"] + "1"}),
+    ("channels", "remote channels that are local", ("channels", "local"), put(local=True)),
+    ("faults", "a fault without rows", ("faults", "fault"), without(always)),
     ("events", "a TaskManager that was lost earlier", ("events", "t_ns"), plus(-2 * NS, "t_ns", when=of(kind="taskmanager.lost"))),
     ("frames", "frames of other TaskManagers", ("frames", "link"), put(of(side="sent"), link="tm-8->tm-9")),
     ("frames", "frames of an unknown class", ("frames", "frame_class"), put(frame_class="data")),
@@ -245,9 +262,23 @@ def test_a_job_whose_channels_are_sampled_rarely_may_have_no_sample_of_them():
     assert "channels" not in {found for found, _ in Recorded(emptied.trial, large).columns()}
 
 
-@pytest.mark.parametrize("process", ["tm-0-1", "tm-2-1", "jobmanager-1", "runner"])
-@pytest.mark.parametrize("seconds", [2, -2])
-def test_a_process_whose_times_are_moved_within_the_trial_is_found(process: str, seconds: int):
+@pytest.mark.parametrize("process", ["jobmanager-1", "tm-3-1"])
+def test_a_process_without_any_row_is_found(process: str):
+    """Its rows have numbers of their own, so no number is missing. One TaskManager was killed after some seconds."""
+    history = recorded()
+    tables = {
+        name: table.filter(pc.not_equal(table.column("process"), process))
+        for name, table in history.trial.tables.items()
+    }
+    found = Recorded(Trial(history.trial.run, history.trial.trial, tables), history.entry).columns()
+    assert found & {("events", "kind"), ("tasks", "process")}
+
+
+MOVED = [(p, s) for p in ("tm-0-1", "tm-2-1", "jobmanager-1", "runner") for s in (2.0, -2.0)]
+
+
+@pytest.mark.parametrize(("process", "seconds"), [*MOVED, ("tm-2-1", 0.5), ("jobmanager-1", 0.5)])
+def test_a_process_whose_times_are_moved_within_the_trial_is_found(process: str, seconds: float):
     """All processes of a machine have one clock."""
     damaged = recorded()
     for table in ("events", "channels", "tasks", "latency", "delivery", "checkpoints", "waits", "frames"):
@@ -257,14 +288,19 @@ def test_a_process_whose_times_are_moved_within_the_trial_is_found(process: str,
                 for c in ("t_ns", "start_ns", "window_start_ns")
                 if c in damaged.trial.table(table).column_names
             ]
-            damaged = damaged.changed(table, plus(seconds * NS, *columns, when=of(process=process)))
+            damaged = damaged.changed(table, plus(int(seconds * NS), *columns, when=of(process=process)))
     assert damaged.found()
 
 
-@pytest.mark.parametrize("table", ["tasks", "latency"])
+@pytest.mark.parametrize("table", ["tasks", "latency", "channels", "events", "faults", "waits"])
 def test_rows_that_were_written_twice_under_new_numbers_are_found(table: str):
     """Repeated samples would count their records twice."""
-    assert twice(recorded(), table).columns() & {("tasks", "seq"), ("tasks", "records_in")}
+    assert twice(recorded(), table).columns() & {(table, "seq"), ("tasks", "records_in")}
+
+
+def ids(row: Row) -> Row:
+    """Return another id for a wait."""
+    return {"wait": f"{row['wait']}000"} if "wait" in row else {}
 
 
 def twice(history: Recorded, table: str) -> Recorded:
@@ -273,7 +309,7 @@ def twice(history: Recorded, table: str) -> Recorded:
     for name in history.trial.tables:
         if len(history.trial.table(name)):
             doubled = doubled.changed(name, lambda row: row | {"seq": 2 * row["seq"] + 1})
-    rows = [row | {"seq": row["seq"] - 1} for row in doubled.trial.table(table).to_pylist()]
+    rows = [row | {"seq": row["seq"] - 1} | ids(row) for row in doubled.trial.table(table).to_pylist()]
     return doubled.with_rows(table, rows).numbered()
 
 

@@ -308,13 +308,13 @@ def test_a_job_that_starts_from_a_checkpoint_may_lag_by_the_time_since_that(
 
 
 def test_samples_outside_the_life_of_their_task_have_another_clock(history: Any):
-    """A TaskManager whose clock is 5 s behind samples a task before the JobManager has scheduled it."""
+    """A TaskManager whose clock is 5 s behind samples a task before the JobManager has deployed it."""
     built = history.empty(lambda t, r: r | {"t_ns": r["t_ns"] - 5 * 10**9} if t == "tasks" else r)
     built.event("task.state", "sink-0", 0.0, attempt=0, data={"to": "SCHEDULED"})
     history.sample(built)
     (found,) = check_causality(built.trial())
     assert (found.table, found.column) == ("tasks", "t_ns")
-    assert "5.0 s before the JobManager scheduled it" in found.problem
+    assert "5.0 s before the JobManager deployed it" in found.problem
     late = history.empty(lambda t, r: r | {"t_ns": r["t_ns"] + 5 * 10**9} if t == "tasks" else r)
     late.event("task.state", "sink-0", 24.0, attempt=1, data={"to": "FINISHED"})
     history.sample(late)

@@ -8,11 +8,23 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from testbed_runtime.history.contradictions.columns import equal, ints, options_of, sound
+from testbed_runtime.history.contradictions.columns import (
+    Owned,
+    deployments,
+    distinct,
+    equal,
+    ints,
+    numbered,
+    options_of,
+    parsed,
+    sound,
+)
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import Trial
 
 EXCLUSIVE = "taskmanager.network.memory.buffers-per-channel"
+CHANNEL = ("process", "side", "task", "attempt", "peer")
+MEASURED = ("credit", "announced", "used", "backlog", "queued", "floating", "exclusive")
 ARRIVING = 1
 """Maximum buffers of a channel that have arrived in part."""
 UNLIMITED = 2**31 - 1
@@ -32,6 +44,41 @@ def check_balance(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     if options_of(entry).integer(EXCLUSIVE) < 1:
         return []
     return list(_unbalanced(trial.table("channels"), exact=True))
+
+
+def check_samples(trial: Trial) -> list[Damage]:
+    """Return a sample that repeats the one before, although they are taken on a change, and a channel that is local although its ends
+    were deployed to different TaskManagers, or the reverse."""
+    return list(_repeated(trial.table("channels"))) + list(_local(trial))
+
+
+def _repeated(table: pa.Table) -> Iterator[Damage]:
+    if not sound(table, "seq", *CHANNEL, *MEASURED):
+        return
+    owned = Owned.of(numbered([table], CHANNEL), ints(table, "seq"))
+    same = np.ones(len(table), dtype=np.bool_)
+    for column in MEASURED:
+        same &= np.diff(ints(table, column)[owned.order], prepend=-1) == 0
+    same[owned.starts] = False
+    if same.any():
+        row = int(owned.order[np.flatnonzero(same)].min())
+        task, peer = (table.column(c)[row].as_py() for c in ("task", "peer"))
+        problem = (
+            f"is of a sample of {task} with {peer} that repeats the one before: they are taken on a change"
+        )
+        yield Damage("channels", "seq", row, problem)
+
+
+def _local(trial: Trial) -> Iterator[Damage]:
+    places: dict[str, set[str]] = {}
+    for (task, _), event in deployments(trial).items():
+        places.setdefault(task, set()).add(str(parsed(event["data"]).get("taskmanager")))
+    for row, r in distinct(trial, "channels", "process", "peer", "local"):
+        there = places.get(r["peer"], set())
+        if there and (r["process"] not in there if r["local"] else there == {r["process"]}):
+            problem = f"is {r['local']} in {r['process']}, but {r['peer']} was deployed to {', '.join(sorted(there))} (task.state in events)"
+            yield Damage("channels", "local", row, problem)
+            return
 
 
 def _unbalanced(table: pa.Table, *, exact: bool) -> Iterator[Damage]:

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from testbed_runtime.core.waits import JOBMASTER_NAME
 from testbed_runtime.history.contradictions.columns import (
+    CAUSAL_NS,
     NS,
     OWN_CLOCK,
     TOLERANCE_NS,
@@ -70,7 +71,7 @@ def _after_exit(trial: Trial) -> Iterator[Damage]:
         newest = table.select(["process", "t_ns"]).group_by("process").aggregate([("t_ns", "max")])
         for r in newest.to_pylist():
             late = r["t_ns_max"] - exits.get(r["process"], r["t_ns_max"])
-            if late > TOLERANCE_NS:
+            if late > CAUSAL_NS:
                 last = equal(table, "process", r["process"]) & (ints(table, "t_ns") == r["t_ns_max"])
                 problem = f"is {late / NS:.1f} s after {r['process']} ended (process.exit in events)"
                 yield Damage(name, "t_ns", int(np.flatnonzero(last)[0]), problem)

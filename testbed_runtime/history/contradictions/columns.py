@@ -24,6 +24,8 @@ JOB_PROCESSES = ("tm-", "jobmanager")
 """Their names begin so. A supervisor in a pod has another name than its waits."""
 TOLERANCE_NS = NS
 """Two times that one process took of the same moment may differ by this much: it may be paused in between."""
+CAUSAL_NS = NS // 20
+"""Processes that share a clock write their rows in the order of cause and effect. Those of a last sample may be this late."""
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

@@ -30,6 +30,8 @@ from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 
 SPENT = ("busy_ns", "backpressured_ns", "idle_ns")
 SAMPLES_MIN = 3
+SPENT_NS = NS // 10
+"""The times that a task spent and the clock are read one after the other."""
 REPEATED_MIN = 6
 WINDOWS_BACK = 2
 """A window is written before the first sample that is this many windows later."""
@@ -55,13 +57,14 @@ def check_counters_across(trial: Trial, entry: Mapping[str, Any]) -> list[Damage
 
 
 def _spent(tasks: pa.Table, owned: Owned) -> Iterator[Damage]:
-    """Yield a task whose busy, back-pressured and idle time together do not pass as fast as the clock."""
+    """Yield a task whose busy, back-pressured and idle time together do not pass as fast as the clock. A process may be paused while
+    it takes a sample."""
     if not sound(tasks, *SPENT):
         return
     begun = (ints(tasks, "t_ns") - sum(ints(tasks, c) for c in SPENT))[owned.order]
-    off = begun - owned.spread(np.minimum.reduceat(begun, owned.starts)) > TOLERANCE_NS
-    wrong = (np.add.reduceat(off, owned.starts) * 2 > owned.sizes) & (owned.sizes >= SAMPLES_MIN)
-    if not len(found := np.flatnonzero(wrong)):
+    usual = [int(np.median(one)) for one in np.split(begun, owned.starts[1:])]
+    off = np.abs(begun - owned.spread(np.array(usual, dtype=np.int64))) > SPENT_NS
+    if not len(found := np.flatnonzero(np.add.reduceat(off, owned.starts) >= SAMPLES_MIN)):
         return
     owner = int(found[0])
     row, first = int(owned.order[owned.ends[owner]]), int(owned.order[owned.starts[owner]])

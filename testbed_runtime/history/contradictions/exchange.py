@@ -16,14 +16,17 @@ from testbed_runtime.core.options import LATENCY_INTERVAL
 from testbed_runtime.history.contradictions.columns import (
     ATTEMPT,
     Owned,
+    distinct,
     edges,
     events,
     ints,
     options_of,
     parsed,
     sound,
+    tasks_of,
     vertices,
 )
+from testbed_runtime.history.contradictions.executions import recorded_to_its_end
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import Trial
 
@@ -46,7 +49,7 @@ def check_exchange(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     kinds = {v.get("kind") for v in vertices(entry)}
     if not kinds or kinds & {None, "iteration", "synchronization"} or not sound(tasks, "seq", *ATTEMPT):
         return []
-    rules = (_bytes(tasks, entry), _totals(trial, entry))
+    rules = (_bytes(tasks, entry), _totals(trial, entry), _committed(trial, entry), _ends(trial, entry))
     return [damage for rule in rules for damage in rule]
 
 
@@ -117,6 +120,51 @@ def _totals(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
             if max(found, expected) > LOOSE * min(found, expected) + TOTAL_MIN:
                 problem = f"adds up to {found} for {target}, but {', '.join(s for s, _ in incoming)} sent {expected} ({sent})"
                 yield Damage("tasks", received, int(totals[f"{target}-0"]["row"]), problem)
+                return
+
+
+def _committed(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+    """Yield the commits of a sink that finished, if they do not have the records that it received. A record of a window stands for several."""
+    table = trial.table("delivery")
+    dropped = events(trial, "receive-queue.closed", "stale.rejected", "function.dropped")
+    if (
+        entry.get("drained") is not True
+        or dropped
+        or "delivery" not in trial.tables
+        or not recorded_to_its_end(trial)
+    ):
+        return
+    commits: dict[tuple[str, int], int] = {}
+    if sound(table, "task", "attempt", "weight"):
+        found = (
+            table.select(["task", "attempt", "weight"])
+            .group_by(["task", "attempt"])
+            .aggregate([("weight", "sum")])
+        )
+        commits = {(r["task"], r["attempt"]): r["weight_sum"] for r in found.to_pylist()}
+    plain = {v.get("kind") for v in vertices(entry)} <= PLAIN_KINDS
+    sending = {source for source, _, _ in edges(entry)}
+    for task, last in _finished(trial).items():
+        received, stated = last["records_in"], commits.get((task, last["attempt"]), 0)
+        wrong = received != stated if plain else received > 0 and not stated
+        if wrong and task.rpartition("-")[0] not in sending:
+            problem = f"adds up to {stated} for {task}, which received {received} records and finished (records_in in tasks)"
+            yield Damage("delivery", "weight", -1, problem)
+            return
+
+
+def _ends(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+    """Yield commits by a task that is no sink, and of records that a sink or no task sent."""
+    sending = {source for source, _, _ in edges(entry)}
+    tasks = tasks_of(entry)
+    senders = {task for task in tasks if task.rpartition("-")[0] in sending}
+    for column, known, what in (
+        ("source", senders, "sends no records"),
+        ("task", tasks - senders, "is no sink"),
+    ):
+        for row, r in distinct(trial, "delivery", column):
+            if r[column] not in known:
+                yield Damage("delivery", column, row, f"is {r[column][:60]!r}, which {what}")
                 return
 
 

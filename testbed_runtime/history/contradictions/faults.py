@@ -6,7 +6,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from testbed_runtime.history.contradictions.columns import NS, TOLERANCE_NS, ended_process, events, sound
+from testbed_runtime.history.contradictions.columns import (
+    NS,
+    TOLERANCE_NS,
+    deployments,
+    ended_process,
+    events,
+    sound,
+)
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import Trial
 
@@ -20,7 +27,7 @@ def check_faults(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> 
         if sound(trial.table("faults"), "fault", "state", "kind", "targets", "t_ns")
         else []
     )
-    rules = [_phases(trial, entry), _planned(rows, entry)]
+    rules = [_phases(trial, entry), _planned(rows, entry), _unasked(trial, rows, entry)]
     if one_clock:
         rules += [_begun(rows, entry), _killed(trial, rows)]
     return [one for rule in rules for one in list(rule)[:1]]
@@ -58,6 +65,14 @@ def _planned(rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[D
         elif fault.get("targets") and (more := set(_list(r["targets"])) - set(fault["targets"])):
             problem = f"has {min(more)}, but {r['fault']} is on {', '.join(fault['targets'])} (manifest)"
             yield Damage("faults", "targets", row, problem)
+
+
+def _unasked(trial: Trial, rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[Damage]:
+    """Yield faults of the manifest without a row, in a trial that ran to its end."""
+    asked = {r["fault"].rpartition("/")[2] for r in rows}
+    missing = sorted({str(f["name"]) for f in entry.get("faults") or ()} - asked)
+    if missing and entry.get("drained") is True and deployments(trial):
+        yield Damage("faults", "fault", -1, f"lacks {missing[0]}, which the manifest has")
 
 
 def _list(text: str) -> list[str]:

@@ -20,7 +20,10 @@ from testbed_runtime.history.contradictions.columns import (
     ATTEMPT,
     NS,
     TOLERANCE_NS,
+    Ints,
+    Owned,
     deployments,
+    distinct,
     edges,
     ended_process,
     equal,
@@ -32,21 +35,34 @@ from testbed_runtime.history.contradictions.columns import (
     tasks_of,
     vertices,
 )
-from testbed_runtime.history.contradictions.executions import recorded_to_its_end
+from testbed_runtime.history.contradictions.executions import LONG_NS, recorded_to_its_end
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import Trial
 
-EVENT_DATA: Mapping[str, frozenset[str]] = {
-    "job.state": frozenset(("from", "to", "cause_class")),
-    "task.state": frozenset(("from", "to", "taskmanager", "cause_class")),
-    "source.end": frozenset(("next",)),
-    "sink.first-record": frozenset(("latency_ns",)),
-    "taskmanager.lost": frozenset(("detector", "cause_class")),
-    "failover.started": frozenset(("cause_class", "region", "taskmanager", "detector")),
-    "failover.failure": frozenset(("cause_class", "task", "taskmanager", "detector", "ended", "restarted")),
-    "partition.request": frozenset(("partition", "request", "backoff_s")),
-}
-"""The part of the data in `history.schema.EVENT_KINDS` that these events always have, also in runs of earlier versions (no `wait`)."""
+EVENT_DATA: Mapping[str, Mapping[str, type]] = {
+    "job.state": {"from": str, "to": str, "cause_class": str},
+    "task.state": {"from": str, "to": str, "taskmanager": str, "cause_class": str},
+    "source.end": {"next": int},
+    "sink.first-record": {"latency_ns": int},
+    "taskmanager.registered": {"slots": int},
+    "taskmanager.lost": {"detector": str, "cause_class": str},
+    "failover.started": {"cause_class": str, "region": list, "taskmanager": str, "detector": str},
+    "failover.failure": {
+        "cause_class": str, "task": str, "taskmanager": str, "detector": str, "ended": int, "restarted": bool,
+    },
+    "failover.attempt": {"attempt": int},
+    "partition.request": {"partition": str, "request": int, "backoff_s": float},
+    "network.buffers": {"used|leaked": int, "total|leaked": int},
+    "network.pools": {"pools": list, "free": int, "others": int},
+    "backpressure.sampled": {"samples": int, "backpressured": int},
+    "rpc.timeout": {"method": str, "timeout_s": float, "peer": str},
+    "iteration.superstep": {"superstep": int, "count": int, "ended": str},
+    "latency.markers": {"source": str, "ns": list},
+    "receive-queue.closed": {"dropped": int, "largest_bytes": int},
+    "source.rate": {"records_per_second": float},
+}  # fmt: skip
+"""The part of the data in `history.schema.EVENT_KINDS` that these events always have, also in runs of earlier versions (no `wait`). Names with | between
+them are alternatives."""
 ENDS_WITH = {"restore": "task.restored", "first-record": "sink.first-record"}
 """The event of a task that each of these waits of a task ends with."""
 OF_RESTART = (
@@ -60,6 +76,8 @@ OF_RESTART = (
 WAIT_OF_RESTART = {"failover.cancelled": "cancellation", "failover.slots": "slot"}
 """The wait of the JobMaster that these events end."""
 
+UNSAMPLED = 20
+"""A process that runs takes a sample of a task within this many intervals."""
 SAMPLES = 10
 """A task that receives records during so many intervals between samples of its channels has at least one."""
 
@@ -89,7 +107,8 @@ def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> l
     }
     rules = [
         _ends(trial, waits, finished), _inputs(trial, entry, waits, finished), _deployments(trial, waits, deployed, finished),
-        _restarts(trial, waits), _checkpoints(trial, waits), _losses(trial, waits), _peers(trial, entry), _unsampled(trial), _unmeasured(trial, finished),
+        _restarts(trial, waits), _checkpoints(trial, waits), _losses(trial, waits), _peers(trial, entry), _unsampled(trial, entry), _unmeasured(trial, finished),
+        _silent(trial, deployed),
     ]  # fmt: skip
     if one_clock:
         rules.append(_spent(trial, deployed))
@@ -100,6 +119,14 @@ def _unrecorded(trial: Trial, entry: Mapping[str, Any], waits: Waits, deployed: 
     """Yield events that are missing as a whole: the states of the tasks or the end of the job."""
     if not deployed and any(r["kind"] == "deployment" and r["option"] for _, r in waits):
         yield Damage("events", "kind", -1, "has no task.state, but tasks were deployed (waits)")
+    elif (
+        not deployed
+        and entry.get("drained") is True
+        and any(r["process"].startswith("tm-") for _, r in waits)
+    ):
+        yield Damage(
+            "events", "kind", -1, "has no task.state, but tasks waited and were drained (waits, manifest)"
+        )
     if not deployed or not waits:
         return
     ended = {parsed(e["data"]).get("to") for _, e in events(trial, "job.state")} & TERMINAL_JOB_STATES
@@ -142,12 +169,22 @@ def _longest_read_ns(tasks: pa.Table) -> int:
 
 
 def _data(trial: Trial) -> Iterator[Damage]:
-    """Yield an event whose data lacks what every event of its kind has."""
-    for kind, names in EVENT_DATA.items():
-        for row, event in events(trial, kind):
-            if missing := names - parsed(event["data"]).keys():
-                yield Damage("events", "data", row, f"of {kind} has no {min(missing)}")
-                return
+    """Yield an event whose data lacks what every event of its kind has, or has it with another type."""
+    for row, r in distinct(trial, "events", "kind", "data"):
+        expected = EVENT_DATA.get(r["kind"], {})
+        found = parsed(r["data"]) if expected else {}
+        for name, kind in expected.items():
+            values = [found[one] for one in name.split("|") if one in found]
+            if not values:
+                yield Damage("events", "data", row, f"of {r['kind']} has no {name}")
+            elif not _is(values[0], kind):
+                problem = f"of {r['kind']} has {str(values[0])[:60]!r} as {name}, which is no {kind.__name__}"
+                yield Damage("events", "data", row, problem)
+
+
+def _is(value: object, kind: type) -> bool:
+    """Whether a value of a JSON object has this type. A whole number may be meant as a float, a bool is no number."""
+    return type(value) is kind or (kind is float and type(value) is int)
 
 
 def _waits(trial: Trial) -> Waits:
@@ -176,6 +213,7 @@ def _inputs(trial: Trial, entry: Mapping[str, Any], waits: Waits, finished: set[
     known = {v["name"] for v in vertices(entry)}
     ended = {(e["subject"], e["attempt"]) for _, e in events(trial, "source.end")}
     connected = {(e["subject"], e["attempt"]) for _, e in events(trial, "gate.connected")}
+    requested = {(e["subject"], e["attempt"]) for _, e in events(trial, "partition.request")}
     waited = {(r["who"], r["attempt"]) for _, r in waits if r["kind"] == "partition"}
     for task, attempt in sorted(finished):
         vertex = task.rpartition("-")[0]
@@ -184,6 +222,8 @@ def _inputs(trial: Trial, entry: Mapping[str, Any], waits: Waits, finished: set[
             yield Damage("events", "kind", -1, f"has no source.end {of}")
         elif vertex in inner and (task, attempt) not in connected:
             yield Damage("events", "kind", -1, f"has no gate.connected {of}")
+        elif vertex in inner and (task, attempt) not in requested:
+            yield Damage("events", "kind", -1, f"has no partition.request {of}")
         elif vertex in inner and (task, attempt) not in waited:
             yield Damage("waits", "kind", -1, f"has no partition {of}")
 
@@ -285,13 +325,13 @@ def _losses(trial: Trial, waits: Waits) -> Iterator[Damage]:
 def _peers(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield a channel that is on no edge of the job."""
     known = {(source, target) for source, target, _ in edges(entry)}
-    table = trial.table("channels")
+    tasks, table = tasks_of(entry), trial.table("channels")
     if not known or not sound(table, "side", "task", "peer"):
         return
     pairs = table.select(["side", "task", "peer"]).group_by(["side", "task", "peer"]).aggregate([])
     for r in pairs.to_pylist():
         ends = (r["task"], r["peer"]) if r["side"] == "producer" else (r["peer"], r["task"])
-        if tuple(end.rpartition("-")[0] for end in ends) not in known:
+        if tuple(end.rpartition("-")[0] for end in ends) not in known or not tasks.issuperset(ends):
             problem = f"is {r['peer'][:60]!r} in a channel of {r['task']} ({r['side']}), but the job has no such edge"
             yield Damage("channels", "peer", -1, problem)
             return
@@ -318,29 +358,54 @@ def _spent(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
             return
 
 
-def _unsampled(trial: Trial) -> Iterator[Damage]:
-    """Yield an attempt whose channels or latencies go on for long after its last sample."""
-    sampled = _newest(trial.table("tasks"))
-    for name in ("channels", "latency"):
-        for owner, t_ns in _newest(trial.table(name)).items():
-            off = t_ns - sampled.get(owner, t_ns)
-            if off > TOLERANCE_NS:
+def _unsampled(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+    """Yield an attempt without a sample for long, although its process wrote rows about its channels or latencies then."""
+    pause_ns = int(UNSAMPLED * sampling_of(len(tasks_of(entry))).sample_s * NS) + TOLERANCE_NS
+    sampled = _times(trial.table("tasks"))
+    for name in ("channels", "latency") if "tasks" in trial.tables else ():
+        for owner, times in _times(trial.table(name)).items():
+            samples = sampled.get(owner, times[:1])
+            after = np.searchsorted(samples, times)
+            begun = samples[np.maximum(after - 1, 0)]
+            alone = (after > 0) & (times - begun > TOLERANCE_NS) if len(times) else after > 0
+            ended = samples[np.minimum(after, len(samples) - 1)]
+            alone &= (after == len(samples)) | (ended - times > TOLERANCE_NS) & (ended - begun > pause_ns)
+            if alone.any():
                 process, task, attempt = owner
-                problem = f"of the last sample of attempt {attempt} of {task} is {off / NS:.1f} s before its last row in {name} ({process})"
+                at = int(np.flatnonzero(alone)[0])
+                problem = f"of the last sample of attempt {attempt} of {task} is {(times[at] - begun[at]) / NS:.1f} s before its next row in {name} ({process})"
                 yield Damage("tasks", "t_ns", -1, problem)
                 return
 
 
-def _newest(table: pa.Table) -> dict[tuple[str, str, int], int]:
+def _times(table: pa.Table) -> dict[tuple[str, str, int], Ints]:
+    """Map each attempt to the times of its rows, in ascending order."""
     if not sound(table, "t_ns", *ATTEMPT):
         return {}
-    found = table.select([*ATTEMPT, "t_ns"]).group_by(list(ATTEMPT)).aggregate([("t_ns", "max")])
-    return {(r["process"], r["task"], r["attempt"]): r["t_ns_max"] for r in found.to_pylist()}
+    owned = Owned.of(numbered([table], ATTEMPT), ints(table, "t_ns"))
+    firsts = table.select(ATTEMPT).take(pa.array(owned.order[owned.starts])).to_pylist()
+    times = np.split(ints(table, "t_ns")[owned.order], owned.starts[1:])
+    return {(r["process"], r["task"], r["attempt"]): t for r, t in zip(firsts, times, strict=True)}
+
+
+def _silent(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
+    """Yield a TaskManager with a task that ran for long, and without any row."""
+    wrote = {r["process"] for name in trial.tables for _, r in distinct(trial, name, "process")}
+    running: dict[str, int] = {}
+    for _, event in events(trial, "task.state"):
+        data = parsed(event["data"])
+        there, begun = str(data.get("taskmanager")), running.get(event["subject"], event["t_ns"])
+        if data.get("to") == "RUNNING":
+            running[event["subject"]] = event["t_ns"]
+        elif data.get("from") == "RUNNING" and event["t_ns"] - begun > LONG_NS and there not in wrote:
+            problem = f"lacks {there}, on which {event['subject']} ran for {(event['t_ns'] - begun) / NS:.0f} s (task.state in events)"
+            yield Damage("tasks", "process", -1, problem)
+            return
 
 
 def _unmeasured(trial: Trial, finished: set[Attempt]) -> Iterator[Damage]:
     """Yield a sink that finished and received records, and measured no latency."""
-    measured = {(task, attempt) for _, task, attempt in _newest(trial.table("latency"))}
+    measured = {(r["task"], r["attempt"]) for _, r in distinct(trial, "latency", *ATTEMPT)}
     table = trial.table("tasks")
     read_in_parts = "latency" not in trial.tables
     if read_in_parts or not sound(table, "role", *ATTEMPT, "records_in"):

@@ -7,19 +7,22 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from testbed_runtime.history.contradictions.columns import (
     ATTEMPT,
     NS,
     TOLERANCE_NS,
     Owned,
+    deployments,
     events,
     ints,
     parsed,
     sound,
 )
 from testbed_runtime.history.damage import Damage
-from testbed_runtime.history.schema import Trial
+from testbed_runtime.history.schema import LATENCY_WINDOW_NS, Trial
 
 FIRST_STATE = "CREATED"
 LOOSE = 2
@@ -30,9 +33,19 @@ BEFORE = {
 """One of these states of a fault precedes each state. An agent that was deleted with its pod loses the last ones."""
 
 
+ONCE = {
+    "events": ("process", "kind", "subject", "attempt", "checkpoint", "text", "data", "t_ns"),
+    "waits": ("process", "kind", "who", "what", "attempt", "start_ns", "t_ns", "outcome"),
+    "faults": ("process", "fault", "targets", "state"),
+}
+"""No two rows of these tables are equal in all of these columns."""
+MAY_REPEAT = ("rpc.timeout", "failover.cancelled", "stale.rejected", "note")
+"""Kinds of events that may be there twice at one time."""
+
+
 def check_sequences(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> list[Damage]:
     """Return the rows that cannot follow the row before, at most one for each rule."""
-    rules = [_states(trial), _phases(trial, entry), _faults(trial), _windows(trial)]
+    rules = [_states(trial), _phases(trial, entry), _faults(trial), _windows(trial), _again(trial)]
     if one_clock:
         rules.append(_moved(trial))
     return [one for rule in rules for one in list(rule)[:1]]
@@ -99,6 +112,23 @@ def _faults(trial: Trial) -> Iterator[Damage]:
                     return
 
 
+def _again(trial: Trial) -> Iterator[Damage]:
+    """Yield a row that a process wrote twice: an event, a wait, or a state of a fault."""
+    for name, columns in ONCE.items():
+        table = trial.table(name)
+        if not sound(table, *columns):
+            continue
+        rows = table.select(columns).append_column("row", pa.array(np.arange(len(table))))
+        if name == "events":
+            rows = rows.filter(pc.invert(pc.is_in(rows.column("kind"), pa.array(MAY_REPEAT))))
+        alike = rows.group_by(list(columns)).aggregate([("row", "min"), ("row", "max")])
+        if len(again := alike.filter(pc.greater(alike.column("row_max"), alike.column("row_min")))):
+            row = int(pc.min(again.column("row_max")).as_py())
+            problem = f"is of a second row of {table.column(columns[1])[row].as_py()}: another one has the same columns"
+            yield Damage(name, "seq", row, problem)
+            return
+
+
 def _moved(trial: Trial) -> Iterator[Damage]:
     """Yield a state of a fault that is earlier than the one before."""
     for (_, name, _), rows in _of_faults(trial).items():
@@ -111,10 +141,23 @@ def _moved(trial: Trial) -> Iterator[Damage]:
 
 
 def _windows(trial: Trial) -> Iterator[Damage]:
-    """Yield a window that is much longer than the time until the next one begins."""
+    """Yield a window that is much longer than the time until the next one begins, and one that no task measures: in a job that a
+    JobManager deployed they have one length."""
     table = trial.table("latency")
     if not sound(table, "seq", "window_start_ns", "window_ns", *ATTEMPT):
         return
+    length, start = (
+        ints(table, "window_ns") - LATENCY_WINDOW_NS,
+        ints(table, "window_start_ns") % LATENCY_WINDOW_NS,
+    )
+    for column, off in (("window_ns", length), ("window_start_ns", start)) if deployments(trial) else ():
+        if len(wrong := np.flatnonzero(off)):
+            value = table.column(column)[int(wrong[0])].as_py()
+            problem = (
+                f"is {value}, but windows take {LATENCY_WINDOW_NS / NS:g} s and begin at a multiple of it"
+            )
+            yield Damage("latency", column, int(wrong[0]), problem)
+            return
     owned = Owned.attempts(table)
     begins = ints(table, "window_start_ns")[owned.order]
     early = LOOSE * np.diff(begins) < ints(table, "window_ns")[owned.order][:-1]

@@ -1,0 +1,53 @@
+"""Find rows that carry another process or boot id than that of their writer: they have numbers that the writer's rows lack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import permutations
+
+import numpy as np
+
+from testbed_runtime.history.contradictions.columns import Ints, ints, sound
+from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.numbers import KEY, by_key
+from testbed_runtime.history.schema import TABLES, Trial
+
+Numbers = Mapping[tuple[str, str], Ints]
+"""The numbers of the rows of each process."""
+
+
+def check_owners(trial: Trial) -> list[Damage]:
+    """Return the first rows of a process that never wrote row 0, if they are all that another one lacks. Every process begins with 0."""
+    found = _numbers(trial)
+    strangers = {owner for owner, numbers in found.items() if numbers.min() > 0}
+    for one, other in permutations(found, 2) if strangers else ():
+        if not {one, other} & strangers or len(found[one]) > len(found[other]):
+            continue
+        together = np.sort(np.concatenate([found[one], found[other]]))
+        if np.array_equal(together, np.arange(len(together))):
+            return [_named(trial, one, other)]
+    return []
+
+
+def _numbers(trial: Trial) -> Numbers:
+    parts: dict[tuple[str, str], list[Ints]] = {}
+    for name in TABLES:
+        table = trial.table(name)
+        for owner, numbers in by_key(table) if sound(table, *KEY, "seq") else ():
+            parts.setdefault(owner, []).append(numbers)
+    return {owner: np.concatenate(found) for owner, found in parts.items()}
+
+
+def _named(trial: Trial, one: tuple[str, str], other: tuple[str, str]) -> Damage:
+    """Return the finding for the rows of `one`, which `other` has written."""
+    column = KEY.index("boot_id") if one[0] == other[0] else KEY.index("process")
+    for name in TABLES:
+        table = trial.table(name)
+        if not sound(table, *KEY, "seq"):
+            continue
+        for row, owner in enumerate(zip(*(table.column(key).to_pylist() for key in KEY), strict=True)):
+            if owner == one:
+                number = ints(table, "seq")[row]
+                problem = f"is {one[column][:60]!r}, but {other[column][:60]!r} has no row {number} (seq)"
+                return Damage(name, KEY[column], row, problem)
+    raise AssertionError(one)
