@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from testbed_runtime.history.contradictions.waits import check_waits
 from testbed_runtime.history.crosschecks import check_across
 from testbed_runtime.history.schema import Trial, arrow_schema
 from testbed_runtime.history.validation import DamagedHistory
-from tests.checking.recorded import Recorded, Row, recorded
+from tests.checking.recorded import DOCUMENT, Recorded, Row, record, recorded
 from tests.checking.reducing import whole
 from tests.ordered import in_order
 
@@ -26,6 +27,41 @@ NS = 1_000_000_000
 
 def across(history: Recorded) -> list[str]:
     return [str(d) for d in check_across(history.trial, history.entry)]
+
+
+def other(*, options: Row, fault: Row, version: str = "", **vertices: Row) -> Row:
+    """The document of `recorded` with other options, another fault, and changes of its vertices."""
+    document: Row = copy.deepcopy(DOCUMENT)
+    spec = document["spec"]
+    spec["testbed"]["flinkConfiguration"] |= options
+    spec["testbed"] |= {"flinkVersion": version} if version else {}
+    spec["faults"][0] = {"name": "f", "duration": "3 s", **fault}
+    for vertex in spec["testbed"]["job"]["vertices"]:
+        vertex.update(vertices.get(vertex["name"], {}))
+    return document
+
+
+SOURCE = {"taskManagers": {"running": "source", "mode": "one"}}
+OTHERS: dict[str, Row] = {
+    "calls that fail, in-flight records": other(
+        options={"heartbeat.rpc-failure-threshold": "2", "execution.checkpointing.unaligned.enabled": "true"},
+        fault={"at": "1 s", "target": SOURCE, "process": {"kill": {}}}, count={"serviceTime": "1ms"},
+    ),
+    "input splits, sinks that write at least once, no credit": other(
+        options={"taskmanager.network.credit-model": "false"}, fault={"at": "0 s", "target": SOURCE, "process": {"pause": {}}},
+        source={"source": {"recordsPerSecond": 600, "limit": 4000, "splits": 8}}, sink={"delivery": "at-least-once"},
+    ),
+    "a JobManager that is killed, incremental checkpoints, markers": other(
+        options={"execution.checkpointing.incremental": "true", "metrics.latency.interval": "100 ms"},
+        fault={"at": "2 s", "jobmanager": {"kill": {}}}, version="1.20",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("document", OTHERS.values(), ids=OTHERS)
+def test_other_healthy_histories_have_no_contradiction(document: Row):
+    """Every rule has to hold for whatever processes can write."""
+    assert record(document).found() == []
 
 
 def sources(history: Any, *, attempt: int) -> Trial:
