@@ -62,6 +62,7 @@ expect:
   Inconclusive.
 - **Safety** metrics are judged in every trial, even if no expectation names them: any value above 0 is Fail. All others count only in
   trials whose faults took effect.
+- **A job that failed for good** is Fail, unless the scenario expects a `job.state` or `job.failure`: then only that is judged.
 - **No value** is never a Pass: the expectation is Inconclusive, and the report gives the
   [reason](#why-there-is-no-value-and-what-to-do).
 """

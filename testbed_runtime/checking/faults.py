@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from testbed_runtime.checking.common import Entry
-from testbed_runtime.core.judgement.metrics import FAULT_NOT_VERIFIED, RESIDUE_NOT_MEASURED, VOIDED
+from testbed_runtime.checking.common import Entry, data, events
+from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
+from testbed_runtime.core.judgement.metrics import (
+    FAULT_NOT_VERIFIED,
+    JOB_ENDED,
+    RESIDUE_NOT_MEASURED,
+    VOIDED,
+)
 from testbed_runtime.history.schema import Trial
 
 VERDICTS = ("verified", "unverified", "failed")
@@ -24,6 +30,8 @@ class FaultEffect(Struct, frozen=True):
     text: str
     voided: bool = False
     """Its lease lapsed, so it did not last as long as requested."""
+    too_late: bool = False
+    """The job had ended before it could begin."""
 
     @property
     def begun_ns(self) -> int:
@@ -34,6 +42,8 @@ class FaultEffect(Struct, frozen=True):
     def reason(self) -> str:
         if self.voided:
             return VOIDED
+        if self.too_late:
+            return JOB_ENDED
         return "" if self.verified else FAULT_NOT_VERIFIED
 
 
@@ -44,7 +54,8 @@ def check_faults(trial: Trial, entry: Entry) -> list[FaultEffect]:
     if entry.get("role") == "control":
         asked = []
     names = dict.fromkeys([*asked, *(r["fault"] for r in rows if r["fault"])])
-    return [_effect(trial, name) for name in names]
+    ended = any(data(e).get("to") in TERMINAL_JOB_STATES for e in events(trial, "job.state"))
+    return [_effect(trial, name, ended=ended) for name in names]
 
 
 def residue_of(effects: list[FaultEffect]) -> tuple[int | None, str]:
@@ -54,9 +65,11 @@ def residue_of(effects: list[FaultEffect]) -> tuple[int | None, str]:
     return sum(1 for e in effects if e.residue), ""
 
 
-def _effect(trial: Trial, name: str) -> FaultEffect:
-    """A fault is verified when the last row of every target says so. One whose injection failed or whose lease lapsed is not."""
+def _effect(trial: Trial, name: str, *, ended: bool) -> FaultEffect:
+    """A fault is verified when the last row of every target says so. One whose injection failed or whose lease lapsed is not.
+    The runner injects no more faults when the job has `ended`. Such a fault leaves no residue."""
     rows = [r for r in trial.rows("faults") if r["fault"] == name]
+    too_late = ended and not rows
     last: dict[str, str] = {}
     for row in rows:
         if row["state"] in VERDICTS:
@@ -70,8 +83,9 @@ def _effect(trial: Trial, name: str) -> FaultEffect:
         verified=verified,
         injected_ns=next((int(r["t_ns"]) for r in rows if r["state"] == "injected"), None),
         ended_ns=next((int(r["t_ns"]) for r in reversed(rows) if r["state"] == "ended"), None),
-        residue="residue" in found if found else None,
+        residue="residue" in found if found or too_late else None,
         targets=next((r["targets"] for r in rows if r["targets"]), ""),
         text="; ".join(dict.fromkeys(r["text"] for r in rows if r["text"])),
         voided=voided,
+        too_late=too_late,
     )

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from testbed_runtime.core.judgement.metrics import JOB_FAILED
 from testbed_runtime.core.judgement.recovery import (
     RECOVERY_FILE,
     UNATTRIBUTED,
@@ -121,14 +122,17 @@ def headline(recovery: Recovery) -> str:
     after = f" after {' and '.join(recovery.faults)}" if recovery.faults else ""
     if recovery.recovered and recovery.total_s == 0:
         return f"no outage{after}"
+    if recovery.reason == JOB_FAILED:
+        return _failed(recovery, after)
     down = f"down {words.seconds(recovery.downtime_s)}" if recovery.downtime_s is not None else "outage"
     total = words.seconds(recovery.total_s)
     end = f"caught up after {total}" if recovery.recovered else f"not recovered after {total}{_end(recovery)}"
-    rounds = f", {len(recovery.rounds)} rounds" if len(recovery.rounds) > 1 else ""
-    return f"{down}{after}, {end}{rounds}"
+    return f"{down}{after}, {end}{_rounds(recovery)}"
 
 
 def _start_words(start: Recovery) -> str:
+    if start.reason == JOB_FAILED:
+        return _failed(start, " after its submission")
     rounds = f" in {len(start.rounds)} rounds" if len(start.rounds) > 1 else ""
     total = words.seconds(start.total_s)
     return (
@@ -138,9 +142,22 @@ def _start_words(start: Recovery) -> str:
     )
 
 
+def _failed(recovery: Recovery, after: str) -> str:
+    """Return how soon the job failed for good. Without a fault there is nothing that it failed `after`, but its first failure."""
+    if recovery.total_s >= NOTABLE_S:
+        begun = after or " after its first failure"
+        return f"the job failed {words.seconds(recovery.total_s)}{begun}{_rounds(recovery)}"
+    return f"the job failed at once{after}" if after else "the job failed"
+
+
+def _rounds(recovery: Recovery) -> str:
+    return f", {len(recovery.rounds)} rounds" if len(recovery.rounds) > 1 else ""
+
+
 def _end(recovery: Recovery) -> str:
     """Return why nothing more was seen of an outage that did not end."""
-    return f", when the job ended ({recovery.ended})" if recovery.ended else ""
+    ends = {"CANCELED": "was canceled", "FAILED": "failed"}
+    return f", when the job {ends.get(recovery.ended, 'finished')}" if recovery.ended else ""
 
 
 def cost_words(prices: Iterable[Price], unattributed_s: float, from_events_s: float = 0.0) -> Iterator[str]:

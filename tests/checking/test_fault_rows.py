@@ -1,10 +1,13 @@
-"""A fault that several agents hold is one row of the report."""
+"""A fault that several agents hold is one row of the report, and one that never began says why."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import pytest
+
+from testbed_runtime.checking.faults import check_faults
 from testbed_runtime.checking.timeseries import _faults
 
 ENTRY = {
@@ -56,3 +59,18 @@ def test_an_agent_may_correct_itself():
     assert fault["effect"] == "verified"
     (silent,) = _faults([], ENTRY)
     assert (silent["targets"], silent["effect"]) == (["tm-2", "tm-3"], "not measured")
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "residue"), [("FINISHED", "JobEnded", False), ("FAILED", "JobEnded", False), ("RESTARTING", "FaultNotVerified", None)]
+)  # fmt: skip
+def test_a_fault_that_had_no_time_to_begin_says_that_the_job_had_ended(
+    history: Any, state: str, reason: str, residue: bool | None
+):
+    """The runner injects nothing into a job that has ended. A fault of which only the injection is known did begin."""
+    built = history.empty()
+    built.event("job.state", "job", 5.0, data={"from": "RUNNING", "to": state})
+    built.add("supervisor", "faults", 4.0, fault="begun", state="injected", targets=["tm-0"], kind="k")
+    late, begun = check_faults(built.trial(), {"faults": [{"name": "late"}, {"name": "begun"}]})
+    assert (late.verified, late.reason, late.residue) == (False, reason, residue)
+    assert (begun.reason, begun.residue) == ("FaultNotVerified", None)

@@ -112,7 +112,10 @@ PRECEDENCE = [
     ("whether anything arrives was not measured", {"liveness_at_end": None}, INCONCLUSIVE, m.NO_DATA),
     ("never recovered", {"recovery_total": {"value": 9.0, "reason": m.NOT_RECOVERED}}, INCONCLUSIVE, m.NOT_RECOVERED),
     ("too short to measure how steady it is", {"recovery_total": {"value": 9.0, "reason": m.OBSERVATION_TOO_SHORT}}, PASS, ""),
-    ("the job failed", {"job_state": {"text": "FAILED"}}, INCONCLUSIVE, m.JOB_FAILED),
+    ("the job failed", {"job_state": {"text": "FAILED"}}, FAIL, ""),
+    ("the job failed, and its fault was not seen", {"job_state": {"text": "FAILED"}, "fault_verified": 0}, INCONCLUSIVE, m.FAULT_NOT_VERIFIED),
+    ("the job failed before its fault could begin", {"job_state": {"text": "FAILED"}, "fault_verified": {"value": 0, "reason": m.JOB_ENDED}}, FAIL, ""),
+    ("the job finished before its fault could begin", {"job_state": {"text": "FINISHED"}, "fault_verified": {"value": 0, "reason": m.JOB_ENDED}}, INCONCLUSIVE, m.JOB_ENDED),
     ("a bound that breaks the maximum", {"recovery_detect": {"value": 6.0, "reason": m.NOT_RECOVERED}}, FAIL, ""),
     ("a bound below the maximum", {"recovery_detect": {"value": 5.0, "reason": m.NOT_RECOVERED}}, INCONCLUSIVE, m.NOT_RECOVERED),
 ]  # fmt: skip
@@ -191,7 +194,7 @@ def test_a_job_that_may_fail_need_not_deliver_everything():
     failed = good_rows(**changes, job_state={"text": "FAILED"})
     assert judged(failed, state).verdict is PASS
     assert judged(failed, state, DETECT).verdict is PASS
-    assert judged(failed).reason == m.JOB_FAILED
+    assert judged(failed).verdict is FAIL
     doubled = good_rows(**changes | {"delivery_duplicated": {"value": 1, "reason": m.JOB_FAILED}}, job_state={"text": "FAILED"})  # fmt: skip
     assert judged(doubled, state).verdict is FAIL
 
@@ -439,15 +442,15 @@ def test_a_leaked_buffer_fails_every_run_and_none_is_claimed_that_was_not_counte
 
 
 def test_a_failed_job_is_named_with_its_root_cause():
-    """The cause stands in the summary and in verdict.json, whatever expectation determined the verdict."""
+    """It fails the scenario. The cause stands in the summary, once, and in verdict.json."""
     failed = {"job_state": {"text": "FAILED"}, "delivery_lost": {"value": None, "reason": m.JOB_FAILED}}
     rows = [*good_rows(**failed), row("job.cause", text=CAUSE)]
     found = judged(rows)
-    assert found.verdict is INCONCLUSIVE
-    assert found.summary.endswith(f"Last failure of the job: {CAUSE}")
+    assert found.verdict is FAIL
+    assert found.summary == f"the job keeps running in main-1: measured FAILED: {CAUSE}"
     assert found.to_json()["causes"] == [{"trial": "main-1", "cause": CAUSE}]
     runs = next(j for j in found.judged if j.text == "the job keeps running")
-    assert (runs.reason, runs.measured) == (m.JOB_FAILED, f"FAILED: {CAUSE}")
+    assert (runs.reason, runs.measured) == ("", f"FAILED: {CAUSE}")
 
 
 def test_an_unexpected_state_is_shown_with_its_root_cause():

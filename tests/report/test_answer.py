@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Margin, Price, Recovery, TrialRecovery
-from testbed_runtime.report.answer import answers, margin_words, read_recoveries, typical_prices
+from testbed_runtime.report.answer import answers, headline, margin_words, read_recoveries, typical_prices
 from tests.report.recoveries import BACKOFF, killed, late_producer, segments, unfinished
 
 
@@ -72,6 +72,38 @@ def test_repeated_rounds_are_counted():
 def test_a_recovery_that_did_not_end_says_so():
     """The seconds are those until the end of the record."""
     assert "not recovered after 3.28 s" in lines(unfinished(killed("main-1")))[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "total_s", "text"),
+    [
+        ("dead", 0.0, "the job failed at once after dead"),
+        ("dead", 4.0, "the job failed 4.00 s after dead, 2 rounds"),
+        ("", 0.0, "the job failed"),
+        ("", 4.0, "the job failed 4.00 s after its first failure, 2 rounds"),
+    ],
+)
+def test_a_job_that_failed_for_good_is_no_outage_that_goes_on(fault: str, total_s: float, text: str):
+    """It is said how soon it failed, not for how long nothing more was seen."""
+    (known,) = late_producer("main-1").recoveries
+    end_ns = known.effect_ns + round(total_s * 1e9)
+    failed = replace(
+        known, fault=fault, recovered=False, reason="JobFailed", ended="FAILED", downtime_s=None,
+        end_ns=end_ns, rounds=known.rounds[:2],
+    )  # fmt: skip
+    assert headline(failed) == text
+    start = replace(failed, fault="")
+    (line, *_) = lines(TrialRecovery(trial="main-1", start=start, recoveries=()))
+    since = "4.00 s after its submission, 2 rounds" if total_s else "at once after its submission"
+    assert line.startswith(f"main-1: the job failed {since}: ")
+
+
+def test_an_outage_that_the_end_of_the_job_cut_off_says_how_it_ended():
+    """A job that was canceled has not failed."""
+    (known,) = unfinished(killed("main-1")).recoveries
+    assert headline(replace(known, ended="CANCELED")).endswith(
+        "not recovered after 3.28 s, when the job was canceled"
+    )
 
 
 def test_many_trials_become_one_line_of_their_variant():

@@ -41,6 +41,7 @@ QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
 NO_DATA = "NoData"
 NOT_DRAINED = "DeliveryNotDrained"
 JOB_FAILED = "JobFailed"
+JOB_ENDED = "JobEnded"
 NO_FAILOVER = "NoFailover"
 NO_FAULT = "NoFault"
 NO_OUTAGE = "NoOutage"
@@ -91,6 +92,10 @@ REASONS: dict[str, Reason] = {
     JOB_FAILED: Reason(
         "the job failed permanently, so it is unknown which records should have arrived",
         "The report has the root cause. If the failure is intended, expect `job.state` instead.",
+    ),
+    JOB_ENDED: Reason(
+        "the job had ended before the fault could begin",
+        "Begin the fault earlier, or let the job run longer: more records, or a restart strategy that allows more restarts.",
     ),
     NO_FAILOVER: Reason(
         "there was no failover, so this phase did not happen",

@@ -3,6 +3,7 @@
     finding                                            verdict
     the run could not be completed, or left residue    Error
     a safety metric is violated in any trial           Fail, even without an expectation and whatever else holds
+    the job failed for good, and no state is expected  Fail, if every fault took effect that could begin
     rows missing, trial void, control unstable,
     fault not verified, no value, too few trials       Inconclusive with that reason
     an expectation is not met                          Fail
@@ -364,7 +365,7 @@ class _VariantJudge:
     def _effect(self, fault: str, trial: TrialFacts) -> Judged:
         row = next((r for r in self._all(trial, "fault.verified") if r["text"] == fault), None)
         verified = row is not None and row["value"] == 1
-        reason = "" if verified else _voided(row) or m.FAULT_NOT_VERIFIED
+        reason = "" if verified else _unverified(row)
         return self._implied_item(f"fault {fault} takes effect", "fault.verified", trial, reason, row)
 
     def _residue(self, trial: TrialFacts) -> list[Judged]:
@@ -381,13 +382,18 @@ class _VariantJudge:
     def _end(self, trial: TrialFacts) -> list[Judged]:
         """Check the state in which the faults left the job: it runs, records arrive, and it has recovered.
 
-        A job that failed is only judged by its state, if the scenario expects one."""
+        A job that failed for good fails the scenario: unlike a job that has not recovered yet, a longer observation would show
+        nothing else. If the scenario expects a state of the job, only that expectation judges it."""
         state = self._row(trial, "job.state")
         if state is not None and state["text"] in ("FAILED", "CANCELED"):
             if self._expects_a_job_state():
                 return []
             row = {**state, "text": f"{state['text']}: {_cause(trial, self._all(trial, 'job.cause'))}"}
-            return [self._implied_item("the job keeps running", "job.state", trial, m.JOB_FAILED, row)]
+            why_not = self._why_not(trial)
+            if why_not == m.JOB_ENDED:
+                why_not = ""  # its own failure kept the fault from beginning
+            item = self._implied_item("the job keeps running", "job.state", trial, why_not, row)
+            return [item if why_not else replace(item, verdict=Verdict.FAIL)]
         alive = self._row(trial, "liveness.at-end")
         reason = (
             m.NO_DATA if alive is None else alive["reason"] or ("" if alive["value"] else m.NO_THROUGHPUT)
@@ -499,7 +505,7 @@ class _VariantJudge:
         for fault in trial.faults:
             row = rows.get(fault)
             if row is None or row["value"] != 1:
-                return _voided(row) or m.FAULT_NOT_VERIFIED
+                return _unverified(row)
         missing = self._row(trial, "history.missing")
         if missing is not None and missing["value"]:
             return m.HISTORY_INCOMPLETE
@@ -581,6 +587,7 @@ def _seen(metric: str, row: Row | None) -> str:
     return show(row, metric) if metric == "recovery.total" else str(row["text"])
 
 
-def _voided(row: Row | None) -> str:
-    """Return VOIDED if the history says that the fault's lease expired, whatever the runner recorded."""
-    return m.VOIDED if row is not None and row["reason"] == m.VOIDED else ""
+def _unverified(row: Row | None) -> str:
+    """Return why a fault was not seen to take effect: as the history says it, whatever the runner recorded."""
+    known = "" if row is None else row["reason"]
+    return known if known in (m.VOIDED, m.JOB_ENDED) else m.FAULT_NOT_VERIFIED
