@@ -22,7 +22,7 @@ from testbed_runtime.checking.common import (
     options,
 )
 from testbed_runtime.checking.latency import merge_sinks
-from testbed_runtime.checking.progress import Progress, progress_of
+from testbed_runtime.checking.progress import Progress, all_received, progress_of
 from testbed_runtime.core.judgement.metrics import NO_BASELINE, NO_DATA
 from testbed_runtime.history.schema import Trial
 
@@ -78,7 +78,7 @@ class CatchUp(Struct, frozen=True):
     end: int
     reason: str = ""
     finished: int | None = None
-    """When the job had finished: then nothing is behind any more."""
+    """When the sinks had received everything, or the job had finished: then nothing is behind any more."""
     arrivals: Arrivals | None = None
     """The arrivals by which the sinks with too few records are judged."""
 
@@ -99,7 +99,9 @@ class CatchUp(Struct, frozen=True):
             if lag is not None
         )
         ends = [int(e["t_ns"]) for e in events(trial, "job.state") if data(e).get("to") == "FINISHED"]
-        finished = next((t for t in ends if t <= end), None)
+        received = all_received([one for one in found if one.role == "sink"])
+        ends += [] if received is None else [received]
+        finished = min((t for t in ends if t <= end), default=None)
         return cls(
             known, end, "" if known or arrivals else NO_BASELINE if found else NO_DATA, finished, arrivals
         )

@@ -51,7 +51,7 @@ _DETECTION = frozenset({"heartbeat", "lease", "connection", "failure-report", "c
 """They end with a failure. After it they explain nothing."""
 _EVENTS = _DETECTION | {"stalled", "jobmanager"}
 """They begin with an event from outside. Before them comes whatever was in progress at that time."""
-_NEVER = frozenset({"alignment", "completion", "credit"})
+_NEVER = frozenset({"alignment", "completion", "credit", "final-checkpoint"})
 _BEFORE_EVENTS = frozenset(KINDS) - _NEVER - {"catch-up", "fault"}
 _NOT_INTERRUPTED = _NEVER | {"heartbeat", "lease", "checkpoint", *_ANYWHERE}
 """They may be in progress when an event begins, but they are not what it interrupted: other processes stand still too, and

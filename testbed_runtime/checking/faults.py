@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from testbed_runtime.checking.common import Entry, data, events
+from testbed_runtime.checking.common import Entry, data, events, windows
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.judgement.metrics import (
     FAULT_NOT_VERIFIED,
@@ -54,7 +54,10 @@ def check_faults(trial: Trial, entry: Entry) -> list[FaultEffect]:
     if entry.get("role") == "control":
         asked = []
     names = dict.fromkeys([*asked, *(r["fault"] for r in rows if r["fault"])])
-    ended = any(data(e).get("to") in TERMINAL_JOB_STATES for e in events(trial, "job.state"))
+    end = windows(trial, entry).end
+    ended = any(
+        data(e).get("to") in TERMINAL_JOB_STATES for e in events(trial, "job.state") if int(e["t_ns"]) < end
+    )  # by itself, before the drain
     return [_effect(trial, name, ended=ended) for name in names]
 
 

@@ -44,7 +44,15 @@ from testbed_runtime.checking.faults import check_faults, residue_of
 from testbed_runtime.checking.iterations import supersteps
 from testbed_runtime.checking.latency import Histogram, histogram, marker_latencies, shows
 from testbed_runtime.checking.pools import deviation, largest_gates, network_pools, usage
-from testbed_runtime.checking.progress import alive_at_end, by_sink, goodput, progress_of, raw_rate, sinks_of
+from testbed_runtime.checking.progress import (
+    alive_at_end,
+    all_received,
+    by_sink,
+    goodput,
+    progress_of,
+    raw_rate,
+    sinks_of,
+)
 from testbed_runtime.checking.recovery import check_recovery, milestones, no_window
 from testbed_runtime.checking.sockets import push_backs
 from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE
@@ -260,7 +268,8 @@ def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) ->
     noise = control if control is not None else base.noise if base else None
     answers.add("throughput.noise", noise, reason=NO_BASELINE if noise is None else "")
     alive = alive_at_end(sinks, spans)
-    if job_state(trial, spans.end) == "FINISHED":
+    received = all_received(sinks)
+    if job_state(trial, spans.end) == "FINISHED" or (received is not None and received <= spans.end):
         alive = True
     _value(answers, "liveness.at-end", alive, "")
     _control(answers, trial, entry, spans, alive=alive)

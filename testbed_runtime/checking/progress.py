@@ -48,7 +48,8 @@ class Progress(Struct, frozen=True):
     reached_ns: Ints
     """Due time of the newest record handled so far. It never decreases."""
     ended_ns: int | None = None
-    """When the subtask finished by itself. It has no lag from then on."""
+    """When the subtask finished by itself, or when a sink had received everything, for the first time. It has no lag from
+    then on: nothing new can arrive."""
     usual_gap_ns: int | None = 0
     """Longest time between two records in the baseline, if that exceeds GAP_NS (a window operator upstream), otherwise 0.
     None: it had no records in the baseline, so silence means nothing."""
@@ -127,7 +128,7 @@ def _progress_of(trial: Trial, baseline: Window | None) -> list[Progress]:
         (str(e["subject"]), int(e["attempt"])): int(e["checkpoint"]) for e in events(trial, "task.restored")
     }
     barriers = _barriers(trial)
-    ended = _finished(trial)
+    ended = _ended(trial)
     return [
         _with_usual_gap(_merge(task, attempts, restored, barriers, ended.get(task)), baseline)
         for task, attempts in sorted(series.items())
@@ -206,12 +207,24 @@ def _barriers(trial: Trial) -> dict[tuple[str, int | None], int]:
     }
 
 
-def _finished(trial: Trial) -> dict[str, int]:
-    """Map each task whose last state is FINISHED to the time of that."""
+def _ended(trial: Trial) -> dict[str, int]:
+    """Map each task whose last state is FINISHED to the time of that, and each sink to the first time at which it had received
+    everything. It may then wait for a final checkpoint, or receive all of it once more."""
     last: dict[str, tuple[Any, int]] = {}
     for event in events(trial, "task.state"):
         last[str(event["subject"])] = (data(event).get("to"), int(event["t_ns"]))
-    return {task: t_ns for task, (state, t_ns) in last.items() if state == "FINISHED"}
+    ended = {task: t_ns for task, (state, t_ns) in last.items() if state == "FINISHED"}
+    for event in events(trial, "sink.end"):
+        task, t_ns = str(event["subject"]), int(event["t_ns"])
+        ended[task] = min(t_ns, ended.get(task, t_ns))
+    return ended
+
+
+def all_received(sinks: Sequence[Progress]) -> int | None:
+    """Return when every sink had received everything. None if one of them had not."""
+    ends = [sink.ended_ns for sink in sinks]
+    known = [t_ns for t_ns in ends if t_ns is not None]
+    return max(known) if known and len(known) == len(ends) else None
 
 
 def _with_usual_gap(found: Progress, baseline: Window | None) -> Progress:

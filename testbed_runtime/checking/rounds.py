@@ -95,12 +95,15 @@ class _Record(Struct, frozen=True):
     end: int
 
     def first_records(self, since: int, until: int) -> int | None:
-        """Return when the last affected sink received its first new record. None if one of them received none.
+        """Return when the last affected sink received its first new record. None if one of them received none. A sink that had
+        received all of them before counts when it has received everything again.
 
         A sink counts if a record was due for it once every task ran and the first sink had received one, or if its
         record was later than those of such sinks."""
-        rows = events(self.trial, "sink.first-record")
-        ever = {e["subject"] for e in rows}
+        first = events(self.trial, "sink.first-record")
+        ever = {e["subject"] for e in first}
+        again = [e for e in events(self.trial, "sink.end") if e["subject"] in ever and e["attempt"] > 0]
+        rows = sorted([*first, *again], key=lambda e: int(e["t_ns"]))
         states = [
             (e, data(e).get("to")) for e in events(self.trial, "task.state") if since <= e["t_ns"] < until
         ]
@@ -110,8 +113,8 @@ class _Record(Struct, frozen=True):
         later: dict[str, FirstRecord] = {}
         for row in rows:
             if (t_ns := int(row["t_ns"])) >= since:
-                first = FirstRecord(t_ns, data(row).get("latency_ns"))
-                (found if t_ns < until else later).setdefault(row["subject"], first)
+                arrival = FirstRecord(t_ns, data(row).get("latency_ns"))
+                (found if t_ns < until else later).setdefault(row["subject"], arrival)
         missing = (ever & affected) - set(found)
         if not found or (missing and affected - set(ran)):
             return None

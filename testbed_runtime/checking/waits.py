@@ -198,7 +198,10 @@ def fault_wait(
     lost = missed and effect.kind in _LOSSES
     stalled = lost or effect.kind in ("process.pause", "jobmanager.pause", "jobmanager.kill")
     cause = f"end of the fault `{effect.fault}`"
-    detail = f"{effect.kind}{_starved(waits, start_ns, end_ns)}"
+    starved = (
+        "" if stalled else _starved(waits, start_ns, end_ns)
+    )  # a process that stands still takes nothing
+    detail = f"{effect.kind}{starved}"
     if hit := targets_of(effect) if missed and _stopped_kind(effect) else []:
         cause, detail = _stopped(effect, hit[0]), ""
     elif lost:

@@ -45,6 +45,7 @@ EVENT_KINDS: dict[str, str] = {
     "failover.attempt": "subject: restart number; data: attempt: one event per deployment attempt",
     "gate.connected": "subject: vertex-subtask; attempt: the producer of every input channel has responded",
     "sink.first-record": "subject: vertex-subtask; attempt: first record of this attempt that no earlier attempt committed; data: latency_ns (since it was due)",
+    "sink.end": "subject: vertex-subtask; attempt: it has received everything: the end of the data of every input",
     "function.dropped": "subject: vertex-subtask; attempt: its Python function dropped records, or, as the head of a delta iteration, it replaced a record by another one with its key; written once per attempt",
     "iteration.superstep": "subject: subtask of the synchronisation task; attempt; data: superstep, count (records of the next workset, or for which the termination criterion was true), ended (max-iterations | converged, empty if another superstep follows)",
     "partition.request": "subject: receiving vertex-subtask; attempt; data: partition, request (1, 2, …), backoff_s, connection (ResourceID of the producer and index; only of the first request of a remote channel)",

@@ -13,9 +13,12 @@ from testbed_runtime.core.exchange.events import CancelCheckpointMarker, Snapsho
 from testbed_runtime.core.exchange.records import LENGTH_BYTES
 from testbed_runtime.core.job.flowcontrol import UNLIMITED, FlowControl, RateLimiter
 from testbed_runtime.core.job.jobgraph import SourceConfig
+from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import InputSplit, RequestNextInputSplit, TriggerCheckpoint
 from testbed_runtime.core.job.splits import NO_SPLIT, split_records
 from testbed_runtime.core.options import LATENCY_INTERVAL
+from testbed_runtime.core.waits import Outcome
+from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.ports.network import Connection
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
 from testbed_runtime.taskmanager.checkpoints import TakenSnapshot
@@ -82,6 +85,9 @@ class SourceTask:
         self._idle = False
         self._final_checkpoint = 0
         """First checkpoint taken after the end of data."""
+        self._final_wait: OpenWait | None = None
+        self._final_outcome = Outcome.FIRED
+        """How the wait for it ends: by its interval, or by a stop of the job."""
         run.meter.lag_at = self._lag_at
         flow = FlowControl.read(run.services.options)
         self._most = flow.rate / context.parallelism if flow.rate else math.inf
@@ -269,6 +275,7 @@ class SourceTask:
             self._end_data()
         if self._ended and not self._final_checkpoint:
             self._final_checkpoint = trigger.checkpoint
+            self._final_outcome = Outcome.COMPLETED if trigger.drain else Outcome.FIRED
         if not run.checkpoints.begin(trigger.checkpoint):
             run.output.broadcast(CancelCheckpointMarker(trigger.checkpoint))
             return
@@ -296,11 +303,31 @@ class SourceTask:
         run = self._run
         if not self._ended:
             self._end_data()
-        while run.triggers or not self._may_finish():
-            if run.triggers:
-                self._checkpoint(run.triggers.popleft())
-            else:
-                await self._wait(None, backpressured=False)
+        try:
+            while run.triggers or not self._may_finish():
+                if run.triggers:
+                    self._checkpoint(run.triggers.popleft())
+                else:
+                    await self._wait(None, backpressured=False)
+                self._await_final_checkpoint()
+            self._end_final_wait(self._final_outcome)
+        finally:
+            self._end_final_wait(Outcome.CANCELLED)
+
+    def _await_final_checkpoint(self) -> None:
+        """Begin the wait for the checkpoint that covers the end of the data, when everything is processed."""
+        run = self._run
+        if self._final_wait or self._drained or not (self._checkpointing and run.output.all_data_processed):
+            return
+        limit = option_limit(run.services.options, "execution.checkpointing.interval")
+        attempt = run.descriptor.attempt_number
+        self._final_wait = run.services.waits.begin(
+            "final-checkpoint", run.name, attempt=attempt, limit=limit
+        )
+
+    def _end_final_wait(self, outcome: Outcome) -> None:
+        if self._final_wait is not None:
+            self._final_wait.end(outcome)
 
     def _may_finish(self) -> bool:
         run = self._run

@@ -390,6 +390,8 @@ class StreamTask:
             await self._operate(self.operator.finish)
         run.output.notify_end_of_data(drain=run.input.draining)
         run.input.acknowledge_end_of_data()
+        if self._sink is not None:
+            run.event("sink.end")
 
     async def _on_end_of_superstep(self) -> None:
         """Count a channel that has ended the superstep. No channel sends records of the next one before all have."""

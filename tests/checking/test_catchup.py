@@ -156,6 +156,8 @@ def test_a_job_has_finished_with_its_last_state_until_the_end(history: Any):
     built = sampled(history, {"sink-0": 600})
     built.event("job.state", "job", 12, data={"from": "RUNNING", "to": "FINISHED"})
     assert caught(built, history).finished == history.at(12)
+    built.event("sink.end", "sink-0", 11)
+    assert caught(built, history).finished == history.at(11), "its sinks had received everything before"
 
 
 def test_without_a_baseline_or_samples_it_is_unknown_when_a_job_has_caught_up(history: Any):

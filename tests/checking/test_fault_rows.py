@@ -71,6 +71,10 @@ def test_a_fault_that_had_no_time_to_begin_says_that_the_job_had_ended(
     built = history.empty()
     built.event("job.state", "job", 5.0, data={"from": "RUNNING", "to": state})
     built.add("supervisor", "faults", 4.0, fault="begun", state="injected", targets=["tm-0"], kind="k")
-    late, begun = check_faults(built.trial(), {"faults": [{"name": "late"}, {"name": "begun"}]})
+    entry = history.entry() | {"faults": [{"name": "late"}, {"name": "begun"}]}
+    late, begun = check_faults(built.trial(), entry)
     assert (late.verified, late.reason, late.residue) == (False, reason, residue)
     assert (begun.reason, begun.residue) == ("FaultNotVerified", None)
+    drained = history.empty()
+    drained.event("job.state", "job", 30.0, data={"from": "RUNNING", "to": state})
+    assert check_faults(drained.trial(), entry)[0].reason == "FaultNotVerified", "its rows are missing"

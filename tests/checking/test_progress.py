@@ -21,7 +21,7 @@ from testbed_runtime.checking.baseline import (
 from testbed_runtime.checking.busyness import TaskTimes, level, reached_source_s, sampled_within
 from testbed_runtime.checking.common import Window, windows
 from testbed_runtime.checking.metrics import trial_metrics
-from testbed_runtime.checking.progress import Progress, by_sink, goodput, progress_of, sinks_of
+from testbed_runtime.checking.progress import Progress, all_received, by_sink, goodput, progress_of, sinks_of
 from testbed_runtime.checking.recovery import milestones
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.metrics import NOT_RECOVERED
@@ -146,6 +146,23 @@ def test_a_finished_task_has_no_lag(history: Any):
     for one in sinks(built.trial(), history):
         assert one.lag_at(np.array([history.at(12)], dtype=np.int64)) == pytest.approx([0.0])
         assert one.largest_lag(Window(history.at(9), history.at(24))) is None
+        assert one.longest_stall(Window(history.at(9), history.at(24))) is None
+
+
+def test_a_sink_that_has_received_everything_has_no_lag(history: Any):
+    """Also before it finishes, and while it receives all of it once more: from the first end of its data on. Every sink counts."""
+    built = history.empty(lambda t, r: None if t == "tasks" and r["t_ns"] > history.at(8.05) else r)
+    history.sample(built, failover=False)
+    built.event("sink.end", "sink-0", 8.1)
+    assert all_received(sinks(built.trial(), history)) is None
+    built.event("sink.end", "sink-1", 8.2)
+    built.event("sink.end", "sink-0", 14.0)
+    built.event("task.state", "sink-0", 15.0, data={"to": "FINISHED"})
+    found = sinks(built.trial(), history)
+    assert all_received(found) == history.at(8.2)
+    assert all_received([]) is None
+    for one in found:
+        assert one.lag_at(np.array([history.at(12)], dtype=np.int64)) == pytest.approx([0.0])
         assert one.longest_stall(Window(history.at(9), history.at(24))) is None
 
 

@@ -284,7 +284,7 @@ METRICS: dict[str, Metric] = {
         Metric("latency.relative-to-control", "ratio", True, "Latency relative to the same phase of the control trial.", phased=True, quantiles=True, clocks=True),
         Metric("lag.max", "s", True, "Largest lag of a source or sink subtask behind the due time. It grows while the subtask is dead or frozen.", phased=True, clocks=True),
         Metric("liveness.longest-stall", "s", True, "Longest time in which any sink subtask received no new record.", phased=True),
-        Metric("liveness.at-end", "ratio", False, "1 if records arrived at the sinks in the last 2 s before the drain, or the job had finished."),
+        Metric("liveness.at-end", "ratio", False, "1 if records arrived at the sinks in the last 2 s before the drain, or they had received everything."),
         Metric("network.in-flight", "count", True, "Buffers that were sent and not yet received, on the channel with most of them: the median of its samples."),
         Metric("network.push-back", "s", None, "With TCP alone: time from the moment at which the consumer stops reading until the source waits. The text has the time of each step on every connection. Only on Linux, and not in virtual time.", detailed=True),
         Metric("network.window-limited", "ratio", None, "With TCP alone: share of the time in which the receiver's window limited what a connection sent."),

@@ -28,7 +28,7 @@ LONG_NS = 5 * NS
 """A task that ran for longer than this, and finished, has written samples."""
 WITH_ATTEMPTS = ("tasks", "channels", "latency", "delivery")
 TASK_EVENTS = frozenset((
-    "task.restored", "source.end", "gate.connected", "sink.first-record", "function.dropped", "partition.request",
+    "task.restored", "source.end", "gate.connected", "sink.first-record", "sink.end", "function.dropped", "partition.request",
     "latency.markers", "receive-queue.closed", "input-split",
 ))  # fmt: skip
 """Events of an attempt that was deployed."""
