@@ -84,7 +84,8 @@ def _point(x: float, y: float, line: Line) -> str:
 
 def _labels(points: Sequence[tuple[float, float, Line]]) -> list[str]:
     """Name the best row and the references, each above its point, or further up or down where another label is."""
-    found, taken = [], []
+    found: list[str] = []
+    taken: list[tuple[float, float, float]] = []
     for x, y, line in points:
         if _kind(line) not in ("best", "reference"):
             continue
