@@ -95,7 +95,8 @@ def _simulated(
         )
         for number, (run, found) in enumerate(zip(planned, loaded, strict=True))
     ]
-    total = f"{len(tasks)} with {study.spec.trials} trials" if study.spec.trials else str(len(tasks))
+    trials = study.spec.trials
+    each = f" ({trials} {'trial' if trials == 1 else 'trials'})" if trials else ""
     count = 0
 
     def on_done(done: Done) -> None:
@@ -103,7 +104,7 @@ def _simulated(
         count += 1
         run = planned[done.number]
         if not how.quiet:
-            say(f"{count}/{total} {run.scenario}: {run.row.text}: {done.verdict['verdict']}")
+            say(f"{count}/{len(tasks)} {run.scenario}{each}: {run.row.text}: {done.verdict['verdict']}")
 
     results = simulate_all(tasks, jobs=how.jobs, on_done=on_done)
     return refused + [
@@ -137,7 +138,8 @@ def _prepared(
 
 
 def doubts(study: TuningStudy, scenarios: Mapping[str, Loaded]) -> list[str]:
-    """Return the warnings about studied options that the scenarios do not have as they are, such as a value without an effect."""
+    """Return the warnings that the scenarios do not have as they are, such as a value without an effect, or a quantile over too few
+    trials."""
     found: dict[str, None] = {}
     for run in grid.planned_runs(study.metadata.name, study.spec):
         try:
@@ -145,9 +147,7 @@ def doubts(study: TuningStudy, scenarios: Mapping[str, Loaded]) -> list[str]:
         except InvalidScenario:
             continue  # a row that says why
         known = scenarios[run.scenario].warnings
-        named = [f"[{option.key}]" for option in study.spec.options]
-        new = [w for w in warnings if w not in known and any(key in w for key in named)]
-        found.update((f"{run.scenario}: {w}", None) for w in new)
+        found.update((f"{run.scenario}: {w}", None) for w in warnings if w not in known)
     return list(found)
 
 

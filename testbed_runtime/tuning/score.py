@@ -184,10 +184,11 @@ def _on_front(
 
 def _line(spec: TuningStudySpec, row: Row, outcomes: Sequence[Outcome], quality: Quality | None) -> Line:
     verdicts = [str(o.verdict.get("verdict", "Error")) for o in outcomes]
-    bad = next((o for o in outcomes if o.verdict.get("verdict") != PASS), None)
+    verdict = str(worst(verdicts)) if verdicts else ""
+    bad = next((o for v, o in zip(verdicts, outcomes, strict=True) if v == verdict != PASS), None)
     return Line(
         row=row,
-        verdict=str(worst(verdicts)) if verdicts else "",
+        verdict=verdict,
         objectives=tuple(_value(objective, outcomes, quality) for objective in spec.objectives),
         runs=tuple(o.run.name for o in outcomes),
         whole=len(outcomes) == len(spec.scenarios),

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from testbed_runtime.api import limits
 from testbed_runtime.api.kinds import TuningStudySpec
 from testbed_runtime.api.validate_kinds import grid_size, validate_kind
-from testbed_runtime.cli.study_runs import with_row
+from testbed_runtime.cli.study_runs import doubts, with_row
 from testbed_runtime.cli.tune import beside, find_scenarios, load_study
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, TrialRecovery
@@ -325,6 +325,31 @@ def test_a_long_row_is_labelled_with_its_values():
     drawn = ElementTree.fromstring(picture(study, found))
     assert "best: 1 s, 2" in [t.text for t in drawn.findall("{*}text")]
     assert any("heartbeat.rpc-failure-threshold=2" in str(t.text) for t in drawn.findall(".//{*}title"))
+
+
+def test_the_reason_of_a_row_is_that_of_its_worst_verdict():
+    """Not that of the first run that did not pass."""
+    study = TuningStudySpec.model_validate({**HEARTBEAT, "scenarios": [{"name": "killed"}, {"name": "late"}]})
+    verdicts = [
+        {"verdict": "Inconclusive", "summary": "few trials"},
+        {"verdict": "Fail", "summary": "too slow"},
+    ]
+    planned = [p for p in grid.planned_runs("study", study) if p.row.number == 0]
+    outcomes = [score.Outcome(p, v) for p, v in zip(planned, verdicts, strict=True)]
+    line = score.table(study, outcomes)[0]
+    assert (line.verdict, line.reason) == ("Fail", "late: too slow")
+
+
+def test_a_quantile_over_too_few_trials_is_a_warning_before_anything_runs(tmp_path: Path):
+    """Otherwise every row is Inconclusive at the end."""
+    scenario = {**good("Scenario"), "metadata": {"name": "late"}}
+    (tmp_path / "late.yaml").write_text(yaml.safe_dump(scenario))
+    spec = {**copy.deepcopy(STUDY), "scenarios": [{"name": "late"}], "trials": 2}
+    spec["objectives"] = [{"metric": "recovery.downtime", "quantile": "p95"}]
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({**good("TuningStudy"), "spec": spec}))
+    study, _ = load_study(tmp_path)
+    (found,) = [d for d in doubts(study, find_scenarios(study, [tmp_path])) if "quantile" in d]
+    assert "p95 over trials needs 20, there are 2" in found
 
 
 def test_a_row_that_did_not_recover_is_never_recommended():
