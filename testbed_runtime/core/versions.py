@@ -76,6 +76,9 @@ BUFFER_DEBLOATING = Change(
     "buffers can be debloated; a TaskManager does not start with sizes that contradict each other, even without debloating (FLIP-183)",
 )
 FINALIZATION_COUNTS = Change("1.15", "a checkpoint whose finalization fails counts as failed")
+RESTART_NAMES_TASKMANAGER = Change(
+    "1.16", "the failure of tasks whose TaskManager was restarted names the TaskManager"
+)
 FAILURE_NAMES_REASON = Change(
     "1.17", "`Exceeded checkpoint tolerable failure threshold.` is followed by the reason of the last failure"
 )
@@ -141,6 +144,7 @@ CHANGES = (
     ONE_CONNECTION,
     FINALIZATION_COUNTS,
     OUTPUT_BARRIERS_TIME_OUT,
+    RESTART_NAMES_TASKMANAGER,
     FAILURE_NAMES_REASON,
     PEKKO,
     REQUESTS_WAIT_AT_PRODUCER,

@@ -34,7 +34,7 @@ from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
 from testbed_runtime.jobmanager.inputsplits import InputSplits
 from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, StoredJob, StoredStatus
 from testbed_runtime.jobmanager.reports import NOT_FOUND, TaskReports
-from testbed_runtime.jobmanager.resourcemanager import RESTARTED, ResourceManager
+from testbed_runtime.jobmanager.resourcemanager import ResourceManager, restarted
 from testbed_runtime.jobmanager.scheduler import Scheduler
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.jobmanager.state import JobState
@@ -357,7 +357,7 @@ class JobMaster:
                 "rejection", self._services.leader, "A newer connection has replaced it."
             )
         if known is not None and message.session > known:
-            replaced = Lost(taskmanager, RESTARTED.format(taskmanager), "FlinkException")
+            replaced = restarted(taskmanager, self._services.options.flink_version)
             self._taskmanager_lost(replaced, "TaskManager", gone=True)
         self._executors.connect(taskmanager, message.rpc_address, message.data_address, message.session)
         self.heartbeats.watch(taskmanager, message.rpc_address)

@@ -23,7 +23,7 @@ from testbed_runtime.core.job.messages import (
     RequestSlot,
 )
 from testbed_runtime.core.job.slots import SlotKey, SlotState, SlotTable
-from testbed_runtime.core.versions import DECLARATIVE_SLOTS, RM_TELLS_JOBS, has
+from testbed_runtime.core.versions import DECLARATIVE_SLOTS, RESTART_NAMES_TASKMANAGER, RM_TELLS_JOBS, has
 from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
@@ -31,10 +31,16 @@ from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable,
 
 RETRY_S = 0.1
 """Pause before a refused slot is requested again: its TaskManager may just be freeing it."""
-RESTARTED = (
-    "A registered TaskManager {0} re-registered with a new session id. This indicates a restart of the TaskManager. "
-    "Closing the old connection."
-)
+
+
+def restarted(taskmanager: TaskManagerID, version: str) -> Lost:
+    """Return the loss of a TaskManager whose successor, or a newer connection of it, registers."""
+    name = f"{taskmanager} " if has(version, RESTART_NAMES_TASKMANAGER) else ""
+    text = (
+        f"A registered TaskManager {name}re-registered with a new session id. This indicates a restart of the TaskManager. "
+        "Closing the old connection."
+    )
+    return Lost(taskmanager, text, "FlinkException")
 
 
 class SlotOwner(Protocol):
@@ -164,7 +170,7 @@ class ResourceManager:
             return RegistrationResult("rejection", self._services.leader, reason)
         for older in [t for t in self._registered if t.ordinal == taskmanager.ordinal and t < taskmanager]:
             self.heartbeats.unwatch(older)
-            self._on_lost(Lost(older, RESTARTED.format(older), "FlinkException"))
+            self._on_lost(restarted(older, self._services.options.flink_version))
         address = (message.rpc_address[0], message.rpc_address[1])
         if self._registered.get(taskmanager) != address:
             self._registered[taskmanager] = address
