@@ -64,6 +64,10 @@ def _instead_of(folder: Path) -> str:
 
 def find_all(folder: Path) -> list[Path]:
     """Return every scenario file of a folder, sorted by name. Raises UserError if there is none."""
+    if not folder.is_dir():
+        raise UserError(
+            str(folder), "there is no such folder", "name a folder of scenarios, such as scenarios/"
+        )
     if (folder / SCENARIO_FILE).is_file():
         return [folder / SCENARIO_FILE]
     found = sorted(folder.glob(f"*/{SCENARIO_FILE}"))

@@ -12,8 +12,9 @@ from typing import Any
 
 import typer
 
+from testbed_runtime.api.compile import compile_run
 from testbed_runtime.cli import running
-from testbed_runtime.cli.loading import Loaded
+from testbed_runtime.cli.loading import Loaded, with_seed
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.distribution import Distribution, distributions
 from testbed_runtime.core.judgement.expectations import format_value
@@ -28,17 +29,28 @@ DISTRIBUTION_FILE = "distribution.json"
 
 
 def simulate_seeds(
-    loaded: Loaded, *, seeds: int, out: Path, variants: Sequence[str] = (), quiet: bool = False
+    loaded: Loaded,
+    *,
+    seeds: int,
+    out: Path,
+    variants: Sequence[str] = (),
+    quiet: bool = False,
+    checkpoint: Path | None = None,
 ) -> list[str]:
     """Simulate the scenario with `seeds` seeds from its own one on. Print the distributions and return the verdicts.
 
-    The runs and `distribution.json` are in a folder of their own below `out`."""
+    The runs and `distribution.json` are in a folder of their own below `out`. Raises UserError before the first run if a variant
+    or the last seed does not exist."""
     name, first = loaded.scenario.metadata.name, loaded.scenario.spec.seed
+    with_seed(loaded, first + seeds - 1)
+    compile_run(loaded.scenario, scenario_folder=loaded.folder, variants=variants)
     folder = out / f"{name}-seeds-{first}-{first + seeds - 1}"
     folder.mkdir(parents=True, exist_ok=True)
     verdicts: Counter[str] = Counter()
     rows: list[dict[str, Any]] = []
-    for seed, verdict, found in _runs(loaded, range(first, first + seeds), folder, variants):
+    words = [word for variant in variants for word in ("--variant", variant)]
+    words += [] if checkpoint is None else ["--from-checkpoint", str(checkpoint)]
+    for seed, verdict, found in _runs(loaded, range(first, first + seeds), folder, words):
         verdicts[verdict] += 1
         rows += found
         if not quiet:
@@ -69,13 +81,18 @@ def lines(found: Sequence[Distribution]) -> Iterator[str]:
             low, high = format_value(item.low, unit), format_value(item.high, unit)
             values = f"median {format_value(item.median, unit)}, p5 {low}, p95 {high}"
         missing = f" ({item.missing} of {item.count + item.missing} without a value)" if item.missing else ""
-        yield f"  {item.variant}: {item.metric}: {values}{missing}"
+        bounded = (
+            f" ({item.bounded} of {item.count} had not recovered: at least these values)"
+            if item.bounded
+            else ""
+        )
+        yield f"  {item.variant}: {item.metric}: {values}{missing}{bounded}"
 
 
 _Found = tuple[int, str, list[dict[str, Any]]]
 
 
-def _runs(loaded: Loaded, seeds: range, folder: Path, variants: Sequence[str]) -> Iterator[_Found]:
+def _runs(loaded: Loaded, seeds: range, folder: Path, words: Sequence[str]) -> Iterator[_Found]:
     """Simulate WORKERS seeds at a time, each in a process of its own. Yield the results in the order of the seeds."""
     running_now: dict[int, subprocess.Popen[bytes]] = {}
     waiting = deque(seeds)
@@ -84,7 +101,7 @@ def _runs(loaded: Loaded, seeds: range, folder: Path, variants: Sequence[str]) -
         while waiting or running_now:
             while waiting and len(running_now) < WORKERS:
                 seed = waiting.popleft()
-                running_now[seed] = _start(loaded.path, seed, folder / f"seed-{seed}", variants)
+                running_now[seed] = _start(loaded.path, seed, folder / f"seed-{seed}", words)
             seed = next(iter(running_now))
             running_now[seed].wait()
             del running_now[seed]
@@ -95,10 +112,9 @@ def _runs(loaded: Loaded, seeds: range, folder: Path, variants: Sequence[str]) -
             process.wait()
 
 
-def _start(path: Path, seed: int, out: Path, variants: Sequence[str]) -> subprocess.Popen[bytes]:
-    chosen = [word for variant in variants for word in ("--variant", variant)]
+def _start(path: Path, seed: int, out: Path, words: Sequence[str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", MODULE, "simulate", str(path), "--seed", str(seed), "--out", str(out)]
-    return subprocess.Popen([*command, "--quiet", *chosen], stdout=subprocess.DEVNULL)  # noqa: S603 - own command
+    return subprocess.Popen([*command, "--quiet", *words], stdout=subprocess.DEVNULL)  # noqa: S603 - own command
 
 
 def _result(seed: int, out: Path, *, before: frozenset[Path]) -> _Found:

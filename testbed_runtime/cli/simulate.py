@@ -43,7 +43,9 @@ def simulate(  # noqa: PLR0917 - typer passes by name
     if seeds > 1:
         from testbed_runtime.cli.seeds import simulate_seeds
 
-        verdicts = simulate_seeds(loaded, seeds=seeds, out=out, variants=variant or (), quiet=quiet)
+        verdicts = simulate_seeds(
+            loaded, seeds=seeds, out=out, variants=variant or (), quiet=quiet, checkpoint=from_checkpoint
+        )
         raise typer.Exit(running.exit_code(verdicts, inconclusive))
     result = running.simulate_loaded(loaded, out=out, variants=variant or (), quiet=quiet)
     running.print_verdict(loaded.scenario.metadata.name, result)

@@ -247,7 +247,11 @@ class _Trace:
     def _built(self, *, filled: bool) -> None:
         pool, queued = self._partition.pool, len(self._partition.subpartitions[0])
         if filled:
-            self._step(PRODUCER, "subpartition", f"the segment is full; {queued} elements are queued")
+            self._step(
+                PRODUCER,
+                "subpartition",
+                f"the segment is full; {queued} {'element is' if queued == 1 else 'elements are'} queued",
+            )
         else:
             taken = f"the partition's pool has {pool.used} of at most {pool.size} in use"
             self._step(PRODUCER, "builder", f"takes a segment of {self._segment} bytes; {taken}")

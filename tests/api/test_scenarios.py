@@ -8,6 +8,7 @@ import pytest
 
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.cli.loading import find_all, load
+from testbed_runtime.core.errors import UserError
 from testbed_runtime.faults.registry import LOCAL, Capabilities, check_fault
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
@@ -34,3 +35,11 @@ def test_the_examples_are_valid():
     """Every file under examples/."""
     for path in sorted((SCENARIOS / "examples").glob("*.yaml")):
         assert load(path).warnings == ()
+
+
+def test_a_folder_that_does_not_exist_is_named_as_such(tmp_path: Path):
+    """Not as one without scenarios."""
+    with pytest.raises(UserError, match="there is no such folder"):
+        find_all(tmp_path / "nosuch")
+    with pytest.raises(UserError, match="contains no"):
+        find_all(tmp_path)

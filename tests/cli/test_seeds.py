@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from testbed_runtime.cli import seeds
+from testbed_runtime.cli.loading import load
 from testbed_runtime.cli.main import build
 from testbed_runtime.cli.seeds import lines
+from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.distribution import distributions
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "02-taskmanager-killed"
@@ -36,6 +39,52 @@ def test_a_line_says_how_many_trials_have_no_value():
         "  main: recovery.total: median 2.00 s, p5 2.00 s, p95 2.00 s (1 of 2 without a value)",
         "  never: recovery.total: no value (1 of 1 without a value)",
     ]
+
+
+def test_a_line_says_how_many_trials_had_not_recovered():
+    """Their values are what was observed until the end, so the percentiles may be larger."""
+    found = distributions(
+        [{**row(2.0), "reason": "NotRecovered"}, row(2.0), {**row(None), "reason": "NoFault"}]
+    )
+    assert list(lines(found)) == [
+        "  main: recovery.total: median 2.00 s, p5 2.00 s, p95 2.00 s (1 of 3 without a value) "
+        "(1 of 2 had not recovered: at least these values)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--variant", "nosuch"], "variant 'nosuch' does not exist"),
+        (["--seed", "9223372036854775806"], "must be at most 9223372036854775807"),
+    ],
+)
+def test_what_no_seed_can_simulate_is_refused_before_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], words: str
+):
+    """Once, and nothing is written."""
+    monkeypatch.setattr(seeds, "_start", None)
+    arguments = ["simulate", str(SCENARIO), "--seeds", "3", "--out", str(tmp_path), *more]
+    with pytest.raises(HeadgateError, match=words):
+        CliRunner().invoke(build(), arguments, catch_exceptions=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_seed_starts_from_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The processes of the seeds get the option, as they get the variants."""
+    started: list[list[str]] = []
+
+    def start(path: Path, seed: int, out: Path, words: list[str]) -> None:
+        started.append(words)
+        raise HeadgateError("started")
+
+    monkeypatch.setattr(seeds, "_start", start)
+    loaded = load(SCENARIO)
+    with pytest.raises(HeadgateError, match="started"):
+        seeds.simulate_seeds(
+            loaded, seeds=2, out=tmp_path, variants=["upstream"], checkpoint=tmp_path / "files"
+        )
+    assert started == [["--variant", "upstream", "--from-checkpoint", str(tmp_path / "files")]]
 
 
 @pytest.mark.virtual

@@ -19,6 +19,7 @@ def test_a_distribution_is_the_median_and_the_middle_nine_tenths():
     assert found == Distribution("a", "recovery.total", 101, 2, 50.0, 5.0, 95.0)
     assert found.to_json() == {
         "variant": "a", "metric": "recovery.total", "count": 101, "missing": 2, "median": 50.0, "low": 5.0, "high": 95.0,
+        "bounded": 0,
     }  # fmt: skip
     (none,) = distributions(rows("a", "recovery.total", [None]))
     assert none == Distribution("a", "recovery.total", 0, 1, None, None, None)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from msgspec import Struct, to_builtins
+from msgspec.structs import replace
+
+from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS
 
 DISTRIBUTED = ("recovery.total", "recovery.downtime", "recovery.detect", "failovers.count")
 """Metrics whose distribution is shown."""
@@ -24,6 +28,8 @@ class Distribution(Struct, frozen=True):
     median: float | None
     low: float | None
     high: float | None
+    bounded: int = 0
+    """Values that are lower bounds: these trials had not recovered when they ended."""
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = to_builtins(self)
@@ -33,12 +39,15 @@ class Distribution(Struct, frozen=True):
 def distributions(rows: Iterable[Mapping[str, Any]]) -> list[Distribution]:
     """Return one distribution per variant and metric from rows of metrics. Control trials do not count."""
     found: dict[tuple[str, str], list[float | None]] = {}
+    bounded: Counter[tuple[str, str]] = Counter()
     for row in rows:
         if row["metric"] in DISTRIBUTED and row.get("role") != "control" and not row.get("phase"):
-            found.setdefault((str(row["variant"]), str(row["metric"])), []).append(row["value"])
+            key = str(row["variant"]), str(row["metric"])
+            found.setdefault(key, []).append(row["value"])
+            bounded[key] += row["value"] is not None and row.get("reason") in LOWER_BOUNDS
     order = {metric: number for number, metric in enumerate(DISTRIBUTED)}
     return [
-        _of(variant, metric, found[variant, metric])
+        replace(_of(variant, metric, found[variant, metric]), bounded=bounded[variant, metric])
         for variant, metric in sorted(found, key=lambda key: (key[0], order[key[1]]))
     ]
 
