@@ -125,10 +125,14 @@ def _is_duration(model: type[BaseModel], loc: Sequence[int | str]) -> bool:
 
 
 def _length(path: str, kind: str, context: Any) -> UserError:
-    unit = "characters" if kind.startswith("string") else "items"
+    unit = "character" if kind.startswith("string") else "item"
     if kind.endswith("long"):
-        return UserError(path, f"has more than {context['max_length']} {unit}")
-    return UserError(path, f"needs at least {context['min_length']} {unit}")
+        return UserError(path, f"has more than {_counted(context['max_length'], unit)}")
+    return UserError(path, f"needs at least {_counted(context['min_length'], unit)}")
+
+
+def _counted(number: int, unit: str) -> str:
+    return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
 
 
 def _not_one_of(path: str, value: Any, expected: str) -> UserError:

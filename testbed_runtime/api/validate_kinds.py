@@ -138,7 +138,7 @@ def _study(resource: Any) -> KindFindings:
         collected.errors.extend([problem] if problem else [])
     collected.errors.extend(_surroundings_problems(spec))
     for index, item in enumerate(spec.require):
-        problem = expectation_problem(f"spec.require[{index}]", item)
+        problem = expectation_problem(f"spec.require[{index}]", item) or _not_compared(index, item, spec)
         collected.errors.extend([problem] if problem else [])
     needed = grid_size(spec)
     if needed > spec.budget.runs:
@@ -152,6 +152,15 @@ def _study(resource: Any) -> KindFindings:
     return _findings(resource, collected)
 
 
+def _not_compared(index: int, item: models.Expectation, spec: kinds.TuningStudySpec) -> UserError | None:
+    """Return why a requirement with `versus` would not be judged: its variant does not run, or None."""
+    if item.versus is None or item.versus in spec.variants:
+        return None
+    path = f"spec.require[{index}].versus"
+    hint = "name it in spec.variants too, or use an objective: rows are compared with the defaults"
+    return UserError(path, f"variant {item.versus!r} does not run in this study", hint)
+
+
 def _objective_problem(
     path: str, objective: kinds.Objective, spec: kinds.TuningStudySpec
 ) -> UserError | None:
@@ -161,7 +170,9 @@ def _objective_problem(
     except ValueError as error:
         return UserError(f"{path}.limit", str(error))
     if metric in DETECTOR_METRICS:
-        if spec.surroundings is None:
+        around = spec.surroundings
+        events = metric in ("detector.false-failovers", "detector.accuracy")
+        if around is None or (events and around.pauses is None and around.unreachable is None):
             hint = "add spec.surroundings with pauses or unreachable"
             return UserError(f"{path}.metric", f"{metric} needs the disturbances of production", hint)
         better = "max" if metric in MORE_IS_BETTER else "min"

@@ -113,7 +113,23 @@ def find_scenarios(study: TuningStudy, places: Sequence[Path]) -> dict[str, Load
                 f"there is no scenario {reference.name!r} in {', '.join(map(str, places))}",
                 f"there are {', '.join(sorted(there)) or 'none'}; or name a file or folder with --scenarios",
             )
-    return {reference.name: loading.load(there[reference.name]) for reference in study.spec.scenarios}
+    found = {reference.name: loading.load(there[reference.name]) for reference in study.spec.scenarios}
+    _check_variants(study, found)
+    return found
+
+
+def _check_variants(study: TuningStudy, scenarios: Mapping[str, Loaded]) -> None:
+    """Raise UserError for a variant of the study that one of its scenarios lacks."""
+    from testbed_runtime.core.errors import UserError
+
+    for index, variant in enumerate(study.spec.variants):
+        for name, loaded in scenarios.items():
+            known = [v.name for v in loaded.scenario.spec.variants]
+            if variant not in known:
+                hint = f"it has {', '.join(known)}" if known else "it has none: leave out spec.variants"
+                raise UserError(
+                    f"spec.variants[{index}]", f"scenario {name!r} has no variant {variant!r}", hint
+                )
 
 
 def _scenario_files(place: Path) -> list[Path]:

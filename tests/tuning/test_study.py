@@ -140,6 +140,15 @@ def test_a_row_that_is_not_whole_or_lacks_a_value_is_never_the_best():
         ({"objectives": [{"metric": "recovery.totl"}]}, "did you mean recovery.total"),
         ({"objectives": [{"metric": "job.state"}]}, "spec.objectives[0].metric"),
         ({"budget": {"runs": 7}}, "the grid needs 8 runs, the budget allows 7"),
+        ({"options": []}, "needs at least 1 item"),
+        (
+            {"require": [{"metric": "recovery.total", "versus": "slow", "improvesBy": "1 s"}]},
+            "spec.require[0].versus: variant 'slow' does not run in this study",
+        ),
+        (
+            {"objectives": [{"metric": "detector.false-failovers"}], "surroundings": {"taskManagers": 50}},
+            "add spec.surroundings with pauses or unreachable",
+        ),
     ],
 )
 def test_a_study_that_makes_no_sense_is_refused(changes: dict[str, Any], text: str):
@@ -338,6 +347,23 @@ def test_the_reason_of_a_row_is_that_of_its_worst_verdict():
     outcomes = [score.Outcome(p, v) for p, v in zip(planned, verdicts, strict=True)]
     line = score.table(study, outcomes)[0]
     assert (line.verdict, line.reason) == ("Fail", "late: too slow")
+
+
+@pytest.mark.parametrize(("own", "hint"), [([], "it has none"), ([{"name": "slow"}], "it has slow")])
+def test_a_variant_that_a_scenario_lacks_is_named_before_anything_runs(
+    tmp_path: Path, own: list[dict[str, str]], hint: str
+):
+    """Otherwise every row would be an Error."""
+    scenario = {**good("Scenario"), "metadata": {"name": "late"}}
+    scenario["spec"] = {**scenario["spec"], "variants": own}
+    (tmp_path / "late.yaml").write_text(yaml.safe_dump(scenario))
+    spec = {**copy.deepcopy(STUDY), "scenarios": [{"name": "late"}], "variants": ["fast"]}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({**good("TuningStudy"), "spec": spec}))
+    study, _ = load_study(tmp_path)
+    with pytest.raises(
+        UserError, match=rf"spec.variants\[0\]: scenario 'late' has no variant 'fast' \({hint}"
+    ):
+        find_scenarios(study, [tmp_path])
 
 
 def test_a_quantile_over_too_few_trials_is_a_warning_before_anything_runs(tmp_path: Path):
