@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -175,7 +176,7 @@ def exit_code(verdicts: Sequence[str], policy: Policy) -> int:
 
 
 def print_verdict(name: str, result: RunResult) -> None:
-    """Print the verdict, what did not hold, and the path of the report on stdout."""
+    """Print the verdict, what did not hold, what quantiles over trials show, and the path of the report on stdout."""
     verdict = result.verdict
     typer.echo(f"{name}: {verdict['verdict']}: {verdict['summary']}")
     for line in verdict.get("answer") or ():
@@ -185,16 +186,27 @@ def print_verdict(name: str, result: RunResult) -> None:
         if item["verdict"] == "Pass":
             continue
         where = item["trial"] or item["variant"]
-        measured = f"measured {item['measured'] or 'nothing'}"
-        why = (item["verdict"] == "Error" and item["measured"]) or item["explanation"] or measured
-        grouped.setdefault((item["verdict"], where, why), []).append(item["text"])
+        grouped.setdefault((item["verdict"], where, _why(item)), []).append(item["text"])
     for (judged, where, why), asked in grouped.items():
         head = f"{judged}: {where}" if where else judged
         if len(asked) == 1:
             typer.echo(f"  {head}: {asked[0]}: {why}")
         else:  # several with one cause: print it once
             typer.echo("\n    ".join([f"  {head}: {why}:", *asked]))
+    for item in verdict["expectations"]:
+        if item.get("note") and item["quantile"] is not None and not item["trial"]:
+            typer.echo(f"  {item['variant']}: {item['text']}: {item['note']}")
     typer.echo(f"  report: {result.report}")
+
+
+def _why(item: Mapping[str, Any]) -> str:
+    """Return why an expectation did not hold: what was measured, the reason, or both if the trials of two variants do not decide."""
+    measured = f"measured {item['measured'] or 'nothing'}"
+    if item["verdict"] == "Error" and item["measured"]:
+        return str(item["measured"])
+    if item["explanation"] and item.get("note") and item["measured"]:
+        return f"{measured}; {item['explanation']}"
+    return str(item["explanation"] or measured)
 
 
 def say(text: str) -> None:

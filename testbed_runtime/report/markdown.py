@@ -80,7 +80,7 @@ def expectations(items: Sequence[Mapping[str, Any]], *, merged: bool = False) ->
         ("", "trial", "expectation", "measured", "why"),
         (
             (f"{MARKS.get(str(i.get('verdict')), '')} {i.get('verdict')}", i.get("trial") or i.get("variant") or "",
-             i.get("text", ""), i.get("measured") or words.DASH, words.explanation(i) or i.get("bounded_by") or "")
+             i.get("text", ""), i.get("measured") or words.DASH, _why(i))
             for i in shown
         ),
     )  # fmt: skip
@@ -89,6 +89,12 @@ def expectations(items: Sequence[Mapping[str, Any]], *, merged: bool = False) ->
         checks = "check" if silent == 1 else "checks"
         lines += [f"{silent} built-in {checks} (safety, fault effect, residue) also passed.", ""]
     return lines
+
+
+def _why(item: Mapping[str, Any]) -> str:
+    """Return the reason or what bounded the value, then what the trials show, such as the false-pass risk of a quantile."""
+    reason = words.explanation(item) or item.get("bounded_by") or ""
+    return "; ".join(filter(None, (reason, item.get("note"))))
 
 
 def _comparison(view: RunView) -> list[str]:

@@ -6,6 +6,8 @@ import asyncio
 import io
 import os
 import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,9 +15,53 @@ from rich.console import Console
 from testbed_runtime.cli.exits import Interrupted
 from testbed_runtime.cli.interrupting import run_interruptible
 from testbed_runtime.cli.render import Live, Plain, line_of
+from testbed_runtime.cli.running import print_verdict
 from testbed_runtime.runner import progress as p
+from testbed_runtime.runner.engine import RunResult
 
 SAMPLE = p.Sample(7.4, "RUNNING", 5, 6, 1, 12, {"records_per_s": 4980.3, "credits": 18, "lag_s": 0.25})
+
+
+def judged(**fields: Any) -> dict[str, Any]:
+    """An expectation as verdict.json has it."""
+    base = {
+        "verdict": "Pass",
+        "variant": "fast",
+        "trial": "",
+        "text": "asked",
+        "measured": "2 s",
+        "quantile": None,
+    }
+    return {**base, "explanation": "", "note": "", **fields}
+
+
+def test_the_terminal_shows_what_was_measured_and_what_a_quantile_over_trials_shows(capsys, tmp_path: Path):
+    """A comparison that is not decided has its interval beside the reason. A passed quantile has its false-pass risk; a latency,
+    whose quantile is taken within a trial, has none."""
+    items = [
+        judged(
+            verdict="Inconclusive",
+            text="a",
+            measured="between 1 s and 2 s",
+            explanation="not decided",
+            note="6 pairs",
+        ),
+        judged(verdict="Inconclusive", text="b", measured="", explanation="no data"),
+        judged(verdict="Fail", text="c"),
+        judged(text="d", quantile=0.9, note="9 of 10"),
+        judged(text="e", quantile=0.99, trial="fast-1", note="unused"),
+        judged(text="f", note="7 pairs"),
+    ]
+    result = RunResult(
+        tmp_path, {"verdict": "Fail", "summary": "s", "expectations": items}, tmp_path / "r.html"
+    )
+    print_verdict("name", result)
+    assert capsys.readouterr().out.splitlines()[1:-1] == [
+        "  Inconclusive: fast: a: measured between 1 s and 2 s; not decided",
+        "  Inconclusive: fast: b: no data",
+        "  Fail: fast: c: measured 2 s",
+        "  fast: d: 9 of 10",
+    ]
 
 
 def test_the_numbers_say_state_tasks_rate_credits_lag_and_the_time_that_remains():

@@ -111,6 +111,23 @@ def test_what_broke_in_every_trial_is_one_line_and_leaves_room_for_the_costs(doc
     assert any("went to heartbeat.interval" in line for line in first)
 
 
+def test_what_the_trials_show_stands_beside_an_expectation(documents: Documents):
+    """The page and the Markdown file have the false-pass risk of a quantile, also when it passed."""
+    view = view_of(documents, variants=2, trials=6)
+    note = "6 of 6 trials are within the bound"
+    item = {
+        **view.expectations[0],
+        "verdict": "Pass",
+        "implied": False,
+        "reason": "",
+        "explanation": "",
+        "note": note,
+    }
+    view = replace(view, expectations=(item,))
+    assert f"<small>{note}</small>" in page(view)
+    assert f"{note} |" in run_markdown(view)
+
+
 def test_trials_that_agree_are_one_row():
     """Results are grouped by variant, expectation, verdict and reason; from the fourth on, different values are only counted."""
     item: dict[str, Any] = {"variant": "v", "text": "x", "verdict": "Pass", "reason": ""}

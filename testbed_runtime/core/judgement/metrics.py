@@ -142,7 +142,7 @@ REASONS: dict[str, Reason] = {
         "Raise `trials`.",
     ),
     INDISTINGUISHABLE: Reason(
-        "the trials do not decide: the confidence interval of the difference contains the required one",
+        "the trials do not decide: the required difference is within the confidence interval",
         "Raise `trials`: more of them narrow the interval.",
     ),
     NO_SHARE: Reason(
