@@ -195,7 +195,10 @@ class Copy:
             lines = data.contexts_by_lineno(file).items()
             ran = {line: [context.rpartition("|")[0] for context in found] for line, found in lines}
             self.ran[str(Path(file).relative_to(self.folder))] = ran
-        return self.pytest("--collect-only", *self.seconds) == 0
+        if self.pytest("--collect-only", *self.seconds) != 0:
+            print((self.folder / "pytest.log").read_text()[-3000:], file=sys.stderr)
+            return False
+        return True
 
     def notices(self, mutant: Mutant) -> str:
         """Return how the tests notice a mutant, or "" if they do not. Code that only runs at the import concerns all tests."""
@@ -235,7 +238,7 @@ def main() -> int:
         copy = Copy(Path(folder) / "tree")
         shutil.copytree(ROOT, copy.folder, ignore=IGNORED)
         print(f"{len(every)} mutants, {len(chosen)} drawn; the tests run once without a change", flush=True)
-        packages = {".".join(Path(path).parts[:2]) for path in options.paths}
+        packages = {_package(path) for path in options.paths}
         if not copy.measure(options.tests, sorted(packages)):
             print("The tests fail without any change.", file=sys.stderr)
             return 2
@@ -247,6 +250,12 @@ def main() -> int:
     score = f"{caught / max(1, len(chosen)):.0%}"
     print(f"{caught} of {len(chosen)} mutants were caught ({score}), {time.monotonic() - began:.0f} s")
     return 0 if caught >= options.least * len(chosen) else 1
+
+
+def _package(path: str) -> str:
+    """Return what the tests of a file or folder import: one of CODE, otherwise its package."""
+    known = (code for code in CODE if path.startswith(code))
+    return next(known, "/".join(Path(path).parts[:2])).replace("/", ".")
 
 
 def _diff(mutant: Mutant, folder: Path) -> str:

@@ -55,6 +55,8 @@ BEFORE_NS = 1800 * NS
 """Rows may precede the trial's first phase by this much: processes start, images are pulled."""
 AFTER_NS = 600 * NS
 """Rows may follow the trial's last phase by this much: processes stop, the recorder seals."""
+LONGEST_NS = 2**60
+"""No clock has run for so long. Sums of such times do not overflow."""
 SHOWN_MAX = 5
 """Maximum findings named in one error."""
 ROLES = ("source", "operator", "sink")
@@ -190,12 +192,15 @@ def _identity(name: str, table: pa.Table, run: str, trial: str) -> Iterator[Dama
 
 
 def _ranges(name: str, table: pa.Table) -> Iterator[Damage]:
-    """Yield integers below their least value. Every count, time and number is at least 0."""
+    """Yield integers below their least value, and times that are too long. Every count, time and number is at least 0."""
     for field in table.schema:
         least = _MAY_BE_NEGATIVE.get(field.name, 0)
         if not pa.types.is_integer(field.type) or least is None:
             continue
         column = table.column(field.name)
+        if field.name.endswith("_ns") and field.name != "budget_ns" and pc.max(column).as_py() > LONGEST_NS:
+            row = _first(pc.greater(column, LONGEST_NS))
+            yield Damage(name, field.name, row, f"is {column[row].as_py()}, longer than any trial")
         if pc.min(column).as_py() < least:
             row = _first(pc.less(column, least))
             yield Damage(name, field.name, row, f"is {column[row].as_py()}, which is below {least}")

@@ -108,7 +108,7 @@ def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> l
     rules = [
         _ends(trial, waits, finished), _inputs(trial, entry, waits, finished), _deployments(trial, waits, deployed, finished),
         _restarts(trial, waits), _checkpoints(trial, waits), _losses(trial, waits), _peers(trial, entry), _unsampled(trial, entry), _unmeasured(trial, finished),
-        _silent(trial, deployed),
+        _silent(trial, deployed), _causes(trial),
     ]  # fmt: skip
     if one_clock:
         rules.append(_spent(trial, deployed))
@@ -177,6 +177,10 @@ def _data(trial: Trial) -> Iterator[Damage]:
             values = [found[one] for one in name.split("|") if one in found]
             if not values:
                 yield Damage("events", "data", row, f"of {r['kind']} has no {name}")
+            elif kind is int and name != "latency_ns" and _is(values[0], int) and values[0] < 0:
+                yield Damage(
+                    "events", "data", row, f"of {r['kind']} has {values[0]} as {name}, which is below 0"
+                )
             elif not _is(values[0], kind):
                 problem = f"of {r['kind']} has {str(values[0])[:60]!r} as {name}, which is no {kind.__name__}"
                 yield Damage("events", "data", row, problem)
@@ -290,6 +294,23 @@ def _restarts(trial: Trial, waits: Waits) -> Iterator[Damage]:
             )
 
 
+def _causes(trial: Trial) -> Iterator[Damage]:
+    """Yield a restart that started for another cause than the failures before it."""
+    failures: dict[str, list[tuple[Any, ...]]] = {}
+    for _, event in events(trial, "failover.failure"):
+        failures.setdefault(event["subject"], []).append(_blamed(event))
+    for row, event in events(trial, "failover.started"):
+        if _blamed(event) not in failures.get(event["subject"], [_blamed(event)]):
+            problem = (
+                f"of failover.started {event['subject']} has another cause than each failover.failure of it"
+            )
+            yield Damage("events", "data", row, problem)
+
+
+def _blamed(event: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(parsed(event["data"]).get(name) for name in ("cause_class", "taskmanager", "detector"))
+
+
 def _checkpoints(trial: Trial, waits: Waits) -> Iterator[Damage]:
     """Yield completed checkpoints without a wait for them."""
     table = trial.table("checkpoints")
@@ -366,8 +387,8 @@ def _unsampled(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
         for owner, times in _times(trial.table(name)).items():
             samples = sampled.get(owner, times[:1])
             after = np.searchsorted(samples, times)
-            begun = samples[np.maximum(after - 1, 0)]
-            alone = (after > 0) & (times - begun > TOLERANCE_NS) if len(times) else after > 0
+            begun = np.where(after > 0, samples[np.maximum(after - 1, 0)], times[0])
+            alone = times - begun > TOLERANCE_NS
             ended = samples[np.minimum(after, len(samples) - 1)]
             alone &= (after == len(samples)) | (ended - times > TOLERANCE_NS) & (ended - begun > pause_ns)
             if alone.any():
