@@ -99,6 +99,7 @@ def _unjudged(tree: ast.Module) -> Iterator[ast.AST | None]:
             yield node
         elif isinstance(node, ast.FormattedValue):
             yield node.format_spec
+            yield from (part for part in ast.walk(node.value) if isinstance(part, ast.Slice))
         elif isinstance(node, ast.Constant) and isinstance(node.value, float) and 0 < node.value <= ROUNDING:
             yield node
 

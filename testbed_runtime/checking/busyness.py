@@ -77,7 +77,7 @@ def sampled_within(trial: Trial, window: Window) -> dict[str, float]:
     worst: dict[str, float] = {}
     for task, (samples, pressed) in sorted(taken.items()):
         vertex = task.rpartition("-")[0]
-        worst[vertex] = max(worst.get(vertex, 0.0), pressed / samples)
+        worst[vertex] = max(worst.get(vertex, 0.0), pressed / max(samples, 1))
     return worst
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from testbed_runtime.core.options import Options
 from testbed_runtime.evaluation.splits import check_assembled
 from testbed_runtime.history.contradictions.channels import check_credit
 from testbed_runtime.history.contradictions.checkpoints import check_checkpoints
+from testbed_runtime.history.contradictions.columns import options_of
 from testbed_runtime.history.contradictions.counters import check_counters_across
 from testbed_runtime.history.contradictions.executions import check_executions
+from testbed_runtime.history.contradictions.faults import check_faults
 from testbed_runtime.history.contradictions.waits import check_waits
 from testbed_runtime.history.crosschecks import check_across
 from testbed_runtime.history.schema import Trial, arrow_schema
@@ -300,17 +302,68 @@ def test_a_failure_may_be_merged_into_a_restart_that_has_already_deployed():
     assert "was deployed 2 times" in without("failover.started", "failover.failure")
 
 
-@pytest.mark.parametrize(("outcome", "is_damaged"), [("fired", False), ("expired", True)])
-def test_the_heartbeat_that_shows_a_missing_task_may_follow_its_deployment_at_once(
-    outcome: str, is_damaged: bool
+PRODUCT = "heartbeat.interval × heartbeat.rpc-failure-threshold"
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome", "option", "threshold", "lasted", "is_damaged"),
+    [
+        ("heartbeat", "expired", "heartbeat.timeout", "-1", 0.90, True),
+        ("heartbeat", "expired", "heartbeat.timeout", "-1", 0.96, False),
+        ("heartbeat", "fired", "heartbeat.interval", "-1", 0.25, False),
+        ("heartbeat", "completed", "heartbeat.timeout", "-1", 0.25, False),
+        ("heartbeat", "expired", PRODUCT, "4", 0.40, True),
+        ("heartbeat", "expired", PRODUCT, "4", 0.51, False),
+        ("heartbeat", "expired", PRODUCT, "1", 0.00, False),
+        ("first-record", "fired", "execution.buffer-timeout.interval", "-1", 0.30, True),
+        ("first-record", "fired", "execution.buffer-timeout.interval", "-1", 0.46, False),
+        ("slot", "expired", "slot.request.timeout", "-1", 0.10, False),
+    ],
+)
+def test_a_wait_that_its_option_decided_lasted_as_long_as_that_says(
+    kind: str, outcome: str, option: str, threshold: str, lasted: float, is_damaged: bool
 ):
-    """A TaskManager that is lost was silent for the whole timeout."""
+    """The first of several calls that fail may begin at once. A TaskManager that is lost was silent for the whole timeout, and the
+    heartbeat that shows a missing task may follow its deployment at once."""
     history = recorded()
-    options = Options(history.entry["configuration"])
-    option = "heartbeat.timeout" if is_damaged else "heartbeat.interval"
+    entry = {
+        **history.entry,
+        "configuration": {**history.entry["configuration"], "heartbeat.rpc-failure-threshold": threshold},
+    }
+    options = options_of(entry)
+    keys = option.split(" × ")
+    budget = math.prod(
+        options.duration(k) if k != "heartbeat.rpc-failure-threshold" else int(threshold) for k in keys
+    )
     waits = [r for r in history.trial.table("waits").to_pylist() if r["process"].startswith("jobmanager")]
-    short = waits[-1] | {"kind": "heartbeat", "who": "JobMaster", "outcome": outcome, "option": option}
-    short |= {"value": options.text(option), "budget_ns": int(options.duration(option) * NS)}
-    short["start_ns"] = short["t_ns"] - short["budget_ns"] // 4
-    trial = history.with_rows("waits", [short]).trial
-    assert any("let it wait for" in str(d) for d in check_waits(trial, history.entry)) is is_damaged
+    short = waits[-1] | {"kind": kind, "who": "JobMaster", "outcome": outcome, "option": option}
+    short |= {"value": " × ".join(options.shown(key) for key in keys), "budget_ns": int(budget * NS)}
+    short["start_ns"] = short["t_ns"] - int(short["budget_ns"] * lasted)
+    trial = Trial(
+        "", "", {**history.trial.tables, "waits": pa.Table.from_pylist([short], schema=arrow_schema("waits"))}
+    )
+    found = [d for d in check_waits(trial, entry) if d.column != "t_ns"]
+    assert (found != []) is is_damaged
+    assert all("let it wait for" in d.problem for d in found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"at_s": 2.0}, "was injected 2.0 s before its time"),
+        ({"at_s": 0.9}, ""),
+        ({"at_s": 2.0, "before_submit": True}, ""),
+        ({"kind": "process.pause"}, "is process.pause (manifest)"),
+        ({"targets": ["tm-9"]}, "is on tm-9 (manifest)"),
+        ({"targets": []}, ""),
+        ({"name": "other"}, "which the manifest does not have"),
+    ],
+)
+def test_a_fault_is_compared_with_its_entry_in_the_manifest(changes: Row, found: str):
+    """A fault before the job is submitted has no time."""
+    history = recorded()
+    fault = history.entry["faults"][0] | changes
+    problems = [
+        str(d) for d in check_faults(history.trial, {**history.entry, "faults": [fault]}, one_clock=True)
+    ]
+    assert any(found in p for p in problems) if found else problems == []

@@ -177,7 +177,7 @@ def _data(trial: Trial) -> Iterator[Damage]:
             values = [found[one] for one in name.split("|") if one in found]
             if not values:
                 yield Damage("events", "data", row, f"of {r['kind']} has no {name}")
-            elif kind is int and name != "latency_ns" and _is(values[0], int) and values[0] < 0:
+            elif kind is int and _is(values[0], int) and values[0] < 0:
                 yield Damage(
                     "events", "data", row, f"of {r['kind']} has {values[0]} as {name}, which is below 0"
                 )
