@@ -60,6 +60,7 @@ EVENT_DATA: Mapping[str, Mapping[str, type]] = {
     "latency.markers": {"source": str, "ns": list},
     "receive-queue.closed": {"dropped": int, "largest_bytes": int},
     "source.rate": {"records_per_second": float},
+    "loop.stall": {"seconds": float},
 }  # fmt: skip
 """The part of the data in `history.schema.EVENT_KINDS` that these events always have, also in runs of earlier versions (no `wait`). Names with | between
 them are alternatives."""
@@ -108,7 +109,7 @@ def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> l
     rules = [
         _ends(trial, waits, finished), _inputs(trial, entry, waits, finished), _deployments(trial, waits, deployed, finished),
         _restarts(trial, waits), _checkpoints(trial, waits), _losses(trial, waits), _peers(trial, entry), _unsampled(trial, entry), _unmeasured(trial, finished),
-        _silent(trial, deployed), _causes(trial),
+        _silent(trial, deployed), _causes(trial), _channels(trial, entry),
     ]  # fmt: skip
     if one_clock:
         rules.append(_spent(trial, deployed))
@@ -143,8 +144,7 @@ def _emptied(trial: Trial, entry: Mapping[str, Any], waits: Waits) -> Iterator[D
     ended = any(parsed(e["data"]).get("to") == "FINISHED" for _, e in events(trial, "task.state"))
     needed = {"waits", "tasks"} if ended and events(trial, "trial.phase") else set()
     if needed and any(edges(entry)) and "channels" in trial.tables and not len(trial.table("channels")):
-        least_ns = SAMPLES * sampling_of(len(tasks_of(entry))).channels_s * NS
-        needed |= {"channels"} if _longest_read_ns(trial.table("tasks")) >= least_ns else set()
+        needed |= {"channels"} if _reading(trial, entry) else set()
     if any(r["kind"] == "checkpoint" for _, r in waits):
         needed.add("checkpoints")
     for name in sorted(needed & trial.tables.keys()):
@@ -154,18 +154,32 @@ def _emptied(trial: Trial, entry: Mapping[str, Any], waits: Waits) -> Iterator[D
             )
 
 
-def _longest_read_ns(tasks: pa.Table) -> int:
-    """Return how long the task with most time for it received records, by its samples. A short blocking result is read between
-    two samples of its channels."""
+def _reading(trial: Trial, entry: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+    """Return the attempts that received records for so long that their channels were sampled. A short blocking result is read between
+    two samples."""
+    tasks, least_ns = trial.table("tasks"), SAMPLES * sampling_of(len(tasks_of(entry))).channels_s * NS
     if not sound(tasks, "t_ns", "records_in", *ATTEMPT):
-        return 0
+        return []
     spans: dict[tuple[str, str, int], tuple[int, int, int]] = {}
     for r in tasks.select([*ATTEMPT, "t_ns", "records_in"]).to_pylist():
         if r["records_in"]:
             owner, t_ns = (r["process"], r["task"], r["attempt"]), r["t_ns"]
             begun, grew, most = spans.get(owner, (t_ns, t_ns, 0))
             spans[owner] = (begun, t_ns, r["records_in"]) if r["records_in"] > most else (begun, grew, most)
-    return max((grew - begun for begun, grew, _ in spans.values()), default=0)
+    return [owner for owner, (begun, grew, _) in spans.items() if grew - begun >= least_ns]
+
+
+def _channels(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+    """Yield an attempt that received records for long, and has no sample of a channel."""
+    table = trial.table("channels")
+    if not any(edges(entry)) or not sound(table, "side", *ATTEMPT):
+        return
+    sampled = {(r["process"], r["task"], r["attempt"]) for _, r in distinct(trial, "channels", *ATTEMPT)}
+    for process, task, attempt in _reading(trial, entry):
+        if (process, task, attempt) not in sampled:
+            problem = f"lacks attempt {attempt} of {task} in {process}, which received records for long (records_in in tasks)"
+            yield Damage("channels", "task", -1, problem)
+            return
 
 
 def _data(trial: Trial) -> Iterator[Damage]:
