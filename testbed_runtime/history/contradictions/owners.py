@@ -18,15 +18,30 @@ Numbers = Mapping[tuple[str, str], Ints]
 
 def check_owners(trial: Trial) -> list[Damage]:
     """Return the first rows of a process that never wrote row 0, if they are all that another one lacks. Every process begins with 0."""
-    found = _numbers(trial)
-    strangers = {owner for owner, numbers in found.items() if numbers.min() > 0}
-    for one, other in permutations(found, 2) if strangers else ():
+    strangers = _strangers(trial)
+    found = _numbers(trial) if strangers else {}
+    for one, other in permutations(found, 2):
         if not {one, other} & strangers or len(found[one]) > len(found[other]):
             continue
         together = np.sort(np.concatenate([found[one], found[other]]))
         if np.array_equal(together, np.arange(len(together))):
             return [_named(trial, one, other)]
     return []
+
+
+def _strangers(trial: Trial) -> set[tuple[str, str]]:
+    """Return who wrote rows, but not row 0."""
+    first: dict[tuple[str, str], int] = {}
+    for name in TABLES:
+        table = trial.table(name)
+        for r in (
+            table.group_by(list(KEY)).aggregate([("seq", "min")]).to_pylist()
+            if sound(table, *KEY, "seq")
+            else ()
+        ):
+            owner = (r["process"], r["boot_id"])
+            first[owner] = min(r["seq_min"], first.get(owner, r["seq_min"]))
+    return {owner for owner, number in first.items() if number > 0}
 
 
 def _numbers(trial: Trial) -> Numbers:
