@@ -169,3 +169,22 @@ def test_without_a_baseline_or_samples_it_is_unknown_when_a_job_has_caught_up(hi
     late = sampled(history, {})
     late.add("tm-0-1", "tasks", 9, task="sink-0", vertex="sink", role="sink", records_in=1, lag_ns=0)
     assert caught(late, history).reason == "NoBaseline", "no sample in the baseline"
+
+
+@pytest.mark.parametrize(
+    ("lags", "at", "since"),
+    [
+        ([0.1, 0.2, 0.3], 0, 0),
+        ([0, 0, 0.1, 0.2], 0, 2),
+        ([0, 0.1, 0, 0.1], 0, 3),
+        ([0.1, 0.2, 0], 0, None),
+        ([0.1, 0, 0.1, 0.2], 2, 2),
+        ([0.1], 5, None),
+    ],
+)
+def test_a_sink_is_behind_since_its_last_moment_without_a_backlog(
+    lags: list[float], at: int, since: int | None
+):
+    """Only a backlog that lasts until the end counts."""
+    found = CatchUp(((lagging(lags), 0.05),), (len(lags) - 1) * STEP).behind_since(at * STEP)
+    assert found == (None if since is None else since * STEP)

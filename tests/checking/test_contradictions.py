@@ -209,7 +209,6 @@ ELSEWHERE: list[tuple[str, str, tuple[str, str], Change]] = [
     ("channels", "channels of another task", ("channels", "process"), put(of(side="consumer", task="count-0"), task="count-1")),
     ("channels", "channels on no edge", ("channels", "peer"), put(of(side="producer", task="source-0"), peer="sink-0")),
     ("channels", "no channels of one task", ("channels", "task"), without(of(task="sink-0"))),
-    ("channels", "less used than before", ("channels", "used"), times(0.1, "used", when=lambda r: r["used"] > 20)),
     ("channels", "channels to an unknown subtask", ("channels", "peer"), lambda r: r | {"peer": r["peer"] + "1"}),
     ("channels", "remote channels that are local", ("channels", "local"), put(local=True)),
     ("faults", "a fault without rows", ("faults", "fault"), without(always)),

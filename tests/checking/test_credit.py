@@ -39,7 +39,7 @@ def test_using_more_than_was_announced_is_found_on_either_side(history: Any, sid
 
 def test_exactly_all_the_credit_is_no_violation(history: Any):
     """The boundary."""
-    assert broken(history, side="producer", step=49, used=10).violations == 0
+    assert broken(history, side="producer", step=49, used=10, credit=-10).violations == 0
 
 
 def test_counters_that_shrink_are_found(history: Any):

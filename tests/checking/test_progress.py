@@ -21,7 +21,15 @@ from testbed_runtime.checking.baseline import (
 from testbed_runtime.checking.busyness import TaskTimes, level, reached_source_s, sampled_within
 from testbed_runtime.checking.common import Window, windows
 from testbed_runtime.checking.metrics import trial_metrics
-from testbed_runtime.checking.progress import Progress, all_received, by_sink, goodput, progress_of, sinks_of
+from testbed_runtime.checking.progress import (
+    Progress,
+    all_received,
+    by_sink,
+    goodput,
+    last_arrival,
+    progress_of,
+    sinks_of,
+)
 from testbed_runtime.checking.recovery import milestones
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.metrics import NOT_RECOVERED
@@ -426,3 +434,20 @@ def test_sampled_back_pressure_is_the_worst_subtasks_share_of_samples(history: A
     assert rows["tasks.backpressured-sampled", "baseline"]["text"] == "count 40% LOW; sink 60% HIGH"
     assert rows["tasks.backpressured-sampled", "baseline"]["value"] == 0.6
     assert rows["tasks.backpressured-sampled", "observation"]["value"] == 1.0
+
+
+def test_the_last_arrival_is_that_of_the_sink_that_received_longest(history: Any):
+    """Samples without a new record are no arrival, and later ones than asked for do not count."""
+    built = history.empty()
+    for sink, counts in (("sink-0", (0, 4, 4, 9)), ("sink-1", (0, 2, 5, 5)), ("sink-2", (0, 0, 0, 0))):
+        for second, count in enumerate(counts):
+            built.add(
+                "tm-0-1", "tasks", second, task=sink, vertex="sink", role="sink", attempt=0, records_in=count
+            )
+    sinks = sinks_of(built.trial())
+    assert [last_arrival(sinks, history.at(second)) for second in (0, 1, 2, 3)] == [
+        0,
+        history.at(1),
+        history.at(2),
+        history.at(3),
+    ]

@@ -48,7 +48,7 @@ def check_balance(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
 
 
 def check_samples(trial: Trial) -> list[Damage]:
-    """Return a sample that repeats the one before, although they are taken on a change, or that has counted less, and a channel that is local although its ends
+    """Return a sample that repeats the one before, although they are taken on a change, and a channel that is local although its ends
     were deployed to different TaskManagers, or the reverse. Processes have written them."""
     deployed = deployments(trial)
     if not deployed or not len(trial.table("waits")):
@@ -64,13 +64,6 @@ def _repeated(table: pa.Table) -> Iterator[Damage]:
     for column in MEASURED:
         same &= np.diff(ints(table, column)[owned.order], prepend=-1) == 0
     same[owned.starts] = False
-    for column in ("announced", "used"):
-        fell = np.diff(ints(table, column)[owned.order], prepend=0) < 0
-        fell[owned.starts] = False
-        if fell.any():
-            at = int(np.flatnonzero(fell)[0])
-            before, after = (table.column(column)[int(owned.order[i])].as_py() for i in (at - 1, at))
-            yield Damage("channels", column, int(owned.order[at]), f"decreases from {before} to {after}")
     if same.any():
         row = int(owned.order[np.flatnonzero(same)].min())
         task, peer = (table.column(c)[row].as_py() for c in ("task", "peer"))
