@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
@@ -15,6 +14,7 @@ from msgspec import Struct, field
 from testbed_runtime.core.job.jobgraph import PARTITIONINGS
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.versions import VERSIONS
+from testbed_runtime.history.contradictions.columns import parsed
 from testbed_runtime.history.schema import Trial
 
 Ints = npt.NDArray[np.int64]
@@ -94,13 +94,9 @@ def group_starts(*keys: Ints) -> Ints:
     return np.flatnonzero(np.append(True, changed)[: len(keys[0])])
 
 
-def data(row: Mapping[str, Any]) -> dict[str, Any]:
+def data(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the JSON object of an event. Empty if it has none."""
-    try:
-        value = json.loads(row["data"]) if row["data"] else {}
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    return parsed(row["data"])
 
 
 def events(trial: Trial, *kinds: str) -> list[dict[str, Any]]:

@@ -7,10 +7,10 @@ from collections import defaultdict
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
 
 from testbed_runtime.checking.common import NS, Ints, Window, events, ints
+from testbed_runtime.history.contradictions.columns import filled_buckets
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 
 ROUNDING = 1e-9
@@ -53,11 +53,11 @@ def shows(total: int, q: float) -> bool:
 def histogram(trial: Trial, window: Window) -> Histogram:
     """Merge the histograms of all sinks whose window has its middle within `window`."""
     table = trial.table("latency")
-    if len(table):
-        middle = ints(table, "window_start_ns") + ints(table, "window_ns") // 2
-        table = table.filter(pa.array((middle >= window.start) & (middle < window.end)))
-    largest = int(ints(table, "max_ns").max()) if len(table) else 0
-    return Histogram(bucket_matrix(table).sum(axis=0), largest)
+    middle = ints(table, "window_start_ns") + ints(table, "window_ns") // 2
+    inside = (middle >= window.start) & (middle < window.end)
+    filled = trial.kept("filled latency buckets", lambda: filled_buckets(table))
+    counts = merged_buckets(filled, np.where(inside, 0, -1), 1)[0]
+    return Histogram(counts, int(ints(table, "max_ns")[inside].max()) if inside.any() else 0)
 
 
 def marker_latencies(trial: Trial, window: Window) -> dict[tuple[str, str], Ints]:
@@ -71,20 +71,13 @@ def marker_latencies(trial: Trial, window: Window) -> dict[tuple[str, str], Ints
     return {pair: np.asarray(latencies, dtype=np.int64) for pair, latencies in sorted(found.items())}
 
 
-def bucket_matrix(table: pa.Table) -> Ints:
-    """Return the buckets of a `latency` table as a matrix with one row each. Missing buckets are 0, surplus ones are ignored."""
-    column = table.column("buckets").combine_chunks()
-    lengths = np.asarray(
-        pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False), dtype=np.int64
-    )
-    values = np.asarray(column.flatten().to_numpy(zero_copy_only=False), dtype=np.int64)
-    width = len(_UPPER) + 1
-    if (lengths == width).all():
-        return values.reshape(len(table), width)
-    rows = np.repeat(np.arange(len(table)), lengths)
-    places = np.arange(len(values)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    matrix = np.zeros((len(table), width), dtype=np.int64)
-    matrix[rows[places < width], places[places < width]] = values[places < width]
+def merged_buckets(filled: tuple[Ints, Ints, Ints], group: Ints, groups: int) -> Ints:
+    """Return the sum of the buckets of each group of rows of a `latency` table: a matrix with one row for each group. `group` is that of
+    each row, -1 for none, and `filled` the result of `filled_buckets`. Missing buckets are 0, surplus ones are ignored."""
+    rows, places, counts = filled
+    matrix = np.zeros((groups, len(_UPPER) + 1), dtype=np.int64)
+    known = (group[rows] >= 0) & (places < matrix.shape[1])
+    np.add.at(matrix, (group[rows][known], places[known]), counts[known])
     return matrix
 
 
@@ -99,7 +92,9 @@ def merge_sinks(table: pa.Table) -> pa.Table:
     )
     changed[0] = True
     firsts = np.flatnonzero(changed)
-    buckets = np.add.reduceat(bucket_matrix(table)[order], firsts, axis=0)
+    window = np.empty(len(table), dtype=np.int64)
+    window[order] = np.cumsum(changed) - 1
+    buckets = merged_buckets(filled_buckets(table), window, len(firsts))
     merged = {
         "t_ns": np.maximum.reduceat(ints(table, "t_ns")[order], firsts),
         "window_start_ns": start[order][firsts],

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from testbed_runtime.checking.common import NS, Entry, Ints, ints, windows
-from testbed_runtime.checking.latency import bucket_matrix
+from testbed_runtime.checking.latency import merged_buckets
 from testbed_runtime.checking.progress import GAP_NS, Progress, progress_of
+from testbed_runtime.history.contradictions.columns import filled_buckets
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 
 COLUMNS_MAX = 120
@@ -34,13 +35,11 @@ def heat(latency: pa.Table, edges: Ints) -> dict[str, Any]:
 
     Rows without records at either end are left out; empty without latency."""
     cuts = columns(edges)
-    rows = -(-(len(LATENCY_BOUNDS_NS) + 1) // MERGED)
-    counts = np.zeros((len(cuts) - 1, rows), dtype=np.int64)
     middle = ints(latency, "window_start_ns") + ints(latency, "window_ns") // 2
     places = np.searchsorted(cuts, middle, side="right") - 1
-    inside = (places >= 0) & (places < len(counts))
-    merged = np.add.reduceat(bucket_matrix(latency), np.arange(0, len(LATENCY_BOUNDS_NS) + 1, MERGED), axis=1)
-    np.add.at(counts, places[inside], merged[inside])
+    places[places >= len(cuts) - 1] = -1
+    sums = merged_buckets(filled_buckets(latency), places, len(cuts) - 1)
+    counts = np.add.reduceat(sums, np.arange(0, len(LATENCY_BOUNDS_NS) + 1, MERGED), axis=1)
     used = np.flatnonzero(counts.sum(axis=0))
     if not len(used):
         return {}

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from testbed_runtime.checking.common import Ints, ints
-from testbed_runtime.checking.latency import Histogram, bucket_matrix
+from testbed_runtime.checking.latency import Histogram, merged_buckets
 from testbed_runtime.checking.load import credit_waits, heat, progress_curves, vertex_load
+from testbed_runtime.history.contradictions.columns import filled_buckets
 from testbed_runtime.history.schema import Trial
 
 BIN_NS = 250_000_000
@@ -98,17 +99,15 @@ def _latency(latency: pa.Table, edges: Ints) -> tuple[list[float | None], list[f
     """Return the median and 99th percentile of each bin, from the merged histograms of its windows."""
     # A window belongs to the bin that contains its middle: windows are not aligned with the bins.
     bins = np.searchsorted(edges, ints(latency, "window_start_ns") + BIN_NS // 2, side="right") - 1
-    buckets, most = bucket_matrix(latency), ints(latency, "max_ns")
-    inside = np.flatnonzero((bins >= 0) & (buckets.sum(axis=1) > 0))
-    inside = inside[np.argsort(bins[inside], kind="stable")]
-    merged: dict[int, Histogram] = {}
-    if len(inside):
-        firsts = np.flatnonzero(np.diff(bins[inside], prepend=-1))
-        counts = np.add.reduceat(buckets[inside], firsts, axis=0)
-        largest = np.maximum.reduceat(most[inside], firsts)
-        positions = bins[inside][firsts].tolist()
-        merged = {p: Histogram(c, int(m)) for p, c, m in zip(positions, counts, largest, strict=True)}
-    return _quantiles(merged, len(edges) - 1, 0.5), _quantiles(merged, len(edges) - 1, 0.99)
+    count, filled, most = len(edges) - 1, filled_buckets(latency), ints(latency, "max_ns")
+    bins[bins >= count] = -1
+    sums = merged_buckets(filled, bins, count)
+    known = np.unique(filled[0])  # the rows with records
+    known = known[bins[known] >= 0]
+    largest = np.full(count, np.iinfo(np.int64).min)
+    np.maximum.at(largest, bins[known], most[known])
+    merged = {p: Histogram(sums[p], int(largest[p])) for p in np.unique(bins[known]).tolist()}
+    return _quantiles(merged, count, 0.5), _quantiles(merged, count, 0.99)
 
 
 def _quantiles(merged: Mapping[int, Histogram], bins: int, quantile: float) -> list[float | None]:

@@ -13,9 +13,10 @@ import pytest
 from testbed_runtime.checking import reduced
 from testbed_runtime.checking.common import Window
 from testbed_runtime.checking.credit import by_channel
-from testbed_runtime.checking.latency import bucket_matrix, histogram, merge_sinks
+from testbed_runtime.checking.latency import histogram, merge_sinks, merged_buckets
 from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.timeseries import trial_timeseries
+from testbed_runtime.history.contradictions.columns import filled_buckets
 from testbed_runtime.history.numbers import add_up, count_part, counts_of
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, TABLES, Trial
 from testbed_runtime.history.writer import MemoryHistory
@@ -134,7 +135,9 @@ def test_histograms_of_several_sinks_add_up():
     trial = memory.trial()
     merged = merge_sinks(trial.table("latency"))
     assert [row["buckets"][:2] for row in merged.to_pylist()] == [[6, 2], [0, 4]]
-    assert bucket_matrix(trial.table("latency")).shape == (4, len(LATENCY_BOUNDS_NS) + 1)
+    each = merged_buckets(filled_buckets(trial.table("latency")), np.arange(4), 4)
+    assert each.shape == (4, len(LATENCY_BOUNDS_NS) + 1)
+    assert each[:, :2].tolist() == [[1, 2], [0, 4], [5, 0], [0, 0]]
     for window in (Window(0, 200), Window(200, 400), Window(0, 400), Window(900, 1000)):
         small = histogram(Trial("r", "t", {"latency": merged}), window)
         large = histogram(trial, window)

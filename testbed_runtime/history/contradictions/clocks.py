@@ -18,6 +18,7 @@ from testbed_runtime.history.contradictions.columns import (
     events,
     ints,
     parsed,
+    places_of,
     sound,
 )
 from testbed_runtime.history.damage import Damage
@@ -50,12 +51,14 @@ def _lags(trial: Trial) -> Iterator[Damage]:
     tasks, latency = trial.table("tasks"), trial.table("latency")
     if not sound(tasks, "task", "role", "lag_ns", "records_in") or not sound(latency, "task", "max_ns"):
         return
-    slowest, sinks = ints(latency, "max_ns"), np.asarray(latency.column("task").to_pylist())
+    slowest, samples = ints(latency, "max_ns"), places_of(tasks, "task")
     lag, counted = ints(tasks, "lag_ns"), equal(tasks, "role", "sink") & (ints(tasks, "records_in") > 0)
-    for task in sorted(set(sinks.tolist())):
-        mine = np.flatnonzero(counted & equal(tasks, "task", task))
-        late = float(np.median(slowest[sinks == task]))
-        if len(mine) >= SAMPLES and late >= LATE_NS and not lag[mine].any():
+    for (task,), windows in sorted(places_of(latency, "task").items()):
+        mine = samples.get((task,), windows[:0])
+        mine = mine[counted[mine]]
+        if len(mine) < SAMPLES or lag[mine].any():
+            continue
+        if (late := float(np.median(slowest[windows]))) >= LATE_NS:
             problem = f"is 0 in every sample of {task}, whose records were {late / NS:.3f} s late (max_ns in latency)"
             yield Damage("tasks", "lag_ns", int(mine[0]), problem)
             return

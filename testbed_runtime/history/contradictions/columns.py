@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ ATTEMPT = ("process", "task", "attempt")
 EVENT_COLUMNS = ("process", "seq", "t_ns", "kind", "subject", "attempt", "checkpoint", "data")
 UNREAD = ("network.buffers", "network.pools", "socket.state", "cpu.spent", "backpressure.sampled")
 """Kinds of events that no rule reads. They are many."""
+PARSED_TEXTS = 4096
+"""Number of JSON texts that stay parsed: the events of a large job have far fewer, and each is read several times."""
 
 
 def ints(table: pa.Table, column: str) -> Ints:
@@ -53,7 +56,7 @@ def equal(table: pa.Table, column: str, value: str) -> Flags:
 def filled_buckets(latency: pa.Table) -> tuple[Ints, Ints, Ints]:
     """Return row, place and count of each latency bucket that is not 0. Few are not: in a large job most windows have one record."""
     column = latency.column("buckets")
-    lengths = np.asarray(pc.list_value_length(column), dtype=np.int64)
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0), dtype=np.int64)
     counts = np.asarray(pc.list_flatten(column), dtype=np.int64)
     ends, filled = np.cumsum(lengths), np.flatnonzero(counts)
     rows = np.searchsorted(ends, filled, side="right")
@@ -70,6 +73,15 @@ def numbered(tables: Sequence[pa.Table], columns: Sequence[str]) -> Ints:
         encoded = pa.chunked_array(chunks).combine_chunks().dictionary_encode()
         found = found * max(1, len(encoded.dictionary)) + np.asarray(encoded.indices, dtype=np.int64)
     return found
+
+
+def places_of(table: pa.Table, *columns: str) -> dict[tuple[Any, ...], Ints]:
+    """Return the rows, in order, of each combination of values of these columns. One `equal` for each would look at all rows."""
+    number = numbered([table], columns)
+    order = np.argsort(number, kind="stable").astype(np.int64)
+    starts = np.flatnonzero(np.diff(number[order], prepend=-1))
+    firsts = table.select(columns).take(pa.array(order[starts])).to_pylist()
+    return dict(zip((tuple(r.values()) for r in firsts), np.split(order, starts[1:]), strict=False))
 
 
 class Owned(Struct, frozen=True):
@@ -107,8 +119,9 @@ class Owned(Struct, frozen=True):
         return np.asarray(np.maximum.reduceat(places, self.starts), dtype=np.int64)
 
 
-def parsed(text: str | None) -> dict[str, Any]:
-    """Return a JSON object; empty for any other text."""
+@lru_cache(maxsize=PARSED_TEXTS)
+def parsed(text: str | None) -> Mapping[str, Any]:
+    """Return a JSON object, which its readers share; empty for any other text."""
     try:
         value = json.loads(text or "{}")
     except ValueError:

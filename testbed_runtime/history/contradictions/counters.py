@@ -22,6 +22,7 @@ from testbed_runtime.history.contradictions.columns import (
     numbered,
     options_of,
     parsed,
+    places_of,
     sound,
     vertices,
 )
@@ -99,23 +100,24 @@ def _emitted(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     restored = {(e["subject"], e["attempt"]) for _, e in events(trial, "task.restored")}
     started = bool(events(trial, "job.restored"))
     kinds = {v["name"]: v.get("kind") for v in vertices(entry)}
-    counted, attempts, seq = (ints(tasks, c) for c in ("records_out", "attempt", "seq"))
+    counted, seq, process = ints(tasks, "records_out"), ints(tasks, "seq"), tasks.column("process")
+    of_attempt, nothing = places_of(tasks, "task", "attempt"), np.empty(0, dtype=np.int64)
     for _, end in events(trial, "source.end"):
         following = parsed(end["data"]).get("next")
         if not isinstance(following, int):
             continue
         task, attempt = end["subject"], end["attempt"]
-        mine = equal(tasks, "task", task) & (attempts == attempt)
-        later = mine & equal(tasks, "process", end["process"]) & (seq > end["seq"])
-        beyond = np.flatnonzero(mine & (counted > following))
+        mine = of_attempt.get((task, attempt), nothing)
+        beyond = mine[counted[mine] > following].tolist()
         fresh = (
             kinds.get(task.rpartition("-")[0]) == "generated"
             and not started
             and (task, attempt) not in restored
         )
-        short = np.flatnonzero(later & (counted < following)) if fresh else beyond
-        if len(beyond) or len(short):
-            row = int(beyond[0] if len(beyond) else short[0])
+        fewer = mine[(counted[mine] < following) & (seq[mine] > end["seq"])].tolist() if fresh else []
+        short = [row for row in fewer if process[row].as_py() == end["process"]]
+        if beyond or short:
+            row = (beyond or short)[0]
             problem = f"is {counted[row]}, but {task} emitted {following} records (source.end in events)"
             yield Damage("tasks", "records_out", row, problem)
             return

@@ -31,6 +31,7 @@ from testbed_runtime.history.contradictions.columns import (
     ints,
     numbered,
     parsed,
+    places_of,
     sound,
     tasks_of,
     vertices,
@@ -379,13 +380,10 @@ def _spent(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
     if not sound(table, "task", "attempt", "t_ns", *columns):
         return
     begun = ints(table, "t_ns") - sum(ints(table, c) for c in columns)
-    earliest: dict[Attempt, tuple[int, int]] = {}
-    for row, (task, attempt, t_ns) in enumerate(
-        zip(table.column("task").to_pylist(), ints(table, "attempt").tolist(), begun.tolist(), strict=True)
-    ):
-        earliest[task, attempt] = min(earliest.get((task, attempt), (t_ns, row)), (t_ns, row))
-    for key, (t_ns, row) in earliest.items():
-        early = deployed[key]["t_ns"] - t_ns if key in deployed else 0
+    attempts = places_of(table, "task", "attempt")
+    for key, rows in sorted(attempts.items(), key=lambda pair: int(pair[1][0])):
+        row = int(rows[np.argmin(begun[rows])])
+        early = deployed[key]["t_ns"] - int(begun[row]) if key in deployed else 0
         if early > TOLERANCE_NS:
             column = max(columns, key=lambda c: table.column(c)[row].as_py())
             problem = f"makes {key[0]} spend {early / NS:.1f} s more than passed since its deployment (task.state in events)"
