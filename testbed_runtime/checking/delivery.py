@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,8 @@ class Delivery:
     examples: list[str] = field(default_factory=list)
 
 
+Pairs: TypeAlias = "dict[tuple[str, str], list[dict[str, Any]]]"
+"""The commits of each sink vertex and source subtask."""
 MAX_EXAMPLES = 3
 """Number of places named in `detail`."""
 
@@ -59,8 +61,11 @@ def check_delivery(trial: Trial, entry: Entry) -> Delivery:
         found.out_of_order += row["out_of_order"]
         found.corrupted += row["corrupted"]
         found.duplicated += row["duplicated"]
-    lost = _count_sources(found, trial, shape, rows, ends)
-    _count_others(found, shape, rows)
+    by_pair, starts = _by_pair(rows), source_starts(trial)
+    lost = _count_sources(found, shape, by_pair, starts, ends)
+    emitted = {subtask: end - starts.get(subtask, 0) for subtask, end in ends.items()}
+    lost += _count_windows(found, shape, rows, emitted)
+    _count_others(found, shape, by_pair)
     if not found.reason:
         found.lost = lost
     if found.examples:
@@ -113,11 +118,10 @@ def _distinct_commits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _count_sources(
-    found: Delivery, trial: Trial, shape: JobShape, rows: list[dict[str, Any]], ends: dict[str, int]
+    found: Delivery, shape: JobShape, by_pair: Pairs, starts: dict[str, int], ends: dict[str, int]
 ) -> int:
     """Return the losses over all pairs of source and sink. Duplicates and never emitted records are added to `found`."""
     lost = 0
-    by_pair, starts = _by_pair(rows), source_starts(trial)
     for source in shape.sources:
         subtasks = [f"{source}-{i}" for i in range(shape.parallelism[source])]
         for sink, copies in shape.copies(source).items():
@@ -127,13 +131,12 @@ def _count_sources(
                 chunks = _add_up(by_pair.get((sink, subtask), ()))
                 span = (starts.get(subtask, 0), ends.get(subtask))
                 lost += _compare(found, f"{subtask} at {sink}", chunks, copies, span)
-    emitted = {subtask: end - starts.get(subtask, 0) for subtask, end in ends.items()}
-    return lost + _count_windows(found, shape, rows, emitted)
+    return lost
 
 
-def _by_pair(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+def _by_pair(rows: list[dict[str, Any]]) -> Pairs:
     """Group the rows by sink vertex and source subtask."""
-    pairs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    pairs: Pairs = {}
     for row in rows:
         pairs.setdefault((row["task"].rsplit("-", 1)[0], row["source"]), []).append(row)
     return pairs
@@ -222,10 +225,10 @@ def _count_windows(
     return lost
 
 
-def _count_others(found: Delivery, shape: JobShape, rows: list[dict[str, Any]]) -> None:
+def _count_others(found: Delivery, shape: JobShape, by_pair: Pairs) -> None:
     """Check the records that a window created: each has its own number and may be committed only once per sink vertex."""
     known = {*shape.source_subtasks()}
-    for (sink, origin), mine in sorted(_by_pair(rows).items()):
+    for (sink, origin), mine in sorted(by_pair.items()):
         if origin in known:
             continue
         made = origin.rsplit("-", 1)[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -244,7 +245,7 @@ class Trial:
 
         def ordered() -> list[dict[str, Any]]:
             rows: list[dict[str, Any]] = self.table(name).to_pylist()
-            rows.sort(key=lambda r: (r["t_ns"], r["process"], r["seq"]))
+            rows.sort(key=itemgetter("t_ns", "process", "seq"))
             return rows
 
         return self.kept(f"rows of {name}", ordered)

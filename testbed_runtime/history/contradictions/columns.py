@@ -104,6 +104,11 @@ class Owned(Struct, frozen=True):
         """Order the samples of each attempt."""
         return cls.of(numbered([table], ATTEMPT), ints(table, "seq"))
 
+    @classmethod
+    def attempts_of(cls, trial: Trial, name: str) -> Owned:
+        """Order the rows of each attempt in a table."""
+        return trial.kept(f"attempts of {name}", lambda: cls.attempts(trial.table(name)))
+
     @property
     def ends(self) -> Ints:
         """The last place in `order` of each owner."""

@@ -46,7 +46,7 @@ def check_counters_across(trial: Trial, entry: Mapping[str, Any]) -> list[Damage
     tasks = trial.table("tasks")
     if not sound(tasks, "seq", "t_ns", "role", *ATTEMPT):
         return []
-    owned = Owned.attempts(tasks)
+    owned = Owned.attempts_of(trial, "tasks")
     rules = (
         _spent(tasks, owned),
         _repeated(tasks, owned),
@@ -178,7 +178,7 @@ def _latencies(trial: Trial) -> Iterator[Damage]:
 def _first_records(trial: Trial) -> Iterator[Damage]:
     """Yield a first record that was later than every record of the first window."""
     latency = trial.table("latency")
-    owned = Owned.attempts(latency)
+    owned = Owned.attempts_of(trial, "latency")
     first = latency.select([*ATTEMPT, "max_ns"]).take(pa.array(owned.order[owned.starts])).to_pylist()
     most = {(r["process"], r["task"], r["attempt"]): max(0, r["max_ns"]) for r in first}
     for row, event in events(trial, "sink.first-record"):

@@ -49,12 +49,13 @@ def check_exchange(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     kinds = {v.get("kind") for v in vertices(entry)}
     if not kinds or kinds & {None, "iteration", "synchronization"} or not sound(tasks, "seq", *ATTEMPT):
         return []
-    rules = (_bytes(tasks, entry), _totals(trial, entry), _committed(trial, entry), _ends(trial, entry))
+    rules = (_bytes(trial, entry), _totals(trial, entry), _committed(trial, entry), _ends(trial, entry))
     return [damage for rule in rules for damage in rule]
 
 
-def _bytes(tasks: pa.Table, entry: Mapping[str, Any]) -> Iterator[Damage]:
+def _bytes(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield more records than fit into their bytes, and more bytes than the records of an attempt have."""
+    tasks = trial.table("tasks")
     if not sound(tasks, "records_in", "records_out", "bytes_in", "bytes_out"):
         return
     received, into = ints(tasks, "records_in"), ints(tasks, "bytes_in")
@@ -69,7 +70,7 @@ def _bytes(tasks: pa.Table, entry: Mapping[str, Any]) -> Iterator[Damage]:
         return
     size = LENGTH_BYTES + max(int(v.get("recordBytes") or 0) for v in vertices(entry))
     channels = sum(int(v.get("parallelism") or 1) for v in vertices(entry))
-    owned, many = Owned.attempts(tasks), max(_copies(entry).values(), default=1)
+    owned, many = Owned.attempts_of(trial, "tasks"), max(_copies(entry).values(), default=1)
     measures = [("records_out", "bytes_out", many)]
     if not FlowControl.read(options_of(entry)).queued:  # else it reads more than it processes
         measures.insert(0, ("records_in", "bytes_in", 1))
@@ -184,7 +185,7 @@ def _finished(trial: Trial) -> Totals:
     newest: dict[str, tuple[int, str]] = {}
     for _, event in events(trial, "task.state"):
         newest[event["subject"]] = (event["attempt"], str(parsed(event["data"]).get("to")))
-    owned = Owned.attempts(tasks)
+    owned = Owned.attempts_of(trial, "tasks")
     last = owned.order[owned.ends]
     wrote = _last_numbers(trial)
     columns = ("process", "task", "attempt", "seq", "records_in", "records_out", "bytes_in", "bytes_out")

@@ -158,7 +158,7 @@ def _windows(trial: Trial) -> Iterator[Damage]:
             )
             yield Damage("latency", column, int(wrong[0]), problem)
             return
-    owned = Owned.attempts(table)
+    owned = Owned.attempts_of(trial, "latency")
     begins = ints(table, "window_start_ns")[owned.order]
     early = LOOSE * np.diff(begins) < ints(table, "window_ns")[owned.order][:-1]
     early[owned.starts[1:] - 1] = False
