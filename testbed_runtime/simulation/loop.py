@@ -16,7 +16,6 @@ import contextvars
 import gc
 import heapq
 import itertools
-import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
@@ -57,8 +56,7 @@ class _Handle(asyncio.Handle):
     _repr = None
     _source_traceback = None
 
-    def __init__(self) -> None:
-        """Made by the loop."""
+    __init__ = object.__init__  # made by the loop
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -73,8 +71,7 @@ class _Timer(asyncio.TimerHandle):
     _repr = None
     _source_traceback = None
 
-    def __init__(self) -> None:
-        """Made by the loop."""
+    __init__ = object.__init__  # made by the loop
 
     def cancel(self) -> None:
         if not self._cancelled:
@@ -89,7 +86,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self, start_s: float = 1000.0) -> None:
         super().__init__()
         self._now = start_s
-        self._clock_resolution = math.ulp(start_s)
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._numbers = itertools.count()
@@ -229,7 +225,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise SimulatedDeadlock(f"nothing left to do at {self._now:.6f} s")
         if timers[0][0] > self._now:
             self._now = timers[0][0]
-            self._clock_resolution = math.ulp(self._now)
             self._turns_now = 0
 
     def _raise_livelock(self) -> None:

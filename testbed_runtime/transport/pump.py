@@ -78,6 +78,7 @@ class _ServerPump(Pump):
         """Requests came or went in what was received last."""
         self._decoder = ServerDecoder(owner.version)
         self.machine = PartitionRequestServer(owner.manager, self.wake, credit_based=owner.credit_based)
+        self._next = self.machine.next_frame
 
     def on_connected(self, connection: Connection) -> None:
         super().on_connected(connection)
@@ -125,11 +126,13 @@ class _ServerPump(Pump):
     def _on_frame(self, frame: ClientFrame) -> None:
         now = 0.0  # the other frames need no time
         if type(frame) is PartitionRequest:
+            self._requested = True
             now = self._loop.time()
             if not self._named and (owner := owner_of(frame.receiver)):
                 self._named = True
                 self._name_peer(owner)
-        self._requested = self._requested or type(frame) in (PartitionRequest, CancelPartitionRequest)
+        elif type(frame) is CancelPartitionRequest:
+            self._requested = True
         if self._tap is not None:
             self._tap.seen("received", self.link_in, frame)
         self.machine.on_frame(frame, now)
@@ -139,9 +142,6 @@ class _ServerPump(Pump):
             self._requested = False
             self._owner.arm()
         super()._answer()
-
-    def _next(self) -> tuple[ServerFrame, Buffer | None] | None:
-        return self.machine.next_frame()
 
     def _has_more(self) -> bool:
         return self.machine.has_more()
@@ -290,6 +290,7 @@ class _ClientPump(Pump):
             credit_based=owner.credit_based,
             resume=self._resume,
         )
+        self._next = self._message
         self._decoder = ClientDecoder(owner.version, self.machine.allocate)
 
     def on_data(self, data: memoryview) -> None:
@@ -406,7 +407,7 @@ class _ClientPump(Pump):
         self.machine.on_closed(error)
         self.abort()
 
-    def _next(self) -> tuple[ClientFrame, Buffer | None] | None:
+    def _message(self) -> tuple[ClientFrame, Buffer | None] | None:
         frame = self.machine.next_frame()
         return None if frame is None else (frame, None)
 

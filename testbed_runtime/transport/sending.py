@@ -34,6 +34,9 @@ buffer would report a backlog of 0, and the consumer would give up its floating 
 class Pump:
     """The part shared by both ends: sends frames through tap and interceptor while the connection is writable."""
 
+    _next: Callable[[], tuple[Frame, Buffer | None] | None]
+    """Returns the next frame of the state machine and its buffer, or None."""
+
     def __init__(self, version: WireVersion, interceptor: FrameInterceptor, tap: FrameTap | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._version = version
@@ -72,9 +75,6 @@ class Pump:
             if self._pulling is not None:
                 self._pulling.cancel()
             self._pull()
-
-    def _next(self) -> tuple[Frame, Buffer | None] | None:
-        raise NotImplementedError
 
     def _drained(self) -> None:
         """Called when there is nothing to send."""

@@ -96,7 +96,8 @@ class SimulatedConnection:
         self._writable = True
         self._thread = BusyThread(self._move, context)
         self._moving: asyncio.Handle | None = None
-        self._under_way: deque[tuple[float, _Payload]] = deque()
+        self._under_way: deque[tuple[float, list[_Payload]]] = deque()
+        """What arrives together, by its time. The last one is `_last_arrival`."""
         self._arrival: asyncio.TimerHandle | None = None
         self._last_arrival = 0.0
         self._window = 0
@@ -261,10 +262,12 @@ class SimulatedConnection:
         due = self._loop.time() + profile.latency_s
         if profile.bandwidth_bytes_per_s or profile.jitter_s or link.free_at:
             due = self._shaped(link, profile, size)
-        if due < self._last_arrival:  # noqa: PLR1730 - for each frame: half of the cost of `max`
-            due = self._last_arrival
-        self._last_arrival = due
-        self._under_way.append((due, data))
+        under_way = self._under_way
+        if due <= self._last_arrival and under_way:
+            under_way[-1][1].append(data)
+        else:
+            self._last_arrival = due = max(due, self._last_arrival)
+            under_way.append((due, [data]))
         self._window += size
         if self._arrival is None:
             self._arm()
@@ -302,7 +305,7 @@ class SimulatedConnection:
         other, under_way, link = self._other, self._under_way, self._link
         arrived: list[_Payload] = []
         while under_way and under_way[0][0] <= now and not link.held:
-            arrived.append(under_way.popleft()[1])
+            arrived += under_way.popleft()[1]
         if other is not None and arrived:
             other.receive(arrived)
         if under_way:

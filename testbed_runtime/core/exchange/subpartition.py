@@ -325,7 +325,7 @@ class PipelinedSubpartition:
             finished = element.finished
             if len(buffers) == 1:
                 self._flush_requested = False
-            if element.readable or (finished and self.exclusive == 0) or not element.is_buffer:
+            if not element.is_buffer or element.readable or (finished and self.exclusive == 0):
                 if not finished:
                     self.sent[self._flush_reason] += 1
                     return self._polled(element, element.build())
