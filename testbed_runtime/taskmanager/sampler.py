@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from msgspec import to_builtins
+from msgspec.structs import astuple
 
 from testbed_runtime.core.exchange.channel import RemoteInputChannel
 from testbed_runtime.core.exchange.credit import ChannelStats, SequenceViewReader
@@ -239,6 +240,6 @@ class TaskSampler:
         tick = self._channel_ticks
         if stats != one.stats or one.tick != tick - 1:
             side, task, attempt, peer = one.key
-            self._history.put("channels", (side, task, attempt, peer, not one.is_remote, *stats))
+            self._history.put("channels", (side, task, attempt, peer, not one.is_remote, *astuple(stats)))
             one.stats = stats
         one.tick = tick

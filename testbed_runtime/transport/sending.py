@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from msgspec.structs import replace
+
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.exchange.encoding import encode
 from testbed_runtime.core.exchange.frames import (
@@ -167,7 +169,7 @@ class Pump:
     def _kept(frame: Frame, buffer: Buffer | None) -> Frame:
         """Return a frame that stays the same when its buffer is recycled."""
         if buffer is not None and buffer.is_volatile and type(frame) is BufferResponse:
-            return frame._replace(data=bytes(frame.data))
+            return replace(frame, data=bytes(frame.data))
         return frame
 
     def _end(self) -> None:

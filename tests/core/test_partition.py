@@ -9,6 +9,7 @@ import pytest
 from exchange_model import Exchange, barrier, partition_id, producer_pool
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.buffers import NetworkBufferPool
@@ -84,7 +85,7 @@ def test_segments_that_are_filled_at_once_are_read_like_those_filled_in_pieces(
                 result.flush_all()
             for _ in range(count):
                 if (polled := view.poll()) is not None:
-                    steps.append((bytes(polled.buffer.view()), polled[1:], len(notified)))
+                    steps.append((bytes(polled.buffer.view()), astuple(polled)[1:], len(notified)))
                     polled.buffer.recycle()
         result.release()
         assert network.outstanding == 0

@@ -6,6 +6,7 @@ import pytest
 from exchange_model import RESOURCE, Exchange, barrier, nothing, partition_id, producer_pool, receiver_id
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError, RemoteProtocolError
 from testbed_runtime.core.exchange.buffers import NetworkBufferPool
@@ -82,7 +83,7 @@ class Producer:
         frames: list[ServerFrame] = []
         while (taken := self.server.next_frame()) is not None:
             frame, buffer = taken
-            frames.append(frame._replace(data=bytes(frame.data)) if buffer is not None else frame)
+            frames.append(replace(frame, data=bytes(frame.data)) if buffer is not None else frame)
             if buffer is not None:
                 buffer.recycle()
         return frames
@@ -96,7 +97,7 @@ class Producer:
                 if (taken := self.server.next_frame()) is None:
                     return frames
                 frame, buffer = taken
-                frames.append(frame._replace(data=bytes(frame.data)) if buffer is not None else frame)
+                frames.append(replace(frame, data=bytes(frame.data)) if buffer is not None else frame)
                 if buffer is not None:
                     buffer.recycle()
                 continue

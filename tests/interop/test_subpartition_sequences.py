@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import astuple
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.subpartition import PipelinedSubpartition
@@ -104,7 +105,7 @@ class Subpartition:
         polled = self._view.poll()
         if polled is None:
             return "none"
-        buffer, backlog, next_type, sequence = polled
+        buffer, backlog, next_type, sequence = astuple(polled)
         size = buffer.size if buffer.is_buffer else 0
         text = f"{buffer.data_type.name} {size} {backlog} {next_type.name} {sequence}"
         buffer.recycle()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.arrivals import RUN_FRAMES
@@ -61,7 +62,7 @@ class Tap:
     def seen(self, side: str, link: str, frame) -> None:
         del link
         if isinstance(frame, BufferResponse):
-            frame = frame._replace(data=bytes(frame.data))
+            frame = replace(frame, data=bytes(frame.data))
         self.frames.append((side, frame))
 
 

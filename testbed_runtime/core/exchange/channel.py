@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from msgspec import Struct
 
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError
 from testbed_runtime.core.exchange.arrivals import Head
@@ -37,7 +39,7 @@ _CHANNEL_RELEASED = "Channel released."
 _NO_CLIENT = "Bug: partitionRequestClient is not initialized before processing data and no error is detected."
 
 
-class Taken(NamedTuple):
+class Taken(Struct, frozen=True, gc=False):
     """One item that a channel hands to its gate."""
 
     buffer: Buffer
@@ -516,10 +518,10 @@ class LocalInputChannel(_InputChannel):
                     "CancelTaskException", f"Consumed partition {self.partition} has been released."
                 )
             return None
-        buffer, _, next_type, sequence = polled
+        buffer, next_type = polled.buffer, polled.next_type
         if buffer.is_buffer:
             self.buffers_in += 1
-        return Taken(buffer, next_type is not DataType.NONE, next_type.has_priority, sequence)
+        return Taken(buffer, next_type is not DataType.NONE, next_type.has_priority, polled.sequence_number)
 
     def in_flight(self) -> tuple[bytes, ...]:
         """Return nothing: what a barrier overtakes in the shared queue is the producer's output state."""

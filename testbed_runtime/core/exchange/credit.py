@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError
 from testbed_runtime.core.exchange.arrivals import Head
@@ -18,7 +19,7 @@ UNLIMITED_CREDIT = 2**31 - 1
 """Credit of a sender in legacy mode, which never waits for credit."""
 
 
-class ChannelStats(NamedTuple):
+class ChannelStats(Struct, frozen=True, gc=False):
     """One sample of a channel, in the columns of the history's table `channels`."""
 
     credit: int

@@ -78,7 +78,7 @@ def encode(frame: Frame, version: WireVersion) -> list[BytesLike]:
         return _encode_buffer(frame, version)
     if type(frame) is AddCredit:
         _positive(frame.credit, "The announced credit should be greater than 0")
-        return [CREDIT.pack(CREDIT.size, MAGIC, 6, *frame)]
+        return [CREDIT.pack(CREDIT.size, MAGIC, 6, frame.credit, frame.receiver)]
     if isinstance(frame, TaskEventRequest):
         body = INT.pack(len(frame.event)) + frame.event + frame.partition.to_bytes() + frame.receiver
         return [_framed(Id.TASK_EVENT_REQUEST, body)]
@@ -155,15 +155,20 @@ def _encode_control(frame: Frame) -> bytes:
 
 
 def _encode_buffer(frame: BufferResponse, version: WireVersion) -> list[BytesLike]:
-    receiver, subpartition, sequence, backlog, data_type, data, compressed, partials = frame
-    size = len(data)
+    receiver, sequence, backlog, partials = (
+        frame.receiver,
+        frame.sequence_number,
+        frame.backlog,
+        frame.partials,
+    )
+    size = len(frame.data)
     if backlog < 0:
         raise LocalProtocolError("Must be non-negative.")
     layout = WHOLE_V2 if version is WireVersion.V2 else WHOLE_V1
     length = layout.size + 4 * len(partials) + size
     if version is WireVersion.V2:
         header = layout.pack(
-            length, MAGIC, 0, receiver, subpartition, len(partials), sequence, backlog, data_type, compressed, size
+            length, MAGIC, 0, receiver, frame.subpartition, len(partials), sequence, backlog, frame.data_type, frame.compressed, size
         )  # fmt: skip
         if partials:
             header += struct.pack(f">{len(partials)}i", *partials)
@@ -171,6 +176,15 @@ def _encode_buffer(frame: BufferResponse, version: WireVersion) -> list[BytesLik
         raise LocalProtocolError("Partial buffers require wire version 2.0 or later")
     else:
         header = layout.pack(
-            length, MAGIC, 0, receiver, subpartition, sequence, backlog, data_type, compressed, size
+            length,
+            MAGIC,
+            0,
+            receiver,
+            frame.subpartition,
+            sequence,
+            backlog,
+            frame.data_type,
+            frame.compressed,
+            size,
         )
-    return [header, data] if size else [header]
+    return [header, frame.data] if size else [header]

@@ -1,7 +1,5 @@
 """The frames of Flink's network protocol (NettyMessage), one immutable class each.
 
-BufferResponse and AddCredit, needed for every buffer, are named tuples, because creating those is five times cheaper.
-
 0        4        8   9
 | length | magic  |id | body …        length counts the whole frame; all integers big-endian
 """
@@ -9,7 +7,7 @@ BufferResponse and AddCredit, needed for every buffer, are named tuples, because
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -76,7 +74,7 @@ class DataType(enum.IntEnum):
         )
 
 
-class BufferResponse(NamedTuple):
+class BufferResponse(Struct, frozen=True, gc=False):
     """Producer to consumer. `data` may be a view into a segment, valid until the sender's on_sent or the receiver's
     recycle."""
 
@@ -120,7 +118,7 @@ class CloseRequest(Struct, frozen=True):
     pass
 
 
-class AddCredit(NamedTuple):
+class AddCredit(Struct, frozen=True, gc=False):
     credit: int
     receiver: InputChannelID
 

@@ -103,16 +103,16 @@ class PartitionRequestServer:
                 self.fail(FlinkError("IOException", refused.message))
                 return self._control.popleft(), None
             if taken is not None:
-                (buffer, backlog, _, sequence), more = taken
+                polled, more = taken
                 if more:
                     self._register(reader)
-                receiver, data_type = reader.receiver, buffer.data_type
+                buffer = polled.buffer
                 frame = BufferResponse(
-                    receiver,
+                    reader.receiver,
                     reader.subpartition,
-                    sequence,
-                    backlog,
-                    data_type,
+                    polled.sequence_number,
+                    polled.backlog,
+                    buffer.data_type,
                     buffer.view(),
                     buffer.compressed,
                 )

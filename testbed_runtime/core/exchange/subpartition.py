@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
+
+from msgspec import Struct
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.events import CheckpointBarrier, decode_event, encode_event
@@ -17,7 +19,7 @@ _NONE = DataType.NONE
 _DATA_BUFFER = DataType.DATA_BUFFER
 
 
-class Polled(NamedTuple):
+class Polled(Struct, frozen=True, gc=False):
     """An element handed to the reader."""
 
     buffer: Buffer

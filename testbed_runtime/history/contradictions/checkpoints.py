@@ -196,26 +196,19 @@ def _commits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
         deployed.setdefault(task, []).append((event["seq"], attempt))
     completed = sorted(done.items(), key=lambda pair: pair[1])
     following = {number: seq for (number, _), (_, seq) in pairwise(completed)}
-    for row, r in enumerate(table.select(["process", "seq", "checkpoint", "task", "attempt"]).to_pylist()):
-        if (
-            r["process"] in managers
-            and r["checkpoint"] >= 0
-            and following.get(r["checkpoint"], r["seq"]) < r["seq"]
-        ):
-            problem = f"is {r['checkpoint']}, but a later one had been completed when {r['task']} committed (checkpoints)"
+    columns = (table.column(c).to_pylist() for c in ("process", "seq", "checkpoint", "task", "attempt"))
+    for row, (process, seq, number, task, attempt) in enumerate(zip(*columns, strict=True)):
+        if process not in managers:
+            continue
+        if number >= 0 and following.get(number, seq) < seq:
+            problem = f"is {number}, but a later one had been completed when {task} committed (checkpoints)"
             yield Damage("delivery", "checkpoint", row, problem)
-        earlier = [attempt for seq, attempt in deployed.get(r["task"], ()) if seq < r["seq"]]
-        if r["process"] in managers and earlier and r["attempt"] != max(earlier):
-            problem = f"is {r['attempt']}, but attempt {max(earlier)} of {r['task']} was the last one deployed then (task.state in events)"
+        earlier = [one for at, one in deployed.get(task, ()) if at < seq]
+        if earlier and attempt != max(earlier):
+            problem = f"is {attempt}, but attempt {max(earlier)} of {task} was the last one deployed then (task.state in events)"
             yield Damage("delivery", "attempt", row, problem)
-        if (
-            r["process"] in managers
-            and r["checkpoint"] >= 0
-            and done.get(r["checkpoint"], r["seq"]) >= r["seq"]
-        ):
-            problem = (
-                f"is {r['checkpoint']}, which was not completed when {r['task']} committed (checkpoints)"
-            )
+        if number >= 0 and done.get(number, seq) >= seq:
+            problem = f"is {number}, which was not completed when {task} committed (checkpoints)"
             yield Damage("delivery", "checkpoint", row, problem)
 
 
