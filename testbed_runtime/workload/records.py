@@ -12,10 +12,11 @@ import struct
 from collections.abc import Sequence
 from functools import cache
 from operator import mul
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from testbed_runtime.core.errors import RemoteProtocolError
 from testbed_runtime.core.exchange.frames import BytesLike
@@ -145,7 +146,7 @@ def checksums(records: Records) -> U64:
     return np.asarray(total ^ (total >> np.uint64(32)), dtype=np.uint64)
 
 
-class Head(NamedTuple):
+class Head(Struct, frozen=True, gc=False):
     """The header of a record. `weight` is its field `count`."""
 
     vertex: int
@@ -164,7 +165,7 @@ def head_of(records: Records) -> tuple[Head, bool]:
     """Return the header of the only record, and whether it has the expected checksum. In a wide job most batches are single
     records, for which a pass of numpy costs ten times as much as the arithmetic."""
     data = records.tobytes()
-    head = Head._make(_HEAD.unpack_from(data))
+    head = Head(*_HEAD.unpack_from(data))
     if len(data) > SMALL_RECORD_BYTES:
         return head, bool(intact(records)[0])
     words, multipliers = _single_words(len(data))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from testbed_runtime.core.errors import RemoteProtocolError
 from testbed_runtime.core.exchange.records import frame_fixed
@@ -53,7 +54,7 @@ def test_the_header_of_a_single_record_is_that_of_its_columns(record_bytes, numb
     record = source(record_bytes).records(number, 1)
     head, good = head_of(record)
     columns = ("vertex", "subtask", "count", "sequence", "key", "due_ns", "checksum", "path", "text", "pad")
-    assert head == tuple(int(record[name][0]) for name in columns)
+    assert astuple(head) == tuple(int(record[name][0]) for name in columns)
     assert good
 
 

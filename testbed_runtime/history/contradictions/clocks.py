@@ -51,9 +51,9 @@ def _lags(trial: Trial) -> Iterator[Damage]:
     tasks, latency = trial.table("tasks"), trial.table("latency")
     if not sound(tasks, "task", "role", "lag_ns", "records_in") or not sound(latency, "task", "max_ns"):
         return
-    slowest, samples = ints(latency, "max_ns"), places_of(tasks, "task")
+    slowest, samples = ints(latency, "max_ns"), places_of(trial, "tasks", "task")
     lag, counted = ints(tasks, "lag_ns"), equal(tasks, "role", "sink") & (ints(tasks, "records_in") > 0)
-    for (task,), windows in sorted(places_of(latency, "task").items()):
+    for (task,), windows in sorted(places_of(trial, "latency", "task").items()):
         mine = samples.get((task,), windows[:0])
         mine = mine[counted[mine]]
         if len(mine) < SAMPLES or lag[mine].any():

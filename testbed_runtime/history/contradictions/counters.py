@@ -101,7 +101,7 @@ def _emitted(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     started = bool(events(trial, "job.restored"))
     kinds = {v["name"]: v.get("kind") for v in vertices(entry)}
     counted, seq, process = ints(tasks, "records_out"), ints(tasks, "seq"), tasks.column("process")
-    of_attempt, nothing = places_of(tasks, "task", "attempt"), np.empty(0, dtype=np.int64)
+    of_attempt, nothing = places_of(trial, "tasks", "task", "attempt"), np.empty(0, dtype=np.int64)
     for _, end in events(trial, "source.end"):
         following = parsed(end["data"]).get("next")
         if not isinstance(following, int):

@@ -380,7 +380,7 @@ def _spent(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
     if not sound(table, "task", "attempt", "t_ns", *columns):
         return
     begun = ints(table, "t_ns") - sum(ints(table, c) for c in columns)
-    attempts = places_of(table, "task", "attempt")
+    attempts = places_of(trial, "tasks", "task", "attempt")
     for key, rows in sorted(attempts.items(), key=lambda pair: int(pair[1][0])):
         row = int(rows[np.argmin(begun[rows])])
         early = deployed[key]["t_ns"] - int(begun[row]) if key in deployed else 0
