@@ -12,7 +12,7 @@ import pytest
 from testbed_runtime.evaluation.splits import check_assembled
 from testbed_runtime.history.contradictions.channels import check_credit
 from testbed_runtime.history.contradictions.checkpoints import check_checkpoints
-from testbed_runtime.history.contradictions.columns import options_of
+from testbed_runtime.history.contradictions.columns import options_of, places_of
 from testbed_runtime.history.contradictions.counters import check_counters_across
 from testbed_runtime.history.contradictions.executions import check_executions
 from testbed_runtime.history.contradictions.faults import check_faults
@@ -85,6 +85,18 @@ def test_an_attempt_that_reported_no_end_may_have_emitted_more(history: Any):
     (found,) = check_counters_across(sources(history, attempt=1), history.entry())
     assert (found.table, found.column) == ("tasks", "records_out")
     assert check_counters_across(sources(history, attempt=2), history.entry()) == []
+
+
+def test_the_places_of_a_combination_are_all_its_rows_in_order():
+    """Rules look up the rows of a task instead of comparing every row with it. An empty table has none."""
+    table = pa.table({"task": ["b", "a", "b", "a", "b"], "attempt": [0, 0, 1, 0, 0]})
+    found = places_of(Trial("r", "t", {"tasks": table}), "tasks", "task", "attempt")
+    assert {key: rows.tolist() for key, rows in found.items()} == {
+        ("b", 0): [0, 4],
+        ("b", 1): [2],
+        ("a", 0): [1, 3],
+    }
+    assert places_of(Trial("r", "t", {}), "tasks", "task") == {}
 
 
 def test_a_task_acknowledges_a_checkpoint_once(history: Any):
