@@ -96,8 +96,7 @@ class SimulatedConnection:
         self._writable = True
         self._thread = BusyThread(self._move, context)
         self._moving: asyncio.Handle | None = None
-        self._under_way: deque[tuple[float, list[_Payload]]] = deque()
-        """What arrives together, by its time. The last one is `_last_arrival`."""
+        self._under_way: deque[tuple[float, list[_Payload]]] = deque()  # what arrives together
         self._arrival: asyncio.TimerHandle | None = None
         self._last_arrival = 0.0
         self._window = 0
@@ -262,12 +261,10 @@ class SimulatedConnection:
         due = self._loop.time() + profile.latency_s
         if profile.bandwidth_bytes_per_s or profile.jitter_s or link.free_at:
             due = self._shaped(link, profile, size)
-        under_way = self._under_way
-        if due <= self._last_arrival and under_way:
-            under_way[-1][1].append(data)
-        else:
-            self._last_arrival = due = max(due, self._last_arrival)
-            under_way.append((due, [data]))
+        if due > self._last_arrival or not self._under_way:
+            self._last_arrival = max(due, self._last_arrival)
+            self._under_way.append((self._last_arrival, []))
+        self._under_way[-1][1].append(data)
         self._window += size
         if self._arrival is None:
             self._arm()
