@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.checkpoints import restored_age_s
 from testbed_runtime.checking.common import NS, Entry, Windows, busiest_vertex, data, events, windows
-from testbed_runtime.checking.criticalpath import EPSILON_NS, NEAR_NS, attribute
+from testbed_runtime.checking.criticalpath import DELAY_CATCH_UP, EPSILON_NS, NEAR_NS, attribute
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, check_faults
 from testbed_runtime.checking.progress import LAST_NS, last_arrival, processed_s, progress_of, sinks_of
@@ -49,7 +49,16 @@ FAILED_NS = NS // 4
 _STANDS_STILL = "a job that stands still: no record arrives at its sinks, and no wait was recorded"
 _ON_THE_EXCHANGE = ("network", "frames")
 """Groups of faults that delay records while the job runs."""
-_WAITED_FOR = ("slot", "cancellation", "restart-delay", "fencing", "jobmanager", "leadership", "stalled")
+_WAITED_FOR = (
+    "slot",
+    "input",
+    "cancellation",
+    "restart-delay",
+    "fencing",
+    "jobmanager",
+    "leadership",
+    "stalled",
+)
 """Together with the kinds before the first record, the waits of a job that is not running."""
 _FAILING = frozenset({"partition", "deployment", "slot", "checkpoint", "heartbeat", "restore", "open", "cancellation"})  # fmt: skip
 
@@ -250,6 +259,12 @@ class _Paths:
     def _backlog(self, outage: Outage, running: int) -> str:
         """Return how much there was to catch up with: the time without records, and what is replayed of it, which is what
         the sinks had received between the checkpoint and the last failure. They go on until a failure is noticed."""
+        late = [
+            w.end_ns
+            for w in self.waits
+            if w.kind in DELAY_CATCH_UP and w.seconds >= 1 and w.outcome is Outcome.COMPLETED
+        ]
+        running = max([running, *(t for t in late if running < t <= outage.end and outage.recovered)])
         behind = (running - outage.effect) / NS
         failed = max((r.cause.t_ns for r in outage.rounds if r.cause is not None), default=outage.effect)
         restored = [

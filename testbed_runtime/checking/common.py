@@ -161,11 +161,16 @@ def _all_series(table: pa.Table) -> list[TaskSeries]:
 
 def busiest_vertex(trial: Trial, start: int, end: int) -> str:
     """Return the vertex whose busiest subtask worked the largest share of a span. Empty without samples."""
+    return busiest(trial, start, end)[0]
+
+
+def busiest(trial: Trial, start: int, end: int) -> tuple[str, int]:
+    """Return the vertex whose busiest subtask worked the largest share of a span, and for how many nanoseconds."""
     table = trial.table("tasks")
     t_ns = ints(table, "t_ns")
     chosen = np.flatnonzero((t_ns >= start) & (t_ns <= end))
     if not len(chosen):
-        return ""
+        return "", 0
     table = table.take(chosen)
     busy, attempts = ints(table, "busy_ns"), ints(table, "attempt")
     names = table.column("task").combine_chunks().dictionary_encode()
@@ -181,7 +186,7 @@ def busiest_vertex(trial: Trial, start: int, end: int) -> str:
         )
         worked[key] = int(busy[group].max() - busy[group].min())
     most = max(worked, key=lambda key: (worked[key], key))
-    return most[0] if worked[most] > 0 else ""
+    return (most[0], worked[most]) if worked[most] > 0 else ("", 0)
 
 
 class JobShape(Struct, frozen=True):

@@ -29,15 +29,21 @@ _ANYWHERE = ("jobmanager", "leadership", "stalled")
 _OWN_PAUSES = {"jobmanager": ("open", "stalled"), "lease": ("stalled",), "stalled": ("open",)}
 """Pauses of a process that explain its waits."""
 _PAUSES = frozenset(kind for kinds in _OWN_PAUSES.values() for kind in kinds)
+DELAY_CATCH_UP = ("partition", "open", "restore")
+"""A subtask that waits for one of them receives nothing yet, while others catch up."""
 _HELD_BY = {
     "slot": ("registration", "start", "replacement", "fencing", *_ANYWHERE),
     "fencing": ("registration", "start", "replacement", *_ANYWHERE),
     "cancellation": ("heartbeat", "registration", "start", "replacement", *_ANYWHERE),
     "registration": ("start", *_ANYWHERE),
     "deployment": ("open", *_ANYWHERE),
-    "partition": ("iteration", *_ANYWHERE),  # a channel of the result is silent until the iteration has ended
-    "first-record": ("partition", "open", "restore", *_ANYWHERE),
-    "catch-up": ("partition", "open", "restore"),
+    "partition": (
+        "iteration",
+        "deployment",
+        *_ANYWHERE,
+    ),  # a channel of the result is silent until the iteration has ended
+    "first-record": ("partition", "open", "restore", "iteration", *_ANYWHERE),
+    "catch-up": DELAY_CATCH_UP,
 }
 """A completed wait of the first kind was often delayed by one of the others, whose end ended it too."""
 _FROM_ITS_START = frozenset({"first-record", "catch-up"})
@@ -149,7 +155,9 @@ class _Walk:
             self._add(max(holder.end_ns, self.start), wait)
             self._take(holder)
             while self.at > max(wait.start_ns, self.start):
-                chained = _latest(self._last_ended(_HELD_BY.get(wait.kind, ())), holder)
+                chained = _latest(
+                    [w for w in self._last_ended(_HELD_BY.get(wait.kind, ())) if _concerns(w, wait)], holder
+                )
                 if chained is None or chained.end_ns < self.at - NEAR_NS:
                     break
                 self._add(max(chained.end_ns, wait.start_ns, self.start), wait)
@@ -177,6 +185,7 @@ class _Walk:
             and w.kind in kinds
             and w.kind != wait.kind
             and _caused(w)
+            and _concerns(w, wait)
             and (wait.kind == "catch-up" or ended - w.start_ns > 2 * (ended - w.end_ns))
         ]
         return _latest(inside, wait)
@@ -258,6 +267,11 @@ class _Walk:
         if until < self.at:
             self.pieces.append(_Piece(until, self.at, wait))
             self.at = until
+
+
+def _concerns(holder: Wait, wait: Wait) -> bool:
+    """Whether the holder can have delayed this wait, as far as names say: a partition waits for the deployment of its producer only."""
+    return (wait.kind, holder.kind) != ("partition", "deployment") or holder.what == wait.what
 
 
 def _caused(wait: Wait) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.common import NS, Entry, data, events, options
+from testbed_runtime.checking.common import NS, Entry, busiest, data, events, options
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.core.ids import JOBMANAGER
@@ -15,6 +15,7 @@ from testbed_runtime.core.job.limits import replacement_limit
 from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.trial.plan import NEVER
+from testbed_runtime.core.versions import REQUESTS_WAIT_AT_PRODUCER, has
 from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, REPLACE_LOST, Outcome, Wait
 from testbed_runtime.history.schema import Trial
 
@@ -42,8 +43,10 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     faults = entry.get("faults") or ()
     rpc = frozenset(str(f["name"]) for f in faults if f.get("plane", "data") != "data")
     found = [_named(Wait.from_row(row), effects, busy, rpc) for row in trial.rows("waits")]
+    if has(options(entry).flink_version, REQUESTS_WAIT_AT_PRODUCER):
+        found = _until_found(trial, found)
     restored = {(e["subject"], e["attempt"]): e["checkpoint"] for e in events(trial, "task.restored")}
-    found = [_replayed(_rejoining(w, effects), restored, entry) for w in found]
+    found = [_worked_for(trial, _replayed(_rejoining(w, effects), restored, entry)) for w in found]
     for effect in effects:
         if effect.injected_ns is not None:
             found += _stop_waits(effect, effect.injected_ns, end_ns)
@@ -63,7 +66,7 @@ def _named(wait: Wait, effects: Iterable[FaultEffect], busy: str, rpc: Collectio
     """Return the wait with its owner in words: what was waited for, and the fault that made it slow. `rpc`: the faults on the plane
     of RPC. Of several faults it is the one that was active for most of the wait, then the last one."""
     longest = 0
-    text, fault = busy if busy and wait.kind in BUSY_KINDS else KINDS[wait.kind].doc, ""
+    text, fault = busy if busy and wait.kind in BUSY_KINDS else _waited_for(wait), ""
     for effect in effects:
         family, begun, ended = effect.kind.partition(".")[0], effect.injected_ns, effect.ended_ns
         during = begun is not None and begun < wait.end_ns and (ended is None or ended > wait.start_ns)
@@ -80,8 +83,14 @@ def _named(wait: Wait, effects: Iterable[FaultEffect], busy: str, rpc: Collectio
             and overlap >= longest
         ):
             longest = overlap
-            text, fault = f"{KINDS[wait.kind].doc}, during the fault `{effect.fault}`", effect.fault
+            text, fault = f"{_waited_for(wait)}, during the fault `{effect.fault}`", effect.fault
     return replace(wait, cause=text, fault=fault)
+
+
+def _waited_for(wait: Wait) -> str:
+    if wait.kind == "input":
+        return f"the {wait.what}, with which its consumers are deployed"
+    return KINDS[wait.kind].doc
 
 
 def _stopped_kind(effect: FaultEffect) -> str:
@@ -167,6 +176,41 @@ def _replayed(wait: Wait, restored: Mapping[tuple[str, int], int], entry: Entry)
     key = "execution.checkpointing.interval"
     text = f"replay since checkpoint {restored[wait.who, wait.attempt]}"
     return replace(wait, cause=text, detail=f"{key} = {options(entry).text(key)}")
+
+
+def _until_found(trial: Trial, waits: Sequence[Wait]) -> list[Wait]:
+    """End the waits for partitions when their producers ran: a producer answers a request that waited for it with its first data,
+    which may come much later. A fault on the exchange can delay the answer itself."""
+    ran: dict[str, list[int]] = {}
+    for event in events(trial, "task.state"):
+        if data(event).get("to") == "RUNNING":
+            ran.setdefault(str(event["subject"]), []).append(int(event["t_ns"]))
+    again: dict[tuple[str, int], list[int]] = {}
+    for event in events(trial, "partition.request"):
+        if int(data(event).get("request", 1)) > 1:
+            key = (str(event["subject"]), int(event["attempt"]))
+            again.setdefault(key, []).append(int(event["t_ns"]))
+
+    def shortened(wait: Wait) -> Wait:
+        begun = [t for t in ran.get(wait.what, ()) if t <= wait.end_ns]
+        if wait.kind != "partition" or wait.outcome is not Outcome.COMPLETED or wait.fault or not begun:
+            return wait
+        repeated = [t for t in again.get((wait.who, wait.attempt), ()) if t <= wait.end_ns]
+        end_ns = max(wait.start_ns, begun[-1], *repeated[-1:])
+        return replace(wait, end_ns=end_ns) if wait.end_ns - end_ns >= SLOW_NS else wait
+
+    return [shortened(wait) for wait in waits]
+
+
+def _worked_for(trial: Trial, wait: Wait) -> Wait:
+    """Return a wait for the first new record with the vertex as its owner whose work took most of it."""
+    slow = wait.outcome is Outcome.COMPLETED and wait.end_ns - wait.start_ns >= SLOW_NS
+    if wait.kind != "first-record" or not slow or wait.cause != KINDS[wait.kind].doc:
+        return wait
+    vertex, worked_ns = busiest(trial, wait.start_ns, wait.end_ns)
+    if 2 * worked_ns < wait.end_ns - wait.start_ns:
+        return wait
+    return replace(wait, cause=f"the work of `{vertex}` before the first new record at a sink")
 
 
 def _rejoining(wait: Wait, effects: Iterable[FaultEffect]) -> Wait:

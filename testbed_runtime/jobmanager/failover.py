@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -210,20 +210,22 @@ class Failovers:
     def _delay(self, failover: Failover, now: float) -> None:
         seconds = self.strategy.backoff_s(now)
         failover.restart_at = now + seconds
-        waits, number = self._services.waits, failover.number
-        failover.cancellation = waits.begin(
-            "cancellation",
-            JOBMASTER_NAME,
-            f"{len(failover.tasks)} tasks",
-            attempt=number,
-            limit=option_limit(self._services.options, "task.cancellation.timeout"),
-        )
+        failover.cancellation = self._begin_cancellation(failover, failover.tasks)
         if seconds > 0:
             limit = restart_delay(self._services.options, self.strategy.option, seconds)
-            failover.delay = waits.begin("restart-delay", JOBMASTER_NAME, attempt=number, limit=limit)
+            failover.delay = self._services.waits.begin(
+                "restart-delay", JOBMASTER_NAME, attempt=failover.number, limit=limit
+            )
         self._cancel_timer()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_at(failover.restart_at, self._services.rpc.post, JOBMASTER, RestartDue())
+
+    def _begin_cancellation(self, failover: Failover, tasks: Sequence[Task]) -> OpenWait:
+        limit = option_limit(self._services.options, "task.cancellation.timeout")
+        what = f"{len(tasks)} tasks"
+        return self._services.waits.begin(
+            "cancellation", JOBMASTER_NAME, what, attempt=failover.number, limit=limit
+        )
 
     # ---- lost TaskManagers and suspects
 
@@ -233,14 +235,24 @@ class Failovers:
         limited = limit if limit.option else None
         self.clear_suspect(taskmanager, limited)
         failover = self._current
-        if failover is not None and failover.phase is not Phase.DEPLOYING and self._graph.has_blocking:
-            failover.widen(self._region(failover.tasks))
-            failover.phase = Phase.CANCELLING
-            for task in failover.tasks:
-                self._tasks.cancel(task)
         self._lost = limited
+        if failover is not None and failover.phase is not Phase.DEPLOYING and self._graph.has_blocking:
+            self._include_producers(failover)
         self.advance()
         self._lost = None
+
+    def _include_producers(self, failover: Failover) -> None:
+        """Add the producers of lost blocking results. If everything was cancelled already, these are cancelled next."""
+        known = len(failover.tasks)
+        failover.widen(self._region(failover.tasks))
+        if len(failover.tasks) == known:
+            return
+        if failover.phase is Phase.WAITING:
+            failover.phase = Phase.CANCELLING
+            failover.cancellation = self._begin_cancellation(failover, failover.tasks[known:])
+            self._lost = None  # not what their cancellation waits for
+        for task in failover.tasks:
+            self._tasks.cancel(task)
 
     def suspect(self, cause: Cause) -> None:
         """Hold the restart until the TaskManager at the other end of a lost connection has answered, or its slots are gone."""

@@ -13,7 +13,7 @@ from testbed_runtime.core.job.failover import Task
 from testbed_runtime.core.job.jobgraph import JobVertex
 from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import JOBMASTER, Acknowledge, NotifyPartitionDataAvailable, SubmitTask
-from testbed_runtime.core.job.results import FIRST_RECORD
+from testbed_runtime.core.job.results import FIRST_RECORD, FULL_RESULT
 from testbed_runtime.core.job.slots import HeldSlot, SlotKey, SlotPool, needed_slots
 from testbed_runtime.core.versions import DECLARATIVE_SLOTS, has
 from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
@@ -72,6 +72,8 @@ class Scheduler:
         """Tasks that are deployed together as soon as each of them has a slot."""
         self._later: list[Task] = []
         """Tasks that are deployed when their inputs have a first record, or are complete."""
+        self._inputs: OpenWait | None = None
+        """The wait for those inputs."""
         self._eager = False
         """Whether consumers are deployed without a first record."""
         self._first_stage = True
@@ -145,6 +147,7 @@ class Scheduler:
         ready = self._consumable()
         tasks = [t for t in self._later if t[0] in ready and not self._graph.execution(t).state.terminal]
         if tasks:
+            self._end_inputs(Outcome.COMPLETED)
             self._later = [task for task in self._later if task not in tasks]
             self._schedule([*self._waiting, *tasks])
 
@@ -177,6 +180,7 @@ class Scheduler:
         offered."""
         self._end_slots(Outcome.CANCELLED)
         self._end_deployment(Outcome.CANCELLED)
+        self._end_inputs(Outcome.CANCELLED)
         self._later = [*self._waiting, *self._later]
         self._waiting = []
         self._rm.cancel_requests()
@@ -211,6 +215,28 @@ class Scheduler:
         if self._deployment is not None:
             self._deployment.end(outcome)
             self._deployment = None
+
+    def _begin_inputs(self) -> None:
+        """Wait for what the producers that are deployed have to provide before the other tasks are deployed."""
+        later = {vertex for vertex, _ in self._later}
+        filled = {producer for producer, _ in self._with_data}
+        missing: dict[str, None] = {}
+        for edge in self._graph.graph.edges:
+            if edge.target not in later or edge.source in later:
+                continue
+            if edge.deployment == FULL_RESULT:
+                missing[f"full result of `{edge.source}`"] = None
+            elif edge.deployment == FIRST_RECORD and edge.source not in filled:
+                missing[f"first record of `{edge.source}`"] = None
+        if missing and self._inputs is None:
+            self._inputs = self._services.waits.begin(
+                "input", "JobMaster", " and the ".join(missing), attempt=self._round
+            )
+
+    def _end_inputs(self, outcome: Outcome) -> None:
+        if self._inputs is not None:
+            self._inputs.end(outcome)
+            self._inputs = None
 
     def _keys(self, tasks: Iterable[Task]) -> list[SlotKey]:
         wanted = {self._graph.key(task): None for task in tasks}
@@ -304,6 +330,7 @@ class Scheduler:
         if not self._unanswered:
             served = self._deployment is not None and bool(self._deployment.limit.option)
             self._end_deployment(Outcome.FIRED if served else Outcome.COMPLETED)
+            self._begin_inputs()
         execution = self._graph.find(message.attempt)
         if execution is None or execution.state.terminal:
             return

@@ -52,8 +52,9 @@ class ChannelWaits:
         if channel.requests > 1:
             self._requested[channel] = self._waits.now()
 
-    def note_answers(self) -> None:
-        """Record the waits of the channels that have been answered since the last call."""
+    def note_answers(self, since_s: float) -> None:
+        """Record the waits of the channels that have been answered since the last call. They ended at `since_s` at the latest: the
+        task has had other work since then."""
         for channel in self._looked:
             if channel.answered:
                 break
@@ -66,13 +67,14 @@ class ChannelWaits:
         for number, (channel, producer) in enumerate(answered, start=1):
             last = not self._silent and number == len(answered)
             if last or channel in self._requested:
-                self._record(channel, producer, Outcome.COMPLETED, end_s=self._answered_at(channel))
+                end_s = max(self._begun, self._answered_at(channel, since_s))
+                self._record(channel, producer, Outcome.COMPLETED, end_s=end_s)
 
-    def _answered_at(self, channel: Channel) -> float:
+    def _answered_at(self, channel: Channel, since_s: float) -> float:
         """Return when the partition was found. A producer that refuses a request at once does so only if it does not know
         the partition: it was found with the last request, and the first data may come later."""
         if channel.backoff.waits_at_producer:
-            return self._waits.now()
+            return since_s
         return self._requested.get(channel, self._begun)
 
     def end(self, failure: FlinkError | None, input_at: float) -> None:

@@ -181,9 +181,10 @@ class PartitionRequests:
                     self._note(channel, backoff)
         self._arm()
 
-    def note_answers(self) -> None:
-        """End the waits for partitions whose producers have answered since the last call."""
-        self._waits.note_answers()
+    def note_answers(self, since_s: float) -> None:
+        """End the waits for partitions whose producers have answered since the last call. Since `since_s` the task has only
+        worked, and so waited for none of them."""
+        self._waits.note_answers(since_s)
 
     def end_waits(self, failure: FlinkError | None, *, input_at: float) -> None:
         """The task ends: nothing is waited for any more. `input_at`: when input was last seen."""

@@ -72,6 +72,8 @@ class StreamTask:
         self._superstep_ends = 0
         """Number of channels that have ended the current superstep of an iteration."""
         self._connected = False
+        self._free_at = run.now()
+        """When it had last nothing to do."""
         self._dropped = False
         flow = FlowControl.read(run.services.options)
         self._receiving = Receiving(run, flow, self._process) if flow.queued else None
@@ -161,6 +163,7 @@ class StreamTask:
             self._debloating.pause(run.now())
             await run.wakeup.wait(self._next_timer())
             self._debloating.resume(run.now())
+        self._free_at = run.now()
         run.meter.enter(BUSY)
 
     async def _wait_for_output(self) -> None:
@@ -169,10 +172,11 @@ class StreamTask:
         run.output.when_available(run.wakeup)
         run.meter.enter(BACKPRESSURED)
         await run.wakeup.wait(self._next_timer())
+        self._free_at = run.now()
         run.meter.enter(BUSY)
 
     def _note_connected(self) -> None:
-        self._run.requests.note_answers()
+        self._run.requests.note_answers(self._free_at)
         if self._run.input.connected:
             self._connected = True
             self._run.event("gate.connected")

@@ -17,6 +17,7 @@ from tests.simulation.test_known_answers import (
     QUICK,
     REACHABILITY,
     SINK,
+    SOURCE,
     TOLERANCE_S,
     Case,
     check_sums,
@@ -40,10 +41,14 @@ def bounded(case: Case, ends_s: float) -> dict[str, Any]:
 def answer(found: dict[str, Any], folder: Path) -> tuple[Ran, Recovery]:
     """Run the document. Return the run, and its only recovery."""
     ran = run_one(found, folder)
-    (trial,) = json.loads((folder / RECOVERY_FILE).read_text()).values()
-    (recovery,) = TrialRecovery.from_json(trial).recoveries
+    (recovery,) = recovered(folder).recoveries
     check_sums(recovery)
     return ran, recovery
+
+
+def recovered(folder: Path) -> TrialRecovery:
+    (trial,) = json.loads((folder / RECOVERY_FILE).read_text()).values()
+    return TrialRecovery.from_json(trial)
 
 
 def waits(ran: Ran, kind: str) -> list[Wait]:
@@ -82,3 +87,72 @@ def test_a_job_that_had_received_everything_is_down_until_it_has_received_it_aga
     outcomes = [w.outcome for w in waits(ran, "final-checkpoint")]
     assert outcomes.count(Outcome.CANCELLED) == 2, "the first attempts waited when the job failed"
     assert outcomes.count(Outcome.FIRED) == 2
+
+
+def test_consumers_of_a_full_result_wait_for_it_and_not_for_partitions(tmp_path: Path):
+    """The sources take 6 s. A count asks both for their results, and sees the second answer after the work on what it read of the
+    first. When a TaskManager with a result is lost, its source is restarted too, although the counts have been cancelled long ago."""
+    kill = fault("kill", "1 s", {"taskManagers": {"names": ["tm-0"]}}, **KILL)
+    case = Case(
+        "full-result", [kill], "", 0.0, options=QUICK, vertex={"serviceTime": "10 ms"}, observation="40 s"
+    )
+    document = bounded(case, 6.0)
+    testbed = document["spec"]["testbed"]
+    testbed["flinkConfiguration"].pop("execution.checkpointing.interval")
+    testbed["job"]["edges"][0] |= {"result": "blocking", "deployment": "on-full-result"}
+    testbed["job"]["vertices"][0]["source"]["recordBytes"] = 3000
+    ran = run_one(document, tmp_path)
+    assert ran.result.verdict["verdict"] == "Pass", ran.result.verdict["summary"]
+    (found,) = recovered(tmp_path).recoveries
+    start = recovered(tmp_path).start
+    assert start is not None
+    check_sums(start)
+    owned = {p.words: p.seconds for p in start.prices}
+    text = "the full result of `source`, with which its consumers are deployed"
+    assert owned[text] == pytest.approx(6.0, abs=TOLERANCE_S)
+    assert max(w.seconds for w in waits(ran, "partition")) < 0.05
+    assert found.prices[0].words.startswith("spare capacity of `count`")
+    assert REACHABILITY in {p.option for p in found.prices}
+
+
+def test_consumers_of_a_first_record_wait_for_it(tmp_path: Path):
+    """The vertex before them needs 50 ms for each record, and passes on those of one buffer together."""
+    found = document(Case("first-record", [], "", 0.0, options=QUICK))
+    job = found["spec"]["testbed"]["job"]
+    slow = {
+        "name": "slow",
+        "parallelism": 2,
+        "slotSharingGroup": "src",
+        "operator": "map",
+        "serviceTime": "50 ms",
+    }
+    job["vertices"].insert(1, slow)
+    job["edges"] = [
+        {"from": "source", "to": "slow", "partitioning": "forward"},
+        {"from": "slow", "to": "count", "partitioning": "hash", "deployment": "on-first-record"},
+        job["edges"][1],
+    ]
+    ran = run_one(found, tmp_path)
+    start = recovered(tmp_path).start
+    assert start is not None
+    check_sums(start)
+    (waited,) = waits(ran, "input")
+    assert waited.what == "first record of `slow`"
+    assert waited.seconds > 0.3
+    owned = {p.words: p.seconds for p in start.prices}
+    text = "the first record of `slow`, with which its consumers are deployed"
+    assert owned[text] == pytest.approx(waited.seconds, abs=0.01)
+    assert start.from_events_s < 0.01
+
+
+def test_a_producer_without_records_was_found_all_the_same(tmp_path: Path):
+    """Each source has a record every 4 s. A partition is found when its producer runs, not when the first record comes."""
+    found = document(Case("sparse", [], "", 0.0, options=QUICK, observation="20 s"))
+    source = found["spec"]["testbed"]["job"]["vertices"][0]["source"]
+    source["recordsPerSecond"] = 1
+    found["spec"]["faults"] = [fault("kill", "1 s", SOURCE, **KILL)]
+    run_one(found, tmp_path)
+    for recovery in recovered(tmp_path).recoveries:
+        check_sums(recovery)
+        margins = {m.option: m.waited_s for m in recovery.margins}
+        assert margins.get("taskmanager.network.request-backoff.max", 0.0) < 0.3
