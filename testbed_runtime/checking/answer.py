@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.checkpoints import restored_age_s
-from testbed_runtime.checking.common import NS, Entry, Windows, busiest_vertex, data, events, windows
+from testbed_runtime.checking.common import NS, Entry, Windows, busiest_vertex, data, events, options, windows
 from testbed_runtime.checking.criticalpath import DELAY_CATCH_UP, EPSILON_NS, NEAR_NS, attribute
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, check_faults
@@ -104,6 +104,10 @@ class _Paths:
         self.spans = spans
         self.busy = busy_text(entry)
         self.producers = blocking_producers(entry)
+        self.uncovered = (
+            options(entry).duration("execution.checkpointing.interval") <= 0 and not self.producers
+        )
+        """Whether a restart begins from nothing."""
         self.waits = waits
 
     def recovery(self, outage: Outage, unknown: str) -> Recovery:
@@ -273,6 +277,11 @@ class _Paths:
         age_s = (
             restored_age_s(self.trial, int(restored[-1]["checkpoint"]), outage.effect) if restored else None
         )
+        if age_s is None and self.uncovered and failed > outage.effect:  # everything is replayed
+            begun = [
+                int(e["t_ns"]) for e in events(self.trial, "job.state") if data(e).get("from") == "CREATED"
+            ]
+            age_s = (outage.effect - begun[0]) / NS if begun else None
         if age_s is None:
             return f"backlog of {behind:.1f} s"
         stored = outage.effect - round(age_s * NS)

@@ -32,7 +32,7 @@ _PAUSES = frozenset(kind for kinds in _OWN_PAUSES.values() for kind in kinds)
 DELAY_CATCH_UP = ("partition", "open", "restore")
 """A subtask that waits for one of them receives nothing yet, while others catch up."""
 _HELD_BY = {
-    "slot": ("registration", "start", "replacement", "fencing", *_ANYWHERE),
+    "slot": ("heartbeat", "registration", "start", "replacement", "fencing", *_ANYWHERE),
     "fencing": ("registration", "start", "replacement", *_ANYWHERE),
     "cancellation": ("heartbeat", "registration", "start", "replacement", *_ANYWHERE),
     "registration": ("start", *_ANYWHERE),

@@ -25,6 +25,10 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 """The failures that faults of a group can cause, by the kind of `Cause`. Other groups can cause any failure."""
 
 
+_ONLY = {"checkpoint": "store", "lease": "store"}
+"""The failures that an active fault of a group has caused rather than any later fault."""
+
+
 class RoundSpan(Struct, frozen=True):
     """A deployment: from `cause` (None: the submission, or a fault without a failover) to `failure`, or to the running job."""
 
@@ -366,6 +370,9 @@ def responsible(injected: Sequence[FaultEffect], cause: Cause) -> FaultEffect | 
     if cause.cause_class == RECOVERED:
         stopped = [e for e in before if _stops_jobmanager(e)]
         before = [e for e in stopped if not e.kind.endswith(".pause")] or stopped or before
+    if cause.kind in _ONLY:
+        own = [e for e in before if e.kind.partition(".")[0] == _ONLY[cause.kind]]
+        before = [e for e in own if e.ended_ns is None or e.ended_ns >= cause.t_ns] or before
     ordinal = cause.taskmanager.rpartition("-")[0]
     hit = [e for e in before if ordinal and ordinal in targets_of(e)]
     candidates = hit or before

@@ -32,6 +32,8 @@ _HOLDS_UP = {
     "jobmanager": ("failure-report", "cancellation", "slot", "deployment"),
 }
 """Families of faults, and the kinds of waits that they make longer."""
+_SILENT = ("network.partition", "network.half-open", "network.reset")
+"""The kinds of faults against which more credit would not help."""
 _LOSSES = ("process.kill", "pod.delete", "pod.evict")
 """The kinds of faults that end a process for good."""
 
@@ -242,9 +244,8 @@ def fault_wait(
     lost = missed and effect.kind in _LOSSES
     stalled = lost or effect.kind in ("process.pause", "jobmanager.pause", "jobmanager.kill")
     cause = f"end of the fault `{effect.fault}`"
-    starved = (
-        "" if stalled else _starved(waits, start_ns, end_ns)
-    )  # a process that stands still takes nothing
+    silent = stalled or effect.kind in _SILENT  # what stands still or lets nothing pass returns no credit
+    starved = "" if silent else _starved(waits, start_ns, end_ns)
     detail = f"{effect.kind}{starved}"
     if hit := targets_of(effect) if missed and _stopped_kind(effect) else []:
         cause, detail = _stopped(effect, hit[0]), ""

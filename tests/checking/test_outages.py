@@ -373,3 +373,16 @@ def test_a_recovered_job_lost_its_jobmanager(faults: list[tuple[str, str]], reco
     for cause_class, expected in ((RECOVERED, recovered), ("E", other)):
         blamed = responsible(effects, Cause(at(9), "t", cause_class, "Task", ""))
         assert blamed is effects[expected]
+
+
+@pytest.mark.parametrize(
+    ("kind", "t", "name"), [("checkpoint", 9, "full"), ("checkpoint", 11, "kill"), ("lease", 9, "full"), ("heartbeat", 9, "kill")]
+)  # fmt: skip
+def test_a_store_that_fails_is_to_blame_for_checkpoints_although_a_process_was_killed_later(
+    kind: str, t: float, name: str
+):
+    """While it lasts, and for no failure of a process."""
+    effects = [fault("full", 2, 10, "store.failing"), fault("kill", 4, 5, "process.kill", "tm-0")]
+    blamed = responsible(effects, Cause(at(t), "t", "X", "JobMaster", "", kind=kind))
+    assert blamed is not None
+    assert blamed.fault == name

@@ -343,6 +343,11 @@ CASES = [
         [fault("late", "40 s", ALL, at="deploy", registration={"delay": {"delay": "22 s"}})],
         "during the fault `late`", 25.5, version="1.12", start=True, options={BACKOFF: "13 s"}, margin=(BACKOFF, 25.5),
     ),
+    Case(  # its slots were promised; they come from the spare one when it is declared lost
+        "first-start-with-a-paused-taskmanager",
+        [fault("gc", "8 s", {"taskManagers": {"names": ["tm-0"]}}, at="deploy", process={"pause": {}})],
+        HEARTBEAT, 5.0, start=True, options=QUICK,
+    ),
     Case(
         "a-job-that-never-starts",
         [fault("late", "40 s", ALL, at="deploy", registration={"delay": {"delay": "30 s"}})],

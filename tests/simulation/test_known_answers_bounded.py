@@ -1,4 +1,4 @@
-"""Known answers of jobs that end: real shells in virtual time, each with seconds that are known beforehand."""
+"""Known answers of jobs that end, start in parts or take no checkpoints: real shells in virtual time, with seconds known beforehand."""
 
 from __future__ import annotations
 
@@ -171,3 +171,31 @@ def test_a_partition_waits_for_the_deployment_of_its_producer(tmp_path: Path):
     assert found.prices[0].seconds == pytest.approx(3.0, abs=TOLERANCE_S)
     assert found.prices[1].detail == "backlog of 3.0 s"
     assert found.prices[1].seconds == pytest.approx(2.25, abs=0.6)
+
+
+def test_without_checkpoints_everything_is_replayed(tmp_path: Path):
+    """The job had run for 4.1 s when it was killed. Its sinks receive nothing new from then on until the failure, in which half of them
+    go on."""
+    case = Case("uncovered", [fault("kill", "1 s", SINK, **KILL)], "", 0.0, options=QUICK)
+    found = document(case)
+    del found["spec"]["testbed"]["flinkConfiguration"]["execution.checkpointing.interval"]
+    _, recovery = answer(found, tmp_path)
+    detail = recovery.rounds[-1].segments[-1].detail
+    assert detail.startswith("backlog of 6.1 s, "), "the time since the submission"
+    assert "of it replayed" in detail
+
+
+@pytest.mark.parametrize(("kind", "credit"), [("partition", False), ("latency", True)])
+def test_missing_credit_explains_only_what_more_credit_would_help_against(
+    kind: str, credit: bool, tmp_path: Path
+):
+    """A partition lets nothing pass, so every sender runs out of credit."""
+    network = {"partition": {}, "latency": {"delay": "2 s", "mode": "one-way"}}[kind]
+    cut = fault("cut", "9 s", SINK, network={kind: network})
+    options = {
+        **QUICK, "taskmanager.memory.segment-size": "1 kb", "taskmanager.memory.min-segment-size": "256 b",
+        "taskmanager.network.memory.buffers-per-channel": "1", "taskmanager.network.memory.floating-buffers-per-gate": "1",
+    }  # fmt: skip
+    _, found = answer(document(Case("silent", [cut], "", 0.0, options=options, observation="30 s")), tmp_path)
+    assert found.prices[0].words.startswith(f"end of the fault `cut` (network.{kind}")
+    assert ("waited for credit" in found.prices[0].words) is credit
