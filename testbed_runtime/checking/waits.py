@@ -32,7 +32,7 @@ _HOLDS_UP = {
     "jobmanager": ("failure-report", "cancellation", "slot", "deployment"),
 }
 """Families of faults, and the kinds of waits that they make longer."""
-_SILENT = ("network.partition", "network.half-open", "network.reset")
+_SILENT = ("network.partition", "network.half-open", "network.reset", "frames.withhold-credit")
 """The kinds of faults against which more credit would not help."""
 _LOSSES = ("process.kill", "pod.delete", "pod.evict")
 """The kinds of faults that end a process for good."""

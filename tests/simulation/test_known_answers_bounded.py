@@ -199,3 +199,22 @@ def test_missing_credit_explains_only_what_more_credit_would_help_against(
     _, found = answer(document(Case("silent", [cut], "", 0.0, options=options, observation="30 s")), tmp_path)
     assert found.prices[0].words.startswith(f"end of the fault `cut` (network.{kind}")
     assert ("waited for credit" in found.prices[0].words) is credit
+
+
+def test_a_task_that_was_canceled_before_it_was_submitted_is_no_damage(tmp_path: Path):
+    """Slow offers keep the JobMaster from hearing heartbeats. It declares TaskManagers lost in the same moment in which their slots let
+    it deploy, so tasks are canceled while they are DEPLOYING."""
+    slow = fault(
+        "slow",
+        "9 s",
+        {"jobManager": {}},
+        at="deploy",
+        rpc={"delay": {"method": "OfferSlots", "delay": "2 s"}},
+    )
+    ran = run_one(document(Case("offers", [slow], "", 0.0, options=QUICK)), tmp_path)
+    states = [json.loads(e["data"]) for e in ran.trial.rows("events") if e["kind"] == "task.state"]
+    assert any((s["from"], s["to"]) == ("DEPLOYING", "CANCELING") for s in states)
+    assert ran.result.verdict["verdict"] != "Error", ran.result.verdict["summary"]
+    start = recovered(tmp_path).start
+    assert start is not None
+    check_sums(start)

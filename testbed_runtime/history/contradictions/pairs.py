@@ -248,7 +248,14 @@ def _inputs(trial: Trial, entry: Mapping[str, Any], waits: Waits, finished: set[
 
 
 def _deployments(trial: Trial, waits: Waits, deployed: Deployed, finished: set[Attempt]) -> Iterator[Damage]:
-    """Yield an attempt without a wait for its deployment, or that was deployed to a TaskManager that had not registered."""
+    """Yield an attempt without a wait for its deployment, or that was deployed to a TaskManager that had not registered. One that
+    ended while DEPLOYING may not have been submitted yet."""
+    unsubmitted = {
+        (e["subject"], e["attempt"])
+        for _, e in events(trial, "task.state")
+        if (data := parsed(e["data"])).get("from") == "DEPLOYING"
+        and data.get("to") in ("CANCELING", "CANCELED", "FAILED")
+    }
     registered = {e["subject"]: row for row, e in events(trial, "taskmanager.registered")}
     waited = {(r["what"], r["attempt"]) for _, r in waits if r["kind"] == "deployment"}
     for (task, attempt), event in sorted(deployed.items()):
@@ -256,7 +263,7 @@ def _deployments(trial: Trial, waits: Waits, deployed: Deployed, finished: set[A
         if data.get("taskmanager") not in registered:
             problem = f"has no taskmanager.registered of {data.get('taskmanager')}, to which {task} was deployed (task.state)"
             yield Damage("events", "kind", -1, problem)
-        if (task, attempt) not in waited:
+        if (task, attempt) not in waited | unsubmitted:
             yield Damage(
                 "waits",
                 "kind",
