@@ -105,7 +105,7 @@ def _stopped_kind(effect: FaultEffect) -> str:
 def _stopped(effect: FaultEffect, target: str) -> str:
     target = "the JobManager" if target == JOBMANAGER else target
     verb = "killed" if effect.kind.endswith(".kill") else "paused"
-    return f"{target} was {verb} by the fault `{effect.fault}`"
+    return f"{target}'s return ({verb} by the fault `{effect.fault}`)"
 
 
 def _stop_waits(effect: FaultEffect, start_ns: int, end_ns: int) -> list[Wait]:

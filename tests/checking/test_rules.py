@@ -223,10 +223,10 @@ def test_the_fault_behind_a_failure_hit_what_it_names_or_was_the_last_before_it(
 @pytest.mark.parametrize(
     ("fault", "wait", "words"),
     [
-        (effect(), waited("stalled", 1, 3, who="tm-1-1"), "tm-1 was paused by the fault `f`"),
+        (effect(), waited("stalled", 1, 3, who="tm-1-1"), "tm-1's return (paused by the fault `f`)"),
         (effect(), waited("stalled", 1, 3), KINDS["stalled"].doc),
-        (effect("jobmanager.kill", targets='["jobmanager"]'), waited("jobmanager", 1, 3), "the JobManager was killed by the fault `f`"),
-        (effect("jobmanager.pause", targets='["jobmanager"]'), waited("jobmanager", 1, 3), "the JobManager was paused by the fault `f`"),
+        (effect("jobmanager.kill", targets='["jobmanager"]'), waited("jobmanager", 1, 3), "the JobManager's return (killed by the fault `f`)"),
+        (effect("jobmanager.pause", targets='["jobmanager"]'), waited("jobmanager", 1, 3), "the JobManager's return (paused by the fault `f`)"),
         (effect("store.slow"), waited("restore", 1, 3), f"{KINDS['restore'].doc}, during the fault `f`"),
         (effect("store.slow"), waited("partition", 1, 3), KINDS["partition"].doc),
         (effect("jobmanager.pause", targets='["jobmanager"]'), waited("failure-report", 1, 3), f"{KINDS['failure-report'].doc}, during the fault `f`"),
@@ -470,8 +470,24 @@ def test_a_fault_that_stops_a_process_is_a_wait_of_everything(history: Any):
     ]
     found = read_waits(history.empty().trial(), {}, faults, history.at(9))
     assert [(w.wait, w.kind, w.who, w.what, w.seconds, str(w.outcome), w.cause) for w in found] == [
-        ("f/tm-0", "stalled", "everything", "tm-0", 2.0, "completed", "tm-0 was paused by the fault `f`"),
-        ("f/tm-1", "stalled", "everything", "tm-1", 2.0, "completed", "tm-1 was paused by the fault `f`"),
+        (
+            "f/tm-0",
+            "stalled",
+            "everything",
+            "tm-0",
+            2.0,
+            "completed",
+            "tm-0's return (paused by the fault `f`)",
+        ),
+        (
+            "f/tm-1",
+            "stalled",
+            "everything",
+            "tm-1",
+            2.0,
+            "completed",
+            "tm-1's return (paused by the fault `f`)",
+        ),
         (
             "j/jobmanager",
             "jobmanager",
@@ -479,7 +495,7 @@ def test_a_fault_that_stops_a_process_is_a_wait_of_everything(history: Any):
             "jobmanager",
             7.0,
             "open",
-            "the JobManager was killed by the fault `j`",
+            "the JobManager's return (killed by the fault `j`)",
         ),
     ]
 

@@ -25,9 +25,9 @@ def fault(kind: str, *targets: str) -> FaultEffect:
 @pytest.mark.parametrize(
     ("targets", "who", "words"),
     [
-        (("tm-0", "tm-1"), "tm-1-1", "tm-1 was paused by the fault `f`"),
+        (("tm-0", "tm-1"), "tm-1-1", "tm-1's return (paused by the fault `f`)"),
         (("tm-0", "tm-1"), "tm-2-1", KINDS["stalled"].doc),
-        (("jobmanager",), "jobmanager-1", "the JobManager was paused by the fault `f`"),
+        (("jobmanager",), "jobmanager-1", "the JobManager's return (paused by the fault `f`)"),
     ],
 )
 def test_a_process_that_stood_still_is_the_one_that_the_fault_paused(
@@ -54,7 +54,7 @@ def test_a_busy_jobmanager_owns_only_the_kinds_that_it_delays(history: Any):
     ("kind", "missed", "cause", "detail"),
     [
         ("process.pause", False, "end of the fault `f`", "process.pause"),
-        ("process.pause", True, "tm-1 was paused by the fault `f`", ""),
+        ("process.pause", True, "tm-1's return (paused by the fault `f`)", ""),
         ("process.kill", False, "end of the fault `f`", "process.kill"),
         ("process.kill", True, "the loss of tm-1 to be noticed", "fault `f`, process.kill"),
         ("frames.drop", True, "end of the fault `f`", "frames.drop"),

@@ -74,7 +74,7 @@ def test_seconds_without_a_leader_belong_to_the_lease_also_at_the_end_of_the_rec
     owned = owners(found)
     assert sum(owned.values()) == pytest.approx(found.total_s, abs=0.2)
     assert owned[f"{LEASE}.lease-duration"] == pytest.approx(9.5, abs=1.6)
-    assert owned["the JobManager was killed by the fault `jobmanager`"] == pytest.approx(2.0)
+    assert owned["the JobManager's return (killed by the fault `jobmanager`)"] == pytest.approx(2.0)
 
 
 @pytest.mark.virtual
