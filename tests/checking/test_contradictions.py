@@ -208,7 +208,6 @@ ELSEWHERE: list[tuple[str, str, tuple[str, str], Change]] = [
     ("channels", "ten times as many free segments", ("channels", "announced"), times(10, "exclusive")),
     ("channels", "channels of another task", ("channels", "process"), put(of(side="consumer", task="count-0"), task="count-1")),
     ("channels", "channels on no edge", ("channels", "peer"), put(of(side="producer", task="source-0"), peer="sink-0")),
-    ("channels", "no channels of one task", ("channels", "task"), without(of(task="sink-0"))),
     ("channels", "channels to an unknown subtask", ("channels", "peer"), lambda r: r | {"peer": r["peer"] + "1"}),
     ("channels", "remote channels that are local", ("channels", "local"), put(local=True)),
     ("faults", "a fault without rows", ("faults", "fault"), without(always)),

@@ -110,7 +110,7 @@ def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> l
     rules = [
         _ends(trial, waits, finished), _inputs(trial, entry, waits, finished), _deployments(trial, waits, deployed, finished),
         _restarts(trial, waits), _checkpoints(trial, waits), _losses(trial, waits), _peers(trial, entry), _unsampled(trial, entry), _unmeasured(trial, finished),
-        _silent(trial, deployed), _causes(trial), _channels(trial, entry),
+        _silent(trial, deployed), _causes(trial),
     ]  # fmt: skip
     if one_clock:
         rules.append(_spent(trial, deployed))
@@ -168,19 +168,6 @@ def _reading(trial: Trial, entry: Mapping[str, Any]) -> list[tuple[str, str, int
             begun, grew, most = spans.get(owner, (t_ns, t_ns, 0))
             spans[owner] = (begun, t_ns, r["records_in"]) if r["records_in"] > most else (begun, grew, most)
     return [owner for owner, (begun, grew, _) in spans.items() if grew - begun >= least_ns]
-
-
-def _channels(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
-    """Yield an attempt that received records for long, and has no sample of a channel."""
-    table = trial.table("channels")
-    if not any(edges(entry)) or not sound(table, "side", *ATTEMPT):
-        return
-    sampled = {(r["process"], r["task"], r["attempt"]) for _, r in distinct(trial, "channels", *ATTEMPT)}
-    for process, task, attempt in _reading(trial, entry):
-        if (process, task, attempt) not in sampled:
-            problem = f"lacks attempt {attempt} of {task} in {process}, which received records for long (records_in in tasks)"
-            yield Damage("channels", "task", -1, problem)
-            return
 
 
 def _data(trial: Trial) -> Iterator[Damage]:
