@@ -387,14 +387,15 @@ def _spent(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
 
 def _unsampled(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield an attempt without a sample for long, although its process wrote rows about its channels or latencies then."""
-    pause_ns = int(UNSAMPLED * sampling_of(len(tasks_of(entry))).sample_s * NS) + TOLERANCE_NS
+    interval_ns = int(sampling_of(len(tasks_of(entry))).sample_s * NS)
+    late_ns, pause_ns = TOLERANCE_NS + interval_ns, TOLERANCE_NS + UNSAMPLED * interval_ns
     sampled = _times(trial.table("tasks"))
     for name in ("channels", "latency") if "tasks" in trial.tables else ():
         for owner, times in _times(trial.table(name)).items():
             samples = sampled.get(owner, times[:1])
             after = np.searchsorted(samples, times)
             begun = np.where(after > 0, samples[np.maximum(after - 1, 0)], times[0])
-            alone = times - begun > TOLERANCE_NS
+            alone = times - begun > late_ns
             ended = samples[np.minimum(after, len(samples) - 1)]
             alone &= (after == len(samples)) | (ended - times > TOLERANCE_NS) & (ended - begun > pause_ns)
             if alone.any():
