@@ -1,0 +1,52 @@
+"""Prices and margins: what each owner cost, and how close the other waits came to their limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from testbed_runtime.checking.answer import margins, prices
+from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Margin, Segment
+from testbed_runtime.core.waits import Outcome, Wait
+from tests.checking.test_rules import NS, waited
+
+
+def test_prices_add_up_per_owner_and_are_sorted():
+    """Largest first; what is unattributed has no price. An owner has the kind of its longest part, or of the one with the option."""
+
+    def part(kind: str, start: int, end: int, text: str, **more: Any) -> Segment:
+        return Segment(kind=kind, phase="", start_ns=start * NS, end_ns=end * NS, text=text, **more)
+
+    parts = [
+        part("slot", 0, 1, "b"), part("slot", 1, 3, "o = 1", option="o", value="1"), part(UNATTRIBUTED, 3, 9, "x"),
+        part("partition", 9, 12, "o = 1"), part("slot", 12, 13, "a"), part("jobmanager", 13, 14, "c"), part("stalled", 14, 16, "c"),
+    ]  # fmt: skip
+    assert [(p.text, p.seconds, p.kind, p.option, p.value, p.count) for p in prices(parts)] == [
+        ("o = 1", 5.0, "slot", "o", "1", 2),
+        ("c", 3.0, "stalled", "", "", 2),
+        ("a", 1.0, "slot", "", "", 1),
+        ("b", 1.0, "slot", "", "", 1),
+    ]
+
+
+def test_the_margin_of_an_option_is_its_closest_wait():
+    """Only waits that completed within the span and had a budget count. A heartbeat beyond its budget had a process that stood still."""
+
+    def wait(kind: str, start: float, end: float, budget: float, option: str = "o", **more: Any) -> Wait:
+        return waited(kind, start, end, option=option, value="v", budget_ns=round(budget * NS), **more)
+
+    waits = [
+        wait("slot", 1, 2, 10), wait("slot", 2, 6, 10), wait("slot", 4, 6, 10), wait("slot", 6, 20, 15),
+        wait("slot", 0, 1, 1), wait("slot", 2, 5, -1), wait("slot", 3, 3, 1, "zero"), wait("slot", 2, 5, 4, ""),
+        wait("slot", 2, 5, 4, "expired", outcome=Outcome.EXPIRED), wait("heartbeat", 2, 5, 2, "h"), wait("heartbeat", 2, 5, 3, "full"),
+        wait("partition", 2, 5, 2, "over"), wait("partition", 2, 5, 0, "none"),
+    ]  # fmt: skip
+    found = margins(waits, NS, 10 * NS)
+    assert [(m.option, m.waited_s, m.budget_s) for m in found] == [
+        ("over", 3.0, 2.0),
+        ("full", 3.0, 3.0),
+        ("o", 4.0, 10.0),
+    ]
+    assert [m.left_s for m in found] == [0.0, 0.0, 6.0]
+    assert [m.exceeded for m in found] == [True, False, False]
+    assert not Margin(option="o", value="", kind="slot", budget_s=1.0, waited_s=1.0005).exceeded
+    assert Margin(option="o", value="", kind="slot", budget_s=1.0, waited_s=1.0015).exceeded
