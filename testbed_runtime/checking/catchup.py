@@ -9,21 +9,11 @@ import numpy as np
 from msgspec import Struct
 
 from testbed_runtime.checking.baseline import cut, normal_lag
-from testbed_runtime.checking.common import (
-    NS,
-    Entry,
-    Ints,
-    Window,
-    Windows,
-    data,
-    events,
-    ints,
-    job_shape,
-    options,
-)
+from testbed_runtime.checking.common import NS, Entry, Window, Windows, data, events, job_shape, options
 from testbed_runtime.checking.latency import merge_sinks
 from testbed_runtime.checking.progress import Progress, all_received, progress_of
 from testbed_runtime.core.judgement.metrics import NO_BASELINE, NO_DATA
+from testbed_runtime.history.columns import Ints, ints
 from testbed_runtime.history.schema import Trial
 
 EPSILON_S = 0.2

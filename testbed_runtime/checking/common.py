@@ -14,10 +14,9 @@ from msgspec import Struct, field
 from testbed_runtime.core.job.jobgraph import PARTITIONINGS
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.versions import VERSIONS
-from testbed_runtime.history.contradictions.columns import parsed
+from testbed_runtime.history.columns import Ints, ints, parsed
 from testbed_runtime.history.schema import Trial
 
-Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Entry = Mapping[str, Any]
 """The trial's entry in manifest.json."""
@@ -82,10 +81,6 @@ def _window(span: Mapping[str, Any] | None, end: int) -> Window | None:
 def _last_moment(trial: Trial) -> int:
     moments = [int(ints(t, "t_ns").max()) for name in ("events", "tasks") if len(t := trial.table(name))]
     return max(moments, default=0)
-
-
-def ints(table: pa.Table, name: str) -> Ints:
-    return np.asarray(table.column(name).to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def group_starts(*keys: Ints) -> Ints:

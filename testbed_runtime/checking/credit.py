@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from testbed_runtime.checking.common import Ints, ints
+from testbed_runtime.history.columns import Ints, ints
 from testbed_runtime.history.schema import Trial
 
 CREDIT = "credit"

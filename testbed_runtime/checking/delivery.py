@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from testbed_runtime.checking.common import Entry, Ints, JobShape, data, events, job_shape
+from testbed_runtime.checking.common import Entry, JobShape, data, events, job_shape
 from testbed_runtime.checking.completeness import delivery_incomplete
 from testbed_runtime.core.job.ledger import CHUNK_BYTES
 from testbed_runtime.core.job.messages import CHUNK_RECORDS
@@ -25,6 +25,7 @@ from testbed_runtime.core.judgement.metrics import (
     NO_DATA,
     NOT_DRAINED,
 )
+from testbed_runtime.history.columns import Ints
 from testbed_runtime.history.schema import Trial
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
-from testbed_runtime.checking.common import NS, Ints, Window, events, ints
-from testbed_runtime.history.contradictions.columns import filled_buckets
+from testbed_runtime.checking.common import NS, Window, events
+from testbed_runtime.history.columns import Ints, filled_buckets, ints
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 
 ROUNDING = 1e-9

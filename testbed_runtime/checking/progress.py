@@ -14,17 +14,8 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from testbed_runtime.checking.common import (
-    NS,
-    Floats,
-    Ints,
-    TaskSeries,
-    Window,
-    Windows,
-    data,
-    events,
-    task_series,
-)
+from testbed_runtime.checking.common import NS, Floats, TaskSeries, Window, Windows, data, events, task_series
+from testbed_runtime.history.columns import Ints
 from testbed_runtime.history.schema import Trial
 
 SAMPLE_NS = NS // 10

@@ -10,10 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from testbed_runtime.checking.common import Ints, ints
 from testbed_runtime.checking.latency import Histogram, merged_buckets
 from testbed_runtime.checking.load import credit_waits, heat, progress_curves, vertex_load
-from testbed_runtime.history.contradictions.columns import filled_buckets
+from testbed_runtime.history.columns import Ints, filled_buckets, ints
 from testbed_runtime.history.schema import Trial
 
 BIN_NS = 250_000_000

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from testbed_runtime.history.columns import events
 from testbed_runtime.history.contradictions.channels import check_balance, check_samples
 from testbed_runtime.history.contradictions.checkpoints import check_checkpoints
 from testbed_runtime.history.contradictions.clocks import check_clocks, has_one_clock
-from testbed_runtime.history.contradictions.columns import events
 from testbed_runtime.history.contradictions.counters import check_counters_across
 from testbed_runtime.history.contradictions.exchange import check_exchange
 from testbed_runtime.history.contradictions.executions import check_executions

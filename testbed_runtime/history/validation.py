@@ -23,9 +23,7 @@ from testbed_runtime.core.job.messages import CHUNK_RECORDS, JOB_STATES
 from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.waits import KINDS, Outcome
-from testbed_runtime.history.contradictions.channels import check_credit
-from testbed_runtime.history.contradictions.clocks import has_one_clock
-from testbed_runtime.history.contradictions.columns import (
+from testbed_runtime.history.columns import (
     ATTEMPT,
     CAUSAL_NS,
     NS,
@@ -39,6 +37,8 @@ from testbed_runtime.history.contradictions.columns import (
     parsed,
     tasks_of,
 )
+from testbed_runtime.history.contradictions.channels import check_credit
+from testbed_runtime.history.contradictions.clocks import has_one_clock
 from testbed_runtime.history.contradictions.owners import check_owners
 from testbed_runtime.history.crosschecks import check_across
 from testbed_runtime.history.damage import Damage

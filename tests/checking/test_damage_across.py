@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from testbed_runtime.evaluation.splits import check_assembled
+from testbed_runtime.history.columns import options_of, places_of
 from testbed_runtime.history.contradictions.channels import check_credit
 from testbed_runtime.history.contradictions.checkpoints import check_checkpoints
-from testbed_runtime.history.contradictions.columns import options_of, places_of
 from testbed_runtime.history.contradictions.counters import check_counters_across
 from testbed_runtime.history.contradictions.executions import check_executions
 from testbed_runtime.history.contradictions.faults import check_faults

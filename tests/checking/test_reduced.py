@@ -16,7 +16,7 @@ from testbed_runtime.checking.credit import by_channel
 from testbed_runtime.checking.latency import histogram, merge_sinks, merged_buckets
 from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.timeseries import trial_timeseries
-from testbed_runtime.history.contradictions.columns import filled_buckets
+from testbed_runtime.history.columns import filled_buckets
 from testbed_runtime.history.numbers import add_up, count_part, counts_of
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, TABLES, Trial
 from testbed_runtime.history.writer import MemoryHistory

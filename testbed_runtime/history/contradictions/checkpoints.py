@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from testbed_runtime.core.waits import Outcome
-from testbed_runtime.history.contradictions.columns import (
+from testbed_runtime.history.columns import (
     NS,
     ROUNDING_NS,
     TOLERANCE_NS,

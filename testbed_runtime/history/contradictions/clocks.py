@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from testbed_runtime.core.waits import JOBMASTER_NAME
-from testbed_runtime.history.contradictions.columns import (
+from testbed_runtime.history.columns import (
     CAUSAL_NS,
     NS,
     OWN_CLOCK,

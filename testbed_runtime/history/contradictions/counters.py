@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from testbed_runtime.history.contradictions.columns import (
+from testbed_runtime.history.columns import (
     ATTEMPT,
     NS,
     ROUNDING_NS,

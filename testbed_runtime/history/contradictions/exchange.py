@@ -13,7 +13,7 @@ from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.core.job.jobgraph import MIN_RECORD_BYTES
 from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.options import LATENCY_INTERVAL
-from testbed_runtime.history.contradictions.columns import (
+from testbed_runtime.history.columns import (
     ATTEMPT,
     Owned,
     distinct,

@@ -10,7 +10,7 @@ from typing import Any
 
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome
-from testbed_runtime.history.contradictions.columns import (
+from testbed_runtime.history.columns import (
     NS,
     TOLERANCE_NS,
     deployments,

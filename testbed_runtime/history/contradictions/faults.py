@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from testbed_runtime.history.contradictions.columns import (
+from testbed_runtime.history.columns import (
     NS,
     TOLERANCE_NS,
     deployments,

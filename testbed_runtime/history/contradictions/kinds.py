@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow.compute as pc
 
-from testbed_runtime.history.contradictions.columns import JOB_PROCESSES, distinct, equal, events, ints, sound
+from testbed_runtime.history.columns import JOB_PROCESSES, distinct, equal, events, ints, sound
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import Trial, columns_of_event
 

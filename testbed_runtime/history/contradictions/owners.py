@@ -7,7 +7,7 @@ from itertools import permutations
 
 import numpy as np
 
-from testbed_runtime.history.contradictions.columns import Ints, ints, sound
+from testbed_runtime.history.columns import Ints, ints, sound
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.numbers import KEY, by_key
 from testbed_runtime.history.schema import TABLES, Trial

@@ -16,7 +16,7 @@ import pyarrow as pa
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.trial.sampling import sampling_of
 from testbed_runtime.core.waits import Outcome
-from testbed_runtime.history.contradictions.columns import (
+from testbed_runtime.history.columns import (
     ATTEMPT,
     NS,
     TOLERANCE_NS,

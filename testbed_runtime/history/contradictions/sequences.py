@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from testbed_runtime.history.contradictions.columns import (
+from testbed_runtime.history.columns import (
     ATTEMPT,
     NS,
     TOLERANCE_NS,

@@ -9,7 +9,7 @@ import numpy as np
 
 from testbed_runtime.core.options import BY_KEY, Options
 from testbed_runtime.core.waits import PRODUCT, Outcome
-from testbed_runtime.history.contradictions.columns import (
+from testbed_runtime.history.columns import (
     JOB_PROCESSES,
     NS,
     OWN_CLOCK,
