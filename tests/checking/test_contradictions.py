@@ -239,6 +239,14 @@ def test_a_history_that_processes_wrote_has_no_contradiction():
     assert recorded().found() == []
 
 
+def test_a_sink_that_writes_a_record_twice_is_judged_and_no_damage():
+    """Its commits have one record more than it received. That is a duplicate of the job, and delivery says so."""
+    twice = recorded().changed(
+        "delivery", plus(1, "weight", "duplicated", when=of(task="sink-1", checkpoint=12))
+    )
+    assert twice.found() == []
+
+
 @pytest.mark.parametrize(
     ("table", "what", "found", "change"), DAMAGE, ids=[f"{d[0]}: {d[1]}" for d in DAMAGE]
 )
