@@ -280,10 +280,10 @@ CASES = [
     ),
     Case(
         "jobmanager-paused-above-the-timeout", [fault("gc", "8 s", JOBMANAGER, jobmanager={"pause": {}})],
-        "the JobManager was paused", 8.0, options=QUICK, observation="25 s",
+        "the JobManager's return (paused", 8.0, options=QUICK, observation="25 s",
     ),
     Case(
-        "jobmanager-killed", [fault("kill", "8 s", JOBMANAGER, jobmanager={"kill": {}})], "the JobManager was killed",
+        "jobmanager-killed", [fault("kill", "8 s", JOBMANAGER, jobmanager={"kill": {}})], "the JobManager's return (killed",
         8.0, failovers=1, options=QUICK, observation="25 s",
     ),
     Case(
@@ -292,7 +292,7 @@ CASES = [
     ),
     Case(  # the lease expired 4.9 s after the pause began, but only the end of the pause lets the JobManager notice
         "leadership-lost-in-a-pause", [fault("gc", "8 s", JOBMANAGER, jobmanager={"pause": {}})],
-        "the JobManager was paused", 8.0, failovers=1, options=LEADER, observation="25 s",
+        "the JobManager's return (paused", 8.0, failovers=1, options=LEADER, observation="25 s",
     ),
     Case(  # the TaskManagers hear heartbeats all the time
         "leadership-lost-to-the-store", [fault("full", "6 s", JOBMANAGER, store={"failing": {}})], RENEW, 4.9,
