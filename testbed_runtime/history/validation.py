@@ -55,8 +55,8 @@ BEFORE_NS = 1800 * NS
 """Rows may precede the trial's first phase by this much: processes start, images are pulled."""
 AFTER_NS = 600 * NS
 """Rows may follow the trial's last phase by this much: processes stop, the recorder seals."""
-LONGEST_NS = 2**60
-"""No clock has run for so long. Sums of such times do not overflow."""
+LONGEST_NS = 2**62
+"""No clock shows so much: in pods, times are those of the wall clock (1.8 × 10¹⁸ in 2027). The sum of two does not overflow."""
 SHOWN_MAX = 5
 """Maximum findings named in one error."""
 ROLES = ("source", "operator", "sink")
