@@ -98,9 +98,8 @@ def test_a_claim_is_bound_and_what_is_written_outlives_the_pod(cluster: Cluster)
         ended = ["-n", space, "wait", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=60s"]
         cluster.apply(space, claim, once("writer", "echo written > /kept/file"))
         cluster.kubectl(*ended, "pod/writer")
-        cluster.apply(space, once("reader", "cat /kept/file"))
+        cluster.apply(space, once("reader", "grep -x written /kept/file"))
         cluster.kubectl(*ended, "pod/reader")
-        assert cluster.kubectl("-n", space, "logs", "reader") == "written\n"
 
 
 def test_a_chart_renders_installs_and_goes(cluster: Cluster, tmp_path: Path):
