@@ -285,7 +285,7 @@ def _flat(path: str, value: Any) -> Iterable[tuple[str, str]]:
 def _print(tables: Sequence[tuple[str, Mapping[str, Any]]], changes: Sequence[str], *, as_json: bool) -> None:
     from testbed_runtime.core.judgement.metrics import NOT_ENOUGH_TRIALS
 
-    data = {"schema": 1, "changes": list(changes), "comparisons": [{"variant": n, **t} for n, t in tables]}
+    data = {"changes": list(changes), "comparisons": [{"variant": n, **t} for n, t in tables]}
     lines = [f"settings: {change}" for change in changes]
     for name, table in tables:
         lines += [*([f"\n{name}"] if name else []), *text_table(table)]

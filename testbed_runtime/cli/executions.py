@@ -41,7 +41,7 @@ def executions(
         if name not in names:
             raise UserError("--trial", f"{name!r} is not a trial of this run", f"choose {', '.join(names)}")
     found = {name: executions_of(read_trial(run / "history" / name)) for name in trial or names}
-    data = {name: [msgspec.to_builtins(one) for one in every] for name, every in found.items()}
+    data = {"trials": {name: [msgspec.to_builtins(one) for one in every] for name, every in found.items()}}
     tables = ("\n".join(lines(name, every)) for name, every in found.items())
     show(data, ["\n\n".join(tables)], as_json=as_json)
 

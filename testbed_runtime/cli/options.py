@@ -47,9 +47,11 @@ def variant_names(context: typer.Context, incomplete: str) -> list[str]:
     return [name for name in dict.fromkeys(found) if name.startswith(incomplete)]
 
 
-def show(data: Any, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print a result as JSON, or as lines."""
-    typer.echo(json.dumps(data, indent=1, ensure_ascii=False) if as_json else "\n".join(lines))
+def show(data: Mapping[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
+    """Print a result as JSON with its schema number, or as lines."""
+    from testbed_runtime.core.documents import versioned
+
+    typer.echo(json.dumps(versioned(data), indent=1, ensure_ascii=False) if as_json else "\n".join(lines))
 
 
 def flink_options(

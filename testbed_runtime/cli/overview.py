@@ -45,7 +45,7 @@ def select(found: Mapping[str, Rows], keys: Sequence[Key], variants: Sequence[st
         for row in found.get(METRICS, ())
         if key.matches(row) and (not variants or row["variant"] in variants)
     ]
-    return {"schema": 1, "metrics": chosen, "prices": list(found.get(PRICES, ()))}
+    return {"metrics": chosen, "prices": list(found.get(PRICES, ()))}
 
 
 def lines(data: Mapping[str, Any]) -> Iterator[str]:

@@ -40,7 +40,7 @@ def plan(
             described.append({"variant": name, **describe(testbed, options)})
         except MemoryRefused as error:
             raise UserError(error.key, error.message, error.hint) from None
-    show(described, ["\n\n".join("\n".join(lines(one)) for one in described)], as_json=as_json)
+    show({"variants": described}, ["\n\n".join("\n".join(lines(one)) for one in described)], as_json=as_json)
     raise typer.Exit(EXIT_CODES[Verdict.FAIL] if any(one["missing"] for one in described) else exits.PASS)
 
 

@@ -15,6 +15,7 @@ import typer
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.cli import running
 from testbed_runtime.cli.loading import Loaded, with_seed
+from testbed_runtime.core.documents import versioned
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.distribution import Distribution, distributions
 from testbed_runtime.core.judgement.expectations import format_value
@@ -62,7 +63,9 @@ def simulate_seeds(
         "verdicts": dict(sorted(verdicts.items())),
         "distributions": [d.to_json() for d in found_distributions],
     }
-    (folder / DISTRIBUTION_FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (folder / DISTRIBUTION_FILE).write_text(
+        json.dumps(versioned(document), indent=1) + "\n", encoding="utf-8"
+    )
     counted = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
     typer.echo(f"{name}, {seeds} seeds: {counted}")
     for line in lines(found_distributions):

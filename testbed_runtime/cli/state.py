@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec import Struct, to_builtins
 
-from testbed_runtime.cli.options import AsJson
+from testbed_runtime.cli.options import AsJson, show
 
 if TYPE_CHECKING:
     from testbed_runtime.ports.storage import BlobStore
@@ -48,18 +48,20 @@ def state(
 
     Entries that had expired when the checkpoint was triggered are left out. Another parallelism redistributes the key groups; another max parallelism is refused, as in Flink."""
     checkpoint, found = asyncio.run(restored_state(folder, parallelism, max_parallelism))
-    if as_json:
-        typer.echo(
-            json.dumps({"checkpoint": checkpoint, "subtasks": [to_builtins(one) for one in found]}, indent=1)
-        )
-        return
-    typer.echo(f"checkpoint {checkpoint}")
+    data = {"checkpoint": checkpoint, "subtasks": [to_builtins(one) for one in found]}
+    show(data, lines(checkpoint, found), as_json=as_json)
+
+
+def lines(checkpoint: int, restored: Sequence[Restored]) -> Iterator[str]:
+    """Yield the checkpoint and the subtasks as a table. Pure."""
+    yield f"checkpoint {checkpoint}"
     rows = [("subtask", "key groups", "entries", "counted")]
     rows += [
-        (r.subtask, f"{r.first_key_group}-{r.last_key_group}", str(r.entries), str(r.counted)) for r in found
+        (r.subtask, f"{r.first_key_group}-{r.last_key_group}", str(r.entries), str(r.counted))
+        for r in restored
     ]
     for row in rows:
-        typer.echo("".join(f"{text:<{width}}" for text, width in zip(row, WIDTHS, strict=True)).rstrip())
+        yield "".join(f"{text:<{width}}" for text, width in zip(row, WIDTHS, strict=True)).rstrip()
 
 
 async def restored_state(folder: Path, parallelism: int, max_parallelism: int) -> tuple[int, list[Restored]]:

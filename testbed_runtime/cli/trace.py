@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -64,13 +64,13 @@ def trace(  # noqa: PLR0917 - options of the command line
         )
     times = seconds["--latency"], seconds["--service-time"]
     request = TraceRequest(buffer, options, *times, rate=rate, barriers_s=seconds["--barriers"])
-    said: object
+    said: dict[str, Any]
     if sent:
         found = trace_sent(request)
         said, table = msgspec.to_builtins(found), sent_lines(found)
     else:
         steps = trace_buffer(request)
-        said, table = [msgspec.to_builtins(step) for step in steps], lines(buffer, steps)
+        said, table = {"steps": [msgspec.to_builtins(step) for step in steps]}, lines(buffer, steps)
     show(said, table, as_json=as_json)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,12 +57,8 @@ def validate(
     Exit code 0: all are valid; 2: at least one is not."""
     checked = [check(path, on) for path in find(documents)]
     valid = not any(item.errors for item in checked)
-    if as_json:
-        typer.echo(json.dumps({"valid": valid, "documents": [_as_json(c) for c in checked]}, indent=2))
-    else:
-        for item in checked:
-            for line in lines_of(item):
-                typer.echo(line)
+    data = {"valid": valid, "documents": [_as_json(c) for c in checked]}
+    options.show(data, (line for item in checked for line in lines_of(item)), as_json=as_json)
     raise typer.Exit(exits.PASS if valid else exits.ERROR)
 
 

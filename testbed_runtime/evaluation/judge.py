@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from testbed_runtime.checking.metrics import control_metrics
 from testbed_runtime.checking.trace import TRACE_FILE, TRIALS_MAX, trace, trace_events
+from testbed_runtime.core.documents import SCHEMA
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, TrialRecovery
 from testbed_runtime.evaluation import catalogue, splits, tables
@@ -96,7 +97,7 @@ def write_results(
     series = ",\n".join(of_trial["series"] for of_trial in found)
     answers = ",\n".join(f"{json.dumps(t.trial)}: {f['answer']}" for t, f in zip(trials, found, strict=True))
     lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
-    _write(folder / "timeseries.json", f'{{"schema": 1, "trials": [\n{series}\n]}}\n')
+    _write(folder / "timeseries.json", f'{{"schema": {SCHEMA}, "trials": [\n{series}\n]}}\n')
     _write(folder / RECOVERY_FILE, f"{{\n{answers}\n}}\n")
     _write(folder / TRACE_FILE, json.dumps(trace(_traced(trials, found)), allow_nan=False))
     _write(folder / "metrics.json", f"[\n{lines}\n]\n")

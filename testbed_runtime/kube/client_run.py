@@ -12,6 +12,7 @@ from typing import Any
 from testbed_runtime.api import models, naming
 from testbed_runtime.api.status import COMPLETE, EVALUATING, RECORDER_LOST
 from testbed_runtime.api.views import Resource
+from testbed_runtime.core.documents import SCHEMA
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 from testbed_runtime.core.trial.plan import CONTROL, RunPlan
@@ -314,7 +315,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 def _without_report(folder: Path, status: Mapping[str, Any]) -> RunResult:
     text = str(status.get("text") or "the run failed")
     verdict = {
-        "schema": 1,
+        "schema": SCHEMA,
         "verdict": str(status["verdict"]),
         "exitCode": WITHOUT_REPORT[str(status["verdict"])],
         "reason": str(status.get("reason", "")),

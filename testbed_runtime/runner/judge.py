@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from testbed_runtime.core.documents import versioned
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement import comparison
 from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
@@ -156,5 +157,5 @@ def _timeseries(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / TIMESERIES).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
-        return {"schema": 1, "trials": []}
-    return found if isinstance(found, dict) else {"schema": 1, "trials": []}
+        return versioned({"trials": []})
+    return found if isinstance(found, dict) else versioned({"trials": []})

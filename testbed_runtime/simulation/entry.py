@@ -12,6 +12,7 @@ from testbed_runtime.checking.baseline import with_noise
 from testbed_runtime.checking.metrics import control_metrics, trial_metrics
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.checking.trace import TRACE_FILE, trace, trace_events
+from testbed_runtime.core.documents import versioned
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import Trial
@@ -51,7 +52,7 @@ class DirectEvaluator:
         write_json(folder / RECOVERY_FILE, answers)
         write_json(folder / TRACE_FILE, trace(traced))
         write_json(folder / METRICS, rows)
-        write_json(folder / TIMESERIES, {"schema": 1, "trials": series})
+        write_json(folder / TIMESERIES, versioned({"trials": series}))
         return rows
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from testbed_runtime.api.kinds import TuningStudySpec
+from testbed_runtime.core.documents import SCHEMA
 from testbed_runtime.core.judgement import detector
 from testbed_runtime.tuning.grid import REFERENCES
 from testbed_runtime.tuning.score import NO_VALUE, Line, conclusion, format_number, name_of, title
@@ -38,7 +39,7 @@ def _costs(line: Line) -> dict[str, str]:
 def to_json(spec: TuningStudySpec, lines: Sequence[Line]) -> dict[str, Any]:
     """Return the whole result for scripts."""
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "answer": conclusion(spec, lines),
         "rows": [
             {

@@ -172,7 +172,7 @@ def test_the_executions_of_a_simulated_run_are_printed(tmp_path, headgate):
     """`headgate executions`: a killed TaskManager fails its tasks, cancels the others, and all run again."""
     loaded = loading.load(SCENARIOS / "02-taskmanager-killed")
     result = running.simulate_loaded(loaded, out=tmp_path, variants=["downstream"], quiet=True)
-    found = json.loads(headgate("executions", result.folder, "--json").stdout)
+    found = json.loads(headgate("executions", result.folder, "--json").stdout)["trials"]
     assert found
     for trial, executions in found.items():
         ends = {e["attempt"]: set() for e in executions}

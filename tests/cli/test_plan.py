@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from testbed_runtime.core.documents import SCHEMA
+
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 FULL_SIZE = SCENARIOS / "10-network-buffers" / "full-size.yaml"
 FIFTH = ("-D", "taskmanager.memory.network.fraction=0.2", "-D", "taskmanager.memory.network.max=3g")
@@ -16,7 +18,9 @@ FIFTH = ("-D", "taskmanager.memory.network.fraction=0.2", "-D", "taskmanager.mem
 def test_the_guides_job_starts_with_three_tenths(headgate):
     """330 + 10 × 400 = 4,330 subtasks; 132,000 + 11 × 160,000 = 1,892,000 channels."""
     said = headgate("plan", FULL_SIZE, "--json")
-    (found,) = json.loads(said.stdout)
+    document = json.loads(said.stdout)
+    (found,) = document["variants"]
+    assert (document["schema"], found["variant"]) == (SCHEMA, "network-buffers-full")
     assert (said.returncode, found["subtasks"], found["channels"]) == (0, 4330, 1_892_000)
     assert (found["available"], found["missing"]) == (141_557, 0)
     shares = [t["share"] for t in found["perTaskManager"]]
@@ -34,7 +38,7 @@ def test_the_guides_job_lacks_buffers_with_a_fifth_and_the_options_to_raise_suff
     assert "the job fails with `Insufficient number of network buffers`" in said.stdout
     assert "Enough is: -D 'taskmanager.memory.network.max=" in said.stdout
     assert "(task heap: " in said.stdout
-    (found,) = json.loads(headgate("plan", FULL_SIZE, *FIFTH, "--json").stdout)
+    (found,) = json.loads(headgate("plan", FULL_SIZE, *FIFTH, "--json").stdout)["variants"]
     proposed = [word for key, value in found["raise"].items() for word in ("-D", f"{key}={value}")]
     assert headgate("plan", FULL_SIZE, *proposed).returncode == 0
 
@@ -42,9 +46,9 @@ def test_the_guides_job_lacks_buffers_with_a_fifth_and_the_options_to_raise_suff
 def test_each_variant_of_a_scenario_is_planned(headgate):
     """All of them, or the named one, with its own Flink version."""
     path = SCENARIOS / "04-late-producer"
-    found = json.loads(headgate("plan", path, "--json").stdout)
+    found = json.loads(headgate("plan", path, "--json").stdout)["variants"]
     assert [p["variant"] for p in found] == ["old-small", "old-large", "new-small", "new-large"]
-    (one,) = json.loads(headgate("plan", path, "--variant", "old-small", "--json").stdout)
+    (one,) = json.loads(headgate("plan", path, "--variant", "old-small", "--json").stdout)["variants"]
     assert (one["flinkVersion"], one["vertices"][0]["maxParallelism"]) == ("1.12", 128)
 
 
@@ -106,7 +110,7 @@ def edited(tmp_path: Path, edge: int, **fields: str) -> Path:
 def test_a_pipelined_result_can_take_every_buffer(headgate, tmp_path: Path):
     """It is not bounded (NettyShuffleUtils: UNBOUNDED_POOL_SIZE), so its largest pool is that of the TaskManager."""
     said = headgate("plan", edited(tmp_path, -1, result="pipelined"), "--json")
-    (found,) = json.loads(said.stdout)
+    (found,) = json.loads(said.stdout)["variants"]
     assert found["exchanges"][-1]["partition"]["most"] == found["available"]
 
 

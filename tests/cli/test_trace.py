@@ -17,7 +17,7 @@ def test_the_steps_are_printed_in_order(headgate):
 
 def test_json_has_the_state_of_the_channel_at_each_step(headgate):
     """Sequence number, credit and backlog."""
-    steps = json.loads(headgate("trace", "--buffer", "2", "--latency", "5 ms", "--json").stdout)
+    steps = json.loads(headgate("trace", "--buffer", "2", "--latency", "5 ms", "--json").stdout)["steps"]
     assert steps[3]["at_s"] - steps[2]["at_s"] == pytest.approx(0.005)
     assert {"credit", "backlog", "unannounced"} <= set(steps[0])
 

@@ -17,6 +17,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from testbed_runtime.core.documents import SCHEMA
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement import samplesize, statistics
 from testbed_runtime.core.judgement.expectations import Expectation, Row, format_value, parse_margin
@@ -308,7 +309,7 @@ def comparison(
         for key in shown
     ]
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "confidence": CONFIDENCE,
         "confidenceEach": each,
         "matters": matters,

@@ -23,6 +23,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
+from testbed_runtime.core.documents import SCHEMA
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement import samplesize
 from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE, Expectation, Row, show
@@ -183,7 +184,7 @@ class RunVerdict(Struct, frozen=True):
     def to_json(self) -> dict[str, Any]:
         """Return the content of verdict.json."""
         return {
-            "schema": 1,
+            "schema": SCHEMA,
             "verdict": str(self.verdict),
             "exitCode": exit_code(self.verdict),
             "reason": self.reason,
