@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,7 +18,7 @@ from testbed_runtime.core.faults.check import nearest
 from testbed_runtime.core.judgement.detector import METRICS as DETECTOR_METRICS
 from testbed_runtime.core.judgement.detector import MORE_IS_BETTER
 from testbed_runtime.core.judgement.metrics import METRICS, parse_bound
-from testbed_runtime.core.options import BY_KEY, parse_duration
+from testbed_runtime.core.options import BY_KEY, Option, parse_duration
 
 CREATED_BY_SERVER = "generated"
 """Name of an object that has only `generateName` so far."""
@@ -238,15 +238,27 @@ def _study_option(
             UserError(f"{path}.key", f"{option.key!r} changes nothing here", "study an option with an effect")
         )
     else:
-        found = [value_problem(BY_KEY[judgement.canonical], v) for v in option.values]
-        collected.errors.extend(UserError(f"{path}.values[{i}]", p) for i, p in enumerate(found) if p)
+        collected.errors.extend(_value_problems(option, BY_KEY[judgement.canonical], path))
     if judgement.canonical in seen:
         collected.errors.append(
             UserError(f"{path}.key", f"{option.key!r} is a duplicate", "keep one of them")
         )
     seen.add(judgement.canonical)
-    if len(set(option.values)) < len(option.values):
-        collected.errors.append(UserError(f"{path}.values", "has a value twice", "keep one of them"))
+
+
+def _value_problems(option: kinds.StudyOption, known: Option, path: str) -> Iterator[UserError]:
+    """Yield a problem for each value that does not fit the option, or equals an earlier one, as `1 s` and `1000 ms` do."""
+    earlier: dict[Any, str] = {}
+    for index, text in enumerate(option.values):
+        if problem := value_problem(known, text):
+            yield UserError(f"{path}.values[{index}]", problem)
+            continue
+        value = known.parse(text)
+        if value in earlier:
+            yield UserError(
+                f"{path}.values[{index}]", f"{text!r} equals {earlier[value]!r}", "keep one of them"
+            )
+        earlier.setdefault(value, text)
 
 
 def _findings(resource: models.Part, collected: option_rules.Collected) -> KindFindings:

@@ -135,7 +135,11 @@ def test_a_row_that_is_not_whole_or_lacks_a_value_is_never_the_best():
     [
         ({"options": [{"key": "heartbeat.timout", "values": ["1 s"]}]}, "did you mean heartbeat.timeout"),
         ({"options": [{"key": "heartbeat.timeout", "values": ["soon"]}]}, "spec.options[0].values[0]"),
-        ({"options": [{"key": "heartbeat.timeout", "values": ["1 s", "1 s"]}]}, "has a value twice"),
+        ({"options": [{"key": "heartbeat.timeout", "values": ["1 s", "1 s"]}]}, "'1 s' equals '1 s'"),
+        (
+            {"options": [{"key": "heartbeat.timeout", "values": ["1 s", "2 s", "1000 ms"]}]},
+            "'1000 ms' equals '1 s'",
+        ),
         ({"options": [{"key": "rest.port", "values": ["1"]}]}, "changes nothing here"),
         ({"objectives": [{"metric": "recovery.totl"}]}, "did you mean recovery.total"),
         ({"objectives": [{"metric": "job.state"}]}, "spec.objectives[0].metric"),
