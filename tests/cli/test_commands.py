@@ -15,7 +15,7 @@ from testbed_runtime.cli import doctor, exits, main, running
 from testbed_runtime.cli.findings import BAD, GOOD, Finding
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.registry import LOCAL, Capabilities
-from testbed_runtime.local import packets
+from testbed_runtime.local import packets, registry
 from tests.report.recoveries import killed
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
@@ -165,12 +165,17 @@ def test_debug_shows_the_trace(headgate):
     assert said.returncode == exits.ERROR
 
 
-def test_faults_lists_every_kind_with_its_backend_or_why_not(headgate):
-    """And the metrics, when asked."""
+@pytest.mark.parametrize(
+    ("active", "text"),
+    [((), "\nno fault is active on this machine\n"), (("run-1: dead",), "\nactive faults:\n  run-1: dead\n")],
+)
+def test_faults_lists_every_kind_with_its_backend_or_why_not(headgate, monkeypatch, active, text):
+    """And the faults that are active, and the metrics, when asked."""
+    monkeypatch.setattr(registry, "active_faults", lambda: active)  # other runs may be on this machine
     kinds = headgate("faults").stdout
     assert "process.pause" in kinds
     assert "pod.delete, pod.evict: need kubernetes" in kinds
-    assert "no fault is active on this machine" in kinds
+    assert kinds.endswith(text)
     metrics = headgate("faults", "--metrics").stdout
     assert re.search(r"^recovery\.detect +s +", metrics, re.MULTILINE)
 
