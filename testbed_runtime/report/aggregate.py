@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
-from msgspec import Struct
-
 from testbed_runtime.core.judgement.expectations import Row
-from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, TrialRecovery
+from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.report import words
-from testbed_runtime.report.answer import costly, typical_prices
+from testbed_runtime.report.answer import VariantAnswer
 from testbed_runtime.report.model import TrialView
 
 VALUES_SHOWN = 3
@@ -70,59 +68,13 @@ def listed(texts: Iterable[str]) -> str:
     return ", ".join(found[:VALUES_SHOWN]) + (f", and {more} other values" if more > 0 else "")
 
 
-class VariantAnswer(Struct, frozen=True):
-    """The recoveries of all fault trials of one variant."""
-
-    variant: str
-    trials: int
-    recoveries: tuple[Recovery, ...]
-
-    @property
-    def total_s(self) -> float:
-        """Mean length of a recovery, to which the mean prices and the unattributed seconds add up."""
-        return mean(r.total_s for r in self.recoveries)
-
-    @property
-    def had_outage(self) -> bool:
-        return any(r.total_s > 0 or not r.recovered for r in self.recoveries)
-
-    @property
-    def unattributed_s(self) -> float:
-        return mean(r.unattributed_s for r in self.recoveries)
-
-    @property
-    def from_events_s(self) -> float:
-        return mean(r.from_events_s for r in self.recoveries)
-
-    @property
-    def prices(self) -> tuple[Price, ...]:
-        return typical_prices(self.recoveries)
-
-    @property
-    def margins(self) -> tuple[Margin, ...]:
-        """The smallest margin of each option, closest to its limit first."""
-        closest: dict[str, Margin] = {}
-        for margin in (m for r in self.recoveries for m in r.margins):
-            known = closest.get(margin.option)
-            closest[margin.option] = margin if known is None or margin.left_s < known.left_s else known
-        return tuple(sorted(closest.values(), key=lambda m: m.left_s))
-
-    def spread(self, price: Price) -> tuple[float, float]:
-        """Return the smallest and the largest seconds of an owner over the recoveries."""
-        sums = [sum(p.seconds for p in r.prices if p.text == price.text) for r in self.recoveries]
-        return min(sums), max(sums)
-
-
 def by_variant(trials: Sequence[TrialView]) -> list[VariantAnswer]:
     """Return the answers of the variants that had a recovery."""
     found: dict[str, list[TrialRecovery]] = {}
     for trial in trials:
         if trial.answer is not None and not trial.is_control:
             found.setdefault(trial.variant, []).append(trial.answer)
-    answers = [
-        VariantAnswer(variant, len(known), costly(r for t in known for r in t.recoveries))
-        for variant, known in found.items()
-    ]
+    answers = [VariantAnswer(variant, tuple(known)) for variant, known in found.items()]
     return [answer for answer in answers if answer.recoveries]
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from statistics import mean, median
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from testbed_runtime.core.judgement.comparison import SEED
 from testbed_runtime.core.judgement.metrics import JOB_FAILED
 from testbed_runtime.core.judgement.recovery import (
     RECOVERY_FILE,
@@ -20,6 +23,8 @@ from testbed_runtime.core.judgement.recovery import (
     Recovery,
     TrialRecovery,
 )
+from testbed_runtime.core.judgement.samplesize import CONFIDENCE
+from testbed_runtime.core.judgement.statistics import mean_interval
 from testbed_runtime.core.judgement.verdict import variant_of
 from testbed_runtime.report import words
 
@@ -34,6 +39,7 @@ ONE_BY_ONE = 3
 """Trials of a variant that are listed one by one; of more, the line shows medians."""
 NOTABLE_START_S = 1.0
 """A first start without a failure is worth a line from this length on."""
+NO_INTERVALS: Mapping[str, str] = MappingProxyType({})
 
 
 class Answer(Struct, frozen=True):
@@ -45,10 +51,12 @@ class Answer(Struct, frozen=True):
     unattributed_s: float
     margins: tuple[Margin, ...]
     from_events_s: float = 0.0
+    intervals: Mapping[str, str] = NO_INTERVALS
+    """Of the means of several recoveries: owner → `[1.70 s, 1.74 s]`."""
 
     def lines(self) -> Iterator[str]:
         """Yield the text: the prices in one line, and one line for each margin that is close."""
-        costs = ", ".join(cost_words(self.prices, self.unattributed_s, self.from_events_s))
+        costs = ", ".join(cost_words(self.prices, self.unattributed_s, self.from_events_s, self.intervals))
         yield f"{self.where}: {self.headline}" + (f": {costs}" if costs else "")
         for margin in close_margins(self.margins):
             yield f"{self.where}: close: {margin_words(margin)}"
@@ -160,14 +168,20 @@ def _end(recovery: Recovery) -> str:
     return f", when the job {ends.get(recovery.ended, 'finished')}" if recovery.ended else ""
 
 
-def cost_words(prices: Iterable[Price], unattributed_s: float, from_events_s: float = 0.0) -> Iterator[str]:
+def cost_words(
+    prices: Iterable[Price],
+    unattributed_s: float,
+    from_events_s: float = 0.0,
+    intervals: Mapping[str, str] = NO_INTERVALS,
+) -> Iterator[str]:
     """Yield `1.72 s heartbeat.interval × … = 1 s × 2` for the largest prices, then the sum of the others, and the
-    share that no recorded wait covers."""
+    share that no recorded wait covers. `intervals`: owner → `[1.70 s, 1.74 s]`."""
     known = list(prices)
     shown = [p for p in known if p.seconds >= NOTABLE_S][:PRICES_SHOWN]
     for price in shown:
         count = f" ({price.count} times)" if price.count > 1 else ""
-        yield f"{words.seconds(price.seconds)} {price.words}{count}"
+        interval = f" {intervals[price.text]}" if price.text in intervals else ""
+        yield f"{words.seconds(price.seconds)}{interval} {price.words}{count}"
     rest = sum(p.seconds for p in known) - sum(p.seconds for p in shown)
     if rest >= NOTABLE_S:
         yield f"{words.seconds(rest)} others"
@@ -199,9 +213,94 @@ def margin_words(margin: Margin) -> str:
     return f"{margin.option} = {margin.value}: {text}"
 
 
+class VariantAnswer(Struct, frozen=True):
+    """The recoveries of all fault trials of one variant, as means with their intervals."""
+
+    variant: str
+    trials: tuple[TrialRecovery, ...]
+
+    @property
+    def recoveries(self) -> tuple[Recovery, ...]:
+        return costly(r for trial in self.trials for r in trial.recoveries)
+
+    @property
+    def total_s(self) -> float:
+        """Mean length of a recovery, to which the mean prices and the unattributed seconds add up."""
+        return mean(r.total_s for r in self.recoveries)
+
+    @property
+    def had_outage(self) -> bool:
+        return any(r.total_s > 0 or not r.recovered for r in self.recoveries)
+
+    @property
+    def unattributed_s(self) -> float:
+        return mean(r.unattributed_s for r in self.recoveries)
+
+    @property
+    def from_events_s(self) -> float:
+        return mean(r.from_events_s for r in self.recoveries)
+
+    @property
+    def prices(self) -> tuple[Price, ...]:
+        return typical_prices(self.recoveries)
+
+    @property
+    def margins(self) -> tuple[Margin, ...]:
+        """The smallest margin of each option, closest to its limit first."""
+        closest: dict[str, Margin] = {}
+        for margin in (m for r in self.recoveries for m in r.margins):
+            known = closest.get(margin.option)
+            closest[margin.option] = margin if known is None or margin.left_s < known.left_s else known
+        return tuple(sorted(closest.values(), key=lambda m: m.left_s))
+
+    @property
+    def intervals(self) -> dict[str, str]:
+        """The intervals of the mean prices that are worth a line: owner → `[1.87 s, 1.94 s]`."""
+        found = {
+            p.text: self.interval(partial(_seconds_of, p)) for p in self.prices if p.seconds >= NOTABLE_S
+        }
+        return {owner: text for owner, text in found.items() if text}
+
+    @property
+    def total_interval(self) -> str:
+        return self.interval(lambda r: r.total_s)
+
+    def interval(self, seconds: Callable[[Recovery], float]) -> str:
+        """Return the interval of a mean over the recoveries, or an empty string.
+
+        Recoveries of one trial are not independent, so trials are resampled. There is none if the trials are too few or agree, if
+        one did not recover (its seconds are a lower bound), or if some have more recoveries than others (the mean over the
+        trials would be another one)."""
+        known = {id(r) for r in self.recoveries}
+        by_trial = [[r for r in trial.recoveries if id(r) in known] for trial in self.trials]
+        by_trial = [found for found in by_trial if found]
+        recovered = all(r.recovered for found in by_trial for r in found)
+        if not recovered or len({len(found) for found in by_trial}) != 1:
+            return ""
+        return _interval_words(tuple(mean(seconds(r) for r in found) for found in by_trial))
+
+    def spread(self, price: Price) -> tuple[float, float]:
+        """Return the smallest and the largest seconds of an owner over the recoveries."""
+        sums = [_seconds_of(price, r) for r in self.recoveries]
+        return min(sums), max(sums)
+
+
+def _seconds_of(price: Price, recovery: Recovery) -> float:
+    """Return the seconds of the price's owner in one recovery."""
+    return sum(p.seconds for p in recovery.prices if p.text == price.text)
+
+
+@lru_cache(maxsize=256)
+def _interval_words(values: tuple[float, ...]) -> str:
+    found = mean_interval(values, confidence=CONFIDENCE, seed=SEED)
+    low, high = (words.seconds(max(0.0, v)) for v in ((found.low, found.high) if found else (0.0, 0.0)))
+    return f"[{low}, {high}]" if low != high else ""
+
+
 def _medians(variant: str, trials: Sequence[TrialRecovery]) -> list[Answer]:
-    """Return one answer for all trials of a variant: medians over the trials, and the smallest margin of each option."""
-    whole = costly(recovery for trial in trials for recovery in trial.recoveries)
+    """Return one answer for all trials of a variant: the median downtime, and mean prices, which add up."""
+    found = VariantAnswer(variant, tuple(trials))
+    whole = found.recoveries
     if not whole:
         return []
     lost = sum(1 for recovery in whole if not recovery.recovered)
@@ -211,15 +310,18 @@ def _medians(variant: str, trials: Sequence[TrialRecovery]) -> list[Answer]:
         text += f": down {words.seconds(median(downs))} (median; {words.seconds(min(downs))} to {words.seconds(max(downs))})"
     if lost:
         text += f", {lost} of {len(whole)} recoveries did not end"
-    closest: dict[str, Margin] = {}
-    for margin in (m for r in whole for m in r.margins):
-        known = closest.get(margin.option)
-        closest[margin.option] = margin if known is None or margin.left_s < known.left_s else known
-    unattributed = mean(r.unattributed_s for r in whole)
-    prices = typical_prices(whole)
-    text += "; on average" if prices else ": no outage"
-    from_events = mean(r.from_events_s for r in whole)
-    return [Answer(variant, text, prices, unattributed, tuple(closest.values()), from_events)]
+    text += "; on average" if found.prices else ": no outage"
+    return [
+        Answer(
+            variant,
+            text,
+            found.prices,
+            found.unattributed_s,
+            found.margins,
+            found.from_events_s,
+            found.intervals,
+        )
+    ]
 
 
 def typical_prices(recoveries: Sequence[Recovery]) -> tuple[Price, ...]:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Recovery
 from testbed_runtime.core.waits import KINDS
 from testbed_runtime.report import aggregate, words
-from testbed_runtime.report.answer import from_events_words, headline, own_start
+from testbed_runtime.report.answer import VariantAnswer, from_events_words, headline, own_start
 from testbed_runtime.report.latencychart import latency_svg
 from testbed_runtime.report.loadchart import Load, level_of
 from testbed_runtime.report.model import RunView, TrialView
@@ -128,7 +128,7 @@ def shown_trials(view: RunView) -> Sequence[TrialView]:
     return [t for t in view.trials if t.trial in kept]
 
 
-def _means(answers: Sequence[aggregate.VariantAnswer]) -> Markup:
+def _means(answers: Sequence[VariantAnswer]) -> Markup:
     """Draw one bar per variant with the mean of each wait."""
     found = [
         mean_of(f"{a.variant}: {words.seconds(a.total_s)} on average", a.prices, a.unattributed_s)

@@ -9,7 +9,9 @@ from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Recovery
 from testbed_runtime.core.judgement.verdict import worst
 from testbed_runtime.report import aggregate, words
 from testbed_runtime.report.answer import (
+    NO_INTERVALS,
     NOTABLE_S,
+    VariantAnswer,
     close_margins,
     costly,
     from_events_words,
@@ -21,6 +23,8 @@ from testbed_runtime.report.model import RunView
 MARKS = {"Pass": "✅", "Fail": "❌", "Inconclusive": "❔", "Error": "💥"}
 CELL_MAX = 200
 """Maximum characters of a cell. Longer texts belong on the HTML page."""
+TOTAL = "total"
+"""Name of the last row of a price list."""
 
 
 def cell(text: object) -> str:
@@ -115,7 +119,7 @@ def _answers(view: RunView) -> list[str]:
             title = (
                 f"{answer.variant}: {len(answer.recoveries)} recoveries, mean {words.seconds(answer.total_s)}"
             )
-            lines += _prices(title, answer)
+            lines += _prices(title, answer, {**answer.intervals, TOTAL: answer.total_interval})
         return lines
     for trial in view.fault_trials:
         for recovery in costly(trial.answer.recoveries) if trial.answer else ():
@@ -124,23 +128,28 @@ def _answers(view: RunView) -> list[str]:
     return lines
 
 
-def _prices(title: str, found: Recovery | aggregate.VariantAnswer) -> list[str]:
-    """Return the price list of one recovery, or the means of a variant's."""
+def _prices(
+    title: str, found: Recovery | VariantAnswer, intervals: Mapping[str, str] = NO_INTERVALS
+) -> list[str]:
+    """Return the price list of one recovery, or the means of a variant's with their intervals."""
 
     def share(seconds: float) -> str:
         return words.percent(seconds / found.total_s if found.total_s else None)
 
-    rows = [(p.words, words.seconds(p.seconds), share(p.seconds)) for p in found.prices]
+    def mean(owner: str, seconds: float) -> str:
+        return " ".join(filter(None, (words.seconds(seconds), intervals.get(owner))))
+
+    rows = [(p.words, mean(p.text, p.seconds), share(p.seconds)) for p in found.prices]
     if round(found.unattributed_s, 3) > 0:
         rows.append((UNATTRIBUTED, words.seconds(found.unattributed_s), share(found.unattributed_s)))
-    rows.append(("total", words.seconds(found.total_s), ""))
+    rows.append((TOTAL, mean(TOTAL, found.total_s), ""))
     more = [f"- close: {cell(margin_words(m))}" for m in close_margins(found.margins)]
     if found.from_events_s >= NOTABLE_S:
         more.append(f"- {from_events_words(found.from_events_s)} ({share(found.from_events_s)})")
     return [
         f"**{cell(title)}**",
         "",
-        *table(("waited for", "seconds", "share"), rows),
+        *table(("waited for", "mean [interval]" if any(intervals.values()) else "seconds", "share"), rows),
         *more,
         *([""] if more else []),
     ]

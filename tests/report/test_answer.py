@@ -9,7 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Margin, Price, Recovery, TrialRecovery
-from testbed_runtime.report.answer import answers, headline, margin_words, read_recoveries, typical_prices
+from testbed_runtime.report.answer import (
+    VariantAnswer,
+    answers,
+    headline,
+    margin_words,
+    read_recoveries,
+    typical_prices,
+)
 from tests.report.recoveries import BACKOFF, killed, late_producer, segments, unfinished
 
 
@@ -116,6 +123,34 @@ def test_many_trials_become_one_line_of_their_variant():
     recoveries = [t.recoveries[0] for t in trials]
     total = sum(p.seconds for p in typical_prices(recoveries)) + sum(r.unattributed_s for r in recoveries) / 5
     assert abs(total - sum(r.total_s for r in recoveries) / 5) < 1e-6
+
+
+def test_the_means_of_many_trials_have_intervals():
+    """Eight waits of 1.72 s × (1 + n/8) have the mean 2.69 s and the standard deviation 0.53 s; Student's t gives ± 2.36 × 0.53 / √8."""
+    trials = [killed(f"main-{n}", slower=1 + n / 8) for n in range(1, 9)]
+    assert "on average: 2.69 s [2.25 s, 3.13 s] heartbeat" in lines(*trials)[0]
+    found = VariantAnswer("main", tuple(trials))
+    total = found.recoveries[0].total_s / (1 + 1 / 8)
+    ends = [float(text) for text in found.total_interval.strip("[]").replace(" s", "").split(", ")]
+    assert ends == pytest.approx([total * 2.25 / 1.72, total * 3.128 / 1.72], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda trials: trials[:5],
+        lambda trials: [killed(t.trial) for t in trials],
+        lambda trials: [unfinished(trials[0]), *trials[1:]],
+        lambda trials: [replace(trials[0], recoveries=trials[0].recoveries * 2), *trials[1:]],
+    ],
+    ids=["too few trials", "they agree", "one did not recover", "one has two recoveries"],
+)
+def test_a_mean_without_a_valid_interval_has_none(change):
+    """The seconds of an outage that did not end are a lower bound, and a mean over recoveries is not one over trials if their numbers differ."""
+    trials = change([killed(f"main-{n}", slower=1 + n / 8) for n in range(8)])
+    found = VariantAnswer("main", tuple(trials))
+    assert (found.intervals, found.total_interval) == ({}, "")
+    assert "[" not in lines(*trials)[0]
 
 
 def test_backlogs_of_many_trials_are_one_owner():
