@@ -52,7 +52,7 @@ class Answer(Struct, frozen=True):
     margins: tuple[Margin, ...]
     from_events_s: float = 0.0
     intervals: Mapping[str, str] = NO_INTERVALS
-    """Of the means of several recoveries: owner → `[1.70 s, 1.74 s]`."""
+    """Intervals of means over several recoveries: owner → `[1.70 s, 1.74 s]`."""
 
     def lines(self) -> Iterator[str]:
         """Yield the text: the prices in one line, and one line for each margin that is close."""

@@ -188,6 +188,10 @@ JAVA = "org.apache.spark.deploy.SparkSubmit"
 RUNNER = "testbed_runtime.entry.runner"
 
 
+class PodGone(Exception):
+    """The pod of a process that was awaited no longer exists."""
+
+
 def agent_of(space: Space, pod: str) -> int:
     """The agent's process as this machine sees it; awaited: the kubelet may be about to start it again."""
     return _awaited(space, pod, AGENT, lambda _: True)
@@ -201,6 +205,8 @@ def recorder_of(space: Space, pod: str) -> int:
 def _awaited(space: Space, pod: str, program: str, holds: Callable[[int], bool]) -> int:
     ends = time.monotonic() + PROCESS_LIMIT_S
     while (pid := process_of(space, pod, program)) is None or not holds(pid):
+        if pid is None and not space.kubectl("get", "pod", pod, "-o", "name", "--ignore-not-found"):
+            raise PodGone(pod)
         assert time.monotonic() < ends, f"no {program} of {pod} on this machine\n{space.story()}"
         time.sleep(0.05)
     return pid

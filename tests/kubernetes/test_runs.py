@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import json
 import os
@@ -25,6 +26,7 @@ from tests.kubernetes.spaces import (
     OPERATOR_NAMESPACE,
     PRIVILEGED,
     RESTRICTED,
+    PodGone,
     Space,
     agent_of,
     fresh,
@@ -231,13 +233,15 @@ async def delete_recorder(space: Space, api: Api, name: str) -> None:
 
 
 async def kill_agents(space: Space, api: Api, name: str) -> None:
-    """SIGKILL to the packet agent of each TaskManager of the trial."""
+    """SIGKILL to the packet agent of each TaskManager of the trial. The kubelet starts an agent later after each kill, so the trial may
+    have ended before."""
     del api
     found = await asyncio.to_thread(space.get, "pods", "-l", f"{naming.LABEL_ROLE}=taskmanager")
     pods = [p["metadata"]["name"] for p in found["items"] if "deletionTimestamp" not in p["metadata"]]
     for pod in pods:
         if pod.startswith(f"{name}-"):
-            os.kill(await asyncio.to_thread(agent_of, space, pod), signal.SIGKILL)
+            with contextlib.suppress(PodGone):
+                os.kill(await asyncio.to_thread(agent_of, space, pod), signal.SIGKILL)
 
 
 async def stop_api_server(space: Space, api: Api, name: str) -> None:
