@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from msgspec import Struct
 
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.cli import running
@@ -20,6 +21,8 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.distribution import Distribution, distributions
 from testbed_runtime.core.judgement.expectations import format_value
 from testbed_runtime.core.judgement.metrics import METRICS as KNOWN
+from testbed_runtime.core.judgement.recovery import TrialRecovery
+from testbed_runtime.report.answer import answer_lines, read_recoveries
 from testbed_runtime.runner.judge import METRICS, VERDICT, read_rows
 from testbed_runtime.runner.manifest import read_manifest
 
@@ -49,26 +52,32 @@ def simulate_seeds(
     folder.mkdir(parents=True, exist_ok=True)
     verdicts: Counter[str] = Counter()
     rows: list[dict[str, Any]] = []
+    trials: list[dict[str, Any]] = []
+    recoveries: dict[str, TrialRecovery] = {}
     words = [word for variant in variants for word in ("--variant", variant)]
     words += [] if checkpoint is None else ["--from-checkpoint", str(checkpoint)]
-    for seed, verdict, found in _runs(loaded, range(first, first + seeds), folder, words):
-        verdicts[verdict] += 1
-        rows += found
+    for found in _runs(loaded, range(first, first + seeds), folder, words):
+        verdicts[found.verdict] += 1
+        rows += found.rows
+        trials += found.trials
+        recoveries |= found.recoveries
         if not quiet:
-            running.say(f"seed {seed}: {verdict}")
+            running.say(f"seed {found.seed}: {found.verdict}")
     found_distributions = distributions(rows)
+    answer = answer_lines(trials, recoveries)
     document = {
         "scenario": name,
         "seeds": [first, first + seeds - 1],
         "verdicts": dict(sorted(verdicts.items())),
         "distributions": [d.to_json() for d in found_distributions],
+        "answer": answer,
     }
     (folder / DISTRIBUTION_FILE).write_text(
         json.dumps(versioned(document), indent=1) + "\n", encoding="utf-8"
     )
     counted = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
     typer.echo(f"{name}, {seeds} seeds: {counted}")
-    for line in lines(found_distributions):
+    for line in (*lines(found_distributions), *(f"  {line}" for line in answer)):
         typer.echo(line)
     typer.echo(f"  runs: {folder}")
     return list(verdicts)
@@ -92,7 +101,14 @@ def lines(found: Sequence[Distribution]) -> Iterator[str]:
         yield f"  {item.variant}: {item.metric}: {values}{missing}{bounded}"
 
 
-_Found = tuple[int, str, list[dict[str, Any]]]
+class _Found(Struct, frozen=True):
+    """The result of one seed. Names of trials in `trials` and `recoveries` begin with the seed, so that no two are equal."""
+
+    seed: int
+    verdict: str
+    rows: list[dict[str, Any]]
+    trials: list[dict[str, Any]]
+    recoveries: dict[str, TrialRecovery]
 
 
 def _runs(loaded: Loaded, seeds: range, folder: Path, words: Sequence[str]) -> Iterator[_Found]:
@@ -128,10 +144,12 @@ def _result(seed: int, out: Path, *, before: frozenset[Path]) -> _Found:
         raise HeadgateError(f"the simulation with seed {seed} ended without a verdict")
     run = runs[-1].parent
     verdict = json.loads(runs[-1].read_text(encoding="utf-8"))["verdict"]
-    roles: Mapping[str, Mapping[str, Any]] = {t["trial"]: t for t in read_manifest(run)["trials"]}
+    roles: Mapping[str, dict[str, Any]] = {t["trial"]: t for t in read_manifest(run)["trials"]}
     rows = [
         {**row, "variant": roles[row["trial"]]["variant"], "role": roles[row["trial"]]["role"]}
         for row in (read_rows(run) if (run / METRICS).exists() else ())
         if row["trial"] in roles
     ]
-    return seed, verdict, rows
+    recoveries = {f"seed-{seed}/{trial}": found for trial, found in read_recoveries(run).items()}
+    trials = [{**entry, "trial": f"seed-{seed}/{trial}"} for trial, entry in roles.items()]
+    return _Found(seed, verdict, rows, trials, recoveries)

@@ -25,7 +25,7 @@ def simulate(  # noqa: PLR0917 - typer passes by name
         typer.Option(
             min=1,
             max=MAX_SEEDS,
-            help="Number of seeds. With more than one, the distribution of each metric is printed.",
+            help="Number of seeds. With more than one, the distribution of each metric is printed, and which timeout cost each second.",
         ),
     ] = 1,
     out: options.Out = options.DEFAULT_OUT,

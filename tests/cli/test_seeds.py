@@ -101,3 +101,5 @@ def test_seeds_are_simulated_side_by_side_and_summarised(tmp_path):
     total = next(d for d in document["distributions"] if d["metric"] == "recovery.total")
     assert total["count"] == 3
     assert 0 < total["low"] <= total["median"] <= total["high"]
+    assert [line.split(":")[0] for line in document["answer"]] == [f"seed-{n}/upstream-1" for n in (7, 8, 9)]
+    assert all(f"  {line}\n" in result.output for line in document["answer"])
