@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
 import typing
@@ -46,6 +47,33 @@ def model_errors(model: type[BaseModel], error: ValidationError) -> list[UserErr
             f"{problem.path}|{item['type'] if item['type'] == 'extra_forbidden' else ''}", problem
         )
     return list(found.values())
+
+
+def without_refused(data: Any, error: ValidationError) -> Any:
+    """Return a copy of the document without the fields that the models refuse, so that the others can be judged.
+
+    None if a field is missing, or an item of a list would go: the paths of later items would change. Faults may go, because no other
+    field is judged by them."""
+    kept = copy.deepcopy(data)
+    for item in error.errors(include_url=False):
+        loc = [step for step in item["loc"] if not _is_union_step(step)]
+        if "faults" in loc and loc.index("faults") < len(loc) - 1:
+            loc = loc[: loc.index("faults") + 1]
+        if item["type"] == "missing" or not _drop(kept, loc):
+            return None
+    return kept
+
+
+def _drop(data: Any, loc: Sequence[int | str]) -> bool:
+    for step in loc[:-1]:
+        try:
+            data = data[step]
+        except (KeyError, IndexError, TypeError):
+            return True  # dropped before
+    if not isinstance(data, dict) or not loc:
+        return False
+    data.pop(loc[-1], None)
+    return True
 
 
 def _is_union_step(step: int | str) -> bool:

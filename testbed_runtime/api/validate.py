@@ -1,14 +1,15 @@
 """Validate a document: one pure function, with the same error texts in the command line and in the operator. It reports all
 problems at once.
 
-The models check types, bounds and exactly-one rules. The job graph, the options and rules between fields are checked here, and only
-if the document passes the models.
+The models check types, bounds and exactly-one rules. The job graph, the options and rules between fields are checked here. If the
+models refuse a document, only options and metrics are checked in the rest of it.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
@@ -17,11 +18,13 @@ from pydantic import ValidationError
 from testbed_runtime.api import fault_rules, job_rules, models, option_rules
 from testbed_runtime.api.compile import MAIN_VARIANT, MergedVariant, compile_expectation, merged_variants
 from testbed_runtime.api.fields import without_unit
-from testbed_runtime.api.problems import model_errors, show
+from testbed_runtime.api.problems import model_errors, show, without_refused
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.faults.check import nearest
 from testbed_runtime.core.judgement.metrics import METRICS
 
+_ALONE = re.compile(r"Configuration\[[^]]*\]$|\.metric$|\.options\[\d+\]")
+"""Paths of errors that no other field can cause: those of options of Flink, and names of metrics."""
 P_co = TypeVar("P_co", bound=models.Part, covariant=True)
 
 
@@ -68,7 +71,24 @@ def validate(data: Any) -> Findings[models.Scenario]:
     try:
         scenario = models.Scenario.model_validate(data)
     except ValidationError as error:
-        return Findings(None, tuple(model_errors(models.Scenario, error)))
+        return Findings(None, refused(models.Scenario, data, error, _judged))
+    return _judged(scenario)
+
+
+def refused(
+    model: type[models.Part], data: Any, error: ValidationError, judged: Callable[[Any], Findings[Any]]
+) -> tuple[UserError, ...]:
+    """Return the errors of a document that its model refuses, and what `judged` finds in the rest of it about options and metrics,
+    which do not depend on other fields."""
+    errors = model_errors(model, error)
+    try:
+        rest = judged(model.model_validate(without_refused(data, error))).errors
+    except ValidationError:
+        rest = ()
+    return (*errors, *(e for e in rest if _ALONE.search(e.path)))
+
+
+def _judged(scenario: models.Scenario) -> Findings[models.Scenario]:
     collected = option_rules.Collected()
     for path, setting in _settings_with_paths(scenario.spec):
         own = ".testbed" if path == "spec" else ""

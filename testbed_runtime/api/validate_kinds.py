@@ -11,8 +11,8 @@ from testbed_runtime.api import fault_rules, job_rules, kinds, models, option_ru
 from testbed_runtime.api.catalogue import Standing, judge, value_problem
 from testbed_runtime.api.compile import merged_variants
 from testbed_runtime.api.naming import API_VERSION
-from testbed_runtime.api.problems import model_errors, show
-from testbed_runtime.api.validate import Findings, expectation_problem, validate
+from testbed_runtime.api.problems import show
+from testbed_runtime.api.validate import Findings, expectation_problem, refused, validate
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.check import nearest
 from testbed_runtime.core.judgement.detector import METRICS as DETECTOR_METRICS
@@ -40,7 +40,7 @@ def validate_kind(data: Any) -> KindFindings:
     try:
         resource = model.model_validate(plain)
     except ValidationError as error:
-        return Findings(None, tuple(model_errors(model, error)))
+        return Findings(None, refused(model, plain, error, _RULES[str(kind)]))
     return _RULES[str(kind)](resource)
 
 

@@ -1,0 +1,56 @@
+"""A document that the models refuse: what is judged in the rest of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from testbed_runtime.api.validate_kinds import validate_kind
+from tests.api import documents
+from tests.api.test_validate import errors
+
+
+def test_options_and_metrics_are_judged_beside_fields_that_do_not_exist():
+    """A field that is misspelled hides no other mistake; what may depend on it is judged when it is corrected."""
+
+    def change(spec):
+        spec["trails"] = 3
+        spec["faults"][0]["duratoin"] = "8 s"
+        spec["testbed"]["taskManagers"] = {"replcas": 5, "slots": 1}
+        spec["testbed"]["flinkConfiguration"]["heartbeat.timout"] = "1 s"
+        spec["variants"][1]["flinkConfiguration"]["pekko.ask.timeout"] = "soon"
+        spec["expect"].append({"metric": "recovery.totl", "max": "3 s", "phase": "outage/long-gc"})
+
+    assert [line.split(":")[0].removeprefix("spec.") for line in errors(change)] == [
+        "testbed.taskManagers.replcas",
+        "faults[0].duratoin",
+        "trails",
+        "testbed.flinkConfiguration[heartbeat.timout]",
+        "variants[1].flinkConfiguration[pekko.ask.timeout]",
+        "expect[1].metric",
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda spec: spec["testbed"]["job"]["vertices"][0].pop("name"),
+        lambda spec: spec["testbed"]["job"]["edges"].append("source to sink"),
+    ],
+    ids=["a field is missing", "an item of a list is refused"],
+)
+def test_a_document_that_lacks_a_part_is_judged_by_its_fields_only(change):
+    """Paths behind an item that goes would be those of other items."""
+
+    def both(spec):
+        change(spec)
+        spec["testbed"]["flinkConfiguration"]["heartbeat.timout"] = "1 s"
+
+    assert errors(both) == errors(change) != []
+
+
+def test_a_study_is_judged_beside_fields_that_do_not_exist():
+    """Its options, values and objectives."""
+    study = documents.good("TuningStudy")
+    study["spec"] |= {"budgt": {}, "options": [{"key": "heartbeat.timeot", "values": ["1 s"]}]}
+    paths = [e.path for e in validate_kind(study).errors]
+    assert paths == ["spec.budgt", "spec.options[0].key"]
