@@ -11,6 +11,7 @@ import typer
 from msgspec.structs import replace
 
 from testbed_runtime.cli import options
+from testbed_runtime.cli.sidebyside import side_by_side
 
 if TYPE_CHECKING:
     from testbed_runtime.core.judgement.comparison import Group, Key
@@ -300,16 +301,6 @@ def _print(tables: Sequence[tuple[str, Mapping[str, Any]]], changes: Sequence[st
 
 def text_table(table: Mapping[str, Any]) -> list[str]:
     """Return comparison.json as lines: a row for each metric, a column for each group, then the answers in words."""
-    groups = table["groups"]
-    head = ["", *(f"{g['name']} ({g['trials']} trial{'s' if g['trials'] != 1 else ''})" for g in groups)]
-    rows = [
-        [metric["title"], *(group["values"][index]["text"] for group in groups)]
-        for index, metric in enumerate(table["metrics"])
-    ]
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    lines = [
-        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in [head, *rows]
-    ]
+    lines = side_by_side(table)
     lines += [f"{c['title']}: {c['group']} against {c['reference']}: {c['text']}" for c in table["contrasts"]]
     return [*lines, *(f"answer: {text}" for text in table["summary"])]

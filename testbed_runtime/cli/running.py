@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -20,7 +22,9 @@ from testbed_runtime.cli.options import Environment, Policy
 from testbed_runtime.cli.preflight import kept_checkpoints, require_functions
 from testbed_runtime.cli.render import rendering
 from testbed_runtime.cli.session import Session
+from testbed_runtime.cli.sidebyside import side_by_side
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
 from testbed_runtime.core.judgement.verdict import exit_code as verdict_exit_code
 from testbed_runtime.core.judgement.verdict import worst
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
@@ -29,6 +33,8 @@ from testbed_runtime.runner.manifest import read_manifest
 from testbed_runtime.runner.progress import Progress
 
 NO_LOGIN = Access()
+OUTPUT_WIDTH = 120
+"""Columns of an output that is no terminal, such as the log of a CI job."""
 RETRIES = 1
 """More runs of an Inconclusive scenario under `--inconclusive retry`."""
 GIVEN_UP = "the cluster did not confirm the request to stop: the run may go on there; `headgate heal --all --on kubernetes` ends it"
@@ -176,11 +182,14 @@ def exit_code(verdicts: Sequence[str], policy: Policy) -> int:
 
 
 def print_verdict(name: str, result: RunResult) -> None:
-    """Print the verdict, what did not hold, what quantiles over trials show, and the path of the report on stdout."""
+    """Print the verdict, the variants side by side, what did not hold, what quantiles over trials show, and the path of the report
+    on stdout."""
     verdict = result.verdict
     typer.echo(f"{name}: {verdict['verdict']}: {verdict['summary']}")
     for line in verdict.get("answer") or ():
         typer.echo(f"  {line}")
+    for line in _variants(result.folder, shutil.get_terminal_size((OUTPUT_WIDTH, 0)).columns):
+        typer.echo(f"  {line}".rstrip())
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for item in verdict["expectations"]:
         if item["verdict"] == "Pass":
@@ -197,6 +206,17 @@ def print_verdict(name: str, result: RunResult) -> None:
         if item.get("note") and item["quantile"] is not None and not item["trial"]:
             typer.echo(f"  {item['variant']}: {item['text']}: {item['note']}")
     typer.echo(f"  report: {result.report}")
+
+
+def _variants(folder: Path, width: int) -> list[str]:
+    """Return the variants of a run side by side, and which of them is better. Empty for a run with one variant."""
+    try:
+        table = json.loads((folder / COMPARISON_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    if len(table["groups"]) < 2:
+        return []
+    return ["", *side_by_side(table, width=width - 2), *table["summary"], ""]
 
 
 def _why(item: Mapping[str, Any]) -> str:

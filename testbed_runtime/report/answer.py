@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from testbed_runtime.core.judgement.comparison import SEED
+from testbed_runtime.core.judgement.comparison import SEED, with_interval
 from testbed_runtime.core.judgement.metrics import JOB_FAILED
 from testbed_runtime.core.judgement.recovery import (
     RECOVERY_FILE,
@@ -52,7 +52,7 @@ class Answer(Struct, frozen=True):
     margins: tuple[Margin, ...]
     from_events_s: float = 0.0
     intervals: Mapping[str, str] = NO_INTERVALS
-    """Intervals of means over several recoveries: owner → `[1.70 s, 1.74 s]`."""
+    """Means over several recoveries that have an interval: owner → `1.72 [1.70, 1.74] s`."""
 
     def lines(self) -> Iterator[str]:
         """Yield the text: the prices in one line, and one line for each margin that is close."""
@@ -175,13 +175,13 @@ def cost_words(
     intervals: Mapping[str, str] = NO_INTERVALS,
 ) -> Iterator[str]:
     """Yield `1.72 s heartbeat.interval × … = 1 s × 2` for the largest prices, then the sum of the others, and the
-    share that no recorded wait covers. `intervals`: owner → `[1.70 s, 1.74 s]`."""
+    share that no recorded wait covers. `intervals`: owner → `1.72 [1.70, 1.74] s`."""
     known = list(prices)
     shown = [p for p in known if p.seconds >= NOTABLE_S][:PRICES_SHOWN]
     for price in shown:
         count = f" ({price.count} times)" if price.count > 1 else ""
-        interval = f" {intervals[price.text]}" if price.text in intervals else ""
-        yield f"{words.seconds(price.seconds)}{interval} {price.words}{count}"
+        seconds = intervals.get(price.text) or words.seconds(price.seconds)
+        yield f"{seconds} {price.words}{count}"
     rest = sum(p.seconds for p in known) - sum(p.seconds for p in shown)
     if rest >= NOTABLE_S:
         yield f"{words.seconds(rest)} others"
@@ -255,7 +255,7 @@ class VariantAnswer(Struct, frozen=True):
 
     @property
     def intervals(self) -> dict[str, str]:
-        """The intervals of the mean prices that are worth a line: owner → `[1.87 s, 1.94 s]`."""
+        """The mean prices that are worth a line and have an interval: owner → `1.91 [1.87, 1.94] s`."""
         found = {
             p.text: self.interval(partial(_seconds_of, p)) for p in self.prices if p.seconds >= NOTABLE_S
         }
@@ -266,7 +266,7 @@ class VariantAnswer(Struct, frozen=True):
         return self.interval(lambda r: r.total_s)
 
     def interval(self, seconds: Callable[[Recovery], float]) -> str:
-        """Return the interval of a mean over the recoveries, or an empty string.
+        """Return a mean over the recoveries with its interval, or an empty string if there is no interval.
 
         Recoveries of one trial are not independent, so trials are resampled. There is none if the trials are too few or agree, if
         one did not recover (its seconds are a lower bound), or if some have more recoveries than others (the mean over the
@@ -277,7 +277,7 @@ class VariantAnswer(Struct, frozen=True):
         recovered = all(r.recovered for found in by_trial for r in found)
         if not recovered or len({len(found) for found in by_trial}) != 1:
             return ""
-        return _interval_words(tuple(mean(seconds(r) for r in found) for found in by_trial))
+        return _mean_words(tuple(mean(seconds(r) for r in found) for found in by_trial))
 
     def spread(self, price: Price) -> tuple[float, float]:
         """Return the smallest and the largest seconds of an owner over the recoveries."""
@@ -291,10 +291,12 @@ def _seconds_of(price: Price, recovery: Recovery) -> float:
 
 
 @lru_cache(maxsize=256)
-def _interval_words(values: tuple[float, ...]) -> str:
+def _mean_words(values: tuple[float, ...]) -> str:
     found = mean_interval(values, confidence=CONFIDENCE, seed=SEED)
-    low, high = (words.seconds(max(0.0, v)) for v in ((found.low, found.high) if found else (0.0, 0.0)))
-    return f"[{low}, {high}]" if low != high else ""
+    if found is None:
+        return ""
+    value, low, high = (words.seconds(max(0.0, v)) for v in (found.value, found.low, found.high))
+    return with_interval(value, low, high) if low != high else ""
 
 
 def _medians(variant: str, trials: Sequence[TrialRecovery]) -> list[Answer]:

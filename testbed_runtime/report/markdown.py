@@ -137,7 +137,7 @@ def _prices(
         return words.percent(seconds / found.total_s if found.total_s else None)
 
     def mean(owner: str, seconds: float) -> str:
-        return " ".join(filter(None, (words.seconds(seconds), intervals.get(owner))))
+        return intervals.get(owner) or words.seconds(seconds)
 
     rows = [(p.words, mean(p.text, p.seconds), share(p.seconds)) for p in found.prices]
     if round(found.unattributed_s, 3) > 0:

@@ -45,7 +45,7 @@ def test_a_table_shows_means_intervals_and_what_is_missing():
         [Group(name="a", trials={i: rows_of("a", v) for i, v in enumerate(TWO)})], keys=(DETECT,)
     )
     assert spread["groups"][0]["values"][0]["text"].startswith("2.0"), "the mean"
-    assert " s [1." in spread["groups"][0]["values"][0]["text"], "with its interval"
+    assert " [1." in spread["groups"][0]["values"][0]["text"], "with its interval"
     empty = comparison([groups[2], groups[2]], keys=(DETECT,))
     assert empty["summary"] == ["none against none: the history has no data for this"]
 

@@ -365,8 +365,8 @@ def _value(samples: Sequence[Sample], key: Key) -> dict[str, Any]:
     bounded = any(s.bounded for s in samples)
     text = "–" if mean is None else ("at least " if bounded else "") + format_value(mean, key.unit)
     if interval and not bounded:
-        low, high = (format_value(value, key.unit) for value in (interval.low, interval.high))
-        text += f" [{low}, {high}]" if low != high else ""
+        ends = [format_value(value, key.unit) for value in (interval.low, interval.high)]
+        text = with_interval(text, *ends) if ends[0] != ends[1] else text
     return {
         "mean": mean,
         "low": None if interval is None else interval.low,
@@ -376,6 +376,14 @@ def _value(samples: Sequence[Sample], key: Key) -> dict[str, Any]:
         "reason": next((s.reason for s in samples if s.reason), ""),
         "text": text,
     }
+
+
+def with_interval(value: str, low: str, high: str) -> str:
+    """Return `1.91 [1.87, 1.94] s`, or `1.02 s [980 ms, 1.06 s]` if the units differ."""
+    numbers, units = zip(*(text.rpartition(" ")[::2] for text in (value, low, high)), strict=True)
+    if len(set(units)) > 1 or not all(numbers):
+        return f"{value} [{low}, {high}]"
+    return f"{numbers[0]} [{numbers[1]}, {numbers[2]}] {units[0]}"
 
 
 def _summaries(pairs: Sequence[tuple[str, str]], contrasts: Sequence[Contrast]) -> list[str]:

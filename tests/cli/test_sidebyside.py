@@ -1,0 +1,64 @@
+"""The variants of a run side by side, as text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed_runtime.cli.running import print_verdict
+from testbed_runtime.cli.sidebyside import side_by_side
+from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
+from testbed_runtime.runner.engine import RunResult
+
+
+def table(*names: str) -> dict[str, Any]:
+    """Two metrics, and a group for each name."""
+    values = [{"text": "1.91 [1.87, 1.94] s"}, {"text": "1"}]
+    return {
+        "metrics": [{"title": "recovery.downtime"}, {"title": "failovers.count"}],
+        "groups": [
+            {"name": name, "trials": number, "values": values} for number, name in enumerate(names, 1)
+        ],
+        "summary": ["b against a: indistinguishable"],
+    }
+
+
+def test_each_variant_is_a_column():
+    """With the number of its trials, and as wide as its longest value."""
+    assert side_by_side(table("a", "b")) == [
+        "                   a (1 trial)          b (2 trials)",
+        "recovery.downtime  1.91 [1.87, 1.94] s  1.91 [1.87, 1.94] s",
+        "failovers.count    1                    1",
+    ]
+
+
+@pytest.mark.parametrize(("width", "blocks"), [(0, 1), (80, 1), (79, 2), (59, 2), (58, 3), (1, 3)])
+def test_columns_that_do_not_fit_follow_below(width: int, blocks: int):
+    """The metrics need 17 characters and each variant 2 + 19: 17 + 3 × 21 = 80. Each block repeats the metrics."""
+    lines = side_by_side(table("a", "b", "c"), width=width)
+    assert len(lines) == 3 * blocks
+    assert sum(line.count("1.91") for line in lines) == 3
+    assert [line.split()[0] for line in lines[1::3]] == ["recovery.downtime"] * blocks
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [(json.dumps(table("a", "b")), True), (json.dumps(table("a")), False), ("", False), (None, False)],
+    ids=["two variants", "one variant", "a damaged file", "no file"],
+)
+def test_a_run_of_several_variants_ends_with_the_table(
+    tmp_path: Path, capsys, content: str | None, shown: bool
+):
+    """Between the answer and what did not hold; nothing to compare prints nothing."""
+    if content is not None:
+        (tmp_path / COMPARISON_FILE).write_text(content)
+    verdict = {"verdict": "Pass", "summary": "s", "answer": ["the answer"], "expectations": []}
+    print_verdict("name", RunResult(tmp_path, verdict, tmp_path / "report.html"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "  the answer"
+    found = [line for line in lines[2:-1] if line]
+    expected = [f"  {line}" for line in (*side_by_side(table("a", "b")), "b against a: indistinguishable")]
+    assert found == (expected if shown else [])
