@@ -49,7 +49,7 @@ def ci(  # noqa: PLR0917 - typer passes by name
                 refused.append((name, str(error)))
                 verdicts.append("Error")
                 continue
-            running.print_verdict(name, result)
+            running.conclude(name, result)
             if (result.folder / MANIFEST).exists():
                 results.append(result)
             else:  # the operator ended a run in the cluster before it had a report

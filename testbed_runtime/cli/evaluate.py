@@ -26,6 +26,6 @@ def evaluate(
         for folder in runs:
             with rendering(quiet=quiet) as progress:
                 result = session.run(judge_run(folder, environments.spark(progress, session.spark), progress))
-            running.print_verdict(folder.name, result)
+            running.conclude(folder.name, result)
             verdicts.append(result.verdict["verdict"])
     raise typer.Exit(running.exit_code(verdicts, inconclusive))

@@ -44,6 +44,6 @@ def run(  # noqa: PLR0917 - typer passes by name
                 quiet=quiet,
                 access=login,
             )
-            running.print_verdict(item.scenario.metadata.name, result)
+            running.conclude(item.scenario.metadata.name, result)
             verdicts.append(result.verdict["verdict"])
     raise typer.Exit(running.exit_code(verdicts, inconclusive))

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from testbed_runtime.api.compile import compile_run
-from testbed_runtime.cli import environments
+from testbed_runtime.cli import environments, telemetry
 from testbed_runtime.cli.access import Access, connected
 from testbed_runtime.cli.exits import Interrupted
 from testbed_runtime.cli.interrupting import run_interruptible
@@ -179,6 +179,13 @@ def in_junit(policy: Policy, otherwise: str) -> str:
 def exit_code(verdicts: Sequence[str], policy: Policy) -> int:
     """Return the exit code of the worst verdict under the policy for Inconclusive."""
     return verdict_exit_code(worst(verdicts), inconclusive=policy.value)
+
+
+def conclude(name: str, result: RunResult) -> None:
+    """Print the verdict, and send the trace if a collector is configured."""
+    print_verdict(name, result)
+    if line := telemetry.export(result.folder):
+        say(f"  {line}")
 
 
 def print_verdict(name: str, result: RunResult) -> None:

@@ -1,0 +1,216 @@
+"""A run's trace, sent to an OTLP receiver on this machine."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+)
+
+from testbed_runtime.cli import telemetry
+
+STARTED = "2026-01-01T00:00:00+00:00"
+STARTED_NS = 1_767_225_600 * 10**9
+
+
+class Collector:
+    """Receives OTLP over HTTP as a collector does, and keeps what arrived."""
+
+    def __init__(self, status: int = 200) -> None:
+        self.requests: list[ExportTraceServiceRequest] = []
+        self.headers: list[Any] = []
+        self.status = status
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers.get("Content-Encoding") == "gzip":
+                    body = gzip.decompress(body)
+                assert self.path == "/v1/traces"
+                collector.headers.append(self.headers)
+                collector.requests.append(ExportTraceServiceRequest.FromString(body))
+                self.send_response(collector.status)
+                self.end_headers()
+
+            def log_message(self, *args: Any) -> None:
+                """Quiet."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, name="collector")
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    @property
+    def spans(self) -> list[Any]:
+        return [
+            span
+            for request in self.requests
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        ]
+
+
+@pytest.fixture
+def collector(request: pytest.FixtureRequest) -> Iterator[Collector]:
+    """A collector that answers with the status in the parameter."""
+    made = Collector(getattr(request, "param", 200))
+    made.thread.start()
+    yield made
+    made.server.shutdown()
+    made.thread.join()
+    made.server.server_close()
+
+
+def name(kind: str, tid: int, text: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "ts": 0, "pid": 1, "tid": tid, "args": {"name": text}}
+
+
+def slice_of(tid: int, ts: float, dur: float, text: str, kind: str, **args: Any) -> dict[str, Any]:
+    return {"name": text, "cat": kind, "ph": "X", "ts": ts, "dur": dur, "pid": 1, "tid": tid, "args": args}
+
+
+EVENTS = [
+    name("thread_name", 1, "rounds"), name("thread_name", 2, "critical path"), name("thread_name", 3, "JobMaster"),
+    name("process_name", 0, "trial main-1"),
+    slice_of(1, 1_000_000.0, 2_000_000.0, "recovery from dead: round 1", "round", ended_by="running"),
+    slice_of(2, 1_000_000.0, 1_500_000.0, "heartbeat.timeout = 1500 ms", "heartbeat", option="heartbeat.timeout"),
+    slice_of(2, 2_500_000.0, 500_000.0, "a slot for each task", "slot"),
+    slice_of(3, 900_000.0, 1_600_000.0, "heartbeat tm-1", "heartbeat", outcome="expired", budget_s=1.5),
+]  # fmt: skip
+
+
+def run_folder(folder: Path, events: list[dict[str, Any]] | None = None) -> Path:
+    (folder / "manifest.json").write_text(json.dumps({"run": "killed-1", "started": STARTED}))
+    (folder / "trace.json").write_text(json.dumps({"traceEvents": EVENTS if events is None else events}))
+    return folder
+
+
+def test_a_run_is_a_trace_of_its_rounds_waits_and_critical_path(
+    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+):
+    """The trial is the root. Its first wait began when the run started; an expired wait is an error of its span."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=secret")
+    assert telemetry.export(run_folder(tmp_path)) == "trace: 5 spans sent to the collector"
+    found = {span.name: span for span in collector.spans}
+    root, part, wait = found["trial main-1"], found["recovery from dead: round 1"], found["heartbeat tm-1"]
+    path = found["heartbeat.timeout = 1500 ms"]
+    assert len({span.trace_id for span in collector.spans}) == 1
+    assert len({span.span_id for span in collector.spans}) == 5
+    assert (root.parent_span_id, part.parent_span_id, path.parent_span_id) == (
+        b"",
+        root.span_id,
+        part.span_id,
+    )
+    assert wait.parent_span_id == root.span_id
+    assert root.start_time_unix_nano == wait.start_time_unix_nano == STARTED_NS
+    assert part.start_time_unix_nano == STARTED_NS + 100_000_000
+    assert part.end_time_unix_nano == root.end_time_unix_nano == STARTED_NS + 2_100_000_000
+    assert {a.key: a.value.string_value or a.value.double_value for a in wait.attributes} == {
+        "headgate.run": "killed-1",
+        "headgate.trial": "main-1",
+        "headgate.kind": "heartbeat",
+        "headgate.track": "JobMaster",
+        "headgate.outcome": "expired",
+        "headgate.budget_s": 1.5,
+    }
+    assert (wait.status.code, path.status.code) == (
+        wait.status.STATUS_CODE_ERROR,
+        path.status.STATUS_CODE_UNSET,
+    )
+    assert collector.headers[0]["authorization"] == "secret"
+    resource = {
+        a.key: a.value.string_value for a in collector.requests[0].resource_spans[0].resource.attributes
+    }
+    assert resource["service.name"] == "headgate"
+
+
+def test_a_run_that_is_sent_again_has_the_same_ids(
+    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+):
+    """They follow from the names of run and trial, so a backend that has the trace replaces it."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{collector.address}/v1/traces")
+    for _ in range(2):
+        telemetry.export(run_folder(tmp_path))
+    first, second = (
+        [s.span_id for s in r.resource_spans[0].scope_spans[0].spans] for r in collector.requests
+    )
+    assert first == second
+
+
+def test_many_spans_are_sent_in_batches(
+    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+):
+    """1,200 waits and the trial, at most 512 in a request."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address)
+    waits = [slice_of(3, float(n), 1.0, f"wait {n}", "slot") for n in range(1200)]
+    assert (
+        telemetry.export(run_folder(tmp_path, EVENTS[:4] + waits))
+        == "trace: 1,201 spans sent to the collector"
+    )
+    sizes = [len(r.resource_spans[0].scope_spans[0].spans) for r in collector.requests]
+    assert sizes == [512, 512, 177]
+
+
+@pytest.mark.parametrize("collector", [400], indirect=True)
+def test_a_collector_that_refuses_the_trace_is_named_and_changes_nothing_else(
+    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+):
+    """The line says so; no exception."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address)
+    assert telemetry.export(run_folder(tmp_path)) == "the collector did not take the trace; it got 0 spans"
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({}, ""),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, ""),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_SDK_DISABLED": "true"}, ""),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}, ""),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "the trace was not sent: OTEL_EXPORTER_OTLP_PROTOCOL is grpc (set it to http/protobuf)",
+        ),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"},
+            "no trace was sent to the collector: the run has no trace.json on this machine",
+        ),
+    ],
+)
+def test_without_a_collector_or_a_trace_nothing_is_sent(
+    tmp_path: Path, environment: dict[str, str], text: str
+):
+    """And the line says why, if a collector is configured."""
+    assert telemetry.export(tmp_path, environment) == text
+
+
+def test_a_run_without_waits_has_no_spans(
+    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+):
+    """A trial that never started."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address)
+    assert telemetry.export(run_folder(tmp_path, [])) == "trace: 0 spans sent to the collector"
+    assert collector.requests == []
+
+
+def test_without_the_optional_package_the_line_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The exporter is an extra of the distribution."""
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
+    line = telemetry.export(run_folder(tmp_path), {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"})
+    assert line == "the trace was not sent: OpenTelemetry is not installed (pip install 'headgate[otel]')"
