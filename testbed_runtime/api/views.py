@@ -161,6 +161,12 @@ class Container(Struct, frozen=True):
         return found
 
     @property
+    def running_since(self) -> float | None:
+        """When it started, in seconds since 1970; None unless it runs."""
+        found = (self.raw.get("state") or {}).get("running")
+        return seconds(found["startedAt"]) if found else None
+
+    @property
     def terminated(self) -> Termination | None:
         return _termination((self.raw.get("state") or {}).get("terminated"))
 
@@ -218,6 +224,19 @@ class Pod(Resource, frozen=True):
         """The phase of a pod whose container waits for its next start is Running, too."""
         up = not any(c.waiting is not None or c.terminated is not None for c in self.containers)
         return self.phase == "Running" and up
+
+    @property
+    def scheduled_since(self) -> float | None:
+        """When it got a node, in seconds since 1970; None while it has none."""
+        found = self._condition("PodScheduled")
+        return seconds(found["lastTransitionTime"]) if found.get("status") == "True" else None
+
+    @property
+    def running_since(self) -> float | None:
+        """When the last of its containers started, in seconds since 1970; None while one of them does not run."""
+        begun = [c.running_since for c in self.containers]
+        known = [b for b in begun if b is not None]
+        return max(known) if known and len(known) == len(begun) else None
 
     @property
     def process(self) -> str:

@@ -26,15 +26,17 @@ NEAR_NS = 250_000_000
 
 _ANYWHERE = ("jobmanager", "leadership", "stalled")
 """They delay every step."""
+_STARTING = ("start", "image", "pending", "replacement")
+"""The steps of a process that replaces another one, the last one first."""
 _OWN_PAUSES = {"jobmanager": ("open", "stalled"), "lease": ("stalled",), "stalled": ("open",)}
 """Pauses of a process that explain its waits."""
 _PAUSES = frozenset(kind for kinds in _OWN_PAUSES.values() for kind in kinds)
 DELAY_CATCH_UP = ("partition", "open", "restore")
 """A subtask that waits for one of them receives nothing yet, while others catch up."""
 _HELD_BY = {
-    "slot": ("heartbeat", "registration", "start", "replacement", "fencing", *_ANYWHERE),
-    "fencing": ("registration", "start", "replacement", *_ANYWHERE),
-    "cancellation": ("heartbeat", "registration", "start", "replacement", *_ANYWHERE),
+    "slot": ("heartbeat", "registration", *_STARTING, "fencing", *_ANYWHERE),
+    "fencing": ("registration", *_STARTING, *_ANYWHERE),
+    "cancellation": ("heartbeat", "registration", *_STARTING, *_ANYWHERE),
     "registration": ("start", *_ANYWHERE),
     "deployment": ("open", *_ANYWHERE),
     "partition": (

@@ -34,6 +34,8 @@ _HOLDS_UP = {
 """Families of faults, and the kinds of waits that they make longer."""
 _SILENT = ("network.partition", "network.half-open", "network.reset", "frames.withhold-credit")
 """The kinds of faults against which more credit would not help."""
+POD_STEPS = ("pending", "image")
+"""The steps of a pod before its process starts, in their order."""
 _LOSSES = ("process.kill", "pod.delete", "pod.evict")
 """The kinds of faults that end a process for good."""
 
@@ -52,7 +54,9 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     for effect in effects:
         if effect.injected_ns is not None:
             found += _stop_waits(effect, effect.injected_ns, end_ns)
-    found += _replacements(trial, entry, found, end_ns)
+    pods = [w for w in found if w.kind in POD_STEPS]
+    found = [w for w in found if w.kind not in POD_STEPS]
+    found += _replacements(trial, entry, found, pods, end_ns)
     return sorted(found, key=lambda w: (w.end_ns, w.start_ns, w.wait))
 
 
@@ -125,8 +129,11 @@ def _stop_waits(effect: FaultEffect, start_ns: int, end_ns: int) -> list[Wait]:
     ]  # fmt: skip
 
 
-def _replacements(trial: Trial, entry: Entry, waits: Sequence[Wait], end_ns: int) -> list[Wait]:
-    """Return the waits for each next incarnation of a TaskManager: the delay of `replaceLost`, and the start."""
+def _replacements(
+    trial: Trial, entry: Entry, waits: Sequence[Wait], pods: Sequence[Wait], end_ns: int
+) -> list[Wait]:
+    """Return the waits for each next incarnation of a TaskManager: the delay of `replaceLost`, the steps of its pod, if
+    it has one, and the start."""
     asked = str(((entry.get("job") or {}).get("taskManagers") or {}).get(REPLACE_LOST) or NEVER)
     try:
         delay_ns = round(parse_duration(asked) * NS)
@@ -137,27 +144,48 @@ def _replacements(trial: Trial, entry: Entry, waits: Sequence[Wait], end_ns: int
     exits: dict[str, list[int]] = {}
     for event in events(trial, "process.exit"):
         exits.setdefault(_ordinal(event["subject"]), []).append(int(event["t_ns"]))
+    steps: dict[str, list[Wait]] = {}
+    for wait in sorted(pods, key=lambda w: (w.end_ns, POD_STEPS.index(w.kind))):
+        steps.setdefault(wait.what, []).append(wait)
     found: list[Wait] = []
     for event in events(trial, "taskmanager.registered"):
         incarnation = str(event["subject"])
         ended = [t for t in exits.get(incarnation.rpartition("-")[0], ()) if t < int(event["t_ns"])]
-        if not ended or any(
-            w.kind == "replacement" and w.start_ns <= int(event["t_ns"]) and w.end_ns > ended[-1]
+        if not (ended or incarnation in steps) or any(
+            w.kind == "replacement" and w.start_ns <= int(event["t_ns"]) and w.end_ns > max(ended, default=0)
             for w in waits
         ):
             continue  # the supervisor recorded it
-        due = min(ended[-1] + delay_ns, int(event["t_ns"]))
         up = min(registering.get(incarnation, int(event["t_ns"])), int(event["t_ns"]))
+        if ended:
+            due = min(ended[-1] + delay_ns, int(event["t_ns"]))
+            found.append(
+                Wait(
+                    wait=f"{incarnation}/replacement", kind="replacement", start_ns=ended[-1], end_ns=due,
+                    option=limit.option, value=limit.value, outcome=Outcome.FIRED, who="supervisor", what=incarnation,
+                )
+            )  # fmt: skip
+        else:
+            due = steps[incarnation][0].start_ns
+        own = _pod_steps(steps.pop(incarnation, ()), due, up)
+        begun = own[-1].end_ns if own else due
+        found += own
         found.append(
-            Wait(
-                wait=f"{incarnation}/replacement", kind="replacement", start_ns=ended[-1], end_ns=due,
-                option=limit.option, value=limit.value, outcome=Outcome.FIRED, who="supervisor", what=incarnation,
-            )
+            Wait(wait=f"{incarnation}/start", kind="start", start_ns=begun, end_ns=up, cause=f"start of {incarnation}", who="supervisor", what=incarnation)
         )  # fmt: skip
-        found.append(
-            Wait(wait=f"{incarnation}/start", kind="start", start_ns=due, end_ns=up, cause=f"start of {incarnation}", who="supervisor", what=incarnation)
-        )  # fmt: skip
+    found += [wait for rest in steps.values() for wait in rest]
     return [w for w in found if w.start_ns < w.end_ns <= end_ns]
+
+
+def _pod_steps(steps: Iterable[Wait], due: int, up: int) -> list[Wait]:
+    """Return the steps of a pod one after the other, from the time at which it was due. Kubernetes gives whole seconds."""
+    found, at = [], due
+    for step in steps:
+        end = min(step.end_ns, up)
+        if end > at:
+            found.append(replace(step, start_ns=at, end_ns=end))
+            at = end
+    return found
 
 
 def _ordinal(process: str) -> str:

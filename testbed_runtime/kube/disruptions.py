@@ -44,6 +44,8 @@ class Disruptions:
         self._lost_since: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
         self._found = ""
+        self.on_pod: Callable[[Pod], None] = lambda pod: None
+        """Called with each new state of a pod that exists."""
 
     def open(self) -> None:
         self._task = asyncio.create_task(self._watch(), name=f"disruptions {self._testbed}")
@@ -86,6 +88,7 @@ class Disruptions:
             self._pods.pop(pod.uid, None)
         else:
             self._pods[pod.uid] = pod
+            self.on_pod(pod)
         if pod.node_lost and not deleted:
             self._lost_since.setdefault(pod.uid, asyncio.get_running_loop().time())
         else:

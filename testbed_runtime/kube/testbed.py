@@ -27,6 +27,7 @@ from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.kube.agentfaults import AddressOf, AgentFaults
 from testbed_runtime.kube.disruptions import Disruptions
 from testbed_runtime.kube.podfaults import PodFaults
+from testbed_runtime.kube.podstarts import PodStarts
 from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, TrialContext
 from testbed_runtime.ports.network import Address
@@ -102,6 +103,7 @@ class KubeTestbed:
         self._control = ControlClient(access.token)
         self._rpc: HttpRpc | None = None
         self._sinks: dict[str, StreamingSink] = {}
+        self._starts: PodStarts | None = None
         self._recorder_seen = 0.0
         self._next_existence_check = 0.0
 
@@ -129,6 +131,8 @@ class KubeTestbed:
             self._pods.sink = self._sinks["supervisor"]
         self._recorder_seen = asyncio.get_running_loop().time()
         if self._disruptions is not None:
+            self._starts = PodStarts(self._sinks["runner"], "runner", asyncio.get_running_loop().time)
+            self._disruptions.on_pod = self._starts.see
             self._disruptions.open()
         await self._jobs().until_registered(len(self._names), limit_s=register_limit_s)
 
@@ -260,6 +264,8 @@ class KubeTestbed:
         await asyncio.gather(*(self._stop(name) for name in names))
         await self._keep_outputs()
         await self._agent_faults.record_journals(self.agents)
+        if self._starts is not None:
+            self._starts.close()
         await self._close_sinks()
         await self._ask_recorder("POST", "seal", timeout_s=SEAL_LIMIT_S)
         return f"history/{self.context.trial}"

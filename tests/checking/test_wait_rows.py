@@ -89,6 +89,55 @@ def test_the_start_of_a_replacement_ends_when_it_begins_to_register_with_the_res
     assert (start.start_ns, start.end_ns) == (history.at(2), history.at(5))
 
 
+POD = ("Kubernetes", "tm-1-101")
+
+
+@pytest.mark.parametrize(
+    ("pending", "image", "expected"),
+    [
+        # the seconds of Kubernetes may be up to one before the end of the delay
+        ((3.1, 4.1), (4.1, 7.1), [("pending", 4, 4.1), ("image", 4.1, 7.1), ("start", 7.1, 9)]),
+        ((5.0, 6.0), (6.0, 7.0), [("pending", 4, 6), ("image", 6, 7), ("start", 7, 9)]),
+        # scheduled and started within the same second as it was created
+        ((4.0, 4.0), (4.0, 4.0), [("start", 4, 9)]),
+        ((4.0, 4.0), (4.0, 9.5), [("image", 4, 9)]),
+    ],
+)
+def test_the_steps_of_a_pod_follow_the_delay_without_gaps(
+    history: Any, pending: tuple[float, float], image: tuple[float, float], expected: list[Any]
+):
+    """Its container starts the process, which registers at 9 s; 2 s of replaceLost end at 4 s."""
+    built = history.empty()
+    built.event("process.exit", "tm-1-1", 2)
+    built.event("taskmanager.registered", "tm-1-101", 9.5)
+    built.wait("registration", "tm-1-101", "ResourceManager", (9, 9.5))
+    built.wait("pending", *POD, pending)
+    built.wait("image", *POD, image)
+    entry = {"job": {"taskManagers": {"replaceLost": "2 s"}}}
+    found = read_waits(built.trial(), entry, [], history.at(20))
+    steps = [(w.kind, w.start_ns, w.end_ns) for w in found if w.kind in ("pending", "image", "start")]
+    assert steps == [(kind, history.at(a), history.at(b)) for kind, a, b in expected]
+    assert [(w.start_ns, w.end_ns) for w in found if w.kind == "replacement"] == [
+        (history.at(2), history.at(4))
+    ]
+
+
+def test_a_pod_whose_predecessor_recorded_no_end_was_due_when_it_was_created(history: Any):
+    """A deleted pod may end before it has recorded that. Without a registration the steps stay as they were recorded."""
+    built = history.empty()
+    built.event("taskmanager.registered", "tm-1-101", 9)
+    built.wait("image", *POD, (5, 7))
+    built.wait("pending", *POD, (3, 5))
+    built.wait("pending", "Kubernetes", "tm-2-101", (3, 6), outcome="open")
+    found = read_waits(built.trial(), {}, [], history.at(20))
+    assert [(w.kind, w.what, w.start_ns, w.end_ns) for w in found] == [
+        ("pending", "tm-1-101", history.at(3), history.at(5)),
+        ("pending", "tm-2-101", history.at(3), history.at(6)),
+        ("image", "tm-1-101", history.at(5), history.at(7)),
+        ("start", "tm-1-101", history.at(7), history.at(9)),
+    ]
+
+
 EVENTS = {
     "failover.cancelled": (0.5, 1), "failover.slots": (1.5, 2), "failover.deployed": (3, 3.2), "gate.connected": (3.5, 3.8, 4),
 }  # fmt: skip

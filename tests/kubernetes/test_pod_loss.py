@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -14,6 +15,14 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 FAULT_LIMIT_S = 120
 RUN_LIMIT_S = 400
+STEPS = """
+import json, pathlib, sys
+import pyarrow.parquet as pq
+(path,) = pathlib.Path(sys.argv[1]).rglob("waits.parquet")
+rows = pq.read_table(path, columns=["kind", "what", "outcome"]).to_pylist()
+print(json.dumps([[r["what"], r["kind"], r["outcome"]] for r in rows if r["kind"] in ("pending", "image")]))
+"""
+"""Prints what the pods that replaced others waited for, from the record of the run."""
 STORED: dict[str, Any] = {"pods": {"storage": {"size": "64Mi"}}}
 
 
@@ -68,3 +77,13 @@ def test_a_run_in_which_pods_are_evicted_and_deleted_loses_nothing(space: Space)
     status = space.get("scenariorun/loss")["status"]
     assert status["verdict"] == "Pass", f"{status}\n{space.story()}"
     assert {f["name"]: f["verified"] for f in status["faults"]} == {"evict": True, "delete": True}
+    recorder = naming.recorder_name("loss")
+    said = json.loads(space.kubectl("exec", recorder, "--", "python", "-c", STEPS, naming.DATA_FOLDER))
+    second = naming.incarnation(2, 1)
+    assert sorted(said) == [
+        [f"{manager}-{second}", step, "completed"]
+        for manager in ("tm-0", "tm-1")
+        for step in ("image", "pending")
+    ]
+    owners = {owner["kind"] for outage in status["recovery"]["outages"] for owner in outage["owners"]}
+    assert owners >= {"replacement", "start"}, status["recovery"]
