@@ -16,7 +16,7 @@ from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.trial.plan import NEVER
 from testbed_runtime.core.versions import REQUESTS_WAIT_AT_PRODUCER, has
-from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, REPLACE_LOST, Outcome, Wait
+from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, REPLACE_LOST, Limit, Outcome, Wait
 from testbed_runtime.history.schema import Trial
 
 SLOW_NS = 250_000_000
@@ -54,9 +54,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     for effect in effects:
         if effect.injected_ns is not None:
             found += _stop_waits(effect, effect.injected_ns, end_ns)
-    pods = [w for w in found if w.kind in POD_STEPS]
-    found = [w for w in found if w.kind not in POD_STEPS]
-    found += _replacements(trial, entry, found, pods, end_ns)
+    found = _with_replacements(trial, entry, effects, found, end_ns)
     return sorted(found, key=lambda w: (w.end_ns, w.start_ns, w.wait))
 
 
@@ -129,36 +127,31 @@ def _stop_waits(effect: FaultEffect, start_ns: int, end_ns: int) -> list[Wait]:
     ]  # fmt: skip
 
 
-def _replacements(
-    trial: Trial, entry: Entry, waits: Sequence[Wait], pods: Sequence[Wait], end_ns: int
+def _with_replacements(
+    trial: Trial, entry: Entry, effects: Iterable[FaultEffect], waits: Sequence[Wait], end_ns: int
 ) -> list[Wait]:
-    """Return the waits for each next incarnation of a TaskManager: the delay of `replaceLost`, the steps of its pod, if
-    it has one, and the start."""
-    asked = str(((entry.get("job") or {}).get("taskManagers") or {}).get(REPLACE_LOST) or NEVER)
-    try:
-        delay_ns = round(parse_duration(asked) * NS)
-    except ValueError:  # Never
-        delay_ns = 0
-    limit = replacement_limit(delay_ns / NS)
+    """Return the waits with those for each next incarnation of a TaskManager: the delay of `replaceLost`, the steps of its pod, if
+    it has one, and the start. A start that its supervisor recorded begins when its container runs."""
+    limit = _replacement_limit(entry)
     registering = {w.who: w.start_ns for w in waits if w.kind == "registration" and w.what != JOBMASTER_NAME}
-    exits: dict[str, list[int]] = {}
-    for event in events(trial, "process.exit"):
-        exits.setdefault(_ordinal(event["subject"]), []).append(int(event["t_ns"]))
+    starts = {w.what: w for w in waits if w.kind == "start"}
+    exits = _exits(trial, effects)
     steps: dict[str, list[Wait]] = {}
-    for wait in sorted(pods, key=lambda w: (w.end_ns, POD_STEPS.index(w.kind))):
-        steps.setdefault(wait.what, []).append(wait)
+    for wait in sorted(waits, key=lambda w: (w.end_ns, w.kind == "image")):
+        if wait.kind in POD_STEPS:
+            steps.setdefault(wait.what, []).append(wait)
     found: list[Wait] = []
     for event in events(trial, "taskmanager.registered"):
-        incarnation = str(event["subject"])
-        ended = [t for t in exits.get(incarnation.rpartition("-")[0], ()) if t < int(event["t_ns"])]
+        incarnation, registered = str(event["subject"]), int(event["t_ns"])
+        ended = [t for t in exits.get(incarnation.rpartition("-")[0], ()) if t < registered]
         if not (ended or incarnation in steps) or any(
-            w.kind == "replacement" and w.start_ns <= int(event["t_ns"]) and w.end_ns > max(ended, default=0)
+            w.kind == "replacement" and w.start_ns <= registered and w.end_ns > max(ended, default=0)
             for w in waits
         ):
             continue  # the supervisor recorded it
-        up = min(registering.get(incarnation, int(event["t_ns"])), int(event["t_ns"]))
+        up = min(registering.get(incarnation, registered), registered)
         if ended:
-            due = min(ended[-1] + delay_ns, int(event["t_ns"]))
+            due = min(ended[-1] + round((limit.seconds or 0) * NS), registered)
             found.append(
                 Wait(
                     wait=f"{incarnation}/replacement", kind="replacement", start_ns=ended[-1], end_ns=due,
@@ -169,12 +162,35 @@ def _replacements(
             due = steps[incarnation][0].start_ns
         own = _pod_steps(steps.pop(incarnation, ()), due, up)
         begun = own[-1].end_ns if own else due
-        found += own
-        found.append(
-            Wait(wait=f"{incarnation}/start", kind="start", start_ns=begun, end_ns=up, cause=f"start of {incarnation}", who="supervisor", what=incarnation)
-        )  # fmt: skip
+        start = Wait(wait=f"{incarnation}/start", kind="start", start_ns=begun, end_ns=up, who="supervisor", what=incarnation)  # fmt: skip
+        if own and incarnation in starts:
+            start = replace(starts[incarnation], start_ns=begun)
+        found += [*own, replace(start, cause=f"start of {incarnation}")]
     found += [wait for rest in steps.values() for wait in rest]
-    return [w for w in found if w.start_ns < w.end_ns <= end_ns]
+    recorded = {w.wait: w for w in waits if w.kind not in POD_STEPS}
+    new = {w.wait: w for w in found if w.start_ns < w.end_ns <= end_ns}
+    return list((recorded | new).values())
+
+
+def _replacement_limit(entry: Entry) -> Limit:
+    """Return the limit that the `replaceLost` of a trial sets; without a delay if it is Never."""
+    asked = str(((entry.get("job") or {}).get("taskManagers") or {}).get(REPLACE_LOST) or NEVER)
+    try:
+        return replacement_limit(parse_duration(asked))
+    except ValueError:  # Never
+        return replacement_limit(0.0)
+
+
+def _exits(trial: Trial, effects: Iterable[FaultEffect]) -> dict[str, list[int]]:
+    """Return when the processes with each name ended. A pod that a fault removes does not record that."""
+    found: dict[str, list[int]] = {}
+    for event in events(trial, "process.exit"):
+        found.setdefault(_ordinal(event["subject"]), []).append(int(event["t_ns"]))
+    for effect in effects:
+        if effect.kind in ("pod.delete", "pod.evict") and effect.injected_ns is not None:
+            for target in targets_of(effect):
+                found.setdefault(target, []).append(effect.injected_ns)
+    return {name: sorted(times) for name, times in found.items()}
 
 
 def _pod_steps(steps: Iterable[Wait], due: int, up: int) -> list[Wait]:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.waits import fault_wait, read_waits, steps
@@ -135,6 +136,25 @@ def test_a_pod_whose_predecessor_recorded_no_end_was_due_when_it_was_created(his
         ("pending", "tm-2-101", history.at(3), history.at(6)),
         ("image", "tm-1-101", history.at(5), history.at(7)),
         ("start", "tm-1-101", history.at(7), history.at(9)),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["pod.delete", "pod.evict"])
+def test_a_pod_that_a_fault_removes_is_replaced_from_the_fault_on(history: Any, kind: str):
+    """It records no end. The start that the supervisor of the next pod recorded begins with its container, and is not there twice."""
+    built = history.empty()
+    built.event("taskmanager.registered", "tm-1-101", 9.02)
+    built.wait("registration", "tm-1-101", "ResourceManager", (9, 9.02))
+    built.wait("image", *POD, (2, 5))
+    built.wait("start", "supervisor", "tm-1-101", (7, 9.01))
+    effect = replace(fault(kind, "tm-1"), injected_ns=history.at(1))
+    found = read_waits(
+        built.trial(), {"job": {"taskManagers": {"replaceLost": "2 s"}}}, [effect], history.at(20)
+    )
+    assert [(w.kind, w.start_ns, w.end_ns) for w in found if w.kind != "registration"] == [
+        ("replacement", history.at(1), history.at(3)),
+        ("image", history.at(3), history.at(5)),
+        ("start", history.at(5), history.at(9.01)),
     ]
 
 

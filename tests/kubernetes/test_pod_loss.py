@@ -86,4 +86,6 @@ def test_a_run_in_which_pods_are_evicted_and_deleted_loses_nothing(space: Space)
         for step in ("image", "pending")
     ]
     owners = {owner["kind"] for outage in status["recovery"]["outages"] for owner in outage["owners"]}
-    assert owners >= {"replacement", "start"}, status["recovery"]
+    assert "start" in owners, status[
+        "recovery"
+    ]  # the others may take less than a second, the resolution of Kubernetes
