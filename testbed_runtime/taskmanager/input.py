@@ -105,10 +105,10 @@ class TaskInput:
         number, index = (0, channel) if len(self.gates) == 1 else self._find(channel)
         self.gates[number].resume_consumption(index)
 
-    def in_flight(self, channel: int) -> tuple[bytes, ...]:
-        """Return copies of the queued data that the channel's barrier has overtaken."""
+    def in_flight(self, channel: int, checkpoint: int) -> tuple[bytes, ...]:
+        """Return copies of the queued data of the channel that belongs to the checkpoint."""
         number, index = self._find(channel)
-        return self.gates[number].channels[index].in_flight()
+        return self.gates[number].channels[index].in_flight(checkpoint)
 
     def prioritize(self, channel: int, sequence: int) -> None:
         """Let a queued barrier overtake the data before it."""

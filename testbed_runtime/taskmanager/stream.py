@@ -322,8 +322,8 @@ class StreamTask:
                 case Prioritize(channel, sequence):
                     run.input.prioritize(channel, sequence)
                 case Overtaken(channel):
-                    if self._unaligned is not None:
-                        self._unaligned.overtaken(channel, run.input.in_flight(channel))
+                    if (taken := self._unaligned) is not None:
+                        taken.overtaken(channel, run.input.in_flight(channel, taken.snapshot.checkpoint))
                 case Complete(_, alignment_s):
                     self._complete_unaligned(alignment_s)
                 case Abort(checkpoint_id, reason):

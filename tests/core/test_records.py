@@ -116,6 +116,18 @@ def test_an_unfinished_record_can_be_forgotten() -> None:
     assert [bytes(r) for r in deserializer.feed(frame_record(b"x"))] == [b"x"]
 
 
+def test_A_40_what_waits_in_a_file_is_part_of_the_incomplete_record() -> None:
+    """A spilled record that is read in the middle: its length and all bytes so far, and it goes on."""
+    record = np.random.default_rng(7).bytes(SPILL_BYTES + 1)
+    framed = frame_record(record)
+    deserializer = RecordDeserializer(BytesIO)
+    for start in range(0, 4 * 1024 * 1024, 1024 * 1024):
+        assert deserializer.feed(framed[start : start + 1024 * 1024]) == []
+    assert deserializer.incomplete == framed[: 4 * 1024 * 1024]
+    assert deserializer.feed(framed[4 * 1024 * 1024 :]) == [record]
+    assert deserializer.incomplete == b""
+
+
 @pytest.mark.parametrize(("size", "spilled"), [(SPILL_BYTES, 0), (SPILL_BYTES + 1, 1)])
 def test_a_record_above_five_mebibytes_waits_in_a_file(size: int, spilled: int) -> None:
     """Flink's threshold: only the four bytes of the length stay in memory, and the file is closed with the record."""
@@ -127,7 +139,7 @@ def test_a_record_above_five_mebibytes_waits_in_a_file(size: int, spilled: int) 
     in_memory = 0
     for piece in pieces:
         found += [bytes(each) for each in deserializer.feed(piece)]
-        in_memory = max(in_memory, len(deserializer.incomplete))
+        in_memory = max(in_memory, len(deserializer._carry))
     assert found == [b"before", record, b"after"]
     assert deserializer.spilled == len(files) == spilled
     assert all(file.closed for file in files)

@@ -418,7 +418,7 @@ def test_a_receivers_in_flight_data_is_what_the_barrier_has_overtaken() -> None:
     _queue(consumer, 2, overtaking(), DataType.PRIORITIZED_EVENT_BUFFER)
     deliver(consumer.client, data_frame(0, 3, 3, b"c"))
     assert consumer.gate.poll() == (0, overtaking())
-    assert consumer.channel().in_flight() == (b"a", b"b")
+    assert consumer.channel().in_flight(1) == (b"a", b"b")
 
 
 def test_an_announced_barrier_can_overtake_at_the_receiver() -> None:
@@ -430,4 +430,4 @@ def test_an_announced_barrier_can_overtake_at_the_receiver() -> None:
     consumer.gate.poll()
     consumer.channel().prioritize(1)
     assert consumer.gate.poll() == (0, limited())
-    assert consumer.channel().in_flight() == (b"a",)
+    assert consumer.channel().in_flight(1) == (b"a",)

@@ -57,10 +57,10 @@ def a_sequence(chance: random.Random) -> list[str]:
     lines = [
         f"new {channels * exclusive + floating + chance.choice([0, 0, 4])} {channels} {exclusive} {floating}"
     ]
-    sequence, ended = [0] * channels, set[int]()
+    sequence, ended, barriers = [0] * channels, set[int](), [(0, 1)] * channels
     kinds = ["data", "event", "backlog", "poll", "recycle", "credit", "resume", "acknowledge", "size", "take"]
-    kinds += ["return", "retrigger"]
-    weights = [28, 12, 7, 21, 12, 6, 3, 1, 2, 3, 3, 1]
+    kinds += ["return", "retrigger", "in-flight", "prioritize"]
+    weights = [28, 12, 7, 21, 12, 6, 3, 1, 2, 3, 3, 1, 8, 2]
     for number, kind in enumerate(chance.choices(kinds, weights, k=chance.randint(5, 60))):
         channel = chance.randrange(channels)
         match kind:
@@ -75,6 +75,8 @@ def a_sequence(chance: random.Random) -> list[str]:
                 event = chance.choice([*BARRIERS, *ENDS] if chance.random() < 0.2 else BARRIERS)
                 if event == "end-of-partition":
                     ended.add(channel)
+                elif event in BARRIERS:
+                    barriers[channel] = (sequence[channel], number)
                 backlog = chance.choices([0, 2], [97, 3])[0]
                 lines.append(f"event {channel} {sequence[channel]} {backlog} {event} {number}")
                 sequence[channel] += 1
@@ -86,6 +88,8 @@ def a_sequence(chance: random.Random) -> list[str]:
                 lines.append(f"recycle {chance.randint(0, 5)}")
             case "size":
                 lines.append(f"size {chance.randint(1, 32)}")
+            case "in-flight" | "prioritize":
+                lines.append(f"{kind} {channel} {barriers[channel][kind == 'in-flight']}")
             case _:
                 lines.append(f"{kind} {channel}")
     return lines
@@ -180,6 +184,10 @@ class Gate:
                 channel.on_sender_backlog(int(rest[0]))
             case "credit":
                 return str(channel.take_unannounced_credit())
+            case "in-flight":
+                return " ".join(str(len(data)) for data in channel.in_flight(int(rest[0])))
+            case "prioritize":
+                channel.prioritize(int(rest[0]))
             case "acknowledge":
                 channel.acknowledge_all_records_processed()
             case "retrigger":

@@ -10,12 +10,12 @@ from msgspec import Struct
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError
 from testbed_runtime.core.exchange.arrivals import Head
 from testbed_runtime.core.exchange.backoff import Backoff, RemoteBackoff
+from testbed_runtime.core.exchange.barriers import BARRIER_TYPES, ArrivedBarriers
 from testbed_runtime.core.exchange.credit import BufferManager, ChannelStats
 from testbed_runtime.core.exchange.events import (
     CheckpointBarrier,
     Event,
     EventAnnouncement,
-    decode_event,
     encode_event,
 )
 from testbed_runtime.core.exchange.frames import (
@@ -121,9 +121,9 @@ class RemoteInputChannel(_InputChannel):
 
     __slots__ = (
         "_backlog",
+        "_barriers",
         "_client",
         "_expected",
-        "_overtaking",
         "_priority",
         "_queue",
         "backoff",
@@ -149,8 +149,7 @@ class RemoteInputChannel(_InputChannel):
         self._queue: list[tuple[Buffer, int]] = []
         self._priority: list[tuple[Buffer, int]] = []
         self._expected = 0
-        self._overtaking = 0
-        """Sequence number of the last priority event taken."""
+        self._barriers = ArrivedBarriers()
         self._backlog = 0
 
     # ---- requests ------------------------------------------------------------------------------------------
@@ -275,8 +274,10 @@ class RemoteInputChannel(_InputChannel):
             self._priority.append((event, sequence))
         else:
             self._queue.append((event, sequence))
-            if event.data_type.requires_announcement:
-                self._announce(event, sequence)
+        if event.data_type in BARRIER_TYPES:
+            barrier = self._barriers.arrive(event, sequence)
+            if barrier is not None and event.data_type.requires_announcement:
+                self._announce(barrier, sequence)
                 priority = True
         if was_empty or (priority and first_priority):
             self._owner.on_channel_ready(self.index, priority=priority)
@@ -310,13 +311,11 @@ class RemoteInputChannel(_InputChannel):
                 )
             )
 
-    def _announce(self, buffer: Buffer, sequence: int) -> None:
+    def _announce(self, barrier: CheckpointBarrier, sequence: int) -> None:
         """Announce, ahead of the queued data, a barrier that may time out."""
-        barrier = decode_event(buffer.view())
-        if isinstance(barrier, CheckpointBarrier):
-            payload = encode_event(EventAnnouncement(sequence, barrier))
-            announcement = Buffer.unpooled(payload, DataType.PRIORITIZED_EVENT_BUFFER)
-            self._priority.append((announcement, sequence))
+        payload = encode_event(EventAnnouncement(sequence, barrier))
+        announcement = Buffer.unpooled(payload, DataType.PRIORITIZED_EVENT_BUFFER)
+        self._priority.append((announcement, sequence))
 
     # ---- the gate's side -------------------------------------------------------------------------------------
 
@@ -330,10 +329,12 @@ class RemoteInputChannel(_InputChannel):
             return None
         if self._priority:
             buffer, sequence = self._priority.pop(0)
-            self._overtaking = sequence
+            self._barriers.take(sequence)
             more_priority = bool(self._priority)
             return Taken(buffer, more_priority or bool(self._queue), more_priority, sequence)
         buffer, sequence = self._queue.pop(0)
+        if not buffer.is_buffer:
+            self._barriers.take(sequence)
         return Taken(buffer, bool(self._queue), False, sequence)
 
     def take_run(self, most: int) -> tuple[list[Buffer], bool] | None:
@@ -354,15 +355,10 @@ class RemoteInputChannel(_InputChannel):
         del self._queue[: len(run)]
         return run, bool(self._queue)
 
-    def in_flight(self) -> tuple[bytes, ...]:
-        """Return copies of the queued data that the last priority event taken has overtaken."""
-        return tuple(
-            bytes(b.view()) for b, sequence in self._queue if b.is_buffer and self._precedes(sequence)
-        )
-
-    def _precedes(self, sequence: int) -> bool:
-        """Whether an element was sent before the last priority event taken. Sequence numbers are 32-bit and may wrap."""
-        return 0 < (self._overtaking - sequence) & 0xFFFFFFFF < 1 << 31
+    def in_flight(self, checkpoint: int) -> tuple[bytes, ...]:
+        """Return copies of the queued data that belongs to a checkpoint (RemoteInputChannel.getInflightBuffers). Raises FlinkError
+        CheckpointException if only the barrier of a newer one is known."""
+        return self._barriers.in_flight(self._queue, checkpoint)
 
     def prioritize(self, sequence: int) -> None:
         """Let the queued event with this sequence number overtake the data before it."""
@@ -399,8 +395,12 @@ class RemoteInputChannel(_InputChannel):
         return (self.buffers or self._manager).take_unannounced()
 
     def on_credit(self) -> None:
-        """Announce new credit, unless the channel has failed."""
-        if self._client is not None and self.error is None and not self.is_released:
+        """Announce new credit, unless the channel has failed. Without a connection, the channel fails as in Flink."""
+        if self.error is not None or self.is_released:
+            return
+        if self._client is None:
+            self.on_error(FlinkError("IllegalStateException", _NO_CLIENT))
+        else:
             self._client.announce_credit(self)
 
     def release(self) -> None:
@@ -523,8 +523,9 @@ class LocalInputChannel(_InputChannel):
             self.buffers_in += 1
         return Taken(buffer, next_type is not DataType.NONE, next_type.has_priority, polled.sequence_number)
 
-    def in_flight(self) -> tuple[bytes, ...]:
+    def in_flight(self, checkpoint: int) -> tuple[bytes, ...]:
         """Return nothing: what a barrier overtakes in the shared queue is the producer's output state."""
+        del checkpoint
         return ()
 
     def prioritize(self, sequence: int) -> None:

@@ -60,8 +60,8 @@ class RecordDeserializer:
 
     @property
     def incomplete(self) -> bytes:
-        """A copy of the incomplete record."""
-        return bytes(self._carry)
+        """A copy of the incomplete record, also of what waits in a file."""
+        return bytes(self._carry) + self._in_file()
 
     def clear(self) -> None:
         """Discard the incomplete record (its channel failed)."""
@@ -159,10 +159,16 @@ class RecordDeserializer:
         if self._file is None:
             record = memoryview(bytes(self._carry))[LENGTH_BYTES:]
         else:
-            self._file.seek(0)
-            record = memoryview(self._file.read())
+            record = memoryview(self._in_file())
         self.clear()
         return record
+
+    def _in_file(self) -> bytes:
+        """Return what waits in the file, whose position is its end again."""
+        if self._file is None:
+            return b""
+        self._file.seek(0)
+        return self._file.read()
 
 
 def _checked(size: int) -> int:

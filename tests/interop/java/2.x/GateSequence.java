@@ -105,6 +105,19 @@ public final class GateSequence extends Sequence {
                 return "";
             case "credit":
                 return "" + channel.getAndResetUnannouncedCredit();
+            case "in-flight":
+                try {
+                    return sizes(channel.getInflightBuffers(number(words, 2)));
+                } catch (IllegalStateException error) {
+                    return "RuntimeException"; // the barrier was refused, and the checkpoint has not started
+                }
+            case "prioritize":
+                try {
+                    channel.convertToPriorityEvent(number(words, 2));
+                } catch (RuntimeException error) {
+                    return "RuntimeException";
+                }
+                return "";
             case "acknowledge":
                 channel.acknowledgeAllRecordsProcessed();
                 return "";
@@ -112,6 +125,15 @@ public final class GateSequence extends Sequence {
                 channel.retriggerSubpartitionRequest();
                 return "";
         }
+    }
+
+    private static String sizes(List<Buffer> buffers) {
+        List<String> sizes = new ArrayList<>();
+        for (Buffer buffer : buffers) {
+            sizes.add("" + buffer.readableBytes());
+            buffer.recycleBuffer();
+        }
+        return String.join(" ", sizes);
     }
 
     private static String data(RemoteInputChannel channel, int sequence, int backlog, int size) throws Exception {

@@ -1,0 +1,63 @@
+"""The positions of the checkpoint barriers that a remote channel has received. They decide what belongs to an unaligned checkpoint."""
+
+from __future__ import annotations
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.events import CheckpointBarrier, decode_event
+from testbed_runtime.core.exchange.frames import DataType
+from testbed_runtime.core.exchange.memory import Buffer
+
+BARRIER_TYPES = (
+    DataType.EVENT_BUFFER,
+    DataType.PRIORITIZED_EVENT_BUFFER,
+    DataType.ALIGNED_CHECKPOINT_BARRIER,
+    DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER,
+)
+"""Types of the events that may be barriers."""
+
+
+class ArrivedBarriers:
+    """The barriers of a channel that have arrived: the newest, and those that its gate has not passed yet."""
+
+    __slots__ = ("_sequences",)
+
+    def __init__(self) -> None:
+        self._sequences: dict[int, int] = {}
+        """Maps checkpoints to sequence numbers."""
+
+    def arrive(self, event: Buffer, sequence: int) -> CheckpointBarrier | None:
+        """Note the sequence number of an event that is a barrier, and return that. Only a newer checkpoint counts."""
+        barrier = decode_event(event.view())
+        if not isinstance(barrier, CheckpointBarrier):
+            return None
+        if barrier.checkpoint_id > max(self._sequences, default=-1):
+            self._sequences[barrier.checkpoint_id] = sequence
+        return barrier
+
+    def take(self, sequence: int) -> None:
+        """Forget the barriers before the event that the gate takes, except the newest."""
+        if len(self._sequences) > 1:
+            newest = max(self._sequences)
+            kept = {c: s for c, s in self._sequences.items() if c == newest or not _precedes(s, sequence)}
+            self._sequences = kept
+
+    def in_flight(self, queue: list[tuple[Buffer, int]], checkpoint: int) -> tuple[bytes, ...]:
+        """Return copies of the queued data that belongs to a checkpoint: what is before its barrier, or all if that has not
+        arrived. Raises FlinkError CheckpointException if only a newer one is known."""
+        barrier, newest = self._sequences.get(checkpoint), max(self._sequences, default=-1)
+        if barrier is None and newest > checkpoint:
+            text = (
+                f"Sequence number for checkpoint {checkpoint} is not known (it was likely been overwritten by a newer "
+                f"checkpoint {newest})"
+            )
+            raise FlinkError("CheckpointException", text)
+        return tuple(
+            bytes(buffer.view())
+            for buffer, sequence in queue
+            if buffer.is_buffer and (barrier is None or _precedes(sequence, barrier))
+        )
+
+
+def _precedes(sequence: int, other: int) -> bool:
+    """Whether an element was sent before another. Sequence numbers are 32-bit and may wrap."""
+    return 0 < (other - sequence) & 0xFFFFFFFF < 1 << 31
