@@ -12,6 +12,10 @@ final class Sequences {
 
     private static final Map<String, String> DRIVERS =
             Map.of(
+                    "restarts", "org.apache.flink.runtime.executiongraph.failover.RestartSequence",
+                    "failures", "org.apache.flink.runtime.checkpoint.FailureSequence",
+                    "debloating", "org.apache.flink.runtime.throughput.DebloatSequence",
+                    "records", "org.apache.flink.runtime.io.network.api.serialization.RecordSequence",
                     "barriers", "org.apache.flink.streaming.runtime.io.checkpointing.BarrierSequence",
                     "pools", "org.apache.flink.runtime.io.network.buffer.PoolSequence",
                     "subpartitions", "org.apache.flink.runtime.io.network.partition.SubpartitionSequence",
