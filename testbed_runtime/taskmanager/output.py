@@ -179,8 +179,8 @@ class TaskOutput:
     async def _emit(self, partition: ResultPartition, part: Part) -> None:
         subpartition, data, count = part
         self._meter.bytes_out += len(data)
-        single = count == 1
-        done = partition.emit(subpartition, data, extend=single)
+        single, size = count == 1, len(data) // count
+        done = partition.emit(subpartition, data, record_bytes=size, extend=single)
         while done < len(data):
             self._flusher.touched()
             self.waits += 1
@@ -189,7 +189,7 @@ class TaskOutput:
             await self._pool.wait()
             await asyncio.sleep(0)  # let other tasks run first
             self._meter.enter(BUSY)
-            done += partition.emit(subpartition, data, offset=done, extend=single)
+            done += partition.emit(subpartition, data, offset=done, record_bytes=size, extend=single)
 
     def flush_after(self, time: float) -> float:
         """Return when data that is written at `time` is flushed: infinity if only full buffers are sent."""

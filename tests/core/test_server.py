@@ -258,7 +258,7 @@ def test_F_08_a_new_buffer_size_never_cuts_the_first_record_of_a_buffer() -> Non
     producer.request(10)
     producer.receive(NewBufferSize(65, RECEIVER), NewBufferSize(65, receiver_id(9)))
     for size in (128, 10, 60):
-        assert producer.partition.emit(0, b"x" * size, whole_bytes=size) == size
+        assert producer.partition.emit(0, b"x" * size, record_bytes=size) == size
     sizes = [len(f.data) for f in producer.send() if isinstance(f, BufferResponse)]
     assert sizes == [128, 65]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import IO
 
 import numpy as np
@@ -82,6 +82,8 @@ class ResultPartition:
         self._builders: list[BufferBuilder | None] = [None] * subpartitions
         self._written: dict[int, None] = {}
         """Subpartitions that were written since the last flush: an all-to-all job has far more of them than records."""
+        self._has_events = False
+        """Whether every subpartition has got an event since the last flush."""
         self._unacknowledged = Pending(subpartitions if file is None else 0)
         self._unconsumed = Pending(subpartitions)
         self._closed = False
@@ -104,14 +106,14 @@ class ResultPartition:
         data: BytesLike | np.ndarray[tuple[int, ...], np.dtype[np.void]],
         *,
         offset: int = 0,
-        whole_bytes: int = 0,
+        record_bytes: int = 0,
         overdraft: bool = False,
         extend: bool = True,
     ) -> int:
         """Copy framed records (any number, split anywhere) from data[offset:] into buffers. Return the bytes accepted.
 
         If not all bytes are accepted, await `pool.when_available` and emit the rest before anything else goes to this
-        subpartition. `whole_bytes` is the minimum size of a new buffer, even if the debloater asks for less.
+        subpartition. A new buffer has room for the rest of a record of `record_bytes`, even if the debloater asks for less.
         `overdraft` allows buffers beyond the pool's availability, to finish what must not wait. `extend` lets the last buffer
         grow to the record instead of waiting (BufferWritingResultPartition.append); many records would undo the debloater's hint that way.
         Raises FlinkError CancelTaskException if the partition was released, and IllegalStateException after `finish`."""
@@ -129,9 +131,11 @@ class ResultPartition:
                 if self._whole_bytes and (filled := self._fill(subpartition, view, position)):
                     position += filled
                     continue
-                builder = self._new_builder(subpartition, max(whole_bytes, 1))
+                least = record_bytes - position % record_bytes if record_bytes else 1
+                builder = self._new_builder(subpartition, least)
                 if builder is None:
                     break
+                extend = extend and least >= record_bytes  # not for the rest of a record
             if extend and builder.is_trimmed and end - position >= builder.room and not pool.is_available:
                 builder.trim(builder.written + end - position + 1)  # one byte more, so that it is not full
             position += builder.append(view, position)
@@ -179,8 +183,11 @@ class ResultPartition:
         self.subpartitions[subpartition].flush()
 
     def flush_all(self) -> None:
-        """Notify the reader of each subpartition that has new data. Called by the output flusher."""
-        written, self._written = self._written, {}
+        """Notify the reader of each subpartition that has new elements. Called by the output flusher."""
+        written: Iterable[int] = self._written
+        if self._has_events:
+            written, self._has_events = range(len(self.subpartitions)), False
+        self._written = {}
         for index in written:
             self.subpartitions[index].flush()
 
@@ -251,6 +258,7 @@ class ResultPartition:
 
     def _broadcast(self, payload: bytes, data_type: DataType, *, last: bool = False) -> None:
         event, builders = BufferBuilder.of_event(payload, data_type), self._builders
+        self._has_events = True
         for index, subpartition in enumerate(self.subpartitions):
             builder = builders[index]
             if builder is not None:

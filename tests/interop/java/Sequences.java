@@ -18,6 +18,7 @@ final class Sequences {
                     "records", "org.apache.flink.runtime.io.network.api.serialization.RecordSequence",
                     "barriers", "org.apache.flink.streaming.runtime.io.checkpointing.BarrierSequence",
                     "pools", "org.apache.flink.runtime.io.network.buffer.PoolSequence",
+                    "partitions", "org.apache.flink.runtime.io.network.partition.PartitionSequence",
                     "subpartitions", "org.apache.flink.runtime.io.network.partition.SubpartitionSequence",
                     "servers", "org.apache.flink.runtime.io.network.netty.ServerSequence",
                     "gates", "org.apache.flink.runtime.io.network.partition.consumer.GateSequence");
