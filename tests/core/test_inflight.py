@@ -144,3 +144,17 @@ def test_A_39_a_channel_without_a_connection_fails_when_it_gets_a_buffer() -> No
     failing.release()
     assert consumer.pool.available_segments == 0
     assert other.request_buffer() is not None
+
+
+@pytest.mark.parametrize("data_type", [DataType.EVENT_BUFFER, DataType.PRIORITIZED_EVENT_BUFFER])
+def test_an_event_that_cannot_be_read_fails_its_channel_only(data_type: DataType) -> None:
+    """CreditBasedPartitionRequestClientHandler.decodeMsg: the connection and its other channels go on."""
+    consumer = Consumer(channels=2)
+    consumer.connect()
+    deliver(consumer.client, BufferResponse(receiver_id(0), 0, 0, 0, data_type, memoryview(b"\0\0\0"), False))
+    failed = consumer.channel(0).error
+    assert failed is not None
+    assert (failed.class_name, failed.message) == ("IOException", "Incomplete event")
+    assert (consumer.client.error, consumer.channel(1).error) == (None, None)
+    deliver(consumer.client, data_frame(1, 0, 0))
+    assert consumer.channel(1).take() is not None

@@ -321,3 +321,104 @@ def test_F_62_F_63_a_reader_that_leaves_twice_counts_once() -> None:
     assert not result.is_released
     result.on_consumed(1)
     assert result.is_released
+
+
+def _sizes(result: ResultPartition, subpartition: int = 0) -> list[int]:
+    """Finish the partition; the sizes of the buffers of a subpartition."""
+    result.finish()
+    view = result.create_view(subpartition, lambda: None)
+    found = []
+    while (polled := view.poll()) is not None:
+        if polled.buffer.is_buffer:
+            found.append(polled.buffer.size)
+    return found
+
+
+def _emit(result: ResultPartition, subpartition: int, *sizes: int) -> None:
+    for size in sizes:
+        assert result.emit(subpartition, bytes(size), record_bytes=size) == size
+
+
+def _polled(result: ResultPartition, subpartition: int) -> list[int]:
+    """The sizes of the next two buffers."""
+    polled = [result.subpartitions[subpartition].poll() for _ in range(2)]
+    return [each.buffer.size for each in polled if each is not None]
+
+
+def test_F_65_each_subpartition_has_the_buffer_size_of_its_reader() -> None:
+    """Another size holds from the next buffer on."""
+    result = partition(2, size=16, segment=1024)
+    for subpartition, size in zip(result.subpartitions, (10, 6), strict=True):
+        subpartition.set_buffer_size(size)
+    for index in (0, 1):
+        _emit(result, index, 2, 10)
+    assert [_polled(result, index) for index in (0, 1)] == [[10, 2], [6, 6]]
+    for subpartition, size in zip(result.subpartitions, (13, 5), strict=True):
+        subpartition.set_buffer_size(size)
+    _emit(result, 0, 12, 8)
+    _emit(result, 1, 2, 7)
+    assert [_polled(result, index) for index in (0, 1)] == [[8, 12], [5, 4]]
+
+
+def test_F_66_a_buffer_is_not_smaller_than_its_first_record() -> None:
+    """12 and 111 bytes, although the readers ask for 10 and 7."""
+    result = partition(2, size=16, segment=1024)
+    for subpartition, size in zip(result.subpartitions, (10, 7), strict=True):
+        subpartition.set_buffer_size(size)
+    _emit(result, 0, 12)
+    _emit(result, 1, 111)
+    assert [_polled(result, index) for index in (0, 1)] == [[12], [111]]
+
+
+def test_F_68_a_buffer_is_not_larger_than_its_segment() -> None:
+    """Readers that ask for more change nothing."""
+    result = partition(2, size=16, segment=1024)
+    for subpartition, size in zip(result.subpartitions, (1025, 2**31 - 1), strict=True):
+        subpartition.set_buffer_size(size)
+    for index in (0, 1):
+        _emit(result, index, 1024)
+    assert [_polled(result, index) for index in (0, 1)] == [[1024], [1024]]
+
+
+def test_F_69_the_last_buffer_grows_to_the_next_record() -> None:
+    """Two records of 10 bytes in the only buffer, of which the reader asks for 1 byte."""
+    network = NetworkBufferPool(1, 20)
+    result = ResultPartition(partition_id(), 1, network.create_buffer_pool(1, 1, subpartitions=1))
+    result.subpartitions[0].set_buffer_size(1)
+    _emit(result, 0, 10, 10)
+
+
+@pytest.mark.parametrize(
+    ("record_bytes", "count", "expected"),
+    [(20, 1, [20]), (20, 2, [20, 20]), (3, 3, [5, 4]), (70, 1, [32, 32, 6]), (66, 2, [32, 32, 5, 32, 31])],
+)
+def test_F_67_a_buffer_has_room_for_the_rest_of_a_record(
+    record_bytes: int, count: int, expected: list[int]
+) -> None:
+    """The reader asks for 5 bytes, and segments have 32: no buffer ends within a record that fits into it."""
+    result = partition(size=16)
+    result.subpartitions[0].set_buffer_size(5)
+    for _ in range(count):
+        assert result.emit(0, bytes(record_bytes), record_bytes=record_bytes) == record_bytes
+    assert _sizes(result) == expected
+
+
+def test_F_66_records_that_are_written_together_fill_the_same_buffers() -> None:
+    """Three records of 20 bytes at once, and one after the other."""
+    for data in ([bytes(60)], [bytes(20)] * 3):
+        result = partition(size=16)
+        result.subpartitions[0].set_buffer_size(25)
+        for part in data:
+            result.emit(0, part, record_bytes=20)
+        assert _sizes(result) == [25, 25, 10]
+
+
+def test_a_flush_covers_an_event_that_is_not_read_yet() -> None:
+    """What is written behind it can be read at once."""
+    result = partition()
+    view = result.create_view(0, lambda: None)
+    result.broadcast_event(EndOfData(StopMode.DRAIN))
+    result.flush_all()
+    result.emit(0, b"x")
+    assert view.poll() is not None
+    assert view.availability(credit=True) == (True, 1)

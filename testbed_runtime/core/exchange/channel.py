@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from testbed_runtime.core.errors import FlinkError, LocalProtocolError
+from testbed_runtime.core.errors import FlinkError, LocalProtocolError, RemoteProtocolError
 from testbed_runtime.core.exchange.arrivals import Head
 from testbed_runtime.core.exchange.backoff import Backoff, RemoteBackoff
 from testbed_runtime.core.exchange.barriers import BARRIER_TYPES, ArrivedBarriers
@@ -275,7 +275,12 @@ class RemoteInputChannel(_InputChannel):
         else:
             self._queue.append((event, sequence))
         if event.data_type in BARRIER_TYPES:
-            barrier = self._barriers.arrive(event, sequence)
+            try:
+                barrier = self._barriers.arrive(event, sequence)
+            except RemoteProtocolError as error:
+                self._expected = sequence  # what follows is refused
+                self.on_error(FlinkError("IOException", str(error)))
+                return
             if barrier is not None and event.data_type.requires_announcement:
                 self._announce(barrier, sequence)
                 priority = True
