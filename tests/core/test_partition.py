@@ -414,7 +414,7 @@ def test_F_66_records_that_are_written_together_fill_the_same_buffers() -> None:
 
 
 def test_a_flush_covers_an_event_that_is_not_read_yet() -> None:
-    """What is written behind it can be read at once."""
+    """Data behind the event can be read at once."""
     result = partition()
     view = result.create_view(0, lambda: None)
     result.broadcast_event(EndOfData(StopMode.DRAIN))

@@ -102,9 +102,9 @@ class Partition:
         return text
 
     def state(self) -> str:
-        told, self._notified = self._notified, False
+        notified, self._notified = self._notified, False
         available = str(self._pool.is_available).lower()
-        return f" ; {str(told).lower()} {self._pool.used} {available} {self._partition.queued}"
+        return f" ; {str(notified).lower()} {self._pool.used} {available} {self._partition.queued}"
 
 
 @pytest.mark.parametrize("count", COUNTS)
