@@ -62,7 +62,8 @@ def _repeated(table: pa.Table) -> Iterator[Damage]:
     owned = Owned.of(numbered([table], CHANNEL), ints(table, "seq"))
     same = np.ones(len(table), dtype=np.bool_)
     for column in MEASURED:
-        same &= np.diff(ints(table, column)[owned.order], prepend=-1) == 0
+        values = ints(table, column)[owned.order]
+        same[1:] &= values[1:] == values[:-1]
     same[owned.starts] = False
     if same.any():
         row = int(owned.order[np.flatnonzero(same)].min())

@@ -196,11 +196,11 @@ def _commits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
         deployed.setdefault(task, []).append((event["seq"], attempt))
     completed = sorted(done.items(), key=lambda pair: pair[1])
     following = {number: seq for (number, _), (_, seq) in pairwise(completed)}
-    columns = (table.column(c).to_pylist() for c in ("process", "seq", "checkpoint", "task", "attempt"))
-    for row, (process, seq, number, task, attempt) in enumerate(zip(*columns, strict=True)):
+    rows = table.select(["process", "seq", "checkpoint", "task", "attempt"]).to_pylist()
+    for row, (process, seq, number, task, attempt) in enumerate(map(dict.values, rows)):
         if process not in managers:
             continue
-        if number >= 0 and following.get(number, seq) < seq:
+        if following.get(number, seq) < seq:
             problem = f"is {number}, but a later one had been completed when {task} committed (checkpoints)"
             yield Damage("delivery", "checkpoint", row, problem)
         earlier = [one for at, one in deployed.get(task, ()) if at < seq]
