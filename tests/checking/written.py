@@ -68,11 +68,17 @@ def state(
     task: str, before: str, to: str, t: float = 0.0, *, attempt: int = 0, on: str = "tm-0-1"
 ) -> Written:
     """A change of a task's state, as the JobManager records it."""
-    return event("task.state", task, t, attempt=attempt, **{"from": before, "to": to, "taskmanager": on})
+    return event(
+        "task.state",
+        task,
+        t,
+        attempt=attempt,
+        **{"from": before, "to": to, "taskmanager": on, "cause_class": ""},
+    )
 
 
 def job(to: str, t: float = 0.0, **more: Any) -> Written:
-    return event("job.state", "job", t, to=to, **more)
+    return event("job.state", "job", t, **{"from": "RUNNING", "to": to, "cause_class": ""} | more)
 
 
 def wait(kind: str, who: str = "JobMaster", *, start: float = 0.0, t: float = 0.0, **more: Any) -> Written:
