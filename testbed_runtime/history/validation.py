@@ -90,7 +90,7 @@ COUNTERS = (
 )  # fmt: skip
 """Columns of `tasks` that never decrease, in the order of `seq`, for an attempt. The sampler's clock is one of them."""
 JSON_COLUMNS = {"events": ("data",), "faults": ("targets", "asked", "measured")}
-_NOT_FINITE = re.compile(r"\b(NaN|-?Infinity)\b")
+_NOT_FINITE = re.compile(r"-?\b(NaN|Infinity)\b")
 
 
 class DamagedHistory(UserError):

@@ -173,7 +173,7 @@ def test_the_data_of_an_event_has_what_its_kind_has(kind: str, name: str):
             if "column data" in t
         ]
 
-    first, wanted = name.split("|")[0], EVENT_DATA[kind][name]
+    first, wanted = name.split("|", maxsplit=1)[0], EVENT_DATA[kind][name]
     assert told() == []
     assert told(**{first: None}) == [f"no {name}"]
     assert told(**{first: VALUES[wanted][1]}) == [f"{str(VALUES[wanted][1])!r} as {name}, which is no {wanted.__name__}"]  # fmt: skip
