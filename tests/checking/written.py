@@ -91,6 +91,9 @@ def sample(task: str, t: float = 0.0, **more: Any) -> Written:
 
 
 def texts(found: Iterable[Damage]) -> list[str]:
+    """Return the findings as they are reported. A row is -1 if the whole column is meant."""
+    found = list(found)
+    assert all(one.row >= -1 for one in found)
     return [str(one) for one in found]
 
 
