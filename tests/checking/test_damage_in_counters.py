@@ -23,10 +23,10 @@ def found(*rows: Written, **entry: Any) -> list[str]:
 def spending(*seconds: tuple[float, float, float], task: str = "a-0") -> list[Written]:
     """Samples at each whole second, with these times."""
     names = ("busy_ns", "backpressured_ns", "idle_ns")
-    return [sample(task, t, **{n: round(s * NS) for n, s in zip(names, row, strict=True)}) for t, row in enumerate(seconds)]  # fmt: skip
+    return [sample(task, t, **{n: round(s * NS) for n, s in zip(names, row, strict=True)}) for t, row in enumerate(seconds, 1)]  # fmt: skip
 
 
-EVEN = [(0.5 * t, 0.25 * t, 0.25 * t) for t in range(7)]
+EVEN = [(0.5 * t, 0.25 * t, 0.25 * t) for t in range(1, 8)]
 
 
 def off(number: int, by: float, part: int = 0) -> list[tuple[float, float, float]]:
@@ -121,16 +121,17 @@ def scheduled(wrong: dict[int, Row]) -> list[Written]:
 
 
 OFF = "records_out, row {}: is {}, which a-0 cannot have emitted by then at 100 records/s (lag_ns, and recordsPerSecond in the manifest)"
-"""A second, two records, and 5 % of the time since the first sample may pass: at second 4, 1.22 s."""
+"""A second, two records, and 5 % of the time since the first sample may pass: 1.16 s at second 4."""
 
 
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [
         ({}, ""),
-        ({4: {"lag_ns": 1220 * MS}, 5: {"lag_ns": 1250 * MS}, 6: {"lag_ns": 1280 * MS}}, OFF.format(4, 400)),
+        ({4: {"lag_ns": 1165 * MS}, 5: {"lag_ns": 1220 * MS}, 6: {"lag_ns": 1270 * MS}}, OFF.format(4, 400)),
         ({4: {"lag_ns": 1150 * MS}, 5: {"lag_ns": 1200 * MS}, 6: {"lag_ns": 1250 * MS}}, ""),
         ({4: {"lag_ns": 5 * NS}, 5: {"lag_ns": 5 * NS}}, ""),
+        ({0: {"lag_ns": -5 * NS}, 1: {"lag_ns": -5 * NS}, 2: {"lag_ns": -5 * NS}}, OFF.format(0, 0)),
         ({4: {"lag_ns": 5 * NS}, 5: {"lag_ns": 5 * NS}, 7: {"lag_ns": 5 * NS}}, ""),
         ({4: {"lag_ns": -5 * NS}, 5: {"lag_ns": -5 * NS}, 6: {"lag_ns": -5 * NS}}, OFF.format(4, 400)),
         ({5: {"records_out": 800}, 6: {"records_out": 850}, 7: {"records_out": 860}}, OFF.format(5, 800)),
@@ -150,6 +151,15 @@ def test_a_source_follows_its_schedule(wrong: dict[int, Row], expected: str):
         configuration = {"execution.buffer-timeout.interval": value}
         assert found(*rows, configuration=configuration, **RATE) == ([expected] if expected and known else [])
     assert found(*rows, configuration={"execution.buffer-timeout.enabled": "false"}, **RATE) == []
+
+
+def test_each_source_has_a_schedule_of_its_own():
+    """Another subtask began five seconds later; a slow one emits a record every two seconds."""
+    later = [("tasks", row | {"task": "a-1", "t": row["t"] + 5}) for _, row in scheduled({})[:11]]
+    assert found(*scheduled({}), *later, **RATE) == []
+    slow = {"job": {"vertices": [RATE["job"]["vertices"][0] | {"recordsPerSecond": 1}]}}
+    rows = [source(10 * t, 5 * t, lag_ns=60 * NS if t in (3, 4, 5) else 0) for t in range(11)]
+    assert found(*rows, **slow) == [OFF.format(3, 15).replace("100 records/s", "0.5 records/s")]
 
 
 def test_two_samples_of_a_source_are_no_schedule():
@@ -208,6 +218,8 @@ MEASURED = "records_in, row {}: is {}, but b-0 measured {} latencies (count in l
         ({2: {"records_in": 31}, 4: {"records_in": 40}, 6: {"records_in": 50}}, [sink(1.4, 50)], []),
         ({2: {"records_in": 31}, 4: {"records_in": 40}, 6: {"records_in": 50}}, [sink(1.4, 50), sink(1.6, 50)], [MEASURED.format(1, 31, 30)]),
         ({2: {"records_in": 30}, 4: {"records_in": 40}, 6: {"records_in": 50}}, [sink(1.4, 50), sink(1.6, 50)], []),
+        ({0: {"records_in": 31}, 2: {"records_in": 35}, 4: {"records_in": 40}, 6: {"records_in": 50}}, [sink(1.4, 50)], [MEASURED.format(0, 31, 30)]),
+        ({2: {"records_in": 31}, 4: {"records_in": 40}, 6: {"records_in": 50}}, [sink(1.4, 50), window(1.0, {40: 1}), sink(1.6, 50)], []),
         ({0: {"records_in": 31}, 2: {"records_in": 31}, 4: {"records_in": 40}, 6: None}, [], []),
         ({4: {"records_in": 19, "attempt": 1}, 6: {"attempt": 1}}, [], []),
     ],
@@ -231,6 +243,8 @@ LEAST = B[39] + 1
         ({2: {"lag_ns": LEAST - 1}}, [LATE.format(1, (LEAST - 1) / NS, LEAST / NS, B[40] / NS)]),
         ({2: {"lag_ns": B[40]}}, []),
         ({2: {"lag_ns": B[40] + 1}}, [LATE.format(1, (B[40] + 1) / NS, LEAST / NS, B[40] / NS)]),
+        ({0: None, 2: {"lag_ns": B[60]}}, [LATE.format(0, B[60] / NS, LEAST / NS, B[40] / NS)]),
+        ({6: None, 4: {"lag_ns": B[60]}}, [LATE.format(2, B[60] / NS, LEAST / NS, B[40] / NS)]),
         ({0: {"lag_ns": B[60]}, 6: {"lag_ns": B[60]}}, []),  # no window before, none after
         ({1: {**window(0.25, {38: 10})[1]}, 2: {"lag_ns": B[37] + 1}}, []),
         ({1: {**window(0.25, {38: 5, 42: 5})[1]}, 2: {"lag_ns": B[37]}}, [LATE.format(1, B[37] / NS, (B[37] + 1) / NS, B[42] / NS)]),
@@ -363,3 +377,8 @@ def test_rows_of_one_boot_id_share_a_clock():
     assert has_one_clock(wrote(sample("a-0"), event("note")))
     assert not has_one_clock(wrote(sample("a-0"), ("events", event("note")[1] | {"boot_id": "c"})))
     assert not has_one_clock(wrote())
+
+
+def test_a_trial_without_samples_has_no_counters():
+    """Nothing ran."""
+    assert check_counters_across(wrote(event("note")), {}) == []

@@ -187,6 +187,17 @@ def test_the_data_of_an_event_has_what_its_kind_has(kind: str, name: str):
         assert told(**{first: None, name.split("|")[1]: 1}) == []
 
 
+def test_one_event_without_its_data_is_named():
+    """Others may be as damaged. Without waits or deployments, nothing is compared."""
+    broken: dict[int, Any] = {18: {"data": "{}"}, 20: {"data": "{}"}}
+    assert found(broken) == ["events.parquet, column data, row 12: of sink.first-record has no latency_ns"]
+    waits = {n: None for n, (table, _) in enumerate(HEALTHY) if table == "waits"}
+    assert found(broken | waits, {}) == [
+        "waits.parquet, column seq: has no rows, but tasks finished or waited for them (events, waits)"
+    ]
+    assert check_pairs(wrote(HEALTHY[2], HEALTHY[18]), {}, one_clock=True) == []
+
+
 NOT_RECORDED: dict[int, Any] = {29: [job("FINISHED", 9), event("leadership", JM, granted=True, leader="l")]}
 OF_A = "of attempt 0 of {}, which finished (task.state)"
 
@@ -279,6 +290,8 @@ ENDS = "waits.parquet, column kind: has no {} that restart 1 ended ({} in events
         ({6: [HEALTHY[6], event("failover.cancelled", "2", 1)]}, of_restart("failover.cancelled", 2, 5)),
         ({3: [HEALTHY[3], event("failover.failure", "2", **FAILED)]}, []),
         ({14: {"subject": "2"}, **dict.fromkeys((3, 4, 5, 6, 7, 8, 9))}, lacks("events", "failover.started of restart 2 (failover.deployed)")),
+        ({5: [HEALTHY[5], wait("cancellation", attempt=1, t=9)]}, []),
+        ({6: [HEALTHY[6], event("failover.cancelled", "3", 1), event("failover.cancelled", "2", 1)]}, [of_restart("failover.cancelled", 2, 6)[0]]),
         ({5: {"t": 2}}, []),
         ({5: {"t": 0}}, []),
         ({5: {"t": 2.001}}, [ENDS.format("cancellation", "failover.cancelled")]),

@@ -107,6 +107,8 @@ def test_a_wait_is_consistent(row: Written, expected: list[str]):
     """Its end is not before its beginning, its id is its own, and its option limits its kind."""
     first = wait("slot", wait="w/0")
     assert found(first, (row[0], {"wait": "w/1"} | row[1])) == expected
+    alone = [text.replace("row 1", "row 0") for text in expected if "another wait" not in text]
+    assert found((row[0], {"wait": "w/1"} | row[1])) == alone
 
 
 def point(what: str, t: float, number: int = 1, **more: Any) -> Written:
@@ -200,6 +202,7 @@ def test_the_data_of_an_event_is_an_object_with_a_state_that_flink_has(row: Writ
 def test_each_row_is_of_this_trial_and_in_range(change: Row, expected: list[str]):
     """Times of a wall clock are in range."""
     assert found(sample("a-0"), sample("a-0", 1, seq=5, **change), sample("b-0", seq=9)) == expected
+    assert found(sample("a-0", 1, **change)) == [text.replace("row 1", "row 0") for text in expected]
 
 
 def test_a_null_is_named_before_anything_else():
@@ -354,6 +357,7 @@ def test_each_sample_is_of_a_task_of_the_job(task: str, vertex: str, expected: s
     """The synchronisation task of an iteration is not in the manifest."""
     rows = [sample("a-0", 1), ("tasks", sample(task, 2)[1] | {"vertex": vertex})]
     entry = {"phases": PHASES, "job": {"vertices": [{"name": "a", "parallelism": 2}]}}
+    assert texts(check_times(wrote(rows[1]), entry)) == [f"tasks.parquet, column {text.replace('row 1', 'row 0')}" for text in [expected] if text]  # fmt: skip
     assert texts(check_times(wrote(*rows), entry)) == (
         [f"tasks.parquet, column {expected}"] if expected else []
     )
@@ -382,6 +386,7 @@ def test_an_error_names_the_first_five_findings(number: int, more: str):
     shown = "; ".join(f"tasks.parquet, column task, row {n}: is x" for n in range(5))
     error = DamagedHistory("here", damage)
     assert f"the history is damaged: {shown}{more}" in str(error)
+    assert bool(more) is ("more)" in str(error))
     assert error.found == tuple(damage)
 
 

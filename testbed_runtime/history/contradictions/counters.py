@@ -82,7 +82,8 @@ def _spent(tasks: pa.Table, owned: Owned) -> Iterator[Damage]:
 def _repeated(tasks: pa.Table, owned: Owned) -> Iterator[Damage]:
     """Yield an attempt most of whose samples were taken at the time of another one. Only its last sample can be."""
     t_ns = ints(tasks, "t_ns")[owned.order]
-    same = np.diff(t_ns, prepend=-1) == 0
+    same = np.zeros(len(t_ns), dtype=np.bool_)
+    same[1:] = t_ns[1:] == t_ns[:-1]
     same[owned.starts] = False
     wrong = (np.add.reduceat(same, owned.starts) * 3 > owned.sizes) & (owned.sizes >= REPEATED_MIN)
     if len(found := np.flatnonzero(wrong)):
@@ -141,25 +142,24 @@ def _offered(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
         counted, reached = ints(mine, "records_out"), ints(mine, "t_ns") - ints(mine, "lag_ns")
         for rows in np.split(owned.order, owned.starts[1:]):
             going = rows[counted[rows] < counted[rows].max(initial=0)]
-            if (at := _off_schedule(counted[going], reached[going], rate)) >= 0:
-                row = int(places[going[at]])
+            if len(off := _off_schedule(counted[going], reached[going], rate)):
+                row, records = int(places[going[off[0]]]), counted[going[off[0]]]
                 problem = (
-                    f"is {counted[going[at]]}, which {tasks.column('task')[row].as_py()} cannot have emitted by then at {rate:g} "
+                    f"is {records}, which {tasks.column('task')[row].as_py()} cannot have emitted by then at {rate:g} "
                     "records/s (lag_ns, and recordsPerSecond in the manifest)"
                 )
                 yield Damage("tasks", "records_out", row, problem)
                 return
 
 
-def _off_schedule(counted: Ints, reached: Ints, rate: float) -> int:
-    """Return the first of several samples in a row that are off the schedule of most samples; -1 if there are none."""
-    if len(counted) < SAMPLES_MIN:
-        return -1
+def _off_schedule(counted: Ints, reached: Ints, rate: float) -> Ints:
+    """Return the places at which three samples in a row begin that are off the schedule of most samples."""
+    if not len(counted):
+        return counted
     started = reached - counted * (NS / rate)
     allowed = RATE_NS + 2 * NS / rate + RATE_SHARE * (reached - reached[0])
     off = np.abs(started - np.median(started)) > allowed
-    several = np.flatnonzero(off[:-2] & off[1:-1] & off[2:])
-    return int(several[0]) if len(several) else -1
+    return np.flatnonzero(off[:-2] & off[1:-1] & off[2:]).astype(np.int64)
 
 
 def _latencies(trial: Trial) -> Iterator[Damage]:
@@ -237,8 +237,8 @@ class _Sinks:
     def _unmeasured(self) -> Iterator[Damage]:
         """Yield a sink with more records than latencies. Those of its last windows are not written yet, and those of a batch only
         once it is processed."""
-        for start, size in zip(self.owned.starts, self.owned.sizes, strict=True):
-            at = start + np.flatnonzero(self.sampled[start : start + size])
+        for rows in np.split(np.arange(len(self.sampled)), self.owned.starts[1:]):
+            at = rows[self.sampled[rows]]
             if len(at) < SAMPLES_MIN:
                 continue
             old = (
@@ -247,7 +247,7 @@ class _Sinks:
                 )
                 - 1
             )
-            before = int(np.searchsorted(self.received[at], self.received[at[old]])) - 1 if old >= 0 else -1
+            before = int(np.searchsorted(self.received[at], self.received[at[max(old, 0)]])) - 1
             if before >= 0 and self.received[at[before]] > self.measured[at[-1]]:
                 yield self._miscounted(int(at[before]), int(self.measured[at[-1]]))
                 return
@@ -283,7 +283,7 @@ class _Sinks:
 
 def _least(latency: pa.Table) -> Ints:
     """Return the least latency that each window can have: the lower bound of its lowest bucket with records."""
-    rows, buckets, counts = filled_buckets(latency)
+    rows, buckets, _ = filled_buckets(latency)
     lowest = np.full(len(latency), len(LATENCY_BOUNDS_NS), dtype=np.int64)
-    np.minimum.at(lowest, rows[counts > 0], buckets[counts > 0])
+    np.minimum.at(lowest, rows, buckets)
     return np.asarray(np.array([0, *(b + 1 for b in LATENCY_BOUNDS_NS)])[lowest], dtype=np.int64)
