@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +17,11 @@ import pyarrow as pa
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import TABLES, Trial, arrow_schema
 from testbed_runtime.history.validation import check_trial
+from testbed_runtime.simulation.loop import run_virtual
 from tests.simulation.simulating import run_one
 
+TIMES = ("t_ns", "start_ns")
+"""The columns with a time of the process's clock, but for the windows of the latencies, which begin at a multiple of their length."""
 Row = dict[str, Any]
 Change = Callable[[Row], Row | None]
 
@@ -136,9 +140,43 @@ def recorded() -> Recorded:
     return record(DOCUMENT)
 
 
-def record(document: Row) -> Recorded:
-    """Return the history of the document's trial, which has to pass."""
-    with tempfile.TemporaryDirectory() as folder:
+def record(document: Row, *, start_s: float = 1000.0) -> Recorded:
+    """Return the history of the document's trial, which has to pass. The clock of its processes begins at `start_s`."""
+    began = patch.dict(run_virtual.__kwdefaults__, start_s=start_s)
+    with tempfile.TemporaryDirectory() as folder, began:
         ran = run_one(document, Path(folder))
     assert ran.result.verdict["verdict"] == "Pass", ran.result.verdict["summary"]
     return Recorded(ran.trial, json.loads(json.dumps(ran.entry)))
+
+
+WALL_S = 1_795_670_000.123456
+"""A time since 1970, here in 2026. As a float it is exact to a quarter of a microsecond."""
+NODES = {
+    "runner": 0,
+    "supervisor": 7,
+    "jobmanager-1": -20,
+    "tm-0": 13,
+    "tm-1": -9,
+    "tm-2": 20,
+    "tm-3": 4,
+    "tm-4": -16,
+}
+"""The milliseconds by which the clock of each process's node is ahead. NTP keeps them this near to each other."""
+
+
+def record_in_pods(document: Row) -> Recorded:
+    """Return the history that pods on several nodes would have written: on wall clocks, which differ by some milliseconds."""
+    found = record(document, start_s=WALL_S)
+    tables = {name: on_nodes(found.trial.table(name)) for name in TABLES}
+    return Recorded(Trial(found.trial.run, found.trial.trial, tables), found.entry)
+
+
+def on_nodes(table: pa.Table) -> pa.Table:
+    """Move each row to the clock of its process's node, which has a boot id of its own."""
+
+    def moved(row: Row) -> Row:
+        node = next((n for n in NODES if row["process"].startswith(n)), "other")
+        times = [column for column in TIMES if column in row]
+        return row | {"boot_id": node} | {c: row[c] + NODES.get(node, 0) * 1_000_000 for c in times}
+
+    return pa.Table.from_pylist([moved(row) for row in table.to_pylist()], schema=table.schema)

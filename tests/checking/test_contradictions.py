@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, TABLES, Trial, arrow_schema
+from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 from tests.checking.recorded import Change, Recorded, Row, recorded
 
 NS = 1_000_000_000
@@ -237,17 +237,6 @@ DAMAGE: list[tuple[str, str, tuple[str, str], Change]] = [
 def test_a_history_that_processes_wrote_has_no_contradiction():
     """So every finding below comes from the damage."""
     assert recorded().found() == []
-
-
-def test_times_of_a_wall_clock_are_no_damage():
-    """Those of pods count from 1970, as here in 2026."""
-    shift = 1_795_670_000 * NS
-    found = recorded()
-    for table in TABLES:
-        columns = [c for c in ("t_ns", "start_ns", "window_start_ns") if c in arrow_schema(table).names]
-        found = found.changed(table, plus(shift, *columns)) if len(found.trial.table(table)) else found
-    phases = [{**p, **{k: p[k] + shift for k in ("start_ns", "end_ns")}} for p in found.entry["phases"]]
-    assert found.with_entry(phases=phases).found() == []
 
 
 def test_a_sink_that_writes_a_record_twice_is_judged_and_no_damage():

@@ -71,9 +71,9 @@ def _bytes(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     size = LENGTH_BYTES + max(int(v.get("recordBytes") or 0) for v in vertices(entry))
     channels = sum(int(v.get("parallelism") or 1) for v in vertices(entry))
     owned, many = Owned.attempts_of(trial, "tasks"), max(_copies(entry).values(), default=1)
-    measures = [("records_out", "bytes_out", many)]
-    if not FlowControl.read(options_of(entry)).queued:  # else it reads more than it processes
-        measures.insert(0, ("records_in", "bytes_in", 1))
+    queued = FlowControl.read(options_of(entry)).queued  # it reads more than it processes
+    measures = [] if queued else [("records_in", "bytes_in", 1)]
+    measures.append(("records_out", "bytes_out", many))
     for records, amount, most in measures:
         counted, moved = ints(tasks, records)[owned.order], ints(tasks, amount)[owned.order]
         before = owned.last(moved < owned.spread(moved[owned.ends]))
@@ -102,9 +102,9 @@ def _totals(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     if blocking or _channel_state(trial) or LATENCY_INTERVAL in (entry.get("configuration") or {}):
         return
     totals, copies = _finished(trial), _copies(entry)
-    measures = [("bytes_in", "bytes_out", True)]
-    if not events(trial, "receive-queue.closed"):  # it drops records that it has read
-        measures.insert(0, ("records_in", "records_out", False))
+    dropped = events(trial, "receive-queue.closed")  # records that it has read
+    measures = [] if dropped else [("records_in", "records_out", False)]
+    measures.append(("bytes_in", "bytes_out", True))
     parallelism = {v["name"]: int(v.get("parallelism") or 1) for v in vertices(entry)}
     for target, subtasks in parallelism.items():
         incoming = [(source, many) for source, to, many in edges(entry) if to == target]
