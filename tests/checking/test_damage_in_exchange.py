@@ -115,6 +115,7 @@ MORE = "is {}, too many for 500 records ({})"
         ({0: {"bytes_out": full(500, 4, 3) + 1}, 1: {"bytes_out": 10**9}}, entry_of(VERTICES[0], VERTICES[1] | {"parallelism": 3}, edges=[EDGE | {"partitioning": "broadcast"}]), tasks("bytes_out", 0, MORE.format(full(500, 4, 3) + 1, "records_out"))),
         ({0: {"bytes_out": full(500) + 1}, 1: {"bytes_out": 10**9}}, entry_of(edges=[]), tasks("bytes_out", 0, MORE.format(full(500) + 1, "records_out"))),
         ({0: {"bytes_out": full(500) + 1, "attempt": 1}}, ENTRY, []),
+        ({0: {"bytes_out": full(500, 3, 2)}, 1: {"bytes_out": 10**9}}, entry_of(*VERTICES, {"name": "c", "kind": "ledger"}, edges=[EDGE, EDGE, {"from": "b", "to": "c"}]), []),
     ],
 )  # fmt: skip
 def test_bytes_are_not_many_more_than_their_records(changes: dict[int, Any], entry: Row, expected: list[str]):
@@ -145,6 +146,7 @@ def received(count: int, **columns: int) -> dict[int, Any]:
         (received(500, bytes_in=60100), ENTRY, []),
         (received(500, bytes_in=60101), ENTRY, tasks("bytes_in", 3, SUM.format(60101, 30000, "bytes_out"))),
         (received(199), entry_of(edges=[EDGE | {"result": "blocking"}]), []),
+        (received(199), entry_of(edges=[EDGE | {"result": "blocking"}, EDGE]), []),
         (received(199), entry_of(configuration={"metrics.latency.interval": "1 s"}), []),
         ({**received(199), 4: [HEALTHY[4], ("checkpoints", {"process": JM, "persisted_bytes": 1})]}, ENTRY, []),
         ({**received(199), 4: [HEALTHY[4], ("checkpoints", {"process": JM, "persisted_bytes": 0})]}, ENTRY, tasks("records_in", 3, SUM.format(199, 500, "records_out"))),

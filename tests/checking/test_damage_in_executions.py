@@ -77,6 +77,7 @@ THERE = "is tm-9-1, but attempt 1 of a-0 was deployed to tm-1-1 (task.state in e
         *((row, {"attempt": 7}, f"{table}.parquet, column attempt, row {n}: {NEVER}") for row, table, n in ((11, "tasks", 1), (12, "channels", 0), (13, "latency", 0), (14, "delivery", 0), (15, "waits", 0))),
         (16, {"attempt": 7}, f"events.parquet, column attempt, row 8: of gate.connected {NEVER}"),
         (17, {"attempt": 7}, f"events.parquet, column attempt, row 9: of input-split {NEVER}"),
+        (16, {"attempt": 0, "subject": "a-1"}, "events.parquet, column attempt, row 8: of gate.connected is 0, but no attempt 0 of a-1 was deployed (task.state in events)"),
         (16, {"attempt": -1}, ""),
         (16, {"attempt": 7, "kind": "note"}, ""),
         (15, {"who": "a-1"}, "waits.parquet, column attempt, row 0: is 1, but no attempt 1 of a-1 was deployed (task.state in events)"),
@@ -94,6 +95,12 @@ THERE = "is tm-9-1, but attempt 1 of a-0 was deployed to tm-1-1 (task.state in e
 def test_each_row_of_an_attempt_is_where_that_was_deployed(row: int, change: Row, expected: str):
     """Commits and input splits are written by the JobManager, and other waits have the number of a restart."""
     assert found({18: {"t": 8}, row: change}) == ([expected] if expected else [])
+
+
+def test_one_row_of_a_table_is_enough():
+    """Others with the same damage say no more."""
+    (one,) = found({2: {"attempt": 8}, 11: {"attempt": 7}, 18: {"t": 8}})
+    assert one.startswith("tasks.parquet, column attempt")
 
 
 def test_an_attempt_without_a_known_place_may_be_anywhere():
@@ -127,6 +134,7 @@ def test_a_task_that_ran_for_more_than_five_seconds_is_sampled(end: float, to: s
         ({5: [FAILURE, FAILURE]}, "column kind: has 1 failover.started, but 2 failures restarted the job (failover.failure)"),
         ({5: [FAILURE, event("failover.failure", "1", 4, restarted=False)]}, ""),
         ({5: None}, ""),
+        ({5: None, 6: None, 8: None, 0: [state("a-1", "SCHEDULED", "DEPLOYING", 1), HEALTHY[0]]}, "column kind: has 0 failover.started and 0 failover.failure, but a-0 was deployed 2 times (task.state)"),
         ({5: None, 6: None, 8: None}, "column kind: has 0 failover.started and 0 failover.failure, but a-0 was deployed 2 times (task.state)"),
         ({5: event("failover.failure", "1", 4, restarted=False)[1], 6: None, 8: None}, ""),
         ({8: None}, "column kind, row 3: has no failover.deployed of restart 1, but the job finished"),
@@ -196,6 +204,8 @@ def test_a_heartbeat_that_expired_lost_its_taskmanager(lost: Row, heartbeat: Row
     who = heartbeat.get("who", "JobMaster")
     problem = f"waits.parquet, column outcome, row 1: is 'expired', but {who} did not lose tm-1-1 then (taskmanager.lost in events)"
     assert found({17: [HEALTHY[17], *rows]}) == ([problem] if is_damaged else [])
+    again = event("taskmanager.lost", "tm-1-1", 15, detector="JobMaster")
+    assert found({17: [HEALTHY[17], *rows, again]}) == ([problem] if is_damaged else [])
 
 
 def test_a_history_without_states_is_not_compared():
