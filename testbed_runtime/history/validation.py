@@ -35,6 +35,7 @@ from testbed_runtime.history.columns import (
     ints,
     numbered,
     parsed,
+    sound,
     tasks_of,
 )
 from testbed_runtime.history.contradictions.channels import check_credit
@@ -89,6 +90,7 @@ COUNTERS = (
     "records_in", "records_out", "bytes_in", "bytes_out", "busy_ns", "backpressured_ns", "idle_ns", "t_ns"
 )  # fmt: skip
 """Columns of `tasks` that never decrease, in the order of `seq`, for an attempt. The sampler's clock is one of them."""
+TASK = ("task", "attempt")
 JSON_COLUMNS = {"events": ("data",), "faults": ("targets", "asked", "measured")}
 _NOT_FINITE = re.compile(r"-?\b(NaN|Infinity)\b")
 
@@ -473,7 +475,7 @@ def check_causality(trial: Trial) -> list[Damage]:
     """Return the first sample that a task took before the JobManager deployed it, or after it had reported its end."""
     tasks, log = trial.table("tasks"), trial.table("events")
     states = log.filter(pc.equal(log.column("kind"), "task.state"))
-    if not len(tasks) or tasks.column("t_ns").null_count or not len(states):
+    if not sound(tasks, *TASK, "seq", "t_ns") or not sound(states, "subject", "attempt", "t_ns"):
         return []
     names = {name: number for number, name in enumerate(pc.unique(tasks.column("task")).to_pylist())}
     begun: dict[tuple[int, int], int] = {}
@@ -484,7 +486,7 @@ def check_causality(trial: Trial) -> list[Damage]:
             into = ended if state == "FINISHED" else begun
             key = names[row["subject"]], row["attempt"]
             into[key] = max(into.get(key, 0), row["t_ns"])
-    order, owner = _by_owner(tasks, ("task", "attempt"))
+    order, owner = _by_owner(tasks, TASK)
     t_ns = ints(tasks, "t_ns")
     allowed = CAUSAL_NS if has_one_clock(trial) else TOLERANCE_NS
     groups = np.split(order, np.flatnonzero(np.diff(owner[order])) + 1)

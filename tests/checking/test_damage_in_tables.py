@@ -205,6 +205,11 @@ def test_each_row_is_of_this_trial_and_in_range(change: Row, expected: list[str]
     assert found(sample("a-0", 1, **change)) == [text.replace("row 1", "row 0") for text in expected]
 
 
+def test_the_first_text_that_is_no_json_is_named():
+    """One is enough."""
+    assert found(to("", "note"), to("{x", "note"), to("{y", "note")) == ["data, row 1: is not JSON: '{x'"]
+
+
 def test_a_null_is_named_before_anything_else():
     """Nothing can be compared with it."""
     table = wrote(sample("a-0"), sample("a-1")).table("tasks")
@@ -222,14 +227,12 @@ def test_a_null_is_named_before_anything_else():
 )
 def test_a_counter_of_an_attempt_never_decreases(column: str):
     """In the order of its numbers. Another attempt begins anew."""
-    values = {"t": 7e-9} if column == "t_ns" else {column: 7}
-    less = {"t": 6e-9} if column == "t_ns" else {column: 6}
-    high, low = ({"t": 1.0} | v for v in (values, less))
+    least, low, high = ({"t": n * 1e-9} if column == "t_ns" else {"t": 1.0, column: n} for n in (5, 6, 7))
     named = (at(7e-9), at(6e-9)) if column == "t_ns" else (7, 6)
-    rows = [sample("a-1", **high), sample("a-0", **high), sample("a-0", **high), sample("a-0", **low)]
+    rows = [sample("a-1", **high), sample("a-0", **least), sample("a-0", **high), sample("a-0", **low)]
     assert found(*rows) == [f"{column}, row 3: decreases from {named[0]} to {named[1]} (tm-0-1, a-0, 0)"]
     assert found(*rows[:3], sample("a-0", **low, attempt=1)) == []
-    assert found(*rows[:3], sample("a-0", **low, seq=0)) == []
+    assert found(rows[0], rows[2], sample("a-0", **low, seq=0)) == []
 
 
 # ---- numbers and times
@@ -403,3 +406,21 @@ def test_a_damaged_row_and_another_type_are_reported_alone():
     assert check_trial(contradiction) == []
     assert check_trial(contradiction, {"drained": True, "phases": []}) != []
     assert set(trial.tables) == set(TABLES)
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [("tasks", c) for c in ("process", "seq", "t_ns", "task", "lag_ns")]
+    + [("events", c) for c in ("process", "seq", "t_ns", "kind", "subject", "attempt", "data")],
+)
+def test_a_table_with_a_null_is_not_compared(table: str, column: str):
+    """It is named, and that is all."""
+    states = [state("a-0", "CREATED", "SCHEDULED", 1), state("a-0", "SCHEDULED", "DEPLOYING", 1)]
+    trial = wrote(sample("a-0", 1), sample("a-1", 2), *states)
+    whole = trial.table(table)
+    index = whole.schema.get_field_index(column)
+    values = pa.array([None, *whole.column(column).to_pylist()[1:]], whole.schema.field(index).type)
+    tables = {**trial.tables, table: whole.set_column(index, column, values)}
+    entry = {"phases": PHASES, "job": {"vertices": [{"name": "a", "parallelism": 2}]}}
+    found = check_trial(Trial("r", "main-1", tables), entry)
+    assert texts(found) == [f"{table}.parquet, column {column}, row 0: is null"]
