@@ -187,8 +187,9 @@ class Copy:
             print((self.folder / "pytest.log").read_text()[-3000:], file=sys.stderr)
             return False
         for case in ET.parse(self.folder / "times.xml").iter("testcase"):
-            name = f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}"
-            self.seconds[name] = float(case.attrib["time"])
+            self.seconds[self._named(case.attrib["classname"], case.attrib["name"])] = float(
+                case.attrib["time"]
+            )
         self.seconds = dict(sorted(self.seconds.items(), key=lambda item: item[1]))
         data = CoverageData(str(self.folder / ".coverage"))
         data.read()
@@ -200,6 +201,16 @@ class Copy:
             print((self.folder / "pytest.log").read_text()[-3000:], file=sys.stderr)
             return False
         return True
+
+    def _named(self, owner: str, name: str) -> str:
+        """Return what pytest calls a test, from its module, with its class if it has one, and its name."""
+        parts = owner.split(".")
+        file = next(
+            n
+            for n in range(len(parts), 0, -1)
+            if (self.folder.joinpath(*parts[:n]).with_suffix(".py")).is_file()
+        )
+        return "::".join(("/".join(parts[:file]) + ".py", *parts[file:], name))
 
     def notices(self, mutant: Mutant) -> str:
         """Return how the tests notice a mutant, or "" if they do not. Code that only runs at the import concerns all tests."""
