@@ -121,7 +121,7 @@ MISSING = "state, row 3: says that checkpoint 1 was completed, but a-1 has not a
 def test_a_completed_checkpoint_was_acknowledged_by_each_task_that_had_not_finished(
     changes: dict[int, Any], expected: list[str]
 ):
-    """By each once. What another JobManager triggered may fail here, and its rows may follow in any order."""
+    """Each does so once. What another JobManager triggered may fail here, and its rows may follow in any order."""
     assert found(changes) == expected
 
 
@@ -174,12 +174,12 @@ AGAIN = state("a-0", "SCHEDULED", "DEPLOYING", 2.5, attempt=1)
 )  # fmt: skip
 def test_a_commit_is_of_the_last_completed_checkpoint(changes: dict[int, Any], expected: list[str]):
     """That of a sink which writes at least once is of none, and what TaskManagers commit has another order."""
-    told = [
+    reported = [
         text.partition(": ")[2]
         for text in found(changes)
         if text.startswith("delivery.parquet, column checkpoint")
     ]
-    assert told == expected
+    assert reported == expected
 
 
 @pytest.mark.parametrize(

@@ -373,7 +373,7 @@ def test_a_wait_of_an_attempt_begins_when_that_is_scheduled(row: Written, early:
 
 
 def test_rows_of_one_boot_id_share_a_clock():
-    """Of all tables. A trial without rows has none."""
+    """The rows of all tables count. A trial without rows has none."""
     assert has_one_clock(wrote(sample("a-0"), event("note")))
     assert not has_one_clock(wrote(sample("a-0"), ("events", event("note")[1] | {"boot_id": "c"})))
     assert not has_one_clock(wrote())

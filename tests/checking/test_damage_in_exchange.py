@@ -164,8 +164,8 @@ def test_a_vertex_receives_about_what_was_sent_to_it(
     changes: dict[int, Any], entry: Row, expected: list[str]
 ):
     """Twice as much or half of it, and a hundred more: fewer are lost or duplicated. Both sides finished."""
-    told = [text for text in found(changes, entry) if "adds up" in text and "delivery" not in text]
-    assert told == expected
+    reported = [text for text in found(changes, entry) if "adds up" in text and "delivery" not in text]
+    assert reported == expected
 
 
 def several() -> list[Written]:
@@ -263,8 +263,8 @@ def test_commits_that_were_not_read_are_not_missed():
 )
 def test_a_commit_is_by_a_sink_and_of_a_source(change: Row, column: str, expected: str):
     """Both are subtasks of the job."""
-    told = [text for text in found({6: change}) if "which is no" in text or "which sends" in text]
-    assert told == ([f"delivery.parquet, column {column}, row 1: {expected}"] if expected else [])
+    reported = [text for text in found({6: change}) if "which is no" in text or "which sends" in text]
+    assert reported == ([f"delivery.parquet, column {column}, row 1: {expected}"] if expected else [])
 
 
 @pytest.mark.parametrize("kind", [None, "iteration", "synchronization"])

@@ -161,7 +161,7 @@ def test_the_data_of_an_event_has_what_its_kind_has(kind: str, name: str):
     """A missing value, one of another type and a number below 0 are damage. A whole number may be meant as a fraction."""
     good = {n.split("|")[0]: VALUES[t][0] for n, t in EVENT_DATA[kind].items()}
 
-    def told(**changes: Any) -> list[str]:
+    def reported(**changes: Any) -> list[str]:
         data = {n: v for n, v in (good | changes).items() if v is not None}
         trial = wrote(
             HEALTHY[10], HEALTHY[0], HEALTHY[12], ("events", event(kind)[1] | {"data": json.dumps(data)})
@@ -174,17 +174,17 @@ def test_the_data_of_an_event_has_what_its_kind_has(kind: str, name: str):
         ]
 
     first, wanted = name.split("|", maxsplit=1)[0], EVENT_DATA[kind][name]
-    assert told() == []
-    assert told(**{first: None}) == [f"no {name}"]
-    assert told(**{first: VALUES[wanted][1]}) == [f"{str(VALUES[wanted][1])!r} as {name}, which is no {wanted.__name__}"]  # fmt: skip
+    assert reported() == []
+    assert reported(**{first: None}) == [f"no {name}"]
+    assert reported(**{first: VALUES[wanted][1]}) == [f"{str(VALUES[wanted][1])!r} as {name}, which is no {wanted.__name__}"]  # fmt: skip
     if wanted is int:
-        assert told(**{first: -1}) == [f"-1 as {name}, which is below 0"]
-        assert told(**{first: True}) == [f"'True' as {name}, which is no int"]
+        assert reported(**{first: -1}) == [f"-1 as {name}, which is below 0"]
+        assert reported(**{first: True}) == [f"'True' as {name}, which is no int"]
     if wanted is float:
-        assert told(**{first: 3}) == []
-        assert told(**{first: True}) == [f"'True' as {name}, which is no float"]
+        assert reported(**{first: 3}) == []
+        assert reported(**{first: True}) == [f"'True' as {name}, which is no float"]
     if "|" in name:
-        assert told(**{first: None, name.split("|")[1]: 1}) == []
+        assert reported(**{first: None, name.split("|")[1]: 1}) == []
 
 
 def test_one_event_without_its_data_is_named():
@@ -424,7 +424,7 @@ def unsampled(samples: tuple[float, ...], rows: tuple[float, ...], table: str = 
 def test_a_task_whose_other_rows_go_on_is_sampled(
     samples: tuple[float, ...], rows: tuple[float, ...], late: float | None
 ):
-    """For 1.1 s at its end, and for 3 s in between: its process may be paused, and then it writes nothing for long."""
+    """It lacks samples for 1.1 s at its end, or for 3 s in between: its process may be paused, and then it writes nothing for long."""
     problem = f"tasks.parquet, column t_ns: of the last sample of attempt 0 of b-0 is {late} s before its next row in "
     for table in ("channels", "latency"):
         assert unsampled(samples, rows, table) == ([f"{problem}{table} ({TM})"] if late else [])

@@ -262,7 +262,7 @@ def test_a_repeated_number_is_named_in_each_table():
 
 @pytest.mark.parametrize(("process", "other"), [("tm-0-1", "tm-1-1"), ("jobmanager-1", "jobmanager-2")])
 def test_a_row_is_not_earlier_than_the_one_before(process: str, other: str):
-    """Of the same process, in whatever table it is. The first of each process is named; the runner passes rows on."""
+    """The rows of a process may be in several tables. The first of each process is named; the runner passes rows on."""
     before = event("note", t=2, process=process)
     rows = [
         before,

@@ -37,6 +37,8 @@ BEFORE = "t_ns, row {}: is {} s before the row that {} wrote before it"
         ([note(1), wait("slot", t=3.001), note(2)], [NEXT.format(0, "1.0", JM)]),
         ([note(1), wait("slot", t=5), note(2)], [NEXT.format(0, "3.0", JM)]),
         ([note(1), wait("slot", t=5), note(5, TM), note(2)], [NEXT.format(0, "3.0", JM)]),
+        ([note(1), wait("slot", t=5), note(2), note(3), note(4)], [NEXT.format(0, "3.0", JM)]),
+        ([note(1), wait("slot", t=5), wait("slot", t=5), note(2)], [NEXT.format(0, "3.0", JM)]),
         ([note(1), wait("slot", t=0)], []),
         ([note(1), wait("slot", t=-0.001)], [BEFORE.format(0, "1.0", JM)]),
         ([note(1), wait("slot", t=-2)], [BEFORE.format(0, "3.0", JM)]),
@@ -92,8 +94,8 @@ def test_a_wait_that_its_option_decided_lasted_for_most_of_its_budget(
     row = wait(
         kind, outcome=outcome, option=option, value=value, budget_ns=round(budget * NS), start=0, t=lasted
     )
-    told = [text for text in found(row) if "let it wait" in text]
-    assert told == ([SHORT.format(kind, lasted, option, budget, outcome)] if is_damaged else [])
+    reported = [text for text in found(row) if "let it wait" in text]
+    assert reported == ([SHORT.format(kind, lasted, option, budget, outcome)] if is_damaged else [])
     unlimited = ("waits", row[1] | {"budget_ns": -1})
     assert [text for text in found(unlimited) if "let it wait" in text] == []
 
@@ -227,13 +229,13 @@ def test_phases_are_entered_when_the_manifest_says(moments: tuple[float, ...], e
     ],
 )  # fmt: skip
 def test_a_fault_is_the_one_that_was_planned(row: Row, planned: Row, expected: str):
-    """Of its kind, on its targets, and not before its time. A fault before the job is submitted has no time."""
-    told = [t for t in faults(fault(**row), faults=[PLANNED | planned]) if "lacks" not in t]
-    assert told == ([expected] if expected else [])
+    """It has its kind and its targets, and does not begin before its time. A fault before the job is submitted has no time."""
+    reported = [t for t in faults(fault(**row), faults=[PLANNED | planned]) if "lacks" not in t]
+    assert reported == ([expected] if expected else [])
     without_time = [
         t for t in faults(fault(**row), faults=[PLANNED | planned], one_clock=False) if "lacks" not in t
     ]
-    assert without_time == [t for t in told if "before its time" not in t]
+    assert without_time == [t for t in reported if "before its time" not in t]
     unknown_phase = faults(fault(**row), faults=[PLANNED | planned], phases=PHASES[:1])
     assert not any("before its time" in t for t in unknown_phase)
 
@@ -274,6 +276,7 @@ KILLED = "t_ns, row 0: says that f was injected {} s after its targets ended (pr
         ([("tm-1", 3.999)], {}, [KILLED.format("1.0")]),
         ([("tm-1", 3)], {}, [KILLED.format("2.0")]),
         ([("tm-1", 2), ("tm-1", 5)], {}, []),
+        ([("tm-1", 1), ("tm-1", 3)], {}, [KILLED.format("2.0")]),
         ([("tm-1-1", 3)], {}, [KILLED.format("2.0")]),
         ([("tm-1", 3)], {"targets": '["tm-1-1"]'}, [KILLED.format("2.0")]),
         ([("tm-10", 3)], {}, []),

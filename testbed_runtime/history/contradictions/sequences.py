@@ -48,7 +48,7 @@ def check_sequences(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) 
     rules = [_states(trial), _phases(trial, entry), _faults(trial), _windows(trial), _again(trial)]
     if one_clock:
         rules.append(_moved(trial))
-    return [one for rule in rules for one in list(rule)[:1]]
+    return [one for rule in rules for one in rule]
 
 
 def _states(trial: Trial) -> Iterator[Damage]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from testbed_runtime.core.options import BY_KEY, Options
+from testbed_runtime.core.options import BY_KEY
 from testbed_runtime.core.waits import PRODUCT, Outcome
 from testbed_runtime.history.columns import (
     JOB_PROCESSES,
@@ -131,15 +132,7 @@ def _options(rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[D
             and GROWN not in r["value"]
             and not r["option"].startswith("headgate.")
         ):
-            allowed = min(int(_allowed_s(options, keys) * NS), INT64_MAX)
+            allowed = min(int(math.prod(options.number(key) for key in keys) * NS), INT64_MAX)
             if r["budget_ns"] != (allowed if allowed > 0 else r["budget_ns"]):
                 problem = f"is {r['budget_ns'] / NS:g} s, but {r['option']} allows {allowed / NS:g} s (configuration in the manifest)"
                 yield Damage("waits", "budget_ns", row, problem)
-
-
-def _allowed_s(options: Options, keys: list[str]) -> float:
-    """Return how long these options together let a wait last."""
-    found = 1.0
-    for key in keys:
-        found *= options.duration(key) if BY_KEY[key].type == "duration" else options.integer(key)
-    return found
