@@ -25,6 +25,14 @@ def test_the_murmur_hash_is_never_negative(code):
     assert 0 <= murmur_hash(code) < 2**31
 
 
+@pytest.mark.parametrize(
+    ("code", "expected"), [(0, 0x2362F9DE), (-1, 0x76293B50), (-0x789ABCDF, 2**32 - 0xF55B516B)]
+)
+def test_the_murmur_hash_is_that_of_four_bytes(code, expected):
+    """The known values of MurmurHash3 with seed 0 for 00000000, FFFFFFFF and 21436587; Flink takes the absolute value."""
+    assert murmur_hash(code) == expected
+
+
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 7, 128])
 def test_every_group_belongs_to_the_subtask_whose_range_holds_it(parallelism):
     """Ranges and owners agree, and cover all groups once."""

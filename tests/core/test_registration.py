@@ -56,3 +56,4 @@ def test_J_04_a_timeout_of_zero_is_refused(key, which):
         RegistrationConfig.of(Options({key: "0 ms"}))
     assert found.value.key == key
     assert RegistrationConfig.of(Options({"cluster.registration.error-delay": "0 ms"})).error_delay_s == 0
+    assert RegistrationConfig.of(Options({key: "1 ms"})) != CONFIG
