@@ -111,7 +111,8 @@ def test_the_tracker_aborts_older_pending_checkpoints_when_a_newer_one_is_cancel
 
 
 def test_the_tracker_keeps_a_bounded_number_of_pending_checkpoints() -> None:
-    """The oldest is dropped and can never complete."""
+    """The oldest of more than 50 is dropped and can never complete."""
+    assert MAX_CHECKPOINTS_TO_TRACK == 50
     tracker = BarrierTracker(2)
     steps = [(0, n) for n in range(1, MAX_CHECKPOINTS_TO_TRACK + 2)]
     assert track(tracker, *steps, (1, 1)) == []

@@ -351,6 +351,18 @@ def test_the_final_checkpoint_waits_for_the_pending_one_and_is_the_last():
     assert without.on_time(0.5, TASKS) == [Triggered(1, True)]
 
 
+def test_a_final_checkpoint_that_is_given_up_leaves_the_periodic_ones():
+    """A new one may be wanted after that."""
+    made = coordinator()
+    made.stop_with_drain()
+    assert (made.draining, made.drain_refused) == (True, None)
+    made.refuse_drain(R.CHECKPOINT_DECLINED)
+    assert (made.draining, made.drain_due, made.drain_refused) == (False, False, R.CHECKPOINT_DECLINED)
+    assert made.on_time(1.0, TASKS) == [Triggered(1, False)]
+    made.stop_with_drain()
+    assert (made.draining, made.drain_refused) == (True, None)
+
+
 def test_a_final_checkpoint_that_fails_is_tried_again():
     """Declined, after a pause: a TaskManager that is gone fails it again at the same moment; and after a failover."""
     made = coordinator(tolerable_failures=9)

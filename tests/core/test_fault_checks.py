@@ -117,10 +117,14 @@ def test_before_the_job_is_submitted_nothing_runs(target: Target, before_submit:
         ("", True, True, ""),
     ],
 )
-def test_a_delayed_message_is_received_by_its_target(method: str, selects: bool, written: bool, receiver: str):
+def test_a_delayed_message_is_received_by_its_target(
+    method: str, selects: bool, written: bool, receiver: str
+):
     """Without a written target, every TaskManager is hit."""
     delayed = fault("rpc.delay", params={"method": method, "delay_s": 1.0})
-    reported = [e.problem for e in target_problems(delayed, "at", selects=selects, written=written, peers=False)]
+    reported = [
+        e.problem for e in target_problems(delayed, "at", selects=selects, written=written, peers=False)
+    ]
     assert len(reported) == bool(receiver)
     assert all(f"{method} is a message to {receiver}, so" in text for text in reported)
 

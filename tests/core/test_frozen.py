@@ -1,4 +1,4 @@
-"""Values that a judgement is made of cannot change after they are made."""
+"""Values that are shared cannot change after they are made: those of a judgement, and those that tasks and processes exchange."""
 
 from __future__ import annotations
 
@@ -10,13 +10,25 @@ import pytest
 from msgspec import Struct
 
 import testbed_runtime.checking
+import testbed_runtime.core.exchange
+import testbed_runtime.core.faults
+import testbed_runtime.core.job
 import testbed_runtime.core.judgement
+import testbed_runtime.core.trial
 
-PACKAGES = (testbed_runtime.checking, testbed_runtime.core.judgement)
+PACKAGES = (
+    testbed_runtime.checking,
+    testbed_runtime.core,
+    testbed_runtime.core.exchange,
+    testbed_runtime.core.faults,
+    testbed_runtime.core.job,
+    testbed_runtime.core.judgement,
+    testbed_runtime.core.trial,
+)
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
-def test_every_value_of_the_judging_code_is_frozen(package: ModuleType):
+def test_every_value_is_frozen(package: ModuleType):
     """Decision 0018: what a check returned is shared by reports, verdicts and later checks."""
     names = [f"{package.__name__}.{found.name}" for found in pkgutil.iter_modules(package.__path__)]
     values = {

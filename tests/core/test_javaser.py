@@ -133,3 +133,10 @@ def test_deeper_nesting_is_refused_with_the_limit() -> None:
     """A stream of 20,000 causes is not Flink's."""
     with pytest.raises(RemoteProtocolError, match=f"more than {MAX_DEPTH} elements are nested"):
         decode_throwable(nested(20_000))
+
+
+def test_what_is_no_object_is_refused() -> None:
+    """A stream may hold a string alone, or null."""
+    for data in (b"\xac\xed\x00\x05\x74\x00\x01a", b"\xac\xed\x00\x05\x70"):
+        with pytest.raises(RemoteProtocolError, match="it is not an object"):
+            decode_throwable(data)

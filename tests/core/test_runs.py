@@ -18,7 +18,9 @@ VERSIONS = pytest.mark.parametrize("version", list(WireVersion))
 RELEASED = "released"
 
 
-def frame(sequence: int, *, number: int = 0, backlog: int = 1, data: bytes = b"abc", **more: Any) -> BufferResponse:
+def frame(
+    sequence: int, *, number: int = 0, backlog: int = 1, data: bytes = b"abc", **more: Any
+) -> BufferResponse:
     return BufferResponse(receiver_id(number), more.pop("subpartition", 0), sequence, backlog, DataType.DATA_BUFFER, data, **more)  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from exchange_model import barrier
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.buffers import BufferBuilder, MemorySegment
-from testbed_runtime.core.exchange.events import AlignmentType, data_type_of, encode_event
+from testbed_runtime.core.exchange.events import AlignmentType, EndOfPartition, data_type_of, encode_event
 from testbed_runtime.core.exchange.frames import DataType
 from testbed_runtime.core.exchange.subpartition import PipelinedSubpartition, SubpartitionView
 
@@ -327,3 +327,17 @@ def test_a_negative_buffer_size_is_refused() -> None:
     """The debloater only asks for sizes."""
     with pytest.raises(FlinkError, match="IllegalArgumentException"):
         Bench().view.notify_new_buffer_size(-1)
+
+
+def test_a_view_knows_that_it_has_delivered_the_end() -> None:
+    """Neither data nor other events are the end; what follows the end does not change that."""
+    bench = Bench()
+    bench.data()
+    bench.event(alignment=AlignmentType.AT_LEAST_ONCE)
+    bench.subpartition.add(
+        BufferBuilder.of_event(encode_event(EndOfPartition()), data_type_of(EndOfPartition()))
+    )
+    seen = []
+    while bench.poll() is not None:
+        seen.append(bench.subpartition.end_delivered)
+    assert seen == [False, False, True]
