@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from testbed_runtime.history.contradictions.channels import (
-    UNLIMITED,
     check_balance,
     check_credit,
     check_samples,
@@ -15,6 +14,8 @@ from testbed_runtime.history.contradictions.channels import (
 from tests.checking.written import Written, state, texts, wait, wrote
 
 Row = dict[str, Any]
+UNLIMITED = 2**31 - 1
+"""The credit of a producer without flow control: the largest int."""
 
 
 def channel(side: str = "producer", **more: Any) -> Written:

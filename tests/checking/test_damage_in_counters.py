@@ -230,6 +230,8 @@ def test_a_sink_measures_the_latency_of_each_record(
     """The last two windows may not be written yet, nor the records of the last batch."""
     assert receiving(changes, *more) == expected
     assert found(*[r for r in RECEIVING if r[0] == "tasks"]) == []
+    others = [(t, r | {"task": name}) for name in ("c-0", "d-0") for t, r in RECEIVING[:5]]
+    assert receiving(changes, *more, *others) == expected
 
 
 LATE = "lag_ns, row {}: is {:g} s, but the records of b-0 were {:g} to {:g} s late (buckets and max_ns in latency)"
