@@ -165,8 +165,12 @@ NODES = {
 
 
 def record_in_pods(document: Row) -> Recorded:
-    """Return the history that pods on several nodes would have written: on wall clocks, which differ by some milliseconds."""
-    found = record(document, start_s=WALL_S)
+    """Return the history that pods on one node would have written: on a wall clock."""
+    return record(document, start_s=WALL_S)
+
+
+def spread(found: Recorded) -> Recorded:
+    """Return the history with each process on a node of its own, whose clock differs by some milliseconds."""
     tables = {name: on_nodes(found.trial.table(name)) for name in TABLES}
     return Recorded(Trial(found.trial.run, found.trial.trial, tables), found.entry)
 

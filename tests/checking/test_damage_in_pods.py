@@ -8,7 +8,7 @@ import pytest
 
 from testbed_runtime.history.contradictions.clocks import has_one_clock
 from testbed_runtime.history.schema import TABLES
-from tests.checking.recorded import DOCUMENT, NODES, TIMES, WALL_S, Recorded, Row, record_in_pods
+from tests.checking.recorded import DOCUMENT, NODES, TIMES, WALL_S, Recorded, Row, record_in_pods, spread
 from tests.checking.test_damage_across import OTHERS
 
 NS = 1_000_000_000
@@ -24,12 +24,11 @@ def pods(name: str) -> Recorded:
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_healthy_history_of_pods_has_no_contradiction(name: str):
-    """Its processes ran on a wall clock, so durations and windows are rounded as there."""
-    history = pods(name)
-    times = history.trial.table("events").column("t_ns").to_pylist()
-    assert min(times) > (WALL_S - 1) * NS
-    assert not has_one_clock(history.trial)
-    assert history.found() == []
+    """On one node and on several. Its processes ran on a wall clock, so durations and windows are rounded as there."""
+    history, several = pods(name), spread(pods(name))
+    assert min(history.trial.table("events").column("t_ns").to_pylist()) > (WALL_S - 1) * NS
+    assert [has_one_clock(h.trial) for h in (history, several)] == [True, False]
+    assert history.found() == several.found() == []
 
 
 def test_the_clock_of_one_node_may_not_be_off_by_seconds():
@@ -39,7 +38,7 @@ def test_the_clock_of_one_node_may_not_be_off_by_seconds():
         mine = row["process"].startswith("tm-2")
         return row | {c: row[c] - 5 * NS for c in TIMES if c in row} if mine else row
 
-    history = pods(next(iter(DOCUMENTS)))
+    history = spread(pods(next(iter(DOCUMENTS))))
     damaged = history
     for table in TABLES:
         if any(p.startswith("tm-2") for p in history.trial.table(table).column("process").to_pylist()):
