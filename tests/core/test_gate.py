@@ -69,6 +69,22 @@ def test_a_priority_event_is_polled_before_everything_else() -> None:
     assert [item and item[0] for item in polled] == [1, 0, 1, None]
 
 
+def test_a_reader_without_a_loop_is_called_for_each_channel_that_becomes_ready() -> None:
+    """It learns whether a priority event waits. A closed gate calls no reader."""
+    consumer = Consumer(channels=2, segments=32, floating=(8, 8))
+    consumer.connect()
+    calls: list[bool] = []
+    consumer.gate.on_ready = calls.append
+    deliver(consumer.client, data_frame(0, 0, 0))
+    deliver(consumer.client, data_frame(0, 1, 0))
+    deliver(consumer.client, data_frame(1, 0, 0))
+    payload = encode_event(barrier(1, AlignmentType.UNALIGNED))
+    deliver(
+        consumer.client, BufferResponse(receiver_id(1), 0, 1, 0, DataType.PRIORITIZED_EVENT_BUFFER, payload)
+    )
+    assert calls == [False, False, True]
+
+
 def test_A_23_a_channel_gives_up_its_turn_for_a_priority_event() -> None:
     """PrioritizedDeque.prioritize removes it from its place among the others; its data comes after theirs."""
     consumer = Consumer(channels=3, segments=64, floating=(8, 8))
