@@ -107,3 +107,38 @@ def test_nothing_is_forgotten_and_nothing_is_made_up(values: list[int], batch: i
     chunks = ledger.take().chunks
     assert sorted(n for c in chunks for n in seen(c[2], c[1])) == sorted(set(values))
     assert sum(c[3] for c in chunks) == len(values) - len(set(values))
+
+
+EDGES = [0, 1, 2, 5, CHUNK_RECORDS - 1, CHUNK_RECORDS, CHUNK_RECORDS + 1, 3 * CHUNK_RECORDS]
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.lists(st.sampled_from(EDGES), min_size=1, max_size=6)), max_size=5))
+def test_a_batch_counts_as_its_records_one_by_one(batches: list[tuple[int, list[int]]]):
+    """Bits, duplicates and order, in two lanes and several chunks."""
+    together, single = Ledger(), Ledger()
+    for lane, values in batches:
+        together.add("source-0", numbers(*values), lane=lane)
+        for value in values:
+            single.add_one("source-0", value, lane=lane)
+    assert together.take() == single.take()
+
+
+def test_records_in_a_row_are_marked_from_the_first_to_the_last():
+    """A batch with a gap, one without, and one of a single record."""
+    for values in ([5, 6, 7], [5, 7, 8], [9], [CHUNK_RECORDS - 2, CHUNK_RECORDS - 1], [CHUNK_RECORDS - 1, CHUNK_RECORDS]):
+        ledger = Ledger()
+        ledger.add("source-0", numbers(*values))
+        chunks = ledger.take().chunks
+        assert [n for c in chunks for n in seen(c[2], c[1])] == values
+        assert [c[3:] for c in chunks] == [(0, 0, 0)] * len(chunks)
+
+
+def test_lanes_and_the_first_number_of_a_source():
+    """Number 0 is in order at first, a lane has its own last number, and a corrupt record marks nothing."""
+    ledger = Ledger()
+    ledger.add_one("source-0", 0)
+    ledger.add_one("source-0", 9, lane=1)
+    ledger.add("source-0", numbers(1))
+    ledger.add_one("source-0", 5, intact=False)
+    (chunk,) = ledger.take().chunks
+    assert (seen(chunk[2], 0), chunk[3:]) == ([0, 1, 9], (0, 0, 1))

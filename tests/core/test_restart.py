@@ -308,3 +308,37 @@ def test_a_delay_that_flink_ignores_is_not_the_limit_of_a_restart():
     typed = options.with_values({"restart-strategy.type": "fixed-delay"})
     assert list(ignored_settings(typed)) == []
     assert list(ignored_settings(typed.with_values({"restart-strategy.type": "failure-rate"}))) == [key]
+
+
+@pytest.mark.parametrize(
+    "smallest",
+    [
+        {"initial_s": 0.001}, {"initial_s": 0.001, "max_s": 0.001}, {"initial_s": 60.0}, {"multiplier": 1.0001},
+        {"reset_s": 0.001}, {"jitter": 0.0}, {"jitter": 1.0}, {"attempts_before_reset": 1},
+    ],
+)  # fmt: skip
+def test_the_smallest_and_the_largest_values_of_the_exponential_delay_are_accepted(smallest):
+    """Flink's constructor compares whole milliseconds."""
+    config = ExponentialConfig(**smallest)
+    assert all(getattr(config, name) == value for name, value in smallest.items())
+
+
+def test_the_option_of_an_exponential_delay_is_the_maximum_once_it_is_reached():
+    """Before the first failure it is the initial one."""
+    config = ExponentialConfig(initial_s=1, max_s=4, multiplier=2, jitter=0)
+    strategy, found = ExponentialDelay(config, middle), []
+    for now in (None, 0, 2, 5, 10):
+        if now is not None:
+            assert strategy.notify_failure(now) is True
+            assert strategy.notify_failure(now) is False
+        found.append(strategy.option.removeprefix("restart-strategy.exponential-delay."))
+    assert found == ["initial-backoff", "initial-backoff", "initial-backoff", "max-backoff", "max-backoff"]
+
+
+def test_a_delay_that_no_longer_fits_a_float_is_the_maximum():
+    """After ten thousand restarts in a row."""
+    strategy = ExponentialDelay(ExponentialConfig(jitter=0, max_s=60), middle)
+    for attempt in range(10_000):
+        strategy.notify_failure(61.0 * attempt)
+    assert strategy.backoff_s(61.0 * 9_999) == 60.0
+    assert NoRestart().can_restart(0.0) is False
