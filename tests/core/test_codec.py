@@ -141,6 +141,21 @@ def test_a_frame_has_the_bytes_that_flink_writes(name: str, version: WireVersion
 
 @pytest.mark.parametrize("version", list(WireVersion))
 @pytest.mark.parametrize("name", [*FRAMES, *ERRORS])
+@pytest.mark.parametrize("cut", [0, 5, 9, 20])
+def test_a_frame_is_read_from_where_it_begins(name: str, version: WireVersion, cut: int) -> None:
+    """The input may hold other bytes ahead of it, and the beginning of the frame may have been read before."""
+    whole, frame = vectors(version)[name], {**FRAMES, **ERRORS}[name]
+    decoder, position = decoder_for(frame, version), 6
+    frames = []
+    for data in (b"before" + whole[:cut], b"before" + whole):
+        while position < len(data):
+            position += decoder.feed(memoryview(data), position)
+            frames += [plain(found)] if (found := decoder.next()) is not None else []
+    assert (frames, position) == ([frame], 6 + len(whole))
+
+
+@pytest.mark.parametrize("version", list(WireVersion))
+@pytest.mark.parametrize("name", [*FRAMES, *ERRORS])
 @pytest.mark.parametrize("step", [None, 1, 3, 50])
 def test_flinks_bytes_are_read_however_they_are_cut(
     name: str, version: WireVersion, step: int | None

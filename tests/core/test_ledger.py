@@ -112,7 +112,11 @@ def test_nothing_is_forgotten_and_nothing_is_made_up(values: list[int], batch: i
 EDGES = [0, 1, 2, 5, CHUNK_RECORDS - 1, CHUNK_RECORDS, CHUNK_RECORDS + 1, 3 * CHUNK_RECORDS]
 
 
-@given(st.lists(st.tuples(st.integers(0, 1), st.lists(st.sampled_from(EDGES), min_size=1, max_size=6)), max_size=5))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.lists(st.sampled_from(EDGES), min_size=1, max_size=6)), max_size=5
+    )
+)
 def test_a_batch_counts_as_its_records_one_by_one(batches: list[tuple[int, list[int]]]):
     """Bits, duplicates and order, in two lanes and several chunks."""
     together, single = Ledger(), Ledger()
@@ -125,7 +129,13 @@ def test_a_batch_counts_as_its_records_one_by_one(batches: list[tuple[int, list[
 
 def test_records_in_a_row_are_marked_from_the_first_to_the_last():
     """A batch with a gap, one without, and one of a single record."""
-    for values in ([5, 6, 7], [5, 7, 8], [9], [CHUNK_RECORDS - 2, CHUNK_RECORDS - 1], [CHUNK_RECORDS - 1, CHUNK_RECORDS]):
+    for values in (
+        [5, 6, 7],
+        [5, 7, 8],
+        [9],
+        [CHUNK_RECORDS - 2, CHUNK_RECORDS - 1],
+        [CHUNK_RECORDS - 1, CHUNK_RECORDS],
+    ):
         ledger = Ledger()
         ledger.add("source-0", numbers(*values))
         chunks = ledger.take().chunks
