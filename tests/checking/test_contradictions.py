@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
+from testbed_runtime.checking.delivery import check_delivery
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 from tests.checking.recorded import Change, Recorded, Row, recorded
 
@@ -245,6 +246,35 @@ def test_a_sink_that_writes_a_record_twice_is_judged_and_no_damage():
         "delivery", plus(1, "weight", "duplicated", when=of(task="sink-1", checkpoint=12))
     )
     assert twice.found() == []
+
+
+def test_a_sink_that_loses_a_record_before_its_commit_is_judged_and_no_damage():
+    """The commit of a checkpoint lacks one record that the sink received. Delivery says that it is lost."""
+
+    def lose(row: Row) -> Row:
+        if not of(task="sink-1", checkpoint=12, source="source-0")(row) or not row["weight"]:
+            return row
+        bits = int.from_bytes(row["bitmap"], "little")
+        kept = (bits & (bits - 1)).to_bytes(len(row["bitmap"]), "little")
+        return row | {"bitmap": kept, "weight": row["weight"] - 1}
+
+    fewer = recorded().changed("delivery", lose)
+    assert fewer.found() == []
+    assert check_delivery(fewer.trial, fewer.entry).lost == 1
+
+
+def test_a_sink_that_loses_most_of_its_records_is_damage():
+    """Its commits are consistent in themselves, but have a tenth of what it received."""
+
+    def decimate(row: Row) -> Row:
+        if row["task"] != "sink-1":
+            return row
+        kept = (int.from_bytes(row["bitmap"], "little") & int("1" + "0" * 9, 2)).to_bytes(
+            len(row["bitmap"]), "little"
+        )
+        return row | {"bitmap": kept, "weight": 0}
+
+    assert ("delivery", "weight") in recorded().changed("delivery", decimate).columns()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from testbed_runtime.core.exchange.records import LENGTH_BYTES
 from testbed_runtime.core.job.flowcontrol import FlowControl
@@ -16,6 +17,7 @@ from testbed_runtime.core.options import LATENCY_INTERVAL
 from testbed_runtime.history.columns import (
     ATTEMPT,
     Owned,
+    deployments,
     distinct,
     edges,
     events,
@@ -125,8 +127,9 @@ def _totals(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
 
 
 def _committed(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
-    """Yield the commits of a sink that finished, if they lack records that it received, or have many more. A few more are no
-    damage: delivery judges a sink that writes a record twice. A record of a window stands for several."""
+    """Yield the commits of a sink that finished, if a whole one is missing, or if they have much less or much more than it received. A
+    few records more or less are no damage: delivery judges a sink that writes a record twice, or never. A record of a window stands
+    for several."""
     table = trial.table("delivery")
     dropped = events(trial, "receive-queue.closed", "stale.rejected", "function.dropped")
     if (
@@ -145,16 +148,45 @@ def _committed(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
         )
         commits = {(r["task"], r["attempt"]): r["weight_sum"] for r in found.to_pylist()}
     plain = {v.get("kind") for v in vertices(entry)} <= PLAIN_KINDS
-    sending = {source for source, _, _ in edges(entry)}
+    sending, without = {source for source, _, _ in edges(entry)}, _without_commits(trial)
     for task, last in _finished(trial).items():
         received, stated = last["records_in"], commits.get((task, last["attempt"]), 0)
-        missing = stated < received if plain else not stated and received > 0
-        if (missing or (plain and stated > LOOSE * received + TOTAL_MIN)) and task.rpartition("-")[
-            0
-        ] not in sending:
+        lacking = received > 0 and not stated
+        if plain:
+            lacking = stated < received and (task in without or received > LOOSE * stated + TOTAL_MIN)
+        beyond = plain and stated > LOOSE * received + TOTAL_MIN
+        if (lacking or beyond) and task.rpartition("-")[0] not in sending:
             problem = f"adds up to {stated} for {task}, which received {received} records and finished (records_in in tasks)"
             yield Damage("delivery", "weight", -1, problem)
             return
+
+
+def _without_commits(trial: Trial) -> set[str]:
+    """Return the tasks whose last attempts received records before a completed checkpoint, and have no commit of it."""
+    columns = ("process", "seq", "t_ns", "checkpoint", "state", "task")
+    table, samples = trial.table("checkpoints"), trial.table("tasks")
+    if not sound(table, *columns) or not sound(samples, "t_ns", "records_in", *ATTEMPT):
+        return set()
+    rows = table.select(columns).to_pylist()
+    completed = {(r["process"], r["checkpoint"]) for r in rows if r["state"] == "completed"}
+    commits = {(r["task"], r["checkpoint"]) for _, r in distinct(trial, "delivery", "task", "checkpoint")}
+    deployed = {
+        task: (attempt, event["t_ns"]) for (task, attempt), event in sorted(deployments(trial).items())
+    }
+    found: set[str] = set()
+    for task in {task for task, checkpoint in commits if checkpoint >= 0} & set(deployed):
+        attempt, since = deployed[task]
+        own = pc.and_(pc.equal(samples.column("task"), task), pc.equal(samples.column("attempt"), attempt))
+        mine = samples.select(["t_ns", "records_in"]).filter(own)
+        times, received = ints(mine, "t_ns"), ints(mine, "records_in")
+        for r in sorted((r for r in rows if r["task"] == task), key=lambda r: r["t_ns"]):
+            if r["t_ns"] < since or (r["process"], r["checkpoint"]) not in completed:
+                continue
+            between = received[(times > since) & (times < r["t_ns"])]
+            if len(between) and between.max() > between.min() and (task, r["checkpoint"]) not in commits:
+                found.add(task)
+            since = r["t_ns"]
+    return found
 
 
 def _ends(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
