@@ -8,6 +8,7 @@ import pytest
 
 from testbed_runtime.checking.faults import check_faults
 from testbed_runtime.checking.waits import blocking_producers, read_waits, steps
+from testbed_runtime.core.waits import KINDS
 
 NS = 1_000_000_000
 WORK = "the work of `map`, whose consumers are deployed when it has finished"
@@ -73,3 +74,39 @@ def test_the_fault_of_a_wait_is_the_one_that_was_active_for_most_of_it(history: 
     found = read_waits(trial, entry, check_faults(trial, entry), history.at(9))
     (restore,) = [w for w in found if w.kind == "restore"]
     assert restore.fault == "slow"
+
+
+@pytest.mark.parametrize(
+    ("delay", "then", "expected"),
+    [
+        ("10 s", [], [("restart-delay", 2.0, 7.0, "restart-strategy.fixed-delay.delay = 10 s")]),
+        ("0 s", [], [("fencing", 3.0, 7.0, KINDS["fencing"].doc)]),
+        ("10 s", [("job.state", "job", 4.0, "RUNNING")], []),  # the delay had ended
+    ],
+)
+def test_a_killed_jobmanager_waited_for_its_restart_delay(history: Any, delay: str, then: Any, expected: Any):
+    """Killed at 5 s, it could not record the wait. The next one recovers the job at 7 s."""
+    built = history.empty()
+    built.event("failover.started", "1", 2.0)
+    built.event("failover.cancelled", "1", 3.0)
+    for kind, subject, t, to in then:
+        built.event(kind, subject, t, data={"from": "RESTARTING", "to": to})
+    built.add("supervisor", "events", 5.0, kind="process.exit", subject="jobmanager-1")
+    built.add("tm-1-1", "events", 7.0, kind="failover.started", subject="2")
+    entry = history.entry()
+    entry["configuration"] |= {"restart-strategy.fixed-delay.delay": delay}
+    found = read_waits(built.trial(), entry, (), history.at(9))
+    spans = [
+        (w.kind, (w.start_ns - history.start) / NS, (w.end_ns - history.start) / NS, w.cause) for w in found
+    ]
+    assert spans == expected
+
+
+def test_a_cancellation_ended_with_its_own_restart(history: Any):
+    """The next restart has nothing to cancel, and begins when the round ends: that is no cancellation of the first one."""
+    built = history.empty()
+    for number, t in (("1", 1.0), ("2", 5.0)):
+        built.event("failover.started", number, t)
+        built.event("failover.cancelled", number, t)
+    found = steps(built.trial(), since=history.at(1), until=history.at(5), restart=True, running_ns=None)
+    assert [s.kind for s in found] == ["slot"]

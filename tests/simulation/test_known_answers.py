@@ -286,6 +286,12 @@ CASES = [
         "jobmanager-killed", [fault("kill", "8 s", JOBMANAGER, jobmanager={"kill": {}})], "the JobManager's return (killed",
         8.0, failovers=1, options=QUICK, observation="25 s",
     ),
+    Case(  # the delay would have lasted until 11.9 s after the kill: the JobManager was killed 6 s after it
+        "jobmanager-killed-in-a-restart-delay",
+        [fault("kill", "1 s", SINK, **KILL), fault("jm", "2 s", JOBMANAGER, at="6 s", jobmanager={"kill": {}})],
+        "restart-strategy.fixed-delay.delay = 10 s", 6 - DETECTION_S, rounds=2, failovers=2,
+        options={**QUICK, "restart-strategy.fixed-delay.delay": "10 s"}, observation="25 s",
+    ),
     Case(
         "leadership-kept-in-a-pause", [fault("gc", "3 s", JOBMANAGER, jobmanager={"pause": {}})], "", 0.0,
         failovers=0, options=LEADER,
