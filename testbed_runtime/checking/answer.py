@@ -70,7 +70,7 @@ def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
     effects = check_faults(trial, entry)
     path = _Paths(trial, entry, read_waits(trial, entry, effects, spans.end), spans)
     catch_up = CatchUp.read(trial, entry, spans, spans.end)
-    first = start_of(trial, spans.end)
+    first = start_of(trial, spans.end, effects)
     outages = outages_of(trial, effects, catch_up, spans.end)
     found = [path.recovery(outage, catch_up.reason) for outage in outages]
     return TrialRecovery(

@@ -151,11 +151,10 @@ class _Record(Struct, frozen=True):
         return found
 
 
-def start_of(trial: Trial, end: int) -> Outage | None:
+def start_of(trial: Trial, end: int, effects: Sequence[FaultEffect] = ()) -> Outage | None:
     """Return the first start: from the submission until every sink has received a record. Its failures are its rounds; so is
     one of the reports of a starting task, of which a busy JobMaster hears late."""
-    created = (int(e["t_ns"]) for e in events(trial, "job.state") if data(e).get("from") == "CREATED")
-    submitted = next(created, None)
+    submitted = _submitted(trial, effects)
     if submitted is None:
         return None
     record = _Record(trial, (), CatchUp((), end), end)
@@ -172,10 +171,28 @@ def start_of(trial: Trial, end: int) -> Outage | None:
     return replace(_closed(record, submitted, causes, None, caught_up=False), first=True)
 
 
+def _submitted(trial: Trial, effects: Sequence[FaultEffect]) -> int | None:
+    """Return when the job was created, or when a fault stopped the JobManager to which it was submitted then: the runner waits for
+    the fault to take effect before it submits the job."""
+    created = [int(e["t_ns"]) for e in events(trial, "job.state") if data(e).get("from") == "CREATED"]
+    if not created:
+        return None
+    since = max(
+        (int(e["t_ns"]) for e in events(trial, "trial.phase") if int(e["t_ns"]) <= created[0]), default=0
+    )
+    stopped = [
+        e for e in effects if _stops_jobmanager(e) and e.injected_ns is not None and e.ended_ns is not None
+    ]
+    return min(
+        [e.begun_ns for e in stopped if since <= e.begun_ns and (e.ended_ns or 0) <= created[0]],
+        default=created[0],
+    )
+
+
 def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, end: int) -> list[Outage]:
     """Return the outages in order: those with failovers, and those of faults that cost none."""
     record = _Record(trial, effects, catch_up, end)
-    first = start_of(trial, end)
+    first = start_of(trial, end, effects)
     found: list[Outage] = []
     rest = [c for c in round_causes(trial) if c.t_ns <= end]
     injected = [e for e in effects if e.injected_ns is not None]

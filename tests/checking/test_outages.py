@@ -313,6 +313,30 @@ def test_a_failure_is_one_of_the_start_until_all_sinks_had_records_in_one_round(
         assert len(found.rounds) == rounds, "a failure before the submission is none of this start"
 
 
+@pytest.mark.parametrize(
+    ("begun", "ended", "target", "start"),
+    [
+        (1.0, 4.0, "jobmanager", 1.0),
+        (1.0, 3.0, "jobmanager", 1.0),
+        (0.2, 0.4, "jobmanager", 4.0),  # before the deployment of the trial
+        (1.0, 4.5, "jobmanager", 4.0),  # it created the job, so it was not stopped
+        (1.0, 4.0, "tm-0", 4.0),
+    ],
+)
+def test_a_start_waits_for_a_jobmanager_that_stood_still_when_the_job_was_submitted(
+    history: Any, begun: float, ended: float, target: str, start: float
+):
+    """It creates the job at 4 s. The runner begins to deploy at 0.5 s, and submits the job when the fault has taken effect."""
+    built = history.empty()
+    built.event("trial.phase", "deploy", 0.5)
+    built.event("job.state", "job", 4.0, data={"from": "CREATED", "to": "RUNNING"})
+    built.event("sink.first-record", "sink-0", 4.2, data={"latency_ns": 0})
+    kind = "jobmanager.pause" if target == "jobmanager" else "process.pause"
+    found = start_of(built.trial(), at(END), [fault("gc", begun, ended, kind, target)])
+    assert found is not None
+    assert (seconds(found.effect), seconds(found.rounds[0].start)) == (start, start)
+
+
 def test_a_fault_before_the_first_records_owns_the_start(history: Any):
     """It ends when the job has caught up, or never if no record arrives. A fault after it has an outage of its own."""
     for moment, begun, expected in (
