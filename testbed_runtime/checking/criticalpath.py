@@ -168,6 +168,8 @@ class _Walk:
         if pause is not None:
             self._add(max(pause.end_ns, self.start), wait)
             self._add(max(pause.start_ns, wait.start_ns, self.start), pause)
+        elif (busy := self._busy_judge(wait)) is not None:
+            self._add(max(wait.start_ns + wait.budget_ns, self.start), busy)
         self._add(max(wait.start_ns, self.start), wait)
 
     def _holder(self, wait: Wait) -> Wait | None:
@@ -195,10 +197,7 @@ class _Walk:
     def _pause_of_judge(self, wait: Wait) -> Wait | None:
         """Return the pause of the process that waited for heartbeats, if it made the wait longer than its option: heartbeats are not
         counted meanwhile. The pause by a fault comes before its record by the process."""
-        late_ns = wait.end_ns - wait.start_ns - wait.budget_ns
-        if wait.outcome is not Outcome.EXPIRED or wait.budget_ns < 0 or late_ns < NEAR_NS:
-            return None
-        if wait.kind not in ("heartbeat", "fencing", "cancellation"):
+        if (late_ns := _late_ns(wait)) == 0:
             return None
         process = _process(wait)
         own = [w for w in self.waits if _process(w) == process and w.kind == "stalled"]
@@ -207,6 +206,19 @@ class _Walk:
         return max(
             own, key=lambda w: (min(late_ns, w.end_ns - w.start_ns), w.who == EVERYTHING), default=None
         )
+
+    def _busy_judge(self, wait: Wait) -> Wait | None:
+        """Return the wait for the same component of the JobManager that shows what kept it busy when the option of `wait` had
+        expired: it notices that only when it gets to it."""
+        late_ns = _late_ns(wait)
+        since = wait.end_ns - late_ns
+        asked = (
+            [w for w in self.waits if w.kind == "jobmanager" and w.what == wait.who and _caused(w)]
+            if late_ns
+            else []
+        )
+        asked = [w for w in asked if 2 * (min(w.end_ns, wait.end_ns) - max(w.start_ns, since)) > late_ns]
+        return max(asked, key=lambda w: (bool(w.fault), w.end_ns - w.start_ns, w.wait), default=None)
 
     def _hung_cancellation(self, wait: Wait) -> Wait | None:
         """Return the cancellation of a task that hung until its TaskManager terminated itself. The loss of that TaskManager
@@ -298,6 +310,13 @@ def _latest(waits: Sequence[Wait], current: Wait) -> Wait | None:
         w for w in longest if w.start_ns == first
     ]
     return min(longest, key=lambda w: (w.start_ns, w.who != current.who, -w.end_ns, w.wait))
+
+
+def _late_ns(wait: Wait) -> int:
+    """Return how long after its option had expired a loss was noticed. 0 if that was at once."""
+    judged = wait.kind in ("heartbeat", "fencing", "cancellation") and wait.outcome is Outcome.EXPIRED
+    late_ns = wait.end_ns - wait.start_ns - wait.budget_ns if judged and wait.budget_ns >= 0 else 0
+    return late_ns if late_ns >= NEAR_NS else 0
 
 
 def _merged(pieces: Iterable[_Piece]) -> list[_Piece]:

@@ -444,8 +444,12 @@ def steps(
         ("first-record", [] if running_ns is None else [running_ns], "the first new record at each sink"),
     ]  # fmt: skip
     if restart:
-        own = {e["subject"] for e in events(trial, "failover.started") if int(e["t_ns"]) < until}
-        cancelled = [e for e in events(trial, "failover.cancelled") if e["subject"] in own]
+        later = {
+            (e["process"], e["subject"]) for e in events(trial, "failover.started") if int(e["t_ns"]) >= until
+        }
+        cancelled = [
+            e for e in events(trial, "failover.cancelled") if (e["process"], e["subject"]) not in later
+        ]
         ended = [int(e["t_ns"]) for e in cancelled if since <= int(e["t_ns"]) <= until]
         milestones.insert(0, ("cancellation", ended[-1:], "cancellation of the tasks"))
     found: list[Wait] = []

@@ -87,6 +87,33 @@ def test_a_pause_of_the_judge_made_its_heartbeats_late(
     assert found[-len(expected) :] == expected
 
 
+BUSY: dict[str, Any] = {"who": "tm-0-1", "what": "JobMaster", "wait": "tm-0-1/1", "fault": "slow"}
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "asked", "expected"),
+    [
+        # nothing but what came after the option had expired, as the component was asked for all or most of that time
+        (3, wait("jobmanager", 2, 6, **BUSY), [("heartbeat", 3), ("jobmanager", 1)]),
+        (3, wait("jobmanager", 5.4, 6, **BUSY), [("heartbeat", 3), ("jobmanager", 1)]),
+        (3, wait("jobmanager", 2, 5.6, **BUSY), [("heartbeat", 3), ("jobmanager", 1)]),
+        (3, wait("jobmanager", 5.5, 6, **BUSY), [("heartbeat", 4)]),
+        (3, wait("jobmanager", 2, 6, **BUSY | {"what": "ResourceManager"}), [("heartbeat", 4)]),
+        (3, wait("jobmanager", 2, 6, Outcome.OPEN, **BUSY), [("heartbeat", 4)]),
+        (3, wait("registration", 2, 6, **BUSY), [("heartbeat", 4)]),
+        (3.8, wait("jobmanager", 2, 6, **BUSY), [("heartbeat", 4)]),  # 0.2 s late
+    ],
+)  # fmt: skip
+def test_a_busy_judge_noticed_late_that_heartbeats_were_missing(
+    budget_s: float, asked: Wait, expected: Parts
+):
+    """The JobMaster waited from 2 to 6 s. It gets to an expired timeout after the calls before it."""
+    limit = {"budget_ns": round(budget_s * SECOND), **LIMIT}
+    missed = wait("heartbeat", 2, 6, Outcome.EXPIRED, wait="jobmanager-1/x", who="JobMaster", **limit)
+    found = rounded(path([missed, asked, wait("restart-delay", 6, 7)], 7, detected=6))
+    assert [part for part in found if part[0] != "restart-delay"][-len(expected) :] == expected
+
+
 def test_waits_that_ended_together_do_not_delay_each_other():
     """TaskManagers wait for a JobManager until it is the leader: both waits end at 5 s, and each could have delayed the other. So
     could two tasks of one TaskManager that hang equally long."""
