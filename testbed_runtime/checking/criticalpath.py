@@ -15,7 +15,7 @@ from itertools import pairwise
 from msgspec import Struct
 
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment
-from testbed_runtime.core.waits import EVERYTHING, KINDS, Outcome, Wait
+from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, Outcome, Wait
 
 EPSILON_NS = 5_000_000
 """Two processes record the same moment this far apart."""
@@ -192,7 +192,16 @@ class _Walk:
             and _concerns(w, wait)
             and (wait.kind == "catch-up" or ended - w.start_ns > 2 * (ended - w.end_ns))
         ]
-        return _latest(inside, wait)
+        return _latest(inside, wait) or self._registered(wait)
+
+    def _registered(self, slots: Wait) -> Wait | None:
+        """Return the last registration at the JobMaster while it waited for slots: only what gives it a slot registers. What comes after
+        it is the offer of slots."""
+        if slots.kind != "slot":
+            return None
+        inside = [w for w in self.waits if w.kind == "registration" and w.what == JOBMASTER_NAME and _caused(w)]
+        inside = [w for w in inside if slots.start_ns < w.end_ns <= self.at and id(w) not in self._taken]
+        return _latest(inside, slots)
 
     def _pause_of_judge(self, wait: Wait) -> Wait | None:
         """Return the pause of the process that waited for heartbeats, if it made the wait longer than its option: heartbeats are not

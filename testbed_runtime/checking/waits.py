@@ -106,7 +106,8 @@ def _named(wait: Wait, effects: Iterable[FaultEffect], busy: str, rpc: Collectio
     """Return the wait with its owner in words: what was waited for, and the fault that made it slow. `rpc`: the faults on the plane
     of RPC. Of several faults it is the one that was active for most of the wait, then the last one."""
     longest = 0
-    text, fault = busy if busy and wait.kind in BUSY_KINDS else _waited_for(wait), ""
+    at_jobmaster = (wait.kind, wait.what) == ("registration", JOBMASTER_NAME)
+    text, fault = busy if busy and (at_jobmaster or wait.kind in BUSY_KINDS) else _waited_for(wait), ""
     for effect in effects:
         family, begun, ended = effect.kind.partition(".")[0], effect.injected_ns, effect.ended_ns
         during = begun is not None and begun < wait.end_ns and (ended is None or ended > wait.start_ns)

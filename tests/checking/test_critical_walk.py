@@ -144,6 +144,12 @@ def test_waits_that_ended_together_do_not_delay_each_other():
         ([wait("registration", 4.6, 4.8), wait("slot", 1, 5)], [("connection", 1), ("slot", 4)]),
         ([wait("start", 2, 3), wait("registration", 3.25, 5), wait("slot", 1, 5)], [("connection", 1), ("slot", 1), ("start", 1), ("slot", 0.25), ("registration", 1.75)]),
         ([wait("start", 2, 3), wait("registration", 3.251, 5), wait("slot", 1, 5)], [("connection", 1), ("slot", 2.251), ("registration", 1.749)]),
+        # what gives the JobMaster a slot registers there first, and then offers it
+        ([wait("registration", 2, 3, what="JobMaster"), wait("slot", 1, 5)], [("connection", 1), ("slot", 1), ("registration", 1), ("slot", 2)]),
+        ([wait("registration", 2, 3, what="ResourceManager"), wait("slot", 1, 5)], [("connection", 1), ("slot", 4)]),
+        ([wait("registration", 2, 3, Outcome.CANCELLED, what="JobMaster"), wait("slot", 1, 5)], [("connection", 1), ("slot", 4)]),
+        ([wait("registration", 0.5, 1, what="JobMaster"), wait("slot", 1, 5)], [("connection", 1), ("slot", 4)]),
+        ([wait("registration", 2, 3, what="JobMaster"), wait("fencing", 1, 5)], [("connection", 1), ("fencing", 4)]),
         # a cancellation that its option did not end can be held up like others
         ([wait("registration", 2, 5), wait("cancellation", 1, 5)], [("connection", 1), ("cancellation", 1), ("registration", 3)]),
         # one that its option ended is held up by none
