@@ -176,7 +176,10 @@ class _Paths:
                 detail="",
             )
             stepped = [*(s for s in stepped if s.start_ns < last.end_ns), unheard]
-        segments = attribute(waits, stepped, start=begun, end=end, last=last, detected=since)
+        terminal = span.failure is not None and span.failure.terminal
+        segments = attribute(
+            waits, stepped, start=begun, end=end, last=last, detected=since, terminal=terminal
+        )
         if begun > span.start:
             lasted = self._lasted(outage, begun)
             segments = (

@@ -15,7 +15,7 @@ from itertools import pairwise
 from msgspec import Struct
 
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment
-from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, Outcome, Wait
+from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, RM_NAME, Outcome, Wait
 
 EPSILON_NS = 5_000_000
 """Two processes record the same moment this far apart."""
@@ -86,14 +86,22 @@ def _needed(kind: str) -> frozenset[str]:
 
 
 def attribute(
-    waits: Iterable[Wait], steps: Sequence[Wait], *, start: int, end: int, last: Wait, detected: int
+    waits: Iterable[Wait],
+    steps: Sequence[Wait],
+    *,
+    start: int,
+    end: int,
+    last: Wait,
+    detected: int,
+    terminal: bool = False,
 ) -> tuple[Segment, ...]:
     """Return the segments of [start, end], without gaps and overlaps. `last` is the wait that ended the span: the walk
-    begins with it. `detected`: when the failure that began the span was known. `steps` own what no wait covers."""
+    begins with it. `detected`: when the failure that began the span was known. `steps` own what no wait covers.
+    `terminal`: the job failed for good when the span ended."""
     if end <= start:
         return ()
     lasting = [w for w in waits if w.end_ns > w.start_ns]
-    walk = _Walk(_without_own_pauses(lasting), steps, start, detected)
+    walk = _Walk(_without_own_pauses(lasting), steps, start, detected, last if terminal else None)
     walk.from_end(end, last)
     return tuple(_segment(p) for p in _merged(reversed(walk.pieces)))
 
@@ -123,12 +131,16 @@ def _process(wait: Wait) -> str:
 class _Walk:
     """The state of one walk: `at` moves from the end to `start`; `pieces` collects what was passed."""
 
-    def __init__(self, waits: Sequence[Wait], steps: Sequence[Wait], start: int, detected: int) -> None:
+    def __init__(
+        self, waits: Sequence[Wait], steps: Sequence[Wait], start: int, detected: int, fatal: Wait | None
+    ) -> None:
         self.waits = sorted((w for w in waits if w.end_ns > start), key=lambda w: (w.end_ns, w.wait))
         self._ends = [w.end_ns for w in self.waits]
         self.steps = steps
         self.start = start
         self.detected = detected
+        self.fatal = fatal
+        """The wait whose failure ended the job, if one did."""
         self.at = start
         self.pieces: list[_Piece] = []
         self._ids = {w.wait: w for w in self.waits if w.wait}
@@ -176,6 +188,8 @@ class _Walk:
         """Return the wait that delayed this one. None for one that its own option ended."""
         if wait.kind == "cancellation" and wait.outcome is Outcome.EXPIRED:
             return self._hung_cancellation(wait)
+        if wait.kind == "slot" and wait.outcome is Outcome.EXPIRED:
+            return None if wait is self.fatal else self._missing_taskmanager(wait)
         if wait.outcome.belongs_to_option or wait.kind == "stalled":
             return None
         kinds = _HELD_BY.get(wait.kind, _ANYWHERE)
@@ -194,12 +208,27 @@ class _Walk:
         ]
         return _latest(inside, wait) or self._registered(wait)
 
+    def _missing_taskmanager(self, slots: Wait) -> Wait | None:
+        """Return the wait for a TaskManager that came after the requests for slots had expired: no longer timeout would have helped.
+        A busy ResourceManager counts if it did not answer for half of the time."""
+        coming = [w for w in self.waits if w.start_ns < slots.end_ns < w.end_ns and _caused(w)]
+        half = slots.start_ns + (slots.end_ns - slots.start_ns) // 2
+        busy = [w for w in coming if (w.kind, w.what) == ("jobmanager", RM_NAME) and w.start_ns <= half]
+        own = [
+            w
+            for w in coming
+            if w.kind in ("replacement", "start") or (w.kind, w.what) == ("registration", RM_NAME)
+        ]
+        return max(own or busy, key=lambda w: (w.end_ns, w.wait), default=None)
+
     def _registered(self, slots: Wait) -> Wait | None:
         """Return the last registration at the JobMaster while it waited for slots: only what gives it a slot registers. What comes after
         it is the offer of slots."""
         if slots.kind != "slot":
             return None
-        inside = [w for w in self.waits if w.kind == "registration" and w.what == JOBMASTER_NAME and _caused(w)]
+        inside = [
+            w for w in self.waits if w.kind == "registration" and w.what == JOBMASTER_NAME and _caused(w)
+        ]
         inside = [w for w in inside if slots.start_ns < w.end_ns <= self.at and id(w) not in self._taken]
         return _latest(inside, slots)
 
@@ -357,7 +386,7 @@ def _segment(piece: _Piece) -> Segment:
         value=wait.value if own else "",
         outcome=str(wait.outcome),
         text=owner_text(wait),
-        detail="" if own else wait.detail,
+        detail=wait.detail,
         fault="" if own else wait.fault,
         from_events=not wait.wait,
     )

@@ -33,6 +33,7 @@ _HOLDS_UP = {
     "jobmanager": ("failure-report", "cancellation", "slot", "deployment"),
 }
 """Families of faults, and the kinds of waits that they make longer."""
+_NO_SLOT = "no TaskManager had a free slot"
 _SILENT = ("network.partition", "network.half-open", "network.reset", "frames.withhold-credit")
 """The kinds of faults against which more credit would not help."""
 POD_STEPS = ("pending", "image")
@@ -125,7 +126,8 @@ def _named(wait: Wait, effects: Iterable[FaultEffect], busy: str, rpc: Collectio
         ):
             longest = overlap
             text, fault = f"{_waited_for(wait)}, during the fault `{effect.fault}`", effect.fault
-    return replace(wait, cause=text, fault=fault)
+    lacking = wait.kind == "slot" and wait.outcome is Outcome.EXPIRED and text == KINDS["slot"].doc
+    return replace(wait, cause=text, fault=fault, detail=_NO_SLOT if lacking else "")
 
 
 def _waited_for(wait: Wait) -> str:

@@ -114,6 +114,44 @@ def test_a_busy_judge_noticed_late_that_heartbeats_were_missing(
     assert [part for part in found if part[0] != "restart-delay"][-len(expected) :] == expected
 
 
+@pytest.mark.parametrize(
+    ("coming", "terminal", "expected"),
+    [
+        ([wait("replacement", 3, 7, Outcome.FIRED, **LIMIT)], False, [("slot", 1), ("replacement", 3)]),
+        ([wait("start", 1, 7)], False, [("start", 5)]),  # the loss was noticed later
+        ([wait("registration", 3, 7, what="ResourceManager")], False, [("slot", 1), ("registration", 3)]),
+        ([wait("replacement", 1, 3, Outcome.FIRED, **LIMIT), wait("start", 3, 7)], False, [("replacement", 2), ("start", 3)]),
+        ([wait("jobmanager", 4, 7, what="ResourceManager")], False, [("slot", 2), ("jobmanager", 2)]),
+        # nothing that comes: the option owns it, and so it does if the job failed for good
+        ([wait("replacement", 3, 7, Outcome.FIRED, **LIMIT)], True, [("slot", 4)]),
+        ([wait("replacement", 3, 7, Outcome.OPEN)], False, [("slot", 4)]),
+        ([wait("replacement", 3, 6, Outcome.FIRED, **LIMIT)], False, [("slot", 4)]),
+        ([wait("jobmanager", 4.1, 7, what="ResourceManager")], False, [("slot", 4)]),  # less than half of it
+        ([wait("jobmanager", 2, 7, what="JobMaster")], False, [("slot", 4)]),
+        ([wait("registration", 3, 7, what="JobMaster")], False, [("slot", 4)]),
+        ([], False, [("slot", 4)]),
+    ],
+)  # fmt: skip
+def test_slots_that_were_requested_too_early_wait_for_a_taskmanager(
+    coming: list[Wait], terminal: bool, expected: Parts
+):
+    """The requests expired from 2 to 6 s, before a TaskManager came at 7 s: a longer timeout would not have helped, unless the job
+    failed for good."""
+    slots = wait("slot", 2, 6, Outcome.EXPIRED, **LIMIT)
+    first = wait("connection", 0, min([2, *(w.start_ns / SECOND for w in coming)]))
+    found = attribute(
+        [first, slots, *coming],
+        (),
+        start=0,
+        end=6 * SECOND,
+        last=slots,
+        detected=2 * SECOND,
+        terminal=terminal,
+    )
+    parts = rounded([(s.kind, s.seconds) for s in found])
+    assert [part for part in parts if part[0] not in ("connection", UNATTRIBUTED)] == expected
+
+
 def test_waits_that_ended_together_do_not_delay_each_other():
     """TaskManagers wait for a JobManager until it is the leader: both waits end at 5 s, and each could have delayed the other. So
     could two tasks of one TaskManager that hang equally long."""

@@ -219,4 +219,6 @@ def test_a_task_that_was_canceled_before_it_was_submitted_is_no_damage(tmp_path:
     assert start is not None
     check_sums(start)
     (expired,) = (p for p in start.prices if p.option == "heartbeat.timeout")
-    assert expired.seconds == pytest.approx(5.0, abs=TOLERANCE_S), "what came after it kept the JobMaster busy"
+    assert expired.seconds == pytest.approx(5.0, abs=TOLERANCE_S), (
+        "what came after it kept the JobMaster busy"
+    )

@@ -10,8 +10,11 @@ from tests.simulation.test_known_answers import (
     FAULT_S,
     HEARTBEAT,
     JOBMANAGER,
+    KILL,
     NO_SPARE,
     QUICK,
+    SINK,
+    SLOT,
     TOLERANCE_S,
     Case,
     answer,
@@ -41,6 +44,15 @@ CASES = [
         "registrations-at-a-busy-jobmaster", [], SERVICE, 13.2, start=True, managers=NO_SPARE,
         options={**SLOW_HEARTBEATS, SERVICE: "300 ms"},
     ),
+    Case(  # requests for slots expire after 10 s, but nothing except the replacement gives the job a slot
+        "replacement-after-expired-requests", [fault("kill", "1 s", SINK, **KILL)], "replaceLost", 15.0, rounds=2,
+        options={**QUICK, SLOT: "10 s"}, managers={**NO_SPARE, "replaceLost": "15 s"}, observation="25 s",
+    ),
+    Case(  # a longer timeout would have saved this job
+        "replacement-after-the-last-request", [fault("kill", "1 s", SINK, **KILL)], SLOT, 10.0,
+        options={**QUICK, SLOT: "10 s", "restart-strategy.fixed-delay.attempts": "1"},
+        managers={**NO_SPARE, "replaceLost": "15 s"}, observation="25 s",
+    ),
 ]  # fmt: skip
 
 
@@ -51,6 +63,7 @@ def test_the_answer_names_what_happened(case: Case, tmp_path: Path):
     found = trial.start if case.start else max(trial.recoveries, key=lambda r: r.total_s)
     assert found is not None
     check_sums(found)
+    assert len(found.rounds) == case.rounds
     first = found.prices[0]
     assert case.owner in (first.option or first.words)
     assert first.seconds == pytest.approx(case.seconds, abs=TOLERANCE_S)
