@@ -12,11 +12,28 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.checkpoints import restored_age_s
-from testbed_runtime.checking.common import NS, Entry, Windows, busiest_vertex, data, events, options, windows
+from testbed_runtime.checking.common import (
+    NS,
+    Entry,
+    Windows,
+    busiest,
+    busiest_vertex,
+    data,
+    events,
+    options,
+    windows,
+)
 from testbed_runtime.checking.criticalpath import DELAY_CATCH_UP, EPSILON_NS, NEAR_NS, attribute
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, check_faults
-from testbed_runtime.checking.progress import LAST_NS, last_arrival, processed_s, progress_of, sinks_of
+from testbed_runtime.checking.progress import (
+    LAST_NS,
+    SAMPLE_NS,
+    last_arrival,
+    processed_s,
+    progress_of,
+    sinks_of,
+)
 from testbed_runtime.checking.rounds import Outage, RoundSpan, outages_of, start_of
 from testbed_runtime.checking.waits import (
     BUSY_KINDS,
@@ -27,6 +44,8 @@ from testbed_runtime.checking.waits import (
     lasts_until,
     read_waits,
     steps,
+    window_text,
+    windows_before_sinks,
 )
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.judgement.metrics import JOB_FAILED, NOT_RECOVERED
@@ -109,6 +128,7 @@ class _Paths:
         )
         """Whether a restart begins from nothing."""
         self.waits = waits
+        self.windows = windows_before_sinks(trial, entry)
 
     def recovery(self, outage: Outage, unknown: str) -> Recovery:
         rounds = tuple(self._round(outage, n, span) for n, span in enumerate(outage.rounds, start=1))
@@ -223,7 +243,8 @@ class _Paths:
             waiting = replace(fault_wait(held, span.running, until, self.waits), kind="catch-up")
             rest = self._catch_up(until, end, ended, backlog=self._backlog(outage, span.running))
             return [*waits, waiting], replace(rest, after=(waiting.wait,))
-        return waits, self._catch_up(span.running, end, ended, backlog=self._backlog(outage, span.running))
+        *first, last = self._catch_ups(span.running, end, ended, backlog=self._backlog(outage, span.running))
+        return [*waits, *first], last
 
     def _survived(self, outage: Outage, waits: list[Wait], end: int) -> tuple[list[Wait], Wait]:
         """Return the last wait of an outage without a failover: the backlog after the faults, or the detection of a failure that
@@ -257,7 +278,7 @@ class _Paths:
             if silent == end or (silent > at and end - silent < LAST_NS):
                 silent = max(at, end)
             if at < silent or not found:
-                found.append(self._catch_up(at, silent, Outcome.COMPLETED))
+                found += self._catch_ups(at, silent, Outcome.COMPLETED)
             if silent < end:
                 rest = self._catch_up(silent, end, Outcome.COMPLETED)
                 found.append(replace(rest, what="", cause=_STANDS_STILL))
@@ -290,6 +311,19 @@ class _Paths:
         stored = outage.effect - round(age_s * NS)
         replayed = processed_s(progress_of(self.trial, "sink", baseline=self.spans.baseline), stored, failed)
         return f"backlog of {behind + age_s:.1f} s, {replayed:.1f} s of it replayed"
+
+    def _catch_ups(self, start: int, end: int, outcome: Outcome, *, backlog: str = "") -> list[Wait]:
+        """Return the catch-up in two parts if it ended with the first results of a window: from the last records before them on,
+        the job had nothing to catch up with."""
+        last = max(start, last_arrival(sinks_of(self.trial), end - 2 * SAMPLE_NS))
+        if not self.windows or end - last < FAILED_NS or 2 * busiest(self.trial, last, end)[1] >= end - last:
+            return [self._catch_up(start, end, outcome, backlog=backlog)]
+        waiting = self._catch_up(last, end, outcome, backlog=backlog)
+        waiting = replace(waiting, what="", cause=window_text(self.windows), detail="")
+        if start == last:
+            return [waiting]
+        first = self._catch_up(start, last, Outcome.COMPLETED, backlog=backlog)
+        return [first, replace(waiting, after=(first.wait,))]
 
     def _catch_up(self, start: int, end: int, outcome: Outcome, *, backlog: str = "") -> Wait:
         vertex = busiest_vertex(self.trial, start, end)

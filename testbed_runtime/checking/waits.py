@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.common import NS, Entry, busiest, data, events, options
+from testbed_runtime.checking.common import NS, Entry, busiest, data, events, job_shape, options
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.core.ids import JOBMANAGER
@@ -52,7 +52,8 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     if has(options(entry).flink_version, REQUESTS_WAIT_AT_PRODUCER):
         found = _until_found(trial, found)
     restored = {(e["subject"], e["attempt"]): e["checkpoint"] for e in events(trial, "task.restored")}
-    found = [_worked_for(trial, _replayed(_rejoining(w, effects), restored, entry)) for w in found]
+    windows = windows_before_sinks(trial, entry)
+    found = [_worked_for(trial, _replayed(_rejoining(w, effects), restored, entry), windows) for w in found]
     for effect in effects:
         if effect.injected_ns is not None:
             found += _stop_waits(effect, effect.injected_ns, end_ns)
@@ -287,14 +288,27 @@ def _until_found(trial: Trial, waits: Sequence[Wait]) -> list[Wait]:
     return [shortened(wait) for wait in waits]
 
 
-def _worked_for(trial: Trial, wait: Wait) -> Wait:
-    """Return a wait for the first new record with the vertex as its owner whose work took most of it."""
+def windows_before_sinks(trial: Trial, entry: Entry) -> tuple[str, ...]:
+    """Return the vertices with windows, if no sink gets a record before one of them has ended. Empty if some do."""
+    shape = job_shape(trial, entry)
+    direct = replace(shape, edges=tuple(edge for edge in shape.edges if edge[0] not in shape.windows))
+    return () if any(direct.copies(source) for source in shape.sources) else tuple(sorted(shape.windows))
+
+
+def window_text(vertices: Sequence[str]) -> str:
+    """Return what a sink waits for behind these vertices, in words."""
+    return f"the end of a window of {' or '.join(f'`{vertex}`' for vertex in vertices)}"
+
+
+def _worked_for(trial: Trial, wait: Wait, windows: Sequence[str]) -> Wait:
+    """Return a wait for the first new record with the vertex as its owner whose work took most of it, or whose `windows` had
+    not ended."""
     slow = wait.outcome is Outcome.COMPLETED and wait.end_ns - wait.start_ns >= SLOW_NS
     if wait.kind != "first-record" or not slow or wait.cause != KINDS[wait.kind].doc:
         return wait
     vertex, worked_ns = busiest(trial, wait.start_ns, wait.end_ns)
     if 2 * worked_ns < wait.end_ns - wait.start_ns:
-        return wait
+        return replace(wait, cause=window_text(windows)) if windows else wait
     return replace(wait, cause=f"the work of `{vertex}` before the first new record at a sink")
 
 

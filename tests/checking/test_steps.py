@@ -110,3 +110,40 @@ def test_a_cancellation_ended_with_its_own_restart(history: Any):
         built.event("failover.cancelled", number, t)
     found = steps(built.trial(), since=history.at(1), until=history.at(5), restart=True, running_ns=None)
     assert [s.kind for s in found] == ["slot"]
+
+
+@pytest.mark.parametrize(
+    ("to", "took_s", "worked_s", "cause"),
+    [
+        ("sink", 5, 0.0, "the end of a window of `window`"),
+        ("sink", 5, 4.0, "the work of `window` before the first new record at a sink"),
+        ("sink", 0.2, 0.0, KINDS["first-record"].doc),
+        ("source", 5, 0.0, KINDS["first-record"].doc),
+    ],
+)
+def test_the_first_record_behind_a_window_waits_for_its_end(
+    history: Any, to: str, took_s: float, worked_s: float, cause: str
+):
+    """Unless the window's operator was at work, or the source sends to the sink itself, too."""
+    vertices = [{"name": n, "parallelism": 1, "kind": k, "role": r} for n, k, r in (
+        ("source", "generated", "source"), ("window", "window", "operator"), ("sink", "ledger", "sink"),
+    )]  # fmt: skip
+    edges = [{"from": "source", "to": "window"}, {"from": "window", "to": "sink"}]
+    if to == "source":
+        edges.append({"from": "source", "to": "sink"})
+    built = history.empty()
+    for t, share in ((1.0, 0), (1 + took_s, worked_s)):
+        built.add(
+            "tm-0-1",
+            "tasks",
+            t,
+            task="window-0",
+            vertex="window",
+            attempt=0,
+            role="operator",
+            busy_ns=round(share * NS),
+        )
+    built.wait("first-record", "sink-0", "", (1.0, 1 + took_s), attempt=0)
+    entry = history.entry(job={"vertices": vertices, "edges": edges})
+    (found,) = [w for w in read_waits(built.trial(), entry, (), history.at(9)) if w.kind == "first-record"]
+    assert found.cause == cause

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, TrialRecovery
+from tests.simulation.simulating import run_document
 from tests.simulation.test_known_answers import (
     FAULT_S,
     HEARTBEAT,
@@ -19,6 +22,7 @@ from tests.simulation.test_known_answers import (
     Case,
     answer,
     check_sums,
+    document,
     fault,
 )
 
@@ -67,3 +71,24 @@ def test_the_answer_names_what_happened(case: Case, tmp_path: Path):
     first = found.prices[0]
     assert case.owner in (first.option or first.words)
     assert first.seconds == pytest.approx(case.seconds, abs=TOLERANCE_S)
+
+
+def test_a_sink_behind_a_window_waits_for_its_end(tmp_path: Path):
+    """Windows of 5 s end at each fifth second of virtual time: the first one 5 s after the start, with the next flush. After a
+    pause from 18.1 to 21.1 s the sink gets what the window until 20 s had, and it is not behind any more when it gets the next."""
+    pause = fault("gc", "3 s", SINK, process={"pause": {}})
+    found = document(Case("windowed", [pause], "", 0.0, options=QUICK))
+    found["spec"]["testbed"]["job"]["vertices"][1] |= {"operator": "window", "window": "5 s"}
+    found["spec"]["timeline"] |= {"warmUp": "6 s", "baseline": "12 s"}
+    run_document(found, tmp_path)
+    (recorded,) = json.loads((tmp_path / RECOVERY_FILE).read_text()).values()
+    trial = TrialRecovery.from_json(recorded)
+    (recovery,) = trial.recoveries
+    assert trial.start is not None
+    for one in (trial.start, recovery):
+        check_sums(one)
+    text = "the end of a window of `count`"
+    assert {p.words: round(p.seconds, 1) for p in trial.start.prices if p.seconds > 0.01} == {text: 5.1}
+    owned = {p.words: p.seconds for p in recovery.prices}
+    assert owned[text] == pytest.approx(4.0, abs=0.2)
+    assert owned["end of the fault `gc` (process.pause)"] == pytest.approx(3.0, abs=TOLERANCE_S)
