@@ -24,6 +24,7 @@ from testbed_runtime.checking.common import (
     Entry,
     Window,
     Windows,
+    busiest,
     data,
     events,
     options,
@@ -49,6 +50,7 @@ from testbed_runtime.checking.progress import (
     all_received,
     by_sink,
     goodput,
+    last_arrival,
     progress_of,
     raw_rate,
     sinks_of,
@@ -67,6 +69,7 @@ from testbed_runtime.core.judgement.metrics import (
     NO_FAULT,
     NOT_COUNTED,
     NOT_SAMPLED,
+    OVERLOADED,
     QUANTILES,
 )
 from testbed_runtime.core.judgement.recovery import TrialRecovery
@@ -271,8 +274,18 @@ def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) ->
     received = all_received(sinks)
     if job_state(trial, spans.end) == "FINISHED" or (received is not None and received <= spans.end):
         alive = True
-    _value(answers, "liveness.at-end", alive, "")
+    busy = "" if alive is not False else _busy_at_end(trial, spans.end)
+    reason = OVERLOADED if busy else NO_DATA if alive is None else ""
+    text = f"`{busy}` was at work" if busy else ""
+    answers.add("liveness.at-end", alive, text=text, reason=reason)
     _control(answers, trial, entry, spans, alive=alive)
+
+
+def _busy_at_end(trial: Trial, end: int) -> str:
+    """Return the vertex that worked for most of the time since the last record arrived at a sink. Empty if none did."""
+    last = last_arrival(sinks_of(trial), end)
+    vertex, worked_ns = busiest(trial, last, end)
+    return vertex if last and 2 * worked_ns > end - last else ""
 
 
 def _largest(values: Iterable[float | None]) -> float | None:

@@ -451,3 +451,21 @@ def test_the_last_arrival_is_that_of_the_sink_that_received_longest(history: Any
         history.at(2),
         history.at(3),
     ]
+
+
+@pytest.mark.parametrize(
+    ("worked_s", "reason", "text"), [(3.0, "Overloaded", "`count` was at work"), (1.4, "", ""), (0.0, "", "")]
+)
+def test_an_overloaded_job_without_records_at_the_end_is_called_overloaded(
+    history: Any, worked_s: float, reason: str, text: str
+):
+    """No record arrives from 21 s on, and the observation ends at 24 s: an operator that works for most of that is the reason."""
+    built = history.empty()
+    for tick in range(241):
+        t = tick / 10
+        built.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=min(tick, 210))
+        busy_ns = round(max(0.0, min(t - 21, worked_s)) * NS)
+        built.add("tm-0-1", "tasks", t, task="count-0", vertex="count", role="operator", busy_ns=busy_ns)
+    rows = {(r["metric"], r["phase"]): r for r in trial_metrics(built.trial(), history.entry())}
+    found = rows["liveness.at-end", ""]
+    assert (found["value"], found["reason"], found["text"]) == (0, reason, text)

@@ -61,6 +61,7 @@ RESIDUE = "Residue"
 RESIDUE_NOT_MEASURED = "ResidueNotMeasured"
 HISTORY_INCOMPLETE = "HistoryIncomplete"
 NO_THROUGHPUT = "NoThroughput"
+OVERLOADED = "Overloaded"
 NOT_COUNTED = "BuffersNotCounted"
 NOT_SAMPLED = "ChannelsNotSampled"
 CLOCKS_DIFFER = "ClocksDiffer"
@@ -172,6 +173,10 @@ REASONS: dict[str, Reason] = {
     NO_THROUGHPUT: Reason(
         "no records arrived at the sinks at the end of the observation",
         "Raise `observation` if the job was still recovering; otherwise the report shows what it waited for.",
+    ),
+    OVERLOADED: Reason(
+        "an operator was still at work on earlier records when the observation ended, and no records arrived at the sinks meanwhile",
+        "The job is overloaded: raise the parallelism, or lower the rate. The report names the busiest vertex.",
     ),
     NOT_COUNTED: Reason(
         "no TaskManager ended by itself, so none could count its network buffers at the end",
