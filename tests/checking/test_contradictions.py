@@ -248,6 +248,20 @@ def test_a_sink_that_writes_a_record_twice_is_judged_and_no_damage():
     assert twice.found() == []
 
 
+@pytest.mark.parametrize(("last", "found"), [("baseline", False), ("fault", True)])
+def test_a_fault_that_was_due_after_the_end_of_the_job_has_no_rows(last: str, found: bool):
+    """A job that finishes by itself in the baseline ends the schedule. One that finishes later had the fault."""
+    history = recorded()
+    names = [p["name"] for p in history.entry["phases"]]
+    kept = names[: names.index(last) + 1]
+    phases = [p for p in history.entry["phases"] if p["name"] in (*kept, "drain")]
+    gone = history.changed("faults", without(always)).changed(
+        "events",
+        without(lambda r: r["kind"] == "trial.phase" and r["subject"] in set(names) - {*kept, "drain"}),
+    )
+    assert (("faults", "fault") in gone.with_entry(phases=phases).columns()) == found
+
+
 def test_a_sink_that_loses_a_record_before_its_commit_is_judged_and_no_damage():
     """The commit of a checkpoint lacks one record that the sink received. Delivery says that it is lost."""
 

@@ -68,9 +68,16 @@ def _planned(rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[D
 
 
 def _unasked(trial: Trial, rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[Damage]:
-    """Yield faults of the manifest without a row, in a trial that ran to its end."""
+    """Yield faults of the manifest without a row, in a trial that ran to its end. A job that finished by itself ends the schedule
+    before the faults that were due later."""
+    starts = _starts(entry)
+    zero, end = starts.get("fault"), starts.get("drain", 0)
     asked = {r["fault"].rpartition("/")[2] for r in rows}
-    missing = sorted({str(f["name"]) for f in entry.get("faults") or ()} - asked)
+    due = {
+        str(f["name"]) for f in entry.get("faults") or ()
+        if f.get("before_submit") or (zero is not None and zero + float(f.get("at_s") or 0) * NS < end - TOLERANCE_NS)
+    }  # fmt: skip
+    missing = sorted(due - asked)
     if missing and entry.get("drained") is True and deployments(trial):
         yield Damage("faults", "fault", -1, f"lacks {missing[0]}, which the manifest has")
 
