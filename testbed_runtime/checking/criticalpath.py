@@ -275,10 +275,13 @@ class _Walk:
         named = [w for w in named if self._possible(w)]
         if named:
             return _latest(named, current)
-        if current.kind not in _EVENTS:
+        later_loss = current.kind == "replacement" and current.start_ns > self.detected + EPSILON_NS
+        if current.kind not in _EVENTS and not later_loss:
             return _latest(self._last_ended(_needed(current.kind)), current)
-        during = [w for w in self.waits if w.start_ns < self.at - EPSILON_NS and w.end_ns > self.at]
-        during = [w for w in during if w.kind not in _NOT_INTERRUPTED]
+        around = [w for w in self.waits if w.start_ns < self.at - EPSILON_NS and w.end_ns > self.at]
+        during = [w for w in around if w.kind not in _NOT_INTERRUPTED]
+        if current.kind in _PAUSES and not during:  # one process was paused after the other
+            during = [w for w in around if w.who == EVERYTHING and id(w) not in self._taken]
         if during:
             return min(during, key=lambda w: (w.kind == "slot", w.kind != "iteration", w.start_ns))
         return _latest(self._last_ended(_BEFORE_EVENTS), current)

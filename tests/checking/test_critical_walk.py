@@ -152,6 +152,29 @@ def test_slots_that_were_requested_too_early_wait_for_a_taskmanager(
     assert [part for part in parts if part[0] not in ("connection", UNATTRIBUTED)] == expected
 
 
+EVERYONE = {"who": "everything"}
+
+
+@pytest.mark.parametrize(
+    ("waits", "detected", "expected"),
+    [
+        # the second of two pauses: before it, the job waited for the first one
+        ([wait("stalled", 0, 6, what="a", **EVERYONE), wait("stalled", 2, 8, what="b", **EVERYONE)], 5, [("a", 2), ("b", 6)]),
+        ([wait("stalled", 0, 6, what="a"), wait("stalled", 2, 8, what="b", **EVERYONE)], 5, [(UNATTRIBUTED, 2), ("b", 6)]),
+        # a process is lost while the job waits for another one
+        ([wait("replacement", 0, 6, Outcome.FIRED, what="a"), wait("replacement", 3, 8, Outcome.FIRED, what="b")], 2, [("a", 3), ("b", 5)]),
+        ([wait("restart-delay", 2, 6, Outcome.FIRED, what="a"), wait("replacement", 3, 8, Outcome.FIRED, what="b")], 2, [(UNATTRIBUTED, 2), ("a", 1), ("b", 5)]),
+        # the loss that the job restarts because of interrupted nothing of that restart
+        ([wait("restart-delay", 2, 6, Outcome.FIRED, what="a"), wait("replacement", 3, 8, Outcome.FIRED, what="b")], 3, [(UNATTRIBUTED, 3), ("b", 5)]),
+    ],
+)  # fmt: skip
+def test_a_loss_or_a_pause_that_comes_while_the_job_waits_for_another_one(
+    waits: list[Wait], detected: float, expected: Parts
+):
+    """Both hold up the slots that the job requests at 7 s."""
+    assert owners([*waits, wait("slot", 7, 8)], 8, detected) == expected
+
+
 def test_waits_that_ended_together_do_not_delay_each_other():
     """TaskManagers wait for a JobManager until it is the leader: both waits end at 5 s, and each could have delayed the other. So
     could two tasks of one TaskManager that hang equally long."""
