@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.common import NS, Entry, busiest, data, events, job_shape, options
+from testbed_runtime.checking.common import NS, Entry, busiest, data, events, job_shape, options, task_series
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.core.ids import JOBMANAGER
@@ -53,7 +53,9 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
         found = _until_found(trial, found)
     restored = {(e["subject"], e["attempt"]): e["checkpoint"] for e in events(trial, "task.restored")}
     windows = windows_before_sinks(trial, entry)
-    found = [_worked_for(trial, _replayed(_rejoining(w, effects), restored, entry), windows) for w in found]
+    found = [
+        _worked_for(trial, _replayed(trial, _rejoining(w, effects), restored, entry), windows) for w in found
+    ]
     for effect in effects:
         if effect.injected_ns is not None:
             found += _stop_waits(effect, effect.injected_ns, end_ns)
@@ -253,12 +255,16 @@ def _ordinal(process: str) -> str:
     )
 
 
-def _replayed(wait: Wait, restored: Mapping[tuple[str, int], int], entry: Entry) -> Wait:
+def _replayed(trial: Trial, wait: Wait, restored: Mapping[tuple[str, int], int], entry: Entry) -> Wait:
     """Return a wait for the first new record with the replay since the restored checkpoint as its owner, unless a
-    fault delayed the records."""
+    fault delayed the records, or the sink received nothing before it."""
     slow = wait.outcome is Outcome.COMPLETED and wait.end_ns - wait.start_ns >= SLOW_NS
     if wait.fault or wait.kind != "first-record" or not slow or (wait.who, wait.attempt) not in restored:
         return wait
+    for one in task_series(trial, "sink"):
+        before = one.records_in[one.t_ns < wait.end_ns]
+        if (one.task, one.attempt) == (wait.who, wait.attempt) and len(before) and before[-1] == 0:
+            return wait
     key = "execution.checkpointing.interval"
     text = f"replay since checkpoint {restored[wait.who, wait.attempt]}"
     return replace(wait, cause=text, detail=f"{key} = {options(entry).text(key)}")

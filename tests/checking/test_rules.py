@@ -407,6 +407,22 @@ def test_the_replay_since_a_checkpoint_owns_the_wait_for_a_first_record(history:
     }
 
 
+@pytest.mark.parametrize(("received", "replay"), [(0, False), (5, True)])
+def test_a_sink_that_received_nothing_before_its_first_new_record_waited_for_no_replay(
+    history: Any, received: int, replay: bool
+):
+    """It has samples until 0.1 s before its first new record."""
+    built = history.empty()
+    built.event("task.restored", "sink-0", 1, attempt=1, checkpoint=7)
+    built.wait("first-record", "sink-0", "", (1, 3), attempt=1)
+    for t, records in ((1.0, 0), (2.9, received), (3.0, 9)):
+        built.add(
+            "tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", attempt=1, records_in=records
+        )
+    (found,) = read_waits(built.trial(), history.entry(), [], history.at(9))
+    assert found.cause.startswith("replay") is replay
+
+
 def at(history: Any, fault: FaultEffect) -> FaultEffect:
     """Move a fault to the clock of the history."""
     return replace(
