@@ -128,6 +128,11 @@ class _Paths:
         )
         """Whether a restart begins from nothing."""
         self.waits = waits
+        self.delays = {
+            str(f["name"]): round(float((f.get("params") or {}).get("latency_s") or 0) * NS)
+            for f in entry.get("faults") or ()
+        }
+        """The latency that each fault adds."""
         self.windows = windows_before_sinks(trial, entry)
 
     def recovery(self, outage: Outage, unknown: str) -> Recovery:
@@ -237,8 +242,8 @@ class _Paths:
         if outage.caught_up is None and outage.recovered:
             return waits, _nothing("catch-up", end)
         ended = Outcome.COMPLETED if outage.recovered else Outcome.OPEN
-        if outage.recovered and (held := _holding(outage, span.running, end)) is not None:
-            until = min(held.ended_ns or end, end)
+        if outage.recovered and (held := self._holding(outage, span.running, end)) is not None:
+            until = min((held.ended_ns or end) + self.delays.get(held.fault, 0), end)
             # it takes the place of the first part of the catch-up, so it follows on what that would follow on
             waiting = replace(fault_wait(held, span.running, until, self.waits), kind="catch-up")
             rest = self._catch_up(until, end, ended, backlog=self._backlog(outage, span.running))
@@ -283,6 +288,20 @@ class _Paths:
                 rest = self._catch_up(silent, end, Outcome.COMPLETED)
                 found.append(replace(rest, what="", cause=_STANDS_STILL))
         return [found[0], *(replace(w, after=(b.wait,)) for b, w in pairwise(found))]
+
+    def _holding(self, outage: Outage, running: int, end: int) -> FaultEffect | None:
+        """Return the fault on the exchange that the restarted job still had, if its end is what ended the catch-up: the last records
+        that it delayed arrive later by its delay."""
+        faults = [*((outage.fault,) if outage.fault else ()), *outage.earlier, *outage.shared]
+        found = [
+            (f, f.ended_ns) for f in faults if f.kind.partition(".")[0] in _ON_THE_EXCHANGE and f.ended_ns
+        ]
+        held = [
+            (ended, f)
+            for f, ended in found
+            if f.begun_ns < running < ended <= end <= ended + self.delays.get(f.fault, 0) + NEAR_NS
+        ]
+        return max(held, key=lambda pair: pair[0], default=(0, None))[1]
 
     def _backlog(self, outage: Outage, running: int) -> str:
         """Return how much there was to catch up with: the time without records, and what is replayed of it, which is what
@@ -363,16 +382,6 @@ class _Paths:
         lasting = [w for w in lasting if w.kind in KINDS["first-record"].after + _WAITED_FOR]
         steps_on = [s for s in stepped if s.end_ns >= end]
         return min(lasting or steps_on, key=lambda w: w.start_ns, default=_nothing("failure-report", end))
-
-
-def _holding(outage: Outage, running: int, end: int) -> FaultEffect | None:
-    """Return the fault on the exchange that the restarted job still had, if its end is what ended the catch-up."""
-    faults = [*((outage.fault,) if outage.fault else ()), *outage.earlier, *outage.shared]
-    found = [f for f in faults if f.kind.partition(".")[0] in _ON_THE_EXCHANGE and f.ended_ns is not None]
-    found = [
-        f for f in found if f.begun_ns < running < (f.ended_ns or 0) <= end <= (f.ended_ns or 0) + NEAR_NS
-    ]
-    return max(found, key=lambda f: f.ended_ns or 0, default=None)
 
 
 def _nothing(kind: str, at: int) -> Wait:

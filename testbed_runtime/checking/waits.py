@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from testbed_runtime.checking.common import NS, Entry, busiest, data, events, job_shape, options, task_series
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect
+from testbed_runtime.checking.lostwaits import lost_waits
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.limits import replacement_limit
-from testbed_runtime.core.job.restart import restart_strategy, settings_in_effect
 from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.trial.plan import NEVER
@@ -60,7 +60,9 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
         if effect.injected_ns is not None:
             found += _stop_waits(effect, effect.injected_ns, end_ns)
     found = _with_replacements(trial, entry, effects, found, end_ns)
-    found += _lost_delays(trial, entry, end_ns)
+    others = [e for e in effects if _stopped_kind(e) != "jobmanager"]
+    lost = [w if w.cause else _named(w, others, busy, rpc) for w in lost_waits(trial, entry, end_ns)]
+    found += [w for w in lost if w.kind != "deployment" or w.fault or busy]  # else its tasks were at work
     return sorted(found, key=lambda w: (w.end_ns, w.start_ns, w.wait))
 
 
@@ -70,40 +72,6 @@ def busy_text(entry: Entry) -> str:
     key = "headgate.jobmanager.service-time"
     chosen = options(entry)
     return f"{key} = {chosen.text(key)}" if chosen.duration(key) > 0 else ""
-
-
-def _lost_delays(trial: Trial, entry: Entry, end_ns: int) -> list[Wait]:
-    """Return the waits between the cancellation of the tasks and their restart in which a JobManager was killed, so that it
-    could not record them: they last until the next one recovers the job."""
-    key, text = _restart_delay(entry)
-    exits = {e["subject"]: int(e["t_ns"]) for e in events(trial, "process.exit")}
-    started = events(trial, "failover.started")
-    began = {(e["process"], e["subject"]): int(e["t_ns"]) for e in started}
-    found = []
-    for process in {e["process"] for e in started} & set(exits):
-        mine = [e for e in events(trial, "failover.cancelled", "job.state") if e["process"] == process]
-        if not mine or mine[-1]["kind"] != "failover.cancelled":
-            continue  # it was still cancelling them, or had begun to deploy them
-        at, kind = int(mine[-1]["t_ns"]), "restart-delay" if key else "fencing"
-        following = (int(e["t_ns"]) for e in started if int(e["t_ns"]) >= exits[process])
-        found.append(
-            Wait(
-                wait=f"{process}/{kind}", kind=kind, who=JOBMASTER_NAME, what="", outcome=Outcome.CANCELLED,
-                start_ns=began.get((process, mine[-1]["subject"]), at) if key else at, end_ns=next(following, end_ns),
-                cause=text or KINDS[kind].doc,
-            )
-        )  # fmt: skip
-    return found
-
-
-def _restart_delay(entry: Entry) -> tuple[str, str]:
-    """Return the option that delays restarts, and with its value. Both are empty if none does."""
-    chosen = options(entry)
-    strategy = restart_strategy(chosen, lambda low, _: low)
-    strategy.notify_failure(0.0)
-    if strategy.backoff_s(0.0) <= 0:
-        return "", ""
-    return strategy.option, f"{strategy.option} = {settings_in_effect(chosen).shown(strategy.option)}"
 
 
 def _named(wait: Wait, effects: Iterable[FaultEffect], busy: str, rpc: Collection[str]) -> Wait:

@@ -76,30 +76,58 @@ def test_the_fault_of_a_wait_is_the_one_that_was_active_for_most_of_it(history: 
     assert restore.fault == "slow"
 
 
+DELAYED = "restart-strategy.fixed-delay.delay = 10 s"
+TO_RUNNING = {"from": "RESTARTING", "to": "RUNNING"}
+
+
 @pytest.mark.parametrize(
-    ("delay", "then", "expected"),
+    ("delay", "milestones", "expected"),
     [
-        ("10 s", [], [("restart-delay", 2.0, 7.0, "restart-strategy.fixed-delay.delay = 10 s")]),
-        ("0 s", [], [("fencing", 3.0, 7.0, KINDS["fencing"].doc)]),
-        ("10 s", [("job.state", "job", 4.0, "RUNNING")], []),  # the delay had ended
+        ("10 s", ["failover.started"], [("cancellation", 2.0, KINDS["cancellation"].doc)]),
+        ("10 s", ["failover.started", "failover.cancelled"], [("restart-delay", 2.0, DELAYED)]),
+        ("0 s", ["failover.started", "failover.cancelled"], [("fencing", 2.5, KINDS["fencing"].doc)]),
+        ("10 s", ["failover.started", "failover.cancelled", "job.state"], [("slot", 3.0, KINDS["slot"].doc)]),
+        # the tasks restore their state, as no fault makes their deployment slow
+        ("10 s", ["failover.started", "failover.cancelled", "job.state", "failover.slots"], []),
+        ("10 s", ["failover.started", "failover.cancelled", "job.state", "failover.slots", "failover.deployed"], []),
+        ("10 s", ["job.state"], []),
     ],
-)
-def test_a_killed_jobmanager_waited_for_its_restart_delay(history: Any, delay: str, then: Any, expected: Any):
-    """Killed at 5 s, it could not record the wait. The next one recovers the job at 7 s."""
+)  # fmt: skip
+def test_a_killed_jobmanager_waited_for_the_next_step_of_its_restart(
+    history: Any, delay: str, milestones: list[str], expected: Any
+):
+    """Its milestones are half a second apart, and it was killed at 5 s, so it could not record the wait. The next one recovers the job
+    at 7 s."""
     built = history.empty()
-    built.event("failover.started", "1", 2.0)
-    built.event("failover.cancelled", "1", 3.0)
-    for kind, subject, t, to in then:
-        built.event(kind, subject, t, data={"from": "RESTARTING", "to": to})
+    for number, kind in enumerate(milestones):
+        built.event(kind, "1", 2 + number / 2, data=TO_RUNNING if kind == "job.state" else {})
+        if kind == "failover.started":
+            built.event("job.state", "1", 2, data={"from": "RUNNING", "to": "RESTARTING"})
     built.add("supervisor", "events", 5.0, kind="process.exit", subject="jobmanager-1")
     built.add("tm-1-1", "events", 7.0, kind="failover.started", subject="2")
     entry = history.entry()
     entry["configuration"] |= {"restart-strategy.fixed-delay.delay": delay}
     found = read_waits(built.trial(), entry, (), history.at(9))
-    spans = [
-        (w.kind, (w.start_ns - history.start) / NS, (w.end_ns - history.start) / NS, w.cause) for w in found
-    ]
-    assert spans == expected
+    assert [(w.kind, (w.start_ns - history.start) / NS, w.cause) for w in found] == expected
+    assert all(w.end_ns == history.at(7) for w in found)
+
+
+def test_a_killed_jobmanager_waited_for_tasks_that_a_fault_deployed_late(history: Any):
+    """It had slots at 3 s and was killed at 5 s, while each SubmitTask took 3 s. The kill itself made none of them late."""
+    built = history.empty()
+    for number, kind in enumerate(("failover.started", "failover.cancelled", "failover.slots")):
+        built.event(kind, "1", 2 + number / 2)
+    faults = [("slow", "rpc.delay", "tm-0", 1.0), ("kill", "jobmanager.kill", "jobmanager", 4.9)]
+    for name, kind, target, begun in faults:
+        for t, state in ((begun, "injected"), (begun, "verified"), (9.0, "ended")):
+            built.add("supervisor", "faults", t, fault=name, kind=kind, state=state, targets=[target])
+    built.add("supervisor", "events", 5.0, kind="process.exit", subject="jobmanager-1")
+    for count, deployments in ((2, ["slow"]), (1, [])):
+        planned = [{"name": n, "kind": k, "targets": [t], "params": {}} for n, k, t, _ in faults[-count:]]
+        entry, trial = history.entry(faults=planned), built.trial()
+        effects = [e for e in check_faults(trial, entry) if e.fault in {f["name"] for f in planned}]
+        found = read_waits(trial, entry, effects, history.at(9))
+        assert [w.fault for w in found if w.kind == "deployment"] == deployments
 
 
 def test_a_cancellation_ended_with_its_own_restart(history: Any):

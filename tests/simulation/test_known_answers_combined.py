@@ -10,6 +10,7 @@ import pytest
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, TrialRecovery
 from tests.simulation.simulating import run_document
 from tests.simulation.test_known_answers import (
+    ALL,
     FAULT_S,
     HEARTBEAT,
     JOBMANAGER,
@@ -18,6 +19,7 @@ from tests.simulation.test_known_answers import (
     QUICK,
     SINK,
     SLOT,
+    SOURCE,
     TOLERANCE_S,
     Case,
     answer,
@@ -57,6 +59,15 @@ CASES = [
         options={**QUICK, SLOT: "10 s", "restart-strategy.fixed-delay.attempts": "1"},
         managers={**NO_SPARE, "replaceLost": "15 s"}, observation="25 s",
     ),
+    Case(  # cancelled after 2 s on each TaskManager; it was killed 4 s after the kill that it had noticed at 1.9 s
+        "jobmanager-killed-in-a-cancellation",
+        [
+            fault("slow", "20 s", ALL, rpc={"delay": {"method": "CancelTask", "delay": "2 s"}}),
+            fault("kill", "1 s", SINK, at="500 ms", **KILL),
+            fault("jm", "2 s", JOBMANAGER, at="4 s", jobmanager={"kill": {}}),
+        ],
+        HEARTBEAT, 4.9, rounds=2, options=QUICK, observation="25 s",
+    ),
 ]  # fmt: skip
 
 
@@ -92,3 +103,16 @@ def test_a_sink_behind_a_window_waits_for_its_end(tmp_path: Path):
     owned = {p.words: p.seconds for p in recovery.prices}
     assert owned[text] == pytest.approx(4.0, abs=0.2)
     assert owned["end of the fault `gc` (process.pause)"] == pytest.approx(3.0, abs=TOLERANCE_S)
+
+
+def test_the_last_records_of_a_slow_network_arrive_after_the_fault(tmp_path: Path):
+    """The job restarts while records take 1 s longer. It has caught up 1 s after the end of the latency: it lacked no capacity."""
+    faults = [
+        fault("slow", "10 s", SINK, network={"latency": {"delay": "1 s", "mode": "one-way"}}),
+        fault("kill", "1 s", SOURCE, at="3 s", **KILL),
+    ]
+    trial, _ = answer(Case("in-flight", faults, "", 0.0, options=QUICK, observation="25 s"), tmp_path)
+    (found,) = trial.recoveries
+    check_sums(found)
+    assert found.total_s == pytest.approx(10 + 1, abs=0.2)
+    assert not [p.words for p in found.prices if p.words.startswith("spare capacity") and p.seconds > 0.2]
