@@ -9,7 +9,7 @@ from testbed_runtime.history.schema import Trial
 
 _MILESTONES = ("failover.started", "failover.cancelled", "failover.slots", "failover.deployed", "job.state")
 _AFTER = {"failover.started": "cancellation", "failover.cancelled": "fencing", "failover.slots": "deployment"}
-"""What a restart waits for after each of its milestones. The state of the job changes to RUNNING when it requests slots."""
+"""The wait of a restart after each of its milestones. The state of the job changes to RUNNING when it requests slots."""
 
 
 def lost_waits(trial: Trial, entry: Entry, end_ns: int) -> list[Wait]:
