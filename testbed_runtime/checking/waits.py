@@ -229,10 +229,10 @@ def _replayed(trial: Trial, wait: Wait, restored: Mapping[tuple[str, int], int],
     slow = wait.outcome is Outcome.COMPLETED and wait.end_ns - wait.start_ns >= SLOW_NS
     if wait.fault or wait.kind != "first-record" or not slow or (wait.who, wait.attempt) not in restored:
         return wait
-    for one in task_series(trial, "sink"):
-        before = one.records_in[one.t_ns < wait.end_ns]
-        if (one.task, one.attempt) == (wait.who, wait.attempt) and len(before) and before[-1] == 0:
-            return wait
+    sinks = trial.kept("sinks", lambda: {(s.task, s.attempt): s for s in task_series(trial, "sink")})
+    own = sinks.get((wait.who, wait.attempt))
+    if own is not None and len(before := own.records_in[own.t_ns < wait.end_ns]) and before[-1] == 0:
+        return wait
     key = "execution.checkpointing.interval"
     text = f"replay since checkpoint {restored[wait.who, wait.attempt]}"
     return replace(wait, cause=text, detail=f"{key} = {options(entry).text(key)}")
