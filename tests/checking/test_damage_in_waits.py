@@ -256,9 +256,30 @@ DEPLOYED = state("a-0", "SCHEDULED", "DEPLOYING")
 )
 def test_each_planned_fault_was_asked_for(rows: list[Written], drained: bool | None, expected: list[str]):
     """In a trial that ran to its end."""
-    assert faults(*rows, drained=drained) == expected
-    two = {"faults": [{**PLANNED, "name": "z"}, PLANNED], "drained": drained}
+    phases = [*PHASES, {"name": "drain", "start_ns": at(12)}]
+    assert faults(*rows, drained=drained, phases=phases) == expected
+    two = {"faults": [{**PLANNED, "name": "z"}, PLANNED], "drained": drained, "phases": phases}
     assert [t for t in faults(*rows, **two) if "lacks f" in t] == expected
+
+
+@pytest.mark.parametrize(
+    ("planned", "phases", "missing"),
+    [
+        ({"at_s": 5.999}, 4, True),
+        ({"at_s": 6}, 4, False),
+        ({"at_s": 0}, 3, False),
+        ({"at_s": 0}, 1, False),
+        ({"at_s": None, "before_submit": True}, 1, True),
+    ],
+    ids=["just due", "due when the job ended", "no drain", "no fault phase", "before the job"],
+)
+def test_a_fault_that_was_not_due_before_the_job_ended_is_not_missing(
+    planned: Row, phases: int, missing: bool
+):
+    """The fault phase begins at 5 s and the drain at 12 s, a second of tolerance before it."""
+    known = [*PHASES, {"name": "drain", "start_ns": at(12)}][:phases]
+    found = faults(DEPLOYED, faults=[PLANNED | planned], phases=known)
+    assert found == (["fault: lacks f, which the manifest has"] if missing else [])
 
 
 def ended(name: str, t: float) -> Written:

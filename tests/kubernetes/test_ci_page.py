@@ -84,7 +84,7 @@ RECIPES = {"github": github, "gitlab": gitlab}
 
 def test_every_block_of_the_page_is_known_and_every_command_is_shell():
     """A recipe that is added to the page is not left out here."""
-    assert len(blocks("console")) == 1
+    assert len(blocks("console")) == 2  # traces, and a cluster
     assert [name for name, _ in BLOCK.findall(PAGE.read_text())].count("yaml") == 4
     for recipe in (github(cluster=True), github(cluster=False), gitlab(cluster=True), gitlab(cluster=False)):
         assert sum(runs_scenarios(command) for command, _, _ in recipe.commands) == 1
@@ -182,7 +182,7 @@ def test_the_commands_for_a_cluster_work_for_an_account_with_the_role_edit(
     installed: Cluster, workspace: Path
 ):
     """With the kubeconfig of the page's text at the place of its example."""
-    [block] = blocks("console")
+    (block,) = (b for b in blocks("console") if "--on kubernetes" in b)
     with account(installed, workspace.parent) as kubeconfig:
         assert block.count("/path/to/kubeconfig") == 1
         command = block.replace("/path/to/kubeconfig", str(kubeconfig))
