@@ -103,7 +103,7 @@ def attribute(
     lasting = [w for w in waits if w.end_ns > w.start_ns]
     walk = _Walk(_without_own_pauses(lasting), steps, start, detected, last if terminal else None)
     walk.from_end(end, last)
-    return tuple(_segment(p) for p in _merged(reversed(walk.pieces)))
+    return tuple(_segment(p, walk.slack(p.wait)) for p in _merged(reversed(walk.pieces)))
 
 
 def _without_own_pauses(waits: Sequence[Wait]) -> list[Wait]:
@@ -144,6 +144,10 @@ class _Walk:
         self.at = start
         self.pieces: list[_Piece] = []
         self._ids = {w.wait: w for w in self.waits if w.wait}
+        self._joins: list[tuple[int, Collection[str]]] = []
+        """The points at which another wait could have decided: when, and the kinds that the step needed. The last one first."""
+        self._later: dict[int, int] = {}
+        """How many of these points follow a wait of the path."""
         self._taken: set[int] = set()
         """Waits of the path. None of them can delay another one: two that ended together would delay each other."""
 
@@ -154,6 +158,7 @@ class _Walk:
             self._fill(max(last.end_ns, self.start))
         while self.at > self.start:
             self._take(current)
+            self._joins.append((self.at, _needed(current.kind)))
             before = self._before(current)
             if before is None:
                 self._fill(self.start)
@@ -164,6 +169,8 @@ class _Walk:
     def _take(self, wait: Wait) -> None:
         """Add the wait from its start to the current point, or whatever delayed it."""
         self._taken.add(id(wait))
+        self._later[id(wait)] = len(self._joins)
+        self._joins.append((min(wait.end_ns, self.at), _HELD_BY.get(wait.kind, ())))
         holder = self._holder(wait)
         if holder is not None:
             self._add(max(holder.end_ns, self.start), wait)
@@ -207,6 +214,28 @@ class _Walk:
             and (wait.kind == "catch-up" or ended - w.start_ns > 2 * (ended - w.end_ns))
         ]
         return _latest(inside, wait) or self._registered(wait)
+
+    def slack(self, wait: Wait | None) -> tuple[int, Wait] | None:
+        """Return by how much a wait that its option ended could be shorter until another wait decides, and that wait. None if none would
+        decide before the whole wait is gone.
+
+        It was in progress at the same time, does not depend on this one or its option, and a later step of the path needed it too."""
+        if wait is None or not _is_of_option(wait):
+            return None
+        found: list[tuple[int, Wait]] = []
+        for at, kinds in self._joins[: self._later.get(id(wait), 0)]:
+            found += [
+                (max(0, at - w.end_ns), w)
+                for w in self.waits
+                if w.kind in kinds
+                and wait.start_ns + TIE_NS < w.end_ns <= at + EPSILON_NS
+                and w.start_ns < wait.end_ns - TIE_NS
+                and w.option != wait.option
+                and id(w) not in self._taken
+                and _caused(w)
+            ]
+        slack, other = min(found, key=lambda pair: (pair[0], pair[1].wait), default=(0, wait))
+        return None if other is wait or slack >= wait.end_ns - wait.start_ns else (slack, other)
 
     def _missing_taskmanager(self, slots: Wait) -> Wait | None:
         """Return the wait for a TaskManager that came after the requests for slots had expired: no longer timeout would have helped.
@@ -371,13 +400,17 @@ def _merged(pieces: Iterable[_Piece]) -> list[_Piece]:
     return found
 
 
-def _segment(piece: _Piece) -> Segment:
+def _is_of_option(wait: Wait) -> bool:
+    return wait.outcome.belongs_to_option and bool(wait.option)
+
+
+def _segment(piece: _Piece, slack: tuple[int, Wait] | None) -> Segment:
     wait = piece.wait
     if wait is None:
         return Segment(
             kind=UNATTRIBUTED, phase="", start_ns=piece.start, end_ns=piece.end, text="no recorded wait"
         )
-    own = wait.outcome.belongs_to_option and bool(wait.option)
+    own = _is_of_option(wait)
     return Segment(
         kind=wait.kind,
         phase=_phase(wait),
@@ -392,6 +425,8 @@ def _segment(piece: _Piece) -> Segment:
         detail=wait.detail,
         fault="" if own else wait.fault,
         from_events=not wait.wait,
+        slack_ns=-1 if slack is None else min(slack[0], piece.end - piece.start),
+        next="" if slack is None else owner_text(slack[1]),
     )
 
 
@@ -405,6 +440,6 @@ def _phase(wait: Wait) -> str:
 
 def owner_text(wait: Wait) -> str:
     """Return the owner of a wait in words: `key = value` of the option that decided, otherwise the cause."""
-    if wait.outcome.belongs_to_option and wait.option:
+    if _is_of_option(wait):
         return f"{wait.option} = {wait.value}" if wait.value else wait.option
     return wait.cause or KINDS[wait.kind].doc

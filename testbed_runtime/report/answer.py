@@ -21,6 +21,7 @@ from testbed_runtime.core.judgement.recovery import (
     Margin,
     Price,
     Recovery,
+    Segment,
     TrialRecovery,
 )
 from testbed_runtime.core.judgement.samplesize import CONFIDENCE
@@ -32,6 +33,8 @@ PRICES_SHOWN = 4
 """Owners of seconds in one line; the others are summed up."""
 NOTABLE_S = 0.001
 """Shorter waits are not mentioned."""
+NOTABLE_SAVING_S = 0.05
+"""Less than this of an option's seconds may remain without a line."""
 MARGINS_SHOWN = 2
 CLOSE = 0.5
 """A margin is worth a line if the wait used more than this share of its budget."""
@@ -51,6 +54,7 @@ class Answer(Struct, frozen=True):
     unattributed_s: float
     margins: tuple[Margin, ...]
     from_events_s: float = 0.0
+    savings: tuple[str, ...] = ()
     intervals: Mapping[str, str] = NO_INTERVALS
     """Means over several recoveries that have an interval: owner → `1.72 [1.70, 1.74] s`."""
 
@@ -60,6 +64,8 @@ class Answer(Struct, frozen=True):
         yield f"{self.where}: {self.headline}" + (f": {costs}" if costs else "")
         for margin in close_margins(self.margins):
             yield f"{self.where}: close: {margin_words(margin)}"
+        for line in self.savings:
+            yield f"{self.where}: {line}"
 
 
 def read_recoveries(folder: Path) -> dict[str, TrialRecovery]:
@@ -114,7 +120,13 @@ def _long(trial: TrialRecovery) -> bool:
 
 def _one(name: str, recovery: Recovery, text: str) -> Answer:
     return Answer(
-        name, text, recovery.prices, recovery.unattributed_s, recovery.margins, recovery.from_events_s
+        where=name,
+        headline=text,
+        prices=recovery.prices,
+        unattributed_s=recovery.unattributed_s,
+        margins=recovery.margins,
+        from_events_s=recovery.from_events_s,
+        savings=tuple(savings(recovery)),
     )
 
 
@@ -200,6 +212,19 @@ def close_margins(margins: Iterable[Margin]) -> list[Margin]:
     """Return the margins that are worth a line."""
     near = [m for m in margins if m.budget_s > 0 and m.waited_s > CLOSE * m.budget_s]
     return sorted(near, key=lambda m: -m.waited_s / m.budget_s)[:MARGINS_SHOWN]
+
+
+def savings(recovery: Recovery) -> Iterator[str]:
+    """Yield how much a lower value of each option saves at most, for options whose seconds cannot all be saved: another wait was in
+    progress at the same time, and decides then."""
+    owned: dict[str, list[Segment]] = {}
+    for segment in (s for r in recovery.rounds for s in r.segments if s.option):
+        owned.setdefault(segment.text, []).append(segment)
+    for owner, segments in owned.items():
+        saved = sum(s.seconds if s.slack_ns < 0 else s.slack_ns / 1e9 for s in segments)
+        if sum(s.seconds for s in segments) - saved >= NOTABLE_SAVING_S:
+            following = next(s.next for s in segments if s.slack_ns >= 0)
+            yield f"{owner}: a lower value saves at most {words.seconds(saved)}, then the job waits for {following}"
 
 
 def margin_words(margin: Margin) -> str:
@@ -321,7 +346,7 @@ def _medians(variant: str, trials: Sequence[TrialRecovery]) -> list[Answer]:
             found.unattributed_s,
             found.margins,
             found.from_events_s,
-            found.intervals,
+            intervals=found.intervals,
         )
     ]
 

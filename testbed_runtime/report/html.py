@@ -17,7 +17,7 @@ from msgspec import Struct
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Recovery
 from testbed_runtime.core.waits import KINDS
 from testbed_runtime.report import aggregate, words
-from testbed_runtime.report.answer import VariantAnswer, from_events_words, headline, own_start
+from testbed_runtime.report.answer import VariantAnswer, from_events_words, headline, own_start, savings
 from testbed_runtime.report.latencychart import latency_svg
 from testbed_runtime.report.loadchart import Load, level_of
 from testbed_runtime.report.model import RunView, TrialView
@@ -108,6 +108,7 @@ def page(view: RunView) -> str:
         faults=aggregate.faults(view.faults) if view.compact else view.faults,
         explanation=words.explanation,
         headline=headline,
+        savings=savings,
         variant_names=list(dict.fromkeys(t.variant for t in view.trials)),
         asked=aggregate.expectations(asked) if view.compact else asked,
         implied=aggregate.expectations(implied) if view.compact else implied,

@@ -17,6 +17,7 @@ from testbed_runtime.report.answer import (
     from_events_words,
     headline,
     margin_words,
+    savings,
 )
 from testbed_runtime.report.model import RunView
 
@@ -144,6 +145,7 @@ def _prices(
         rows.append((UNATTRIBUTED, words.seconds(found.unattributed_s), share(found.unattributed_s)))
     rows.append((TOTAL, mean(TOTAL, found.total_s), ""))
     more = [f"- close: {cell(margin_words(m))}" for m in close_margins(found.margins)]
+    more += [f"- {cell(line)}" for line in (savings(found) if isinstance(found, Recovery) else ())]
     if found.from_events_s >= NOTABLE_S:
         more.append(f"- {from_events_words(found.from_events_s)} ({share(found.from_events_s)})")
     return [

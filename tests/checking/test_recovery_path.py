@@ -66,6 +66,52 @@ def test_an_iteration_owns_the_time_in_which_its_result_is_silent():
     assert sum(seconds for kind, seconds in found if kind == "iteration") == pytest.approx(5.9, abs=0.01)
 
 
+DELAY: dict[str, Any] = {"option": "restart-strategy.fixed-delay.delay", "value": "3 s"}
+
+
+@pytest.mark.parametrize(
+    ("other", "slack"),
+    [
+        # the slots that the job needs after the delay would have been there after 1.1 s
+        (wait("registration", 1, 1.1), (1.9, KINDS["registration"].doc)),
+        (wait("start", 0.5, 2.5), (0.5, KINDS["start"].doc)),
+        (wait("heartbeat", 0, 2, Outcome.EXPIRED, option="heartbeat.timeout", value="2 s"), (1, "heartbeat.timeout = 2 s")),
+        # it begins after the delay, so it comes earlier with a shorter one
+        (wait("registration", 3, 3.05), None),
+        # it ended before the delay began, or within the tolerance of that
+        (wait("registration", -1, 0.02), None),
+        # it ends later than the step, which did not wait for it
+        (wait("registration", 1, 3.5), None),
+        # the same option makes both of them shorter
+        (wait("heartbeat", 0, 2, Outcome.EXPIRED, **DELAY), None),
+        # nothing follows from it
+        (wait("registration", 1, 1.1, Outcome.FAILED), None),
+        (wait("alignment", 1, 2), None),
+    ],
+)  # fmt: skip
+def test_the_slack_of_an_option_ends_where_another_wait_decides(other: Wait, slack: tuple[float, str] | None):
+    """The restart waits 3 s for its delay, and its slots come 0.2 s later."""
+    waits = [wait("restart-delay", 0, 3, Outcome.FIRED, **DELAY), other, wait("slot", 3, 3.2)]
+    found = {s.kind: s for s in segments(waits, 3.2)}
+    delay = found["restart-delay"]
+    assert (delay.slack_ns, delay.next) == (
+        (-1, "") if slack is None else (round(slack[0] * SECOND), slack[1])
+    )
+    assert found["slot"].slack_ns == -1  # no option ended it
+
+
+def test_of_several_waits_the_one_with_the_least_slack_decides():
+    """Also one that a later step needed: the deployment waits for the function of another task."""
+    waits = [
+        wait("restart-delay", 0, 3, Outcome.FIRED, **DELAY),
+        wait("registration", 0.5, 1),
+        wait("start", 0.5, 2),
+        wait("slot", 3, 3.2),
+    ]
+    (delay,) = (s for s in segments(waits, 3.2) if s.kind == "restart-delay")
+    assert (delay.slack_ns, delay.next) == (SECOND, KINDS["start"].doc)
+
+
 SPANS = st.tuples(st.integers(-5, 40), st.integers(0, 30))
 WAITS = st.lists(
     st.builds(

@@ -15,6 +15,7 @@ from testbed_runtime.report.answer import (
     headline,
     margin_words,
     read_recoveries,
+    savings,
     typical_prices,
 )
 from tests.report.recoveries import BACKOFF, killed, late_producer, segments, unfinished
@@ -123,6 +124,26 @@ def test_many_trials_become_one_line_of_their_variant():
     recoveries = [t.recoveries[0] for t in trials]
     total = sum(p.seconds for p in typical_prices(recoveries)) + sum(r.unattributed_s for r in recoveries) / 5
     assert abs(total - sum(r.total_s for r in recoveries) / 5) < 1e-6
+
+
+def test_an_option_whose_seconds_cannot_all_be_saved_says_what_follows():
+    """A restart delay of 500 ms twice, of which 200 ms and all of it can be saved."""
+    key = "restart-strategy.fixed-delay.delay"
+    known = killed("main-1")
+    (recovery,) = known.recoveries
+    (round_,) = recovery.rounds
+    changed = [
+        replace(s, slack_ns=200_000_000, next="a TaskManager to register") if s.option == key else s
+        for s in round_.segments
+    ]
+    again = replace(round_, segments=tuple(s for s in round_.segments if s.option == key))
+    found = replace(recovery, rounds=(replace(round_, segments=tuple(changed)), again))
+    line = f"{key} = 500 ms: a lower value saves at most 700 ms, then the job waits for a TaskManager to register"
+    assert list(savings(found)) == [line]
+    assert f"main-1: {line}" in lines(replace(known, recoveries=(found,)))
+    assert list(savings(recovery)) == []
+    nearly = [replace(s, slack_ns=460_000_000, next="x") if s.option == key else s for s in round_.segments]
+    assert list(savings(replace(recovery, rounds=(replace(round_, segments=tuple(nearly)),)))) == []
 
 
 def test_the_means_of_many_trials_have_intervals():

@@ -116,3 +116,28 @@ def test_the_last_records_of_a_slow_network_arrive_after_the_fault(tmp_path: Pat
     check_sums(found)
     assert found.total_s == pytest.approx(10 + 1, abs=0.2)
     assert not [p.words for p in found.prices if p.words.startswith("spare capacity") and p.seconds > 0.2]
+
+
+def test_a_shorter_delay_saves_what_its_slack_says_and_no_more(tmp_path: Path):
+    """A TaskManager that comes back after 1 s leaves 2 s of a restart delay of 3 s to save. With 500 ms the job waits for it."""
+    found = {}
+    for delay in ("3 s", "500 ms"):
+        case = Case(
+            "slack",
+            [fault("kill", "1 s", SOURCE, **KILL)],
+            "",
+            0.0,
+            options={**QUICK, "restart-strategy.fixed-delay.delay": delay},
+            managers={**NO_SPARE, "replaceLost": "1 s"},
+        )
+        (tmp_path / delay).mkdir()
+        trial, _ = answer(case, tmp_path / delay)
+        (found[delay],) = trial.recoveries
+    long, short = found["3 s"], found["500 ms"]
+    (segment,) = (s for r in long.rounds for s in r.segments if s.kind == "restart-delay")
+    assert segment.slack_ns / 1e9 == pytest.approx(2.0, abs=TOLERANCE_S)
+    assert segment.next == "a TaskManager to register"
+    assert long.downtime_s is not None
+    assert short.downtime_s is not None
+    assert long.downtime_s - short.downtime_s == pytest.approx(segment.slack_ns / 1e9, abs=TOLERANCE_S)
+    assert short.prices[0].option == "replaceLost"

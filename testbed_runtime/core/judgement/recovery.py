@@ -45,6 +45,10 @@ class Segment(Struct, frozen=True, kw_only=True):
     """Name of the fault that the owner is; empty for any other owner."""
     from_events: bool = False
     """No wait was recorded. The owner is the step between two events of the failover."""
+    slack_ns: int = -1
+    """How much shorter the option can make it, until `next` decides when the step ends; -1 if nothing else would decide."""
+    next: str = ""
+    """The owner of the wait that decides then, in words."""
 
     @property
     def seconds(self) -> float:
