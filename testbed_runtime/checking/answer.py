@@ -134,6 +134,7 @@ class _Paths:
         }
         """The latency that each fault adds."""
         self.windows = windows_before_sinks(trial, entry)
+        self.spare = has_spare_slots(entry)
 
     def recovery(self, outage: Outage, unknown: str) -> Recovery:
         rounds = tuple(self._round(outage, n, span) for n, span in enumerate(outage.rounds, start=1))
@@ -203,7 +204,14 @@ class _Paths:
             stepped = [*(s for s in stepped if s.start_ns < last.end_ns), unheard]
         terminal = span.failure is not None and span.failure.terminal
         segments = attribute(
-            waits, stepped, start=begun, end=end, last=last, detected=since, terminal=terminal
+            waits,
+            stepped,
+            start=begun,
+            end=end,
+            last=last,
+            detected=since,
+            terminal=terminal,
+            spare=self.spare,
         )
         if begun > span.start:
             lasted = self._lasted(outage, begun)
@@ -382,6 +390,18 @@ class _Paths:
         lasting = [w for w in lasting if w.kind in KINDS["first-record"].after + _WAITED_FOR]
         steps_on = [s for s in stepped if s.end_ns >= end]
         return min(lasting or steps_on, key=lambda w: w.start_ns, default=_nothing("failure-report", end))
+
+
+def has_spare_slots(entry: Entry) -> bool:
+    """Whether the TaskManagers of a trial have more slots than its job needs; True if that is not known."""
+    job = entry.get("job") or {}
+    needed: dict[str, int] = {}
+    for vertex in job.get("vertices") or ():
+        group = str(vertex.get("slotSharingGroup") or "default")
+        needed[group] = max(needed.get(group, 0), int(vertex.get("parallelism") or 1))
+    managers = job.get("taskManagers") or {}
+    there = int(managers.get("replicas") or 0) * int(managers.get("slots") or 1)
+    return not needed or there != sum(needed.values())
 
 
 def _nothing(kind: str, at: int) -> Wait:

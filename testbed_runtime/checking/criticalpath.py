@@ -66,6 +66,14 @@ _NOT_INTERRUPTED = _NEVER | {"heartbeat", "lease", "checkpoint", *_ANYWHERE}
 no record waits for a checkpoint."""
 
 
+_BESIDE = frozenset({
+    "cancellation", "fencing", "restart-delay", "input", "deployment", "restore", "open", "partition", "iteration", "jobmanager", "leadership",
+})  # fmt: skip
+"""The steps that a restart needs all of. Of several detections, the first one is enough."""
+_OF_SLOTS = frozenset({*_STARTING, "registration"})
+"""The steps of a TaskManager that comes. A job with spare slots does not need it."""
+
+
 class _Piece(Struct, frozen=True):
     start: int
     end: int
@@ -94,16 +102,18 @@ def attribute(
     last: Wait,
     detected: int,
     terminal: bool = False,
+    spare: bool = False,
 ) -> tuple[Segment, ...]:
     """Return the segments of [start, end], without gaps and overlaps. `last` is the wait that ended the span: the walk
     begins with it. `detected`: when the failure that began the span was known. `steps` own what no wait covers.
-    `terminal`: the job failed for good when the span ended."""
+    `terminal`: the job failed for good when the span ended. `spare`: there are more slots than the job needs."""
     if end <= start:
         return ()
     lasting = [w for w in waits if w.end_ns > w.start_ns]
     walk = _Walk(_without_own_pauses(lasting), steps, start, detected, last if terminal else None)
     walk.from_end(end, last)
-    return tuple(_segment(p, walk.slack(p.wait)) for p in _merged(reversed(walk.pieces)))
+    beside = _BESIDE if spare else _BESIDE | _OF_SLOTS
+    return tuple(_segment(p, walk.slack(p.wait, beside)) for p in _merged(reversed(walk.pieces)))
 
 
 def _without_own_pauses(waits: Sequence[Wait]) -> list[Wait]:
@@ -215,9 +225,9 @@ class _Walk:
         ]
         return _latest(inside, wait) or self._registered(wait)
 
-    def slack(self, wait: Wait | None) -> tuple[int, Wait] | None:
+    def slack(self, wait: Wait | None, beside: Collection[str]) -> tuple[int, Wait] | None:
         """Return by how much a wait that its option ended could be shorter until another wait decides, and that wait. None if none would
-        decide before the whole wait is gone.
+        decide before the whole wait is gone. `beside`: the kinds of waits that count.
 
         It was in progress at the same time, does not depend on this one or its option, and a later step of the path needed it too."""
         if wait is None or not _is_of_option(wait):
@@ -227,7 +237,8 @@ class _Walk:
             found += [
                 (max(0, at - w.end_ns), w)
                 for w in self.waits
-                if w.kind in kinds
+                if w.kind in beside
+                and w.kind in kinds
                 and wait.start_ns + TIE_NS < w.end_ns <= at + EPSILON_NS
                 and w.start_ns < wait.end_ns - TIE_NS
                 and w.option != wait.option

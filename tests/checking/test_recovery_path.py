@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from testbed_runtime.checking.answer import prices, trial_recovery
+from testbed_runtime.checking.answer import has_spare_slots, prices, trial_recovery
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.common import windows
 from testbed_runtime.checking.criticalpath import attribute
@@ -75,7 +75,10 @@ DELAY: dict[str, Any] = {"option": "restart-strategy.fixed-delay.delay", "value"
         # the slots that the job needs after the delay would have been there after 1.1 s
         (wait("registration", 1, 1.1), (1.9, KINDS["registration"].doc)),
         (wait("start", 0.5, 2.5), (0.5, KINDS["start"].doc)),
-        (wait("heartbeat", 0, 2, Outcome.EXPIRED, option="heartbeat.timeout", value="2 s"), (1, "heartbeat.timeout = 2 s")),
+        (wait("cancellation", 0, 2, Outcome.EXPIRED, option="heartbeat.timeout", value="2 s"), (1, "heartbeat.timeout = 2 s")),
+        # another detection was not needed, and a pause of any process delays nothing by itself
+        (wait("heartbeat", 0, 2, Outcome.EXPIRED, option="heartbeat.timeout", value="2 s"), None),
+        (wait("stalled", 1, 2), None),
         # it begins after the delay, so it comes earlier with a shorter one
         (wait("registration", 3, 3.05), None),
         # it ended before the delay began, or within the tolerance of that
@@ -83,7 +86,7 @@ DELAY: dict[str, Any] = {"option": "restart-strategy.fixed-delay.delay", "value"
         # it ends later than the step, which did not wait for it
         (wait("registration", 1, 3.5), None),
         # the same option makes both of them shorter
-        (wait("heartbeat", 0, 2, Outcome.EXPIRED, **DELAY), None),
+        (wait("cancellation", 0, 2, Outcome.EXPIRED, **DELAY), None),
         # nothing follows from it
         (wait("registration", 1, 1.1, Outcome.FAILED), None),
         (wait("alignment", 1, 2), None),
@@ -98,6 +101,31 @@ def test_the_slack_of_an_option_ends_where_another_wait_decides(other: Wait, sla
         (-1, "") if slack is None else (round(slack[0] * SECOND), slack[1])
     )
     assert found["slot"].slack_ns == -1  # no option ended it
+
+
+def test_a_job_with_spare_slots_does_not_wait_for_a_taskmanager():
+    """It would have been deployed to the others."""
+    waits = [
+        wait("restart-delay", 0, 3, Outcome.FIRED, **DELAY),
+        wait("registration", 1, 1.1),
+        wait("slot", 3, 3.2),
+    ]
+    last = wait("catch-up", 3.2, 3.2)
+    for spare, slack_ns in ((False, 1_900_000_000), (True, -1)):
+        found = attribute(waits, (), start=0, end=last.end_ns, last=last, detected=0, spare=spare)
+        assert {s.slack_ns for s in found if s.kind == "restart-delay"} == {slack_ns}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "slots", "spare"),
+    [(4, 1, False), (5, 1, True), (2, 2, False), (3, 2, True), (None, 1, True)],
+)
+def test_slots_are_spare_if_the_slot_sharing_groups_need_fewer(replicas: int | None, slots: int, spare: bool):
+    """Two groups: 3 of the larger vertex of one, and 1."""
+    vertices = [{"parallelism": 3}, {"parallelism": 2}, {"parallelism": 1, "slotSharingGroup": "out"}]
+    managers = {"slots": slots} if replicas is None else {"slots": slots, "replicas": replicas}
+    assert has_spare_slots({"job": {"vertices": vertices, "taskManagers": managers}}) is spare
+    assert has_spare_slots({"job": {"taskManagers": managers}}) is True
 
 
 def test_of_several_waits_the_one_with_the_least_slack_decides():
