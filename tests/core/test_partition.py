@@ -386,6 +386,7 @@ def test_F_69_the_last_buffer_grows_to_the_next_record() -> None:
     result = ResultPartition(partition_id(), 1, network.create_buffer_pool(1, 1, subpartitions=1))
     result.subpartitions[0].set_buffer_size(1)
     _emit(result, 0, 10, 10)
+    assert _polled(result, 0) == [20]
 
 
 @pytest.mark.parametrize(
