@@ -401,7 +401,7 @@ def has_spare_slots(entry: Entry) -> bool:
         needed[group] = max(needed.get(group, 0), int(vertex.get("parallelism") or 1))
     managers = job.get("taskManagers") or {}
     there = int(managers.get("replicas") or 0) * int(managers.get("slots") or 1)
-    return not needed or there != sum(needed.values())
+    return not (needed and there) or there > sum(needed.values())
 
 
 def _nothing(kind: str, at: int) -> Wait:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from msgspec import Struct
 
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment
-from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, RM_NAME, Outcome, Wait
+from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, POD_STEPS, RM_NAME, Outcome, Wait
 
 EPSILON_NS = 5_000_000
 """Two processes record the same moment this far apart."""
@@ -26,7 +26,7 @@ NEAR_NS = 250_000_000
 
 _ANYWHERE = ("jobmanager", "leadership", "stalled")
 """They delay every step."""
-_STARTING = ("start", "image", "pending", "replacement")
+_STARTING = ("start", *reversed(POD_STEPS), "replacement")
 """The steps of a process that replaces another one, the last one first."""
 _OWN_PAUSES = {"jobmanager": ("open", "stalled"), "lease": ("stalled",), "stalled": ("open",)}
 """Pauses of a process that explain its waits."""

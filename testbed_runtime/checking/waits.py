@@ -17,7 +17,16 @@ from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.trial.plan import NEVER
 from testbed_runtime.core.versions import REQUESTS_WAIT_AT_PRODUCER, has
-from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, REPLACE_LOST, Limit, Outcome, Wait
+from testbed_runtime.core.waits import (
+    EVERYTHING,
+    JOBMASTER_NAME,
+    KINDS,
+    POD_STEPS,
+    REPLACE_LOST,
+    Limit,
+    Outcome,
+    Wait,
+)
 from testbed_runtime.history.schema import Trial
 
 SLOW_NS = 250_000_000
@@ -36,8 +45,6 @@ _HOLDS_UP = {
 _NO_SLOT = "no TaskManager had a free slot"
 _SILENT = ("network.partition", "network.half-open", "network.reset", "frames.withhold-credit")
 """The kinds of faults against which more credit would not help."""
-POD_STEPS = ("pending", "image")
-"""The steps of a pod before its process starts, in their order."""
 _LOSSES = ("process.kill", "pod.delete", "pod.evict")
 """The kinds of faults that end a process for good."""
 
@@ -147,7 +154,7 @@ def _with_replacements(
     starts = {w.what: w for w in waits if w.kind == "start"}
     exits = _exits(trial, effects)
     steps: dict[str, list[Wait]] = {}
-    for wait in sorted(waits, key=lambda w: (w.end_ns, w.kind == "image")):
+    for wait in sorted(waits, key=lambda w: (w.end_ns, w.kind != POD_STEPS[0])):
         if wait.kind in POD_STEPS:
             steps.setdefault(wait.what, []).append(wait)
     found: list[Wait] = []

@@ -70,6 +70,8 @@ JOBMASTER_NAME, RM_NAME = "JobMaster", "ResourceManager"
 """Their names in waits and causes."""
 EVERYTHING = "everything"
 """Waits for a process that a fault has stopped."""
+POD_STEPS = ("pending", "image")
+"""The kinds of waits of a pod before its process starts, in their order."""
 REPLACE_LOST = "replaceLost"
 """The field of a document that delays the replacement of a TaskManager."""
 

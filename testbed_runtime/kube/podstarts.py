@@ -10,7 +10,7 @@ from collections.abc import Callable
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Pod
 from testbed_runtime.core.ids import is_task_manager
-from testbed_runtime.core.waits import Outcome
+from testbed_runtime.core.waits import POD_STEPS, Outcome
 from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.storage import HistorySink
 
@@ -55,7 +55,7 @@ class PodStarts:
         self._done.add(pod.uid)
         name = f"{pod.process}-{naming.incarnation(pod.incarnation, 1)}"
         begun = pod.created
-        for kind, ended in (("pending", pod.scheduled_since), ("image", pod.running_since)):
+        for kind, ended in zip(POD_STEPS, (pod.scheduled_since, pod.running_since), strict=True):
             wait = self._waits.begin(kind, KUBERNETES, name, since_s=begun)
             if ended is None:
                 wait.end(Outcome.OPEN, cause=pod.problem)
