@@ -84,7 +84,7 @@ def timer_storms(rounds: int, records: int) -> None:
         for _ in range(rounds):
             operator = TumblingWindow(CONTEXT, WINDOW_S)
             counted.append(cpu_s(processed, operator, data))
-            timers = len(operator.state.counts)
+            timers = len(operator.state.rows())
             fired.append(cpu_s(fire, operator))
         stall, share = statistics.median(fired), [c / (c + f) for c, f in zip(counted, fired, strict=True)]
         print(

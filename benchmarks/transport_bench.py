@@ -220,6 +220,7 @@ async def produce(buffers: int, setup: Setup, way: Way) -> float:
         left -= len(view)
     part.notify_end_of_data()
     part.finish()
+    part.close()
     await consumed.wait()
     elapsed = time.perf_counter() - started
     await server.close()
