@@ -136,6 +136,7 @@ METRIC_SOURCES: dict[str, str] = {
     "tasks.backpressured": "samples of all tasks",
     "tasks.backpressured-sampled": "rounds of `web.backpressure.num-samples` instants of all tasks",
     "tasks.cpu-per-record": "`cpu.spent` events and samples of the sinks",
+    "tasks.buffers-per-record": "`cpu.spent` events and samples of the sinks",
     "tasks.busy": "samples of all tasks",
     "tasks.idle": "samples of all tasks",
     "stale.rejected": "`stale.rejected` events of the JobManager",

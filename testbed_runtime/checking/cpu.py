@@ -32,7 +32,7 @@ class CpuPerRecord(Struct, frozen=True):
     seconds: float
     """Processor time of each record."""
     buffers: float
-    """Buffers of 1,000 records."""
+    """Buffers that were sent for each record."""
 
 
 def spent_of(trial: Trial) -> list[Spent]:
@@ -54,5 +54,5 @@ def cpu_per_record(spent: Sequence[Spent], sinks: list[TaskSeries], window: Wind
         return None
     parts = [s.within(window) for s in spent]
     return CpuPerRecord(
-        sum(seconds for seconds, _ in parts) / records, 1000 * sum(buffers for _, buffers in parts) / records
+        sum(seconds for seconds, _ in parts) / records, sum(buffers for _, buffers in parts) / records
     )

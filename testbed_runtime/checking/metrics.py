@@ -261,11 +261,8 @@ def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) ->
         _value(answers, "liveness.longest-stall", stall, phase)
         _vertices(answers, times.within(window) if window else [], phase)
         cpu = cpu_per_record(spent, raw, window) if window else None
-        text = f"{cpu.buffers:.3g} buffers of 1,000 records" if cpu else ""
-        reason = "" if cpu else NO_DATA
-        answers.add(
-            "tasks.cpu-per-record", cpu.seconds if cpu else None, phase=phase, text=text, reason=reason
-        )
+        _value(answers, "tasks.cpu-per-record", cpu.seconds if cpu else None, phase)
+        _value(answers, "tasks.buffers-per-record", cpu.buffers if cpu else None, phase)
         _sampled(answers, sampled_within(trial, window) if window else {}, phase)
     control = control_noise(trial, spans) if entry.get("role") == CONTROL else None
     noise = control if control is not None else base.noise if base else None

@@ -157,7 +157,7 @@ class Study:
     async def _apply(
         self, spec: kinds.TuningStudySpec, lines: tuple[score.Line, ...], report: StudyReport
     ) -> StudyReport:
-        """Write the best row's values into the Testbed of `spec.apply`. Returns the final report."""
+        """Write the best row's values into the Testbed of `spec.apply`, if the row is of the grid. Returns the final report."""
         best = next((line for line in lines if line.best), None)
         ended = replace(report, phase=COMPLETE, reason="TableComplete")
         if best is None:
@@ -165,6 +165,9 @@ class Study:
             return replace(ended, reason="NoRowPasses", message=text)
         if spec.apply is None:
             return ended
+        if best.row.reference:
+            text = f"{best.row.text}: no row of the grid is better, so nothing was applied"
+            return replace(ended, reason="NotApplied", message=text)
         patch = {"spec": {"flinkConfiguration": dict(best.row.options)}}
         found = await self._api.patch(naming.API_VERSION, "Testbed", self._namespace, spec.apply.name, patch)
         if found is None:

@@ -25,13 +25,15 @@ def _states(number: int, overtaken: Mapping[int, tuple[bytes, ...]]) -> list[Cha
 class OutputFlusher:
     """Flushes written data at the ticks of `execution.buffer-timeout`.
 
-    Ticks are `interval_s` apart, counted from the first use. No timer runs while nothing is written, and a missed tick is
-    skipped. With an interval of 0 every `touched` flushes at once; with a negative one nothing is ever flushed."""
+    The first tick comes `interval_s` after the first use, because Flink's thread sleeps first. The next one comes sooner by the
+    share `phase` of an interval, from 0 to 1, and all others are `interval_s` apart. No timer runs while nothing is written, and a
+    missed tick is skipped. With an interval of 0 every `touched` flushes at once; with a negative one nothing is ever flushed."""
 
-    def __init__(self, interval_s: float, flush: Callable[[], None]) -> None:
+    def __init__(self, interval_s: float, flush: Callable[[], None], *, phase: float = 0.0) -> None:
         self._interval_s = interval_s
         self._flush = flush
-        self._origin: float | None = None
+        self._phase = phase
+        self._first: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def touched(self) -> None:
@@ -41,16 +43,17 @@ class OutputFlusher:
         elif self._timer is None and self._interval_s > 0:
             loop = asyncio.get_running_loop()
             now = loop.time()
-            if self._origin is None:
-                self._origin = now
+            if self._first is None:
+                self._first = now + self._interval_s
             self._timer = loop.call_at(self.tick_after(now), self._tick)
 
     def tick_after(self, time: float) -> float:
         """Return the first tick after `time`; `time` itself before the first use and without an interval."""
-        if self._origin is None or self._interval_s <= 0:
+        if self._first is None or self._interval_s <= 0:
             return time if self._interval_s >= 0 else math.inf
-        ticks = math.floor((time - self._origin) / self._interval_s) + 1
-        return self._origin + ticks * self._interval_s
+        if time < self._first:
+            return self._first
+        return self._first + (self._ticks(time) - self._phase) * self._interval_s
 
     @property
     def is_immediate(self) -> bool:
@@ -59,9 +62,12 @@ class OutputFlusher:
 
     def runs(self, now: float) -> int:
         """Return how often the thread of Flink's flusher has run: at each tick, also if nothing was written."""
-        if self._origin is None or self._interval_s <= 0:
-            return 0
-        return math.floor((now - self._origin) / self._interval_s)
+        return 0 if self._first is None or now < self._first else self._ticks(now)
+
+    def _ticks(self, time: float) -> int:
+        """Return the number of ticks up to a time that is not before the first one."""
+        assert self._first is not None
+        return math.floor((time - self._first) / self._interval_s + self._phase) + 1
 
     def _tick(self) -> None:
         self._timer = None
@@ -86,13 +92,13 @@ class TaskOutput:
         random: Random | None = None,
     ) -> None:
         """`on_first` is called for every partition when it gets its first record, or ends without one. `random` chooses the
-        channels of latency markers."""
+        channels of latency markers and the phase of the flusher: the flushers of Flink's tasks are not synchronized."""
         self._outputs = list(outputs)
         self._meter = meter
         self._pool = Wakeup()
         self._on_first = on_first
         self._random = random or Random(0)  # noqa: S311
-        self._flusher = OutputFlusher(buffer_timeout_s, self._flush)
+        self._flusher = OutputFlusher(buffer_timeout_s, self._flush, phase=self._random.random())
         self._watched: set[int] = set()
         """Outputs whose pools will report that they are available again."""
         self.waits = 0

@@ -38,8 +38,7 @@ class Cost(Struct, frozen=True, kw_only=True):
 
 def costs(keys: Sequence[str], recoveries: Sequence[Mapping[str, Any]]) -> dict[str, Cost]:
     """Return the cost of each option that some wait names. `recoveries`: the content of recovery.json of each run."""
-    known = [TrialRecovery.from_json(value) for run in recoveries for value in run.values()]
-    trials = [t for t in known if t.recoveries] or known  # control trials have nothing to recover from
+    trials = [trial for run in recoveries for trial in _with_costs(run)]
     found: dict[str, Cost] = {}
     for key in keys:
         name = ALIASES.get(key, key)
@@ -53,6 +52,13 @@ def costs(keys: Sequence[str], recoveries: Sequence[Mapping[str, Any]]) -> dict[
                 margin=min(margins, key=lambda m: m.left_s, default=None),
             )
     return found
+
+
+def _with_costs(run: Mapping[str, Any]) -> list[TrialRecovery]:
+    """Return the trials of a run that had something to recover from, which a control trial has not. If none had, return all:
+    their first start may have waited."""
+    known = [TrialRecovery.from_json(value) for value in run.values()]
+    return [trial for trial in known if trial.recoveries] or known
 
 
 def _spans(trial: TrialRecovery) -> Iterator[Recovery]:

@@ -100,18 +100,24 @@ def table(
 
 
 def best(spec: TuningStudySpec, lines: Sequence[Line]) -> Line | None:
-    """Return the row of the grid to recommend, or None. It is within the limits of the objectives.
+    """Return the row to recommend, or None. It is within the limits of the objectives.
 
-    Only rows that are no worse than Flink's defaults in any objective count, if there are such rows. Among them the first
-    objective decides, between equal ones (MATTERS) the next, then the row's number."""
-    return next(iter(ranked(spec, lines)), None)
+    Of the grid, only rows that are no worse than Flink's defaults in any objective count, if there are such rows. Among them the
+    first objective decides, between equal ones (MATTERS) the next, then the row's number. A reference that is better than the
+    row found in this way, by the same rule, is recommended instead."""
+    first = next(iter(ranked(spec, lines)), None)
+    references = [line for line in lines if line.row.reference and _may_be_best(spec, line)]
+    if first is None:
+        return _leading(spec.objectives, references)
+    default = _default(lines)
+    if default is not None and not _worse(spec.objectives, first, default):
+        references = [line for line in references if not _worse(spec.objectives, line, default)]
+    return _leading(spec.objectives, [first, *references])
 
 
 def ranked(spec: TuningStudySpec, lines: Sequence[Line]) -> list[Line]:
     """Return the rows of the grid that may be recommended, the best first."""
-    left = [
-        line for line in lines if line.eligible and not line.row.reference and _within(spec.objectives, line)
-    ]
+    left = [line for line in lines if not line.row.reference and _may_be_best(spec, line)]
     found = []
     while (first := _first(spec, left, lines)) is not None:
         found.append(first)
@@ -120,10 +126,20 @@ def ranked(spec: TuningStudySpec, lines: Sequence[Line]) -> list[Line]:
 
 
 def _first(spec: TuningStudySpec, candidates: list[Line], lines: Sequence[Line]) -> Line | None:
-    default = next((line for line in lines if line.row.reference == DEFAULT and line.eligible), None)
+    default = _default(lines)
     if default is not None:
         candidates = [c for c in candidates if not _worse(spec.objectives, c, default)] or candidates
-    for index, objective in enumerate(spec.objectives):
+    return _leading(spec.objectives, candidates)
+
+
+def _default(lines: Sequence[Line]) -> Line | None:
+    """Return the row with Flink's defaults, if it may be recommended."""
+    return next((line for line in lines if line.row.reference == DEFAULT and line.eligible), None)
+
+
+def _leading(objectives: Sequence[Objective], candidates: list[Line]) -> Line | None:
+    """Return the row that is better in the first objective in which they differ; of equal rows the one with the smallest number."""
+    for index, objective in enumerate(objectives):
         sign = 1.0 if objective.direction == "min" else -1.0
         least = min((sign * _number(line, index) for line in candidates), default=0.0)
         candidates = [c for c in candidates if sign * _number(c, index) <= least + MATTERS * abs(least)]
@@ -140,6 +156,10 @@ def survivors(spec: TuningStudySpec, lines: Sequence[Line]) -> set[int]:
         or line.verdict == "Inconclusive"
         or _on_front(spec.objectives, line, lines, RULED_OUT)
     }
+
+
+def _may_be_best(spec: TuningStudySpec, line: Line) -> bool:
+    return line.eligible and _within(spec.objectives, line)
 
 
 def _within(objectives: Sequence[Objective], line: Line) -> bool:
@@ -314,7 +334,7 @@ def conclusion(spec: TuningStudySpec, lines: Sequence[Line]) -> list[str]:
     references = {line.row.reference: line for line in lines if line.row.reference}
     for name in (DEFAULT, CURRENT):
         other = references.get(name)
-        if other is None:
+        if other is None or other.best:
             continue
         if other.verdict != PASS:
             found.append(f"{other.row.text}: {other.verdict or NO_VALUE}: {other.reason}")

@@ -134,7 +134,12 @@ def _cost_lines(lines: Sequence[Line]) -> list[str]:
 
 
 def _failures(lines: Sequence[Line]) -> list[str]:
-    return [f"{line.row.text}: {line.verdict}: {line.reason}" for line in lines if line.reason]
+    """Say why rows fail, once for all rows with the same reason."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for line in lines:
+        if line.reason:
+            rows.setdefault((line.verdict, line.reason), []).append(line.row.text)
+    return [f"{'; '.join(texts)}: {verdict}: {reason}" for (verdict, reason), texts in rows.items()]
 
 
 def _confirmations(spec: TuningStudySpec, lines: Sequence[Line], confirmed: Mapping[int, Line]) -> list[str]:

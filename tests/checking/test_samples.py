@@ -42,7 +42,7 @@ def test_processor_time_is_that_of_the_records_that_arrived(history: Any):
     assert [s.seconds[-1] for s in spent] == pytest.approx([0.3, 0.9])
     found = cpu_per_record(spent, sinks, window)
     assert isinstance(found, CpuPerRecord)
-    assert (found.seconds, found.buffers) == pytest.approx((0.0004, 40))
+    assert (found.seconds, found.buffers) == pytest.approx((0.0004, 0.04))
     assert cpu_per_record([], sinks, window) is None
     assert cpu_per_record(spent, [], window) is None
     assert cpu_per_record(spent, sinks, Window(history.at(4), history.at(5))) is None, "no record arrived"

@@ -189,9 +189,14 @@ def test_a_text_with_a_reason_cannot_tell():
         (0.9999, "s", "999.9 ms"),
         (4.618, "s", "4.62 s"),
         (0.0015, "s", "1.5 ms"),
+        (0.0001, "s", "0.1 ms"),
+        (0.000_010_24, "s", "10.2 µs"),
+        (0.0, "s", "0.0 ms"),
         (0.955, "ratio", "95.5 %"),
         (19_999.6, "records/s", "20000 records/s"),
         (3.0, "count", "3"),
+        (1234567.0, "count", "1234567"),
+        (0.026_484_4, "count", "0.0265"),
     ],
 )
 def test_values_are_shown_with_their_unit(value: float, unit: str, text: str):
@@ -260,7 +265,7 @@ NEITHER = {
 }  # fmt: skip
 PHASED = {
     "buffers.used", "buffers.in-pool-usage", "buffers.out-pool-usage", "lag.max", "liveness.longest-stall", "tasks.backpressured",
-    "tasks.backpressured-sampled", "tasks.busy", "tasks.cpu-per-record", "tasks.idle", "checkpoints.completed", "checkpoints.failed", "checkpoints.duration",
+    "tasks.backpressured-sampled", "tasks.buffers-per-record", "tasks.busy", "tasks.cpu-per-record", "tasks.idle", "checkpoints.completed", "checkpoints.failed", "checkpoints.duration",
     "checkpoints.completion", "checkpoints.persisted", "checkpoints.size", "checkpoints.full-size", "checkpoints.alignment",
     "throughput.records-per-second", "throughput.slowest-sink", "throughput.fastest-sink", "throughput.goodput", "throughput.relative",
     "throughput.relative-to-control", "latency", "latency.markers", "latency.relative", "latency.relative-to-control",

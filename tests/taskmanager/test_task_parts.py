@@ -94,14 +94,14 @@ def test_an_active_slot_that_is_offered_again_has_a_new_deadline_and_another_kee
 # ---- the flusher
 
 
-def flushes(interval_s, *touches):
+def flushes(interval_s, *touches, phase=0.0):
     """Times of the flushes, for writes at these times."""
     found = []
 
     async def main():
         loop = asyncio.get_running_loop()
         begin = loop.time()
-        flusher = OutputFlusher(interval_s, lambda: found.append(round(loop.time() - begin, 6)))
+        flusher = OutputFlusher(interval_s, lambda: found.append(round(loop.time() - begin, 6)), phase=phase)
         for touch in touches:
             await asyncio.sleep(begin + touch - loop.time())
             flusher.touched()
@@ -116,6 +116,38 @@ def test_the_flusher_ticks_only_while_something_is_written():
     """Ticks of 100 ms from the first write; an idle task has no timer; missed ticks are skipped."""
     assert flushes(0.1, 0.0, 0.05) == [0.1]
     assert flushes(0.1, 0.0, 0.55) == [0.1, 0.6]
+
+
+def test_the_flushers_of_two_tasks_tick_together_only_once():
+    """The first tick comes a whole interval after the first write, as in Flink. The second one comes sooner by the task's phase."""
+    writes = (0.0, 0.105, 0.205, 0.305)
+    assert flushes(0.1, *writes) == [0.1, 0.2, 0.3, 0.4]
+    assert flushes(0.1, *writes, phase=0.3) == [0.1, 0.17, 0.27, 0.37]
+    assert flushes(0.1, *writes, phase=0.9) == [0.1, 0.11, 0.21, 0.31]
+
+
+def test_the_runs_of_a_flusher_are_counted_without_its_timer():
+    """As Flink's thread runs: at each tick, whether something was written or not."""
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        flusher = OutputFlusher(0.1, lambda: None, phase=0.3)
+        assert flusher.runs(begin + 1.0) == 0
+        flusher.touched()
+        assert [flusher.runs(begin + t) for t in (0.09, 0.101, 0.169, 0.171, 0.271, 1.071)] == [
+            0,
+            1,
+            1,
+            2,
+            3,
+            11,
+        ]
+        ticks = [0.1, 0.17, 0.27]
+        assert [flusher.tick_after(begin + t) - begin for t in (0.05, 0.101, 0.2)] == pytest.approx(ticks)
+        flusher.close()
+
+    run_virtual(main())
 
 
 def test_a_buffer_timeout_of_zero_flushes_each_write_and_a_negative_one_never():

@@ -23,3 +23,11 @@ def test_the_first_start_is_not_counted_twice_and_the_control_trial_does_not_hal
     run = {t.trial: t.to_json() for t in (control, fault)}
     found = costs([BACKOFF], [run])[BACKOFF]
     assert (found.price_s, found.expired) == (22.7, 1)
+
+
+def test_a_scenario_without_a_recovery_counts_beside_one_with_recoveries():
+    """Its first start spent the budget. It is no control trial of the other scenario's run."""
+    start = TrialRecovery(trial="main-1", start=outage("", 1, 30))
+    fault = TrialRecovery(trial="main-1", recoveries=(outage("late", 1, 31),))
+    found = costs([BACKOFF], [{"main-1": start.to_json()}, {"main-1": fault.to_json()}])[BACKOFF]
+    assert (found.price_s, found.expired) == (22.7, 2)

@@ -285,6 +285,18 @@ def test_a_row_that_beats_the_defaults_everywhere_is_preferred_to_a_better_trade
     assert [line.front for line in found] == [True, True, False, True]
 
 
+def test_a_reference_that_is_better_than_every_row_within_the_limits_is_the_best():
+    """1 s has too many false failovers, and 5 s finds failures later than the scenario's own 2 s: nothing has to be changed."""
+    objectives = [{"metric": "recovery.detect"}, {"metric": "detector.false-failovers", "limit": "20"}]
+    study, found = heartbeat_lines(
+        *(trials("Pass", *v) for v in (FAST, [7.5] * 8, SLOW, OWN)), objectives=objectives
+    )
+    assert [line.best for line in found] == [False, False, False, True]
+    answer = score.conclusion(study, found)
+    assert answer[0] == "best: the scenarios as they are"
+    assert "recovery.detect: better by" in answer[1]
+
+
 def test_a_row_beyond_the_limit_of_an_objective_is_not_recommended():
     """The fastest row has too many false failovers; with a limit that no row meets, nothing is recommended."""
     verdicts = [trials("Pass", *v) for v in (FAST, [7.5] * 8, SLOW, OWN)]
@@ -311,8 +323,8 @@ def test_the_picture_has_a_point_for_each_row_and_names_the_best_and_the_referen
 
 
 def test_labels_of_rows_with_equal_values_are_not_drawn_over_each_other():
-    """The best row often is the current one. The longest label of an axis is inside the picture."""
-    study, found = heartbeat_lines(*(trials("Pass", *v) for v in (FAST, [7.5] * 8, SLOW, FAST)))
+    """The best row often is like a reference. The longest label of an axis is inside the picture."""
+    study, found = heartbeat_lines(*(trials("Pass", *v) for v in (FAST, [7.5] * 8, SLOW, OWN)))
     found = tuple(
         replace(line, objectives=(found[0].objectives if index == 3 else line.objectives))
         for index, line in enumerate(found)
@@ -395,6 +407,14 @@ def test_a_failing_row_names_the_scenario_and_its_fault():
     assert found[0].reason == "killed (fault dead): it is Fail"
     assert "- heartbeat.interval=1 s: Fail: killed (fault dead): it is Fail" in table.markdown(study, found)
     assert table.status_rows(study, found)[0]["reason"] == found[0].reason
+
+
+def test_rows_that_fail_for_the_same_reason_share_a_line():
+    """The reason may be a long message of Flink's."""
+    failed = trials("Fail", *FAST)
+    study, found = heartbeat_lines(failed, failed, *(trials("Pass", *v) for v in (SLOW, OWN)))
+    text = "- heartbeat.interval=1 s; heartbeat.interval=5 s: Fail: killed (fault dead): it is Fail"
+    assert text in table.markdown(study, found).splitlines()
 
 
 def test_one_trial_rules_out_only_rows_that_are_far_worse():
