@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -10,6 +9,7 @@ from statistics import mean, median
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -71,9 +71,8 @@ class Answer(Struct, frozen=True):
 def read_recoveries(folder: Path) -> dict[str, TrialRecovery]:
     """Read a run's recovery.json. Empty if there is none or if it is of another format."""
     try:
-        found = json.loads((folder / RECOVERY_FILE).read_text(encoding="utf-8"))
-        return {trial: TrialRecovery.from_json(value) for trial, value in found.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return msgspec.json.decode((folder / RECOVERY_FILE).read_bytes(), type=dict[str, TrialRecovery])
+    except (OSError, ValueError, msgspec.MsgspecError):
         return {}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct, convert, to_builtins
 
 RECOVERY_FILE = "recovery.json"
 """In the run's folder: {trial id: TrialRecovery}."""
@@ -190,26 +190,5 @@ class TrialRecovery(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TrialRecovery:
-        """Read what `to_json` wrote. Raises KeyError or TypeError for anything else."""
-        start = value.get("start")
-        return cls(
-            trial=value["trial"],
-            start=None if start is None else _recovery(start),
-            recoveries=tuple(_recovery(r) for r in value.get("recoveries", ())),
-        )
-
-
-def _recovery(value: Mapping[str, Any]) -> Recovery:
-    return Recovery(
-        **{
-            **value,
-            "rounds": tuple(_round(r) for r in value.get("rounds", ())),
-            "prices": tuple(Price(**p) for p in value.get("prices", ())),
-            "margins": tuple(Margin(**m) for m in value.get("margins", ())),
-            "shared": tuple(SharedFault(**s) for s in value.get("shared", ())),
-        }
-    )
-
-
-def _round(value: Mapping[str, Any]) -> Round:
-    return Round(**{**value, "segments": tuple(Segment(**s) for s in value.get("segments", ()))})
+        """Read what `to_json` wrote. Raises msgspec.ValidationError for anything else."""
+        return convert(value, cls)
