@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed_runtime.core.errors import HeadgateError, RemoteProtocolError
+from testbed_runtime.files import sync
 from testbed_runtime.history.segments import Segment, in_order, parse_batch, scan
 
 SEGMENTS_FOLDER = "segments"
@@ -79,7 +80,7 @@ class Journal:
         path = self.folder / f"{process}~{stream}{SUFFIX}"
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            _sync_folder(self.folder)
+            sync(self.folder)
         except OSError as error:
             raise self._error(error) from error
         state = _Stream(file, 0, 0)
@@ -118,12 +119,3 @@ def _write_all(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    """Fsync the folder, because a new file is only durable once its folder entry is."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -45,15 +45,13 @@ def _report(folder: Path) -> SealReport:
     if not folder.is_dir():
         raise UserError(str(folder), "the trial's folder does not exist", "give <run>/history/<trial>")
     try:
-        document = json.loads((folder / SEALED).read_text())
-        version = document["schema"]
         report = read_sealed(folder)
-    except FileNotFoundError:
-        raise _not_sealed(folder) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, msgspec.MsgspecError) as error:
         raise UserError(str(folder / SEALED), f"is damaged: {error}", "run the scenario again") from None
-    if version != SCHEMA_VERSION or report is None:
-        problem = f"has schema version {version}, but this version of headgate reads {SCHEMA_VERSION}"
+    if report is None:
+        raise _not_sealed(folder)
+    if report.schema != SCHEMA_VERSION:
+        problem = f"has schema version {report.schema}, but this version of headgate reads {SCHEMA_VERSION}"
         raise UserError(str(folder / SEALED), problem, "use the version that recorded it")
     return report
 

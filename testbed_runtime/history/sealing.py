@@ -7,19 +7,19 @@ an interruption loses nothing. Sealing again returns the same result; different 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import Struct
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.files import sync, write_whole
 from testbed_runtime.history.journal import SEGMENTS_FOLDER, SUFFIX, RecordingError
 from testbed_runtime.history.schema import SCHEMA_VERSION, TABLES, Trial, arrow_schema
 from testbed_runtime.history.segments import Segment, scan
@@ -33,25 +33,13 @@ class SealingError(HeadgateError):
     """The folder is already sealed, with different content."""
 
 
-@dataclass(slots=True)
-class SealReport:
+class SealReport(Struct, frozen=True, kw_only=True):
     """The contents of the tables. `streams` maps a file name to bytes, rows and missing rows; `problems` are sentences."""
 
+    schema: int
     rows: dict[str, int]
-    streams: dict[str, dict[str, int]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA_VERSION,
-            "rows": self.rows,
-            "streams": self.streams,
-            "problems": self.problems,
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> SealReport:
-        return cls(dict(document["rows"]), dict(document["streams"]), list(document["problems"]))
+    streams: dict[str, dict[str, int]]
+    problems: list[str]
 
 
 def read_sealed(folder: Path) -> SealReport | None:
@@ -59,7 +47,7 @@ def read_sealed(folder: Path) -> SealReport | None:
     path = folder / SEALED
     if not path.exists():
         return None
-    return SealReport.from_json(json.loads(path.read_text()))
+    return msgspec.json.decode(path.read_bytes(), type=SealReport)
 
 
 def seal(folder: Path, *, problems: list[str] | None = None) -> SealReport:
@@ -71,7 +59,7 @@ def seal(folder: Path, *, problems: list[str] | None = None) -> SealReport:
         return _sealed_before(folder, before, files)
     try:
         report = _write(folder, files, list(problems or []))
-        _put(folder / SEALED, json.dumps(report.to_json(), indent=1, sort_keys=True).encode())
+        _mark_sealed(folder, report)
     except OSError as error:
         _clean(folder)
         raise RecordingError(
@@ -82,16 +70,21 @@ def seal(folder: Path, *, problems: list[str] | None = None) -> SealReport:
     return report
 
 
+def _mark_sealed(folder: Path, report: SealReport) -> None:
+    text = msgspec.json.format(msgspec.json.encode(report, order="sorted"), indent=1)
+    write_whole(folder / SEALED, text)
+
+
 def write_trial(folder: Path, trial: Trial) -> SealReport:
     """Write the same files for a trial in memory (simulation, tests)."""
     folder.mkdir(parents=True, exist_ok=True)
-    report = SealReport(rows={}, problems=list(trial.problems))
+    report = SealReport(schema=SCHEMA_VERSION, rows={}, streams={}, problems=list(trial.problems))
     for table in TABLES:
         rows = trial.table(table)
         with _TableWriter(folder, table) as writer:
             writer.add(rows)
         report.rows[table] = len(rows)
-    _put(folder / SEALED, json.dumps(report.to_json(), indent=1, sort_keys=True).encode())
+    _mark_sealed(folder, report)
     return report
 
 
@@ -106,7 +99,7 @@ def _sealed_before(folder: Path, before: SealReport, files: list[Path]) -> SealR
 
 
 def _write(folder: Path, files: list[Path], problems: list[str]) -> SealReport:
-    report = SealReport(rows=dict.fromkeys(TABLES, 0), problems=problems)
+    report = SealReport(schema=SCHEMA_VERSION, rows=dict.fromkeys(TABLES, 0), streams={}, problems=problems)
     writers = {table: _TableWriter(folder, table) for table in TABLES}
     try:
         for path in files:
@@ -176,7 +169,7 @@ class _TableWriter:
         self._put_group()
         self._writer.close()
         self._writer = None
-        _sync(self._temporary)
+        sync(self._temporary)
         self._temporary.replace(self._path)
 
     def abandon(self) -> None:
@@ -194,24 +187,7 @@ class _TableWriter:
         self._count = 0
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _put(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(data)
-    _sync(temporary)
-    temporary.replace(path)
-    _sync(path.parent)
-
-
 def _clean(folder: Path) -> None:
     """Delete incomplete files after a failure, because disk space may be short."""
     for table in TABLES:
         (folder / f"{table}.parquet").unlink(missing_ok=True)
-    (folder / f".{SEALED}.tmp").unlink(missing_ok=True)

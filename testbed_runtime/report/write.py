@@ -9,6 +9,7 @@ from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
+from testbed_runtime.files import write_whole
 from testbed_runtime.report.answer import read_recoveries
 from testbed_runtime.report.build import build
 from testbed_runtime.report.html import page
@@ -102,8 +103,6 @@ def _comparison(run: Path) -> dict[str, Any]:
 
 
 def put(path: Path, text: str) -> Path:
-    """Write a temporary file and rename it, so that a reader never sees half a file."""
+    """Write a file and its folder. A reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text, encoding="utf-8")
-    return temporary.replace(path)
+    return write_whole(path, text.encode(), durable=False)

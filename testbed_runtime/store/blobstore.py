@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
-T = TypeVar("T")
+from testbed_runtime.files import write_whole
 
 MAX_KEY_CHARS = 512
 TEMPORARY = ".tmp-"
@@ -53,21 +50,21 @@ class FolderBlobStore:
         """Raises OSError when the disk fails."""
         self._written += 1
         temporary = f"{TEMPORARY}{os.getpid()}-{self._written}"
-        await _blocking(partial(_put, self._path(key), temporary, bytes(data)))
+        await asyncio.to_thread(_put, self._path(key), temporary, bytes(data))
 
     async def get(self, key: str) -> bytes:
         try:
-            return await _blocking(self._path(key).read_bytes)
+            return await asyncio.to_thread(self._path(key).read_bytes)
         except (FileNotFoundError, IsADirectoryError):
             raise KeyError(key) from None
 
     async def list(self, prefix: str) -> list[str]:
         if prefix.startswith("/") or {".", ".."} & set(prefix.split("/")):
             raise ValueError(f"{prefix!r} is not a prefix of keys of the blob store")
-        return await _blocking(partial(_list, self._folder, prefix))
+        return await asyncio.to_thread(_list, self._folder, prefix)
 
     async def delete(self, key: str) -> None:
-        await _blocking(partial(self._path(key).unlink, missing_ok=True))
+        await asyncio.to_thread(self._path(key).unlink, missing_ok=True)
 
     def _path(self, key: str) -> Path:
         return self._folder / checked(key)
@@ -83,26 +80,9 @@ def checked(key: str) -> str:
     return key
 
 
-async def _blocking(call: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(None, call)
-
-
 def _put(path: Path, temporary: str, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.parent / temporary
-    try:
-        with unfinished.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_whole(path, data, temporary=temporary)
 
 
 def _list(folder: Path, prefix: str) -> list[str]:

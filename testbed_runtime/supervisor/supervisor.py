@@ -30,6 +30,7 @@ from testbed_runtime.faults.probes import EchoServer
 from testbed_runtime.faults.process.backend import ProcessBackend
 from testbed_runtime.faults.proxy.backend import ProxyBackend
 from testbed_runtime.faults.registry import LOCAL
+from testbed_runtime.files import write_whole
 from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.hosts import ProcessState
 from testbed_runtime.ports.network import Address, address_of
@@ -170,9 +171,7 @@ class Supervisor:
             raise HeadgateError(
                 f"{self.config.name} was started {MAX_INCARNATIONS} times, which is the limit"
             )
-        partial = path.with_suffix(".new")
-        partial.write_text(str(start))
-        partial.replace(path)
+        write_whole(path, str(start).encode(), durable=False)
         return self.config.first_incarnation + start - 1
 
     def _write_config(self, spec: ChildSpec, incarnation: int, last: Child | None) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from msgspec import to_builtins
 
 from testbed_runtime.core.errors import RemoteProtocolError
 from testbed_runtime.history.journal import Journal, RecordingError
@@ -97,7 +98,7 @@ class Recorder:
             return web.json_response({"error": str(error)}, status=409)
         except RecordingError as error:
             return self._fail(error)
-        return web.json_response({"folder": str(self.folder), **self._sealed.to_json()})
+        return web.json_response({"folder": str(self.folder), **to_builtins(self._sealed)})
 
     async def status(self, request: web.Request) -> web.Response:
         journal = self._journal

@@ -14,18 +14,15 @@ import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.http import HEALTHZ, bad_input, bearer_token, disk_errors, healthz
+from testbed_runtime.files import sync
 from testbed_runtime.history.journal import NAME
 from testbed_runtime.history.recording.recorder import MAX_REQUEST_BYTES, Recorder
-
-T = TypeVar("T")
 
 MAX_FILE_BYTES = 256 * 1024 * 1024
 """Limit for a file of a file sink or a report. Files are streamed, so this protects the volume."""
@@ -121,7 +118,7 @@ class RunRecorder:
 
     async def _list(self, request: web.Request) -> web.Response:
         prefix = request.query.get("prefix", "")
-        found = await _blocking(partial(_files, self.folder, prefix))
+        found = await asyncio.to_thread(_files, self.folder, prefix)
         return web.json_response({"files": [{"path": path, "bytes": size} for path, size in found]})
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
@@ -137,17 +134,17 @@ class RunRecorder:
         self._written += 1
         unfinished = path.parent / f"{TEMPORARY}{os.getpid()}-{self._written}"
         try:
-            await _blocking(partial(path.parent.mkdir, parents=True, exist_ok=True))
+            await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
             size = await _receive(request, unfinished)
             if size is None:
                 return _too_large()
-            await _blocking(partial(_commit, unfinished, path))
+            await asyncio.to_thread(_commit, unfinished, path)
         finally:
-            await _blocking(partial(unfinished.unlink, missing_ok=True))
+            await asyncio.to_thread(unfinished.unlink, missing_ok=True)
         return web.json_response({"bytes": size})
 
     async def _delete(self, request: web.Request) -> web.Response:
-        await _blocking(partial(self._writable(request).unlink, missing_ok=True))
+        await asyncio.to_thread(self._writable(request).unlink, missing_ok=True)
         return web.json_response({})
 
     def _writable(self, request: web.Request) -> Path:
@@ -165,19 +162,15 @@ async def _receive(request: web.Request, unfinished: Path) -> int | None:
             size += len(chunk)
             if size > MAX_FILE_BYTES:
                 return None
-            await _blocking(partial(file.write, chunk))
-        await _blocking(file.flush)
-        await _blocking(partial(os.fsync, file.fileno()))
+            await asyncio.to_thread(file.write, chunk)
+        await asyncio.to_thread(file.flush)
+        await asyncio.to_thread(os.fsync, file.fileno())
     return size
 
 
 def _commit(unfinished: Path, path: Path) -> None:
     unfinished.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(path.parent)
 
 
 def _files(folder: Path, prefix: str) -> list[tuple[str, int]]:
@@ -197,10 +190,6 @@ def _files(folder: Path, prefix: str) -> list[tuple[str, int]]:
 
 def _too_large() -> web.Response:
     return web.json_response({"error": f"a file has at most {MAX_FILE_BYTES} bytes"}, status=413)
-
-
-async def _blocking(call: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(None, call)
 
 
 @web.middleware
