@@ -48,6 +48,7 @@ from testbed_runtime.checking.waits import (
     windows_before_sinks,
 )
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
+from testbed_runtime.core.job.slots import slots_of_groups
 from testbed_runtime.core.judgement.metrics import JOB_FAILED, NOT_RECOVERED
 from testbed_runtime.core.judgement.recovery import (
     UNATTRIBUTED,
@@ -60,6 +61,7 @@ from testbed_runtime.core.judgement.recovery import (
     TrialRecovery,
 )
 from testbed_runtime.core.waits import KINDS, Outcome, Wait
+from testbed_runtime.history.manifest import vertices
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.waits import INT64_MAX
 
@@ -394,12 +396,10 @@ class _Paths:
 
 def has_spare_slots(entry: Entry) -> bool:
     """Whether the TaskManagers of a trial have more slots than its job needs; True if that is not known."""
-    job = entry.get("job") or {}
-    needed: dict[str, int] = {}
-    for vertex in job.get("vertices") or ():
-        group = str(vertex.get("slotSharingGroup") or "default")
-        needed[group] = max(needed.get(group, 0), int(vertex.get("parallelism") or 1))
-    managers = job.get("taskManagers") or {}
+    needed = slots_of_groups(
+        (v.get("slotSharingGroup") or "default", v.get("parallelism") or 1) for v in vertices(entry)
+    )
+    managers = (entry.get("job") or {}).get("taskManagers") or {}
     there = int(managers.get("replicas") or 0) * int(managers.get("slots") or 1)
     return not (needed and there) or there > sum(needed.values())
 

@@ -11,16 +11,15 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import Struct, field
 
-from testbed_runtime.core.job.jobgraph import PARTITIONINGS
-from testbed_runtime.core.options import Options
-from testbed_runtime.core.versions import VERSIONS
+from testbed_runtime.history import manifest
 from testbed_runtime.history.columns import Ints, ints, parsed
+from testbed_runtime.history.manifest import edges, options_of, parallelism_of, vertices
 from testbed_runtime.history.schema import Trial
 
 Floats = npt.NDArray[np.float64]
-Entry = Mapping[str, Any]
-"""The trial's entry in manifest.json."""
+Entry = manifest.Entry
 NS = 1_000_000_000
+options = options_of
 
 
 class Window(Struct, frozen=True):
@@ -108,13 +107,6 @@ def events(trial: Trial, *kinds: str) -> list[dict[str, Any]]:
         return [row for _, row in kept.get(kinds[0], ())]
     several = [numbered for kind in set(kinds) for numbered in kept.get(kind, ())]
     return [row for _, row in sorted(several, key=itemgetter(0))]
-
-
-def options(entry: Entry) -> Options:
-    version = str(entry.get("flinkVersion") or "2.x")
-    return Options(
-        dict(entry.get("configuration") or {}), flink_version=version if version in VERSIONS else "2.x"
-    )
 
 
 class TaskSeries(Struct, frozen=True):
@@ -247,24 +239,15 @@ class JobShape(Struct, frozen=True):
 
 def job_shape(trial: Trial, entry: Entry) -> JobShape:
     """Return the job graph from the manifest, or derive it from the task rows (no copies, no windows)."""
-    job = entry.get("job") or {}
-    vertices = job.get("vertices") or ()
-    if not vertices:
+    known = vertices(entry)
+    if not known:
         return _shape_of_tasks(trial)
-    edges = tuple(
-        (
-            e.get("source") or e["from"],
-            e.get("target") or e["to"],
-            str(e.get("partitioning") or PARTITIONINGS[0]),
-        )
-        for e in job.get("edges") or ()
-    )
     return JobShape(
-        parallelism={v["name"]: int(v.get("parallelism") or 1) for v in vertices},
-        edges=edges,
-        sources=tuple(v["name"] for v in vertices if _role(v) == "source"),
-        sinks=tuple(v["name"] for v in vertices if _role(v) == "sink"),
-        windows=frozenset(v["name"] for v in vertices if _operator(v) == "window"),
+        parallelism=parallelism_of(entry),
+        edges=tuple(edges(entry)),
+        sources=tuple(v["name"] for v in known if _role(v) == "source"),
+        sinks=tuple(v["name"] for v in known if _role(v) == "sink"),
+        windows=frozenset(v["name"] for v in known if _operator(v) == "window"),
     )
 
 

@@ -24,7 +24,7 @@ def ci(  # noqa: PLR0917 - typer passes by name
     from testbed_runtime.cli import exits, loading, running
     from testbed_runtime.cli.session import Session
     from testbed_runtime.core.errors import HeadgateError
-    from testbed_runtime.runner.manifest import MANIFEST
+    from testbed_runtime.history.manifest import MANIFEST
 
     login = access.access_for(on.value, namespace, context, kubeconfig)
     loaded = loading.load_all(loading.find_all(folder))

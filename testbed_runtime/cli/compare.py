@@ -72,7 +72,7 @@ def trend(
     from testbed_runtime.cli import overview
     from testbed_runtime.core.errors import UserError
     from testbed_runtime.core.judgement.comparison import comparison
-    from testbed_runtime.runner.manifest import read_manifest
+    from testbed_runtime.history.manifest import read_manifest
 
     if len(runs) == 1 and overview.is_folder_of_runs(runs[0]):
         data = overview.select(overview.read(runs[0]), _keys(metric or ()), variant or ())
@@ -106,8 +106,8 @@ def _different(runs: Sequence[Path]) -> Sequence[Path]:
 def _groups(folder: Path, variants: Sequence[str], *, partly: bool) -> list[Group]:
     """Return the trials of these variants (none: of all). `partly`: one of them is enough. Raises UserError."""
     from testbed_runtime.core.errors import UserError
+    from testbed_runtime.history.manifest import read_manifest
     from testbed_runtime.runner.judge import groups_of, read_rows
-    from testbed_runtime.runner.manifest import read_manifest
 
     found = {group.name: group for group in groups_of(read_manifest(folder), read_rows(folder))}
     if not found:
@@ -216,7 +216,7 @@ def _share(text: str) -> float:
 def _changes(loaded: Mapping[Path, Sequence[Group]]) -> list[str]:
     """Return which settings of the compared variants differ between the runs, so that no difference is attributed to the wrong
     setting."""
-    from testbed_runtime.runner.manifest import read_manifest
+    from testbed_runtime.history.manifest import read_manifest
 
     labels = _labels(list(loaded))
     single = all(len(groups) == 1 for groups in loaded.values())

@@ -16,8 +16,8 @@ def evaluate(
     from testbed_runtime.cli import environments, running
     from testbed_runtime.cli.render import rendering
     from testbed_runtime.cli.session import Session
+    from testbed_runtime.history.manifest import read_manifest
     from testbed_runtime.runner.engine import judge_run
-    from testbed_runtime.runner.manifest import read_manifest
 
     for folder in runs:
         read_manifest(folder)  # before Spark starts

@@ -31,9 +31,9 @@ def executions(
     Each state has the time at which it was reached, the TaskManager and the cause."""
     from testbed_runtime.checking.executions import executions as executions_of
     from testbed_runtime.core.errors import UserError
+    from testbed_runtime.history.manifest import read_manifest
     from testbed_runtime.history.reader import read_trial
     from testbed_runtime.runner.judge import trials_to_evaluate
-    from testbed_runtime.runner.manifest import read_manifest
 
     manifest = read_manifest(run)
     names = trials_to_evaluate(manifest)

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from testbed_runtime.history.manifest import MANIFEST
+
 if TYPE_CHECKING:
     from testbed_runtime.core.judgement.comparison import Key
 
-MANIFEST = "manifest.json"
 Rows = Sequence[Mapping[str, Any]]
 
 

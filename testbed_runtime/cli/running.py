@@ -27,9 +27,9 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
 from testbed_runtime.core.judgement.verdict import exit_code as verdict_exit_code
 from testbed_runtime.core.judgement.verdict import worst
+from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
 from testbed_runtime.runner.judge import trials_to_evaluate
-from testbed_runtime.runner.manifest import read_manifest
 from testbed_runtime.runner.progress import Progress
 
 NO_LOGIN = Access()

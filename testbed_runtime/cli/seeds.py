@@ -22,9 +22,9 @@ from testbed_runtime.core.judgement.distribution import Distribution, distributi
 from testbed_runtime.core.judgement.expectations import format_value
 from testbed_runtime.core.judgement.metrics import METRICS as KNOWN
 from testbed_runtime.core.judgement.recovery import TrialRecovery
+from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.report.answer import answer_lines, read_recoveries
 from testbed_runtime.runner.judge import METRICS, VERDICT, read_rows
-from testbed_runtime.runner.manifest import read_manifest
 
 MODULE = "testbed_runtime.cli.main"
 WORKERS = 2

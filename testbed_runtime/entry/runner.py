@@ -29,6 +29,7 @@ from testbed_runtime.cli.render import Plain
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.metrics import RUN_FAILED
 from testbed_runtime.entry.harness import run_main
+from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.kube.api import Api, ApiError, connect, patiently
 from testbed_runtime.kube.host import KubeTestbedHost, RunAccess
 from testbed_runtime.kube.progress import StatusProgress, measured, report_map
@@ -39,7 +40,7 @@ from testbed_runtime.process.config import read_token
 from testbed_runtime.report.answer import read_recoveries
 from testbed_runtime.runner import judge
 from testbed_runtime.runner.engine import RunControl, Runner, RunRequest, RunResult
-from testbed_runtime.runner.manifest import RunInfo, read_manifest
+from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.runner.progress import Evaluating
 
 FIELD_MANAGER = naming.RUNNER_ACCOUNT

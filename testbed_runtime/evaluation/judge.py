@@ -23,7 +23,8 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, TrialRecovery
 from testbed_runtime.evaluation import catalogue, splits, tables
 from testbed_runtime.evaluation.pipeline import judged
-from testbed_runtime.evaluation.run import read_manifest
+from testbed_runtime.files import write_whole
+from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.schema import Trial
 
 if TYPE_CHECKING:
@@ -97,10 +98,18 @@ def write_results(
     series = ",\n".join(of_trial["series"] for of_trial in found)
     answers = ",\n".join(f"{json.dumps(t.trial)}: {f['answer']}" for t, f in zip(trials, found, strict=True))
     lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
-    _write(folder / "timeseries.json", f'{{"schema": {SCHEMA}, "trials": [\n{series}\n]}}\n')
-    _write(folder / RECOVERY_FILE, f"{{\n{answers}\n}}\n")
-    _write(folder / TRACE_FILE, json.dumps(trace(_traced(trials, found)), allow_nan=False))
-    _write(folder / "metrics.json", f"[\n{lines}\n]\n")
+    write_whole(
+        folder / "timeseries.json",
+        f'{{"schema": {SCHEMA}, "trials": [\n{series}\n]}}\n'.encode(),
+        durable=False,
+    )
+    write_whole(folder / RECOVERY_FILE, f"{{\n{answers}\n}}\n".encode(), durable=False)
+    write_whole(
+        folder / TRACE_FILE,
+        json.dumps(trace(_traced(trials, found)), allow_nan=False).encode(),
+        durable=False,
+    )
+    write_whole(folder / "metrics.json", f"[\n{lines}\n]\n".encode(), durable=False)
 
 
 def _traced(
@@ -113,10 +122,3 @@ def _traced(
         waits = pq.ParquetFile(files.folder / "waits.parquet").read()
         answer = TrialRecovery.from_json(json.loads(row["answer"]))
         yield trace_events(Trial(files.run, files.trial, {"waits": waits}), answer, pid=number)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write the whole file or none of it."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text)
-    temporary.replace(path)

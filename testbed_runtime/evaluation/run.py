@@ -1,14 +1,12 @@
-"""Shared by the worker and its caller: the manifest of a run, a scratch folder, errors as one line."""
+"""Shared by the worker and its caller: a scratch folder, errors as one line."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
 
@@ -16,20 +14,6 @@ EXIT_ERROR = 2
 """The exit code of a failure that a message explains."""
 TEXT_MAX = 600
 """The longest message in characters."""
-
-
-def read_manifest(run_folder: Path) -> dict[str, Any]:
-    """Return the manifest. Raises HeadgateError when the folder is not a run, or the manifest is damaged."""
-    path = run_folder / "manifest.json"
-    try:
-        manifest = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise HeadgateError(f"{run_folder} is not the folder of a run: it has no manifest.json.") from None
-    except (OSError, ValueError) as error:
-        raise HeadgateError(f"{path} is truncated or damaged: {error}") from None
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("trials", []), list):
-        raise HeadgateError(f"{path} is not a manifest of headgate.")
-    return manifest
 
 
 @contextmanager

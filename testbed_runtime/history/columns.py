@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,8 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from testbed_runtime.core.options import Options
-from testbed_runtime.core.versions import LATEST
 from testbed_runtime.history.schema import Trial
 
 NS = 1_000_000_000
@@ -179,31 +177,6 @@ def ended_process(event: Mapping[str, Any]) -> str:
     """Return the process that a process.exit is about, with its incarnation."""
     incarnation = parsed(event["data"]).get("incarnation")
     return f"{event['subject']}-{incarnation}" if incarnation is not None else str(event["subject"])
-
-
-def options_of(entry: Mapping[str, Any]) -> Options:
-    """Return the options of a trial, from its entry in the manifest."""
-    return Options(entry.get("configuration") or {}, flink_version=entry.get("flinkVersion") or LATEST)
-
-
-def vertices(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the vertices of the manifest's job."""
-    job = entry.get("job")
-    return list(job.get("vertices") or ()) if isinstance(job, Mapping) else []
-
-
-def tasks_of(entry: Mapping[str, Any]) -> set[str]:
-    """Return the subtasks of the manifest's job."""
-    return {f"{v['name']}-{i}" for v in vertices(entry) for i in range(int(v.get("parallelism") or 1))}
-
-
-def edges(entry: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
-    """Yield the source, the target and how often the edge carries each record."""
-    job = entry.get("job")
-    parallelism = {v["name"]: int(v.get("parallelism") or 1) for v in vertices(entry)}
-    for edge in (job.get("edges") or ()) if isinstance(job, Mapping) else ():
-        source, target = edge.get("source") or edge.get("from"), edge.get("target") or edge.get("to")
-        yield source, target, parallelism.get(target, 1) if edge.get("partitioning") == "broadcast" else 1
 
 
 def deployments(trial: Trial) -> dict[tuple[str, int], dict[str, Any]]:

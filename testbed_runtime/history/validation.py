@@ -36,13 +36,13 @@ from testbed_runtime.history.columns import (
     numbered,
     parsed,
     sound,
-    tasks_of,
 )
 from testbed_runtime.history.contradictions.channels import check_credit
 from testbed_runtime.history.contradictions.clocks import has_one_clock
 from testbed_runtime.history.contradictions.owners import check_owners
 from testbed_runtime.history.crosschecks import check_across
 from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.manifest import tasks_of
 from testbed_runtime.history.schema import (
     ADDED_LATER,
     EVENT_KINDS,

@@ -27,11 +27,11 @@ from testbed_runtime.core.trial.plan import (
     TrialPlan,
 )
 from testbed_runtime.faults.registry import Capabilities, check_fault
+from testbed_runtime.history.manifest import MANIFEST, read_manifest
 from testbed_runtime.ports.hosts import Evaluator, Testbed, TestbedHost, TrialContext
 from testbed_runtime.runner import judge
 from testbed_runtime.runner.estimate import SIMULATION, run_seconds
 from testbed_runtime.runner.manifest import (
-    MANIFEST,
     LocalFolder,
     Manifest,
     RunFolder,
@@ -39,7 +39,6 @@ from testbed_runtime.runner.manifest import (
     next_attempt,
     note_handle,
     open_entries,
-    read_manifest,
     void_open,
 )
 from testbed_runtime.runner.progress import (

@@ -14,7 +14,8 @@ from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.metrics import INDISTINGUISHABLE, METRIC_FIELDS, NOT_ENOUGH_TRIALS
 from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, controls_of, judge
-from testbed_runtime.runner.manifest import read_manifest, write_json
+from testbed_runtime.history.manifest import read_manifest
+from testbed_runtime.runner.manifest import write_json
 
 METRICS, TIMESERIES, VERDICT = "metrics.json", "timeseries.json", "verdict.json"
 INTERRUPTED_TEXT = "the run was interrupted before its last trial"

@@ -8,7 +8,6 @@ void, because nothing renewed its leases, and is repeated under a new id. So not
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,18 +21,15 @@ from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.job.jobgraph import JobVertex
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.trial.plan import CONTROL, NEVER, RunPlan, TestbedPlan, TrialPlan
+from testbed_runtime.files import write_whole
+from testbed_runtime.history.manifest import MANIFEST, MANIFEST_SCHEMA, Entry, read_manifest
 from testbed_runtime.ports.hosts import FaultHandle
 
-MANIFEST_SCHEMA = 2
-MANIFEST = "manifest.json"
 MAX_ATTEMPTS = 3
 """Maximum attempts of one trial. If its faults lapse or its pods are removed three times, that is not chance."""
 MAX_REPEATS = 10
 """Maximum attempts of one trial, including those that a dead runner left open: more than the restarts that an operator grants."""
 OPEN_TEXT = "the runner ended during this trial"
-
-Entry = Mapping[str, Any]
-"""A trial in the manifest."""
 
 
 class RunFolder(Protocol):
@@ -273,54 +269,5 @@ def indented(data: Any) -> str:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write a file atomically: to a temporary file beside it, flushed to disk, then renamed."""
-    temporary = path.with_name(f".{path.name}.part")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(indented(data) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read a run's manifest. Raises UserError when the folder has none, or it is damaged or of another version."""
-    path = folder / MANIFEST
-    if not path.is_file():
-        hint = "name a folder under headgate-runs/"
-        raise UserError(str(folder), "is not the folder of a run: it has no manifest.json", hint)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(
-            str(path), f"is not JSON: {error}", "the run's manifest is damaged; run the scenario again"
-        ) from None
-    if not isinstance(data, dict) or data.get("schema") != MANIFEST_SCHEMA:
-        hint = "it was written by another version of Headgate; run the scenario again"
-        raise UserError(str(path), f"does not have schema {MANIFEST_SCHEMA}", hint)
-    if problem := _damage(data.get("trials", []), data.get("expectations")):
-        raise UserError(str(path), problem, "the run's manifest is damaged; run the scenario again")
-    return data
-
-
-def _damage(trials: Any, expectations: Any) -> str:
-    """Return the first field that is missing or has a type that nothing can be read from; empty if there is none."""
-    if not isinstance(trials, list):
-        return "trials is not a list"
-    if not isinstance(expectations, dict):
-        return f"expectations is {expectations!r:.60}"
-    for number, entry in enumerate(trials):
-        where = f"trials[{number}]"
-        if not isinstance(entry, dict) or not isinstance(entry.get("trial"), str):
-            return f"{where} has no name"
-        variant = entry.get("variant")
-        if not isinstance(variant, str) or not isinstance(expectations.get(variant), list):
-            return f"expectations has no list for {variant!r:.60}, the variant of {where}"
-        for key, kind in (("configuration", dict), ("job", dict), ("faults", list), ("phases", list)):
-            if not isinstance(entry.get(key), kind):
-                return f"{where}.{key} is {entry.get(key)!r:.60}"
-        for index, phase in enumerate(entry.get("phases") or ()):
-            for key in ("start_ns", "end_ns"):
-                if not isinstance(phase, dict) or not isinstance(phase.get(key), int):
-                    stated = phase.get(key) if isinstance(phase, dict) else phase
-                    return f"{where}.phases[{index}].{key} is {stated!r:.60}, not an integer"
-    return ""
+    """Write a file that is complete and on the disk when the call returns."""
+    write_whole(path, f"{indented(data)}\n".encode())

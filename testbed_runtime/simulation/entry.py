@@ -14,11 +14,12 @@ from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.checking.trace import TRACE_FILE, trace, trace_events
 from testbed_runtime.core.documents import versioned
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
+from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
 from testbed_runtime.runner.judge import METRICS, TIMESERIES
-from testbed_runtime.runner.manifest import read_manifest, write_json
+from testbed_runtime.runner.manifest import write_json
 from testbed_runtime.runner.progress import Progress
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.simulation.testbed import SimTestbedHost

@@ -18,12 +18,13 @@ import pytest
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.messages import CHUNK_RECORDS
 from testbed_runtime.core.judgement.verdict import Verdict
+from testbed_runtime.history.manifest import MANIFEST_SCHEMA
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import TABLES, Trial
 from testbed_runtime.history.sealing import SEALED, write_trial
 from testbed_runtime.history.validation import DamagedHistory, check_causality, check_times, check_trial
 from testbed_runtime.runner.engine import judge_run
-from testbed_runtime.runner.manifest import MANIFEST_SCHEMA, write_json
+from testbed_runtime.runner.manifest import write_json
 from testbed_runtime.runner.progress import Silent
 from testbed_runtime.simulation.entry import DirectEvaluator
 from tests.checking.agreeing import agreeing

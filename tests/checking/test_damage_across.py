@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from testbed_runtime.evaluation.splits import check_assembled
-from testbed_runtime.history.columns import options_of, places_of
+from testbed_runtime.history.columns import places_of
 from testbed_runtime.history.contradictions.channels import check_credit
 from testbed_runtime.history.contradictions.checkpoints import check_checkpoints
 from testbed_runtime.history.contradictions.counters import check_counters_across
@@ -18,6 +18,7 @@ from testbed_runtime.history.contradictions.executions import check_executions
 from testbed_runtime.history.contradictions.faults import check_faults
 from testbed_runtime.history.contradictions.waits import check_waits
 from testbed_runtime.history.crosschecks import check_across
+from testbed_runtime.history.manifest import options_of
 from testbed_runtime.history.schema import Trial, arrow_schema
 from testbed_runtime.history.validation import DamagedHistory
 from tests.checking.recorded import DOCUMENT, Recorded, Row, record, recorded

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.histories import write_run
-from testbed_runtime.evaluation import judge, pipeline, run, splits, tables
+from testbed_runtime.evaluation import judge, pipeline, splits, tables
 from testbed_runtime.evaluation.session import spark_session
+from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, arrow_schema
 from tests.report import synthetic
 
@@ -39,7 +40,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A control trial and a fault trial; the control's sinks receive nothing for half a second."""
     folder = write_run(tmp_path_factory.mktemp("runs") / "uneven", rows=4000, trials=2)
-    manifest = run.read_manifest(folder)
+    manifest = read_manifest(folder)
     (control,) = (e for e in manifest["trials"] if e["role"] == "control")
     start = next(p["start_ns"] for p in control["phases"] if p["name"] == "baseline") + 3 * NS
     history = folder / "history" / control["trial"]

@@ -13,6 +13,7 @@ import pytest
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation import run, splits, tables, worker
+from testbed_runtime.history.manifest import MANIFEST_SCHEMA, read_manifest
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import ADDED_LATER, TABLES
 from tests.report import synthetic
@@ -34,14 +35,14 @@ def said(folder: Path) -> str:
 
 
 def read_all(folder: Path) -> None:
-    trials = tables.open_trials(folder, run.read_manifest(folder))
+    trials = tables.open_trials(folder, read_manifest(folder))
     for piece in splits.plan(trials):
         splits.read(piece, trials[piece.trial])
 
 
 def test_a_sealed_run_opens_with_all_its_trials(folder: Path):
     """In the order of the manifest, voided and failed ones left out."""
-    manifest = run.read_manifest(folder)
+    manifest = read_manifest(folder)
     assert [t.trial for t in tables.open_trials(folder, manifest)] == [p.trial for p in synthetic.PLANS]
     manifest["trials"][0]["voided"] = True
     manifest["trials"][2]["error"] = "port in use"
@@ -85,7 +86,7 @@ def test_a_history_of_an_older_runner_is_read_without_the_columns_that_came_late
         path = folder / "history" / TRIAL / f"{table}.parquet"
         pq.write_table(pq.read_table(path).drop_columns([name]), path)
     trial = read_trial(folder / "history" / TRIAL)
-    files, *_ = tables.open_trials(folder, run.read_manifest(folder))
+    files, *_ = tables.open_trials(folder, read_manifest(folder))
     for table, name in sorted(ADDED_LATER):
         assert set(trial.table(table)[name].to_pylist()) == {0}
         assert set(
@@ -100,13 +101,13 @@ def test_a_trial_that_was_never_sealed_is_reported(folder: Path):
     assert f"history/{TRIAL}/sealed.json is truncated or damaged" in said(folder)
     sealed.unlink()
     assert f"history/{TRIAL} is not sealed" in said(folder)
-    manifest = {**run.read_manifest(folder), "interrupted": True}
+    manifest = {**read_manifest(folder), "interrupted": True}
     assert TRIAL not in [t.trial for t in tables.open_trials(folder, manifest)]
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [(None, "it has no manifest"), ("{", "truncated or damaged"), ("[]", "not a manifest")],
+    [(None, "it has no manifest"), ("{", "is not JSON"), ("[]", "does not have schema")],
 )
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, text: str | None, problem: str):
     """The request fails with one line, before Spark starts."""
@@ -121,7 +122,9 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, text: str | None, pr
 
 def test_a_run_without_a_trial_is_refused(tmp_path: Path):
     """Before Spark starts."""
-    (tmp_path / "manifest.json").write_text(json.dumps({"run": "r", "trials": []}))
+    (tmp_path / "manifest.json").write_text(
+        json.dumps({"schema": MANIFEST_SCHEMA, "run": "r", "trials": [], "expectations": {}})
+    )
     assert "There is no trial to evaluate" in answers(tmp_path)[-1]["error"]
 
 

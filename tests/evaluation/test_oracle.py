@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.histories import write_run
-from testbed_runtime.evaluation import pipeline, run, splits, tables
+from testbed_runtime.evaluation import pipeline, splits, tables
+from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.schema import arrow_schema
 from tests.evaluation.oracle import GOODPUT, LAG, QUANTILES, STALL, Oracle
 from tests.simulation.test_known_answers import CASES, answer
@@ -25,7 +26,7 @@ Rows = dict[tuple[str, str, float | None], dict[str, Any]]
 
 def judged(folder: Path) -> list[tuple[Mapping[str, Any], Oracle, Rows]]:
     """Return (manifest entry, oracle, metric rows) of each trial of a run."""
-    trials = tables.open_trials(folder, run.read_manifest(folder))
+    trials = tables.open_trials(folder, read_manifest(folder))
     found = []
     for piece in splits.plan(trials):
         entry = trials[piece.trial].entry
@@ -109,7 +110,7 @@ def test_recovery_of_each_trial(trials: list[Any]):
 def test_recovery_with_long_buffer_timeouts(run_folder: Path, tmp_path: Path):
     """Lag within the buffer timeouts on the way to a sink is no backlog: with 700 ms, trials recover sooner than with 100 ms."""
     folder = shutil.copytree(run_folder, tmp_path / "run")
-    manifest = run.read_manifest(folder)
+    manifest = read_manifest(folder)
     totals = []
     for timeout in ("100 ms", "700 ms"):
         for entry in manifest["trials"]:

@@ -12,7 +12,8 @@ from benchmarks.histories import write_run
 from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.evaluation import judge, pipeline, run, splits, tables
+from testbed_runtime.evaluation import judge, pipeline, splits, tables
+from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.reader import read_trial
 
 pytestmark = pytest.mark.spark
@@ -26,13 +27,13 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def judged(spark: Any, folder: Path) -> list[dict[str, Any]]:
-    trials = tables.open_trials(folder, run.read_manifest(folder))
+    trials = tables.open_trials(folder, read_manifest(folder))
     return pipeline.judged(spark, trials)
 
 
 def direct(folder: Path) -> list[tuple[Any, Any]]:
     """Return what `checking` gives without Spark and without any reduction."""
-    manifest = run.read_manifest(folder)
+    manifest = read_manifest(folder)
     trials = [
         (read_trial(folder / "history" / e["trial"], run=manifest["run"]), e) for e in manifest["trials"]
     ]

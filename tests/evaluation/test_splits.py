@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks.histories import write_run
 from testbed_runtime.checking.baseline import with_noise
-from testbed_runtime.evaluation import run, splits, tables
+from testbed_runtime.evaluation import splits, tables
+from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import arrow_schema
 from testbed_runtime.history.validation import DamagedHistory
@@ -25,7 +26,7 @@ def test_a_large_trial_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Mon
     """No piece has many more rows than the limit, and together they have every row group once."""
     monkeypatch.setattr(splits, "SPLIT_ROWS", 40_000)
     generated = write_run(tmp_path / "run", rows=150_000, trials=2)
-    trials = tables.open_trials(generated, run.read_manifest(generated))
+    trials = tables.open_trials(generated, read_manifest(generated))
     pieces = [p for p in splits.plan(trials) if p.trial == 0]
     assert len(pieces) > 3
     rows = dict.fromkeys(trials[0].rows, 0)
@@ -39,7 +40,7 @@ def test_a_large_trial_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_source_that_counted_more_than_it_emitted_is_damage_of_its_trial(run_folder: Path, tmp_path: Path):
     """Each row is plausible; the end of the source in `events` contradicts them."""
     folder = Path(shutil.copytree(run_folder, tmp_path / run_folder.name))
-    trial = tables.open_trials(folder, run.read_manifest(folder))[0]
+    trial = tables.open_trials(folder, read_manifest(folder))[0]
     path = trial.folder / "tasks.parquet"
     rows = [r | {"records_out": 10 * r["records_out"]} for r in pq.read_table(path).to_pylist()]
     (piece,) = (p for p in splits.plan([trial]) if p.whole)
@@ -51,7 +52,7 @@ def test_a_source_that_counted_more_than_it_emitted_is_damage_of_its_trial(run_f
 
 def test_the_noise_of_the_control_trial_reaches_the_fault_trials(uneven: Path):
     """It is the same number that the evaluation without Spark reads from the whole history."""
-    trials = tables.open_trials(uneven, run.read_manifest(uneven))
+    trials = tables.open_trials(uneven, read_manifest(uneven))
     known = {t.trial: t for t in trials}
     expected = with_noise(
         [t.entry for t in trials], lambda e: read_trial(known[e["trial"]].folder, run=trials[0].run)
@@ -65,7 +66,7 @@ def test_both_evaluators_write_the_same_results(uneven: Path, tmp_path: Path, wi
     """Metric rows, answers, series and trace of a run with an uneven control trial."""
     first, second = (Path(shutil.copytree(uneven, tmp_path / name / uneven.name)) for name in ("a", "b"))
     without_spark(first)
-    trials = [e["trial"] for e in run.read_manifest(second)["trials"]]
+    trials = [e["trial"] for e in read_manifest(second)["trials"]]
     asyncio.run(DirectEvaluator().evaluate(str(second), trials))
     for name in ("metrics.json", "recovery.json", "timeseries.json", "trace.json"):
         assert json.loads((first / name).read_text()) == json.loads((second / name).read_text()), name

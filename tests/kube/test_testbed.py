@@ -20,6 +20,7 @@ from testbed_runtime.cli.preflight import kept_checkpoints
 from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.trial.plan import RETENTION, RunPlan, TestbedPlan
 from testbed_runtime.faults.fanout import Agent
+from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.recording.sink import FLUSH_TIMEOUT_S, MAX_RETRY_S
 from testbed_runtime.kube.host import capabilities, recorder_path
@@ -27,7 +28,7 @@ from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.kube.testbed import KubeTestbed, TrialAccess
 from testbed_runtime.ports.hosts import CREATE_LIMIT_S, TrialContext
 from testbed_runtime.runner.engine import Runner, RunRequest
-from testbed_runtime.runner.manifest import RunInfo, read_manifest
+from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.runner.progress import Collected, Happened, PhaseEntered
 from testbed_runtime.simulation.entry import DirectEvaluator
 from tests.entry.pods import CONFIGURATION, SPEC, TOKEN, Pods

@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from testbed_runtime.core.judgement.metrics import RECOVERY_PHASES
+from testbed_runtime.history.manifest import MANIFEST_SCHEMA
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, TABLES, Trial
 from testbed_runtime.history.writer import MemoryHistory
-from testbed_runtime.runner.manifest import MANIFEST_SCHEMA
 from tests.ordered import in_order
 
 NS = 1_000_000_000

@@ -17,9 +17,10 @@ from testbed_runtime.core.errors import AgentSilent, FaultLapsed, HeadgateError,
 from testbed_runtime.core.faults.lease import LeaseTable
 from testbed_runtime.core.judgement.metrics import SAFETY
 from testbed_runtime.faults.registry import SIMULATION
+from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.ports.hosts import CLOSE_LIMIT_S, CREATE_LIMIT_S, FaultHandle, JobStatus
 from testbed_runtime.runner.engine import Runner, RunRequest
-from testbed_runtime.runner.manifest import RunInfo, read_manifest
+from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.runner.progress import Collected
 from testbed_runtime.simulation.loop import run_virtual
 

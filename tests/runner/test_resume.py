@@ -12,9 +12,10 @@ import pytest
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.core.errors import FaultHealed, HeadgateError
+from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.runner import judge
 from testbed_runtime.runner.engine import RunControl, Runner, RunRequest
-from testbed_runtime.runner.manifest import MAX_ATTEMPTS, RunInfo, next_attempt, read_manifest, void_open
+from testbed_runtime.runner.manifest import MAX_ATTEMPTS, RunInfo, next_attempt, void_open
 from testbed_runtime.runner.progress import Collected, Happened
 from testbed_runtime.simulation.loop import run_virtual
 from tests.runner.conftest import Habits, ManifestEvaluator, MemoryHost

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from testbed_runtime.core.judgement.comparison import comparison
+from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.runner.judge import groups_of, read_rows
-from testbed_runtime.runner.manifest import read_manifest
 from tests.simulation.simulating import run_document
 
 TRIALS = 20

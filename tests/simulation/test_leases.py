@@ -11,9 +11,10 @@ import yaml
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.core.trial.plan import TestbedPlan
+from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
-from testbed_runtime.runner.manifest import RunInfo, read_manifest
+from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.runner.progress import Silent
 from testbed_runtime.simulation.entry import DirectEvaluator
 from testbed_runtime.simulation.loop import run_virtual

@@ -20,12 +20,17 @@ def slot_key(vertex: JobVertex, subtask: int) -> SlotKey:
 
 
 def needed_slots(graph: JobGraph) -> list[SlotKey]:
-    """Return the slots that a job needs: per group as many as its largest parallelism, in the order of the first vertices."""
+    """Return the slots that a job needs, in the order of the first vertices."""
+    sizes = slots_of_groups((vertex.slot_sharing_group, vertex.parallelism) for vertex in graph.vertices)
+    return [(group, index) for group, count in sizes.items() for index in range(count)]
+
+
+def slots_of_groups(vertices: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Map each slot sharing group to the slots that it needs: its largest parallelism. Takes the group and the parallelism of each vertex."""
     largest: dict[str, int] = {}
-    for vertex in graph.vertices:
-        group = vertex.slot_sharing_group
-        largest[group] = max(largest.get(group, 0), vertex.parallelism)
-    return [(group, index) for group, count in largest.items() for index in range(count)]
+    for group, parallelism in vertices:
+        largest[group] = max(largest.get(group, 0), parallelism)
+    return largest
 
 
 class SlotState(Enum):

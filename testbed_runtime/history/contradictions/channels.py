@@ -8,18 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from testbed_runtime.history.columns import (
-    Owned,
-    deployments,
-    distinct,
-    equal,
-    ints,
-    numbered,
-    options_of,
-    parsed,
-    sound,
-)
+from testbed_runtime.history.columns import Owned, deployments, distinct, equal, ints, numbered, parsed, sound
 from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.manifest import options_of
 from testbed_runtime.history.schema import Trial
 
 EXCLUSIVE = "taskmanager.network.memory.buffers-per-channel"

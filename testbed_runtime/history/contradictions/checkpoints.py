@@ -19,15 +19,13 @@ from testbed_runtime.history.columns import (
     events,
     ints,
     numbered,
-    options_of,
     parsed,
     sound,
-    tasks_of,
-    vertices,
 )
 from testbed_runtime.history.contradictions.exchange import PLAIN_KINDS
 from testbed_runtime.history.contradictions.executions import recorded_to_its_end
 from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.manifest import options_of, tasks_of, vertices
 from testbed_runtime.history.schema import Trial
 
 USUAL_NS = 2_000_000

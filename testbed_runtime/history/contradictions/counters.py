@@ -20,13 +20,12 @@ from testbed_runtime.history.columns import (
     filled_buckets,
     ints,
     numbered,
-    options_of,
     parsed,
     places_of,
     sound,
-    vertices,
 )
 from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.manifest import options_of, vertices
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 
 SPENT = ("busy_ns", "backpressured_ns", "idle_ns")

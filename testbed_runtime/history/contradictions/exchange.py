@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,22 +15,10 @@ from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.core.job.jobgraph import MIN_RECORD_BYTES
 from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.options import LATENCY_INTERVAL
-from testbed_runtime.history.columns import (
-    ATTEMPT,
-    Owned,
-    deployments,
-    distinct,
-    edges,
-    events,
-    ints,
-    options_of,
-    parsed,
-    sound,
-    tasks_of,
-    vertices,
-)
+from testbed_runtime.history.columns import ATTEMPT, Owned, deployments, distinct, events, ints, parsed, sound
 from testbed_runtime.history.contradictions.executions import recorded_to_its_end
 from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.manifest import edges, options_of, parallelism_of, tasks_of, vertices
 from testbed_runtime.history.schema import Trial
 
 FRAMED_MIN = MIN_RECORD_BYTES + LENGTH_BYTES
@@ -71,7 +60,7 @@ def _bytes(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     if kinds - PLAIN_KINDS or LATENCY_INTERVAL in (entry.get("configuration") or {}):
         return
     size = LENGTH_BYTES + max(int(v.get("recordBytes") or 0) for v in vertices(entry))
-    channels = sum(int(v.get("parallelism") or 1) for v in vertices(entry))
+    channels = sum(parallelism_of(entry).values())
     owned, many = Owned.attempts_of(trial, "tasks"), max(_copies(entry).values(), default=1)
     queued = FlowControl.read(options_of(entry)).queued  # it reads more than it processes
     measures = [] if queued else [("records_in", "bytes_in", 1)]
@@ -88,11 +77,19 @@ def _bytes(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
             )
 
 
-def _copies(entry: Mapping[str, Any]) -> dict[str, int]:
+def _carried(entry: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+    """Return the source, the target and how often the edge carries each record."""
+    found = parallelism_of(entry)
+    return [
+        (source, target, found[target] if how == "broadcast" else 1) for source, target, how in edges(entry)
+    ]
+
+
+def _copies(entry: Mapping[str, Any]) -> Counter[str]:
     """Map each vertex to how often it sends a record, over all its edges."""
-    found: dict[str, int] = {}
-    for source, _, copies in edges(entry):
-        found[source] = found.get(source, 0) + copies
+    found = Counter[str]()
+    for source, _, copies in _carried(entry):
+        found[source] += copies
     return found
 
 
@@ -107,9 +104,9 @@ def _totals(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     dropped = events(trial, "receive-queue.closed")  # records that it has read
     measures = [] if dropped else [("records_in", "records_out", False)]
     measures.append(("bytes_in", "bytes_out", True))
-    parallelism = {v["name"]: int(v.get("parallelism") or 1) for v in vertices(entry)}
+    parallelism = parallelism_of(entry)
     for target, subtasks in parallelism.items():
-        incoming = [(source, many) for source, to, many in edges(entry) if to == target]
+        incoming = [(source, many) for source, to, many in _carried(entry) if to == target]
         ends = [f"{v}-{i}" for v in (target, *(s for s, _ in incoming)) for i in range(parallelism[v])]
         if not incoming or any(end not in totals for end in ends):
             continue

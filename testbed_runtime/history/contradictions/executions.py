@@ -10,17 +10,9 @@ from typing import Any
 
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome
-from testbed_runtime.history.columns import (
-    NS,
-    TOLERANCE_NS,
-    deployments,
-    distinct,
-    events,
-    parsed,
-    sound,
-    tasks_of,
-)
+from testbed_runtime.history.columns import NS, TOLERANCE_NS, deployments, distinct, events, parsed, sound
 from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.manifest import tasks_of
 from testbed_runtime.history.schema import Trial
 
 DETECTORS = (JOBMASTER_NAME, RM_NAME)

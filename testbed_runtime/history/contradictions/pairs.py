@@ -24,7 +24,6 @@ from testbed_runtime.history.columns import (
     Owned,
     deployments,
     distinct,
-    edges,
     ended_process,
     equal,
     events,
@@ -33,11 +32,10 @@ from testbed_runtime.history.columns import (
     parsed,
     places_of,
     sound,
-    tasks_of,
-    vertices,
 )
 from testbed_runtime.history.contradictions.executions import LONG_NS, recorded_to_its_end
 from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.manifest import edges, tasks_of, vertices
 from testbed_runtime.history.schema import Trial
 
 EVENT_DATA: Mapping[str, Mapping[str, type]] = {

@@ -19,10 +19,10 @@ from testbed_runtime.history.columns import (
     Owned,
     ints,
     numbered,
-    options_of,
     sound,
 )
 from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.manifest import options_of
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.waits import INT64_MAX
 
