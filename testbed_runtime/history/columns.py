@@ -51,6 +51,12 @@ def equal(table: pa.Table, column: str, value: str) -> Flags:
     return np.asarray(pc.equal(table.column(column), value).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
+def first_true(flags: Any) -> int:
+    """Return the place of the first true value, or -1. Takes an array of numpy or of Arrow without nulls."""
+    places = np.flatnonzero(np.asarray(flags))
+    return int(places[0]) if len(places) else -1
+
+
 def filled_buckets(latency: pa.Table) -> tuple[Ints, Ints, Ints]:
     """Return row, place and count of each latency bucket that is not 0. Few are not: in a large job most windows have one record."""
     column = latency.column("buckets")

@@ -32,6 +32,7 @@ from testbed_runtime.history.columns import (
     Ints,
     Owned,
     filled_buckets,
+    first_true,
     ints,
     numbered,
     parsed,
@@ -171,25 +172,20 @@ def _nulls(name: str, table: pa.Table) -> Iterator[Damage]:
     for field in table.schema:
         column = table.column(field.name)
         if column.null_count:
-            yield Damage(name, field.name, _first(pc.is_null(column)), "is null")
+            yield Damage(name, field.name, first_true(pc.is_null(column)), "is null")
         elif pa.types.is_list(field.type) and pc.list_flatten(column).null_count:
             yield Damage(name, field.name, -1, "contains a null")
-
-
-def _first(mask: Any) -> int:
-    """Return the first true position of a boolean array."""
-    return int(pc.index(mask, True).as_py())
 
 
 def _identity(name: str, table: pa.Table, run: str, trial: str) -> Iterator[Damage]:
     for column, expected in (("run", run), ("trial", trial)):
         other = pc.not_equal(table.column(column), expected)
-        if (row := _first(other)) >= 0:
+        if (row := first_true(other)) >= 0:
             yield Damage(
                 name, column, row, f"is {table.column(column)[row].as_py()!r} instead of {expected!r}"
             )
     for column in ("process", "boot_id"):
-        if (row := _first(pc.equal(table.column(column), ""))) >= 0:
+        if (row := first_true(pc.equal(table.column(column), ""))) >= 0:
             yield Damage(name, column, row, "is empty")
 
 
@@ -201,10 +197,10 @@ def _ranges(name: str, table: pa.Table) -> Iterator[Damage]:
             continue
         column = table.column(field.name)
         if field.name.endswith("_ns") and field.name != "budget_ns" and pc.max(column).as_py() > LONGEST_NS:
-            row = _first(pc.greater(column, LONGEST_NS))
+            row = first_true(pc.greater(column, LONGEST_NS))
             yield Damage(name, field.name, row, f"is {column[row].as_py()}, longer than any trial")
         if pc.min(column).as_py() < least:
-            row = _first(pc.less(column, least))
+            row = first_true(pc.less(column, least))
             yield Damage(name, field.name, row, f"is {column[row].as_py()}, which is below {least}")
 
 
@@ -213,7 +209,7 @@ def _words(name: str, table: pa.Table) -> Iterator[Damage]:
         if owner != name or column not in table.column_names:
             continue
         known = pc.is_in(table.column(column), pa.array(sorted(words)))
-        if (row := _first(pc.invert(known))) >= 0:
+        if (row := first_true(pc.invert(known))) >= 0:
             yield Damage(
                 name, column, row, f"is {table.column(column)[row].as_py()!r}, which is not in the schema"
             )
@@ -225,7 +221,7 @@ def _json(name: str, table: pa.Table) -> Iterator[Damage]:
         encoded = table.column(column).combine_chunks().dictionary_encode()
         for code, text in enumerate(encoded.dictionary.to_pylist()):
             if problem := _json_problem(text):
-                yield Damage(name, column, _first(pc.equal(encoded.indices, code)), problem)
+                yield Damage(name, column, first_true(pc.equal(encoded.indices, code)), problem)
                 break
 
 
@@ -253,7 +249,7 @@ def check_counters(tasks: pa.Table) -> Iterator[Damage]:
         fell = np.flatnonzero(same & (np.diff(values) < 0))
         if len(fell):
             row = int(order[fell + 1].min())
-            at = int(np.flatnonzero(order == row)[0])
+            at = first_true(order == row)
             what = ", ".join(str(tasks.column(k)[row].as_py()) for k in ATTEMPT)
             problem = f"decreases from {values[at - 1]} to {values[at]} ({what})"
             yield Damage("tasks", column, row, problem)
@@ -268,20 +264,17 @@ def _by_owner(table: pa.Table, keys: tuple[str, ...]) -> tuple[Ints, Ints]:
 def _latency(table: pa.Table) -> Iterator[Damage]:
     """Yield histograms whose buckets do not add up to their count."""
     lengths = np.asarray(pc.list_value_length(table.column("buckets")), dtype=np.int64)
-    if (lengths > len(LATENCY_BOUNDS_NS) + 1).any():
-        row = int(np.flatnonzero(lengths > len(LATENCY_BOUNDS_NS) + 1)[0])
+    if (row := first_true(lengths > len(LATENCY_BOUNDS_NS) + 1)) >= 0:
         yield Damage(
             "latency", "buckets", row, f"has {lengths[row]} buckets, the schema {len(LATENCY_BOUNDS_NS) + 1}"
         )
     rows, buckets, counts = filled_buckets(table)
     total = np.zeros(len(table), dtype=np.int64)
     np.add.at(total, rows, counts)
-    wrong = np.flatnonzero(total != ints(table, "count"))
     if len(counts) and counts.min() < 0:
-        row = int(rows[np.flatnonzero(counts < 0)[0]])
+        row = int(rows[first_true(counts < 0)])
         yield Damage("latency", "buckets", row, "contains a negative count")
-    elif len(wrong):
-        row = int(wrong[0])
+    elif (row := first_true(total != ints(table, "count"))) >= 0:
         stated = table.column("count")[row].as_py()
         yield Damage("latency", "buckets", row, f"adds up to {total[row]}, but count is {stated}")
     else:
@@ -292,16 +285,15 @@ def _windows(table: pa.Table, rows: Ints, buckets: Ints) -> Iterator[Damage]:
     """Yield windows that are empty or begin after their row was written, and maxima outside the highest bucket with records.
     `rows` and `buckets` name the buckets with records."""
     begins, t_ns = ints(table, "window_start_ns"), ints(table, "t_ns")
-    if len(empty := np.flatnonzero(ints(table, "window_ns") == 0)):
-        yield Damage("latency", "window_ns", int(empty[0]), "is 0")
-    if len(late := np.flatnonzero(begins > t_ns)):
-        off = (begins[late[0]] - t_ns[late[0]]) / NS
-        yield Damage("latency", "window_start_ns", int(late[0]), f"is {off:.1f} s after the row was written")
+    if (row := first_true(ints(table, "window_ns") == 0)) >= 0:
+        yield Damage("latency", "window_ns", row, "is 0")
+    if (row := first_true(begins > t_ns)) >= 0:
+        off = (begins[row] - t_ns[row]) / NS
+        yield Damage("latency", "window_start_ns", row, f"is {off:.1f} s after the row was written")
     highest = np.full(len(table), -1, dtype=np.int64)
     np.maximum.at(highest, rows, buckets)
     largest = np.searchsorted(np.asarray(LATENCY_BOUNDS_NS), ints(table, "max_ns"))
-    if len(off_by := np.flatnonzero((highest >= 0) & (largest != highest))):
-        row = int(off_by[0])
+    if (row := first_true((highest >= 0) & (largest != highest))) >= 0:
         stated = table.column("max_ns")[row].as_py() / NS
         yield Damage(
             "latency", "max_ns", row, f"is {stated:g} s, which is not in the highest bucket with records"
@@ -330,8 +322,7 @@ def _events(table: pa.Table) -> Iterator[Damage]:
 def _waits(table: pa.Table) -> Iterator[Damage]:
     """Yield waits that begin after their end, ids that more than one wait has, and options that do not limit their kind."""
     starts, ends = ints(table, "start_ns"), ints(table, "t_ns")
-    if len(late := np.flatnonzero(starts > ends)):
-        row = int(late[0])
+    if (row := first_true(starts > ends)) >= 0:
         yield Damage(
             "waits", "start_ns", row, f"is {(starts[row] - ends[row]) / NS:.1f} s after the end of the wait"
         )
@@ -396,15 +387,11 @@ def _checkpoints(table: pa.Table) -> Iterator[Damage]:
 def _delivery(table: pa.Table) -> Iterator[Damage]:
     """Yield bitmaps of another length, and chunks that begin elsewhere than at a multiple of it."""
     lengths = np.asarray(pc.binary_length(table.column("bitmap")), dtype=np.int64)
-    too_long = np.flatnonzero(lengths > CHUNK_RECORDS // 8)
-    if len(too_long):
-        row = int(too_long[0])
+    if (row := first_true(lengths > CHUNK_RECORDS // 8)) >= 0:
         yield Damage(
             "delivery", "bitmap", row, f"has {lengths[row]} bytes, at most {CHUNK_RECORDS // 8} are possible"
         )
-    off = np.flatnonzero(ints(table, "base") % CHUNK_RECORDS)
-    if len(off):
-        row = int(off[0])
+    if (row := first_true(ints(table, "base") % CHUNK_RECORDS)) >= 0:
         base = table.column("base")[row].as_py()
         yield Damage("delivery", "base", row, f"is {base}, which is not a multiple of {CHUNK_RECORDS}")
 
@@ -521,9 +508,7 @@ def check_times(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         if not len(table) or table.column("t_ns").null_count:
             continue
         t_ns = ints(table, "t_ns")
-        outside = np.flatnonzero((t_ns < first) | (t_ns > last))
-        if len(outside):
-            row = int(outside[0])
+        if (row := first_true((t_ns < first) | (t_ns > last))) >= 0:
             off = (t_ns[row] - (max(moments) if t_ns[row] > last else min(moments))) / NS
             process, boot = table.column("process")[row].as_py(), table.column("boot_id")[row].as_py()
             where = "after the trial's end" if off > 0 else "before the trial's start"
@@ -543,10 +528,8 @@ def _check_lags(trial: Trial, longest: int) -> list[Damage]:
     if not len(table) or "lag_ns" not in table.column_names or table.column("lag_ns").null_count:
         return []
     lag = ints(table, "lag_ns")
-    beyond = np.flatnonzero((lag > longest) | (lag < -longest))
-    if not len(beyond):
+    if (row := first_true((lag > longest) | (lag < -longest))) < 0:
         return []
-    row = int(beyond[0])
     return [Damage("tasks", "lag_ns", row, f"is {lag[row] / NS:g} s, which is longer than the trial")]
 
 
@@ -560,12 +543,12 @@ def _check_names(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         if task not in known and not task.rpartition("-")[0].endswith(
             "-sync"
         ):  # the head of an iteration has it
-            row = _first(pc.equal(names.indices, code))
+            row = first_true(pc.equal(names.indices, code))
             return [Damage("tasks", "task", row, f"is {task[:60]!r}, which the job does not have")]
     wrong = pc.not_equal(
         pc.replace_substring_regex(table.column("task"), r"-\d+$", ""), table.column("vertex")
     )
-    if (row := _first(wrong)) >= 0:
+    if (row := first_true(wrong)) >= 0:
         vertex, task = (table.column(c)[row].as_py() for c in ("vertex", "task"))
         return [Damage("tasks", "vertex", row, f"is {vertex[:60]!r}, but the task is {task}")]
     return []

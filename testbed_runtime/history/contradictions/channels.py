@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from testbed_runtime.history.columns import Owned, deployments, distinct, equal, ints, numbered, parsed, sound
+from testbed_runtime.history.columns import (
+    Owned,
+    deployments,
+    distinct,
+    equal,
+    first_true,
+    ints,
+    numbered,
+    parsed,
+    sound,
+)
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.manifest import options_of
 from testbed_runtime.history.schema import Trial
@@ -86,8 +96,7 @@ def _unbalanced(table: pa.Table, *, exact: bool) -> Iterator[Damage]:
     producing = equal(table, "side", "producer")
     more = credit - (announced - used)
     wrong = remote & producing & ((more > 0) | (exact & (more < 0)))
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
+    if (row := first_true(wrong)) >= 0:
         problem = (
             f"is {credit[row]}, but {announced[row]} were announced and {used[row]} used (announced, used)"
         )
@@ -98,8 +107,7 @@ def _unbalanced(table: pa.Table, *, exact: bool) -> Iterator[Damage]:
     free = ints(table, "floating") + ints(table, "exclusive")
     more = used + free - (announced + credit)
     wrong = remote & ~producing & (used <= announced) & ((more > 0) | (exact & (more < -ARRIVING)))
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
+    if (row := first_true(wrong)) >= 0:
         problem = (
             f"is {announced[row]} and {credit[row]} are not announced, but {used[row]} were used and {free[row]} are free "
             "(credit, used, floating, exclusive)"

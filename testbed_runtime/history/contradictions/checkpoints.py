@@ -17,6 +17,7 @@ from testbed_runtime.history.columns import (
     Owned,
     deployments,
     events,
+    first_true,
     ints,
     numbered,
     parsed,
@@ -221,10 +222,10 @@ def _weights(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     records = (bits + ints(table, "duplicated"))[owned.order]
     weights = ints(table, "weight")[owned.order]
     found, stated = np.add.reduceat(records, owned.starts), np.add.reduceat(weights, owned.starts)
-    if len(wrong := np.flatnonzero(found != stated)):
-        row = int(owned.order[owned.starts[wrong[0]]])
+    if (at := first_true(found != stated)) >= 0:
+        row = int(owned.order[owned.starts[at]])
         task = table.column("task")[row].as_py()
-        problem = f"of this commit of {task} adds up to {stated[wrong[0]]}, but it has {found[wrong[0]]} records (bitmap)"
+        problem = f"of this commit of {task} adds up to {stated[at]}, but it has {found[at]} records (bitmap)"
         yield Damage("delivery", "weight", row, problem)
 
 

@@ -16,6 +16,7 @@ from testbed_runtime.history.columns import (
     ended_process,
     equal,
     events,
+    first_true,
     ints,
     parsed,
     places_of,
@@ -77,7 +78,7 @@ def _after_exit(trial: Trial) -> Iterator[Damage]:
             if late > CAUSAL_NS:
                 last = equal(table, "process", r["process"]) & (ints(table, "t_ns") == r["t_ns_max"])
                 problem = f"is {late / NS:.1f} s after {r['process']} ended (process.exit in events)"
-                yield Damage(name, "t_ns", int(np.flatnonzero(last)[0]), problem)
+                yield Damage(name, "t_ns", first_true(last), problem)
                 return
 
 

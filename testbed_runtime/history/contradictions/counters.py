@@ -18,6 +18,7 @@ from testbed_runtime.history.columns import (
     equal,
     events,
     filled_buckets,
+    first_true,
     ints,
     numbered,
     parsed,
@@ -64,9 +65,8 @@ def _spent(tasks: pa.Table, owned: Owned) -> Iterator[Damage]:
     begun = (ints(tasks, "t_ns") - sum(ints(tasks, c) for c in SPENT))[owned.order]
     usual = [int(np.median(one)) for one in np.split(begun, owned.starts[1:])]
     off = np.abs(begun - owned.spread(np.array(usual, dtype=np.int64))) > SPENT_NS
-    if not len(found := np.flatnonzero(np.add.reduceat(off, owned.starts) >= SAMPLES_MIN)):
+    if (owner := first_true(np.add.reduceat(off, owned.starts) >= SAMPLES_MIN)) < 0:
         return
-    owner = int(found[0])
     row, first = int(owned.order[owned.ends[owner]]), int(owned.order[owned.starts[owner]])
     column = max(SPENT, key=lambda c: tasks.column(c)[row].as_py() - tasks.column(c)[first].as_py())
     passed = (tasks.column("t_ns")[row].as_py() - tasks.column("t_ns")[first].as_py()) / NS
@@ -85,9 +85,9 @@ def _repeated(tasks: pa.Table, owned: Owned) -> Iterator[Damage]:
     same[1:] = t_ns[1:] == t_ns[:-1]
     same[owned.starts] = False
     wrong = (np.add.reduceat(same, owned.starts) * 3 > owned.sizes) & (owned.sizes >= REPEATED_MIN)
-    if len(found := np.flatnonzero(wrong)):
-        first = int(owned.starts[found[0]])
-        row = int(owned.order[first + int(np.flatnonzero(same[first:])[0])])
+    if (owner := first_true(wrong)) >= 0:
+        first = int(owned.starts[owner])
+        row = int(owned.order[first + first_true(same[first:])])
         problem = f"is of a second sample of {tasks.column('task')[row].as_py()} at one time, as many are"
         yield Damage("tasks", "seq", row, problem)
 
@@ -214,8 +214,8 @@ class _Sinks:
         return np.concatenate([windows, samples])[self.owned.order]
 
     def check(self) -> Iterator[Damage]:
-        if len(few := np.flatnonzero(self.sampled & (self.received < self.measured))):
-            yield self._miscounted(int(few[0]), int(self.measured[few[0]]))
+        if (at := first_true(self.sampled & (self.received < self.measured))) >= 0:
+            yield self._miscounted(at, int(self.measured[at]))
         else:
             yield from self._unmeasured()
         yield from self._lags()
@@ -256,8 +256,7 @@ class _Sinks:
         rows = np.flatnonzero(~self.sampled)
         within = np.diff(np.searchsorted(self.owned.starts, rows, side="right")) == 0
         gone = self.t_ns[rows[:-1]] - (self.begun[rows[1:]] + self.window_ns)
-        if len(wrong := np.flatnonzero(within & (gone > TOLERANCE_NS))):
-            at = int(wrong[0])
+        if (at := first_true(within & (gone > TOLERANCE_NS))) >= 0:
             problem = f"is the start of a window that ended {gone[at] / NS:.1f} s before the window before it was written"
             yield Damage("latency", "window_start_ns", int(self.owned.order[rows[at + 1]]), problem)
 
@@ -271,8 +270,7 @@ class _Sinks:
         near, far = np.where(known, before, 0), np.where(known, after, 0)
         least = np.minimum(self.least[near], self.least[far])
         most = np.maximum(self.most[near], self.most[far])
-        if len(wrong := np.flatnonzero(known & ((self.lag < least) | (self.lag > most)))):
-            at = int(wrong[0])
+        if (at := first_true(known & ((self.lag < least) | (self.lag > most)))) >= 0:
             problem = (
                 f"is {self.lag[at] / NS:g} s, but the records of {self._task(at)} were {least[at] / NS:g} to "
                 f"{most[at] / NS:g} s late (buckets and max_ns in latency)"

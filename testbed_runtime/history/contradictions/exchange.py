@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,7 +14,17 @@ from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.core.job.jobgraph import MIN_RECORD_BYTES
 from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.options import LATENCY_INTERVAL
-from testbed_runtime.history.columns import ATTEMPT, Owned, deployments, distinct, events, ints, parsed, sound
+from testbed_runtime.history.columns import (
+    ATTEMPT,
+    Owned,
+    deployments,
+    distinct,
+    events,
+    first_true,
+    ints,
+    parsed,
+    sound,
+)
 from testbed_runtime.history.contradictions.executions import recorded_to_its_end
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.manifest import edges, options_of, parallelism_of, tasks_of, vertices
@@ -50,8 +59,7 @@ def _bytes(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     if not sound(tasks, "records_in", "records_out", "bytes_in", "bytes_out"):
         return
     received, into = ints(tasks, "records_in"), ints(tasks, "bytes_in")
-    if len(wrong := np.flatnonzero(received * FRAMED_MIN > into)):
-        row = int(wrong[0])
+    if (row := first_true(received * FRAMED_MIN > into)) >= 0:
         yield Damage(
             "tasks", "records_in", row, f"is {received[row]}, too many for {into[row]} bytes (bytes_in)"
         )
@@ -69,8 +77,7 @@ def _bytes(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
         counted, moved = ints(tasks, records)[owned.order], ints(tasks, amount)[owned.order]
         before = owned.last(moved < owned.spread(moved[owned.ends]))
         beyond = (before >= 0) & (moved[before] > LOOSE * most * size * (counted[owned.ends] + channels))
-        if beyond.any():
-            owner = int(np.flatnonzero(beyond)[0])
+        if (owner := first_true(beyond)) >= 0:
             row, last = int(owned.order[before[owner]]), int(counted[owned.ends[owner]])
             yield Damage(
                 "tasks", amount, row, f"is {moved[before[owner]]}, too many for {last} records ({records})"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow.compute as pc
 
-from testbed_runtime.history.columns import JOB_PROCESSES, distinct, equal, events, ints, sound
+from testbed_runtime.history.columns import JOB_PROCESSES, distinct, equal, events, first_true, ints, sound
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import Trial, columns_of_event
 
@@ -72,12 +72,10 @@ def _states(trial: Trial) -> Iterator[Damage]:
         filled = pc.not_equal(values, "" if column in ("task", "reason") else 0)
         filled = np.asarray(filled.to_numpy(zero_copy_only=False), dtype=np.bool_)
         for state, columns in OF_STATE.items():
-            wrong = np.flatnonzero(filled & equal(table, "state", state))
-            if len(wrong) and column not in columns:
-                problem = (
-                    f"is {values[int(wrong[0])].as_py()!r}, which a checkpoint that is {state} does not have"
-                )
-                yield Damage("checkpoints", column, int(wrong[0]), problem)
+            row = first_true(filled & equal(table, "state", state))
+            if row >= 0 and column not in columns:
+                problem = f"is {values[row].as_py()!r}, which a checkpoint that is {state} does not have"
+                yield Damage("checkpoints", column, row, problem)
 
 
 def _roles(trial: Trial) -> Iterator[Damage]:
@@ -87,10 +85,9 @@ def _roles(trial: Trial) -> Iterator[Damage]:
         return
     for role, columns in OF_ROLE.items():
         for column in columns if sound(table, "role", *columns) else ():
-            wrong = np.flatnonzero(equal(table, "role", role) & (ints(table, column) != 0))
-            if len(wrong):
-                found = table.column(column)[int(wrong[0])].as_py()
-                yield Damage("tasks", column, int(wrong[0]), f"is {found}, which no {role} has")
+            if (row := first_true(equal(table, "role", role) & (ints(table, column) != 0))) >= 0:
+                found = table.column(column)[row].as_py()
+                yield Damage("tasks", column, row, f"is {found}, which no {role} has")
 
 
 def _ids(trial: Trial) -> Iterator[Damage]:

@@ -27,6 +27,7 @@ from testbed_runtime.history.columns import (
     ended_process,
     equal,
     events,
+    first_true,
     ints,
     numbered,
     parsed,
@@ -398,7 +399,7 @@ def _unsampled(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
             alone &= (after == len(samples)) | (ended - times > TOLERANCE_NS) & (ended - begun > pause_ns)
             if alone.any():
                 process, task, attempt = owner
-                at = int(np.flatnonzero(alone)[0])
+                at = first_true(alone)
                 problem = f"of the last sample of attempt {attempt} of {task} is {(times[at] - begun[at]) / NS:.1f} s before its next row in {name} ({process})"
                 yield Damage("tasks", "t_ns", -1, problem)
                 return

@@ -17,6 +17,7 @@ from testbed_runtime.history.columns import (
     Owned,
     deployments,
     events,
+    first_true,
     ints,
     parsed,
     sound,
@@ -151,19 +152,18 @@ def _windows(trial: Trial) -> Iterator[Damage]:
         ints(table, "window_start_ns") % LATENCY_WINDOW_NS,
     )
     for column, off in (("window_ns", length), ("window_start_ns", start)) if deployments(trial) else ():
-        if len(wrong := np.flatnonzero(off)):
-            value = table.column(column)[int(wrong[0])].as_py()
+        if (row := first_true(off)) >= 0:
+            value = table.column(column)[row].as_py()
             problem = (
                 f"is {value}, but windows take {LATENCY_WINDOW_NS / NS:g} s and begin at a multiple of it"
             )
-            yield Damage("latency", column, int(wrong[0]), problem)
+            yield Damage("latency", column, row, problem)
             return
     owned = Owned.attempts_of(trial, "latency")
     begins = ints(table, "window_start_ns")[owned.order]
     early = LOOSE * np.diff(begins) < ints(table, "window_ns")[owned.order][:-1]
     early[owned.starts[1:] - 1] = False
-    if early.any():
-        at = int(np.flatnonzero(early)[0])
+    if (at := first_true(early)) >= 0:
         row = int(owned.order[at])
         problem = f"is {table.column('window_ns')[row].as_py() / NS:g} s, but the next window begins after {(begins[at + 1] - begins[at]) / NS:g} s"
         yield Damage("latency", "window_ns", row, problem)
