@@ -1,10 +1,13 @@
-"""`asyncio.timeout`, also for the cleanup of a task that is being cancelled."""
+"""Limits of time: `asyncio.timeout`, also for the cleanup of a task that is being cancelled, and calls that are repeated for a while."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @contextlib.asynccontextmanager
@@ -22,3 +25,19 @@ async def timeout(seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
         if limit.expired() and task is not None and task.cancelling() <= before:
             raise TimeoutError from None
         raise
+
+
+async def repeated(
+    call: Callable[[], Awaitable[T]], passes: Callable[[Exception], bool], *, limit_s: float, every_s: float
+) -> T:
+    """Repeat a call after each error that passes by itself. Raises any other error at once, and the last one when the limit leaves no
+    time for one more call."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + limit_s
+    while True:
+        try:
+            return await call()
+        except Exception as error:
+            if not passes(error) or loop.time() + every_s >= end:
+                raise
+        await asyncio.sleep(every_s)

@@ -29,6 +29,7 @@ from testbed_runtime.faults.backend import Unreachable, per_direction
 from testbed_runtime.faults.http import FaultClient
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.network import Address
+from testbed_runtime.timeouts import repeated
 
 PACKETS = "packets"
 OUTAGE_S = 6.0
@@ -256,15 +257,9 @@ class FaultFanout:
                 raise result
 
     async def _with_retries(self, call: Callable[[], Awaitable[T]]) -> T:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self._outage_s
-        while True:
-            try:
-                return await call()
-            except Unreachable:
-                if loop.time() + RETRY_EVERY_S > end:
-                    raise
-            await asyncio.sleep(RETRY_EVERY_S)
+        return await repeated(
+            call, lambda e: isinstance(e, Unreachable), limit_s=self._outage_s, every_s=RETRY_EVERY_S
+        )
 
 
 async def knows(client: FaultClient, name: str) -> bool:

@@ -23,6 +23,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube import paths
 from testbed_runtime.kube.connection import CONNECTIONS, Login, login
+from testbed_runtime.timeouts import repeated
 
 CALL_LIMIT_S = 30.0
 """One request. The API server's own limit is 60 s."""
@@ -462,15 +463,9 @@ class Api:
 
 async def patiently(call: Callable[[], Awaitable[T]], *, limit_s: float, every_s: float) -> T:
     """Repeat a request while the API server is unreachable. Raises its ApiError after `limit_s`."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + limit_s
-    while True:
-        try:
-            return await call()
-        except ApiError as error:
-            if not error.unreachable or loop.time() >= end:
-                raise
-        await asyncio.sleep(every_s)
+    return await repeated(
+        call, lambda e: isinstance(e, ApiError) and e.unreachable, limit_s=limit_s, every_s=every_s
+    )
 
 
 def encoded(body: Any) -> bytes:

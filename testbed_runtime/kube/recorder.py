@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path, PurePosixPath
@@ -18,6 +17,7 @@ from testbed_runtime.faults.http import Session
 from testbed_runtime.history.manifest import MANIFEST
 from testbed_runtime.history.sealing import SEALED
 from testbed_runtime.ports.network import Address
+from testbed_runtime.timeouts import repeated
 
 RESULTS = ("metrics.json", "timeseries.json", RECOVERY_FILE, TRACE_FILE)
 CHUNK_BYTES = 1 << 18
@@ -106,17 +106,13 @@ class RecorderFiles:
 
     async def _repeat(self, failed: str, request: Callable[[], Awaitable[T]]) -> T:
         """Repeat a request while the recorder is away. Errors of the local disk (OSError) are not repeated."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self._away_limit_s
-        while True:
-            try:
-                return await request()
-            except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-                if loop.time() + PAUSE_S >= end:
-                    raise HeadgateError(f"the recorder {failed}: {error!r}") from None
-            except OSError as error:
-                raise HeadgateError(f"the recorder {failed}: {error!r}") from None
-            await asyncio.sleep(PAUSE_S)
+        away = aiohttp.ClientError | TimeoutError | ConnectionError
+        try:
+            return await repeated(
+                request, lambda e: isinstance(e, away), limit_s=self._away_limit_s, every_s=PAUSE_S
+            )
+        except (aiohttp.ClientError, OSError) as error:
+            raise HeadgateError(f"the recorder {failed}: {error!r}") from None
 
 
 class RecorderFolder:

@@ -36,6 +36,7 @@ from testbed_runtime.process.clock import system_boot_id
 from testbed_runtime.process.config import ProcessConfig
 from testbed_runtime.store.http import HttpBlobStore
 from testbed_runtime.store.outputs import OUTPUTS, keep_outputs
+from testbed_runtime.timeouts import repeated
 from testbed_runtime.transport.rpc_http import HttpRpc
 
 STOP_GRACE_S = 5.0
@@ -288,18 +289,13 @@ class KubeTestbed:
 
     async def _ask_recorder(self, method: str, what: str, *, timeout_s: float) -> None:
         """Repeat a request until a recorder that is restarting answers. Raises Unreachable after RECORDER_BACK_LIMIT_S."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + RECORDER_BACK_LIMIT_S
         path = f"{self._access.recorder_path}/{what}"
-        while True:
-            try:
-                await self._control.call(method, self._access.recorder, path, timeout_s=timeout_s)
-            except Unreachable:
-                if loop.time() >= end:
-                    raise
-            else:
-                return
-            await asyncio.sleep(RETRY_S)
+        await repeated(
+            lambda: self._control.call(method, self._access.recorder, path, timeout_s=timeout_s),
+            lambda e: isinstance(e, Unreachable),
+            limit_s=RECORDER_BACK_LIMIT_S,
+            every_s=RETRY_S,
+        )
 
     # ---- closing
 

@@ -24,6 +24,7 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.http import HEALTHZ, Session, bad_input, bearer_token, disk_errors, healthz
 from testbed_runtime.ports.network import Address
 from testbed_runtime.store.blobstore import FolderBlobStore, checked
+from testbed_runtime.timeouts import repeated
 
 MAX_OBJECT_BYTES = 64 * 1024 * 1024
 """Limit for a subtask's state. A larger one is a mistake in the scenario and would fill this process's memory."""
@@ -96,19 +97,19 @@ class HttpBlobStore:
         self, method: str, path: str, body: bytes | None = None, *, limit_s: float | None = None
     ) -> bytes:
         """Call the store, again while it does not answer: every call must be idempotent."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + (limit_s or self._away_limit_s)
-        while True:
-            try:
-                return await self._once(method, path, body)
-            except Fenced as error:
-                if self._on_fenced is not None:
-                    self._on_fenced(str(error))
-                raise
-            except (aiohttp.ClientError, TimeoutError) as error:
-                if loop.time() + PAUSE_S >= end:
-                    raise ConnectionError(f"the store at {self._base} does not answer: {error}") from error
-            await asyncio.sleep(PAUSE_S)
+        try:
+            return await repeated(
+                lambda: self._once(method, path, body),
+                lambda e: isinstance(e, aiohttp.ClientError | TimeoutError),
+                limit_s=limit_s or self._away_limit_s,
+                every_s=PAUSE_S,
+            )
+        except Fenced as error:
+            if self._on_fenced is not None:
+                self._on_fenced(str(error))
+            raise
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise ConnectionError(f"the store at {self._base} does not answer: {error}") from error
 
     async def _once(self, method: str, path: str, body: bytes | None) -> bytes:
         headers = {EPOCH_HEADER: str(self.epoch)} if self.epoch else {}
