@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from testbed_runtime.cli import access, options
+from testbed_runtime.core.errors import HeadgateError
 
 
 def ci(  # noqa: PLR0917 - typer passes by name
@@ -23,7 +24,6 @@ def ci(  # noqa: PLR0917 - typer passes by name
     """Run all scenarios of a folder, and write one JUnit and one Markdown file. One exit code for all of them."""
     from testbed_runtime.cli import exits, loading, running
     from testbed_runtime.cli.session import Session
-    from testbed_runtime.core.errors import HeadgateError
     from testbed_runtime.history.manifest import MANIFEST
 
     login = access.access_for(on.value, namespace, context, kubeconfig)

@@ -12,6 +12,15 @@ from msgspec.structs import replace
 
 from testbed_runtime.cli import options
 from testbed_runtime.cli.sidebyside import side_by_side
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.judgement.expectations import parse_margin
+from testbed_runtime.core.judgement.metrics import (
+    METRICS,
+    NOT_ENOUGH_TRIALS,
+    QUANTILES,
+    is_phase,
+    parse_quantile,
+)
 
 if TYPE_CHECKING:
     from testbed_runtime.core.judgement.comparison import Group, Key
@@ -70,7 +79,6 @@ def trend(
     With one folder of runs (headgate-runs), its catalogue of evaluated runs is read with Spark: the median of each run, and the
     seconds that each option cost over all recoveries. Simulated runs are in it once `headgate evaluate` has evaluated them."""
     from testbed_runtime.cli import overview
-    from testbed_runtime.core.errors import UserError
     from testbed_runtime.core.judgement.comparison import comparison
     from testbed_runtime.history.manifest import read_manifest
 
@@ -94,8 +102,6 @@ def trend(
 
 def _different(runs: Sequence[Path]) -> Sequence[Path]:
     """Return the folders. Raises UserError if one is named twice: a run does not differ from itself."""
-    from testbed_runtime.core.errors import UserError
-
     resolved = [folder.resolve() for folder in runs]
     twice = next((folder for folder in runs if resolved.count(folder.resolve()) > 1), None)
     if twice is not None:
@@ -105,7 +111,6 @@ def _different(runs: Sequence[Path]) -> Sequence[Path]:
 
 def _groups(folder: Path, variants: Sequence[str], *, partly: bool) -> list[Group]:
     """Return the trials of these variants (none: of all). `partly`: one of them is enough. Raises UserError."""
-    from testbed_runtime.core.errors import UserError
     from testbed_runtime.history.manifest import read_manifest
     from testbed_runtime.runner.judge import groups_of, read_rows
 
@@ -119,8 +124,6 @@ def _groups(folder: Path, variants: Sequence[str], *, partly: bool) -> list[Grou
 
 
 def _several(groups: list[Group], folder: Path) -> list[Group]:
-    from testbed_runtime.core.errors import UserError
-
     if len(groups) > 1:
         return groups
     raise UserError(
@@ -130,8 +133,6 @@ def _several(groups: list[Group], folder: Path) -> list[Group]:
 
 def _across(loaded: Mapping[Path, Sequence[Group]]) -> dict[str, list[Group]]:
     """Return the groups of each variant, one for each run. Runs with one variant each are compared whatever it is called."""
-    from testbed_runtime.core.errors import UserError
-
     labels = _labels(list(loaded))
     if all(len(groups) == 1 for groups in loaded.values()):
         return {"": [replace(groups[0], name=labels[folder]) for folder, groups in loaded.items()]}
@@ -168,9 +169,7 @@ def _keys(metrics: Sequence[str]) -> tuple[Key, ...]:
 
 def _key(text: str) -> Key:
     """Parse a metric with its quantile and phase, in any order. Raises UserError."""
-    from testbed_runtime.core.errors import UserError
     from testbed_runtime.core.judgement.comparison import Key
-    from testbed_runtime.core.judgement.metrics import METRICS, QUANTILES, is_phase, parse_quantile
 
     name, *rest = text.split() or [""]
     info = METRICS.get(name)
@@ -201,9 +200,6 @@ def _key(text: str) -> Key:
 
 
 def _share(text: str) -> float:
-    from testbed_runtime.core.errors import UserError
-    from testbed_runtime.core.judgement.expectations import parse_margin
-
     try:
         value, _ = parse_margin(text, "ratio")
     except ValueError as error:
@@ -284,8 +280,6 @@ def _flat(path: str, value: Any) -> Iterable[tuple[str, str]]:
 
 
 def _print(tables: Sequence[tuple[str, Mapping[str, Any]]], changes: Sequence[str], *, as_json: bool) -> None:
-    from testbed_runtime.core.judgement.metrics import NOT_ENOUGH_TRIALS
-
     data = {"changes": list(changes), "comparisons": [{"variant": n, **t} for n, t in tables]}
     lines = [f"settings: {change}" for change in changes]
     for name, table in tables:

@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from testbed_runtime.cli.options import AsJson, show
+from testbed_runtime.core.errors import UserError
 
 if TYPE_CHECKING:
     from testbed_runtime.checking.executions import ExecutionHistory
@@ -30,7 +31,6 @@ def executions(
 
     Each state has the time at which it was reached, the TaskManager and the cause."""
     from testbed_runtime.checking.executions import executions as executions_of
-    from testbed_runtime.core.errors import UserError
     from testbed_runtime.history.manifest import read_manifest
     from testbed_runtime.history.reader import read_trial
     from testbed_runtime.runner.judge import trials_to_evaluate

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.judgement.metrics import METRICS
+
 if TYPE_CHECKING:
     from testbed_runtime.core.faults.vocabulary import Kind
     from testbed_runtime.faults.registry import Capabilities
@@ -35,7 +38,6 @@ def faults(
 
 def kind_lines(offered: Capabilities) -> Iterator[str]:
     """Yield the table of the kinds, then why some are not possible: each sentence once. Pure."""
-    from testbed_runtime.core.errors import UserError
     from testbed_runtime.core.faults.kinds import KINDS
     from testbed_runtime.faults.registry import LOCAL, choose_backend
 
@@ -76,8 +78,6 @@ def _grouped(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, list[str]]
 
 
 def _list_metrics() -> None:
-    from testbed_runtime.core.judgement.metrics import METRICS
-
     for metric in METRICS.values():
         extra = [w for w, on in (("phase", metric.phased), ("quantile", metric.quantiles)) if on]
         more = f" (takes {' and '.join(extra)})" if extra else ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from testbed_runtime.cli.options import AsJson, FlinkVersion, Settings, flink_options, show
+from testbed_runtime.core.errors import UserError
 
 if TYPE_CHECKING:
     from testbed_runtime.core.options import Options
@@ -61,7 +62,6 @@ def memory(  # noqa: PLR0917 - options of the command line
     """Compute a TaskManager's memory by Flink's rules: its components, JVM flags and number of network buffers.
 
     With --flink-ratio, the memory is divided by a platform's rules instead, and the command reports what does not add up."""
-    from testbed_runtime.core.errors import UserError
     from testbed_runtime.core.processmemory import (
         FLINK,
         PROCESS,
@@ -102,7 +102,6 @@ def memory(  # noqa: PLR0917 - options of the command line
 def _check_arguments(ratios: Mapping[str, float | None], settings: Sequence[str]) -> None:
     """Raise UserError for a ratio that is no share or lacks the one it refers to, and for a setting that has an option of its own."""
     from testbed_runtime.api.option_rules import SLOTS_KEY
-    from testbed_runtime.core.errors import UserError
 
     for name, ratio in ratios.items():
         if ratio is not None and not 0 <= ratio <= 1:

@@ -7,14 +7,14 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from testbed_runtime.core.documents import versioned
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.options import ALIASES, Options
 from testbed_runtime.core.versions import VERSIONS
-
-if TYPE_CHECKING:
-    from testbed_runtime.core.options import Options
 
 
 class Policy(enum.StrEnum):
@@ -49,8 +49,6 @@ def variant_names(context: typer.Context, incomplete: str) -> list[str]:
 
 def show(data: Mapping[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
     """Print a result as JSON with its schema number, or as lines."""
-    from testbed_runtime.core.documents import versioned
-
     typer.echo(json.dumps(versioned(data), indent=1, ensure_ascii=False) if as_json else "\n".join(lines))
 
 
@@ -61,8 +59,6 @@ def flink_options(
     a key, which errors then name. Raises UserError for a key that is a typo."""
     from testbed_runtime.api.catalogue import Standing, judge
     from testbed_runtime.api.option_rules import value_errors
-    from testbed_runtime.core.errors import UserError
-    from testbed_runtime.core.options import ALIASES, Options
 
     values: dict[str, str] = {}
     for setting in settings:

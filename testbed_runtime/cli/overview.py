@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.judgement.expectations import format_value
 from testbed_runtime.history.manifest import MANIFEST
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ def read(folder: Path) -> dict[str, Rows]:
     """Return the rows of each job over the folder's catalogue. Raises UserError if there is none, and HeadgateError."""
     from testbed_runtime.cli.running import say
     from testbed_runtime.cli.session import Session
-    from testbed_runtime.core.errors import UserError
     from testbed_runtime.evaluation.catalogue import FOLDER
 
     if not (folder / FOLDER).is_dir():
@@ -66,8 +67,6 @@ def lines(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _run(row: Mapping[str, Any]) -> list[str]:
-    from testbed_runtime.core.judgement.expectations import format_value
-
     unit, change = row["unit"], row["change"]
     median, least, most = (format_value(row[name], unit) for name in ("median", "least", "most"))
     shown = (
@@ -80,8 +79,6 @@ def _run(row: Mapping[str, Any]) -> list[str]:
 
 
 def _price(row: Mapping[str, Any]) -> list[str]:
-    from testbed_runtime.core.judgement.expectations import format_value
-
     seconds, longest = (format_value(row[name], "s") for name in ("seconds", "most_s"))
     share = "–" if row["share"] is None else format_value(row["share"], "ratio")
     name = row["option"] or row["cause"]

@@ -10,6 +10,9 @@ import typer
 
 from testbed_runtime.cli import exits
 from testbed_runtime.cli.options import AsJson, Settings, Variants, flink_options, show
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.job.results import BLOCKING
+from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 
 if TYPE_CHECKING:
     from testbed_runtime.core.job.bufferplan import BufferPlan, TaskManagerPlan
@@ -28,8 +31,6 @@ def plan(
     """Compute how many network buffers a job needs on each TaskManager: the minimum, the maximum, and what is missing.
 
     The job is not run. Exit code 0: it can start; 1: buffers are missing, and the output names the options to change."""
-    from testbed_runtime.core.errors import UserError
-    from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
     from testbed_runtime.core.processmemory import MemoryRefused
 
     described = []
@@ -50,7 +51,6 @@ def _testbeds(path: Path, variants: Sequence[str]) -> Iterator[tuple[str, Testbe
     from testbed_runtime.api.kinds import Testbed
     from testbed_runtime.api.validate_kinds import validate_kind
     from testbed_runtime.cli import loading, running
-    from testbed_runtime.core.errors import UserError
 
     document = loading.read(loading.find(path))
     kind = document.data.get("kind")
@@ -115,8 +115,6 @@ def _task_heap(options: Options) -> float:
 
 def _unsorted(found: BufferPlan) -> Iterator[str]:
     """Yield what Flink needs for blocking results, which are not sorted here."""
-    from testbed_runtime.core.job.results import BLOCKING
-
     names = [f"{e.edge.source} → {e.edge.target}" for e in found.exchanges if e.edge.result == BLOCKING]
     if names:
         yield (

@@ -12,6 +12,8 @@ import typer
 from msgspec import Struct, to_builtins
 
 from testbed_runtime.cli.options import AsJson, show
+from testbed_runtime.core.errors import FlinkError, UserError
+from testbed_runtime.core.options import Options
 
 if TYPE_CHECKING:
     from testbed_runtime.ports.storage import BlobStore
@@ -66,7 +68,6 @@ def lines(checkpoint: int, restored: Sequence[Restored]) -> Iterator[str]:
 
 async def restored_state(folder: Path, parallelism: int, max_parallelism: int) -> tuple[int, list[Restored]]:
     """Raises UserError if there is no checkpoint, or its state cannot be restored so."""
-    from testbed_runtime.core.errors import FlinkError, UserError
     from testbed_runtime.jobmanager.recovery import KeptCheckpoint
     from testbed_runtime.store.blobstore import FolderBlobStore
     from testbed_runtime.workload.keyedstate import SubtaskContext, TimeToLive
@@ -96,7 +97,6 @@ async def _restored(
 ) -> Restored:
     """Restore one subtask as its task does, with files in memory. Raises FlinkError."""
     from testbed_runtime.core.job.statememory import StateBackendConfig
-    from testbed_runtime.core.options import Options
     from testbed_runtime.store.statefiles import MemoryStateFiles
     from testbed_runtime.taskmanager.checkpoints import restore_snapshots
     from testbed_runtime.taskmanager.localstate import LocalState

@@ -10,6 +10,8 @@ import msgspec
 import typer
 
 from testbed_runtime.cli.options import AsJson, FlinkVersion, Settings, flink_options, show
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.options import parse_duration
 
 if TYPE_CHECKING:
     from testbed_runtime.simulation.buffertrace import Sent, Step
@@ -42,8 +44,6 @@ def trace(  # noqa: PLR0917 - options of the command line
     Its places are builder, subpartition, wire, channel, reader, recycling and credit. Each step shows the credit and the backlog of the producer, the credit that the consumer has not announced yet, and the
     buffers in use on both sides. With --sent, each buffer is listed with the reason for which it was sent: it was full, the
     output flusher (execution.buffer-timeout.interval) found it growing, or an event followed it."""
-    from testbed_runtime.core.errors import UserError
-    from testbed_runtime.core.options import parse_duration
     from testbed_runtime.simulation.buffertrace import MAX_SEQUENCE, TraceRequest, trace_buffer, trace_sent
 
     if not 0 <= buffer <= MAX_SEQUENCE:

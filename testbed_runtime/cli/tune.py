@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from testbed_runtime.api.naming import API_VERSION
 from testbed_runtime.cli import access, options
+from testbed_runtime.core.errors import UserError
 
 if TYPE_CHECKING:
     from testbed_runtime.api.kinds import TuningStudy
@@ -75,7 +77,6 @@ def load_study(path: Path) -> tuple[TuningStudy, dict[str, Any]]:
     from testbed_runtime.api.kinds import TuningStudy
     from testbed_runtime.api.validate_kinds import validate_kind
     from testbed_runtime.cli import loading
-    from testbed_runtime.core.errors import UserError
 
     path = path / STUDY_FILE if path.is_dir() else path
     if not path.is_file():
@@ -99,7 +100,6 @@ def find_scenarios(study: TuningStudy, places: Sequence[Path]) -> dict[str, Load
     """Return the study's scenarios by name, from files and folders; the first place that has one counts. Raises UserError for a
     name that no scenario has."""
     from testbed_runtime.cli import loading
-    from testbed_runtime.core.errors import UserError
 
     there: dict[str, Path] = {}
     for place in places:
@@ -120,8 +120,6 @@ def find_scenarios(study: TuningStudy, places: Sequence[Path]) -> dict[str, Load
 
 def _check_variants(study: TuningStudy, scenarios: Mapping[str, Loaded]) -> None:
     """Raise UserError for a variant of the study that one of its scenarios lacks."""
-    from testbed_runtime.core.errors import UserError
-
     for index, variant in enumerate(study.spec.variants):
         for name, loaded in scenarios.items():
             known = [v.name for v in loaded.scenario.spec.variants]
@@ -147,7 +145,6 @@ def _scenario_files(place: Path) -> list[Path]:
 def _scenario_name(path: Path) -> str:
     """Return the name of the scenario in a file; empty if it holds something else."""
     from testbed_runtime.cli.loading import read
-    from testbed_runtime.core.errors import UserError
 
     try:
         data = read(path).data
@@ -200,7 +197,6 @@ async def _in_cluster(document: dict[str, Any], login: access.Access) -> int:
     """Apply the study and follow it until it finishes. Return the exit code."""
     import asyncio
 
-    from testbed_runtime.api.naming import API_VERSION
     from testbed_runtime.api.status import COMPLETE, REJECTED
     from testbed_runtime.cli.running import say
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from testbed_runtime.api.naming import GROUP
 from testbed_runtime.cli import exits, options
+from testbed_runtime.core.errors import UserError
 
 if TYPE_CHECKING:
     from testbed_runtime.api.models import Scenario
-    from testbed_runtime.core.errors import UserError
     from testbed_runtime.faults.registry import Capabilities
 
 SUFFIXES = (".yaml", ".yml")
@@ -64,8 +65,6 @@ def validate(
 
 def find(paths: list[Path]) -> list[Path]:
     """Return the files: those that are named, and the documents of Headgate below folders. Raises UserError."""
-    from testbed_runtime.core.errors import UserError
-
     found: list[Path] = []
     for path in paths:
         if not path.is_dir():
@@ -85,7 +84,6 @@ def find(paths: list[Path]) -> list[Path]:
 
 def _is_document(path: Path) -> bool:
     """Return whether a file found in a folder is meant for Headgate: its name or its apiVersion says so."""
-    from testbed_runtime.api.naming import GROUP
     from testbed_runtime.cli.loading import SCENARIO_FILE
 
     return path.name == SCENARIO_FILE or GROUP in path.read_bytes()[:4096].decode("utf-8", "replace")
@@ -95,7 +93,6 @@ def check(path: Path, on: options.Environment | None) -> Checked:
     """Return everything that is wrong or doubtful about one file."""
     from testbed_runtime.api.validate_kinds import validate_kind
     from testbed_runtime.cli import loading
-    from testbed_runtime.core.errors import UserError
 
     checked = Checked(path=str(path))
     try:
@@ -119,7 +116,6 @@ def _check_plan(checked: Checked, scenario: Any, path: Path, on: options.Environ
     """Check what a run checks before it starts: the files of Python functions, and a backend for each fault."""
     from testbed_runtime.api.compile import compile_run
     from testbed_runtime.cli.preflight import function_problems
-    from testbed_runtime.core.errors import UserError
     from testbed_runtime.runner.engine import check_size
 
     resource: Scenario = scenario
