@@ -34,6 +34,7 @@ from testbed_runtime.api.certificates import make_certificate
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
+from testbed_runtime.http import serve
 from testbed_runtime.kube.api import Api, ApiError, connect
 
 RESYNC_S = 300.0
@@ -283,9 +284,7 @@ async def _serve(operator: Operator, leader: Leader, settings: Settings) -> web.
         ready=lambda: operator.health.not_ready,
         metrics=lambda: page(operator, leading=leader.holding, info=info),
     )
-    server = web.AppRunner(application(pages), access_log=None)
-    await server.setup()
-    await web.TCPSite(server, "0.0.0.0", settings.health_port).start()  # noqa: S104 - probes come from the node
+    server, _ = await serve(application(pages), ("0.0.0.0", settings.health_port))  # noqa: S104 - probes come from the node
     return server
 
 

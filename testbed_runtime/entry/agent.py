@@ -27,13 +27,13 @@ from testbed_runtime.core.ids import JOBMANAGER, task_manager_names
 from testbed_runtime.entry.harness import Process, Ready, run_process
 from testbed_runtime.faults import api
 from testbed_runtime.faults.agent import FaultAgent
-from testbed_runtime.faults.http import HEALTHZ, bad_input, bearer_token, healthz
 from testbed_runtime.faults.packets import backend as packet
 from testbed_runtime.faults.packets.commands import PacketSupport
 from testbed_runtime.faults.packets.engine import PacketEngine
 from testbed_runtime.faults.packets.placing import Surroundings
 from testbed_runtime.faults.probes import EchoServer
 from testbed_runtime.faults.registry import Capabilities
+from testbed_runtime.http import HEALTHZ, bad_input, bearer_token, healthz
 from testbed_runtime.process.config import AgentConfig
 from testbed_runtime.transport.names import numeric
 

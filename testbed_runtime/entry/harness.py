@@ -30,7 +30,7 @@ from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
-from testbed_runtime.faults.http import serve
+from testbed_runtime.http import serve
 from testbed_runtime.ports.network import Address
 from testbed_runtime.process.clock import loop_factory
 

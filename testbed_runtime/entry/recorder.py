@@ -12,7 +12,8 @@ from pathlib import Path
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.entry.harness import Process, Ready, config_file, run_process
-from testbed_runtime.history.recording.recorder import SHUTDOWN_S, Recorder
+from testbed_runtime.history.recording.recorder import Recorder
+from testbed_runtime.http import SHUTDOWN_TIMEOUT_S
 from testbed_runtime.process.config import ProcessConfig
 
 
@@ -30,7 +31,7 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
 
 async def _end_on_failure(recorder: Recorder, process: Process) -> None:
     await recorder.failed.wait()
-    await asyncio.sleep(SHUTDOWN_S / 4)  # the response that reports the failure goes out first
+    await asyncio.sleep(SHUTDOWN_TIMEOUT_S / 2)  # the response that reports the failure goes out first
     process.end(recorder.failure)
 
 

@@ -1,16 +1,12 @@
-"""HTTP between Headgate's processes: the bearer token, errors as JSON, the session of a client, the control client, and the client
-of the fault API."""
+"""The clients of Headgate's HTTP services: a session with the token, the control client, and the client of the fault API."""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import aiohttp
 import msgspec
-from aiohttp import web
-from aiohttp.typedefs import Middleware
 from msgspec import to_builtins
 
 from testbed_runtime.core.errors import FaultHealed, FaultNotApplied, HeadgateError, UserError
@@ -18,91 +14,13 @@ from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.network import Address
-from testbed_runtime.transport.names import connector
+from testbed_runtime.transport.names import Session
 
 CONTROL_TIMEOUT_S = 5.0
 """A control endpoint answers in milliseconds; after this time it is paused, overloaded or gone."""
-SHUTDOWN_TIMEOUT_S = 0.5
 INJECT_LIMIT_S = 14.0
 """Longer than the agent's limits, shorter than the runner's."""
 HEAL_LIMIT_S = 14.0
-
-HEALTHZ = "/healthz"
-
-_Handler: TypeAlias = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
-
-
-def bearer_token(token: str, *, open_paths: tuple[str, ...] = ()) -> Middleware:
-    """Refuse requests without the token, except to `open_paths`. An empty token refuses everything."""
-
-    @web.middleware
-    async def check(request: web.Request, handler: _Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "")
-        right = bool(token) and hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
-        if not right and request.path not in open_paths:
-            return web.json_response({"error": "this endpoint wants the testbed's token"}, status=401)
-        return await handler(request)
-
-    return check
-
-
-@web.middleware
-async def bad_input(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Answer errors that Headgate raises as JSON: `{"error", "path", "problem", "hint"}`."""
-    try:
-        return await handler(request)
-    except UserError as error:
-        return web.json_response({"error": error.problem, "path": error.path, "hint": error.hint}, status=400)
-    except (msgspec.MsgspecError, ValueError) as error:
-        return web.json_response({"error": str(error)}, status=400)
-    except FaultHealed as error:
-        return web.json_response({"error": str(error), "healed": True}, status=409)
-    except FaultNotApplied as error:
-        return web.json_response({"error": str(error), "not_applied": True}, status=409)
-    except HeadgateError as error:
-        return web.json_response({"error": str(error)}, status=409)
-
-
-def disk_errors(whose: str) -> Middleware:
-    """Answer errors of the disk with 507."""
-
-    @web.middleware
-    async def check(request: web.Request, handler: _Handler) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except OSError as error:
-            text = f"{whose} disk refuses: {error.strerror or error}"
-            return web.json_response({"error": text}, status=507)
-
-    return check
-
-
-async def healthz(_: web.Request) -> web.Response:
-    """Answer that the process runs."""
-    return web.json_response({"ok": True})
-
-
-class Session:
-    """An HTTP session with the token. The first request opens it, `close` ends it."""
-
-    def __init__(self, token: str, timeout: aiohttp.ClientTimeout) -> None:
-        self._headers = {"Authorization": f"Bearer {token}"}
-        self._timeout = timeout
-        self._session: aiohttp.ClientSession | None = None
-
-    @property
-    def open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                headers=self._headers, timeout=self._timeout, connector=connector()
-            )
-        return self._session
-
-    async def close(self) -> None:
-        """Idempotent."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
 
 
 class ControlClient:
@@ -195,17 +113,3 @@ def _refusal(status: int, answer: Any) -> HeadgateError:
     if fields.get("not_applied"):
         return FaultNotApplied(text)
     return FaultHealed(text) if fields.get("healed") else HeadgateError(text)
-
-
-async def serve(app: web.Application, bind: Address) -> tuple[web.AppRunner, Address]:
-    """Listen, and return (the runner, whose `cleanup()` ends it, and its address). Raises UserError when the port is in use."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, *bind, reuse_address=True).start()
-    except OSError as error:
-        await runner.cleanup()
-        problem = f"cannot listen on {bind[0]}:{bind[1]}: {error.strerror}"
-        raise UserError("bind", problem, "free the port or choose another") from None
-    host, port = runner.addresses[0][:2]
-    return runner, (str(host), int(port))

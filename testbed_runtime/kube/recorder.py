@@ -13,11 +13,11 @@ import aiohttp
 from testbed_runtime.checking.trace import TRACE_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
-from testbed_runtime.faults.http import Session
 from testbed_runtime.history.manifest import MANIFEST
 from testbed_runtime.history.sealing import SEALED
 from testbed_runtime.ports.network import Address
 from testbed_runtime.timeouts import repeated
+from testbed_runtime.transport.names import Session
 
 RESULTS = ("metrics.json", "timeseries.json", RECOVERY_FILE, TRACE_FILE)
 CHUNK_BYTES = 1 << 18

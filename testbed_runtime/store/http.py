@@ -21,10 +21,11 @@ import msgspec
 from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.http import HEALTHZ, Session, bad_input, bearer_token, disk_errors, healthz
+from testbed_runtime.http import HEALTHZ, bad_input, bearer_token, disk_errors, healthz
 from testbed_runtime.ports.network import Address
 from testbed_runtime.store.blobstore import FolderBlobStore, checked
 from testbed_runtime.timeouts import repeated
+from testbed_runtime.transport.names import Session
 
 MAX_OBJECT_BYTES = 64 * 1024 * 1024
 """Limit for a subtask's state. A larger one is a mistake in the scenario and would fill this process's memory."""

@@ -11,7 +11,7 @@ from msgspec import to_builtins
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.faults import api
-from testbed_runtime.faults.http import HEALTHZ, bad_input, bearer_token, healthz
+from testbed_runtime.http import HEALTHZ, bad_input, bearer_token, healthz
 from testbed_runtime.supervisor.supervisor import ChildSpec, Supervisor
 
 READYZ = "/readyz"

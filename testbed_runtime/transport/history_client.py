@@ -15,7 +15,7 @@ import aiohttp
 from testbed_runtime.core.clocks import ClockOffset
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.ports.network import Address
-from testbed_runtime.transport.names import connector
+from testbed_runtime.transport.names import Session
 
 SHIP_TIMEOUT_S = 5.0
 """A batch is at most a few MiB on a local network; a recorder that takes longer counts as unreachable."""
@@ -35,24 +35,18 @@ class HistoryClient:
     def __init__(self, address: Address, *, token: str, process: str, stream: str, prefix: str = "") -> None:
         """`prefix` precedes the recorder's paths: `/t/<trial>` if one recorder serves a whole run."""
         self._url = f"http://{address[0]}:{address[1]}{prefix}/segments"
-        self._headers = {"Authorization": f"Bearer {token}"}
         self._parameters = {"process": process, "stream": stream}
-        self._session: aiohttp.ClientSession | None = None
+        self._session = Session(token, aiohttp.ClientTimeout(total=SHIP_TIMEOUT_S))
         self.clock: ClockOffset | None = None
         """How far this process's clock is from the recorder's, by the last answer."""
 
     async def ship(self, batch: bytes) -> int:
         """Send a batch and return the segment number that the recorder expects next. An empty batch only queries it.
         Raises RecorderUnreachable or RecorderRefused."""
-        if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=SHIP_TIMEOUT_S)
-            self._session = aiohttp.ClientSession(
-                timeout=timeout, headers=self._headers, connector=connector()
-            )
         loop = asyncio.get_running_loop()
         sent = loop.time()
         try:
-            async with self._session.post(self._url, params=self._parameters, data=batch) as answer:
+            async with self._session.open.post(self._url, params=self._parameters, data=batch) as answer:
                 found = _answer(answer.status, await answer.text())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise RecorderUnreachable(f"the recorder at {self._url} does not respond: {error}") from error
@@ -60,9 +54,7 @@ class HistoryClient:
         return int(found["next"])
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._session.close()
 
 
 def _answer(status: int, text: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Resolve host names anew for each connection, because a recreated pod has another address.
+"""Resolve host names anew for each connection, because a recreated pod has another address; HTTP sessions that do so.
 
 In environments without DNS, `HEADGATE_HOSTS` names a JSON file `{name: address}` that takes precedence over the system's
 resolver.
@@ -61,3 +61,28 @@ def connector() -> aiohttp.TCPConnector:
             return await super().resolve(known_hosts().get(host, host), port, family)
 
     return aiohttp.TCPConnector(resolver=Resolver(), use_dns_cache=False)
+
+
+class Session:
+    """An HTTP session with the token. The first request opens it, `close` ends it."""
+
+    def __init__(self, token: str, timeout: aiohttp.ClientTimeout) -> None:
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._timeout = timeout
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def open(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers=self._headers, timeout=self._timeout, connector=connector()
+            )
+        return self._session
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Unpack
@@ -18,6 +17,7 @@ import msgspec
 from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.http import bearer_token, serve
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import RecipientUnreachable
 from testbed_runtime.timeouts import timeout
@@ -184,20 +184,13 @@ class HttpRpc(EndpointRpc):
         )
         if self._bind is None:
             return
-        app = web.Application(middlewares=[self._authorise], client_max_size=MAX_MESSAGE_BYTES)
+        app = web.Application(middlewares=[bearer_token(self._token)], client_max_size=MAX_MESSAGE_BYTES)
         app.add_routes([web.get(RPC_PATH, self._serve_peer), *self._routes])
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_TIMEOUT_S)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, *self._bind, reuse_address=True)
         try:
-            await site.start()
-        except OSError as error:
+            self._runner, self._address = await serve(app, self._bind)
+        except UserError:
             await self.close()
-            raise UserError(
-                "bind", f"cannot listen on {self._bind[0]}:{self._bind[1]}: {error.strerror}", "free the port"
-            ) from None
-        host, port = self._runner.addresses[0][:2]
-        self._address = (str(host), int(port))
+            raise
 
     async def close(self) -> None:
         """Close everything; pending asks become unreachable. Idempotent."""
@@ -252,15 +245,6 @@ class HttpRpc(EndpointRpc):
                 max_msg_size=MAX_MESSAGE_BYTES,
                 timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S),
             )
-
-    @web.middleware
-    async def _authorise(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
-            raise web.HTTPUnauthorized(text="this endpoint wants the testbed's token\n")
-        return await handler(request)
 
     async def _serve_peer(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(

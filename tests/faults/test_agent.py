@@ -13,11 +13,12 @@ from testbed_runtime.faults.agent import FaultAgent
 from testbed_runtime.faults.backend import FaultRequest, Measurement, Rule
 from testbed_runtime.faults.channel.backend import ChannelBackend, judge_frames
 from testbed_runtime.faults.channel.process import ChannelFaults, routes
-from testbed_runtime.faults.http import ControlClient, serve
+from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.faults.probes import EchoServer
 from testbed_runtime.faults.proxy.backend import ProxyBackend
 from testbed_runtime.faults.proxy.server import Proxy, application
 from testbed_runtime.faults.registry import LOCAL
+from testbed_runtime.http import serve
 
 TOKEN = "secret"
 

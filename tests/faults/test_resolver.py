@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.http import serve
 from testbed_runtime.faults.probes import EchoServer, ProbeConnection
 from testbed_runtime.faults.proxy.resolver import DirectResolver, ProxyResolver
 from testbed_runtime.faults.proxy.server import Proxy, application
+from testbed_runtime.http import serve
 
 
 async def test_the_direct_resolver_believes_what_was_advertised():

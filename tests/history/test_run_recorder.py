@@ -6,11 +6,12 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from testbed_runtime.faults.http import ControlClient, serve
+from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.history.recording import run_recorder
 from testbed_runtime.history.recording.run_recorder import RunRecorder
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.history.sealing import read_sealed
+from testbed_runtime.http import serve
 from testbed_runtime.process.config import ProcessConfig
 
 TOKEN = "secret"

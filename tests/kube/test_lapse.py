@@ -19,7 +19,7 @@ from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.agent import FaultAgent
 from testbed_runtime.faults.api import routes
 from testbed_runtime.faults.backend import FaultRequest, Measurement, Unreachable
-from testbed_runtime.faults.http import serve
+from testbed_runtime.http import serve
 from testbed_runtime.kube.host import capabilities
 from testbed_runtime.kube.testbed import KubeTestbed, TrialAccess
 from testbed_runtime.ports.hosts import TrialContext

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.http import serve
 from testbed_runtime.history.recording.run_recorder import RunRecorder
+from testbed_runtime.http import serve
 from testbed_runtime.kube.recorder import MANIFEST, RecorderFiles
 
 TOKEN = "of-the-run"

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.http import serve
+from testbed_runtime.http import serve
 from testbed_runtime.kube.spark.client import BROKEN_MAX, KubeEvaluator
 
 

@@ -18,8 +18,8 @@ import aiohttp
 import pytest
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.http import serve
 from testbed_runtime.history.recording.run_recorder import RunRecorder
+from testbed_runtime.http import serve
 from testbed_runtime.kube.spark.client import KubeEvaluator
 from tests.report import synthetic
 

@@ -22,7 +22,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.status import Status
 from testbed_runtime.api.views import Resource, Run, seconds
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.faults.http import bearer_token, serve
+from testbed_runtime.http import bearer_token, serve
 from testbed_runtime.ports.hosts import JOB_PATH
 from testbed_runtime.process import clock
 from testbed_runtime.simulation.loop import run_virtual

@@ -5,7 +5,7 @@ import pytest
 from yarl import URL
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.faults.http import serve
+from testbed_runtime.http import serve
 from testbed_runtime.store.blobstore import FolderBlobStore, MemoryBlobStore
 from testbed_runtime.store.http import MAX_OBJECT_BYTES, Fenced, HttpBlobStore, StoreServer
 

@@ -14,9 +14,8 @@ import aiohttp
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import logical_name
-from testbed_runtime.faults.http import Session
 from testbed_runtime.ports.network import Address
-from testbed_runtime.transport.names import is_numeric
+from testbed_runtime.transport.names import Session, is_numeric
 
 ROUTE_TIMEOUT_S = 5.0
 """The proxy is on the same machine and answers in milliseconds; after this time it is gone."""

@@ -20,8 +20,8 @@ from msgspec import Struct, to_builtins
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.faults.backend import Rule
-from testbed_runtime.faults.http import bad_input, bearer_token
 from testbed_runtime.faults.proxy.relay import Lateness, Relay
+from testbed_runtime.http import bad_input, bearer_token
 from testbed_runtime.ports.network import Address
 from testbed_runtime.timeouts import timeout
 from testbed_runtime.transport.names import numeric

@@ -10,9 +10,7 @@ Appends and fsyncs block this process's loop on purpose: it does nothing else, a
 from __future__ import annotations
 
 import asyncio
-import hmac
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 from msgspec import to_builtins
@@ -20,12 +18,11 @@ from msgspec import to_builtins
 from testbed_runtime.core.errors import RemoteProtocolError
 from testbed_runtime.history.journal import Journal, RecordingError
 from testbed_runtime.history.sealing import SealingError, SealReport, read_sealed, seal
+from testbed_runtime.http import bearer_token, serve
 from testbed_runtime.ports.network import Address
 
 MAX_REQUEST_BYTES = 80 * 1024 * 1024
 """Above the largest segment; a batch is normally below 1 MiB."""
-SHUTDOWN_S = 1.0
-"""Time limit for requests in progress when the recorder ends."""
 
 
 class Recorder:
@@ -42,16 +39,13 @@ class Recorder:
         self.failure = ""
 
     async def start(self, bind: Address) -> Address:
-        """Listen; return the address. Raises OSError when the port is in use."""
-        app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[self._authorize])
+        """Listen; return the address. Raises UserError when the port is in use."""
+        app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[bearer_token(self._token)])
         app.router.add_post("/segments", self.segments)
         app.router.add_post("/seal", self.seal)
         app.router.add_get("/status", self.status)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, bind[0], bind[1]).start()
-        host, port = self._runner.addresses[0][:2]
-        return str(host), int(port)
+        self._runner, address = await serve(app, bind)
+        return address
 
     async def close(self) -> None:
         if self._runner is not None:
@@ -60,14 +54,6 @@ class Recorder:
         if self._journal is not None:
             self._journal.close()
             self._journal = None
-
-    @web.middleware
-    async def _authorize(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
-            return web.json_response({"error": "the token is missing or wrong"}, status=401)
-        answer: web.StreamResponse = await handler(request)
-        return answer
 
     # ---- handlers; the server checks the token
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.faults.http import HEALTHZ, bad_input, bearer_token, disk_errors, healthz
 from testbed_runtime.files import sync
 from testbed_runtime.history.journal import NAME
 from testbed_runtime.history.recording.recorder import MAX_REQUEST_BYTES, Recorder
+from testbed_runtime.http import HEALTHZ, bad_input, bearer_token, disk_errors, healthz
 
 MAX_FILE_BYTES = 256 * 1024 * 1024
 """Limit for a file of a file sink or a report. Files are streamed, so this protects the volume."""

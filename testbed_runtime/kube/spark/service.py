@@ -21,7 +21,7 @@ from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation.process import OnProgress, SparkEnded, SparkWorker
-from testbed_runtime.faults.http import HEALTHZ, bad_input, bearer_token, healthz
+from testbed_runtime.http import HEALTHZ, bad_input, bearer_token, healthz
 from testbed_runtime.kube.recorder import RESULTS, RecorderFiles
 
 MAX_WAITING = 16
