@@ -297,7 +297,7 @@ def metrics_page() -> str:
                 better,
                 ", ".join(takes),
                 metric.doc,
-                texts.METRIC_SOURCES[metric.name],
+                metric.source,
             )
         )
     reasons = [(f"`{reason}`", found.text, found.fix) for reason, found in m.REASONS.items()]
