@@ -1,190 +1,37 @@
-"""Descriptions of the fields of the kinds, for the reference pages and `kubectl explain`: `Model.field` → one or two sentences. Pure data.
+"""Descriptions of the fields of the kinds, for the reference pages and `kubectl explain`: the docstring below each field.
 
 Fault kinds and their parameters carry their own descriptions: see core.faults.kinds.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
+import sys
+from functools import cache
+from itertools import pairwise
+
 from pydantic import BaseModel
 
-MEANINGS: dict[str, str] = {
-    "Scenario.api_version": "The version of the schema.",
-    "Scenario.kind": "The kind of document.",
-    "Scenario.metadata": "The name, and other metadata of Kubernetes.",
-    "Scenario.spec": "The testbed, the faults and the expectations.",
-    "Metadata.name": "The name, also of the run's folder: lower-case letters, digits and dashes.",
-    "Metadata.namespace": "For Kubernetes; ignored on one machine.",
-    "Metadata.labels": "For Kubernetes; ignored on one machine.",
-    "Metadata.annotations": "For Kubernetes; ignored on one machine.",
-    "ScenarioSpec.hypothesis": "What you expect to happen, in a sentence. It is shown at the top of the report.",
-    "ScenarioSpec.source": "Where the question comes from, for example an incident.",
-    "ScenarioSpec.seed": "Seed of all random choices: the target drawn by `mode: one`, the workload, drops and jitter. The same seed makes the same choices in every environment.",
-    "ScenarioSpec.testbed": "The processes, the job and its configuration.",
-    "ScenarioSpec.timeline": "How long each phase of a trial lasts.",
-    "ScenarioSpec.faults": "The faults to inject, and when.",
-    "ScenarioSpec.variants": "The same scenario with other settings. Without variants there is one, called `main`.",
-    "ScenarioSpec.control": "Before the trials of a variant with faults, run it once without faults, to measure what the machine does on its own.",
-    "ScenarioSpec.trials": "The number of runs of each variant with its faults. A quantile over trials needs enough of them (see metrics).",
-    "ScenarioSpec.stop_early": "Run fewer trials than `trials` once every expectation with `versus` is decided. Intervals are corrected for the number of looks.",
-    "ScenarioSpec.expect": "What must hold for the verdict Pass. Safety is always judged.",
-    "TestbedSpec.flink_version": "The Flink version to reproduce: frame layout, request backoff, heartbeat threshold, defaults, error texts.",
-    "TestbedSpec.engine": "Headgate's own processes; no other engine exists yet.",
-    "TestbedSpec.task_managers": "The TaskManagers, `tm-0`, `tm-1`, …",
-    "TestbedSpec.flink_configuration": "Flink options, as strings in Flink's syntax: see options.",
-    "TestbedSpec.job": "The job graph.",
-    "TaskManagers.replicas": "The number of TaskManagers. The job needs as many slots as the largest parallelism of each slot sharing group, added up.",
-    "TaskManagers.slots": "The slots of each TaskManager.",
-    "TaskManagers.replace_lost": "The delay after which a lost TaskManager is replaced by its next incarnation, or `Never`.",
-    "Job.vertices": "Sources, operators and sinks.",
-    "Job.edges": "The connections between vertices. A cycle is refused unless it is an iteration.",
-    "TestbedSpec.pods": "Settings for Kubernetes, where the processes are pods. They have no effect in other environments.",
-    "Pods.packet_faults": "Add an agent container to each pod that injects packet faults. It needs NET_ADMIN, which the pod security level `restricted` refuses.",
-    "Pods.proxy": "Put a proxy pod on the path of every connection, for network faults without privileges.",
-    "Pods.storage": "The volume of the checkpoint store.",
-    "Pods.resources": "Resources of each TaskManager's container.",
-    "Pods.node_selector": "Labels of the nodes on which the pods may run.",
-    "Pods.token_secret": "The Secret with the token of the testbed's endpoints; empty: one is created. Set by the runner.",
-    "Storage.size": "Size of a volume claim, as in `10Gi`; empty: an emptyDir, which lives as long as its pod.",
-    "Storage.storage_class_name": "The storage class of the volume claim; empty: the cluster's default.",
-    "Resources.cpu": "The CPU request; no limit is set.",
-    "Resources.memory": "The memory request, and the limit.",
-    "Vertex.name": "The name in edges, targets and the report. Its subtasks are `name-0`, `name-1`, …",
-    "Vertex.parallelism": "The number of subtasks.",
-    "Vertex.max_parallelism": "The number of key groups. By default Flink's rule: 1.5 × parallelism, rounded up to a power of two, at least 128.",
-    "Vertex.slot_sharing_group": "Subtasks of one group share slots; different groups never do. For traffic between processes, give each stage its own group; otherwise its edges stay inside one process.",
-    "Vertex.source": "Makes the vertex a source.",
-    "Vertex.operator": "Makes the vertex an operator. `map` passes records on, `keyed-count` counts per key and passes them on, `window` counts per key and tumbling window, `python` calls a function for each record. Inside a delta iteration, `flat-map` calls a function that returns any number of records, and `solution-set-join` (the tail) one that takes a candidate and the entry with its key.",
-    "Vertex.sink": "Makes the vertex a sink. `ledger` records which records arrived, `file` also writes lines of `(word,count)`.",
-    "Vertex.iteration": "Makes the vertex the head of an iteration: it takes the initial input, feeds the step function (the operators up to the vertex with the `feedback` edge), and emits the result. Its task `<name>-sync` synchronises the supersteps.",
-    "Iteration.kind": "`bulk`: the result of a superstep is the input of the next one. `delta`: the records that enter are a solution set by key and the first workset; what the tail changes in the solution set is the next workset, and the solution set is the result.",
-    "Iteration.max_iterations": "The number of supersteps after which it ends in any case.",
-    "Iteration.criterion": "For `kind: bulk`: `file.py:name`, as `function`. A function of a record that is fed back. The iteration ends after a superstep in which it was true for no record.",
-    "Vertex.service_time": "For operators and sinks: how long a subtask is busy with each record.",
-    "Vertex.window": "Length of the tumbling windows of `operator: window`, by the records' due time.",
-    "Vertex.state_ttl": "For `operator: keyed-count`: how long the count of a key is kept after its last record (Flink's StateTtlConfig); 0: without end.",
-    "Vertex.function": "For `operator: python`: `file.py:name`, a file beside the scenario; it can import modules beside it. In a Testbed or a ScenarioRun it is `configmap://<ConfigMap>/file.py:name`; `headgate run --on kubernetes` writes that. It receives a record and returns a record, a new key, or None to drop it. For `flat-map` it returns any number of records. For `solution-set-join` it receives a candidate and the entry, and returns the new entry, or None to keep it.",
-    "Vertex.delivery": "For sinks: `exactly-once` commits with the completed checkpoint, `at-least-once` immediately.",
-    "Vertex.inputs": "When an input has `deployment: on-first-record`: whether records on `all` such inputs or on `any` of them deploy the vertex.",
-    "Vertex.path": "For `sink: file`: where its parts are written. The run stores what was committed under `files/<trial>/`.",
-    "Source.kind": "`generated` creates records from the seed; `socket` reads words from an address and cannot replay them.",
-    "Source.records_per_second": "The rate of the whole vertex, open loop: record n is due at t₀ + n / rate, however slow the job is. Latency counts from the due time.",
-    "Source.record_bytes": "The size of a record, without its 4-byte length.",
-    "Source.keys": "The number of different keys.",
-    "Source.key_skew": "The exponent of the keys' Zipf distribution; 0: uniform. A decimal number in quotes.",
-    "Source.splits": "The number of input splits of a source with a `limit`. Its subtasks request them one at a time from the JobManager (`requestNextInputSplit`); 0: each subtask has a fixed share.",
-    "Source.limit": "The number of records of the whole vertex, after which the source ends; 0: unlimited.",
-    "Source.socket": "For `kind: socket`: `host:port`. The testbed connects to it.",
-    "Edge.from_": "The vertex that sends.",
-    "Edge.to": "The vertex that receives.",
-    "Edge.result": "`pipelined-bounded` limits the buffers of each channel, `pipelined` does not. `blocking` is written to a file of the producer's TaskManager and read when it is complete, again after a failure of the consumer.",
-    "Edge.deployment": "When the consumer is deployed: `eager` with its producers, `on-first-record` when a producer has written its first record, `on-full-result` when it has finished (for blocking results only).",
-    "Edge.feedback": "Closes an iteration: from the last operator of the step function (the tail) to the vertex with `iteration` (the head). Both run in the same slots, and the edge stays in memory.",
-    "Edge.partitioning": "`hash` by key, `rebalance` round robin, `forward` one to one (equal parallelism), `broadcast` to every subtask.",
-    "Timeline.warm_up": "How long the job runs before the baseline. It starts when all tasks run, and is not judged.",
-    "Timeline.baseline": "How long the job runs before the first fault, as the reference for throughput, lag and latency.",
-    "Timeline.observation": "From the end of the baseline to the drain. Every fault must end within it, and the recovery should.",
-    "Timeline.drain": "The time limit of the drain with its final checkpoint. If the job is not drained, it is unknown what was lost, so delivery is Inconclusive.",
-    "FaultHead.name": "Its name in the report.",
-    "FaultHead.jitter": "Begin up to this much later; the delay is drawn from the trial's seed. The faults of different trials then meet timers such as heartbeats at different moments.",
-    "FaultHead.at": "When it begins, counted from the end of the baseline; `deploy`: before the job is submitted.",
-    "FaultCommon.duration": "After this time the fault ends by itself. A killed TaskManager is replaced only by `replaceLost`; for `jobmanager.kill` it is how long the JobManager stays down.",
-    "FaultCommon.target": "The processes that the fault affects. Leave it out for the JobManager's own faults, or to hit every TaskManager.",
-    "FaultCommon.plane": "For network faults: the exchange between TaskManagers, the RPC between processes, or both.",
-    "FaultCommon.direction": "For network and frame faults, seen from the target.",
-    "FaultCommon.on_target_restart": "What happens to a fault inside a process (frames, registration, heartbeats, rpc, store, pause) when that process restarts: `Expire` ends it, `Reapply` begins it again, `Fail` marks it failed and ends it. Network faults of the proxy are on the path and stay; packet faults follow the agent that holds them.",
-    "TargetSpec.task_managers": "TaskManagers. Either this or `jobManager`.",
-    "TargetSpec.job_manager": "The JobManager: write `{}`.",
-    "TargetSpec.peers": "For network and frame faults: only the links between the target and these processes.",
-    "TaskManagerSelection.names": "Names such as `tm-0`. Without `names` and `running`: all TaskManagers.",
-    "TaskManagerSelection.running": "Those that run a subtask of this vertex when the fault is injected.",
-    "TaskManagerSelection.mode": "Narrows the selection: `one` and `fixed` draw from the seed, `percent` takes a share (rounded up).",
-    "TaskManagerSelection.value": "The number for `fixed`, the percentage for `percent`.",
-    "Peers.names": "`tm-0`, …, or `jobmanager`.",
-    "Peers.running": "TaskManagers that run a subtask of this vertex.",
-    "Variant.name": "Its name; `--variant` selects it.",
-    "Variant.flink_version": "Replaces the scenario's value.",
-    "Variant.flink_configuration": "Merged into the scenario's, key by key.",
-    "Variant.task_managers": "Replaces the scenario's value as a whole.",
-    "Variant.job": "Replaces the scenario's value as a whole.",
-    "Variant.faults": "Replaces the scenario's value as a whole.",
-    "Variant.control": "Replaces the scenario's value.",
-    "Variant.expect": "Added to the scenario's expectations. An item with the same metric, quantile and phase replaces the scenario's.",
-    "Expectation.metric": "The metric: see metrics.",
-    "Expectation.quantile": "`0.99`, `p99` or `99 %`. For latencies it is taken within each trial, for other metrics over the trials.",
-    "Expectation.phase": "`baseline`, `fault` or `observation` of the timeline, or `outage`, `catch-up` or `recovered` as they happened (`outage/<fault>` selects one of several faults), for metrics that have phases. By default everything from the first fault to the drain.",
-    "Expectation.min": "The smallest value allowed.",
-    "Expectation.max": "The largest value allowed.",
-    "Expectation.equals": "The only value allowed. For a text, a pattern in which `*` matches any text.",
-    "Expectation.versus": "The variant to compare with, by the mean over trials. The confidence interval of the difference decides. The expectation does not apply to that variant itself.",
-    "Expectation.improves_by": "With `versus`: better by at least this, as a share of the other mean (`20 %`) or absolute (`500 ms`).",
-    "Expectation.within": "With `versus`: different by at most this, in either direction.",
-    "StopEarly.min_trials": "The trials of each variant before the first look. Each later look is after twice as many. An interval needs at least 6 trials, or 7 with three looks.",
-    "Testbed.api_version": "The version of the schema.",
-    "Testbed.kind": "The kind of object.",
-    "Testbed.metadata": "The name: at most 40 characters, because it is part of the names of its pods.",
-    "Testbed.spec": "The processes, their configuration and their job.",
-    "TestbedResourceSpec.job_state": "`running`: the JobManager submits the job at its first start; `suspended`: the client that created the testbed submits it.",
-    "TestbedResourceSpec.seed": "The seed of the workload: the same seed makes the same records.",
-    "TestbedResourceSpec.recorder": "`host:port/t/trial` of a run's recorder; empty: nothing is recorded. Set by the runner.",
-    "TestbedResourceSpec.run": "The run that the testbed belongs to. Set by the runner.",
-    "TestbedResourceSpec.trial": "The trial that the testbed serves. Set by the runner.",
-    "Fault.api_version": "The version of the schema.",
-    "Fault.kind": "The kind of object.",
-    "Fault.metadata": "Its name.",
-    "Fault.spec": "What it does, to which processes, for how long. It begins when the object is created and ends at its deadline, even if the operator is gone.",
-    "FaultResourceSpec.testbed_ref": "The Testbed that the fault affects.",
-    "FaultResourceSpec.plan": "Write targets, backend and expected effect into the status, and inject nothing.",
-    "FaultResourceSpec.seed": "Seed of the random choices: `mode: one`, drops and jitter.",
-    "Reference.name": "Name of an object of the same namespace.",
-    "RunMetadata.name": "At most 50 characters; `generateName` generates one.",
-    "ScenarioRun.api_version": "The version of the schema.",
-    "ScenarioRun.kind": "The kind of object.",
-    "ScenarioRun.metadata": "The name.",
-    "ScenarioRun.spec": "One execution: a copy of a Scenario's spec, and how to run it.",
-    "ScenarioRunSpec.scenario": "A copy of the Scenario's spec. Later changes of the Scenario do not affect this run.",
-    "ScenarioRunSpec.scenario_name": "The Scenario that the copy was made from; shown in the report.",
-    "ScenarioRunSpec.variants": "Run only these variants; empty: all.",
-    "ScenarioRunSpec.control": "`false`: no control runs, whatever the Scenario says.",
-    "ScenarioRunSpec.suspend": "Before the start: nothing is created. Later: the current trial ends as planned, and the next one waits.",
-    "ScenarioRunSpec.ttl_seconds_after_finished": "Delete the run, its report and its history this long after its end. By default they are kept.",
-    "ScenarioRunSpec.evaluation": "How the histories are evaluated.",
-    "Evaluation.executors": "The number of Spark executor pods; 0: evaluate in the driver's process.",
-    "Evaluation.history_claim": "The volume claim with the histories, which the driver and every executor mount. Required with executors.",
-    "TuningStudy.api_version": "The version of the schema.",
-    "TuningStudy.kind": "The kind of object.",
-    "TuningStudy.metadata": "The name.",
-    "TuningStudy.spec": "The options to try, the scenarios to run, and the objectives.",
-    "TuningStudySpec.scenarios": "Scenarios in this namespace; each is run with every combination of values. On one machine: folders or files beside the study.",
-    "TuningStudySpec.variants": "Run only these variants of them; empty: each scenario itself, without its variants.",
-    "TuningStudySpec.options": "The grid: every combination of their values is tried.",
-    "TuningStudySpec.objectives": "The metrics to optimize, the most important first: a later one only decides between equal results.",
-    "TuningStudySpec.budget": "The limits of the study.",
-    "TuningStudySpec.require": "What a combination must satisfy to be the best, in addition to the expectations of its scenarios.",
-    "TuningStudySpec.apply": "A Testbed whose flinkConfiguration is set to the values of the best row.",
-    "TuningStudySpec.suspend": "Create no further run; runs that have started are completed.",
-    "StudyOption.key": "A Flink option.",
-    "StudyOption.values": "Its values, as strings in Flink's syntax.",
-    "Objective.metric": "The metric: see metrics; or `detector.false-failovers`, `detector.accuracy`, `detector.dead` or `detector.silent`, which are computed from `surroundings`. The mean over the trials counts; with several scenarios, that of the worst one.",
-    "Objective.direction": "Whether less (`min`) or more (`max`) is better.",
-    "Objective.quantile": "`0.99`, `p99` or `99 %`, for metrics that have quantiles.",
-    "Objective.limit": "A row that is worse than this is not recommended, such as `30 s`, or `1` for false failovers per day.",
-    "Objective.phase": "`baseline`, `fault` or `observation`, for metrics that have phases.",
-    "Disturbance.per_day": "Events per day of each TaskManager. A decimal number in quotes.",
-    "Disturbance.median": "The median of their lengths.",
-    "Disturbance.p99": "The 99th percentile of their lengths.",
-    "Surroundings.task_managers": "TaskManagers of the production cluster.",
-    "Surroundings.pauses": "Pauses of the process, such as garbage collections: connections stay, heartbeats are not answered.",
-    "Surroundings.unreachable": "Outages in which connections to the TaskManager are refused.",
-    "TuningStudySpec.trials": "Trials of each run, instead of the scenario's; more than one gives intervals. In virtual time, rows that the first trial rules out get no further ones.",
-    "TuningStudySpec.references": "Also run Flink's defaults of the options (`Default`), or the scenarios as they are (`Current`), and compare the best row with them. `headgate tune` in virtual time always does both.",
-    "TuningStudySpec.surroundings": "Disturbances in production, from which the false failovers and the detection times of each row are computed.",
-    "Budget.runs": "The largest number of runs. A grid that needs more is refused before the first run.",
-    "Budget.parallel": "The number of concurrent runs in a cluster. On one machine they run one after the other.",
-}
+from testbed_runtime.api.models import Part
+
+
+@cache
+def _docstrings(module: str) -> dict[str, str]:
+    """Map `Class.field` to the docstring below the field, for the classes of a module. They exist only in its source."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {
+        f"{owner.name}.{field.target.id}": str(below.value.value)
+        for owner in tree.body
+        if isinstance(owner, ast.ClassDef)
+        for field, below in pairwise(owner.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    }
 
 
 def meaning(model: type[BaseModel], field: str) -> str:
-    """Return the description of a field, from this table or from the field itself. Raises KeyError when there is none."""
-    names = [f"{base.__name__}.{field}" for base in model.__mro__]
-    found = next((MEANINGS[name] for name in names if name in MEANINGS), None)
-    return found or model.model_fields[field].description or MEANINGS[names[0]]
+    """Return the description of a field: the docstring below it, or that of its declaration. Empty if there is none."""
+    bases = [base for base in model.__mro__ if issubclass(base, Part)]
+    found = (_docstrings(base.__module__).get(f"{base.__name__}.{field}") for base in bases)
+    return next(filter(None, found), model.model_fields[field].description or "")

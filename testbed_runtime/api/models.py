@@ -81,21 +81,32 @@ class TaskManagers(Part):
     replicas: int = Field(
         2, ge=1, le=limits.MAX_TASKMANAGERS, json_schema_extra={IN_A_CLUSTER: REAL_TASK_MANAGERS_MAX}
     )
+    """The number of TaskManagers. The job needs as many slots as the largest parallelism of each slot sharing group, added up."""
     slots: int = Field(1, ge=1, le=limits.MAX_SLOTS)
+    """The slots of each TaskManager."""
     replace_lost: ReplaceLostText = NEVER
+    """The delay after which a lost TaskManager is replaced by its next incarnation, or `Never`."""
 
 
 class Source(Part):
     """Open loop: record n of the vertex is due at t0 + n / recordsPerSecond. With `socket`, lines of words from `host:port`."""
 
     kind: Literal["generated", "socket"] = "generated"
+    """`generated` creates records from the seed; `socket` reads words from an address and cannot replay them."""
     records_per_second: int = Field(1000, ge=1, le=limits.MAX_RATE)
+    """The rate of the whole vertex, open loop: record n is due at t₀ + n / rate, however slow the job is. Latency counts from the due time."""
     record_bytes: int = Field(100, ge=limits.MIN_RECORD_BYTES, le=limits.MAX_RECORD_BYTES)
+    """The size of a record, without its 4-byte length."""
     keys: int = Field(1000, ge=1, le=limits.MAX_KEYS)
+    """The number of different keys."""
     key_skew: FractionText = "0"
+    """The exponent of the keys' Zipf distribution; 0: uniform. A decimal number in quotes."""
     limit: int = Field(0, ge=0)
+    """The number of records of the whole vertex, after which the source ends; 0: unlimited."""
     splits: int = Field(0, ge=0, le=limits.MAX_SPLITS)
+    """The number of input splits of a source with a `limit`. Its subtasks request them one at a time from the JobManager (`requestNextInputSplit`); 0: each subtask has a fixed share."""
     socket: Annotated[str, StringConstraints(max_length=limits.MAX_PATH)] = ""
+    """With `kind: socket`: `host:port`. The testbed connects to it."""
 
 
 VERTEX_ROLES = ("source", "operator", "sink", "iteration")
@@ -106,30 +117,48 @@ class Iteration(Part):
     """The head of an iteration: an edge with `feedback: true` leads back to it."""
 
     kind: Literal["bulk", "delta"] = "bulk"
+    """`bulk`: the result of a superstep is the input of the next one. `delta`: the records that enter are a solution set by key and the first workset; what the tail changes in the solution set is the next workset, and the solution set is the result."""
     max_iterations: int = Field(ge=1, le=limits.MAX_ITERATIONS)
+    """The number of supersteps after which it ends in any case."""
     criterion: Annotated[str, StringConstraints(max_length=limits.MAX_PATH)] = ""
+    """With `kind: bulk`: `file.py:name`, as `function`. A function of a record that is fed back. The iteration ends after a superstep in which it was true for no record."""
 
 
 class Vertex(Part):
     """Exactly one of `source`, `operator`, `sink`, `iteration` says what its subtasks do."""
 
     name: Name
+    """The name in edges, targets and the report. Its subtasks are `name-0`, `name-1`, …"""
     parallelism: int = Field(
         1, ge=1, le=limits.MAX_PARALLELISM, json_schema_extra={IN_A_CLUSTER: REAL_PARALLELISM_MAX}
     )
+    """The number of subtasks."""
     max_parallelism: int | None = Field(None, ge=1, le=limits.MAX_KEY_GROUPS)
+    """The number of key groups. By default Flink's rule: 1.5 × parallelism, rounded up to a power of two, at least 128."""
     slot_sharing_group: Name = "default"
+    """Subtasks of one group share slots; different groups never do. For traffic between processes, give each stage its own group; otherwise its edges stay inside one process."""
     source: Source | None = None
+    """Makes the vertex a source."""
     operator: Literal["map", "keyed-count", "window", "python", "flat-map", "solution-set-join"] | None = None
+    """Makes the vertex an operator. `map` passes records on, `keyed-count` counts per key and passes them on, `window` counts per key and tumbling window, `python` calls a function for each record. Inside a delta iteration, `flat-map` calls a function that returns any number of records, and `solution-set-join` (the tail) one that takes a candidate and the entry with its key."""
     sink: Literal["ledger", "file"] | None = None
+    """Makes the vertex a sink. `ledger` records which records arrived, `file` also writes lines of `(word,count)`."""
     iteration: Iteration | None = None
+    """Makes the vertex the head of an iteration: it takes the initial input, feeds the step function (the operators up to the vertex with the `feedback` edge), and emits the result. Its task `<name>-sync` synchronises the supersteps."""
     service_time: Duration = "0 ms"
+    """In operators and sinks: how long a subtask is busy with each record."""
     window: Duration = "5 s"
+    """Length of the tumbling windows of `operator: window`, by the records' due time."""
     state_ttl: Duration = "0 s"
+    """With `operator: keyed-count`: how long the count of a key is kept after its last record (Flink's StateTtlConfig); 0: without end."""
     function: Annotated[str, StringConstraints(max_length=limits.MAX_PATH)] = ""
+    """With `operator: python`: `file.py:name`, a file beside the scenario; it can import modules beside it. In a Testbed or a ScenarioRun it is `configmap://<ConfigMap>/file.py:name`; `headgate run --on kubernetes` writes that. It receives a record and returns a record, a new key, or None to drop it. For `flat-map` it returns any number of records. For `solution-set-join` it receives a candidate and the entry, and returns the new entry, or None to keep it."""
     delivery: Literal["exactly-once", "at-least-once"] = "exactly-once"
+    """In sinks: `exactly-once` commits with the completed checkpoint, `at-least-once` immediately."""
     path: Annotated[str, StringConstraints(max_length=limits.MAX_PATH)] = ""
+    """With `sink: file`: where its parts are written. The run stores what was committed under `files/<trial>/`."""
     inputs: Literal["all", "any"] = "all"
+    """When an input has `deployment: on-first-record`: whether records on `all` such inputs or on `any` of them deploy the vertex."""
 
     @model_validator(mode="after")
     def _one_role(self) -> Vertex:
@@ -139,16 +168,24 @@ class Vertex(Part):
 
 class Edge(Part):
     from_: Name = Field(alias="from")
+    """The vertex that sends."""
     to: Name
+    """The vertex that receives."""
     partitioning: Literal["hash", "rebalance", "forward", "broadcast"] = "hash"
+    """`hash` by key, `rebalance` round robin, `forward` one to one (equal parallelism), `broadcast` to every subtask."""
     result: Literal["pipelined", "pipelined-bounded", "blocking"] = "pipelined-bounded"
+    """`pipelined-bounded` limits the buffers of each channel, `pipelined` does not. `blocking` is written to a file of the producer's TaskManager and read when it is complete, again after a failure of the consumer."""
     deployment: Literal["eager", "on-first-record", "on-full-result"] = "eager"
+    """When the consumer is deployed: `eager` with its producers, `on-first-record` when a producer has written its first record, `on-full-result` when it has finished (for blocking results only)."""
     feedback: bool = False
+    """Closes an iteration: from the last operator of the step function (the tail) to the vertex with `iteration` (the head). Both run in the same slots, and the edge stays in memory."""
 
 
 class Job(Part):
     vertices: Annotated[list[Vertex], Field(min_length=1, max_length=limits.MAX_VERTICES)]
+    """Sources, operators and sinks."""
     edges: Annotated[list[Edge], Field(max_length=limits.MAX_EDGES)] = []
+    """The connections between vertices. A cycle is refused unless it is an iteration."""
 
 
 class Storage(Part):
@@ -157,7 +194,9 @@ class Storage(Part):
     size: Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=limits.MAX_DURATION_TEXT)] = (
         ""
     )
+    """Size of a volume claim, as in `10Gi`; empty: an emptyDir, which lives as long as its pod."""
     storage_class_name: Annotated[str, StringConstraints(max_length=limits.MAX_OPTION_KEY)] = ""
+    """The storage class of the volume claim; empty: the cluster's default."""
 
 
 class Resources(Part):
@@ -166,20 +205,28 @@ class Resources(Part):
     cpu: Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=limits.MAX_DURATION_TEXT)] = (
         "100m"
     )
+    """The CPU request; no limit is set."""
     memory: Annotated[
         str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=limits.MAX_DURATION_TEXT)
     ] = "512Mi"
+    """The memory request, and the limit."""
 
 
 class Pods(Part):
     """Settings for Kubernetes; they have no effect in other environments."""
 
     packet_faults: bool = False
+    """Add an agent container to each pod that injects packet faults. It needs NET_ADMIN, which the pod security level `restricted` refuses."""
     proxy: bool = False
+    """Put a proxy pod on the path of every connection, for network faults without privileges."""
     storage: Storage = Storage()
+    """The volume of the checkpoint store."""
     resources: Resources = Resources()
+    """Resources of each TaskManager's container."""
     node_selector: Annotated[dict[OptionKey, OptionValue], Field(max_length=limits.MAX_LABELS)] = {}
+    """Labels of the nodes on which the pods may run."""
     token_secret: Annotated[str, StringConstraints(max_length=limits.MAX_OPTION_KEY)] = ""
+    """The Secret with the token of the testbed's endpoints; empty: one is created. Set by the runner."""
 
 
 class TestbedSpec(Part):
@@ -188,11 +235,17 @@ class TestbedSpec(Part):
     __test__ = False  # not a test class, whatever pytest thinks of its name
 
     flink_version: Version = "2.x"
+    """The Flink version to reproduce: frame layout, request backoff, heartbeat threshold, defaults, error texts."""
     engine: Literal["headgate"] = "headgate"
+    """Headgate's own processes; no other engine exists yet."""
     task_managers: TaskManagers = TaskManagers()
+    """The TaskManagers, `tm-0`, `tm-1`, …"""
     flink_configuration: FlinkConfiguration = {}
+    """Flink options, as strings in Flink's syntax: see options."""
     job: Job
+    """The job graph."""
     pods: Pods = Pods()
+    """Settings for Kubernetes, where the processes are pods. They have no effect in other environments."""
 
 
 # ---- Fault ----------------------------------------------------------------------------------------------------
@@ -202,16 +255,22 @@ class TaskManagerSelection(Part):
     """TaskManagers by `names` (`tm-0`), or those that run a subtask of vertex `running`; neither: all. `mode` narrows the selection."""
 
     names: Annotated[list[Name], Field(max_length=limits.MAX_NAMES)] = []
+    """Names such as `tm-0`. Without `names` and `running`: all TaskManagers."""
     running: Name | None = None
+    """Those that run a subtask of this vertex when the fault is injected."""
     mode: Literal["one", "all", "fixed", "percent"] = "all"
+    """Narrows the selection: `one` and `fixed` draw from the seed, `percent` takes a share (rounded up)."""
     value: int | None = Field(None, ge=1, le=limits.MAX_TASKMANAGERS)
+    """The number for `fixed`, the percentage for `percent`."""
 
 
 class Peers(Part):
     """The other end of a link; everybody when empty."""
 
     names: Annotated[list[Name], Field(max_length=limits.MAX_NAMES)] = []
+    """`tm-0`, …, or `jobmanager`."""
     running: Name | None = None
+    """TaskManagers that run a subtask of this vertex."""
 
 
 class JobManagerTarget(Part):
@@ -222,8 +281,11 @@ class TargetSpec(Part):
     """Exactly one of `taskManagers`, `jobManager`; `peers` narrows network and frame faults to some links."""
 
     task_managers: TaskManagerSelection | None = None
+    """TaskManagers. Either this or `jobManager`."""
     job_manager: JobManagerTarget | None = None
+    """The JobManager: write `{}`."""
     peers: Peers | None = None
+    """In network and frame faults: only the links between the target and these processes."""
 
     @model_validator(mode="after")
     def _one_side(self) -> TargetSpec:
@@ -313,18 +375,26 @@ class FaultHead(Part):
     """When a fault begins in a timeline."""
 
     name: Name
+    """Its name in the report."""
     at: AtText = "0 s"
+    """When it begins, counted from the end of the baseline; `deploy`: before the job is submitted."""
     jitter: Duration = "0 s"
+    """Begin up to this much later; the delay is drawn from the trial's seed. The faults of different trials then meet timers such as heartbeats at different moments."""
 
 
 class FaultCommon(Part):
     """The fields of every kind of fault."""
 
     duration: Duration
+    """After this time the fault ends by itself. A killed TaskManager is replaced only by `replaceLost`; for `jobmanager.kill` it is how long the JobManager stays down."""
     target: TargetSpec | None = None
+    """The processes that the fault affects. Leave it out for the JobManager's own faults, or to hit every TaskManager."""
     plane: Literal["data", "rpc", "both"] = "data"
+    """In network faults: the exchange between TaskManagers, the RPC between processes, or both."""
     direction: Literal["to", "from", "both"] = "both"
+    """In network and frame faults, seen from the target."""
     on_target_restart: Literal["Reapply", "Expire", "Fail"] = "Expire"
+    """How a fault inside a process (frames, registration, heartbeats, rpc, store, pause) continues when that process restarts: `Expire` ends it, `Reapply` begins it again, `Fail` marks it failed and ends it. Network faults of the proxy are on the path and stay; packet faults follow the agent that holds them."""
 
 
 if TYPE_CHECKING:
@@ -374,9 +444,13 @@ class Timeline(Part):
     """`observation` counts from the end of the baseline and holds the faults; `drain` is a limit, not a length."""
 
     warm_up: Duration = "3 s"
+    """How long the job runs before the baseline. It starts when all tasks run, and is not judged."""
     baseline: Duration = "4 s"
+    """How long the job runs before the first fault, as the reference for throughput, lag and latency."""
     observation: Duration = "10 s"
+    """The time from the end of the baseline to the drain. Every fault must end within it, and the recovery should."""
     drain: Duration = "10 s"
+    """The time limit of the drain with its final checkpoint. If the job is not drained, it is unknown what was lost, so delivery is Inconclusive."""
 
 
 class Expectation(Part):
@@ -384,14 +458,23 @@ class Expectation(Part):
     `5.5 s`, `95 %`, `RUNNING`."""
 
     metric: Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_NAME * 2)]
+    """The metric: see metrics."""
     quantile: Annotated[str, StringConstraints(max_length=limits.MAX_DURATION_TEXT)] | None = None
+    """`0.99`, `p99` or `99 %`. For latencies it is taken within each trial, for other metrics over the trials."""
     phase: Annotated[str, StringConstraints(max_length=limits.MAX_NAME)] | None = None
+    """`baseline`, `fault` or `observation` of the timeline, or `outage`, `catch-up` or `recovered` as they happened (`outage/<fault>` selects one of several faults), for metrics that have phases. By default everything from the first fault to the drain."""
     min: Scalar | None = None
+    """The smallest value allowed."""
     max: Scalar | None = None
+    """The largest value allowed."""
     equals: Scalar | None = None
+    """The only value allowed. For a text, a pattern in which `*` matches any text."""
     versus: Name | None = None
+    """The variant to compare with, by the mean over trials. The confidence interval of the difference decides. The expectation does not apply to that variant itself."""
     improves_by: Margin | None = None
+    """With `versus`: better by at least this, as a share of the other mean (`20 %`) or absolute (`500 ms`)."""
     within: Margin | None = None
+    """With `versus`: different by at most this, in either direction."""
 
     @model_validator(mode="after")
     def _one_bound(self) -> Expectation:
@@ -419,6 +502,7 @@ class StopEarly(Part):
     """Stop before the last trial, once every comparison (`versus`) is decided."""
 
     min_trials: int = Field(6, ge=1, le=limits.MAX_TRIALS)
+    """The trials of each variant before the first look. Each later look is after twice as many. An interval needs at least 6 trials, or 7 with three looks."""
 
 
 class Variant(Part):
@@ -426,42 +510,69 @@ class Variant(Part):
     phase and versus): expect; replaced whole: everything else."""
 
     name: Name
+    """Its name; `--variant` selects it."""
     flink_version: Version | None = None
+    """Replaces the scenario's value."""
     flink_configuration: FlinkConfiguration = {}
+    """Merged into the scenario's, key by key."""
     task_managers: TaskManagers | None = None
+    """Replaces the scenario's value as a whole."""
     job: Job | None = None
+    """Replaces the scenario's value as a whole."""
     faults: Annotated[list[FaultSpec], Field(max_length=limits.MAX_FAULTS)] | None = None
+    """Replaces the scenario's value as a whole."""
     control: bool | None = None
+    """Replaces the scenario's value."""
     expect: Annotated[list[Expectation], Field(max_length=limits.MAX_EXPECTATIONS)] = []
+    """Added to the scenario's expectations. An item with the same metric, quantile and phase replaces the scenario's."""
 
 
 class ScenarioSpec(Part):
     """A testbed, a timeline with faults, variants, trials and expectations."""
 
     hypothesis: Text = ""
+    """The expected behaviour, in a sentence. It is shown at the top of the report."""
     source: Text = ""
+    """The origin of the question, for example an incident."""
     seed: int = Field(1, ge=0, le=limits.MAX_SEED)
+    """Seed of all random choices: the target drawn by `mode: one`, the workload, drops and jitter. The same seed makes the same choices in every environment."""
     testbed: TestbedSpec
+    """The processes, the job and its configuration."""
     timeline: Timeline = Timeline()
+    """How long each phase of a trial lasts."""
     faults: Annotated[list[FaultSpec], Field(max_length=limits.MAX_FAULTS)] = []
+    """The faults to inject, and when."""
     variants: Annotated[list[Variant], Field(max_length=limits.MAX_VARIANTS)] = []
+    """The same scenario with other settings. Without variants there is one, called `main`."""
     control: bool = True
+    """Before the trials of a variant with faults, run it once without faults, to measure what the machine does on its own."""
     trials: int = Field(1, ge=1, le=limits.MAX_TRIALS)
+    """The number of runs of each variant with its faults. A quantile over trials needs enough of them (see metrics)."""
     stop_early: StopEarly | None = None
+    """Run fewer trials than `trials` once every expectation with `versus` is decided. Intervals are corrected for the number of looks."""
     expect: Annotated[list[Expectation], Field(max_length=limits.MAX_EXPECTATIONS)] = []
+    """The conditions of the verdict Pass. Safety is always judged."""
 
 
 class Metadata(Part):
     name: Name
+    """The name, also of the run's folder: lower-case letters, digits and dashes."""
     namespace: Name | None = None
+    """Used in Kubernetes; ignored on one machine."""
     labels: Annotated[dict[OptionKey, OptionValue], Field(max_length=limits.MAX_LABELS)] = {}
+    """Used in Kubernetes; ignored on one machine."""
     annotations: Annotated[dict[OptionKey, OptionValue], Field(max_length=limits.MAX_LABELS)] = {}
+    """Used in Kubernetes; ignored on one machine."""
 
 
 class Scenario(Part):
     """The document."""
 
     api_version: Literal["headgate.dev/v1alpha1"]
+    """The version of the schema."""
     kind: Literal["Scenario"]
+    """The kind of document."""
     metadata: Metadata
+    """The name, and other metadata of Kubernetes."""
     spec: ScenarioSpec
+    """The testbed, the faults and the expectations."""

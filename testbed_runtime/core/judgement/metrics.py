@@ -219,7 +219,7 @@ class Metric(Struct, frozen=True):
     """None if neither direction is better."""
     doc: str
     source: str
-    """What it is measured from."""
+    """The rows and samples that it is measured from."""
     phased: bool = False
     """The metric has a value per phase of the trial."""
     quantiles: bool = False
