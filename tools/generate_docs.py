@@ -246,18 +246,16 @@ def _profiles() -> str:
     return table(("`flinkVersion`", "what changes"), rows)
 
 
-def _since(key: str, history: tuple[str, str]) -> str:
-    since, removed = history
-    return ", ".join(
-        filter(None, [f"since {since}" if since else "", f"removed in {removed}" if removed else ""])
-    )
+def _since(option: Option | catalogue.KnownKey) -> str:
+    since = f"since {option.since}" if option.since else ""
+    return ", ".join(filter(None, [since, f"removed in {option.removed}" if option.removed else ""]))
 
 
 def _effective(options: list[Option]) -> str:
     rows = []
     for o in options:
         default = _defaults_of(o)
-        more = [_since(o.key, catalogue.HISTORY.get(o.key, ("", "")))]
+        more = [_since(o)]
         more += [f"also `{a}`" for a in o.aliases]
         words = o.doc + (f" One of {', '.join(f'`{c}`' for c in o.choices)}." if o.choices else "")
         rows.append((f"`{o.key}`", o.type, default, "; ".join(filter(None, more)), words))
@@ -268,7 +266,7 @@ def options_page() -> str:
     own = [o for o in EFFECTIVE if o.key.startswith(catalogue.OWN_PREFIX)]
     flinks = [o for o in EFFECTIVE if o not in own]
     known = [
-        (f"`{k.key}`", f"`{k.default}`" if k.default else "–", _since(k.key, (k.since, k.removed)), ", ".join(f"`{a}`" for a in k.aliases))
+        (f"`{k.key}`", f"`{k.default}`" if k.default else "–", _since(k), ", ".join(f"`{a}`" for a in k.aliases))
         for k in sorted(catalogue.KNOWN, key=lambda k: k.key)
     ]  # fmt: skip
     return "\n".join(

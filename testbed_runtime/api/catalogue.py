@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import difflib
 import enum
-from collections.abc import Mapping
 
 from msgspec import Struct
 
-from testbed_runtime.core import processmemory
 from testbed_runtime.core.options import ALIASES, BY_KEY, Option, missing_unit
 from testbed_runtime.core.versions import LATEST, number
 
@@ -31,61 +29,6 @@ class KnownKey(Struct, frozen=True):
     removed: str = ""
     aliases: tuple[str, ...] = ()
 
-
-HISTORY: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(processmemory.OPTIONS, ("1.10", "")),
-    "taskmanager.network.memory.buffers-per-channel": ("1.3", "2.0"),
-    "taskmanager.network.memory.floating-buffers-per-gate": ("1.3", "2.0"),
-    "taskmanager.network.memory.max-buffers-per-channel": ("1.11", "2.0"),
-    "taskmanager.network.memory.max-overdraft-buffers-per-gate": ("1.16", "2.0"),
-    "taskmanager.network.memory.buffers-request-timeout": ("1.20", ""),
-    "taskmanager.network.request-backoff.initial": ("1.3", ""),
-    "taskmanager.network.request-backoff.max": ("1.3", ""),
-    "taskmanager.network.partition-request-timeout": ("1.19", ""),
-    "taskmanager.network.retries": ("1.12", ""),
-    "taskmanager.network.netty.sendReceiveBufferSize": ("", "2.0"),
-    "taskmanager.network.tcp-connection.enable-reuse-across-jobs": ("1.15", ""),
-    "taskmanager.network.credit-model": ("1.5", "1.10"),
-    "taskmanager.data.ssl.enabled": ("1.2", ""),
-    "security.ssl.internal.enabled": ("1.6", ""),
-    "execution.buffer-timeout.interval": ("1.10", ""),
-    "pipeline.object-reuse": ("1.10", ""),
-    "execution.buffer-timeout.enabled": ("1.16", ""),
-    "execution.checkpointing.unaligned.enabled": ("1.11", ""),
-    "state.backend.local-recovery": ("1.5", ""),
-    "execution.checkpointing.checkpoints-after-tasks-finish": ("1.14", ""),
-    "execution.checkpointing.externalized-checkpoint-retention": ("1.11", ""),
-    "execution.state-recovery.path": ("1.20", ""),
-    "execution.checkpointing.incremental": ("1.20", ""),
-    "state.backend.rocksdb.memory.managed": ("1.10", ""),
-    "state.backend.rocksdb.memory.write-buffer-ratio": ("1.10", ""),
-    "state.backend.rocksdb.checkpoint.transfer.thread.num": ("1.8", ""),
-    "taskmanager.memory.min-segment-size": ("1.14", ""),
-    "taskmanager.memory.starting-segment-size": ("2.0", ""),
-    "taskmanager.network.memory.buffer-debloat.enabled": ("1.14", ""),
-    "taskmanager.network.memory.buffer-debloat.target": ("1.14", ""),
-    "taskmanager.network.memory.buffer-debloat.period": ("1.14", ""),
-    "taskmanager.network.memory.buffer-debloat.samples": ("1.14", ""),
-    "taskmanager.network.memory.buffer-debloat.threshold-percentages": ("1.14", ""),
-    "execution.checkpointing.aligned-checkpoint-timeout": ("1.14", ""),
-    "heartbeat.interval": ("1.3", ""),
-    "heartbeat.timeout": ("1.3", ""),
-    "heartbeat.rpc-failure-threshold": ("1.14", ""),
-    "high-availability.type": ("1.17", ""),
-    "high-availability.kubernetes.leader-election.lease-duration": ("1.12", ""),
-    "high-availability.kubernetes.leader-election.renew-deadline": ("1.12", ""),
-    "high-availability.kubernetes.leader-election.retry-period": ("1.12", ""),
-    "pekko.ask.timeout": ("1.18", ""),
-    **dict.fromkeys(
-        (key for key in BY_KEY if key.startswith("restart-strategy.exponential-delay.")), ("1.13", "")
-    ),
-    "restart-strategy.exponential-delay.attempts-before-reset-backoff": ("1.19", ""),
-    "taskmanager.slot.timeout": ("1.13", ""),
-    "web.backpressure.num-samples": ("", "1.13"),
-    "web.backpressure.delay-between-samples": ("", "1.13"),
-    "web.backpressure.refresh-interval": ("", "1.13"),
-}
-"""(since, removed) of the keys that have an effect here, as far as they are known."""
 
 KNOWN: tuple[KnownKey, ...] = (
     KnownKey("taskmanager.memory.fraction", "0.7", "", "1.10"),
@@ -247,7 +190,7 @@ def judge(key: str, flink_version: str) -> Judgement:
     """Classify a key for a version of Flink. Pure and total."""
     canonical = ALIASES.get(key, key)
     if canonical in BY_KEY:
-        return Judgement(Standing.EFFECTIVE, canonical, _version_note(key, canonical, flink_version))
+        return Judgement(Standing.EFFECTIVE, canonical, _version_note(key, BY_KEY[canonical], flink_version))
     if key in WITHOUT_EFFECT:
         known = WITHOUT_EFFECT[key]
         return Judgement(
@@ -284,10 +227,10 @@ def edits(a: str, b: str) -> int:
     return row[-1]
 
 
-def _version_note(key: str, canonical: str, flink_version: str) -> str:
-    since, removed = HISTORY.get(canonical, ("", ""))
+def _version_note(key: str, option: Option, flink_version: str) -> str:
     # an older name is correct in versions before the rename
-    return _note(key, canonical, "" if key != canonical else since, removed, flink_version)
+    since = option.since if key == option.key else ""
+    return _note(key, option.key, since, option.removed, flink_version)
 
 
 def _note(key: str, canonical: str, since: str, removed: str, flink_version: str) -> str:
