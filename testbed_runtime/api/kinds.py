@@ -243,23 +243,3 @@ KINDS: dict[str, type[Part]] = {
     "TuningStudy": TuningStudy,
 }
 """The model of each kind's whole object."""
-
-__all__ = [
-    "KINDS",
-    "Budget",
-    "Disturbance",
-    "Evaluation",
-    "Fault",
-    "FaultResourceSpec",
-    "Objective",
-    "Reference",
-    "Scenario",
-    "ScenarioRun",
-    "ScenarioRunSpec",
-    "StudyOption",
-    "Surroundings",
-    "Testbed",
-    "TestbedResourceSpec",
-    "TuningStudy",
-    "TuningStudySpec",
-]
