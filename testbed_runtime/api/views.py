@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -30,6 +31,7 @@ from testbed_runtime.core.job.functions import FunctionReference
 from testbed_runtime.core.trial.plan import NEVER, replace_lost_s
 
 M = TypeVar("M", bound=Model)
+T = TypeVar("T")
 Manifest = Mapping[str, Any]
 """A Kubernetes object as JSON."""
 STARTING = frozenset({None, "", "ContainerCreating", "PodInitializing"})
@@ -43,10 +45,52 @@ def seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
+class At(Generic[T]):
+    """An attribute of a view: the value at a path of its JSON, as `read` or the type of the default reads it. The default counts where
+    the value is missing or null."""
+
+    def __init__(self, *path: str, default: T, read: Callable[[Any], T] | None = None) -> None:
+        self._path = path
+        self._default = default
+        self._read: Callable[[Any], T] = read or type(default)
+
+    def __get__(self, view: Any, owner: object = None) -> T:
+        found = view.raw
+        for step in self._path:
+            found = (found or {}).get(step)
+        return self._default if found is None else self._read(found)
+
+
+def json_at(*path: str) -> At[Manifest]:
+    """Return the attribute of an object below, as JSON. Empty where it is missing."""
+    return At(*path, default={}, read=lambda found: found)
+
+
+def status_at(model: type[M]) -> At[M]:
+    """Return the attribute of the status."""
+    return At("status", default=model(), read=partial(read, model))
+
+
+NAMES: tuple[str, ...] = ()
+MANIFESTS: tuple[Manifest, ...] = ()
+
+
 class Resource(Struct, frozen=True):
     """Any object: its metadata."""
 
     raw: Manifest
+
+    namespace = At("metadata", "namespace", default="")
+    uid = At("metadata", "uid", default="")
+    generation = At("metadata", "generation", default=0)
+    resource_version = At("metadata", "resourceVersion", default="")
+    labels = json_at("metadata", "labels")
+    annotations = json_at("metadata", "annotations")
+    finalizers = At("metadata", "finalizers", default=NAMES)
+    owners = At("metadata", "ownerReferences", default=MANIFESTS)
+    """The owner references, as JSON."""
+    terminating = At("metadata", "deletionTimestamp", default=False)
+    spec = json_at("spec")
 
     @property
     def metadata(self) -> Manifest:
@@ -62,42 +106,9 @@ class Resource(Struct, frozen=True):
         return str(self.metadata["name"])
 
     @property
-    def namespace(self) -> str:
-        return str(self.metadata.get("namespace", ""))
-
-    @property
     def path(self) -> str:
         """`namespace/name`."""
         return f"{self.namespace}/{self.name}"
-
-    @property
-    def uid(self) -> str:
-        return str(self.metadata.get("uid", ""))
-
-    @property
-    def generation(self) -> int:
-        return int(self.metadata.get("generation", 0))
-
-    @property
-    def resource_version(self) -> str:
-        return str(self.metadata.get("resourceVersion", ""))
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        return self.metadata.get("labels") or {}
-
-    @property
-    def annotations(self) -> Mapping[str, str]:
-        return self.metadata.get("annotations") or {}
-
-    @property
-    def finalizers(self) -> tuple[str, ...]:
-        return tuple(self.metadata.get("finalizers") or ())
-
-    @property
-    def owners(self) -> tuple[Manifest, ...]:
-        """The owner references, as JSON."""
-        return tuple(self.metadata.get("ownerReferences") or ())
 
     @property
     def controller(self) -> str:
@@ -120,17 +131,9 @@ class Resource(Struct, frozen=True):
         return seconds(self.metadata["creationTimestamp"])
 
     @property
-    def terminating(self) -> bool:
-        return bool(self.metadata.get("deletionTimestamp"))
-
-    @property
     def deleted(self) -> float:
         """When the deletion was requested; only of an object that is terminating."""
         return seconds(self.metadata["deletionTimestamp"])
-
-    @property
-    def spec(self) -> Manifest:
-        return self.raw.get("spec") or {}
 
 
 class Termination(Struct, frozen=True):
@@ -147,13 +150,8 @@ class Container(Struct, frozen=True):
 
     raw: Manifest
 
-    @property
-    def name(self) -> str:
-        return str(self.raw.get("name", ""))
-
-    @property
-    def restarts(self) -> int:
-        return int(self.raw.get("restartCount", 0))
+    name = At("name", default="")
+    restarts = At("restartCount", default=0)
 
     @property
     def waiting(self) -> Manifest | None:
@@ -190,13 +188,14 @@ def _termination(raw: Manifest | None) -> Termination | None:
 class Pod(Resource, frozen=True):
     """Any pod; `process` and what follows are for pods of a Testbed."""
 
-    @property
-    def status(self) -> Manifest:
-        return self.raw.get("status") or {}
-
-    @property
-    def phase(self) -> str:
-        return str(self.status.get("phase", "Pending"))
+    status = json_at("status")
+    phase = At("status", "phase", default="Pending")
+    address = At("status", "podIP", default="")
+    """Empty until it has one."""
+    incarnation = At("metadata", "labels", naming.LABEL_INCARNATION, default=1)
+    config = At("metadata", "labels", naming.LABEL_CONFIG, default="")
+    secret_uid = At("metadata", "annotations", naming.ANNOTATION_SECRET_UID, default="")
+    """The uid of the Secret that the pod got its token from."""
 
     @property
     def ended(self) -> bool:
@@ -209,11 +208,6 @@ class Pod(Resource, frozen=True):
     @property
     def ready(self) -> bool:
         return not self.terminating and self._condition("Ready").get("status") == "True"
-
-    @property
-    def address(self) -> str:
-        """Empty until it has one."""
-        return str(self.status.get("podIP", ""))
 
     @property
     def containers(self) -> tuple[Container, ...]:
@@ -247,19 +241,6 @@ class Pod(Resource, frozen=True):
             if role == TASKMANAGER
             else role
         )
-
-    @property
-    def incarnation(self) -> int:
-        return int(self.labels.get(naming.LABEL_INCARNATION, "1"))
-
-    @property
-    def config(self) -> str:
-        return self.labels.get(naming.LABEL_CONFIG, "")
-
-    @property
-    def secret_uid(self) -> str:
-        """The uid of the Secret that the pod got its token from."""
-        return self.annotations.get(naming.ANNOTATION_SECRET_UID, "")
 
     @property
     def problem(self) -> str:
@@ -340,27 +321,14 @@ class Secret(Resource, frozen=True):
 class Testbed(Resource, frozen=True):
     __test__ = False
 
-    @property
-    def status(self) -> TestbedStatus:
-        return read(TestbedStatus, self.raw.get("status"))
-
-    @property
-    def pod_options(self) -> Manifest:
-        """`spec.pods`."""
-        return self.spec.get("pods") or {}
-
-    @property
-    def packet_faults(self) -> bool:
-        return bool(self.pod_options.get("packetFaults"))
-
-    @property
-    def proxy(self) -> bool:
-        return bool(self.pod_options.get("proxy"))
-
-    @property
-    def given_secret(self) -> str:
-        """The Secret that the spec names; empty: the Testbed has one of its own."""
-        return str(self.pod_options.get("tokenSecret") or "")
+    status = status_at(TestbedStatus)
+    pod_options = json_at("spec", "pods")
+    """`spec.pods`."""
+    packet_faults = At("spec", "pods", "packetFaults", default=False)
+    proxy = At("spec", "pods", "proxy", default=False)
+    given_secret = At("spec", "pods", "tokenSecret", default="")
+    """The Secret that the spec names; empty: the Testbed has one of its own."""
+    replicas = At("spec", "taskManagers", "replicas", default=2)
 
     @property
     def token_secret(self) -> str:
@@ -391,10 +359,6 @@ class Testbed(Resource, frozen=True):
         return self.spec.get("taskManagers") or {}
 
     @property
-    def replicas(self) -> int:
-        return int(self.task_managers.get("replicas", 2))
-
-    @property
     def replace_lost_s(self) -> float | None:
         """Seconds after which a lost TaskManager is replaced; None: never."""
         return replace_lost_s(str(self.task_managers.get("replaceLost", NEVER)))
@@ -405,9 +369,10 @@ class Testbed(Resource, frozen=True):
 
 
 class Run(Resource, frozen=True):
-    @property
-    def status(self) -> ScenarioRunStatus:
-        return read(ScenarioRunStatus, self.raw.get("status"))
+    status = status_at(ScenarioRunStatus)
+    suspended = At("spec", "suspend", default=False)
+    executors = At("spec", "evaluation", "executors", default=0)
+    history_claim = At("spec", "evaluation", "historyClaim", default="")
 
     @property
     def finished(self) -> bool:
@@ -415,20 +380,8 @@ class Run(Resource, frozen=True):
         return (self.raw.get("status") or {}).get("phase") == COMPLETE
 
     @property
-    def suspended(self) -> bool:
-        return bool(self.spec.get("suspend"))
-
-    @property
     def ttl_s(self) -> int | None:
         return self.spec.get("ttlSecondsAfterFinished")
-
-    @property
-    def executors(self) -> int:
-        return int((self.spec.get("evaluation") or {}).get("executors", 0))
-
-    @property
-    def history_claim(self) -> str:
-        return str((self.spec.get("evaluation") or {}).get("historyClaim", ""))
 
     @property
     def uses_warm_spark(self) -> bool:
@@ -440,35 +393,20 @@ class Run(Resource, frozen=True):
 
 
 class Fault(Resource, frozen=True):
-    @property
-    def status(self) -> FaultStatus:
-        return read(FaultStatus, self.raw.get("status"))
-
-    @property
-    def testbed(self) -> str:
-        return str((self.spec.get("testbedRef") or {}).get("name", ""))
+    status = status_at(FaultStatus)
+    testbed = At("spec", "testbedRef", "name", default="")
+    on_target_restart = At("spec", "onTargetRestart", default="Expire")
 
     @property
     def active(self) -> bool:
         """Whether it acts on its testbed, or is about to."""
         return (self.raw.get("status") or {}).get("phase") in (PLANNED, ACTIVE)
 
-    @property
-    def on_target_restart(self) -> str:
-        return str(self.spec.get("onTargetRestart", "Expire"))
-
 
 class Scenario(Resource, frozen=True):
-    @property
-    def status(self) -> ScenarioStatus:
-        return read(ScenarioStatus, self.raw.get("status"))
+    status = status_at(ScenarioStatus)
 
 
 class Study(Resource, frozen=True):
-    @property
-    def status(self) -> TuningStudyStatus:
-        return read(TuningStudyStatus, self.raw.get("status"))
-
-    @property
-    def suspended(self) -> bool:
-        return bool(self.spec.get("suspend"))
+    status = status_at(TuningStudyStatus)
+    suspended = At("spec", "suspend", default=False)
