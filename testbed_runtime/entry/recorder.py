@@ -10,7 +10,6 @@ import asyncio
 import sys
 from pathlib import Path
 
-from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.entry.harness import Process, Ready, config_file, run_process
 from testbed_runtime.history.recording.recorder import Recorder
 from testbed_runtime.http import SHUTDOWN_TIMEOUT_S
@@ -20,11 +19,7 @@ from testbed_runtime.process.config import ProcessConfig
 async def start(config: ProcessConfig, process: Process) -> Ready:
     recorder = Recorder(Path(config.history_folder), token=config.token())
     process.on_close(recorder.close)
-    try:
-        address = await recorder.start(config.bind)
-    except OSError as error:
-        host, port = config.bind
-        raise HeadgateError(f"the recorder cannot listen at {host}:{port}: {error.strerror}") from None
+    address = await process.listen(recorder.application(), config.bind)
     process.spawn(_end_on_failure(recorder, process), "recorder:failure")
     return {"rpc": address, "control": address}
 

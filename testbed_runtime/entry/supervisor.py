@@ -5,16 +5,17 @@ When it ends, it first kills every child. It imports little, so that it is ready
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
 from pathlib import Path
 
+import msgspec
+
 from testbed_runtime.entry.harness import Process, Ready, config_file, run_process
 from testbed_runtime.ports.network import Address
 from testbed_runtime.supervisor.api import application
-from testbed_runtime.supervisor.config import SupervisorConfig
+from testbed_runtime.supervisor.config import SupervisorConfig, SupervisorState
 from testbed_runtime.supervisor.supervisor import Supervisor
 
 
@@ -35,16 +36,10 @@ def _write_state(config: SupervisorConfig, address: Address) -> None:
     if not config.state_file:
         return
     path = Path(config.state_file)
-    state = {
-        "pid": os.getpid(),
-        "control": list(address),
-        "token_file": config.token_file,
-        "work_folder": config.work_folder if config.remove_work_folder else "",
-        "run": config.run,
-        "trial": config.trial,
-    }
+    work_folder = config.work_folder if config.remove_work_folder else ""
+    state = SupervisorState(os.getpid(), address, config.token_file, work_folder, config.run, config.trial)
     path.touch(mode=0o600)
-    path.write_text(json.dumps(state))
+    path.write_bytes(msgspec.json.encode(state))
 
 
 def _clean_up(config: SupervisorConfig) -> None:

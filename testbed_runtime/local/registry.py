@@ -13,35 +13,18 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from msgspec import Struct
+import msgspec
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.http import ControlClient, FaultClient
 from testbed_runtime.local import namespaces
-from testbed_runtime.ports.network import Address, address_of
+from testbed_runtime.ports.network import address_of
 from testbed_runtime.process.config import read_token
+from testbed_runtime.supervisor.config import SupervisorState
 from testbed_runtime.supervisor.supervisor import AGENT_PREFIX
 
 _MODULE = b"testbed_runtime.entry.supervisor"
 QUIET = "no fault was active"
-
-
-class SupervisorEntry(Struct, frozen=True):
-    """A running supervisor."""
-
-    pid: int
-    control: Address
-    token_file: str
-    work_folder: str
-    run: str
-    trial: str
-    state_file: str
-
-    def token(self) -> str:
-        return read_token(self.token_file)
-
-    def client(self) -> FaultClient:
-        return FaultClient(self.control, self.token())
 
 
 def state_folder() -> Path:
@@ -57,10 +40,10 @@ def state_folder() -> Path:
     return folder
 
 
-def supervisors() -> list[SupervisorEntry]:
+def supervisors() -> list[SupervisorState]:
     """Return the running supervisors by file name. Removes what dead ones left behind, including networks."""
     namespaces.sweep()
-    found: list[SupervisorEntry] = []
+    found: list[SupervisorState] = []
     for path in sorted(state_folder().glob("*.json")):
         entry = _read(path)
         if entry is not None and _alive(entry.pid):
@@ -75,7 +58,7 @@ def supervisors() -> list[SupervisorEntry]:
 def active_faults() -> list[str]:
     """Return one line for each active fault of every supervisor."""
 
-    async def lines(entry: SupervisorEntry, client: FaultClient) -> list[str]:
+    async def lines(entry: SupervisorState, client: FaultClient) -> list[str]:
         return [
             f"{entry.run} {entry.trial}: {f['name']} ({f['kind']}) on {', '.join(f['targets'])} by {f['backend']}, "
             f"{f['remaining_s']:.1f} s left"
@@ -88,7 +71,7 @@ def active_faults() -> list[str]:
 def heal_all() -> list[str]:
     """End every fault of every supervisor now. Return one line for each supervisor."""
 
-    async def heal(entry: SupervisorEntry, client: FaultClient) -> list[str]:
+    async def heal(entry: SupervisorState, client: FaultClient) -> list[str]:
         active = await client.faults()
         await client.heal_all()
         left = await client.residue()
@@ -98,9 +81,9 @@ def heal_all() -> list[str]:
     return asyncio.run(_each(heal)) or ["no testbed is running on this machine"]
 
 
-async def _packet_agents(entry: SupervisorEntry) -> list[FaultClient]:
+async def _packet_agents(entry: SupervisorState) -> list[FaultClient]:
     """Return clients of the packet agents that are its children. The caller closes them."""
-    token = entry.token()
+    token = read_token(entry.token_file)
     control = ControlClient(token)
     try:
         processes = (await control.call("GET", entry.control, "/v1/processes"))["processes"]
@@ -110,10 +93,10 @@ async def _packet_agents(entry: SupervisorEntry) -> list[FaultClient]:
     return [FaultClient(address_of(p["ready"]["control"]), token) for p in agents]
 
 
-async def _each(act: Callable[[SupervisorEntry, FaultClient], Awaitable[list[str]]]) -> list[str]:
+async def _each(act: Callable[[SupervisorState, FaultClient], Awaitable[list[str]]]) -> list[str]:
     lines: list[str] = []
     for entry in supervisors():
-        client = entry.client()
+        client = FaultClient(entry.control, read_token(entry.token_file))
         try:
             lines += await act(entry, client)
             for agent in await _packet_agents(entry):
@@ -128,19 +111,10 @@ async def _each(act: Callable[[SupervisorEntry, FaultClient], Awaitable[list[str
     return lines
 
 
-def _read(path: Path) -> SupervisorEntry | None:
+def _read(path: Path) -> SupervisorState | None:
     try:
-        state = json.loads(path.read_text())
-        return SupervisorEntry(
-            pid=int(state["pid"]),
-            control=address_of(state["control"]),
-            token_file=str(state["token_file"]),
-            work_folder=str(state["work_folder"]),
-            run=str(state["run"]),
-            trial=str(state["trial"]),
-            state_file=str(path),
-        )
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return msgspec.json.decode(path.read_bytes(), type=SupervisorState)
+    except (OSError, msgspec.MsgspecError):
         return None
 
 

@@ -1,8 +1,11 @@
-"""The configuration of a supervisor: one JSON file."""
+"""The configuration of a supervisor, and the file by which it is found: JSON."""
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from testbed_runtime.core.faults.vocabulary import PROCESS_BACKENDS
+from testbed_runtime.ports.network import Address
 from testbed_runtime.process.config import ConfigFile
 
 
@@ -28,3 +31,15 @@ class SupervisorConfig(ConfigFile, frozen=True, kw_only=True):
     """The incarnation of a child that was never started here."""
     starts_file: str = ""
     """File with the number of starts, so that a restarted supervisor continues counting. Empty: counted in memory."""
+
+
+class SupervisorState(Struct, frozen=True):
+    """A running supervisor: the content of its `state_file`."""
+
+    pid: int
+    control: Address
+    token_file: str
+    work_folder: str
+    """The folder to remove if it can no longer do that; empty: none."""
+    run: str
+    trial: str

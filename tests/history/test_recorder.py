@@ -20,6 +20,7 @@ from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.recording import sink as history_sink
 from testbed_runtime.history.recording.recorder import Recorder
 from testbed_runtime.history.recording.sink import StreamingSink
+from testbed_runtime.http import serve
 from testbed_runtime.process.clock import CLOCK_VARIABLE, SHARED, wall_offset_ns
 from testbed_runtime.process.config import ProcessConfig
 from testbed_runtime.transport.history_client import HistoryClient, RecorderRefused, RecorderUnreachable
@@ -31,8 +32,9 @@ TOKEN = "secret"
 async def recorder(tmp_path: Path) -> AsyncIterator[tuple[Recorder, ProcessConfig]]:
     """Listening, with the configuration of a process that streams to it."""
     made = Recorder(tmp_path / "history" / "main-1", token=TOKEN)
-    address = await made.start(("127.0.0.1", 0))
+    server, address = await serve(made.application(), ("127.0.0.1", 0))
     yield made, config(tmp_path, address)
+    await server.cleanup()
     await made.close()
 
 
@@ -107,20 +109,22 @@ async def test_rows_are_spooled_while_the_recorder_is_away(tmp_path: Path, monke
     monkeypatch.setattr(history_sink, "FLUSH_TIMEOUT_S", 0.3)
     folder = tmp_path / "history" / "main-1"
     first = Recorder(folder, token=TOKEN)
-    address = await first.start(("127.0.0.1", 0))
+    server, address = await serve(first.application(), ("127.0.0.1", 0))
     settings = config(tmp_path, address)
     sink = await connect(settings)
     sink.append("events", text="before")
     await sink.flush()
+    await server.cleanup()
     await first.close()
     sink.append("events", text="while away")
     await sink.flush()
     second = Recorder(folder, token=TOKEN)
-    await second.start(address)
+    server, _ = await serve(second.application(), address)
     sink.append("events", text="after")
     monkeypatch.setattr(history_sink, "FLUSH_TIMEOUT_S", 10.0)
     await sink.close()
     status, report = await seal(settings)
+    await server.cleanup()
     await second.close()
     assert (status, report["problems"]) == (200, [])
     assert [r["text"] for r in read_trial(folder).rows("events")] == ["before", "while away", "after"]
@@ -333,7 +337,7 @@ def test_the_recorder_ends_with_sigterm_and_says_when_its_port_is_taken(tmp_path
         stdin=subprocess.PIPE, capture_output=True, text=True, check=False, timeout=20,
     )  # fmt: skip
     assert second.returncode == 2
-    assert "cannot listen at 127.0.0.1" in second.stderr
+    assert "cannot listen on 127.0.0.1" in second.stderr
     assert "Traceback" not in second.stderr
     process.terminate()
     assert finish(process) == (0, "")

@@ -18,15 +18,14 @@ from msgspec import to_builtins
 from testbed_runtime.core.errors import RemoteProtocolError
 from testbed_runtime.history.journal import Journal, RecordingError
 from testbed_runtime.history.sealing import SealingError, SealReport, read_sealed, seal
-from testbed_runtime.http import bearer_token, serve
-from testbed_runtime.ports.network import Address
+from testbed_runtime.http import bearer_token
 
 MAX_REQUEST_BYTES = 80 * 1024 * 1024
 """Above the largest segment; a batch is normally below 1 MiB."""
 
 
 class Recorder:
-    """One trial's recorder. `start`, then `failed` is set when the disk fails, `close` at the end."""
+    """One trial's recorder. `failed` is set when the disk fails; `close` at the end."""
 
     def __init__(self, folder: Path, *, token: str) -> None:
         """`folder` is the trial's: `<run>/history/<trial>`. Raises RecordingError when it cannot be written."""
@@ -34,23 +33,17 @@ class Recorder:
         self._token = token
         self._sealed: SealReport | None = read_sealed(folder)
         self._journal = None if self._sealed else Journal(folder)
-        self._runner: web.AppRunner | None = None
         self.failed = asyncio.Event()
         self.failure = ""
 
-    async def start(self, bind: Address) -> Address:
-        """Listen; return the address. Raises UserError when the port is in use."""
+    def application(self) -> web.Application:
         app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[bearer_token(self._token)])
         app.router.add_post("/segments", self.segments)
         app.router.add_post("/seal", self.seal)
         app.router.add_get("/status", self.status)
-        self._runner, address = await serve(app, bind)
-        return address
+        return app
 
     async def close(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
         if self._journal is not None:
             self._journal.close()
             self._journal = None
