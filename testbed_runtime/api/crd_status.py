@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from testbed_runtime.api.status import MAX_ROWS, MAX_TARGETS, MODELS, Condition
+from testbed_runtime.api.descriptions import docstring_of
+from testbed_runtime.api.status import MAX_ROWS, MAX_TARGETS, MODELS, Condition, Model
 
 Schema = dict[str, Any]
 
@@ -48,8 +49,12 @@ CONDITIONS: Schema = {
 
 def _properties(model: type[Any]) -> Schema:
     """Return the properties of a model."""
-    hints = typing.get_type_hints(model, include_extras=True)
-    return {f.encode_name: _schema(hints[f.name]) for f in msgspec.structs.fields(model)}
+    hints, found = typing.get_type_hints(model, include_extras=True), {}
+    for field in msgspec.structs.fields(model):
+        text = docstring_of(model, field.name, Model)
+        described = {"description": text} if text else {}
+        found[field.encode_name] = {**_schema(hints[field.name]), **described}
+    return found
 
 
 def _schema(hint: Any) -> Schema:
@@ -58,7 +63,6 @@ def _schema(hint: Any) -> Schema:
         schema = _schema(arguments[0])
         for meta in arguments[1:]:
             schema = {**schema, **(meta.extra_json_schema or {})}
-            schema = {**schema, "description": meta.description} if meta.description else schema
         return schema
     if origin in (UnionType, typing.Union):
         (inner,) = (a for a in arguments if a is not type(None))

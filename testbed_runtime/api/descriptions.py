@@ -1,4 +1,4 @@
-"""Descriptions of the fields of the kinds, for the reference pages and `kubectl explain`: the docstring below each field.
+"""Descriptions of the fields of a kind's spec and status, for the reference pages and `kubectl explain`: the docstring below each field.
 
 Fault kinds and their parameters carry their own descriptions: see core.faults.kinds.
 """
@@ -30,8 +30,13 @@ def _docstrings(module: str) -> dict[str, str]:
     }
 
 
+def docstring_of(model: type, field: str, base: type) -> str:
+    """Return the docstring below a field of `model`, or of a class between it and `base`. Empty if there is none."""
+    owners = [owner for owner in model.__mro__ if issubclass(owner, base)]
+    found = (_docstrings(owner.__module__).get(f"{owner.__name__}.{field}") for owner in owners)
+    return next(filter(None, found), "")
+
+
 def meaning(model: type[BaseModel], field: str) -> str:
     """Return the description of a field: the docstring below it, or that of its declaration. Empty if there is none."""
-    bases = [base for base in model.__mro__ if issubclass(base, Part)]
-    found = (_docstrings(base.__module__).get(f"{base.__name__}.{field}") for base in bases)
-    return next(filter(None, found), model.model_fields[field].description or "")
+    return docstring_of(model, field, Part) or model.model_fields[field].description or ""

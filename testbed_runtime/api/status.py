@@ -40,11 +40,6 @@ Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 M = TypeVar("M", bound="Model")
 
 
-def about(text: str) -> Meta:
-    """Attach a field's description, as `kubectl explain` shows it."""
-    return Meta(description=text)
-
-
 class Model(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """JSON with names in camelCase. Unknown fields are ignored when it is read."""
 
@@ -68,12 +63,13 @@ class Condition(Model, frozen=True):
 class Status(Model, frozen=True):
     """The fields that every kind has."""
 
-    observed_generation: Annotated[
-        int | None, about("The generation of the spec that this status is about.")
-    ] = None
+    observed_generation: int | None = None
+    """The generation of the spec that this status is about."""
     conditions: tuple[Condition, ...] = ()
-    phase: Annotated[str, about("The state, in a word.")] = ""
-    message: Annotated[str, about("The state, in a sentence.")] = ""
+    phase: str = ""
+    """The state, in a word."""
+    message: str = ""
+    """The state, in a sentence."""
 
     def condition(self, type_: str) -> Condition | None:
         return next((c for c in self.conditions if c.type == type_), None)
@@ -86,63 +82,82 @@ class Status(Model, frozen=True):
 class TestbedStatus(Status, frozen=True):
     __test__ = False
 
-    selector: Annotated[str, about("Label selector of the TaskManager pods, for the scale subresource.")] = ""
-    task_managers: Annotated[int | None, about("TaskManager pods that exist.")] = None
-    ready_task_managers: Annotated[int | None, about("TaskManagers that are registered and not paused.")] = (
-        None
-    )
-    incarnations: Annotated[Mapping[str, int], about("Newest pod of each process, numbered from 1.")] = {}
-    configuration: Annotated[
-        str, about("Hash of the configuration that the pods of the observed generation are made from.")
-    ] = ""
-    lost: Annotated[
-        Mapping[str, str], about("TaskManagers whose pod is gone or has ended, and since when.")
-    ] = {}
-    members: Annotated[
-        tuple[str, ...],
-        about("Processes whose pod was seen and was not deleted on purpose. One without a pod is lost."),
-    ] = ()
-    job_state: Annotated[str, about("State of the job at the JobManager.")] = ""
-    tasks: Annotated[str, about("Running tasks of all tasks, as in `6/6`.")] = ""
-    restarts: Annotated[int | None, about("Failovers of the job.")] = None
-    checkpoints: Annotated[int | None, about("Completed checkpoints of the job.")] = None
-    placement: Annotated[Mapping[str, str], about("Subtask to TaskManager, of the newest attempt.")] = {}
-    warnings: Annotated[tuple[str, ...], about("Settings that are accepted but may be a mistake.")] = ()
+    selector: str = ""
+    """Label selector of the TaskManager pods, for the scale subresource."""
+    task_managers: int | None = None
+    """TaskManager pods that exist."""
+    ready_task_managers: int | None = None
+    """TaskManagers that are registered and not paused."""
+    incarnations: Mapping[str, int] = {}
+    """Newest pod of each process, numbered from 1."""
+    configuration: str = ""
+    """Hash of the configuration that the pods of the observed generation are made from."""
+    lost: Mapping[str, str] = {}
+    """TaskManagers whose pod is gone or has ended, and since when."""
+    members: tuple[str, ...] = ()
+    """Processes whose pod was seen and was not deleted on purpose. One without a pod is lost."""
+    job_state: str = ""
+    """State of the job at the JobManager."""
+    tasks: str = ""
+    """Running tasks of all tasks, as in `6/6`."""
+    restarts: int | None = None
+    """Failovers of the job."""
+    checkpoints: int | None = None
+    """Completed checkpoints of the job."""
+    placement: Mapping[str, str] = {}
+    """Subtask to TaskManager, of the newest attempt."""
+    warnings: tuple[str, ...] = ()
+    """Settings that are accepted but may be a mistake."""
 
 
 class FaultStatus(Status, frozen=True):
-    fault_id: Annotated[str, about("The id by which agents know it.")] = ""
-    kind: Annotated[str, about("As in `network.latency`.")] = ""
-    backend: Annotated[str, about("What carries it out.")] = ""
-    why: Annotated[str, about("Why this backend.")] = ""
-    targets: Annotated[tuple[str, ...], about("Targets, by logical name.")] = ()
-    target: Annotated[str, about("`targets` as a text, as in `tm-0, tm-1`.")] = ""
-    expected: Annotated[str, about("The effect that is expected.")] = ""
-    deadline: Annotated[Time | None, about("When it ends by itself.")] = None
-    injected_at: Annotated[Time | None, about("When agents began it.")] = None
-    ended_at: Annotated[Time | None, about("When the operator saw that it had ended.")] = None
-    remaining: Annotated[str, about("Time until its deadline, rounded up.")] = ""
-    asked: Annotated[Mapping[str, str], about("The requested values, in SI units.")] = {}
-    measured: Annotated[
-        Mapping[str, str], about("The measured values, in SI units; `a.b` is field b of a.")
-    ] = {}
-    verified: Annotated[bool | None, about("The requested effect was measured.")] = None
-    planned_at: Annotated[
-        Time | None, about("When targets and backend were chosen, before anything was injected.")
-    ] = None
-    pods: Annotated[Mapping[str, str], about("Process to the uid of its pod when it was planned.")] = {}
-    held: Annotated[
-        tuple[str, ...],
-        about("Agents that held it. One of these that no longer knows it has restarted."),
-    ] = ()
-    reason: Annotated[str, about("How it ended, in a word.")] = ""
-    problem: Annotated[str, about("Why an agent refused it.")] = ""
-    residue: Annotated[Mapping[str, str], about("Residue after its end, by agent; empty: none.")] = {}
+    fault_id: str = ""
+    """The id by which agents know it."""
+    kind: str = ""
+    """As in `network.latency`."""
+    backend: str = ""
+    """The mechanism that carries it out."""
+    why: str = ""
+    """Why this backend."""
+    targets: tuple[str, ...] = ()
+    """Targets, by logical name."""
+    target: str = ""
+    """`targets` as a text, as in `tm-0, tm-1`."""
+    expected: str = ""
+    """The effect that is expected."""
+    deadline: Time | None = None
+    """When it ends by itself."""
+    injected_at: Time | None = None
+    """When agents began it."""
+    ended_at: Time | None = None
+    """When the operator saw that it had ended."""
+    remaining: str = ""
+    """Time until its deadline, rounded up."""
+    asked: Mapping[str, str] = {}
+    """The requested values, in SI units."""
+    measured: Mapping[str, str] = {}
+    """The measured values, in SI units; `a.b` is field b of a."""
+    verified: bool | None = None
+    """The requested effect was measured."""
+    planned_at: Time | None = None
+    """When targets and backend were chosen, before anything was injected."""
+    pods: Mapping[str, str] = {}
+    """Process to the uid of its pod when it was planned."""
+    held: tuple[str, ...] = ()
+    """Agents that held it. One of these that no longer knows it has restarted."""
+    reason: str = ""
+    """How it ended, in a word."""
+    problem: str = ""
+    """Why an agent refused it."""
+    residue: Mapping[str, str] = {}
+    """Residue after its end, by agent; empty: none."""
 
 
 class ScenarioStatus(Status, frozen=True):
-    variants: Annotated[tuple[str, ...], about("Its variants.")] = ()
-    warnings: Annotated[tuple[str, ...], about("Settings that are accepted but may be a mistake.")] = ()
+    variants: tuple[str, ...] = ()
+    """Its variants."""
+    warnings: tuple[str, ...] = ()
+    """Settings that are accepted but may be a mistake."""
 
 
 class TrialResult(Model, frozen=True):
@@ -167,8 +182,10 @@ class ActiveFault(Model, frozen=True):
     """A fault of the current trial that acts now."""
 
     name: str
-    kind: Annotated[str, about("As in `network.latency`.")]
-    deadline: Annotated[Time, about("When it ends by itself.")]
+    kind: str
+    """As in `network.latency`."""
+    deadline: Time
+    """When it ends by itself."""
 
 
 class RoundResult(Model, frozen=True):
@@ -176,26 +193,32 @@ class RoundResult(Model, frozen=True):
 
     number: int
     seconds: float
-    cause: Annotated[str, about("The failure that began it, in Flink's words.")] = ""
-    ended_by: Annotated[str, about("`running`, `failure` or `open`.")] = ""
-    owners: Annotated[tuple[Price, ...], about("Who the seconds belong to; largest first.")] = ()
+    cause: str = ""
+    """The failure that began it, in Flink's words."""
+    ended_by: str = ""
+    """`running`, `failure` or `open`."""
+    owners: tuple[Price, ...] = ()
+    """The options and causes that the seconds belong to; largest first."""
 
 
 class OutageResult(Model, frozen=True):
     """core.judgement.recovery.Recovery, for a status."""
 
-    summary: Annotated[str, about("The outage in a line, as in the report.")]
-    seconds: Annotated[float, about("From the effect of its cause until the lag is normal again.")]
-    fault: Annotated[str, about("The fault that caused it.")] = ""
+    summary: str
+    """The outage in a line, as in the report."""
+    seconds: float
+    """Seconds from the effect of its cause until the lag is normal again."""
+    fault: str = ""
+    """The fault that caused it."""
     recovered: bool = True
-    reason: Annotated[str, about("Why it did not recover or could not be measured, in a word.")] = ""
-    downtime_seconds: Annotated[
-        float | None, about("From the effect to the first new record at the last affected sink subtask.")
-    ] = None
-    unattributed_seconds: Annotated[float, about("Seconds that no recorded wait covers.")] = 0.0
-    owners: Annotated[
-        tuple[Price, ...], about("The option or cause of each second of all rounds; largest first.")
-    ] = ()
+    reason: str = ""
+    """Why it did not recover or could not be measured, in a word."""
+    downtime_seconds: float | None = None
+    """Seconds from the effect to the first new record at the last affected sink subtask."""
+    unattributed_seconds: float = 0.0
+    """Seconds that no recorded wait covers."""
+    owners: tuple[Price, ...] = ()
+    """The option or cause of each second of all rounds; largest first."""
     rounds: tuple[RoundResult, ...] = ()
 
 
@@ -203,32 +226,42 @@ class RecoveryResult(Model, frozen=True):
     """The recovery of a trial, from recovery.json."""
 
     trial: str = ""
-    phases: Annotated[Mapping[str, float], about("Seconds of each phase.")] = {}
+    phases: Mapping[str, float] = {}
+    """Seconds of each phase."""
     outages: tuple[OutageResult, ...] = ()
 
 
 class RunProgress(Status, frozen=True):
     """The part of a ScenarioRun's status that its runner reports."""
 
-    verdict: Annotated[str, about("`Pass`, `Fail`, `Inconclusive` or `Error`, once it is complete.")] = ""
-    reason: Annotated[str, about("Why the verdict is not `Pass`, in a word.")] = ""
-    text: Annotated[str, about("The verdict in a sentence.")] = ""
-    trial: Annotated[str, about("The current trial.")] = ""
-    trial_phase: Annotated[str, about("The phase of the current trial.")] = ""
-    trials_done: Annotated[int, about("Trials that finished and were not voided.")] = 0
-    trials_total: Annotated[int, about("Trials that were requested.")] = 0
-    remaining_seconds: Annotated[float | None, about("Planned time until the end of the last trial.")] = None
-    job_state: Annotated[str, about("State of the job of the current trial.")] = ""
-    recovery: Annotated[
-        RecoveryResult, about("What the seconds of the last judged trial's outages were spent on.")
-    ] = RecoveryResult()
-    delivery: Annotated[
-        Mapping[str, int], about("Counts of records of that trial: lost, duplicated, committed and so on.")
-    ] = {}
+    verdict: str = ""
+    """`Pass`, `Fail`, `Inconclusive` or `Error`, once it is complete."""
+    reason: str = ""
+    """Why the verdict is not `Pass`, in a word."""
+    text: str = ""
+    """The verdict in a sentence."""
+    trial: str = ""
+    """The current trial."""
+    trial_phase: str = ""
+    """The phase of the current trial."""
+    trials_done: int = 0
+    """Trials that finished and were not voided."""
+    trials_total: int = 0
+    """Trials that were requested."""
+    remaining_seconds: float | None = None
+    """Planned time until the end of the last trial."""
+    job_state: str = ""
+    """State of the job of the current trial."""
+    recovery: RecoveryResult = RecoveryResult()
+    """The owners of the seconds of the last judged trial's outages."""
+    delivery: Mapping[str, int] = {}
+    """Counts of records of that trial: lost, duplicated, committed and so on."""
     trials: tuple[TrialResult, ...] = ()
-    active_faults: Annotated[tuple[ActiveFault, ...], about("Faults of the current trial that act now.")] = ()
+    active_faults: tuple[ActiveFault, ...] = ()
+    """Faults of the current trial that act now."""
     faults: tuple[FaultResult, ...] = ()
-    updated: Annotated[Time | None, about("When the runner reported this.")] = None
+    updated: Time | None = None
+    """When the runner reported this."""
 
 
 class RunReport(RunProgress, frozen=True):
@@ -239,13 +272,20 @@ class RunReport(RunProgress, frozen=True):
 
 
 class ScenarioRunStatus(RunProgress, frozen=True):
-    progress: Annotated[str, about("Trials done of all, as in `1/3`.")] = ""
-    remaining: Annotated[str, about("`remainingSeconds` as a text.")] = ""
-    runner_starts: Annotated[int, about("How many runner pods there were.")] = 0
-    runner_uid: Annotated[str, about("Uid of the newest runner pod.")] = ""
-    recorder_starts: Annotated[int, about("How many recorder pods there were.")] = 0
-    recorder_uid: Annotated[str, about("Uid of the newest recorder pod.")] = ""
-    report: Annotated[str, about("ConfigMap with the report.")] = ""
+    progress: str = ""
+    """Trials done of all, as in `1/3`."""
+    remaining: str = ""
+    """`remainingSeconds` as a text."""
+    runner_starts: int = 0
+    """How many runner pods there were."""
+    runner_uid: str = ""
+    """Uid of the newest runner pod."""
+    recorder_starts: int = 0
+    """How many recorder pods there were."""
+    recorder_uid: str = ""
+    """Uid of the newest recorder pod."""
+    report: str = ""
+    """ConfigMap with the report."""
     started_at: Time | None = None
     completed_at: Time | None = None
 
@@ -257,23 +297,31 @@ class StudyRow(Model, frozen=True):
     objectives: Mapping[str, str] = {}
     runs: tuple[str, ...] = ()
     reason: str = ""
-    reference: Annotated[str, about("`Default` or `Current`, for a row that is not of the grid.")] = ""
-    front: Annotated[bool, about("No other row is better in one objective and as good in the others.")] = (
-        False
-    )
-    costs: Annotated[Mapping[str, str], about("Option to its price and its distance from its limit.")] = {}
+    reference: str = ""
+    """`Default` or `Current`, for a row that is not of the grid."""
+    front: bool = False
+    """No other row is better in one objective and as good in the others."""
+    costs: Mapping[str, str] = {}
+    """Option to its price and its distance from its limit."""
 
 
 class StudyProgress(Status, frozen=True):
     """The part of a TuningStudy's status that its pod reports."""
 
-    runs_done: Annotated[int, about("Runs that are complete.")] = 0
-    runs_total: Annotated[int, about("Runs of the grid.")] = 0
-    best: Annotated[str, about("The best row: its option values, as in `key=value, key=value`.")] = ""
-    answer: Annotated[tuple[str, ...], about("The result in sentences, once the table is complete.")] = ()
-    applied: Annotated[str, about("The Testbed to which the best row was applied.")] = ""
-    table: Annotated[tuple[StudyRow, ...], about("One row for each combination of values.")] = ()
-    updated: Annotated[Time | None, about("When the study's pod reported this.")] = None
+    runs_done: int = 0
+    """Runs that are complete."""
+    runs_total: int = 0
+    """Runs of the grid."""
+    best: str = ""
+    """The best row: its option values, as in `key=value, key=value`."""
+    answer: tuple[str, ...] = ()
+    """The result in sentences, once the table is complete."""
+    applied: str = ""
+    """The Testbed to which the best row was applied."""
+    table: tuple[StudyRow, ...] = ()
+    """One row for each combination of values."""
+    updated: Time | None = None
+    """When the study's pod reported this."""
 
 
 class StudyReport(StudyProgress, frozen=True):
@@ -284,9 +332,12 @@ class StudyReport(StudyProgress, frozen=True):
 
 
 class TuningStudyStatus(StudyProgress, frozen=True):
-    progress: Annotated[str, about("Runs done of all, as in `4/12`.")] = ""
-    pod_uid: Annotated[str, about("Uid of the study's newest pod.")] = ""
-    pod_starts: Annotated[int, about("How many pods the study had.")] = 0
+    progress: str = ""
+    """Runs done of all, as in `4/12`."""
+    pod_uid: str = ""
+    """Uid of the study's newest pod."""
+    pod_starts: int = 0
+    """How many pods the study had."""
     started_at: Time | None = None
     completed_at: Time | None = None
 
