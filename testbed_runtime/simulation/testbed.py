@@ -21,6 +21,7 @@ from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.core.trial.sampling import sampling_of
 from testbed_runtime.faults.agent import FaultAgent
 from testbed_runtime.faults.channel.backend import ChannelBackend
+from testbed_runtime.faults.process.backend import ProcessBackend
 from testbed_runtime.faults.registry import SIMULATION, Capabilities
 from testbed_runtime.history.sealing import write_trial
 from testbed_runtime.history.writer import MemoryHistory
@@ -38,7 +39,7 @@ from testbed_runtime.process.clock import SeededRandom
 from testbed_runtime.simulation.backends import (
     InProcessControl,
     SimPeers,
-    SimProcessBackend,
+    SimProcessTable,
 )
 from testbed_runtime.simulation.hugepages import HugePages
 from testbed_runtime.simulation.network import RpcConditions, SimNetworkBackend
@@ -104,7 +105,7 @@ class SimTestbed:
             {
                 "channel": ChannelBackend(InProcessControl(self.processes), peers),
                 "proxy": SimNetworkBackend(world.fabric, switchboard, self._rpc_conditions, self.processes),
-                "supervisor": SimProcessBackend(self.processes),
+                "supervisor": ProcessBackend(SimProcessTable(self.processes)),
             },
             SIMULATION,
             seed=context.seed,

@@ -27,7 +27,7 @@ from testbed_runtime.faults.backend import Backend
 from testbed_runtime.faults.channel.backend import ChannelBackend
 from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.faults.probes import EchoServer
-from testbed_runtime.faults.process.backend import ProcessBackend
+from testbed_runtime.faults.process.backend import ProcessBackend, process_state
 from testbed_runtime.faults.proxy.backend import ProxyBackend
 from testbed_runtime.faults.registry import LOCAL
 from testbed_runtime.files import write_whole
@@ -210,6 +210,10 @@ class Supervisor:
     def pid(self, name: str) -> int | None:
         child = self._children.get(name)
         return child.pid if child is not None else None
+
+    def state(self, name: str, pid: int) -> str:
+        del name
+        return process_state(pid)
 
     def paused(self) -> Sequence[str]:
         return [name for name, child in self._children.items() if child.paused]

@@ -1,6 +1,6 @@
-"""The process backend: kill and pause by the parent of the process.
+"""The process backend: kill and pause by the parent of the process, or by the simulation.
 
-The effect is measured at the process: /proc reports `T`, or the pid is gone.
+The effect is measured at the process: its state is `T`, or it is gone.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.faults.backend import FaultRequest, Measurement, poll_until, require_running
 
 POLL_S = 0.01
-STOPPED = "T"
+STOPPED, GONE = "T", "gone"
 
 
 class ProcessTable(Protocol):
-    """The supervisor's children, by logical name."""
+    """The supervisor's children or the simulated processes, by logical name."""
 
     def pid(self, name: str) -> int | None:
-        """Return the pid of the running incarnation; None when there is none."""
+        """Return the pid of the running incarnation, or the number of a simulated one; None when there is none."""
+
+    def state(self, name: str, pid: int) -> str:
+        """Return the state letter of an incarnation (`R`, `S`, `T`, `Z`, …); empty when it does not exist."""
 
     def paused(self) -> Sequence[str]:
         """Return the processes that were paused and not resumed."""
@@ -72,16 +75,15 @@ class ProcessBackend:
         loop = asyncio.get_running_loop()
         begin = loop.time()
         pids = self._pids.get(request.fault_id, {})
-        wanted = ("", "Z") if request.fault.kind.endswith(".kill") else (STOPPED,)
+        wanted = (GONE, "Z") if request.fault.kind.endswith(".kill") else (STOPPED,)
 
         def took_effect() -> bool:
-            return all(process_state(pid) in wanted for pid in pids.values())
+            return all(state in wanted for state in self._states(pids).values())
 
         ok = await poll_until(took_effect, stop, every_s=POLL_S) and bool(pids)
-        states = {name: process_state(pid) or "gone" for name, pid in pids.items()}
         return Measurement(
             ok,
-            {"pids": pids, "states": states, "after_s": round(loop.time() - begin, 6)},
+            {"pids": pids, "states": self._states(pids), "after_s": round(loop.time() - begin, 6)},
             "" if ok else "the process was not seen in the requested state",
         )
 
@@ -95,9 +97,12 @@ class ProcessBackend:
 
     async def check(self, request: FaultRequest) -> Measurement:
         pids = self._pids.pop(request.fault_id, {})
-        states = {name: process_state(pid) or "gone" for name, pid in pids.items()}
+        states = self._states(pids)
         left = [name for name, state in states.items() if state == STOPPED]
         return Measurement(not left, {"states": states}, f"still stopped: {', '.join(left)}" if left else "")
+
+    def _states(self, pids: Mapping[str, int]) -> dict[str, str]:
+        return {name: self._table.state(name, pid) or GONE for name, pid in pids.items()}
 
     async def residue(self) -> Mapping[str, Any]:
         paused = list(self._table.paused())
