@@ -9,7 +9,7 @@ from testbed_runtime.api import models
 from testbed_runtime.api.compile import MergedVariant, compile_fault
 from testbed_runtime.api.fields import AT_DEPLOY
 from testbed_runtime.api.job_rules import repeated_names
-from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.faults import check
 from testbed_runtime.core.faults.kinds import kind_of
 from testbed_runtime.core.faults.model import Fault
@@ -132,7 +132,7 @@ def _known(
     vertices = [v.name for v in testbed.job.vertices]
     if chosen.running is not None and chosen.running not in vertices:
         problem = f"the vertex {chosen.running!r} does not exist"
-        yield UserError(f"{where}.running", problem, check.nearest(chosen.running, vertices))
+        yield UserError(f"{where}.running", problem, nearest(chosen.running, vertices))
     names = task_manager_names(testbed.task_managers.replicas)
     for index, name in enumerate(chosen.names):
         if name not in names and not (isinstance(chosen, models.Peers) and name == JOBMANAGER):

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from testbed_runtime.api import iteration_rules, models
 from testbed_runtime.api.compile import job_graph
 from testbed_runtime.api.iteration_rules import CYCLE_HINT, data_edges
-from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.faults.check import nearest
+from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.job.failover import Link, Regions
 from testbed_runtime.core.job.functions import FORM, FunctionReference, is_in_cluster
 from testbed_runtime.core.job.jobgraph import FUNCTIONS

@@ -19,8 +19,7 @@ from testbed_runtime.api import fault_rules, job_rules, models, option_rules
 from testbed_runtime.api.compile import MAIN_VARIANT, MergedVariant, compile_expectation, merged_variants
 from testbed_runtime.api.fields import without_unit
 from testbed_runtime.api.problems import model_errors, show, without_refused
-from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.core.faults.check import nearest
+from testbed_runtime.core.errors import HeadgateError, UserError, nearest
 from testbed_runtime.core.judgement.metrics import METRICS
 
 _ALONE = re.compile(r"Configuration\[[^]]*\]$|\.metric$|\.options\[\d+\]")

@@ -13,8 +13,7 @@ from testbed_runtime.api.compile import merged_variants
 from testbed_runtime.api.naming import API_VERSION
 from testbed_runtime.api.problems import show
 from testbed_runtime.api.validate import Findings, expectation_problem, refused, validate
-from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.faults.check import nearest
+from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.judgement.detector import METRICS as DETECTOR_METRICS
 from testbed_runtime.core.judgement.detector import MORE_IS_BETTER
 from testbed_runtime.core.judgement.metrics import METRICS, parse_bound
@@ -182,8 +181,7 @@ def _objective_problem(
             )
         return None
     if metric not in METRICS:
-        near = nearest(metric, [*METRICS, *DETECTOR_METRICS])
-        hint = near if near.startswith("did") else "`headgate faults --metrics` lists them"
+        hint = nearest(metric, [*METRICS, *DETECTOR_METRICS], "`headgate faults --metrics` lists them")
         return UserError(f"{path}.metric", f"{show(metric)} is not a metric", hint)
     return expectation_problem(f"{path}.metric", asked(objective))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from testbed_runtime.cli import questions
-from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.options import Options
 
 
@@ -81,9 +80,7 @@ def find(name: str) -> questions.Question:
     """Return the question of that name. Raises UserError with the nearest one."""
     if name in questions.BY_NAME:
         return questions.BY_NAME[name]
-    near = difflib.get_close_matches(name, questions.BY_NAME, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(questions.BY_NAME)}"
-    raise UserError("QUESTION", f"there is no question {name!r}", hint)
+    raise UserError("QUESTION", f"there is no question {name!r}", nearest(name, questions.BY_NAME))
 
 
 def write(path: Path, text: str) -> None:

@@ -14,6 +14,9 @@ HeadgateError
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
+
 
 class HeadgateError(Exception):
     """Base class of all errors raised on purpose."""
@@ -93,3 +96,9 @@ class UserError(HeadgateError):
         self.path = path
         self.problem = problem
         self.hint = hint
+
+
+def nearest(name: str, names: Collection[str], otherwise: str = "") -> str:
+    """Return what to write instead of an unknown name, as a hint: the nearest known one, or `otherwise`, or all of them."""
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else otherwise or f"there are {', '.join(names)}"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.faults.check import MAX_DURATION_S, nearest, problems, target_problems
+from testbed_runtime.core.errors import UserError, nearest
+from testbed_runtime.core.faults.check import MAX_DURATION_S, problems, target_problems
 from testbed_runtime.core.faults.kinds import kind_of
 from testbed_runtime.core.faults.model import Fault, Target
 

@@ -5,12 +5,11 @@ Documents (api.fault_rules) and agents (faults.registry) apply the same checks; 
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.faults.kinds import FAMILIES, kind_of
 from testbed_runtime.core.faults.links import DIRECTIONS, PLANES
 from testbed_runtime.core.faults.model import Fault
@@ -107,12 +106,6 @@ def _range(
         yield UserError(
             path, f"{value!r}{space} is out of range", f"write {bound} {low:g} and at most {high:g}{space}"
         )
-
-
-def nearest(name: str, names: Collection[str]) -> str:
-    """Return what to write instead of an unknown name."""
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
 
 
 def target_problems(

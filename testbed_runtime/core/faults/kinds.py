@@ -5,10 +5,9 @@ A new kind is a declaration here and its effect in the backend that carries it; 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
-from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.faults.frame_classes import FRAME_CLASSES
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import (
@@ -442,7 +441,6 @@ def kind_of(fault: Fault) -> Kind:
     """Raises UserError with the nearest known kind."""
     kind = KINDS.get(fault.kind)
     if kind is None:
-        near = difflib.get_close_matches(fault.kind, KINDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else "`headgate faults` lists the kinds"
+        hint = nearest(fault.kind, KINDS, "`headgate faults` lists the kinds")
         raise UserError(f"faults[{fault.name}].kind", f"{fault.kind!r} is not a fault kind", hint)
     return kind
