@@ -79,19 +79,18 @@ def numbered(tables: Sequence[pa.Table], columns: Sequence[str]) -> Ints:
     return found
 
 
+def places(table: pa.Table, *columns: str) -> dict[tuple[Any, ...], Ints]:
+    """Return the rows, in order, that have each combination of values of these columns. One `equal` for each would look at all rows."""
+    number = numbered([table], columns)
+    order = np.argsort(number, kind="stable").astype(np.int64)
+    starts = np.flatnonzero(np.diff(number[order], prepend=-1))
+    firsts = table.select(columns).take(pa.array(order[starts])).to_pylist()
+    return dict(zip((tuple(r.values()) for r in firsts), np.split(order, starts[1:]), strict=False))
+
+
 def places_of(trial: Trial, name: str, *columns: str) -> dict[tuple[Any, ...], Ints]:
-    """Return the rows of a table, in order, that have each combination of values of these columns. One `equal` for each would look
-    at all rows."""
-
-    def found() -> dict[tuple[Any, ...], Ints]:
-        table = trial.table(name)
-        number = numbered([table], columns)
-        order = np.argsort(number, kind="stable").astype(np.int64)
-        starts = np.flatnonzero(np.diff(number[order], prepend=-1))
-        firsts = table.select(columns).take(pa.array(order[starts])).to_pylist()
-        return dict(zip((tuple(r.values()) for r in firsts), np.split(order, starts[1:]), strict=False))
-
-    return trial.kept(f"places of {columns} in {name}", found)
+    """Return the `places` of a table, which are computed once."""
+    return trial.kept(f"places of {columns} in {name}", lambda: places(trial.table(name), *columns))
 
 
 class Owned(Struct, frozen=True):

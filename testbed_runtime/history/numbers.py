@@ -11,10 +11,9 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from testbed_runtime.history.columns import Ints, ints, places
 from testbed_runtime.history.schema import TABLES, Trial
 
 NUMBERS = "numbers"
@@ -46,8 +45,6 @@ COUNTS_SCHEMA = pa.schema(
 )
 SPARSE = 64
 """With fewer than one number in SPARSE a bitmap takes more space than the numbers themselves."""
-
-Ints = npt.NDArray[np.int64]
 
 
 def count_part(tables: Mapping[str, pa.Table]) -> pa.Table:
@@ -107,20 +104,9 @@ def counts_of(trial: Trial) -> pa.Table:
 
 def by_key(rows: pa.Table) -> Iterator[tuple[tuple[str, str], Ints]]:
     """Yield ((process, boot_id), numbers) for each process in the rows."""
-    if not len(rows):
-        return
-    codes, names = [], []
-    for column in KEY:
-        encoded = pc.dictionary_encode(rows.column(column)).combine_chunks()
-        codes.append(encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64))
-        names.append(encoded.dictionary.to_pylist())
-    key = codes[0] * len(names[1]) + codes[1]
-    order = np.argsort(key, kind="stable")
-    seqs = np.asarray(rows.column("seq").to_numpy(), dtype=np.int64)[order]
-    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
-    for start, numbers in zip(starts, np.split(seqs, starts[1:]), strict=True):
-        which = int(key[order[start]])
-        yield (names[0][which // len(names[1])], names[1][which % len(names[1])]), numbers
+    numbers = ints(rows, "seq")
+    for (process, boot_id), where in places(rows, *KEY).items():
+        yield (process, boot_id), numbers[where]
 
 
 def _numbers(part: Mapping[str, Any]) -> Ints:
