@@ -104,13 +104,3 @@ class Silent:
 
     def on_event(self, event: ProgressEvent) -> None:
         """Do nothing."""
-
-
-class Collected:
-    """Keeps all events, for tests and the simulator."""
-
-    def __init__(self) -> None:
-        self.events: list[ProgressEvent] = []
-
-    def on_event(self, event: ProgressEvent) -> None:
-        self.events.append(event)

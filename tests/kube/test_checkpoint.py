@@ -15,8 +15,8 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube import checkpoint
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.kube.client_run import ClientRun
-from testbed_runtime.runner.progress import Collected
 from tests.api.documents import good
+from tests.collecting import Collected
 from tests.operator.model import ModelApi
 
 LAB, KEPT = "lab", "/runs/first/files/main-1"

@@ -9,8 +9,8 @@ import pytest
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube.client_run import ClientRun, manifest
-from testbed_runtime.runner.progress import Collected
 from tests.api.documents import good
+from tests.collecting import Collected
 from tests.operator.model import ModelApi
 
 LAB = "lab"

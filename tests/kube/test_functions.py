@@ -18,8 +18,8 @@ from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.job.functions import FIELD
 from testbed_runtime.kube import functions
 from testbed_runtime.kube.api import Api
-from testbed_runtime.runner.progress import Collected
 from tests.api import documents
+from tests.collecting import Collected
 from tests.kube.test_checkpoint import LAB, Following
 from tests.operator.model import ModelApi
 from tests.operator.world import a_testbed

@@ -20,9 +20,9 @@ from testbed_runtime.kube import checkpoint
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.kube.host import KubeTestbedHost, RunAccess, trial_testbed
 from testbed_runtime.ports.hosts import TrialContext
-from testbed_runtime.runner.progress import Collected
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.workload.snapshots import ChannelState, SubtaskSnapshot, encode_snapshot
+from tests.collecting import Collected
 from tests.entry.pods import SPEC
 from tests.operator.model import ModelApi
 

@@ -29,8 +29,9 @@ from testbed_runtime.kube.testbed import KubeTestbed, TrialAccess
 from testbed_runtime.ports.hosts import CREATE_LIMIT_S, TrialContext
 from testbed_runtime.runner.engine import Runner, RunRequest
 from testbed_runtime.runner.manifest import RunInfo
-from testbed_runtime.runner.progress import Collected, Happened, PhaseEntered
+from testbed_runtime.runner.progress import Happened, PhaseEntered
 from testbed_runtime.simulation.entry import DirectEvaluator
+from tests.collecting import Collected
 from tests.entry.pods import CONFIGURATION, SPEC, TOKEN, Pods
 
 pytestmark = pytest.mark.processes

@@ -20,7 +20,8 @@ from testbed_runtime.cli.loading import load
 from testbed_runtime.kube.api import Api, connect
 from testbed_runtime.kube.client_run import ClientRun, manifest, run_name
 from testbed_runtime.runner.engine import RunResult
-from testbed_runtime.runner.progress import Collected, TrialEnded
+from testbed_runtime.runner.progress import TrialEnded
+from tests.collecting import Collected
 from tests.kubernetes.cluster import ROOT, Cluster, tool
 from tests.kubernetes.spaces import (
     OPERATOR_NAMESPACE,

@@ -21,8 +21,8 @@ from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.ports.hosts import CLOSE_LIMIT_S, CREATE_LIMIT_S, FaultHandle, JobStatus
 from testbed_runtime.runner.engine import Runner, RunRequest
 from testbed_runtime.runner.manifest import RunInfo
-from testbed_runtime.runner.progress import Collected
 from testbed_runtime.simulation.loop import run_virtual
+from tests.collecting import Collected
 
 SCENARIO = """
 apiVersion: headgate.dev/v1alpha1

@@ -16,8 +16,9 @@ from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.runner import judge
 from testbed_runtime.runner.engine import RunControl, Runner, RunRequest
 from testbed_runtime.runner.manifest import MAX_ATTEMPTS, RunInfo, next_attempt, void_open
-from testbed_runtime.runner.progress import Collected, Happened
+from testbed_runtime.runner.progress import Happened
 from testbed_runtime.simulation.loop import run_virtual
+from tests.collecting import Collected
 from tests.runner.conftest import Habits, ManifestEvaluator, MemoryHost
 
 SEEDS = 200

@@ -10,7 +10,8 @@ import pytest
 
 from testbed_runtime.cli import loading
 from testbed_runtime.history.reader import read_trial
-from testbed_runtime.runner.progress import Collected, Sample
+from testbed_runtime.runner.progress import Sample
+from tests.collecting import Collected
 from tests.simulation.simulating import run_document
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "09-flow-control"
