@@ -96,12 +96,12 @@ async def _restored(
     blobs: BlobStore, handles: tuple[str, ...], context: SubtaskContext, ttl: TimeToLive
 ) -> Restored:
     """Restore one subtask as its task does, with files in memory. Raises FlinkError."""
+    from testbed_runtime.core.job.keygroups import group_range
     from testbed_runtime.core.job.statememory import StateBackendConfig
     from testbed_runtime.store.statefiles import MemoryStateFiles
     from testbed_runtime.taskmanager.checkpoints import restore_snapshots
     from testbed_runtime.taskmanager.localstate import LocalState
     from testbed_runtime.taskmanager.statefiles import AttemptFiles, StateBackend
-    from testbed_runtime.workload.keys import group_range
 
     snapshots, _ = await restore_snapshots(
         blobs, LocalState(), handles, subtask=context.subtask, parallelism=context.parallelism

@@ -14,9 +14,10 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
+from testbed_runtime.core.job.keygroups import group_range
 from testbed_runtime.ports.storage import StateFileStore
 from testbed_runtime.workload.keyedstate import FOREVER, KeyedRow, KeyedState, SubtaskContext, TimeToLive
-from testbed_runtime.workload.keys import group_range, key_groups
+from testbed_runtime.workload.keys import key_groups
 from testbed_runtime.workload.slotmemory import CachedBlock, SlotMemory
 from testbed_runtime.workload.snapshots import StateFile, SubtaskSnapshot
 from testbed_runtime.workload.sortedfile import (

@@ -9,8 +9,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.job.keygroups import group_range
 from testbed_runtime.core.job.restore import max_parallelism_mismatch
-from testbed_runtime.workload.keys import Ints, group_range, key_groups
+from testbed_runtime.workload.keys import Ints, key_groups
 from testbed_runtime.workload.snapshots import KeyGroupState, SubtaskSnapshot
 from testbed_runtime.workload.sortedfile import REMOVED, Place, Row, Rows, objects
 

@@ -6,16 +6,16 @@ import json
 import random
 import subprocess
 
+import numpy as np
 import pytest
 
 from testbed_runtime.core.job.keygroups import (
     compute_default_max_parallelism,
     group_range,
-    key_group,
-    murmur_hash,
 )
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.processmemory import NETWORK, OVERHEAD, PREFIX
+from testbed_runtime.workload.keys import murmur_hashes
 from tests.core.test_processmemory import VECTORS, as_flink_names_it, as_flink_said_it
 from tests.interop.flink import LIMIT_S
 
@@ -80,13 +80,14 @@ def test_key_groups_are_those_of_flinks_key_group_range_assignment(flink):
         cases.append((code, draw.randint(1, most), most))
     answers = asked(flink, [f"group {code} {parallelism} {most}" for code, parallelism, most in cases])
     owners = [answer.pop("subtask") for answer in answers]
-    for owner, (code, parallelism, most) in zip(owners, cases, strict=True):
-        assert key_group(code, most) in group_range(owner, parallelism, most)
+    murmurs = murmur_hashes(np.array(hashes, dtype=np.int32)).tolist()
+    for owner, murmur, (_, parallelism, most) in zip(owners, murmurs, cases, strict=True):
+        assert murmur % most in group_range(owner, parallelism, most)
     assert answers == [
         {
-            "murmur": murmur_hash(code),
-            "group": key_group(code, most),
+            "murmur": murmur,
+            "group": murmur % most,
             "default": compute_default_max_parallelism(parallelism),
         }
-        for code, parallelism, most in cases
+        for murmur, (_, parallelism, most) in zip(murmurs, cases, strict=True)
     ]

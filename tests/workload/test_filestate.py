@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.job.keygroups import group_range
 from testbed_runtime.store.statefiles import FolderStateFiles, MemoryStateFiles
 from testbed_runtime.workload.filestate import FileState, runs_to_merge
 from testbed_runtime.workload.keyedstate import KeyedState, SubtaskContext, TimeToLive
-from testbed_runtime.workload.keys import group_range
 from testbed_runtime.workload.slotmemory import ROW_BYTES, SlotMemory
 from testbed_runtime.workload.snapshots import SubtaskSnapshot, decode_snapshot, encode_snapshot
 from testbed_runtime.workload.sortedfile import BLOCK_ROWS, REMOVED, Rows, encode_files

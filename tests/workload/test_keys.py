@@ -1,11 +1,12 @@
-"""Key groups: Flink's arithmetic over arrays, in one with the scalar one of core."""
+"""Key groups: Flink's arithmetic over arrays."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed_runtime.workload.keys import group_range, key_groups, key_hashes, subtasks_of
+from testbed_runtime.core.job.keygroups import group_range
+from testbed_runtime.workload.keys import key_groups, key_hashes, murmur_hashes, subtasks_of
 from testbed_runtime.workload.partitioners import SMALL_KEYS, Partitioner
 from testbed_runtime.workload.records import Block, record_dtype
 
@@ -33,6 +34,25 @@ def test_the_array_form_agrees_with_plain_integers(keys, max_parallelism):
     hashes = [(k & 0xFFFFFFFFFFFFFFFF ^ (k & 0xFFFFFFFFFFFFFFFF) >> 32) & 0xFFFFFFFF for k in keys]
     assert key_hashes(array).view(np.uint32).tolist() == hashes
     assert key_groups(array, max_parallelism).tolist() == [murmur(h) % max_parallelism for h in hashes]
+
+
+@pytest.mark.parametrize("code", [0, 1, -1, 42, 2**31 - 1, -(2**31)])
+def test_the_murmur_hash_is_never_negative(code):
+    """It indexes groups."""
+    assert 0 <= murmur_hashes(np.array([code], dtype=np.int32))[0] < 2**31
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [(0, 0x2362F9DE), (-1, 0x76293B50), (-0x789ABCDF, 2**32 - 0xF55B516B)]
+)
+def test_the_murmur_hash_is_that_of_four_bytes(code, expected):
+    """The known values of MurmurHash3 with seed 0 for 00000000, FFFFFFFF and 21436587; Flink takes the absolute value."""
+    assert murmur_hashes(np.array([code], dtype=np.int32)).tolist() == [expected]
+
+
+def test_keys_spread_over_the_groups():
+    """10,000 keys leave no group of 128 empty."""
+    assert set(key_groups(np.arange(10_000), 128).tolist()) == set(range(128))
 
 
 @pytest.mark.parametrize(

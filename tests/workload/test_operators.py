@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.jobgraph import OperatorConfig, SourceConfig
+from testbed_runtime.core.job.keygroups import group_range
 from testbed_runtime.workload.keyedstate import KeyedState, SubtaskContext
-from testbed_runtime.workload.keys import group_range, key_groups
+from testbed_runtime.workload.keys import key_groups
 from testbed_runtime.workload.operators import (
     KeyedCount,
     PythonFunction,
