@@ -12,7 +12,7 @@ import pyarrow as pa
 from msgspec import Struct, field
 
 from testbed_runtime.history import manifest
-from testbed_runtime.history.columns import Ints, ints, parsed
+from testbed_runtime.history.columns import Ints, ints, numbered, parsed
 from testbed_runtime.history.manifest import edges, options_of, parallelism_of, vertices
 from testbed_runtime.history.schema import Trial
 
@@ -154,26 +154,36 @@ def busiest_vertex(trial: Trial, start: int, end: int) -> str:
 def busiest(trial: Trial, start: int, end: int) -> tuple[str, int]:
     """Return the vertex whose busiest subtask worked the largest share of a span, and for how many nanoseconds."""
     table = trial.table("tasks")
-    t_ns = ints(table, "t_ns")
-    chosen = np.flatnonzero((t_ns >= start) & (t_ns <= end))
-    if not len(chosen):
+    work = trial.kept("work by time", lambda: _Work.of(table))
+    first, last = np.searchsorted(work.t_ns, start, "left"), np.searchsorted(work.t_ns, end, "right")
+    if first >= last:
         return "", 0
-    table = table.take(chosen)
-    busy, attempts = ints(table, "busy_ns"), ints(table, "attempt")
-    names = table.column("task").combine_chunks().dictionary_encode()
-    codes = np.asarray(names.indices)
-    order = np.lexsort((attempts, codes))
-    worked = {}
-    for group in np.split(order, group_starts(codes[order], attempts[order])[1:]):
-        first = int(group[0])
-        key = (
-            table.column("vertex")[first].as_py(),
-            names.dictionary[codes[first]].as_py(),
-            int(attempts[first]),
-        )
-        worked[key] = int(busy[group].max() - busy[group].min())
-    most = max(worked, key=lambda key: (worked[key], key))
-    return (most[0], worked[most]) if worked[most] > 0 else ("", 0)
+    order = np.argsort(work.owners[first:last], kind="stable") + first
+    starts = group_starts(work.owners[order])
+    busy = work.busy_ns[order]
+    worked = np.maximum.reduceat(busy, starts) - np.minimum.reduceat(busy, starts)
+    if (most := int(worked.max())) <= 0:
+        return "", 0
+    rows = work.rows[order[starts[worked == most]]]
+    names = table.select(["vertex", "task", "attempt"]).take(pa.array(rows)).to_pylist()
+    return str(max(tuple(name.values()) for name in names)[0]), most
+
+
+class _Work(Struct, frozen=True):
+    """The busy time in all samples of tasks, by time: many spans are looked at."""
+
+    t_ns: Ints
+    owners: Ints
+    """The number of the attempt of each sample."""
+    busy_ns: Ints
+    rows: Ints
+
+    @classmethod
+    def of(cls, table: pa.Table) -> _Work:
+        t_ns = ints(table, "t_ns")
+        rows = np.argsort(t_ns, kind="stable").astype(np.int64)
+        owners = numbered([table], ("task", "attempt"))
+        return cls(t_ns[rows], owners[rows], ints(table, "busy_ns")[rows], rows)
 
 
 class JobShape(Struct, frozen=True):
