@@ -24,18 +24,36 @@ def test_only_writable_memory_of_no_file_is_moved_and_only_whole_pages():
     assert all(address % HUGE_BYTES == 0 for area in heaps(MAPS) for address in area)
 
 
-def test_memory_is_moved_each_time_the_process_has_grown_enough(monkeypatch: pytest.MonkeyPatch, tmp_path):
-    """A process that does not grow reads no maps."""
-    peak, moved = [1000], []
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch, tmp_path) -> list[list[tuple[int, int]]]:
+    """The areas of each move, in a process with these maps."""
+    found: list[list[tuple[int, int]]] = []
     maps = tmp_path / "maps"
     maps.write_text(MAPS)
     monkeypatch.setattr(hugepages, "_MAPS", maps)
-    monkeypatch.setattr(hugepages, "_peak_kb", lambda: peak[0])
-    monkeypatch.setattr(hugepages, "_collapse", moved.append)
+    monkeypatch.setattr(hugepages, "_collapse", found.append)
     monkeypatch.setattr(hugepages.sys, "platform", "linux")
+    return found
+
+
+def test_memory_is_moved_each_time_the_process_has_grown_enough(monkeypatch: pytest.MonkeyPatch, moved):
+    """A process that does not grow reads no maps."""
+    peak = [1000]
+    monkeypatch.setattr(hugepages, "_peak_kb", lambda: peak[0])
     pages = HugePages()
     for grown, times in ((0, 0), (GROWTH_KB - 1, 0), (GROWTH_KB, 1), (GROWTH_KB + 1, 1), (2 * GROWTH_KB, 2)):
         peak[0] = 1000 + grown
         pages.tend()
         assert len(moved) == times
     assert moved[0] == heaps(MAPS)
+
+
+def test_the_samples_of_a_large_job_are_not_moved(monkeypatch: pytest.MonkeyPatch, moved):
+    """A process that has eight times that size already has to grow by half of it: a second deployment does, samples do not."""
+    peak = [8 * GROWTH_KB]
+    monkeypatch.setattr(hugepages, "_peak_kb", lambda: peak[0])
+    pages = HugePages()
+    for grown, times in ((GROWTH_KB, 0), (3 * GROWTH_KB, 0), (4 * GROWTH_KB, 1)):
+        peak[0] = 8 * GROWTH_KB + grown
+        pages.tend()
+        assert len(moved) == times
