@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.events import CheckpointBarrier, decode_event
+from testbed_runtime.core.exchange.events import CheckpointBarrier, Event, decode_event
 from testbed_runtime.core.exchange.frames import DataType
 from testbed_runtime.core.exchange.memory import Buffer
 
@@ -14,6 +16,12 @@ BARRIER_TYPES = (
     DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER,
 )
 """Types of the events that may be barriers."""
+
+
+@lru_cache(maxsize=64)
+def event_of(buffer: Buffer) -> Event:
+    """Decode the event in a buffer, once for the many channels that share it. Raises RemoteProtocolError."""
+    return decode_event(buffer.view())
 
 
 class ArrivedBarriers:
@@ -27,7 +35,7 @@ class ArrivedBarriers:
 
     def arrive(self, event: Buffer, sequence: int) -> CheckpointBarrier | None:
         """Note the sequence number of an event that is a barrier, and return that. Only a newer checkpoint counts."""
-        barrier = decode_event(event.view())
+        barrier = event_of(event)
         if not isinstance(barrier, CheckpointBarrier):
             return None
         if barrier.checkpoint_id > max(self._sequences, default=-1):

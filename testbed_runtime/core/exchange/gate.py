@@ -8,10 +8,11 @@ from typing import TypeAlias
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.backoff import Backoff, RemoteBackoff
+from testbed_runtime.core.exchange.barriers import event_of
 from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool, SegmentRequest
 from testbed_runtime.core.exchange.channel import LocalInputChannel, RemoteInputChannel, Taken
 from testbed_runtime.core.exchange.credit import BufferManager
-from testbed_runtime.core.exchange.events import EndOfData, EndOfPartition, Event, StopMode, decode_event
+from testbed_runtime.core.exchange.events import EndOfData, EndOfPartition, Event, StopMode
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.exchange.pending import Pending
@@ -194,7 +195,7 @@ class InputGate:
         return -1
 
     def _event(self, index: int, taken: Taken) -> Event:
-        event = decode_event(taken.buffer.view())
+        event = event_of(taken.buffer)
         taken.buffer.recycle()
         if isinstance(event, EndOfData):
             if not self._without_end_of_data.discard(index):
