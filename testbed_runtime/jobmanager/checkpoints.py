@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
 from msgspec import Struct
@@ -99,6 +100,8 @@ class Checkpoints:
         )
         self._finalizing: dict[int, OpenWait] = {}
         """Checkpoints that every task has acknowledged and the store has not completed yet."""
+        self._to_store: deque[PendingCheckpoint] = deque()
+        """The same checkpoints, stored one after the other: a later one must not be replaced by an earlier one, as in Flink."""
         self._waits: dict[int, OpenWait] = {}
         self._timeout = option_limit(services.options, "execution.checkpointing.timeout")
         self._timer: asyncio.TimerHandle | None = None
@@ -248,7 +251,9 @@ class Checkpoints:
             self._finalizing[pending.id] = self._services.waits.begin(
                 "completion", "JobMaster", f"checkpoint {pending.id}"
             )
-            self._services.tasks.spawn(self._finalize(self._build(pending)), f"finalize-{pending.id}")
+            self._to_store.append(pending)
+            if len(self._to_store) == 1:
+                self._store_next()
         return True
 
     def decline(self, message: DeclineCheckpoint) -> None:
@@ -278,6 +283,16 @@ class Checkpoints:
             self._on_job_failure(failed.job_failure)
 
     # ---- completion
+
+    def _store_next(self) -> None:
+        """Write the next checkpoint to the store, unless a later one has subsumed it."""
+        while self._to_store:
+            pending = self._to_store[0]
+            if self._coordinator.pending(pending.id) is not None:
+                self._services.tasks.spawn(self._finalize(self._build(pending)), f"finalize-{pending.id}")
+                return
+            self._to_store.popleft()
+            self._finalizing.pop(pending.id).end(Outcome.CANCELLED)
 
     def _build(self, pending: PendingCheckpoint) -> CompletedCheckpoint:
         last = self._coordinator.last_completed
@@ -318,11 +333,13 @@ class Checkpoints:
 
     async def _on_finalized(self, message: _Finalized) -> None:
         stored = Outcome.FAILED if message.completed is None else Outcome.COMPLETED
+        self._to_store.popleft()
         self._finalizing.pop(message.checkpoint).end(stored)
         if message.completed is None:
             self._fail(message.checkpoint, CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE)
         else:
             self._complete(message.completed)
+        self._store_next()
         self._arm()
         self._on_settled()
 

@@ -211,7 +211,6 @@ def test_the_end_comes_in_two_steps(drain: bool) -> None:
     assert exchange.partition.all_data_processed
     assert processed == [1]
     exchange.partition.finish()
-    exchange.partition.finish()
     ended = exchange.run()
     assert sorted(index for index, event in ended if event == EndOfPartition()) == [0, 1]
     assert exchange.gate.finished
@@ -245,11 +244,17 @@ def test_a_released_partition_refuses_records_with_its_cause() -> None:
     assert woken == [1]
     with pytest.raises(FlinkError, match="RuntimeException: boom"):
         result.emit(0, b"x")
-    other = partition()
-    other.release()
-    other.finish()
-    with pytest.raises(FlinkError, match="CancelTaskException: Result partition"):
-        other.emit(0, b"x")
+
+
+def test_F_70_a_partition_that_was_released_without_a_cause_drops_records() -> None:
+    """No reader is left: the records need no buffers, and the end is no error."""
+    result = partition()
+    result.emit(0, b"x")
+    result.release()
+    assert result.emit(0, b"x" * 500) == 500
+    assert result.emit(0, b"x" * 500, offset=100) == 400
+    result.finish()
+    assert (result.queued, result.pool.used) == (0, 0)
 
 
 def test_F_64_nothing_is_added_after_the_end_of_a_partition() -> None:
@@ -263,7 +268,8 @@ def test_F_64_nothing_is_added_after_the_end_of_a_partition() -> None:
         result.emit(0, b"y")
     with pytest.raises(FlinkError, match=text):
         result.notify_end_of_data()
-    result.finish()
+    with pytest.raises(FlinkError, match=text):
+        result.finish()
     assert result.queued == queued
     result.release()
 

@@ -21,9 +21,7 @@ def a_sequence(chance: random.Random) -> list[str]:
     subpartitions, size = chance.randint(1, 3), chance.randint(4, 12)
     lines = [f"new {subpartitions} {size} {chance.choice([1, 2, 10])}"]
     kinds = ["emit", "poll", "size", "flush", "flush-all", "barrier", "resume", "finish"]
-    for number, kind in enumerate(
-        chance.choices(kinds, [30, 35, 8, 6, 4, 4, 6, 0.5], k=chance.randint(3, 60))
-    ):
+    for number, kind in enumerate(chance.choices(kinds, [30, 35, 8, 6, 4, 4, 6, 1], k=chance.randint(3, 60))):
         index = chance.randrange(subpartitions)
         match kind:
             case "emit":
@@ -34,8 +32,6 @@ def a_sequence(chance: random.Random) -> list[str]:
                 lines.append(f"barrier {chance.choice(BARRIERS)} {number + 1}")
             case "flush-all":
                 lines.append(kind)
-            case "finish" if kind in lines:
-                continue
             case "finish":
                 lines.append(kind)
             case _:

@@ -145,6 +145,56 @@ async def test_what_failed_checkpoints_left_in_the_store_goes_with_the_older_one
         assert kept == {"3", "4", "latest"}
 
 
+class SlowFor(MemoryBlobStore):
+    """Takes 5 s for the metadata of one checkpoint."""
+
+    def __init__(self, checkpoint):
+        super().__init__()
+        self._slow = f"/checkpoints/{checkpoint}/_metadata"
+
+    async def put(self, key, data):
+        if key.endswith(self._slow):
+            await asyncio.sleep(5.0)
+        await super().put(key, data)
+
+
+CONCURRENT = {"execution.checkpointing.max-concurrent-checkpoints": "3"}
+
+
+def ended_checkpoints(cluster):
+    """The checkpoints that have completed or failed, in that order, with the reason of a failure."""
+    rows = cluster.rows.table("checkpoints")
+    return [(r["checkpoint"], r["state"], r["reason"]) for r in rows if r["state"] in ("completed", "failed")]
+
+
+@virtually
+async def test_J_34_checkpoints_complete_in_the_order_in_which_the_last_task_acknowledged_them():
+    """Each commits once, although the store takes longer for the first one than for those after it."""
+    async with Cluster(4, CONCURRENT, commit=COMMIT, blobs=SlowFor(1)) as cluster:
+        await cluster.submit()
+        await cluster.until(lambda: len(ended_checkpoints(cluster)) >= 3)
+        assert ended_checkpoints(cluster)[:3] == [(n, "completed", "") for n in (1, 2, 3)]
+        assert max(committed(cluster.rows.table("delivery")).values()) == 1
+
+
+@virtually
+async def test_J_35_a_checkpoint_that_is_acknowledged_while_a_later_one_is_stored_is_subsumed():
+    """It never completes: a restart would go back to it although the later one has committed."""
+    async with Cluster(4, CONCURRENT, commit=COMMIT, blobs=SlowFor(2)) as cluster:
+        for tm in cluster.tms:
+            acknowledge = tm.acknowledge
+
+            async def late(attempt, trigger, acknowledge=acknowledge):
+                await asyncio.sleep(3.0 if trigger.checkpoint == 1 else 0.0)
+                return await acknowledge(attempt, trigger)
+
+            tm.acknowledge = late
+        await cluster.submit()
+        await cluster.until(lambda: len(ended_checkpoints(cluster)) >= 3)
+        ended = [(1, "failed", "CHECKPOINT_SUBSUMED"), (2, "completed", ""), (3, "completed", "")]
+        assert sorted(ended_checkpoints(cluster)[:3]) == ended
+
+
 def test_two_attempts_that_store_the_same_checkpoint_do_not_overwrite_each_other():
     """A zombie of an earlier leader's, after the new leader's attempt."""
 

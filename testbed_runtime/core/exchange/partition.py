@@ -116,12 +116,15 @@ class ResultPartition:
         subpartition. A new buffer has room for the rest of a record of `record_bytes`, even if the debloater asks for less.
         `overdraft` allows buffers beyond the pool's availability, to finish what must not wait. `extend` lets the last buffer
         grow to the record instead of waiting (BufferWritingResultPartition.append); many records would undo the debloater's hint that way.
-        Raises FlinkError CancelTaskException if the partition was released, and IllegalStateException after `finish`."""
-        if self._released:
-            raise self._released_error()
+        After `release`, the records are dropped. Raises FlinkError IllegalStateException after `finish`, and the cause if the
+        partition was released with one."""
         self._check_in_produce_state()
         view = byte_view(data)
         position, end = offset, len(view)
+        if self._released:
+            if self.failure_cause is not None:
+                raise self.failure_cause
+            return end - position
         builder = self._builders[subpartition]
         pool = self.pool
         while position < end:
@@ -173,11 +176,6 @@ class ResultPartition:
             self._builders[subpartition] = builder
             target.add(builder)
         return builder
-
-    def _released_error(self) -> FlinkError:
-        return self.failure_cause or FlinkError(
-            "CancelTaskException", f"Result partition {self.partition_id} has been released."
-        )
 
     def flush(self, subpartition: int) -> None:
         self.subpartitions[subpartition].flush()
@@ -247,10 +245,10 @@ class ResultPartition:
         self.broadcast_event(EndOfData(StopMode.DRAIN if drain else StopMode.NO_DRAIN))
 
     def finish(self) -> None:
-        """Send END_OF_PARTITION after everything else. Idempotent."""
-        if not self._finished and not self._released:
-            self._finished = True
-            self._broadcast(encode_event(EndOfPartition()), DataType.END_OF_PARTITION, last=True)
+        """Send END_OF_PARTITION after everything else. Raises FlinkError IllegalStateException if it was sent before."""
+        self._check_in_produce_state()
+        self._finished = True
+        self._broadcast(encode_event(EndOfPartition()), DataType.END_OF_PARTITION, last=True)
 
     def _check_in_produce_state(self) -> None:
         if self._finished:
