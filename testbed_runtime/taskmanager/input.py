@@ -12,6 +12,7 @@ from testbed_runtime.core.exchange.channel import LocalInputChannel, RemoteInput
 from testbed_runtime.core.exchange.frames import DataType
 from testbed_runtime.core.exchange.gate import InputGate, PolledRun
 from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.exchange.partitions import PARTITION_EXCEPTIONS
 from testbed_runtime.workload.snapshots import ChannelState
 
 
@@ -144,11 +145,12 @@ class TaskInput:
             gate.acknowledge_all_records_processed()
 
     def failed_partition(self, error: FlinkError) -> str:
-        """Return the partition whose channel raised this error before it was served, empty when none did. As in Flink, a
-        channel that breaks later says nothing about the partition: a blocking result can be read again."""
-        for channel in self.channels:
-            if channel.error is error and not channel.answered:
-                return str(channel.partition)
+        """Return the partition that could not be read, empty if the error is no PartitionException of Flink. A connection that
+        breaks says nothing about the partition: a blocking result can be read again."""
+        if error.class_name in PARTITION_EXCEPTIONS:
+            for channel in self.channels:
+                if channel.error is error:
+                    return str(channel.partition)
         return ""
 
     def close(self) -> None:

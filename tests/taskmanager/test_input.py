@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.events import (
     AlignmentType,
     EndOfData,
@@ -13,7 +16,7 @@ from testbed_runtime.core.exchange.events import (
 )
 from testbed_runtime.core.exchange.frames import BufferResponse
 from testbed_runtime.taskmanager.input import TaskInput
-from tests.core.exchange_model import Consumer, barrier, data_frame, deliver, receiver_id
+from tests.core.exchange_model import Consumer, barrier, data_frame, deliver, partition_id, receiver_id
 
 
 class Gates:
@@ -109,3 +112,23 @@ def test_A_30_a_gate_gives_up_its_turn_for_a_priority_event() -> None:
     assert gates.input.has_priority
     assert [gates.poll() for _ in range(5)] == [*unaligned, 0, 2, 1]
     assert gates.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("class_name", "names_its_result"),
+    [
+        ("PartitionNotFoundException", True),
+        ("PartitionConnectionException", True),
+        ("RemoteTransportException", False),
+    ],
+)
+def test_J_36_only_an_error_about_its_result_restarts_the_producer(
+    class_name: str, names_its_result: bool
+) -> None:
+    """A connection that breaks before the producer has answered does not, as in Flink: a blocking result can be read again."""
+    gates = Gates(2)
+    channel = gates.input.channels[1]
+    channel.on_error(FlinkError(class_name, "text"))
+    assert channel.error is not None
+    expected = str(partition_id()) if names_its_result else ""
+    assert gates.input.failed_partition(channel.error) == expected

@@ -14,6 +14,9 @@ from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.subpartition import SubpartitionView
 from testbed_runtime.core.ids import ResultPartitionID
 
+PARTITION_EXCEPTIONS = ("PartitionNotFoundException", "PartitionConnectionException")
+"""The errors that name a result which could not be read: its producer is restarted too."""
+
 
 def partition_not_found(partition: ResultPartitionID) -> FlinkError:
     return FlinkError("PartitionNotFoundException", f"Partition {partition} not found.")
