@@ -1,0 +1,269 @@
+"""Cases of RemoteInputChannelTest, BufferPoolFactoryTest and LocalBufferPoolTest: floating buffers, and segments shared among pools."""
+
+from __future__ import annotations
+
+import pytest
+from exchange_model import CountingPool, nothing
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.buffers import (
+    MAX_INT,
+    Buffer,
+    BufferBuilder,
+    LocalBufferPool,
+    MemorySegment,
+    NetworkBufferPool,
+)
+from testbed_runtime.core.exchange.credit import BufferManager
+
+SEGMENTS, SEGMENT_BYTES = 1024, 128
+
+
+class Channel:
+    """A channel with 2 exclusive and 14 floating buffers, of which one each is in use."""
+
+    def __init__(self) -> None:
+        network = NetworkBufferPool(16, 32)
+        self.pool = network.create_buffer_pool(14, 14)
+        self.counting = CountingPool(self.pool)
+        self.manager = BufferManager(network, self.counting, 2, nothing)  # type: ignore[arg-type]
+        self.manager.assign_exclusive(self.manager.request_exclusive().poll() or [])
+        self.exclusive = self.manager.request_buffer()
+        self.floating = self.counting.request_segment()
+
+    def recycle_exclusive(self) -> None:
+        assert self.exclusive is not None
+        self.exclusive.recycle()
+
+    def recycle_floating(self) -> None:
+        assert self.floating is not None
+        self.pool.recycle(self.floating)
+
+    def state(self) -> tuple[int, int, int, int]:
+        """Required, available, free in the pool; requests to the pool. The channel never waits."""
+        manager, counting = self.manager, self.counting
+        assert not manager.waiting
+        assert counting.registrations == 0
+        return manager.required, manager.available, self.pool.available_segments, counting.requests
+
+
+def test_A_08_to_A_10_a_channel_with_enough_buffers_gives_surplus_back() -> None:
+    """Available equals required: both what comes back to the pool and what comes back to the channel make one more free."""
+    channel = Channel()
+    channel.manager.on_sender_backlog(12)
+    assert channel.state() == (14, 14, 0, 14)  # A-08
+    channel.recycle_floating()
+    assert channel.state() == (14, 14, 1, 14)  # A-09
+    channel.recycle_exclusive()
+    assert channel.state() == (14, 14, 2, 14)  # A-10
+
+
+def test_A_11_to_A_13_a_smaller_backlog_gives_back_only_what_is_recycled() -> None:
+    """Available exceeds required: the floating buffers stay until an exclusive one returns."""
+    channel = Channel()
+    channel.manager.on_sender_backlog(12)
+    channel.manager.on_sender_backlog(10)
+    assert channel.state() == (12, 14, 0, 14)  # A-11
+    channel.recycle_exclusive()
+    assert channel.state() == (12, 14, 1, 14)  # A-12
+    channel.recycle_floating()
+    assert channel.state() == (12, 14, 2, 14)  # A-13
+
+
+def test_D_07_a_pool_that_was_promised_more_than_is_free_gets_what_the_other_returns() -> None:
+    """The first pool has 513 of 1,024 segments in use when the second one, which requires 513, is created."""
+    network, held = NetworkBufferPool(SEGMENTS, SEGMENT_BYTES), list[Buffer]()
+
+    def take(pool: LocalBufferPool, count: int) -> None:
+        for _ in range(count):
+            buffer = pool.request()
+            assert buffer is not None
+            held.append(buffer)
+
+    first = network.create_buffer_pool(511, SEGMENTS)
+    take(first, 513)
+    assert (first.used, first.size) == (513, SEGMENTS)
+    second = network.create_buffer_pool(513, SEGMENTS)
+    assert (first.size, second.size) == (511, 513)
+    assert first.request() is None
+    take(second, 511)
+    assert second.used == 511
+    assert second.request() is None
+    held[0].recycle()
+    assert network.free == 0
+    assert [pool.used + pool.available_segments for pool in (first, second)] == [512, 512]
+
+
+def test_D_08_exclusive_segments_shrink_the_pools_and_grow_them_when_they_return() -> None:
+    """10 segments, two pools of 1 to 10, and three times two exclusive ones."""
+    network = NetworkBufferPool(10, SEGMENT_BYTES)
+    pools = [network.create_buffer_pool(1, 10)]
+    sizes = [[pool.size for pool in pools]]
+    requested = [network.request_unpooled(2).poll() or []]
+    sizes.append([pool.size for pool in pools])
+    pools.append(network.create_buffer_pool(1, 10))
+    sizes.append([pool.size for pool in pools])
+    for _ in range(2):
+        requested.append(network.request_unpooled(2).poll() or [])
+        sizes.append([pool.size for pool in pools])
+    assert sizes == [[10], [8], [4, 4], [3, 3], [2, 2]]
+    free = [network.free]
+    for segments in requested:
+        network.recycle_unpooled(segments)
+        free.append(network.free)
+        sizes.append([pool.size for pool in pools])
+    assert sizes[5:] == [[3, 3], [4, 4], [5, 5]]
+    pools[0].destroy()
+    assert (free, network.free, pools[1].size) == ([2, 4, 6, 8], 9, 10)
+
+
+def test_D_09_segments_are_shared_in_proportion_to_how_far_each_pool_may_grow() -> None:
+    """Two pools of 1 to 10, and one or two without a limit."""
+    network = NetworkBufferPool(SEGMENTS, SEGMENT_BYTES)
+    pools = [network.create_buffer_pool(1, 10) for _ in range(2)]
+    assert [pool.size for pool in pools] == [10, 10]
+    for unbounded in (1, 2):
+        pools.append(network.create_buffer_pool(1, MAX_INT))
+        left = SEGMENTS - len(pools)
+        for pool in pools:
+            least = left * min(left, pool.maximum - 1) // (unbounded * left + 18) + 1
+            assert pool.size in (least, least + 1)
+
+
+def test_D_10_a_single_pool_gets_all_and_none_may_require_more() -> None:
+    """One that requires too much, alone or together with another, is refused."""
+    network = NetworkBufferPool(SEGMENTS, SEGMENT_BYTES)
+    with pytest.raises(FlinkError, match="Insufficient number of network buffers"):
+        network.create_buffer_pool(SEGMENTS + 1, MAX_INT)
+    assert network.create_buffer_pool(513, MAX_INT).size == SEGMENTS
+    with pytest.raises(FlinkError, match="Insufficient number of network buffers"):
+        network.create_buffer_pool(513, SEGMENTS)
+
+
+def a_pool(size: int, *, required: int = 1, most: int = MAX_INT, **limits: int) -> LocalBufferPool:
+    """A pool of this size, which no other pool changes."""
+    pool = LocalBufferPool(NetworkBufferPool(SEGMENTS, SEGMENT_BYTES), required, most, **limits)
+    pool.refresh()
+    pool.set_num_buffers(size)
+    return pool
+
+
+@pytest.mark.parametrize(
+    ("most", "small", "large", "overdraft", "available"),
+    [
+        pytest.param(100, 5, 6, 1, 0, id="E-07"),
+        pytest.param(100, 5, 7, 0, 0, id="E-08"),
+        pytest.param(100, 5, 8, 0, 1, id="E-09"),
+        pytest.param(10, 8, 10, 0, 0, id="E-10"),
+    ],
+)
+def test_E_07_to_E_10_a_pool_that_grows_covers_its_overdraft_first(
+    most: int, small: int, large: int, overdraft: int, available: int
+) -> None:
+    """All segments and two overdraft ones are in use."""
+    pool = a_pool(small, required=small, most=most, max_overdraft=2)
+    taken = [pool.request_segment() for _ in range(small + 2)]
+    assert None not in taken
+    assert pool.request_segment() is None
+    assert (pool.overdraft, pool.is_available) == (2, False)
+    pool.set_num_buffers(large)
+    assert (pool.overdraft, pool.available_segments) == (overdraft, available)
+    assert pool.is_available is (available > 0)
+
+
+@pytest.mark.parametrize("overdraft", [0, 1, 2])
+@pytest.mark.parametrize("channels", [(2, 1), (2, 2), (3, 2)])
+@pytest.mark.parametrize(("size", "most"), [(4, 3), (8, 5), (12, 10)])
+def test_E_22_overdraft_begins_when_the_pool_is_used_up_and_ends_first(
+    size: int, most: int, channels: tuple[int, int], overdraft: int
+) -> None:
+    """`most` buffers for each of the channels, of which some write."""
+    count, writing = channels
+    pool = a_pool(size, subpartitions=count, max_buffers_per_channel=most, max_overdraft=overdraft)
+    builders: list[BufferBuilder] = []
+    for number in range(size + overdraft):
+        builder = pool.request_builder(number % writing)
+        assert builder is not None
+        builders.append(builder)
+        free = number + 1 < size and number < writing * (most - 1)
+        assert (pool.overdraft, pool.used) == (max(0, number + 1 - size), number + 1)
+        assert pool.is_available is free
+    assert [pool.request_builder(channel) for channel in range(count)] == [None] * count
+    for builder in builders[size:]:
+        builder.release()
+    assert (pool.overdraft, pool.used, pool.is_available) == (0, size, False)
+    for channel in range(writing):
+        for builder in builders[channel:size:writing]:
+            builder.release()
+        assert pool.is_available
+    assert pool.used == 0
+
+
+def test_E_23_a_smaller_pool_gives_back_free_segments_at_once() -> None:
+    """All 1,024 came back before the size was halved."""
+    pool = a_pool(SEGMENTS)
+    taken = [pool.request_segment() for _ in range(SEGMENTS)]
+    for segment in taken:
+        assert segment is not None
+        pool.recycle(segment)
+    assert pool.available_segments == SEGMENTS
+    pool.set_num_buffers(SEGMENTS // 2)
+    assert pool.available_segments == SEGMENTS // 2
+
+
+def test_E_24_a_destroyed_pool_takes_no_segments() -> None:
+    """Its size may still be set."""
+    pool = NetworkBufferPool(SEGMENTS, SEGMENT_BYTES).create_buffer_pool(1, 3)
+    pool.set_num_buffers(2)
+    pool.destroy()
+    pool.set_num_buffers(3)
+    assert (pool.size, pool.available_segments) == (3, 0)
+
+
+def test_E_25_a_listener_that_gives_its_segment_back_serves_the_next_one() -> None:
+    """Afterwards a segment is free, and no listener can be added."""
+    pool, served = a_pool(1), list[int]()
+    segment = pool.request_segment()
+    assert segment is not None
+    assert pool.request_segment() is None
+
+    def listener(number: int) -> bool:
+        def offered(offer: MemorySegment) -> bool:
+            served.append(number)
+            pool.recycle(offer)
+            return True
+
+        return pool.add_listener(offered)
+
+    assert listener(1)
+    assert listener(2)
+    pool.recycle(segment)
+    assert served == [1, 2]
+    assert not listener(3)
+
+
+@pytest.mark.parametrize("overdraft", [0, 5])
+def test_E_26_who_waits_at_a_pool_gets_what_another_pool_returns(overdraft: int) -> None:
+    """1,023 of 1,024 segments are in use when a pool is created that requires 512."""
+    network = NetworkBufferPool(SEGMENTS, SEGMENT_BYTES)
+    first = network.create_buffer_pool(512, 2048, max_overdraft=overdraft)
+    taken = [first.request_segment() for _ in range(1023)]
+    second = network.create_buffer_pool(512, 512, max_overdraft=overdraft)
+    got: list[MemorySegment] = []
+
+    def take() -> None:
+        while len(got) < 512 and (segment := second.request_segment()) is not None:
+            got.append(segment)
+        if len(got) < 512:
+            second.when_available(take)
+
+    take()
+    for segment in taken:
+        assert segment is not None
+        first.recycle(segment)
+    first.destroy()
+    assert len(got) == 512
+    for segment in got:
+        second.recycle(segment)
+    second.destroy()
+    assert network.outstanding == 0
