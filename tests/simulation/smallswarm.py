@@ -21,6 +21,7 @@ from testbed_runtime.core.job.jobgraph import (
     SourceConfig,
 )
 from testbed_runtime.simulation.loop import run_virtual
+from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.transport.simulated import LinkProfile
 from tests.simulation.smallworld import SmallWorld, small_world
 
@@ -115,20 +116,30 @@ Check = Callable[[SmallWorld], Awaitable[list[str]]]
 """Returns further rules that a world violated at its end."""
 
 
-def run_seed(seed: int, *, drawn: Drawn | None = None, check: Check | None = None) -> Outcome:
+def run_seed(
+    seed: int,
+    *,
+    drawn: Drawn | None = None,
+    check: Check | None = None,
+    blobs: MemoryBlobStore | None = None,
+) -> Outcome:
     """Run a seed, or what was drawn from it, to its end in virtual time."""
     outcome = Outcome(drawn or draw(seed))
     try:
-        run_virtual(_run(outcome, check))
+        run_virtual(_run(outcome, check, blobs))
     except AssertionError as error:
         outcome.violations.append(str(error))
     return outcome
 
 
-async def _run(outcome: Outcome, check: Check | None) -> None:
+async def _run(outcome: Outcome, check: Check | None, blobs: MemoryBlobStore | None) -> None:
     drawn = outcome.drawn
     async with small_world(
-        seed=drawn.seed, taskmanagers=4 // drawn.slots, slots=drawn.slots, configuration=drawn.configuration
+        seed=drawn.seed,
+        taskmanagers=4 // drawn.slots,
+        slots=drawn.slots,
+        configuration=drawn.configuration,
+        blobs=blobs,
     ) as world:
         await world.submit(drawn.graph)
         async with asyncio.TaskGroup() as group:
