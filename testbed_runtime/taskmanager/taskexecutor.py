@@ -160,7 +160,7 @@ class TaskExecutor:
         if leader and message.leader != leader:
             raise FlinkError(
                 "TaskManagerException",
-                f"TaskManager is no longer connected under leader id {message.leader}. Rejecting slot request.",
+                f"TaskManager is not connected to the resource manager {message.leader}.",
             )
         connection = self._connection(message)
         loop_time = asyncio.get_running_loop().time()
