@@ -350,7 +350,7 @@ class SimulatedConnection:
         inbox = self._inbox
         frames = [data for data in inbox if type(data) is tuple]
         taken = handler.on_frames([frame for frame, _ in frames])  # type: ignore[attr-defined]  # its peer sent frames
-        if self._closed:
+        if self._closing:  # the handler has closed the connection
             return
         if taken == len(inbox):
             inbox.clear()

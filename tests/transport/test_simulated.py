@@ -210,3 +210,29 @@ def test_a_killed_process_takes_its_listeners_and_connections_along() -> None:
             await pair.connecting.connect(pair.address, Watcher(), timeout_s=1.0)
 
     virtually(main)
+
+
+def test_a_handler_may_close_the_connection_while_frames_are_handed_over() -> None:
+    """As a producer does at its consumer's CloseRequest: both ends close, and nothing is raised."""
+
+    class Closing(Watcher):
+        def on_frames(self, frames: list[str]) -> int:
+            self.received += "".join(frames).encode()
+            self.connection.close()
+            return len(frames)
+
+    async def main() -> None:
+        raised: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
+        fabric = SimulatedFabric(random.Random(1))
+        pair = Pair(fabric.network("tm-0"), fabric.network("tm-1"))
+        pair.server = Closing()
+        await pair.open()
+        for frame in ("first", "second"):
+            pair.client.connection.send_frame(frame, 10)
+        await pair.client.until(lambda: bool(pair.client.closed))
+        await pair.server.until(lambda: bool(pair.server.closed))
+        assert pair.server.received == b"firstsecond"
+        assert raised == []
+
+    virtually(main)
