@@ -1,4 +1,4 @@
-"""Cases of AlignedCheckpointsTest and AlternatingCheckpointsTest: sequences of barriers, cancellations and ends of channels."""
+"""Cases of CheckpointBarrierTrackerTest, AlignedCheckpointsTest and AlternatingCheckpointsTest: sequences of barriers, cancellations and ends of channels."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from testbed_runtime.core.exchange.alignment import (
     Abort,
     AlignedBarrierHandler,
     AlternatingBarrierHandler,
+    BarrierHandler,
+    BarrierTracker,
     Complete,
     Effect,
     Prioritize,
@@ -21,7 +23,7 @@ from testbed_runtime.core.exchange.alignment import (
 from testbed_runtime.core.exchange.events import AlignmentType, CheckpointBarrier
 
 
-def run(handler: AlignedBarrierHandler, *steps: str) -> tuple[list[int], list[tuple[int, str]]]:
+def run(handler: BarrierHandler, *steps: str) -> tuple[list[int], list[tuple[int, str]]]:
     """Take steps: `b1@0` a barrier of checkpoint 1 on channel 0, `c1@0` a cancellation, `e@0` the end of the channel. Return the
     triggered and the aborted checkpoints."""
     triggered, aborted = [], []
@@ -37,6 +39,40 @@ def run(handler: AlignedBarrierHandler, *steps: str) -> tuple[list[int], list[tu
         triggered += [e.barrier.checkpoint_id for e in effects if isinstance(e, Trigger)]
         aborted += [(e.checkpoint_id, e.reason) for e in effects if isinstance(e, Abort)]
     return triggered, aborted
+
+
+MULTI_CHANNEL_ABORT = (
+    "b1@1 b1@2 b1@0 b2@0 b2@2 c2@1 b3@1 b3@2 b3@0 c4@1 b4@2 b4@0 b5@2 b5@1 b5@0 c6@1 c6@2 b6@0"
+)
+
+
+@pytest.mark.parametrize(
+    ("channels", "steps", "triggered", "aborted"),
+    [
+        pytest.param(3, MULTI_CHANNEL_ABORT, [1, 3, 5], [2, 4, 6], id="I-04"),
+        pytest.param(3, "b1@0 c2@0 c1@1 c2@1 c1@2 c2@2", [], [1, 2], id="I-26"),
+        pytest.param(3, "b1@0 b2@0 b2@1 b3@0 b4@0 b4@1 b5@1 e@2", [4], [], id="I-27"),
+        pytest.param(3, "b2@0 b2@1 e@1", [], [], id="I-28-before-the-last"),
+        pytest.param(3, "b2@0 b2@1 e@1 b2@2", [2], [], id="I-28"),
+        pytest.param(3, "e@2 b5@0 b6@0 b6@1 e@1 b7@0", [6, 7], [], id="I-29"),
+        pytest.param(2, "b1@0 e@0 b1@1", [1], [], id="I-30"),
+    ],
+)
+def test_I_04_and_I_26_to_I_30_the_tracker_triggers_or_aborts_each_checkpoint_once(
+    channels: int, steps: str, triggered: list[int], aborted: list[int]
+) -> None:
+    """Several channels that cancel, and channels that end before, within or after their barriers."""
+    found = run(BarrierTracker(channels), *steps.split())
+    assert found == (triggered, [(checkpoint, ON_CANCELLATION_BARRIER) for checkpoint in aborted])
+
+
+def test_I_31_the_trackers_alignment_begins_with_the_first_barrier_of_its_checkpoint() -> None:
+    """The cancellation of the one before arrives in between: 2 s from barrier to barrier."""
+    tracker = BarrierTracker(2)
+    tracker.on_barrier(1, barrier(1), 0.0)
+    tracker.on_barrier(1, barrier(2), 1.0)
+    tracker.on_cancellation(0, 1, 2.0)
+    assert tracker.on_barrier(0, barrier(2), 3.0) == [Trigger(barrier(2), 2.0)]
 
 
 def test_I_12_a_barrier_of_a_later_checkpoint_jumps_over_the_pending_one() -> None:
