@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from testbed_runtime.checking.common import Entry, data, events, options
-from testbed_runtime.core.job.restart import restart_strategy, settings_in_effect
+from testbed_runtime.core.job.limits import restart_delay
+from testbed_runtime.core.job.restart import restart_strategy
 from testbed_runtime.core.waits import JOBMASTER_NAME, Outcome, Wait
 from testbed_runtime.history.schema import Trial
 
@@ -35,7 +39,7 @@ def _interrupted(trial: Trial, entry: Entry, process: str, end_ns: int) -> Wait 
     kind = _AFTER.get(last["kind"], "slot" if last["kind"] == "job.state" else "")
     if not kind or any(e["kind"] == "failover.deployed" for e in mine[first:]):
         return None
-    if kind == "fencing" and (delay := _restart_delay(entry)):
+    if kind == "fencing" and (delay := _restart_delay(entry, data(mine[first]))):
         kind, start_ns, cause = "restart-delay", int(mine[first]["t_ns"]), delay
     return Wait(
         wait=f"{process}/{kind}", kind=kind, who=JOBMASTER_NAME, what="", outcome=Outcome.CANCELLED,
@@ -43,11 +47,14 @@ def _interrupted(trial: Trial, entry: Entry, process: str, end_ns: int) -> Wait 
     )  # fmt: skip
 
 
-def _restart_delay(entry: Entry) -> str:
-    """Return the option that delays restarts, with its value. Empty if none does."""
+def _restart_delay(entry: Entry, started: Mapping[str, Any]) -> str:
+    """Return the option that delayed this restart, with its value and the delay in force. Empty if none did. A history of an
+    earlier version has only the options."""
     chosen = options(entry)
-    strategy = restart_strategy(chosen, lambda low, _: low)
-    strategy.notify_failure(0.0)
-    if strategy.backoff_s(0.0) <= 0:
-        return ""
-    return f"{strategy.option} = {settings_in_effect(chosen).shown(strategy.option)}"
+    if "delay_s" in started:
+        option, seconds = str(started["delay_option"]), float(started["delay_s"])
+    else:
+        strategy = restart_strategy(chosen, lambda low, _: low)
+        strategy.notify_failure(0.0)
+        option, seconds = strategy.option, strategy.backoff_s(0.0)
+    return f"{option} = {restart_delay(chosen, option, seconds).value}" if seconds > 0 else ""

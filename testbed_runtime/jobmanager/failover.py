@@ -144,7 +144,9 @@ class Failovers:
     def restart(self, region: list[Task], cause: Cause, *, failed: str = "") -> None:
         """Restart these tasks as soon as they may. `failed` names the task whose failure is the cause."""
         now = self._services.clock.now()
-        new = self.strategy.notify_failure(now)
+        new = (
+            self.strategy.notify_failure(now) or self._current is None
+        )  # too late to be merged: it has deployed
         self._state.cause = cause
         allowed = self.strategy.can_restart(now)
         self._record_failure(cause, failed, new=new and allowed)
@@ -152,13 +154,14 @@ class Failovers:
             self._state.to("FAILING", text=cause.text)
             self._on_exhausted()
             return
-        failover = self._begin_or_merge(region, cause, new=new)
+        delay_s = self.strategy.backoff_s(now)
+        failover = self._begin_or_merge(region, cause, new=new, delay_s=delay_s)
         self._state.to("RESTARTING", text=cause.text)
         self.suspect(cause)
         self._scheduler.stop()
         self._scheduler.release_expected(cause.text)
         self._checkpoints.on_restart()
-        self._delay(failover, now)
+        self._delay(failover, now, delay_s)
         for task in failover.tasks:
             self._tasks.cancel(task)
         self._state.save()
@@ -179,22 +182,22 @@ class Failovers:
         number = self.restarts + 1 if new else self.restarts
         self._services.event("failover.failure", str(number), text=cause.text, data=data)
 
-    def _begin_or_merge(self, region: list[Task], cause: Cause, *, new: bool) -> Failover:
+    def _begin_or_merge(self, region: list[Task], cause: Cause, *, new: bool, delay_s: float) -> Failover:
         """Begin the next restart. It takes over the tasks and the suspects of one in progress, or is merged into it."""
         current = self._current
         if current is None:
-            return self._begin(cause, list(region))
+            return self._begin(cause, list(region), delay_s)
         current.tasks = self._scheduled(current.tasks)
         current.widen(region)
         self._end_waits(current)
         if new:
-            failover = self._begin(cause, current.tasks)
+            failover = self._begin(cause, current.tasks, delay_s)
             failover.suspects = current.suspects
             return failover
         current.phase = Phase.CANCELLING
         return current
 
-    def _begin(self, cause: Cause, tasks: list[Task]) -> Failover:
+    def _begin(self, cause: Cause, tasks: list[Task], delay_s: float = 0.0) -> Failover:
         self.restarts += 1
         failover = self._current = Failover(self.restarts, cause, tasks)
         data = {
@@ -203,12 +206,13 @@ class Failovers:
             "region": [name_of(task) for task in tasks],
             "taskmanager": cause.taskmanager,
             "detector": cause.detector,
+            "delay_option": self.strategy.option if delay_s > 0 else "",
+            "delay_s": delay_s,
         }
         self._services.event("failover.started", str(failover.number), text=cause.text, data=data)
         return failover
 
-    def _delay(self, failover: Failover, now: float) -> None:
-        seconds = self.strategy.backoff_s(now)
+    def _delay(self, failover: Failover, now: float, seconds: float) -> None:
         failover.restart_at = now + seconds
         failover.cancellation = self._begin_cancellation(failover, failover.tasks)
         if seconds > 0:
