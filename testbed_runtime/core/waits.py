@@ -93,7 +93,7 @@ KINDS: Mapping[str, WaitKind] = {
         WaitKind(name="start", phase="slots", doc="a process to start", after=("image", "pending", "replacement")),
         WaitKind(name="registration", phase="slots", doc="a TaskManager to register", after=("start",), options=("taskmanager.registration.timeout", "cluster.registration.initial-timeout", "cluster.registration.max-timeout", "cluster.registration.error-delay", "cluster.registration.refused-registration-delay")),
         WaitKind(name="deployment", phase="deploy", doc="the TaskManagers to acknowledge the tasks", after=("slot",), options=("pekko.ask.timeout", "headgate.jobmanager.service-time", "headgate.taskmanager.service-time")),
-        WaitKind(name="jobmanager", phase="deploy", doc="a JobManager that is paused, dead, busy or cut off", options=("heartbeat.timeout", "pekko.ask.timeout")),
+        WaitKind(name="jobmanager", phase="deploy", doc="a JobManager that is paused, dead, busy or cut off", options=("heartbeat.timeout", "pekko.ask.timeout", "taskmanager.registration.timeout")),
         WaitKind(name="leadership", phase="deploy", doc="a JobManager to be granted the leadership", after=("lease", "start"), options=("high-availability.kubernetes.leader-election.lease-duration", "high-availability.kubernetes.leader-election.retry-period")),
         WaitKind(name="restore", phase="restore", doc="a task's state", after=("deployment", "partition"), options=("state.backend.local-recovery",)),
         WaitKind(name="open", phase="deploy", doc="the functions of a task to open", after=("deployment", "partition", "restore")),

@@ -255,6 +255,7 @@ class ResourceManagerConnection:
             self._on_answer(answer)
             return
         self._worker = self._wait = None
+        wait.limit = self._limit  # also of the wait for a ResourceManager that was given up
         wait.end(Outcome.EXPIRED)
         self._on_fatal(
             "Could not register at the ResourceManager within the specified maximum registration duration "
