@@ -163,10 +163,18 @@ def _start_words(start: Recovery) -> str:
 
 def _failed(recovery: Recovery, after: str) -> str:
     """Return how soon the job failed for good. Without a fault there is nothing that it failed `after`, but its first failure."""
-    if recovery.total_s >= NOTABLE_S:
-        begun = after or " after its first failure"
-        return f"the job failed {words.seconds(recovery.total_s)}{begun}{_rounds(recovery)}"
-    return f"the job failed at once{after}" if after else "the job failed"
+    soon = "at once" if recovery.total_s < NOTABLE_S else words.seconds(recovery.total_s)
+    begun = after or ("" if recovery.total_s < NOTABLE_S else " after its first failure")
+    text = f"the job failed {soon}{begun}" if begun else "the job failed"
+    return f"{text}{_restarts(recovery) or _rounds(recovery)}"
+
+
+def _restarts(recovery: Recovery) -> str:
+    """Return how many restarts did not help, and the option that allowed no more."""
+    if not recovery.limit:
+        return ""
+    done = f", after {recovery.restarts} restart{'s' if recovery.restarts > 1 else ''}"
+    return f"{done if recovery.restarts else ''} ({recovery.limit} allows no more restarts)"
 
 
 def _rounds(recovery: Recovery) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from msgspec import Struct
 
@@ -46,12 +46,17 @@ class RestartStrategy(Protocol):
         """Key of the option that decides `backoff_s`; empty without a delay."""
 
     @property
+    def limit_option(self) -> str:
+        """Key of the option that allows no more restarts; empty if there is none."""
+
+    @property
     def text(self) -> str:
         """The strategy in Flink's text `Recovery is suppressed by <text>`."""
 
 
 class NoRestart:
     option = ""
+    limit_option = TYPE
     text = "NoRestartBackoffTimeStrategy"
 
     def notify_failure(self, now: float) -> bool:
@@ -69,6 +74,7 @@ class NoRestart:
 
 @dataclass(slots=True)
 class FixedDelay:
+    limit_option: ClassVar[str] = FIXED_DELAY + "attempts"
     attempts: int
     delay_s: float
     failures: int = 0
@@ -107,6 +113,7 @@ class FixedDelay:
 
 class FailureRate:
     option = "restart-strategy.failure-rate.delay"
+    limit_option = FAILURE_RATE + "max-failures-per-interval"
 
     def __init__(self, max_failures: int, interval_s: float, delay_s: float) -> None:
         """Raises OptionRefused as Flink's constructor does."""
@@ -202,6 +209,8 @@ class ExponentialConfig(Struct, frozen=True):
 class ExponentialDelay:
     """`uniform(low, high)` draws a whole number of milliseconds, both ends included."""
 
+    limit_option = EXPONENTIAL + "attempts-before-reset-backoff"
+
     def __init__(self, config: ExponentialConfig, uniform: Callable[[int, int], int]) -> None:
         self._config = config
         self._uniform = uniform
@@ -262,6 +271,8 @@ class ExponentialDelay:
 class EarlierExponentialDelay:
     """The strategy of 1.13 to 1.18: each failure is an attempt, none is the last, the delay grows from the one before, and the
     jitter is drawn whenever the delay is read."""
+
+    limit_option = ""
 
     def __init__(self, config: ExponentialConfig, uniform: Callable[[int, int], int]) -> None:
         self._config = config
@@ -361,3 +372,12 @@ def restart_strategy(options: Options, uniform: Callable[[int, int], int]) -> Re
     if not has(options.flink_version, MERGED_FAILURES):
         return EarlierExponentialDelay(config, uniform)
     return ExponentialDelay(config, uniform)
+
+
+def restart_limit(options: Options) -> str:
+    """Return the option that limits the restarts of a job, with its value: a job that fails for good has reached it. Raises OptionRefused."""
+    strategy = restart_strategy(options, lambda low, _: low)
+    if isinstance(strategy, NoRestart):
+        return f"{TYPE} = none"
+    key = strategy.limit_option
+    return f"{key} = {settings_in_effect(options).shown(key)}" if key else ""

@@ -153,6 +153,10 @@ class Recovery(Struct, frozen=True, kw_only=True):
     """A reason of core.judgement.metrics if it did not recover or cannot be measured."""
     ended: str = ""
     """State in which the job ended before it had recovered: FINISHED, FAILED or CANCELED. Empty if it went on."""
+    restarts: int = 0
+    """Restarts of the job in it."""
+    limit: str = ""
+    """The option, with its value, that allowed no more restarts. Empty unless the job failed for good."""
     downtime_s: float | None = None
     """Seconds from the effect to the first new record at the last affected sink subtask."""
     rounds: tuple[Round, ...] = ()
