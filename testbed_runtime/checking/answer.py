@@ -36,10 +36,10 @@ from testbed_runtime.checking.progress import (
 )
 from testbed_runtime.checking.rounds import Outage, RoundSpan, outages_of, start_of
 from testbed_runtime.checking.waits import (
-    BUSY_KINDS,
     blocking_producers,
-    busy_text,
+    busy_texts,
     detection,
+    failing_at_once,
     fault_wait,
     lasts_until,
     read_waits,
@@ -48,6 +48,7 @@ from testbed_runtime.checking.waits import (
     windows_before_sinks,
 )
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
+from testbed_runtime.core.job.restart import restart_limit
 from testbed_runtime.core.job.slots import slots_of_groups
 from testbed_runtime.core.judgement.metrics import JOB_FAILED, NOT_RECOVERED
 from testbed_runtime.core.judgement.recovery import (
@@ -60,7 +61,7 @@ from testbed_runtime.core.judgement.recovery import (
     SharedFault,
     TrialRecovery,
 )
-from testbed_runtime.core.waits import KINDS, Outcome, Wait
+from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, Outcome, Wait
 from testbed_runtime.history.manifest import vertices
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.waits import INT64_MAX
@@ -68,8 +69,12 @@ from testbed_runtime.history.waits import INT64_MAX
 FAILED_NS = NS // 4
 """A wait whose failure ended a round ended at most this long before the JobMaster learned of the failure."""
 _STANDS_STILL = "a job that stands still: no record arrives at its sinks, and no wait was recorded"
+_DELAYS = ("latency_s", "delay_s")
+"""The parameters of faults that say by how much they delay what passes."""
 _ON_THE_EXCHANGE = ("network", "frames")
 """Groups of faults that delay records while the job runs."""
+_LASTING = (Outcome.COMPLETED, Outcome.OPEN)
+"""How waits end of a task that goes on, or that did not end."""
 _WAITED_FOR = (
     "slot",
     "input",
@@ -90,9 +95,10 @@ def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
     spans = windows(trial, entry)
     effects = check_faults(trial, entry)
     path = _Paths(trial, entry, read_waits(trial, entry, effects, spans.end), spans)
-    catch_up = CatchUp.read(trial, entry, spans, spans.end)
+    held = [(w.start_ns, w.end_ns) for w in path.waits if w.kind in DELAY_CATCH_UP and w.outcome in _LASTING]
+    catch_up = CatchUp.read(trial, entry, spans, spans.end, held=held)
     first = start_of(trial, spans.end, effects)
-    outages = outages_of(trial, effects, catch_up, spans.end)
+    outages = outages_of(trial, effects, catch_up, spans.end, windowed=bool(path.windows))
     found = [path.recovery(outage, catch_up.reason) for outage in outages]
     return TrialRecovery(
         trial=trial.trial,
@@ -123,18 +129,19 @@ class _Paths:
     def __init__(self, trial: Trial, entry: Entry, waits: Sequence[Wait], spans: Windows) -> None:
         self.trial = trial
         self.spans = spans
-        self.busy = busy_text(entry)
+        self.busy = busy_texts(entry)
         self.producers = blocking_producers(entry)
-        self.uncovered = (
-            options(entry).duration("execution.checkpointing.interval") <= 0 and not self.producers
-        )
+        self.options = options(entry).of_job(batch=bool(self.producers))
+        self.restarts = events(trial, "failover.started")
+        self.uncovered = self.options.duration("execution.checkpointing.interval") <= 0 and not self.producers
         """Whether a restart begins from nothing."""
         self.waits = waits
         self.delays = {
-            str(f["name"]): round(float((f.get("params") or {}).get("latency_s") or 0) * NS)
+            str(f["name"]): round(max(float(f["params"].get(key) or 0) for key in _DELAYS) * NS)
             for f in entry.get("faults") or ()
+            if f.get("params")
         }
-        """The latency that each fault adds."""
+        """By how much each fault delays what passes."""
         self.windows = windows_before_sinks(trial, entry)
         self.spare = has_spare_slots(entry)
 
@@ -146,6 +153,7 @@ class _Paths:
             reason = JOB_FAILED
         elif outage.recovered or outage.rounds[-1].cause is None:
             reason = unknown or reason
+        failed = reason == JOB_FAILED
         downtime = None if outage.running is None else (outage.running - outage.effect) / NS
         return Recovery(
             fault="" if outage.fault is None else outage.fault.fault,
@@ -154,6 +162,8 @@ class _Paths:
             recovered=outage.recovered,
             reason=reason,
             ended="" if outage.recovered else self._ended(outage, reason),
+            restarts=sum(outage.effect <= int(e["t_ns"]) <= outage.end for e in self.restarts),
+            limit=restart_limit(self.options) if failed else "",
             downtime_s=downtime,
             rounds=rounds,
             prices=prices(segments),
@@ -177,29 +187,32 @@ class _Paths:
     def _round(self, outage: Outage, number: int, span: RoundSpan) -> Round:
         end = min(span.end, outage.end)
         since = span.start if span.cause is None else span.cause.t_ns
+        failing = failing_at_once(self.trial, since, end) if span.cause is not None else []
         stepped = steps(
             self.trial,
-            since=since,
+            since=failing[0].end_ns if failing else since,
             until=end,
             restart=span.cause is not None,
             running_ns=span.running,
             producers=self.producers,
         )
+        stepped += failing
         if span.cause is None and not outage.first and outage.running is None and span.failure is None:
             stepped = []  # a fault without a failover deploys nothing
         if self.busy:
-            stepped = [replace(s, cause=self.busy) if s.kind in BUSY_KINDS else s for s in stepped]
+            stepped = [replace(s, cause=self.busy.get(s.kind, s.cause)) for s in stepped]
         begun = outage.joined if number == 1 and outage.joined is not None else span.start
         if span.cause is not None and begun < span.cause.t_ns:
             stepped = [*detection(span.cause, begun), *stepped]
         waits, last = self._last(outage, span, stepped, end)
-        if self.busy and span.failure is not None and span.failure.report_expired:
+        unanswered = self.busy.get("jobmanager", "")
+        if unanswered and span.failure is not None and span.failure.report_expired:
             unheard = replace(
                 last,
                 start_ns=last.end_ns,
                 end_ns=end,
                 outcome=Outcome.COMPLETED,
-                cause=self.busy,
+                cause=unanswered,
                 fault="",
                 detail="",
             )
@@ -253,7 +266,7 @@ class _Paths:
             return waits, _nothing("catch-up", end)
         ended = Outcome.COMPLETED if outage.recovered else Outcome.OPEN
         if outage.recovered and (held := self._holding(outage, span.running, end)) is not None:
-            until = min((held.ended_ns or end) + self.delays.get(held.fault, 0), end)
+            until = min((held.ended_ns or end) + self._delay_of(held), end)
             # it takes the place of the first part of the catch-up, so it follows on what that would follow on
             waiting = replace(fault_wait(held, span.running, until, self.waits), kind="catch-up")
             rest = self._catch_up(until, end, ended, backlog=self._backlog(outage, span.running))
@@ -283,7 +296,8 @@ class _Paths:
         found: list[Wait] = []
         at = outage.effect
         for fault in sorted(faults, key=lambda f: (f.begun_ns < outage.effect, f.begun_ns)):
-            begun, ended = max(at, fault.begun_ns), min(lasts_until(fault, end, missed=missed), end)
+            begun = max(at, fault.begun_ns)
+            ended = min(lasts_until(fault, end, missed=missed) + self._delay_of(fault), end)
             if begun < ended:
                 found += [self._catch_up(at, begun, Outcome.COMPLETED)] if at < begun else []
                 found.append(fault_wait(fault, begun, ended, self.waits, missed=missed))
@@ -299,6 +313,11 @@ class _Paths:
                 found.append(replace(rest, what="", cause=_STANDS_STILL))
         return [found[0], *(replace(w, after=(b.wait,)) for b, w in pairwise(found))]
 
+    def _delay_of(self, fault: FaultEffect) -> int:
+        """Return how long records that a fault on the exchange had delayed arrive after its end."""
+        on_exchange = fault.kind.partition(".")[0] in _ON_THE_EXCHANGE
+        return self.delays.get(fault.fault, 0) if on_exchange else 0
+
     def _holding(self, outage: Outage, running: int, end: int) -> FaultEffect | None:
         """Return the fault on the exchange that the restarted job still had, if its end is what ended the catch-up: the last records
         that it delayed arrive later by its delay."""
@@ -309,7 +328,7 @@ class _Paths:
         held = [
             (ended, f)
             for f, ended in found
-            if f.begun_ns < running < ended <= end <= ended + self.delays.get(f.fault, 0) + NEAR_NS
+            if f.begun_ns < running < ended <= end <= ended + self._delay_of(f) + NEAR_NS
         ]
         return max(held, key=lambda pair: pair[0], default=(0, None))[1]
 
@@ -414,13 +433,14 @@ def prices(segments: Iterable[Segment]) -> tuple[Price, ...]:
     groups: dict[tuple[str, str], list[Segment]] = {}
     for segment in segments:
         if segment.kind != UNATTRIBUTED:
-            groups.setdefault((segment.text, segment.detail), []).append(segment)
+            detail = "" if segment.fault else segment.detail  # whatever it held up, it is one fault
+            groups.setdefault((segment.text, detail), []).append(segment)
     found = []
-    for (text, detail), group in groups.items():
+    for (text, _), group in groups.items():
         first = max(group, key=lambda s: (bool(s.option), s.seconds))
         seconds = sum(s.seconds for s in group)
         found.append(
-            Price(text=text, seconds=seconds, kind=first.kind, option=first.option, value=first.value, count=len(group), detail=detail, fault=first.fault)
+            Price(text=text, seconds=seconds, kind=first.kind, option=first.option, value=first.value, count=len(group), detail=first.detail, fault=first.fault)
         )  # fmt: skip
     return tuple(sorted(found, key=lambda p: (-p.seconds, p.words)))
 
@@ -433,6 +453,8 @@ def margins(waits: Iterable[Wait], start: int, end: int) -> tuple[Margin, ...]:
         done = wait.outcome is Outcome.COMPLETED and wait.option and wait.budget_ns > 0
         if wait.kind == "heartbeat" and wait.end_ns - wait.start_ns > wait.budget_ns:
             continue  # the waiting process itself had stopped, which extends its deadlines
+        if wait.kind == "cancellation" and wait.who == JOBMASTER_NAME:
+            continue  # each TaskManager counts its timeout from when it cancels a task
         within = wait.end_ns <= end + EPSILON_NS or (wait.kind == "jobmanager" and wait.start_ns <= end)
         if done and wait.end_ns > wait.start_ns and start < wait.end_ns and within:
             known = closest.get(wait.option)

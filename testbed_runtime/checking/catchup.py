@@ -3,6 +3,7 @@ the buffer timeouts of the exchanges before it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -71,9 +72,15 @@ class CatchUp(Struct, frozen=True):
     """When the sinks had received everything, or the job had finished: then nothing is behind any more."""
     arrivals: Arrivals | None = None
     """The arrivals by which the sinks with too few records are judged."""
+    held: tuple[tuple[int, int], ...] = ()
+    """Spans in which a task waited for one of its inputs or for its state."""
 
     @classmethod
-    def read(cls, trial: Trial, entry: Entry, spans: Windows, end: int) -> CatchUp:
+    def read(
+        cls, trial: Trial, entry: Entry, spans: Windows, end: int, *, held: Sequence[tuple[int, int]] = ()
+    ) -> CatchUp:
+        """Read them. `held`: spans in which a task waited for one of its inputs or for its state. What it does not receive is behind,
+        which the records of its other inputs do not show."""
         baseline = spans.baseline
         if baseline is None:
             return cls((), end, NO_BASELINE)
@@ -93,8 +100,18 @@ class CatchUp(Struct, frozen=True):
         ends += [] if received is None else [received]
         finished = min((t for t in ends if t <= end), default=None)
         return cls(
-            known, end, "" if known or arrivals else NO_BASELINE if found else NO_DATA, finished, arrivals
+            known,
+            end,
+            "" if known or arrivals else NO_BASELINE if found else NO_DATA,
+            finished,
+            arrivals,
+            tuple((start, until) for start, until in held if until - start >= HOLD_NS),
         )
+
+    def punctual(self, task: str, latency_ns: int | None) -> bool:
+        """Return whether a record with this latency at a sink subtask shows that it was not behind. False if that is unknown."""
+        limit = next((limit for one, limit in self.subtasks if one.task == task), None)
+        return limit is not None and latency_ns is not None and latency_ns <= limit * NS
 
     def good_between(self, start: int, end: int) -> bool:
         """Return whether no subtask was behind from `start` to `end`."""
@@ -126,9 +143,11 @@ class CatchUp(Struct, frozen=True):
         """Return for each time whether no subtask was behind."""
         good = np.ones(len(times), dtype=np.bool_)
         for subtask, limit in self.subtasks:
-            good &= subtask.lag_at(times) <= limit
+            good &= subtask.lag_at(times, tolerated_s=limit) <= limit
         if self.arrivals is not None:
             self.arrivals.mark(good, times)
+        for start, end in self.held:
+            good[np.searchsorted(times, start) : np.searchsorted(times, end)] = False
         return good
 
 

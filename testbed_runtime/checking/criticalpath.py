@@ -59,6 +59,8 @@ _DETECTION = frozenset({"heartbeat", "lease", "connection", "failure-report", "c
 """They end with a failure. After it they explain nothing."""
 _EVENTS = _DETECTION | {"stalled", "jobmanager"}
 """They begin with an event from outside. Before them comes whatever was in progress at that time."""
+_TIMED = frozenset({"heartbeat", "fencing", "cancellation", "restart-delay"})
+"""Their limit is exact. If they last longer, the process did not come to notice that they had ended."""
 _NEVER = frozenset({"alignment", "completion", "credit", "final-checkpoint"})
 _BEFORE_EVENTS = frozenset(KINDS) - _NEVER - {"catch-up", "fault"}
 _NOT_INTERRUPTED = _NEVER | {"heartbeat", "lease", "checkpoint", *_ANYWHERE}
@@ -199,6 +201,8 @@ class _Walk:
             self._add(max(pause.start_ns, wait.start_ns, self.start), pause)
         elif (busy := self._busy_judge(wait)) is not None:
             self._add(max(wait.start_ns + wait.budget_ns, self.start), busy)
+        elif wait.kind == "iteration":
+            self._take_pauses(wait)
         self._add(max(wait.start_ns, self.start), wait)
 
     def _holder(self, wait: Wait) -> Wait | None:
@@ -232,21 +236,43 @@ class _Walk:
         It was in progress at the same time, does not depend on this one or its option, and a later step of the path needed it too."""
         if wait is None or not _is_of_option(wait):
             return None
-        found: list[tuple[int, Wait]] = []
+        found: dict[tuple[str, int], tuple[int, Wait]] = {}
         for at, kinds in self._joins[: self._later.get(id(wait), 0)]:
-            found += [
-                (max(0, at - w.end_ns), w)
-                for w in self.waits
-                if w.kind in beside
-                and w.kind in kinds
-                and wait.start_ns + TIE_NS < w.end_ns <= at + EPSILON_NS
-                and w.start_ns < wait.end_ns - TIE_NS
-                and w.option != wait.option
-                and id(w) not in self._taken
-                and _caused(w)
-            ]
-        slack, other = min(found, key=lambda pair: (pair[0], pair[1].wait), default=(0, wait))
-        return None if other is wait or slack >= wait.end_ns - wait.start_ns else (slack, other)
+            for w in self.waits:
+                if (
+                    w.kind in beside
+                    and w.kind in kinds
+                    and wait.start_ns + TIE_NS < w.end_ns <= at + EPSILON_NS
+                    and w.start_ns < wait.end_ns - TIE_NS
+                    and w.option != wait.option
+                    and id(w) not in self._taken
+                    and _caused(w)
+                ):
+                    slack = max(0, at - w.end_ns)
+                    known = found.get((w.kind, w.end_ns))
+                    found[w.kind, w.end_ns] = min(known or (slack, w), (slack, w), key=_first_and_name)
+        for slack, other in sorted(found.values(), key=_first_and_name):
+            if slack >= wait.end_ns - wait.start_ns:
+                return None
+            if (owner := self._owner_until(other, wait)) is not None:
+                return slack, owner
+        return None
+
+    def _owner_until(self, other: Wait, wait: Wait) -> Wait | None:
+        """Return the owner of most of the time from the start of `wait` to the end of `other`, as the path leads there: a cancellation
+        ends when the loss of a TaskManager is noticed. None if it needed the option of `wait` too."""
+        path = _Walk(self.waits, self.steps, wait.start_ns, self.detected, self.fatal)
+        path.from_end(other.end_ns, other)
+        lasted: dict[str, tuple[int, Wait]] = {}
+        for piece in path.pieces:
+            if piece.wait is None:
+                continue
+            same_option = _is_of_option(piece.wait) and piece.wait.option == wait.option
+            if same_option and piece.end - piece.start > TIE_NS:
+                return None
+            owner = owner_text(piece.wait)
+            lasted[owner] = (lasted.get(owner, (0, other))[0] + piece.end - piece.start, piece.wait)
+        return max(lasted.values(), key=_first_and_name, default=(0, other))[1]
 
     def _missing_taskmanager(self, slots: Wait) -> Wait | None:
         """Return the wait for a TaskManager that came after the requests for slots had expired: no longer timeout would have helped.
@@ -284,6 +310,16 @@ class _Walk:
         return max(
             own, key=lambda w: (min(late_ns, w.end_ns - w.start_ns), w.who == EVERYTHING), default=None
         )
+
+    def _take_pauses(self, wait: Wait) -> None:
+        """Add the pauses of processes by faults within a wait for many steps, each of which needs every task."""
+        inside = [
+            w for w in self.waits if w.kind == "stalled" and w.who == EVERYTHING and w.end_ns > wait.start_ns
+        ]
+        for pause in sorted(inside, key=lambda w: -w.end_ns):
+            if pause.start_ns < self.at:
+                self._add(max(min(pause.end_ns, self.at), self.start), wait)
+                self._add(max(pause.start_ns, wait.start_ns, self.start), pause)
 
     def _busy_judge(self, wait: Wait) -> Wait | None:
         """Return the wait for the same component of the JobManager that shows what kept it busy when the option of `wait` had
@@ -364,6 +400,10 @@ class _Walk:
             self.at = until
 
 
+def _first_and_name(pair: tuple[int, Wait]) -> tuple[int, str]:
+    return pair[0], pair[1].wait
+
+
 def _concerns(holder: Wait, wait: Wait) -> bool:
     """Whether the holder can have delayed this wait, as far as names say: a partition waits for the deployment of its producer only."""
     return (wait.kind, holder.kind) != ("partition", "deployment") or holder.what == wait.what
@@ -394,8 +434,8 @@ def _latest(waits: Sequence[Wait], current: Wait) -> Wait | None:
 
 
 def _late_ns(wait: Wait) -> int:
-    """Return how long after its option had expired a loss was noticed. 0 if that was at once."""
-    judged = wait.kind in ("heartbeat", "fencing", "cancellation") and wait.outcome is Outcome.EXPIRED
+    """Return how long after its option had ended a wait that was noticed. 0 if that was at once."""
+    judged = wait.kind in _TIMED and wait.outcome.belongs_to_option
     late_ns = wait.end_ns - wait.start_ns - wait.budget_ns if judged and wait.budget_ns >= 0 else 0
     return late_ns if late_ns >= NEAR_NS else 0
 

@@ -58,10 +58,11 @@ class Progress(Struct, frozen=True):
         new = np.diff(self.reached_ns, prepend=np.iinfo(np.int64).min // 2) > 0
         return self.t_ns[new], self.reached_ns[new]
 
-    def lag_at(self, times: Ints) -> Floats:
+    def lag_at(self, times: Ints, *, tolerated_s: float | None = None) -> Floats:
         """Return the lag in seconds at each time: the age of the newest record that was handled by then, less the usual gap.
 
-        NaN before the first sample. 0 after the subtask finished."""
+        NaN before the first sample. 0 after the subtask finished, and after the last late records of a sink with a usual gap (behind
+        a window) if its next ones are less than `tolerated_s` late: nothing was due in between."""
         moments, reached = self.moments()
         newest = np.searchsorted(moments, times, side="right") - 1
         known = newest >= 0
@@ -69,6 +70,9 @@ class Progress(Struct, frozen=True):
             return np.full(len(times), np.nan)
         index = np.maximum(newest, 0)
         last = (moments[index] - reached[index]) / NS
+        if self.usual_gap_ns and tolerated_s is not None:
+            settled = self._settled(moments, reached, round(tolerated_s * NS))
+            last = np.where(times >= settled[index], 0.0, last)
         if self.usual_gap_ns is None:
             lag = last
         else:
@@ -76,6 +80,18 @@ class Progress(Struct, frozen=True):
         if self.ended_ns is not None:
             lag = np.where(times >= self.ended_ns, 0.0, lag)
         return np.where(known, lag, np.nan)
+
+    def _settled(self, moments: Ints, reached: Ints, tolerated_ns: int) -> Ints:
+        """Return from when on the lag of each moment is over although the next one has not come: after the last records before that
+        one. Never if the next one is late too, or comes later than usual."""
+        never = np.iinfo(np.int64).max
+        later = np.append(moments[1:], never)
+        punctual = np.append((moments - reached)[1:] <= tolerated_ns, False)
+        punctual[:-1] &= np.diff(moments) <= (self.usual_gap_ns or 0) + GAP_NS
+        arrivals = self.t_ns[np.diff(self.distinct, prepend=0.0) > 0]
+        before = np.searchsorted(arrivals, later) - 1
+        last = np.maximum(arrivals[np.maximum(before, 0)], moments) if len(arrivals) else moments
+        return np.where(punctual, last, never)
 
     def largest_lag(self, window: Window) -> float | None:
         """Return the largest lag within the window in seconds, or None if nothing is known of it there.

@@ -13,7 +13,7 @@ from testbed_runtime.checking.common import Window, data, events
 from testbed_runtime.checking.failovers import Cause, round_causes
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.progress import LAST_NS, raw_rate, sinks_of
-from testbed_runtime.checking.waits import targets_of
+from testbed_runtime.checking.waits import created_ns, submission_wait, targets_of
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.causes import RECOVERED
 from testbed_runtime.history.schema import Trial
@@ -97,13 +97,16 @@ class _Record(Struct, frozen=True):
     effects: Sequence[FaultEffect]
     catch_up: CatchUp
     end: int
+    windowed: bool = False
+    """Whether no sink gets a record before a window has ended."""
 
     def first_records(self, since: int, until: int) -> int | None:
         """Return when the last affected sink received its first new record. None if one of them received none. A sink that had
         received all of them before counts when it has received everything again.
 
         A sink counts if a record was due for it once every task ran and the first sink had received one, or if its
-        record was later than those of such sinks."""
+        record was later than those of such sinks. A sink behind a window whose first record was as punctual as ever had missed none
+        when every task ran."""
         first = events(self.trial, "sink.first-record")
         ever = {e["subject"] for e in first}
         again = [e for e in events(self.trial, "sink.end") if e["subject"] in ever and e["attempt"] > 0]
@@ -123,7 +126,11 @@ class _Record(Struct, frozen=True):
         if not found or (missing and affected - set(ran)):
             return None
         begun = max([min(one.t_ns for one in found.values()), *ran.values()])
-        return last_due_arrival(found.values(), [later.get(task) for task in missing], begun, until)
+        last = last_due_arrival(found.values(), [later.get(task) for task in missing], begun, until)
+        if last is None or not (self.windowed and ran):
+            return last
+        late = [one.t_ns for task, one in found.items() if not self.catch_up.punctual(task, one.latency_ns)]
+        return min(last, max([*ran.values(), *late]))
 
     def stands_still(self, since: int) -> bool:
         """Return whether a subtask is behind until the end of the record, and no sink received a record meanwhile."""
@@ -172,26 +179,30 @@ def start_of(trial: Trial, end: int, effects: Sequence[FaultEffect] = ()) -> Out
 
 
 def _submitted(trial: Trial, effects: Sequence[FaultEffect]) -> int | None:
-    """Return when the job was created, or when a fault stopped the JobManager to which it was submitted then: the runner waits for
+    """Return when the job was submitted, or when a fault stopped the JobManager to which it was submitted then: the runner waits for
     the fault to take effect before it submits the job."""
-    created = [int(e["t_ns"]) for e in events(trial, "job.state") if data(e).get("from") == "CREATED"]
-    if not created:
+    created = created_ns(trial)
+    if created is None:
         return None
     since = max(
-        (int(e["t_ns"]) for e in events(trial, "trial.phase") if int(e["t_ns"]) <= created[0]), default=0
+        (int(e["t_ns"]) for e in events(trial, "trial.phase") if int(e["t_ns"]) <= created), default=0
     )
+    submission = submission_wait(trial)
     stopped = [
         e for e in effects if _stops_jobmanager(e) and e.injected_ns is not None and e.ended_ns is not None
     ]
     return min(
-        [e.begun_ns for e in stopped if since <= e.begun_ns and (e.ended_ns or 0) <= created[0]],
-        default=created[0],
+        [e.begun_ns for e in stopped if since <= e.begun_ns and (e.ended_ns or 0) <= created],
+        default=created if submission is None else submission.start_ns,
     )
 
 
-def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, end: int) -> list[Outage]:
-    """Return the outages in order: those with failovers, and those of faults that cost none."""
-    record = _Record(trial, effects, catch_up, end)
+def outages_of(
+    trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, end: int, *, windowed: bool = False
+) -> list[Outage]:
+    """Return the outages in order: those with failovers, and those of faults that cost none. `windowed`: no sink gets a record
+    before a window has ended."""
+    record = _Record(trial, effects, catch_up, end, windowed)
     first = start_of(trial, end, effects)
     found: list[Outage] = []
     rest = [c for c in round_causes(trial) if c.t_ns <= end]
@@ -201,7 +212,10 @@ def outages_of(trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, 
         started = {c.t_ns for r in first.rounds for c in (r.cause, r.failure) if c is not None}
         rest = [c for c in rest if c.t_ns not in started]
         if early:
-            found.append(_as_outage(record, first, early[0]))
+            fault = min(early, key=lambda e: e.begun_ns)
+            outage, used = _as_outage(record, first, fault, rest)
+            found.append(_since(outage, fault.begun_ns))
+            rest = rest[used:]
     while rest:
         since = found[-1].end if found else 0
         outage, used = _with_failovers(record, rest, injected, since)
@@ -255,14 +269,42 @@ def _took_effect_in(effect: FaultEffect, outage: Outage) -> bool:
     return effect.begun_ns <= outage.end and (outage.first or outage.effect <= effect.begun_ns)
 
 
-def _as_outage(record: _Record, first: Outage, fault: FaultEffect) -> Outage:
-    """Return the first start as the outage of a fault that was there before the job ran."""
+def _as_outage(
+    record: _Record, first: Outage, fault: FaultEffect, failed: Sequence[Cause]
+) -> tuple[Outage, int]:
+    """Return the first start as the outage of a fault that was there before the job ran, and how many of the later failures belong
+    to it: those before the job had caught up."""
     if not first.recovered:
-        return replace(first, fault=fault)
+        return replace(first, fault=fault), 0
+    used, running = 0, first.running
+    while used < len(failed) and not _caught_up_before(record, running, failed[used].t_ns):
+        used += 1
+        following = failed[used].t_ns if used < len(failed) else record.end + 1
+        running = record.first_records(failed[used - 1].t_ns, following)
+    if used:
+        record = replace(record, end=failed[used].t_ns - 1) if used < len(failed) else record
+        causes = [*(r.cause for r in first.rounds), *failed[:used]]
+        return replace(_closed(record, first.effect, causes, fault, caught_up=True), first=True), used
     caught_up = record.catch_up.since(first.end, fault_end=first.end)
     end = first.end if caught_up is None else caught_up
     rounds = (*first.rounds[:-1], replace(first.rounds[-1], end=end))
-    return replace(first, fault=fault, end=end, rounds=rounds, caught_up=caught_up)
+    return replace(first, fault=fault, end=end, rounds=rounds, caught_up=caught_up), 0
+
+
+def _since(outage: Outage, begun_ns: int) -> Outage:
+    """Return the part of a first start from the effect of its fault on, if the job had been submitted before."""
+    if begun_ns <= outage.effect:
+        return outage
+    first, *rest = [r for r in outage.rounds if r.end > begun_ns] or outage.rounds[-1:]
+    return replace(outage, effect=begun_ns, rounds=(replace(first, start=max(first.start, begun_ns)), *rest))
+
+
+def _caught_up_before(record: _Record, running: int | None, failed_ns: int) -> bool:
+    """Whether the job that ran since `running` had caught up when it failed, or whether that cannot be known."""
+    if running is None:
+        return False
+    caught_up = record.catch_up.since(running)
+    return bool(record.catch_up.reason) or (caught_up is not None and caught_up < failed_ns)
 
 
 def _with_failovers(
@@ -277,11 +319,9 @@ def _with_failovers(
     used = 1
     while not failed[used - 1].terminal and used < len(failed):
         running = record.first_records(failed[used - 1].t_ns, failed[used].t_ns)
-        if running is not None:
-            caught_up = record.catch_up.since(running)
-            if record.catch_up.reason or (caught_up is not None and caught_up < failed[used].t_ns):
-                record = replace(record, end=failed[used].t_ns - 1)
-                break
+        if _caught_up_before(record, running, failed[used].t_ns):
+            record = replace(record, end=failed[used].t_ns - 1)
+            break
         used += 1
     return _closed(record, effect, failed[:used], fault, caught_up=True), used
 

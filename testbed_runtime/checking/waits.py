@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from testbed_runtime.checking.common import NS, Entry, busiest, data, events, job_shape, options, task_series
-from testbed_runtime.checking.failovers import Cause
+from testbed_runtime.checking.failovers import TOGETHER_NS, Cause
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.lostwaits import lost_waits
 from testbed_runtime.core.ids import JOBMANAGER
@@ -31,17 +31,40 @@ from testbed_runtime.history.schema import Trial
 
 SLOW_NS = 250_000_000
 """A shorter wait is not blamed on a fault that was active."""
-BUSY_KINDS = ("jobmanager", "cancellation", "slot", "deployment", "failure-report")
-"""The kinds that a JobManager with a long service time delays."""
+ANSWERED_NS = 20_000_000
+"""A producer that runs has answered a request by then, unless it has no data yet."""
+_SERVICE_TIMES = {
+    "headgate.jobmanager.service-time": (
+        "jobmanager",
+        "cancellation",
+        "slot",
+        "deployment",
+        "failure-report",
+    ),
+    "headgate.taskmanager.service-time": ("cancellation", "slot", "deployment"),
+}
+"""The kinds of waits that a component with a long service time delays."""
 _HOLDS_UP = {
     "registration": ("partition",),
     "store": ("restore", "checkpoint", "completion", "leadership"),
     "rpc": ("deployment", "failure-report", "cancellation", "registration", "slot", "jobmanager"),
-    "network": ("restore", "partition", "first-record", "deployment", "failure-report", "connection"),
-    "frames": ("partition", "first-record"),
+    "network": (
+        "restore",
+        "partition",
+        "first-record",
+        "iteration",
+        "deployment",
+        "failure-report",
+        "connection",
+    ),
+    "frames": ("partition", "first-record", "iteration"),
     "jobmanager": ("failure-report", "cancellation", "slot", "deployment"),
 }
 """Families of faults, and the kinds of waits that they make longer."""
+SEVERAL = 3
+"""So many restarts at once are not one failure that several tasks report."""
+_SUBMISSION = "runner/submission"
+"""The id of the wait for the job to be created."""
 _NO_SLOT = "no TaskManager had a free slot"
 _SILENT = ("network.partition", "network.half-open", "network.reset", "frames.withhold-credit")
 """The kinds of faults against which more credit would not help."""
@@ -52,10 +75,13 @@ _LOSSES = ("process.kill", "pod.delete", "pod.evict")
 def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_ns: int) -> list[Wait]:
     """Return every wait of the trial, by its end, with its owner in words as `cause`. What a paused or dead process did not
     record comes from the faults and from the ends of processes."""
-    busy = busy_text(entry)
+    busy = busy_texts(entry)
     faults = entry.get("faults") or ()
     rpc = frozenset(str(f["name"]) for f in faults if f.get("plane", "data") != "data")
-    found = [_named(Wait.from_row(row), effects, busy, rpc) for row in trial.rows("waits")]
+    recorded = [Wait.from_row(row) for row in trial.rows("waits")]
+    if (submission := submission_wait(trial)) is not None:
+        recorded.append(submission)
+    found = [_named(wait, effects, busy, rpc) for wait in recorded]
     if has(options(entry).flink_version, REQUESTS_WAIT_AT_PRODUCER):
         found = _until_found(trial, found)
     restored = {(e["subject"], e["attempt"]): e["checkpoint"] for e in events(trial, "task.restored")}
@@ -73,20 +99,44 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     return sorted(found, key=lambda w: (w.end_ns, w.start_ns, w.wait))
 
 
-def busy_text(entry: Entry) -> str:
-    """Return the owner of the waits that a busy JobManager delays, as the option in words. Empty if its service time
-    is 0."""
-    key = "headgate.jobmanager.service-time"
+def created_ns(trial: Trial) -> int | None:
+    """Return when the JobManager created the job. None if it did not."""
+    found = (int(e["t_ns"]) for e in events(trial, "job.state") if data(e).get("from") == "CREATED")
+    return next(found, None)
+
+
+def submission_wait(trial: Trial) -> Wait | None:
+    """Return the wait of the runner for the JobManager to create the job that it has submitted. None if it did so at once."""
+    created = created_ns(trial)
+    asked = [int(e["t_ns"]) for e in events(trial, "job.submitted")]
+    if created is None or not asked or created - asked[0] < SLOW_NS:
+        return None
+    return Wait(
+        wait=_SUBMISSION,
+        kind="jobmanager",
+        who="runner",
+        what="Dispatcher",
+        start_ns=asked[0],
+        end_ns=created,
+    )
+
+
+def busy_texts(entry: Entry) -> dict[str, str]:
+    """Map the kinds of waits that busy components delay to the option in words. Empty if all service times are 0."""
     chosen = options(entry)
-    return f"{key} = {chosen.text(key)}" if chosen.duration(key) > 0 else ""
+    found: dict[str, str] = {}
+    for key, kinds in sorted(_SERVICE_TIMES.items(), key=lambda item: chosen.duration(item[0])):
+        if chosen.duration(key) > 0:
+            found |= dict.fromkeys(kinds, f"{key} = {chosen.text(key)}")
+    return found
 
 
-def _named(wait: Wait, effects: Iterable[FaultEffect], busy: str, rpc: Collection[str]) -> Wait:
+def _named(wait: Wait, effects: Iterable[FaultEffect], busy: Mapping[str, str], rpc: Collection[str]) -> Wait:
     """Return the wait with its owner in words: what was waited for, and the fault that made it slow. `rpc`: the faults on the plane
     of RPC. Of several faults it is the one that was active for most of the wait, then the last one."""
     longest = 0
     at_jobmaster = (wait.kind, wait.what) == ("registration", JOBMASTER_NAME)
-    text, fault = busy if busy and (at_jobmaster or wait.kind in BUSY_KINDS) else _waited_for(wait), ""
+    text, fault = busy.get("jobmanager" if at_jobmaster else wait.kind) or _waited_for(wait), ""
     for effect in effects:
         family, begun, ended = effect.kind.partition(".")[0], effect.injected_ns, effect.ended_ns
         during = begun is not None and begun < wait.end_ns and (ended is None or ended > wait.start_ns)
@@ -109,6 +159,8 @@ def _named(wait: Wait, effects: Iterable[FaultEffect], busy: str, rpc: Collectio
 
 
 def _waited_for(wait: Wait) -> str:
+    if wait.wait == _SUBMISSION:
+        return "the JobManager to create the job"
     if wait.kind == "input":
         return f"the {wait.what}, with which its consumers are deployed"
     return KINDS[wait.kind].doc
@@ -264,7 +316,7 @@ def _until_found(trial: Trial, waits: Sequence[Wait]) -> list[Wait]:
             return wait
         repeated = [t for t in again.get((wait.who, wait.attempt), ()) if t <= wait.end_ns]
         end_ns = max(wait.start_ns, begun[-1], *repeated[-1:])
-        return replace(wait, end_ns=end_ns) if wait.end_ns - end_ns >= SLOW_NS else wait
+        return replace(wait, end_ns=end_ns) if wait.end_ns - end_ns >= ANSWERED_NS else wait
 
     return [shortened(wait) for wait in waits]
 
@@ -462,9 +514,19 @@ def steps(
         found.append(_step(kind, at, end, text))
         at = end
     restored = _moments(trial, "task.restored", since, until)
-    if slots and restored:
+    recorded = any(r["kind"] == "restore" and since <= r["t_ns"] <= until for r in trial.rows("waits"))
+    if slots and restored and not recorded:
         found.append(_step("restore", slots[0], restored[-1], "state and checkpoint store"))
     return [s for s in found if s.end_ns > s.start_ns]
+
+
+def failing_at_once(trial: Trial, since: int, until: int) -> list[Wait]:
+    """Return the step of restarts that follow each other at once, each of which ended with a failure. Empty for one failure that more
+    than one task reports."""
+    begun = [t for t in _moments(trial, "failover.started", since, until) if t <= since + TOGETHER_NS]
+    if len(begun) < SEVERAL:
+        return []
+    return [_step("deployment", since, begun[-1], f"{len(begun)} restarts that failed at once")]
 
 
 def _moments(trial: Trial, kind: str, since: int, until: int) -> list[int]:

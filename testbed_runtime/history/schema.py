@@ -29,6 +29,7 @@ COMMON: list[tuple[str, pa.DataType]] = [
 # the event kinds, and what their `subject`, `text` and `data` contain
 EVENT_KINDS: dict[str, str] = {
     "trial.phase": "subject: warmUp | baseline | fault | observation | drain | end",
+    "job.submitted": "the runner submits the job, to a JobManager that may be busy or stopped",
     "job.state": "subject: job; text: cause; data: from, to, cause_class, after a failure also wait (kind of the wait that it ended), root (the cause that the text wraps)",
     "leadership": "subject: JobManager process; text: Flink's text; data: granted (bool), leader (leader session id): with `high-availability.type: kubernetes`",
     "task.state": "subject: vertex-subtask; attempt; text: cause; data: from, to, taskmanager, cause_class",
@@ -38,7 +39,7 @@ EVENT_KINDS: dict[str, str] = {
     "written once, when it ends by drain or by its limit; without it, it is unknown which records should have arrived",
     "taskmanager.registered": "subject: ResourceID; data: slots",
     "taskmanager.lost": "subject: ResourceID; text: Flink's text; data: detector (JobMaster | ResourceManager), cause_class, wait (kind of the wait that it ended)",
-    "failover.started": "subject: restart number; text: first cause; data: cause_class, wait (kind of the wait that it ended), region (list), taskmanager, detector",
+    "failover.started": "subject: restart number; text: first cause; data: cause_class, wait (kind of the wait that it ended), region (list), taskmanager, detector, delay_option and delay_s (the restart delay; empty and 0 without one)",
     "failover.failure": "subject: restart number that follows, or the last one if none follows; text: cause; data: cause_class, wait, task, taskmanager, detector, ended (number of the restart that this failure ended, 0 if none was in progress), restarted (bool): one event per failure of a task or of the job",
     "failover.cancelled": "subject: restart number: every task of the region has terminated",
     "failover.slots": "subject: restart number: all slots are allocated",

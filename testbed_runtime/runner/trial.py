@@ -220,6 +220,7 @@ class TrialRun:
                 case timeline.ENTER:
                     self._enter(action.name)
                 case timeline.SUBMIT:
+                    self._record("job.submitted")
                     await self._call("submitting the job", self.testbed.submit())
                 case timeline.INJECT:
                     await self._inject(self._faults[action.name])
@@ -234,9 +235,12 @@ class TrialRun:
             left, control = self._schedule.remaining(now), self.plan.role == CONTROL
             shown = "ended" if phase == "drain" and self._ended() else phase
             self.progress.on_event(PhaseEntered(self.plan.trial, shown, left, control))
+        self._record("trial.phase", phase)
+
+    def _record(self, kind: str, subject: str = "") -> None:
         if self.testbed.history is not None:
             self.testbed.history.append(
-                "events", kind="trial.phase", subject=phase, attempt=-1, checkpoint=-1, text="", data="{}"
+                "events", kind=kind, subject=subject, attempt=-1, checkpoint=-1, text="", data="{}"
             )
 
     async def _inject(self, fault: Fault) -> None:

@@ -22,7 +22,7 @@ from testbed_runtime.checking.faults import FaultEffect, check_faults, residue_o
 from testbed_runtime.checking.rounds import responsible
 from testbed_runtime.checking.trace import trace_events
 from testbed_runtime.checking.waits import (
-    busy_text,
+    busy_texts,
     detection,
     fault_wait,
     lasts_until,
@@ -269,12 +269,15 @@ def test_a_fault_of_the_network_holds_up_calls_only_on_their_plane(history: Any,
     assert [w.cause.endswith("during the fault `f`") for w in found] == [blamed, blamed]
 
 
-def test_a_busy_jobmanager_is_named_by_its_option():
-    """Only with a service time above 0."""
-    key = "headgate.jobmanager.service-time"
-    assert busy_text({}) == ""
-    assert busy_text({"configuration": {key: "0 ms"}}) == ""
-    assert busy_text({"configuration": {key: "100 ms"}}) == f"{key} = 100 ms"
+def test_busy_components_are_named_by_their_option():
+    """Only with a service time above 0. Of two, the longer one delays what both of them do."""
+    key, other = "headgate.jobmanager.service-time", "headgate.taskmanager.service-time"
+    assert busy_texts({}) == {}
+    assert busy_texts({"configuration": {key: "0 ms"}}) == {}
+    assert busy_texts({"configuration": {key: "100 ms"}})["jobmanager"] == f"{key} = 100 ms"
+    found = busy_texts({"configuration": {key: "100 ms", other: "2 s"}})
+    assert (found["jobmanager"], found["deployment"]) == (f"{key} = 100 ms", f"{other} = 2 s")
+    assert "jobmanager" not in busy_texts({"configuration": {other: "2 s"}})
 
 
 def test_the_end_of_a_fault_names_a_sender_that_had_no_credit_for_half_of_it():

@@ -210,7 +210,6 @@ CASES = [
             fault("kill", "1 s", SINK, at="500 ms", **KILL),
         ],
         "during the fault `slow`", 8 - 0.5 - LATER_S, failovers=1, options={"heartbeat.interval": "1 s", ASK: "3 s"}, observation="25 s",
-        margin=("task.cancellation.timeout", 8 - 0.5 - LATER_S),
     ),
     Case(
         "slow-open", [fault("kill", "1 s", SINK, **KILL)], "the functions of a task to open", 3.0, failovers=1,
@@ -315,7 +314,6 @@ CASES = [
             fault("kill", "1 s", SINK, at="500 ms", **KILL),
         ],
         "during the fault `slow`", 4.0, failovers=1, options={"heartbeat.interval": "1 s"}, observation="20 s",
-        margin=("task.cancellation.timeout", 4.0),
     ),
     Case(  # its TaskManager terminates itself after 4 s, and is then detected like any other that is gone
         "hanging-cancellation", [fault("kill", "1 s", SOURCE, **KILL)], "task.cancellation.timeout", 4.0, failovers=1,

@@ -86,7 +86,7 @@ def test_the_answer_names_what_happened(case: Case, tmp_path: Path):
 
 def test_a_sink_behind_a_window_waits_for_its_end(tmp_path: Path):
     """Windows of 5 s end at each fifth second of virtual time: the first one 5 s after the start, with the next flush. After a
-    pause from 18.1 to 21.1 s the sink gets what the window until 20 s had, and it is not behind any more when it gets the next."""
+    pause from 18.1 to 21.1 s the sink gets what the window until 20 s had, and nothing more is due before the next one."""
     pause = fault("gc", "3 s", SINK, process={"pause": {}})
     found = document(Case("windowed", [pause], "", 0.0, options=QUICK))
     found["spec"]["testbed"]["job"]["vertices"][1] |= {"operator": "window", "window": "5 s"}
@@ -101,8 +101,9 @@ def test_a_sink_behind_a_window_waits_for_its_end(tmp_path: Path):
     text = "the end of a window of `count`"
     assert {p.words: round(p.seconds, 1) for p in trial.start.prices if p.seconds > 0.01} == {text: 5.1}
     owned = {p.words: p.seconds for p in recovery.prices}
-    assert owned[text] == pytest.approx(4.0, abs=0.2)
     assert owned["end of the fault `gc` (process.pause)"] == pytest.approx(3.0, abs=TOLERANCE_S)
+    assert recovery.total_s == pytest.approx(3.0, abs=0.3), "the next window ended in time"
+    assert text not in owned
 
 
 def test_the_last_records_of_a_slow_network_arrive_after_the_fault(tmp_path: Path):
@@ -136,7 +137,7 @@ def test_a_shorter_delay_saves_what_its_slack_says_and_no_more(tmp_path: Path):
     long, short = found["3 s"], found["500 ms"]
     (segment,) = (s for r in long.rounds for s in r.segments if s.kind == "restart-delay")
     assert segment.slack_ns / 1e9 == pytest.approx(2.0, abs=TOLERANCE_S)
-    assert segment.next == "a TaskManager to register"
+    assert segment.next == "replaceLost = 1 s"
     assert long.downtime_s is not None
     assert short.downtime_s is not None
     assert long.downtime_s - short.downtime_s == pytest.approx(segment.slack_ns / 1e9, abs=TOLERANCE_S)

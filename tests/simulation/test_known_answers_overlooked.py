@@ -1,0 +1,223 @@
+"""Known answers that earlier versions got wrong: real shells in virtual time, with seconds known beforehand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Recovery, TrialRecovery
+from testbed_runtime.report.answer import headline
+from tests.simulation.simulating import run_document
+from tests.simulation.test_known_answers import (
+    ALL,
+    DETECTION_S,
+    FAULT_S,
+    HEARTBEAT,
+    JOBMANAGER,
+    KILL,
+    LATER_S,
+    NO_SPARE,
+    QUICK,
+    SINK,
+    SOURCE,
+    TOLERANCE_S,
+    Case,
+    answer,
+    check_sums,
+    document,
+    fault,
+)
+
+pytestmark = pytest.mark.virtual
+
+DELAY = "restart-strategy.fixed-delay.delay"
+EXPONENTIAL = "restart-strategy.exponential-delay"
+RESET = {"network": {"reset": {}}}
+CASES = [
+    Case(  # the JobManager works at the submission for 3 s
+        "submitted-to-a-busy-jobmanager",
+        [fault("slow", "12 s", JOBMANAGER, at="deploy", rpc={"delay": {"method": "SubmitJob", "delay": "3 s"}})],
+        "the JobManager to create the job, during the fault `slow`", 3.0, start=True, options=QUICK,
+    ),
+    Case(  # SubmitTask keeps one TaskManager busy for 5 s, so it has heard nothing of the JobManager for as long. The sinks have
+        # the records of the other source since 0.2 s
+        "failure-before-the-start-has-caught-up",
+        [fault("slow", "20 s", {"taskManagers": {"names": ["tm-0"]}}, at="deploy", rpc={"delay": {"method": "SubmitTask", "delay": "5 s"}})],
+        HEARTBEAT, 5.0, rounds=2, failovers=1, options=QUICK, version="1.14",
+    ),
+    Case(  # 1.9 s after the kill the delay begins, and 3 s after the kill the pause of 6 s
+        "jobmanager-paused-in-a-restart-delay",
+        [fault("kill", "1 s", SINK, **KILL), fault("gc", "6 s", JOBMANAGER, at="3 s", jobmanager={"pause": {}})],
+        "the JobManager's return (paused", 6.0, failovers=1, observation="25 s",
+        options={"heartbeat.interval": "1 s", "heartbeat.timeout": "15 s", DELAY: "3 s"},
+    ),
+    Case(  # each message takes a TaskManager 300 ms
+        "busy-taskmanagers", [fault("kill", "1 s", SINK, **KILL)], "headgate.taskmanager.service-time = 300 ms", 3.0,
+        options={"heartbeat.interval": "1 s", "heartbeat.timeout": "20 s", "headgate.taskmanager.service-time": "300 ms"},
+        observation="25 s", tolerance=0.5,
+    ),
+    Case(  # the last records that it delayed arrive 0.5 s after its end, less what counts as caught up
+        "records-under-way-when-latency-ends",
+        [fault("far", "4 s", SINK, network={"latency": {"delay": "500 ms", "mode": "one-way"}})],
+        "end of the fault `far`", 4 + 0.5 - 0.2, options=QUICK, observation="15 s", tolerance=0.2,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_the_answer_names_what_happened(case: Case, tmp_path: Path):
+    """The owner of the largest share, its seconds, and a total that adds up."""
+    trial, metrics = answer(case, tmp_path)
+    found = trial.start if case.start else max(trial.recoveries, key=lambda r: r.total_s)
+    assert found is not None
+    check_sums(found)
+    assert len(found.rounds) == case.rounds
+    first = found.prices[0]
+    assert case.owner in (first.option or first.words)
+    assert first.seconds == pytest.approx(case.seconds, abs=case.tolerance)
+    if case.failovers is not None:
+        assert metrics["failovers.count"] == case.failovers
+
+
+def recoveries(found: dict[str, Any], folder: Path) -> tuple[Recovery, ...]:
+    """Run a document with one trial. Return its recoveries."""
+    run_document(found, folder)
+    (recorded,) = json.loads((folder / RECOVERY_FILE).read_text()).values()
+    return TrialRecovery.from_json(recorded).recoveries
+
+
+def test_the_delay_in_which_a_jobmanager_was_killed_is_the_one_in_force(tmp_path: Path):
+    """Requests for partitions expire twice, so the third restart waits for 4 s. The JobManager is killed 0.7 s after it began."""
+    faults = [
+        fault("late", "10 s", ALL, registration={"delay": {"delay": "20 s"}}),
+        fault("kill", "1 s", SOURCE, at="500 ms", **KILL),
+        fault("jm", "2 s", JOBMANAGER, at="7 s", jobmanager={"kill": {}}),
+    ]
+    options = {
+        **QUICK, "restart-strategy.type": "exponential-delay", f"{EXPONENTIAL}.initial-backoff": "1 s",
+        f"{EXPONENTIAL}.backoff-multiplier": "2.0", f"{EXPONENTIAL}.jitter-factor": "0.0",
+        "taskmanager.network.request-backoff.max": "500 ms", "taskmanager.network.partition-request-timeout": "500 ms",
+    }  # fmt: skip
+    case = Case("lost-delay", faults, "", 0.0, options=options, version="1.20", observation="40 s")
+    trial, _ = answer(case, tmp_path)
+    found = max(trial.recoveries, key=lambda r: r.total_s)
+    check_sums(found)
+    owned = {p.text: round(p.seconds, 1) for p in found.prices}
+    assert owned[f"{EXPONENTIAL}.initial-backoff = 1 s, now 2 s"] == 2.0
+    assert 0 < owned[f"{EXPONENTIAL}.initial-backoff = 1 s, now 4 s"] < 2.0
+
+
+def test_attempts_that_are_spent_at_once_are_the_answer(tmp_path: Path):
+    """Connections are reset for 5 s, and the restarts do not wait for anything."""
+    case = Case("spent", [fault("rst", "5 s", SINK, **RESET)], "", 0.0, options=QUICK)
+    trial, metrics = answer(case, tmp_path)
+    (found,) = trial.recoveries
+    text = "after 20 restarts (restart-strategy.fixed-delay.attempts = 20 allows no more restarts)"
+    assert text in headline(found)
+    assert found.total_s < 0.1
+    assert found.prices[0].words == "20 restarts that failed at once"
+    assert metrics["failovers.count"] == 20
+
+
+def test_a_failure_in_the_millisecond_of_a_restart_leaves_a_sound_history(tmp_path: Path):
+    """Exponential delays count in milliseconds, and a refused connection fails within one of them."""
+    options = {**QUICK, "restart-strategy.type": "exponential-delay", f"{EXPONENTIAL}.jitter-factor": "0"}
+    case = Case(
+        "same-millisecond", [fault("rst", "3 s", SINK, **RESET)], "", 0.0, options=options, version="1.20"
+    )
+    trial, _ = answer(case, tmp_path)
+    (found,) = trial.recoveries
+    assert found.recovered
+    assert sum(p.seconds for p in found.prices if p.option == f"{EXPONENTIAL}.initial-backoff") > 3
+
+
+def test_a_taskmanager_that_cannot_register_again_leaves_a_sound_history(tmp_path: Path):
+    """It had given the ResourceManager up, and terminates itself when its registration has taken too long."""
+    faults = [
+        fault("kill", "1 s", SINK, **KILL),
+        fault("slow", "30 s", JOBMANAGER, rpc={"delay": {"method": "RegisterTaskManager", "delay": "1 s"}}),
+    ]
+    key = "taskmanager.registration.timeout"
+    options = {**QUICK, key: "6 s", "cluster.registration.max-timeout": "400 ms"}
+    managers = {**NO_SPARE, "replaceLost": "1 s"}
+    case = Case(
+        "given-up", faults, "", 0.0, options=options, managers=managers, version="1.17", observation="60 s"
+    )
+    trial, _ = answer(case, tmp_path)
+    longest = max(trial.recoveries, key=lambda r: r.total_s)
+    assert longest.prices[0].option == key
+
+
+def test_a_job_has_not_caught_up_while_an_input_is_missing(tmp_path: Path):
+    """The sink gets the records of one source; the other one registers its partition 9 s late. In 1.14 its consumers ask for it after
+    0.1, 0.3, …, 6.3 and 12.7 s."""
+    faults = [
+        fault("late", "30 s", ALL, registration={"delay": {"delay": "9 s", "vertex": "other"}}),
+        fault("kill", "1 s", SINK, at="500 ms", **KILL),
+    ]
+    found = document(Case("union", faults, "", 0.0, options=QUICK, version="1.14", observation="30 s"))
+    job = found["spec"]["testbed"]["job"]
+    other = {"name": "other", "parallelism": 1, "slotSharingGroup": "src2"}
+    job["vertices"].append(other | {"source": {"recordsPerSecond": 100, "recordBytes": 100, "keys": 100}})
+    job["edges"].append({"from": "other", "to": "count", "partitioning": "hash"})
+    found["spec"]["testbed"]["taskManagers"]["replicas"] = 6
+    (recovery,) = recoveries(found, tmp_path)
+    check_sums(recovery)
+    first = recovery.prices[0]
+    assert first.words == "the partition of a channel's producer, during the fault `late`"
+    assert first.seconds == pytest.approx(12.7, abs=TOLERANCE_S)
+
+
+@pytest.mark.parametrize(("killed", "total_s"), [("500 ms", LATER_S), ("0 s", DETECTION_S)])
+def test_a_window_that_ends_in_time_cost_nothing(killed: str, total_s: float, tmp_path: Path):
+    """Windows of 7 s: killed at 18.1 or 18.6 s, the job runs again at 20 s, and the window until 21 s gives its result in time."""
+    found = document(
+        Case("windowed", [fault("kill", "1 s", SINK, at=killed, **KILL)], "", 0.0, options=QUICK)
+    )
+    found["spec"]["testbed"]["job"]["vertices"][1] |= {"operator": "window", "window": "7 s"}
+    found["spec"]["timeline"] |= {"warmUp": "2 s", "baseline": "16 s"}
+    (recovery,) = recoveries(found, tmp_path)
+    check_sums(recovery)
+    assert recovery.recovered
+    assert recovery.total_s == pytest.approx(total_s, abs=0.2)
+    assert recovery.downtime_s == pytest.approx(total_s, abs=TOLERANCE_S)
+
+
+def test_an_outage_in_a_start_begins_with_its_fault(tmp_path: Path):
+    """An iteration has no result before its last superstep, so the job has not started when one of its TaskManagers is paused for 3 s."""
+    pause = fault(
+        "gc", "3 s", {"taskManagers": {"running": "work", "mode": "one"}}, at="1 s", process={"pause": {}}
+    )
+    found = document(
+        Case("paused-iteration", [pause], "", 0.0, options=QUICK, version="1.20", observation="40 s")
+    )
+    del found["spec"]["testbed"]["flinkConfiguration"]["execution.checkpointing.interval"]
+    found["spec"]["timeline"] |= {"warmUp": "1 s", "baseline": "2 s", "drain": "60 s"}
+    found["spec"]["testbed"]["taskManagers"]["replicas"] = 6
+    source = {"recordsPerSecond": 1000, "recordBytes": 100, "keys": 1000, "limit": 1000}
+    both, apart = {"parallelism": 2, "slotSharingGroup": "a"}, {"parallelism": 2, "slotSharingGroup": "b"}
+    found["spec"]["testbed"]["job"] = {
+        "vertices": [
+            {"name": "source", **both, "source": source},
+            {"name": "loop", **both, "iteration": {"maxIterations": 6}},
+            {"name": "work", **apart, "operator": "map", "serviceTime": "2 ms"},
+            {"name": "back", **both, "operator": "map"},
+            {"name": "sink", "parallelism": 1, "slotSharingGroup": "c", "sink": "ledger"},
+        ],
+        "edges": [
+            {"from": "source", "to": "loop", "partitioning": "hash"},
+            {"from": "loop", "to": "work", "partitioning": "hash"},
+            {"from": "work", "to": "back", "partitioning": "rebalance"},
+            {"from": "back", "to": "loop", "feedback": True},
+            {"from": "loop", "to": "sink", "partitioning": "hash"},
+        ],
+    }
+    (recovery,) = recoveries(found, tmp_path)
+    check_sums(recovery)
+    assert recovery.effect_ns / 1e9 % 1 == pytest.approx(FAULT_S % 1, abs=0.02)
+    owned = {p.kind: p.seconds for p in recovery.prices}
+    assert owned["stalled"] == pytest.approx(3.0, abs=TOLERANCE_S)
+    assert owned["iteration"] < 3.0
