@@ -141,7 +141,7 @@ class _Paths:
             for f in entry.get("faults") or ()
             if f.get("params")
         }
-        """By how much each fault delays what passes."""
+        """The delay that each fault adds to what passes."""
         self.windows = windows_before_sinks(trial, entry)
         self.spare = has_spare_slots(entry)
 
