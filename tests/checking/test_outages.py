@@ -338,10 +338,12 @@ def test_a_start_waits_for_a_jobmanager_that_stood_still_when_the_job_was_submit
 
 
 def test_a_fault_before_the_first_records_owns_the_start(history: Any):
-    """It ends when the job has caught up, or never if no record arrives. A fault after it has an outage of its own."""
+    """It ends when the job has caught up, or never if no record arrives, and begins with the submission or a later effect. A fault
+    after the first records has an outage of its own."""
     for moment, begun, expected in (
-        ((), 0.2, [("f", 0.1, 24, False)]),
-        (((5.0, 0.2),), 5.0, [("f", 0.1, 7, True)]),
+        ((), 0.0, [("f", 0.1, 24, False)]),
+        ((), 0.2, [("f", 0.2, 24, False)]),
+        (((5.0, 0.2),), 5.0, [("f", 5.0, 7, True)]),
         (((5.0, 0.2),), 5.1, [("f", 5.1, 7, True)]),
     ):
         built = started(history, {}, {"sink-0": moment})
