@@ -15,11 +15,13 @@ from testbed_runtime.checking.checkpoints import restored_age_s
 from testbed_runtime.checking.common import (
     NS,
     Entry,
+    TaskSeries,
     Windows,
     busiest,
     busiest_vertex,
     data,
     events,
+    job_shape,
     options,
     windows,
 )
@@ -43,6 +45,7 @@ from testbed_runtime.checking.waits import (
     fault_wait,
     lasts_until,
     read_waits,
+    starved_words,
     steps,
     window_text,
     windows_before_sinks,
@@ -97,8 +100,9 @@ def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
     path = _Paths(trial, entry, read_waits(trial, entry, effects, spans.end), spans)
     held = [(w.start_ns, w.end_ns) for w in path.waits if w.kind in DELAY_CATCH_UP and w.outcome in _LASTING]
     catch_up = CatchUp.read(trial, entry, spans, spans.end, held=held)
+    path.catch_up = catch_up
     first = start_of(trial, spans.end, effects)
-    outages = outages_of(trial, effects, catch_up, spans.end, windowed=bool(path.windows))
+    outages = outages_of(trial, effects, catch_up, spans.end, windowed=path.windowed)
     found = [path.recovery(outage, catch_up.reason) for outage in outages]
     return TrialRecovery(
         trial=trial.trial,
@@ -142,8 +146,13 @@ class _Paths:
             if f.get("params")
         }
         """The delay that each fault adds to what passes."""
-        self.windows = windows_before_sinks(trial, entry)
+        self.windowed = windows_before_sinks(trial, entry)
+        direct = frozenset(job_shape(trial, entry).sinks) - self.windowed.keys()
+        self.windows = () if direct else sorted({w for windows in self.windowed.values() for w in windows})
+        """The windows before all sinks; empty if one of these gets records directly."""
         self.spare = has_spare_slots(entry)
+        self.catch_up: CatchUp | None = None
+        """The lag of the subtasks, if it is known."""
 
     def recovery(self, outage: Outage, unknown: str) -> Recovery:
         rounds = tuple(self._round(outage, n, span) for n, span in enumerate(outage.rounds, start=1))
@@ -363,18 +372,30 @@ class _Paths:
     def _catch_ups(self, start: int, end: int, outcome: Outcome, *, backlog: str = "") -> list[Wait]:
         """Return the catch-up in two parts if it ended with the first results of a window: from the last records before them on,
         the job had nothing to catch up with."""
-        last = max(start, last_arrival(sinks_of(self.trial), end - 2 * SAMPLE_NS))
-        if not self.windows or end - last < FAILED_NS or 2 * busiest(self.trial, last, end)[1] >= end - last:
+        windows, sinks = self._behind_windows(end)
+        last = max(start, last_arrival(sinks, end - 2 * SAMPLE_NS))
+        if not windows or end - last < FAILED_NS or 2 * busiest(self.trial, last, end)[1] >= end - last:
             return [self._catch_up(start, end, outcome, backlog=backlog)]
         waiting = self._catch_up(last, end, outcome, backlog=backlog)
-        waiting = replace(waiting, what="", cause=window_text(self.windows), detail="")
+        waiting = replace(waiting, what="", cause=window_text(windows), detail="")
         if start == last:
             return [waiting]
         first = self._catch_up(start, last, Outcome.COMPLETED, backlog=backlog)
         return [first, replace(waiting, after=(first.wait,))]
 
+    def _behind_windows(self, end: int) -> tuple[Sequence[str], list[TaskSeries]]:
+        """Return the windows that the subtasks which were behind last wait for, and the sinks among these."""
+        behind = self.catch_up.behind_before(end) if self.catch_up is not None else frozenset()
+        vertices = {task.rpartition("-")[0] for task in behind}
+        if not vertices or not vertices <= self.windowed.keys():
+            return self.windows, sinks_of(self.trial)
+        windows = sorted({window for vertex in vertices for window in self.windowed[vertex]})
+        return windows, [one for one in sinks_of(self.trial) if one.task in behind]
+
     def _catch_up(self, start: int, end: int, outcome: Outcome, *, backlog: str = "") -> Wait:
         vertex = busiest_vertex(self.trial, start, end)
+        starved = "" if vertex or end - start < LAST_NS else starved_words(self.waits, start, end)
+        cause = f"spare capacity of {f'`{vertex}`' if vertex else 'the job'}"
         return Wait(
             wait=f"catch-up/{start}",
             kind="catch-up",
@@ -383,7 +404,7 @@ class _Paths:
             start_ns=start,
             end_ns=end,
             outcome=outcome,
-            cause=f"spare capacity of {f'`{vertex}`' if vertex else 'the job'}",
+            cause=f"too little credit: {starved}" if starved else cause,
             detail=backlog,
         )
 

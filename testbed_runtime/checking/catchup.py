@@ -113,6 +113,13 @@ class CatchUp(Struct, frozen=True):
         limit = next((limit for one, limit in self.subtasks if one.task == task), None)
         return limit is not None and latency_ns is not None and latency_ns <= limit * NS
 
+    def behind_before(self, end: int) -> frozenset[str]:
+        """Return the subtasks that were behind just before `end`, as far as their lag shows it."""
+        times = np.asarray([end - STEP_NS], dtype=np.int64)
+        return frozenset(
+            one.task for one, limit in self.subtasks if not one.lag_at(times, tolerated_s=limit)[0] <= limit
+        )
+
     def good_between(self, start: int, end: int) -> bool:
         """Return whether no subtask was behind from `start` to `end`."""
         return bool(self._good(np.arange(start, end, STEP_NS, dtype=np.int64)).all())

@@ -222,6 +222,13 @@ class JobShape(Struct, frozen=True):
         """Whether there is a window on a path from source to sink."""
         return any(self._reaches(source, w) and self._reaches(w, sink) for w in sorted(self.windows))
 
+    def windows_before(self, sink: str) -> tuple[str, ...]:
+        """Return the windows on the paths to a sink vertex that gets no record before one of them has ended. Empty if it does."""
+        direct = JobShape(self.parallelism, tuple(e for e in self.edges if e[0] not in self.windows))
+        if any(direct._reaches(source, sink) for source in self.sources):
+            return ()
+        return tuple(sorted(window for window in self.windows if self._reaches(window, sink)))
+
     def _reaches(self, start: str, goal: str) -> bool:
         seen, todo = {start}, [start]
         while todo:

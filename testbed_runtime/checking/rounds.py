@@ -97,8 +97,8 @@ class _Record(Struct, frozen=True):
     effects: Sequence[FaultEffect]
     catch_up: CatchUp
     end: int
-    windowed: bool = False
-    """Whether no sink gets a record before a window has ended."""
+    windowed: Collection[str] = ()
+    """The sink vertices that get no record before a window has ended."""
 
     def first_records(self, since: int, until: int) -> int | None:
         """Return when the last affected sink received its first new record. None if one of them received none. A sink that had
@@ -129,8 +129,13 @@ class _Record(Struct, frozen=True):
         last = last_due_arrival(found.values(), [later.get(task) for task in missing], begun, until)
         if last is None or not (self.windowed and ran):
             return last
-        late = [one.t_ns for task, one in found.items() if not self.catch_up.punctual(task, one.latency_ns)]
-        return min(last, max([*ran.values(), *late]))
+        punctual = {
+            task
+            for task, one in found.items()
+            if task.rpartition("-")[0] in self.windowed and self.catch_up.punctual(task, one.latency_ns)
+        }
+        waited = [one.t_ns for task, one in found.items() if task not in punctual]
+        return min(last, max([*ran.values(), *waited]))
 
     def stands_still(self, since: int) -> bool:
         """Return whether a subtask is behind until the end of the record, and no sink received a record meanwhile."""
@@ -198,10 +203,15 @@ def _submitted(trial: Trial, effects: Sequence[FaultEffect]) -> int | None:
 
 
 def outages_of(
-    trial: Trial, effects: Sequence[FaultEffect], catch_up: CatchUp, end: int, *, windowed: bool = False
+    trial: Trial,
+    effects: Sequence[FaultEffect],
+    catch_up: CatchUp,
+    end: int,
+    *,
+    windowed: Collection[str] = (),
 ) -> list[Outage]:
-    """Return the outages in order: those with failovers, and those of faults that cost none. `windowed`: no sink gets a record
-    before a window has ended."""
+    """Return the outages in order: those with failovers, and those of faults that cost none. `windowed`: the sink vertices
+    that get no record before a window has ended."""
     record = _Record(trial, effects, catch_up, end, windowed)
     first = start_of(trial, end, effects)
     found: list[Outage] = []

@@ -321,11 +321,11 @@ def _until_found(trial: Trial, waits: Sequence[Wait]) -> list[Wait]:
     return [shortened(wait) for wait in waits]
 
 
-def windows_before_sinks(trial: Trial, entry: Entry) -> tuple[str, ...]:
-    """Return the vertices with windows, if no sink gets a record before one of them has ended. Empty if some do."""
+def windows_before_sinks(trial: Trial, entry: Entry) -> dict[str, tuple[str, ...]]:
+    """Map each sink vertex that gets no record before a window has ended to the vertices with the windows before it."""
     shape = job_shape(trial, entry)
-    direct = replace(shape, edges=tuple(edge for edge in shape.edges if edge[0] not in shape.windows))
-    return () if any(direct.copies(source) for source in shape.sources) else tuple(sorted(shape.windows))
+    found = {sink: shape.windows_before(sink) for sink in shape.sinks}
+    return {sink: windows for sink, windows in found.items() if windows}
 
 
 def window_text(vertices: Sequence[str]) -> str:
@@ -333,7 +333,7 @@ def window_text(vertices: Sequence[str]) -> str:
     return f"the end of a window of {' or '.join(f'`{vertex}`' for vertex in vertices)}"
 
 
-def _worked_for(trial: Trial, wait: Wait, windows: Sequence[str]) -> Wait:
+def _worked_for(trial: Trial, wait: Wait, windows: Mapping[str, Sequence[str]]) -> Wait:
     """Return a wait for the first new record with the vertex as its owner whose work took most of it, or whose `windows` had
     not ended."""
     slow = wait.outcome is Outcome.COMPLETED and wait.end_ns - wait.start_ns >= SLOW_NS
@@ -341,7 +341,8 @@ def _worked_for(trial: Trial, wait: Wait, windows: Sequence[str]) -> Wait:
         return wait
     vertex, worked_ns = busiest(trial, wait.start_ns, wait.end_ns)
     if 2 * worked_ns < wait.end_ns - wait.start_ns:
-        return replace(wait, cause=window_text(windows)) if windows else wait
+        before = windows.get(wait.who.rpartition("-")[0])
+        return replace(wait, cause=window_text(before)) if before else wait
     return replace(wait, cause=f"the work of `{vertex}` before the first new record at a sink")
 
 
@@ -375,8 +376,8 @@ def fault_wait(
     stalled = lost or effect.kind in ("process.pause", "jobmanager.pause", "jobmanager.kill")
     cause = f"end of the fault `{effect.fault}`"
     silent = stalled or effect.kind in _SILENT  # what stands still or lets nothing pass returns no credit
-    starved = "" if silent else _starved(waits, start_ns, end_ns)
-    detail = f"{effect.kind}{starved}"
+    starved = "" if silent else starved_words(waits, start_ns, end_ns)
+    detail = f"{effect.kind}, {starved}" if starved else effect.kind
     if hit := targets_of(effect) if missed and _stopped_kind(effect) else []:
         cause, detail = _stopped(effect, hit[0]), ""
     elif lost:
@@ -395,7 +396,7 @@ def fault_wait(
     )
 
 
-def _starved(waits: Iterable[Wait], start_ns: int, end_ns: int) -> str:
+def starved_words(waits: Iterable[Wait], start_ns: int, end_ns: int) -> str:
     """Return the limit of the sender that waited longest for credit. Empty if none waited for half of the span."""
     waited: dict[tuple[str, str, str, str], int] = {}
     for wait in waits:
@@ -407,7 +408,7 @@ def _starved(waits: Iterable[Wait], start_ns: int, end_ns: int) -> str:
     if most is None or waited[most] <= (end_ns - start_ns) / 2:
         return ""
     sender, receiver, option, value = most
-    return f", {sender} waited for credit of {receiver}: {option} = {value}"
+    return f"{sender} waited for credit of {receiver}: {option} = {value}"
 
 
 def targets_of(effect: FaultEffect) -> list[str]:

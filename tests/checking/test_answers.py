@@ -9,6 +9,7 @@ import pytest
 
 from testbed_runtime.checking.answer import margins, prices, trial_recovery
 from testbed_runtime.checking.catchup import CatchUp
+from testbed_runtime.checking.common import JobShape
 from testbed_runtime.checking.lostwaits import lost_waits
 from testbed_runtime.checking.progress import Progress
 from testbed_runtime.checking.rounds import start_of
@@ -205,3 +206,13 @@ def test_an_outage_begins_with_its_fault_also_in_a_start(history: Any):
     assert (found.start.effect_ns, found.recoveries[0].effect_ns) == (at(0), at(2))
     assert found.recoveries[0].rounds[0].start_ns == at(2)
     assert found.recoveries[0].downtime_s == pytest.approx(4.0)
+
+
+def test_a_sink_behind_windows_only_waits_for_their_ends():
+    """A sink that another path leads to as well does not, and a window beside its path is none of them."""
+    edges = [("s", "w"), ("w", "a"), ("s", "v"), ("v", "b"), ("s", "b"), ("w", "v")]
+    shape = JobShape(
+        dict.fromkeys("swvabc", 1), tuple((one, other, "hash") for one, other in [*edges, ("v", "c")]),
+        ("s",), ("a", "b", "c"), frozenset("wv"),
+    )  # fmt: skip
+    assert [shape.windows_before(sink) for sink in "abc"] == [("w",), (), ("v", "w")]

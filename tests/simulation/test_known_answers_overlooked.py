@@ -221,3 +221,34 @@ def test_an_outage_in_a_start_begins_with_its_fault(tmp_path: Path):
     owned = {p.kind: p.seconds for p in recovery.prices}
     assert owned["stalled"] == pytest.approx(3.0, abs=TOLERANCE_S)
     assert owned["iteration"] < 3.0
+
+
+def test_a_window_beside_other_sinks_is_what_its_own_sink_waits_for(tmp_path: Path):
+    """It was killed 0.1 s after the window until 16 s had ended, so no sample shows its result. That until 20 s comes in time."""
+    kill = fault("kill", "1 s", {"taskManagers": {"running": "hourly", "mode": "one"}}, **KILL)
+    found = document(Case("beside", [kill], "", 0.0, options=QUICK))
+    job = found["spec"]["testbed"]["job"]
+    own = {"parallelism": 1, "slotSharingGroup": "own"}
+    job["vertices"].append({"name": "hourly", **own, "operator": "window", "window": "4 s"})
+    job["vertices"].append({"name": "report", **own, "sink": "ledger"})
+    job["edges"].append({"from": "source", "to": "hourly", "partitioning": "hash"})
+    job["edges"].append({"from": "hourly", "to": "report", "partitioning": "forward"})
+    found["spec"]["testbed"]["taskManagers"]["replicas"] = 6
+    found["spec"]["timeline"] |= {"warmUp": "5 s", "baseline": "11 s"}
+    (recovery,) = recoveries(found, tmp_path)
+    check_sums(recovery)
+    owned = {p.words: p.seconds for p in recovery.prices}
+    assert recovery.downtime_s == pytest.approx(DETECTION_S, abs=TOLERANCE_S)
+    assert owned["the end of a window of `hourly`"] == pytest.approx(2.0, abs=0.2)
+    assert not [text for text in owned if text.startswith("spare capacity")]
+
+
+def test_a_job_whose_credit_was_lost_does_not_wait_for_capacity(tmp_path: Path):
+    """AddCredit frames vanish for 3 s, and no receiver sends them again: some channels stand still, and the others go on."""
+    drop = fault("drop", "3 s", SINK, frames={"drop": {"frameClass": "credit", "percent": 100}})
+    trial, _ = answer(Case("lost-credit", [drop], "", 0.0, options=QUICK, version="1.20"), tmp_path)
+    (found,) = trial.recoveries
+    check_sums(found)
+    assert not found.recovered
+    assert found.prices[0].words.startswith("too little credit: source-")
+    assert found.prices[0].seconds == pytest.approx(12 - 3, abs=0.5)
