@@ -44,6 +44,7 @@ from testbed_runtime.checking.waits import (
     failing_at_once,
     fault_wait,
     lasts_until,
+    next_checkpoint,
     read_waits,
     starved_words,
     steps,
@@ -131,7 +132,7 @@ class _Paths:
     """Attributes outages of one trial."""
 
     def __init__(self, trial: Trial, entry: Entry, waits: Sequence[Wait], spans: Windows) -> None:
-        self.trial = trial
+        self.trial, self.entry = trial, entry
         self.spans = spans
         self.busy = busy_texts(entry)
         self.producers = blocking_producers(entry)
@@ -213,6 +214,9 @@ class _Paths:
         begun = outage.joined if number == 1 and outage.joined is not None else span.start
         if span.cause is not None and begun < span.cause.t_ns:
             stepped = [*detection(span.cause, begun), *stepped]
+            if span.cause.kind == "checkpoint":
+                due = next_checkpoint(self.trial, self.entry, begun, span.cause.t_ns)
+                stepped += [] if due is None else [due]
         waits, last = self._last(outage, span, stepped, end)
         unanswered = self.busy.get("jobmanager", "")
         if unanswered and span.failure is not None and span.failure.report_expired:

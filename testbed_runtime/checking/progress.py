@@ -70,13 +70,13 @@ class Progress(Struct, frozen=True):
             return np.full(len(times), np.nan)
         index = np.maximum(newest, 0)
         last = (moments[index] - reached[index]) / NS
-        if self.usual_gap_ns and tolerated_s is not None:
-            settled = self._settled(moments, reached, round(tolerated_s * NS))
-            last = np.where(times >= settled[index], 0.0, last)
         if self.usual_gap_ns is None:
             lag = last
         else:
             lag = np.maximum(last, (times - reached[index] - self.usual_gap_ns) / NS)
+        if self.usual_gap_ns and tolerated_s is not None:
+            settled = self._settled(moments, reached, round(tolerated_s * NS))
+            lag = np.where(times >= settled[index], 0.0, lag)
         if self.ended_ns is not None:
             lag = np.where(times >= self.ended_ns, 0.0, lag)
         return np.where(known, lag, np.nan)

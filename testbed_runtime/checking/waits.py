@@ -436,6 +436,23 @@ def detection(cause: Cause, effect_ns: int) -> list[Wait]:
     ]
 
 
+def next_checkpoint(trial: Trial, entry: Entry, since: int, until: int) -> Wait | None:
+    """Return the wait since then for the checkpoint that failed at `until` to be triggered, if the interval decided when that was: a store or a link that
+    fails shows only in the next one."""
+    key, chosen = "execution.checkpointing.interval", options(entry)
+    begun = sorted(
+        int(r["t_ns"]) for r in trial.rows("checkpoints") if r["state"] == "triggered" and r["t_ns"] <= until
+    )
+    before, after = [t for t in begun if t <= since], [t for t in begun if t > since]
+    interval = round(chosen.duration(key) * NS)
+    if not before or not after or abs(after[0] - before[-1] - interval) > SLOW_NS:
+        return None
+    return Wait(
+        wait=f"checkpoint/{after[0]}", kind="checkpoint", who=JOBMASTER_NAME, what="", start_ns=since, end_ns=after[0],
+        option=key, value=chosen.shown(key), budget_ns=interval, outcome=Outcome.FIRED,
+    )  # fmt: skip
+
+
 _PRODUCTION = "the work of {}, whose consumers are deployed when it has finished"
 
 

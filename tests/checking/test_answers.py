@@ -13,7 +13,7 @@ from testbed_runtime.checking.common import JobShape
 from testbed_runtime.checking.lostwaits import lost_waits
 from testbed_runtime.checking.progress import Progress
 from testbed_runtime.checking.rounds import start_of
-from testbed_runtime.checking.waits import failing_at_once, read_waits, submission_wait
+from testbed_runtime.checking.waits import failing_at_once, next_checkpoint, read_waits, submission_wait
 from testbed_runtime.core.job.restart import restart_limit
 from testbed_runtime.core.judgement.metrics import JOB_FAILED
 from testbed_runtime.core.judgement.recovery import Recovery, Segment
@@ -126,6 +126,10 @@ def test_a_sink_behind_a_window_is_not_behind_between_two_windows():
     times = np.asarray([50, 51, 52, 59, 60], dtype=np.int64) * STEP
     assert one.lag_at(times, tolerated_s=0.2).tolist() == pytest.approx([1.0, 1.0, 0.0, 0.0, 0.0])
     assert one.lag_at(times).tolist() == pytest.approx([1.0, 1.0, 1.0, 1.0, 0.0])
+    early = Progress("sink-0", "sink", t_ns, distinct, reached, usual_gap_ns=NS // 2)
+    assert early.lag_at(times, tolerated_s=0.2).tolist() == pytest.approx([1.0, 1.0, 1.0, 1.4, 0.0]), (
+        "it came later than usual"
+    )
     reached[60:80] = 55 * STEP
     assert one.lag_at(times, tolerated_s=0.2)[:4].tolist() == pytest.approx([1.0, 1.0, 1.0, 1.0])
 
@@ -216,3 +220,18 @@ def test_a_sink_behind_windows_only_waits_for_their_ends():
         ("s",), ("a", "b", "c"), frozenset("wv"),
     )  # fmt: skip
     assert [shape.windows_before(sink) for sink in "abc"] == [("w",), (), ("v", "w")]
+
+
+@pytest.mark.parametrize(
+    ("triggered", "expected"), [((2.0, 4.0), (3.0, 4.0)), ((2.0, 4.3), None), ((4.0,), None), ((2.0,), None)]
+)
+def test_the_interval_owns_the_time_until_the_next_checkpoint(history: Any, triggered: Any, expected: Any):
+    """The store fails at 3 s and a checkpoint at 5 s. One that another option delayed, or the first one, says nothing of the interval."""
+    built, key = history.empty(), "execution.checkpointing.interval"
+    for number, t in enumerate(triggered):
+        built.add("jobmanager-1", "checkpoints", t, checkpoint=number, state="triggered")
+    entry = {"configuration": {key: "2 s"}}
+    found = next_checkpoint(built.trial(), entry, at(3), at(5))
+    assert (found and (found.start_ns, found.end_ns, found.option, found.value)) == (
+        expected and (at(expected[0]), at(expected[1]), key, "2 s")
+    )
