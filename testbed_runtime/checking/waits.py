@@ -148,9 +148,9 @@ def _named(wait: Wait, effects: Iterable[FaultEffect], busy: Mapping[str, str], 
             text, fault = _stopped(effect, _ordinal(wait.who)), effect.fault
         elif wait.kind == _stopped_kind(effect) == "jobmanager":
             text, fault = _stopped(effect, JOBMANAGER), effect.fault
-        elif (
+        elif overlap >= longest and (
             wait.kind in (*_HOLDS_UP.get(family, ()), *(_HOLDS_UP["rpc"] if effect.fault in rpc else ()))
-            and overlap >= longest
+            or (wait.wait, family) == (_SUBMISSION, "store")  # the JobManager writes the job to it
         ):
             longest = overlap
             text, fault = f"{_waited_for(wait)}, during the fault `{effect.fault}`", effect.fault

@@ -86,15 +86,19 @@ def test_a_start_begins_with_the_submission(history: Any, created: float, begun:
     assert (submission is not None) == (begun < created)
 
 
-def test_the_fault_that_delays_a_submission_owns_it(history: Any):
-    """The JobManager works at its messages for 3 s each."""
+@pytest.mark.parametrize(
+    ("kind", "blamed"), [("rpc.delay", True), ("store.slow", True), ("frames.drop", False)]
+)
+def test_the_fault_that_delays_a_submission_owns_it(history: Any, kind: str, blamed: bool):
+    """The JobManager works at its messages, or writes the job to a slow store."""
     built = history.empty()
     built.event("job.submitted", "", 1.0)
     built.event("job.state", "job", 4.0, data={"from": "CREATED", "to": "RUNNING"})
-    slow = fault("slow", 0.5, 20.0, "rpc.delay", "jobmanager")
+    slow = fault("slow", 0.5, 20.0, kind, "jobmanager")
     found = read_waits(built.trial(), {}, [slow], at(END))
-    assert [(w.kind, w.who, w.fault) for w in found] == [("jobmanager", "runner", "slow")]
-    assert found[0].cause == "the JobManager to create the job, during the fault `slow`"
+    assert [(w.kind, w.who, w.fault) for w in found] == [("jobmanager", "runner", "slow" if blamed else "")]
+    words = "the JobManager to create the job"
+    assert found[0].cause == (f"{words}, during the fault `slow`" if blamed else words)
 
 
 def test_a_lost_restart_delay_has_the_value_in_force(history: Any):
