@@ -544,7 +544,7 @@ def failing_at_once(trial: Trial, since: int, until: int) -> list[Wait]:
     begun = [t for t in _moments(trial, "failover.started", since, until) if t <= since + TOGETHER_NS]
     if len(begun) < SEVERAL:
         return []
-    return [_step("deployment", since, begun[-1], f"{len(begun)} restarts that failed at once")]
+    return [_step("deployment", since, begun[-1], "restarts that failed at once")]
 
 
 def _moments(trial: Trial, kind: str, since: int, until: int) -> list[int]:

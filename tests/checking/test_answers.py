@@ -62,7 +62,7 @@ def test_a_failed_job_says_how_many_restarts_it_had(total_s: float, restarts: in
     assert headline(found) == expected
 
 
-@pytest.mark.parametrize(("number", "expected"), [(2, []), (3, ["3 restarts that failed at once"])])
+@pytest.mark.parametrize(("number", "expected"), [(2, []), (3, ["restarts that failed at once"])])
 def test_restarts_that_follow_each_other_at_once_are_one_step(history: Any, number: int, expected: list[str]):
     """A failure that two tasks report begins no third restart. One that comes later is not part of them."""
     built = history.empty()
