@@ -3,7 +3,7 @@ the buffer timeouts of the exchanges before it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,7 +105,7 @@ class CatchUp(Struct, frozen=True):
             "" if known or arrivals else NO_BASELINE if found else NO_DATA,
             finished,
             arrivals,
-            tuple((start, until) for start, until in held if until - start >= HOLD_NS),
+            _united((start, until) for start, until in held if until - start >= HOLD_NS),
         )
 
     def punctual(self, task: str, latency_ns: int | None) -> bool:
@@ -156,6 +156,17 @@ class CatchUp(Struct, frozen=True):
         for start, end in self.held:
             good[np.searchsorted(times, start) : np.searchsorted(times, end)] = False
         return good
+
+
+def _united(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return the spans with those that overlap joined. A large job has one for each channel."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return tuple(found)
 
 
 def flush_delays(trial: Trial, entry: Entry) -> dict[str, float]:

@@ -24,6 +24,9 @@ TIE_NS = 20_000_000
 NEAR_NS = 250_000_000
 """A completed wait was delayed by another one that ended at most this long before it."""
 
+TRIED = 10
+"""Other waits that are tried as the one that decides when an option is lowered: each takes a walk of its own."""
+
 _ANYWHERE = ("jobmanager", "leadership", "stalled")
 """They delay every step."""
 _STARTING = ("start", *reversed(POD_STEPS), "replacement")
@@ -251,7 +254,7 @@ class _Walk:
                     slack = max(0, at - w.end_ns)
                     known = found.get((w.kind, w.end_ns))
                     found[w.kind, w.end_ns] = min(known or (slack, w), (slack, w), key=_first_and_name)
-        for slack, other in sorted(found.values(), key=_first_and_name):
+        for slack, other in sorted(found.values(), key=_first_and_name)[:TRIED]:
             if slack >= wait.end_ns - wait.start_ns:
                 return None
             if (owner := self._owner_until(other, wait)) is not None:

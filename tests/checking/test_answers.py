@@ -9,7 +9,7 @@ import pytest
 
 from testbed_runtime.checking.answer import margins, prices, trial_recovery
 from testbed_runtime.checking.catchup import CatchUp
-from testbed_runtime.checking.common import JobShape
+from testbed_runtime.checking.common import JobShape, windows
 from testbed_runtime.checking.lostwaits import lost_waits
 from testbed_runtime.checking.progress import Progress
 from testbed_runtime.checking.rounds import start_of
@@ -144,6 +144,14 @@ def test_a_job_is_behind_while_a_task_waits_for_an_input():
     assert found.since(5 * STEP) == 5 * STEP
     assert found.since(10 * STEP) == found.since(15 * STEP) == 20 * STEP
     assert not found.good_between(19 * STEP, 20 * STEP)
+
+
+def test_spans_in_which_tasks_wait_are_joined(history: Any):
+    """Those of less than half a second do not count."""
+    trial, entry = history.good(), history.entry()
+    held = [(at(3), at(5)), (at(4), at(4.6)), (at(5), at(6)), (at(7), at(7.4)), (at(8), at(9))]
+    found = CatchUp.read(trial, entry, windows(trial, entry), at(END), held=held)
+    assert found.held == ((at(3), at(6)), (at(8), at(9)))
 
 
 def test_a_lower_value_waits_for_the_owner_of_the_wait_that_decides_then():
