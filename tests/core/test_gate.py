@@ -52,7 +52,7 @@ def test_a_run_holds_the_data_of_one_channel_up_to_its_next_event() -> None:
     while (item := consumer.gate.poll_run(2)) is not None:
         polled.append((item[0], len(item[1]) if isinstance(item[1], list) else item[1]))
     assert polled == [(0, 2), (1, 1), (0, 1), (0, aligned)]
-    assert consumer.gate.received_bytes == 4
+    assert consumer.gate.received_bytes == 4 + len(encode_event(aligned))
 
 
 def test_a_priority_event_is_polled_before_everything_else() -> None:

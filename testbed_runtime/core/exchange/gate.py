@@ -45,6 +45,7 @@ class InputGate:
         self.remote_channels = 0
         """Number of channels over a connection."""
         self.received_bytes = 0
+        """Bytes of the data buffers and events that were polled: the throughput for debloating, as in Flink."""
         self.draining = True
         """Whether every END_OF_DATA so far requested a drain."""
         self.on_ready: Callable[[bool], None] | None = None
@@ -176,6 +177,7 @@ class InputGate:
                 if taken.more_available:
                     self._enqueue(index, priority=taken.more_priority)
                 if not taken.buffer.is_buffer:
+                    self.received_bytes += taken.buffer.size
                     return index, self._event(index, taken)
                 run = [taken.buffer], False
             elif run[1]:
