@@ -3,9 +3,9 @@
     python -m tools.mutants --seed 1 --count 40 testbed_runtime/checking testbed_runtime/core/judgement
 
 A mistake that every test accepts is printed with its line before and after: it shows a rule without a test, or code without an
-effect. The working tree is not touched: everything runs in a temporary copy. The tests that import the code run once with
-coverage; a mutant then only needs the tests that run its lines, fast ones first. Exit code 1 if fewer than `--least` of the
-mutants are caught, 2 if the tests fail without any change.
+effect. The working tree is not touched: everything runs in a temporary copy. All quick tests run once with coverage; a mutant
+then only needs the tests that run its lines, fast ones first. Exit code 1 if fewer than `--least` of the mutants are caught, 2
+if the tests fail without any change.
 
 Own code, because a check of a few minutes needs a seeded sample. mutmut 3 runs every mutant of a module, and none outside of
 functions. cosmic-ray keeps a session of all mutants and runs one command for each. mutatest draws a sample, but its last release
@@ -21,12 +21,16 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 
@@ -35,10 +39,15 @@ from coverage import CoverageData
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("testbed_runtime/checking", "testbed_runtime/core/judgement")
-TESTS = ("checking", "core", "evaluation", "report", "tuning")
-"""Folders of tests. Those of other folders that import the judging code run whole scenarios."""
 SLOW = ("processes", "spark", "scenario", "soak", "cluster", "helm", "virtual")
-PYTEST = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+"""Markers of the tests that are not quick."""
+FIRST = 40
+"""As many tests run first: most mutants are caught by a fast one, and then the files of the others need not be imported."""
+LIMIT_S = 60.0
+"""Longest run of some tests, besides ten times their own seconds: a mutant may loop without an end."""
+MOST_S, EACH_S = 40.0, 0.005
+"""Most seconds of tests for one mutant, as measured with coverage, and what each test adds. Some lines are run by thousands of tests."""
+PYTEST = ["-q", "-x", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 LIBRARIES = ("numpy", "pyarrow.compute", "pydantic", "hypothesis")
 """Imported once, before the process forks for each mutant."""
 IGNORED = shutil.ignore_patterns(".git", ".venv", ".*cache", "__pycache__")
@@ -134,11 +143,15 @@ def _dropped(node: ast.stmt) -> Iterator[str]:
 
 @dataclass
 class Copy:
-    """A copy of the tree. `seconds` are those of its tests, fast ones first. `ran` has the tests that ran each line of each file."""
+    """A copy of the tree. `seconds` are those of its tests, fast ones first."""
 
     folder: Path
     seconds: dict[str, float] = field(default_factory=dict)
-    ran: dict[str, dict[int, list[str]]] = field(default_factory=dict)
+
+    def fill(self) -> None:
+        """Copy the tree. Tests that list its files need a repository."""
+        shutil.copytree(ROOT, self.folder, ignore=IGNORED)
+        subprocess.run(("git", "init", "-q", str(self.folder)), check=True)
 
     def pytest(self, *arguments: str, limit: float = 3600.0) -> int | None:
         """Run tests in the copy, in a child that need not import the libraries again. Return the exit code; None if too slow."""
@@ -173,34 +186,37 @@ class Copy:
         sys.stdout.flush()
         return code
 
-    def measure(self, folders: Sequence[str], packages: Sequence[str]) -> bool:
-        """Run the tests of all files of these folders that import one of the packages. Return whether they pass."""
-        names = "|".join(re.escape(package) for package in packages)
-        imports = re.compile(rf"^\s*(from|import) ({names})\b", re.MULTILINE)
-        tests = [
-            file for name in folders for file in sorted((self.folder / "tests" / name).glob("test_*.py"))
-        ]
-        files = [str(file) for file in tests if imports.search(file.read_text(encoding="utf-8"))]
+    def measure(self, folders: Sequence[str], workers: int) -> bool:
+        """Run the quick tests of these folders of `tests`, with coverage. Return whether they pass."""
         quick = " and ".join(f"not {marker}" for marker in SLOW)
-        coverage = ["--cov=testbed_runtime", "--cov-context=test", "--cov-report="]
-        if self.pytest("-m", quick, "--junitxml=times.xml", *coverage, *files) != 0:
+        coverage = ["--cov=testbed_runtime", "--cov=headgate_operator", "--cov-context=test", "--cov-report="]
+        tests = [str(self.folder / "tests" / name) for name in folders]
+        parallel = ["-n", str(workers), "--junitxml=times.xml"]
+        if self.pytest("-m", quick, *parallel, *coverage, *tests) != 0:
             print((self.folder / "pytest.log").read_text()[-3000:], file=sys.stderr)
             return False
         for case in ET.parse(self.folder / "times.xml").iter("testcase"):
-            self.seconds[self._named(case.attrib["classname"], case.attrib["name"])] = float(
-                case.attrib["time"]
-            )
+            name = self._named(case.attrib["classname"], case.attrib["name"])
+            self.seconds[name] = float(case.attrib["time"])
         self.seconds = dict(sorted(self.seconds.items(), key=lambda item: item[1]))
-        data = CoverageData(str(self.folder / ".coverage"))
-        data.read()
-        for file in data.measured_files():
-            lines = data.contexts_by_lineno(file).items()
-            ran = {line: [context.rpartition("|")[0] for context in found] for line, found in lines}
-            self.ran[str(Path(file).relative_to(self.folder))] = ran
-        if self.pytest("--collect-only", *self.seconds) != 0:
-            print((self.folder / "pytest.log").read_text()[-3000:], file=sys.stderr)
-            return False
         return True
+
+    def users(self, path: str) -> frozenset[str]:
+        """Return the tests of a file: those that run a line of it, or of a file that imports it, or are in a file that does."""
+        parts = Path(path.removeprefix("operator/")).with_suffix("").parts
+        module, package, name = ".".join(parts), ".".join(parts[:-1]), parts[-1]
+        imports = re.compile(
+            rf"^\s*(from|import) {re.escape(module)}\b|^\s*from {re.escape(package)} import [^#]*\b{name}\b",
+            re.MULTILINE,
+        )
+        files = [
+            f for top in ("testbed_runtime", "operator", "tests") for f in (self.folder / top).rglob("*.py")
+        ]
+        users = [
+            str(f.relative_to(self.folder)) for f in files if imports.search(f.read_text(encoding="utf-8"))
+        ]
+        own = frozenset(test for test in self.seconds if test.partition("::")[0] in users)
+        return own.union(*(found for user in (path, *users) for found in _ran(self.folder, user).values()))
 
     def _named(self, owner: str, name: str) -> str:
         """Return what pytest calls a test, from its module, with its class if it has one, and its name."""
@@ -212,62 +228,85 @@ class Copy:
         )
         return "::".join(("/".join(parts[:file]) + ".py", *parts[file:], name))
 
+    def chosen(self, path: str, found: Set[str]) -> list[str]:
+        """Return the tests to run: those of the file's own test file first, then the fast ones, up to MOST_S in all."""
+        own = f"/test_{Path(path).stem}.py::"
+        tests = [test for test in self.seconds if test in found]
+        tests.sort(key=lambda test: own not in test)
+        ends = accumulate(self.seconds[test] + EACH_S for test in tests)
+        return [test for test, end in zip(tests, ends, strict=True) if end <= MOST_S]
+
     def notices(self, mutant: Mutant) -> str:
-        """Return how the tests notice a mutant, or "" if they do not. Code that only runs at the import concerns all tests."""
-        ran = self.ran.get(mutant.path, {})
-        found = {test for line in mutant.lines for test in ran.get(line, [])}
-        tests = [test for test in self.seconds if test in found or found == {""}]
+        """Return how the tests notice a mutant, or "" if they do not. Code that only runs at the import concerns all users of its file."""
+        ran = _ran(self.folder, mutant.path)
+        found = {test for line in mutant.lines for test in ran.get(line, ())}
+        if found == {""}:
+            found |= self.users(mutant.path)
+        tests = self.chosen(mutant.path, found)
         path = self.folder / mutant.path
         original = path.read_bytes()
         path.write_bytes(original[: mutant.start] + mutant.after.encode() + original[mutant.end :])
         try:
-            code = (
-                self.pytest(*tests, limit=60 + 10 * sum(self.seconds[test] for test in tests)) if tests else 0
-            )
-            return "too slow" if code is None else "caught" if code else ""
+            for some in filter(None, (tests[:FIRST], tests[FIRST:])):
+                code = self.pytest(
+                    "-n", "0", *some, limit=LIMIT_S + 10 * sum(self.seconds[test] for test in some)
+                )
+                if code != 0:
+                    return "too slow" if code is None else "caught"
+            return ""
         finally:
             path.write_bytes(original)
+
+
+@cache
+def _ran(folder: Path, path: str) -> dict[int, frozenset[str]]:
+    """Return the tests that ran each line of a file. The test "" stands for the import."""
+    data = CoverageData(str(folder / ".coverage"))
+    data.read()
+    lines = data.contexts_by_lineno(str(folder / path)).items()
+    return {line: frozenset(sys.intern(text.rpartition("|")[0]) for text in found) for line, found in lines}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("paths", nargs="*", default=CODE, help="files or folders")
-    parser.add_argument(
-        "--tests", nargs="*", default=TESTS, metavar="FOLDER", help="folders of tests/ to run"
-    )
+    parser.add_argument("--tests", nargs="*", default=["."], metavar="FOLDER", help="folders of tests/")
+    parser.add_argument("--without", nargs="*", default=[], metavar="PATH", help="files or folders left out")
+    parser.add_argument("--workers", type=int, default=2, help="processes for the first run of the tests")
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--least", type=float, default=0.9, help="share that must be caught")
     options = parser.parse_args()
     began = time.monotonic()
-    given = [ROOT / path for path in options.paths]
-    found = sorted({file for path in given for file in (path.rglob("*.py") if path.is_dir() else [path])})
+    found = sorted(_files(options.paths) - _files(options.without))
     every = [m for f in found for m in mutants(str(f.relative_to(ROOT)), f.read_text(encoding="utf-8"))]
     chosen = Random(options.seed).sample(every, min(options.count, len(every)))
     for name in LIBRARIES:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="headgate-mutants-") as folder:
         copy = Copy(Path(folder) / "tree")
-        shutil.copytree(ROOT, copy.folder, ignore=IGNORED)
+        copy.fill()
         print(f"{len(every)} mutants, {len(chosen)} drawn; the tests run once without a change", flush=True)
-        packages = {_package(path) for path in options.paths}
-        if not copy.measure(options.tests, sorted(packages)):
+        if not copy.measure(options.tests, options.workers):
             print("The tests fail without any change.", file=sys.stderr)
             return 2
-        caught = 0
+        drawn, caught = Counter(mutant.path for mutant in chosen), Counter[str]()
         for number, mutant in enumerate(chosen, 1):
             how = copy.notices(mutant)
-            caught += bool(how)
+            caught[mutant.path] += bool(how)
             print(f"{number}/{len(chosen)} {how or 'SURVIVED'} {_diff(mutant, copy.folder)}", flush=True)
-    score = f"{caught / max(1, len(chosen)):.0%}"
-    print(f"{caught} of {len(chosen)} mutants were caught ({score}), {time.monotonic() - began:.0f} s")
-    return 0 if caught >= options.least * len(chosen) else 1
+    for path, count in sorted(drawn.items()):
+        print(f"{caught[path]:4} of {count:3} {path}")
+    total = caught.total()
+    score = f"{total / max(1, len(chosen)):.0%}"
+    print(f"{total} of {len(chosen)} mutants were caught ({score}), {time.monotonic() - began:.0f} s")
+    return 0 if total >= options.least * len(chosen) else 1
 
 
-def _package(path: str) -> str:
-    """Return what the tests of a file or folder import: one of CODE, otherwise its package."""
-    known = (code for code in CODE if path.startswith(code))
-    return next(known, "/".join(Path(path).parts[:2])).replace("/", ".")
+def _files(paths: Sequence[str]) -> set[Path]:
+    """Return the Python files of these files and folders."""
+    given = [ROOT / path for path in paths]
+    return {file for path in given for file in (path.rglob("*.py") if path.is_dir() else [path])}
 
 
 def _diff(mutant: Mutant, folder: Path) -> str:
