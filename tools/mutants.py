@@ -44,7 +44,7 @@ SLOW = ("processes", "spark", "scenario", "soak", "cluster", "helm", "virtual")
 FIRST = 40
 """As many tests run first: most mutants are caught by a fast one, and then the files of the others need not be imported."""
 LIMIT_S = 60.0
-"""Longest run of some tests, besides ten times their own seconds: a mutant may loop without an end."""
+"""Longest run of some tests, besides twice their own seconds: a mutant may loop without an end."""
 MOST_S, EACH_S = 40.0, 0.005
 """Most seconds of tests for one mutant, as measured with coverage, and what each test adds. Some lines are run by thousands of tests."""
 PYTEST = ["-q", "-x", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
@@ -249,7 +249,7 @@ class Copy:
         try:
             for some in filter(None, (tests[:FIRST], tests[FIRST:])):
                 code = self.pytest(
-                    "-n", "0", *some, limit=LIMIT_S + 10 * sum(self.seconds[test] for test in some)
+                    "-n", "0", *some, limit=LIMIT_S + 2 * sum(self.seconds[test] for test in some)
                 )
                 if code != 0:
                     return "too slow" if code is None else "caught"

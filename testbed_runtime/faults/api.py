@@ -26,14 +26,14 @@ PINGS_LIMIT_S = 3.0
 BULK_LIMIT_S = 3.0
 
 
-class _Inject(msgspec.Struct):
+class _Inject(msgspec.Struct, frozen=True):
     fault: Fault
     fault_id: str
     targets: list[str]
     lease_s: float | None = None
 
 
-class _ById(msgspec.Struct):
+class _ById(msgspec.Struct, frozen=True):
     fault_id: str
 
 

@@ -37,14 +37,14 @@ MAX_CALL_ID = 200
 """Characters."""
 
 
-class _Call(msgspec.Struct, array_like=True):
+class _Call(msgspec.Struct, frozen=True, array_like=True):
     number: int
     endpoint: str
     call_id: str
     message: msgspec.Raw
 
 
-class _Reply(msgspec.Struct, array_like=True):
+class _Reply(msgspec.Struct, frozen=True, array_like=True):
     number: int
     known_endpoint: bool
     message: msgspec.Raw

@@ -17,14 +17,14 @@ MESSAGES: dict[str, type[Any]] = {
 }
 
 
-class Envelope(msgspec.Struct, array_like=True):
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
     """`[class name, body]`. An empty name is None; a name with `!` is a failure."""
 
     name: str
     body: msgspec.Raw
 
 
-class Failure(msgspec.Struct):
+class Failure(msgspec.Struct, frozen=True):
     class_name: str
     message: str
 

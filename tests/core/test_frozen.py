@@ -1,41 +1,37 @@
-"""Values that are shared cannot change after they are made: those of a judgement, and those that tasks and processes exchange."""
+"""Values that are shared cannot change after they are made (decision 0018)."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from types import ModuleType
 
 import pytest
 from msgspec import Struct
 
-import testbed_runtime.checking
-import testbed_runtime.core.exchange
-import testbed_runtime.core.faults
-import testbed_runtime.core.job
-import testbed_runtime.core.judgement
-import testbed_runtime.core.trial
+import headgate_operator.plan
+import testbed_runtime
 
-PACKAGES = (
-    testbed_runtime.checking,
-    testbed_runtime.core,
-    testbed_runtime.core.exchange,
-    testbed_runtime.core.faults,
-    testbed_runtime.core.job,
-    testbed_runtime.core.judgement,
-    testbed_runtime.core.trial,
-)
+PACKAGES = [
+    found.name
+    for root in (testbed_runtime, headgate_operator)
+    for found in pkgutil.walk_packages(root.__path__, f"{root.__name__}.")
+    if found.ispkg
+]
+
+REUSED = ["UserRecord"]
+"""Flink's object reuse (`pipeline.object-reuse`) gives a function the same record with other values."""
 
 
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
-def test_every_value_is_frozen(package: ModuleType):
-    """Decision 0018: what a check returned is shared by reports, verdicts and later checks."""
-    names = [f"{package.__name__}.{found.name}" for found in pkgutil.iter_modules(package.__path__)]
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_value_is_frozen(package: str):
+    """Of every package. What a check returned is shared by reports, verdicts and later checks."""
+    path = importlib.import_module(package).__path__
+    names = [f"{package}.{found.name}" for found in pkgutil.iter_modules(path) if found.name != "__main__"]
     values = {
         value
         for module in map(importlib.import_module, names)
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Struct) and value.__module__ == module.__name__
     }
-    assert values
-    assert [v.__qualname__ for v in values if not v.__struct_config__.frozen] == []
+    changeable = [v.__qualname__ for v in values if not v.__struct_config__.frozen]
+    assert [name for name in changeable if name not in REUSED] == []

@@ -252,13 +252,14 @@ class _Reader:
         if tag == _TC_CLASSDESC:
             return (yield from self._class_desc())
         if tag == _TC_ARRAY:
-            return (yield from self._array())
+            yield from self._array()
+            return None
         if tag == _TC_CLASS:
             return self._remember((yield self._element()))
         if tag == _TC_ENUM:
             yield from self._desc()
-            handle = self._remember(None)
-            return (yield self._element()) or handle
+            self._remember(None)
+            return (yield self._element())
         if tag in (_TC_BLOCKDATA, _TC_BLOCKDATALONG):
             return self._bytes(self._u8() if tag == _TC_BLOCKDATA else self._take(">i"))
         raise RemoteProtocolError(f"An error of the peer cannot be read: unknown element {tag:#x}")
@@ -304,17 +305,15 @@ class _Reader:
                 yield from self._annotation()
         return found
 
-    def _array(self) -> _Element[list[object]]:
+    def _array(self) -> _Element[None]:
+        """Skip an array: no class or message is in one."""
         desc = yield from self._desc()
-        values: list[object] = []
-        self._remember(values)
+        self._remember(None)
         count = self._take(">i")
         if desc is None or not 0 <= count <= MAX_ELEMENTS:
             raise RemoteProtocolError("An error of the peer cannot be read: an impossible array")
         for _ in range(count):
-            value = yield from self._value(desc.name[1])
-            values.append(value)
-        return values
+            yield from self._value(desc.name[1])
 
     def _value(self, code: str) -> _Element[object]:
         if code in "[L":

@@ -66,5 +66,5 @@ class TlsSettings(Struct, frozen=True):
                 f"{milliseconds} must be greater than 0, or -1",
                 "write milliseconds, or -1 for 10 s",
             )
-        timeout_s = DEFAULT_HANDSHAKE_S if milliseconds < 0 else milliseconds / 1e3
+        timeout_s = DEFAULT_HANDSHAKE_S if milliseconds == -1 else milliseconds / 1e3
         return cls(ciphers, timeout_s)

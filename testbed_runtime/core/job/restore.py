@@ -106,15 +106,14 @@ def in_flight_problems(
             kept.outputs(edge.source)
         ) != _shapes(wanted.outputs(edge.source)):
             problems.append(f"{what}Both vertices need the connections that they had")
-        elif all(before[name] == after[name] for name in (edge.source, edge.target)):
-            continue
-        elif not has(flink_version, CHANNEL_STATE_RESCALES):
-            problems.append(
-                f"{what}Flink {flink_version} restores it at the same parallelism only; the first version that rescales it is "
-                f"{CHANNEL_STATE_RESCALES.since}"
-            )
-        elif not can_rescale(edge.partitioning):
-            problems.append(what + POINTWISE)
+        elif any(before[name] != after[name] for name in (edge.source, edge.target)):
+            if not has(flink_version, CHANNEL_STATE_RESCALES):
+                problems.append(
+                    f"{what}Flink {flink_version} restores it at the same parallelism only; the first version that rescales "
+                    f"it is {CHANNEL_STATE_RESCALES.since}"
+                )
+            elif not can_rescale(edge.partitioning):
+                problems.append(what + POINTWISE)
     return problems
 
 

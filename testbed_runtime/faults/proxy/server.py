@@ -260,7 +260,7 @@ class Proxy:
         self._relays.pop(relay, None)
 
 
-class _RouteBody(msgspec.Struct):
+class _RouteBody(msgspec.Struct, frozen=True):
     source: str
     destination: str
     plane: str
