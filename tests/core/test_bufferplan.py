@@ -87,3 +87,14 @@ def test_too_few_slots_are_refused():
 def test_key_groups_are_shared_out_by_range():
     """128 groups over 3 subtasks: 42 or 43 each."""
     assert groups_each(JobVertex("v", 3, 128)) == (42, 43)
+
+
+@pytest.mark.parametrize("missing", [8_000, 20_000])
+def test_a_process_grows_by_as_few_eighths_of_its_size_as_suffice(missing: int):
+    """600 MB grow by 75 MB each. With one eighth less, it would have to grow again."""
+    flink = "taskmanager.memory.flink.size"
+    options = Options({flink: "600m", f"{NETWORK}.min": "1m"})
+    need = process_memory(options).network // SEGMENT + missing
+    proposed = int(enough_memory(options, need)[flink].removesuffix(" mb"))
+    assert proposed % 75 == 0
+    assert flink in enough_memory(options.with_values({flink: f"{proposed - 75}m"}), need)

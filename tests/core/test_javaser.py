@@ -140,3 +140,13 @@ def test_what_is_no_object_is_refused() -> None:
     for data in (b"\xac\xed\x00\x05\x74\x00\x01a", b"\xac\xed\x00\x05\x70"):
         with pytest.raises(RemoteProtocolError, match="it is not an object"):
             decode_throwable(data)
+
+
+def test_a_stream_that_ends_within_a_text_is_refused() -> None:
+    """The text would be shorter than its length says."""
+    whole = b"\xac\xed\x00\x05\x74\x00\x04abcd"
+    with pytest.raises(RemoteProtocolError, match="it is not an object"):
+        decode_throwable(whole)
+    for end in range(7, len(whole)):
+        with pytest.raises(RemoteProtocolError, match="it is truncated"):
+            decode_throwable(whole[:end])

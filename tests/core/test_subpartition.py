@@ -6,7 +6,7 @@ import pytest
 from exchange_model import barrier
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.buffers import BufferBuilder, MemorySegment
+from testbed_runtime.core.exchange.buffers import Buffer, BufferBuilder, MemorySegment
 from testbed_runtime.core.exchange.events import AlignmentType, EndOfPartition, data_type_of, encode_event
 from testbed_runtime.core.exchange.frames import DataType
 from testbed_runtime.core.exchange.subpartition import PipelinedSubpartition, SubpartitionView
@@ -341,3 +341,41 @@ def test_a_view_knows_that_it_has_delivered_the_end() -> None:
     while bench.poll() is not None:
         seen.append(bench.subpartition.end_delivered)
     assert seen == [False, False, True]
+
+
+def test_a_reader_that_comes_later_is_notified_of_what_is_queued() -> None:
+    """A partition may be requested after its task has written. An empty subpartition notifies nothing."""
+    for queued in (0, 1):
+        subpartition = PipelinedSubpartition(0, Owner(), name="p", exclusive=2)
+        if queued:
+            subpartition.add(BufferBuilder.of_event(b"\0\0\0\0", DataType.EVENT_BUFFER))
+        notified: list[int] = []
+        subpartition.create_view(lambda notified=notified: notified.append(1))  # type: ignore[misc]
+        assert len(notified) == queued
+
+
+@pytest.mark.parametrize("after", ["end", "release"])
+def test_buffers_that_come_together_too_late_are_recycled(after: str) -> None:
+    """After the end of the partition, and after its release."""
+    bench = Bench()
+    if after == "end":
+        bench.subpartition.add(BufferBuilder.of_event(b"\0\0\0\0", DataType.END_OF_PARTITION), last=True)
+    else:
+        bench.subpartition.release()
+    before = bench.notified
+    bench.subpartition.add_run([Buffer(memoryview(b"x"), DATA, MemorySegment(8), bench) for _ in range(2)])
+    assert (bench.home, bench.notified) == (2, before)
+
+
+@pytest.mark.parametrize("queued", [0, 1, 2])
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_buffers_that_come_together_notify_as_one_by_one(queued: int, together: int) -> None:
+    """The second element makes the first one readable, and nobody is notified of the third."""
+    one, run = Bench(), Bench()
+    for bench in (one, run):
+        for _ in range(queued):
+            bench.data()
+    for _ in range(together):
+        one.data()
+    run.subpartition.add_run([Buffer(memoryview(b"x"), DATA, MemorySegment(8), run) for _ in range(together)])
+    assert (run.notified, run.subpartition.backlog) == (one.notified, one.subpartition.backlog)

@@ -334,5 +334,4 @@ class PartitionRequestServer:
         for reader in self._replaced:
             self._release(reader)
         self._replaced.clear()
-        self._available.clear()
         self._control.clear()

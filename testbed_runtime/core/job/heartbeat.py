@@ -15,9 +15,9 @@ RPC_FAILURES_OFF = -1
 class HeartbeatConfig(Struct, frozen=True):
     """Seconds; `rpc_failure_threshold` in calls, -1 turns it off."""
 
-    interval_s: float = 10.0
-    timeout_s: float = 50.0
-    rpc_failure_threshold: int = 2
+    interval_s: float
+    timeout_s: float
+    rpc_failure_threshold: int
 
     def __post_init__(self) -> None:
         """Raise OptionRefused as Flink's HeartbeatServicesImpl does."""

@@ -65,7 +65,7 @@ def partition_budget_s(options: Options) -> float:
         delay = backoff.retrigger()
         if options.requests_wait_at_producer:
             total += backoff.listener_timeout
-        if delay is None or total >= MOST_S:
+        if delay is None:
             break
         total += delay
     return min(total, MOST_S)

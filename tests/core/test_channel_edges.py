@@ -1,0 +1,33 @@
+"""What happens at the edges of a channel: released, out of order, empty, and when segments are reserved for it."""
+
+from __future__ import annotations
+
+import pytest
+from exchange_model import Consumer, data_frame, deliver
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.buffers import NetworkBufferPool
+
+
+@pytest.mark.parametrize("data", [b"", b"x"])
+def test_a_repeated_buffer_fails_the_channel_even_if_it_is_empty(data: bytes) -> None:
+    """Its number was expected before. Nothing is announced for it."""
+    consumer = Consumer()
+    consumer.connect()
+    for _ in range(2):
+        deliver(consumer.client, data_frame(0, 0, 0, data))
+    with pytest.raises(FlinkError, match=r"expected buffer with sequence number 1, but received 0\."):
+        consumer.gate.poll()
+
+
+def test_exclusive_segments_are_taken_from_the_pools_that_can_give_them() -> None:
+    """A pool above what it requires shrinks at the reservation, not only when the next pool is created."""
+    network = NetworkBufferPool(8, 32)
+    pool = network.create_buffer_pool(2, 8)
+    assert pool.size == 8
+    request = network.request_unpooled(3)
+    assert (pool.size, network.required) == (5, 5)
+    segments = request.poll()
+    assert segments is not None
+    network.recycle_unpooled(segments)
+    assert (pool.size, network.required) == (8, 2)
