@@ -202,7 +202,8 @@ class Copy:
         return True
 
     def users(self, path: str) -> frozenset[str]:
-        """Return the tests of a file: those that run a line of it, or of a file that imports it, or are in a file that does."""
+        """Return the tests of a file: those that run a line of it, or of a file that imports it, or are in a file that does
+        or that imports every module."""
         parts = Path(path.removeprefix("operator/")).with_suffix("").parts
         module, package, name = ".".join(parts), ".".join(parts[:-1]), parts[-1]
         imports = re.compile(
@@ -214,6 +215,9 @@ class Copy:
         ]
         users = [
             str(f.relative_to(self.folder)) for f in files if imports.search(f.read_text(encoding="utf-8"))
+        ]
+        users += [
+            str(f.relative_to(self.folder)) for f in files if "pkgutil" in f.read_text(encoding="utf-8")
         ]
         own = frozenset(test for test in self.seconds if test.partition("::")[0] in users)
         return own.union(*(found for user in (path, *users) for found in _ran(self.folder, user).values()))
@@ -229,10 +233,10 @@ class Copy:
         return "::".join(("/".join(parts[:file]) + ".py", *parts[file:], name))
 
     def chosen(self, path: str, found: Set[str]) -> list[str]:
-        """Return the tests to run: those of the file's own test file first, then the fast ones, up to MOST_S in all."""
-        own = f"/test_{Path(path).stem}.py::"
+        """Return the tests to run: those of the file's own test files first, then the fast ones, up to MOST_S in all."""
+        own = re.compile(rf"/test_{Path(path).stem}(_\w+)?\.py::")
         tests = [test for test in self.seconds if test in found]
-        tests.sort(key=lambda test: own not in test)
+        tests.sort(key=lambda test: own.search(test) is None)
         ends = accumulate(self.seconds[test] + EACH_S for test in tests)
         return [test for test, end in zip(tests, ends, strict=True) if end <= MOST_S]
 

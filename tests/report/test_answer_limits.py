@@ -1,0 +1,169 @@
+"""What is worth a word in the answer of a run, and what is left out: the next smaller value of each limit."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, TrialRecovery
+from testbed_runtime.report.answer import (
+    Answer,
+    VariantAnswer,
+    answers,
+    close_margins,
+    cost_words,
+    headline,
+    own_start,
+    savings,
+)
+from tests.report.recoveries import killed, late_producer, segments, unfinished
+from tests.report.test_answer import lines
+
+
+def price(seconds: float, text: str = "a", **more: object) -> Price:
+    return Price(text=text, seconds=seconds, kind="heartbeat", **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.001, True), (0.00099, False), (0.0, False)])
+def test_less_than_a_millisecond_costs_no_word(seconds: float, shown: bool):
+    """Of an owner, of the others together, without a wait, and from events."""
+    four = [price(1.0, owner) for owner in "abcd"]
+    for prices, unattributed, events in (
+        ([price(seconds)], 0.0, 0.0),
+        ([*four, price(seconds, "e")], 0.0, 0.0),
+        ([], seconds, 0.0),
+        ([], 0.0, seconds),
+    ):
+        words = list(cost_words(prices, unattributed, events))
+        assert len(words) - (4 if len(prices) > 1 else 0) == shown
+
+
+def test_four_owners_are_named_and_the_others_are_summed_up():
+    """The fifth and the sixth together."""
+    six = [price(7.0 - n, f"owner {n}") for n in range(1, 7)]
+    assert list(cost_words(six, 0.0)) == [
+        "6.00 s owner 1", "5.00 s owner 2", "4.00 s owner 3", "3.00 s owner 4", "3.00 s others",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "1.00 s a"), (2, "1.00 s a (2 times)")])
+def test_waits_are_counted_from_the_second_one_on(count: int, words: str):
+    """One wait needs no number."""
+    assert list(cost_words([price(1.0, count=count)], 0.0)) == [words]
+
+
+def test_an_answer_claims_nothing_by_default():
+    """No seconds from events, no savings, no intervals."""
+    plain = Answer("main-1", "down 1.00 s", (price(1.0),), 0.0, ())
+    assert list(plain.lines()) == ["main-1: down 1.00 s: 1.00 s a"]
+    assert list(replace(plain, prices=()).lines()) == ["main-1: down 1.00 s"]
+
+
+def margin(waited_s: float, budget_s: float = 10.0, option: str = "o") -> Margin:
+    return Margin(option=option, value="v", kind="partition", budget_s=budget_s, waited_s=waited_s)
+
+
+def test_a_margin_is_close_when_more_than_half_of_the_budget_is_used():
+    """The two closest are named. A wait without a budget cannot be close."""
+    assert close_margins([margin(5.0), margin(1.0, 0.0), margin(4.0)]) == []
+    assert close_margins([margin(5.001)]) == [margin(5.001)]
+    many = [margin(6.0), margin(9.0), margin(8.0), margin(18.0, 20.0, "p")]
+    assert close_margins(many) == [margin(9.0), margin(18.0, 20.0, "p")]
+
+
+@pytest.mark.parametrize(("trials", "separate"), [(1, True), (3, True), (4, False)])
+def test_up_to_three_trials_of_a_variant_are_listed_one_by_one(trials: int, separate: bool):
+    """Of more, one line has the means."""
+    found = lines(*(killed(f"main-{n}") for n in range(trials)))
+    assert [line.partition(":")[0] for line in found if "close" not in line] == (
+        [f"main-{n}" for n in range(trials)] if separate else ["main"]
+    )
+
+
+def started(total_s: float, rounds: int = 1, *, recovered: bool = True) -> Recovery:
+    (known,) = late_producer("main-1").recoveries
+    return replace(
+        known, fault="", recovered=recovered, reason="", ended="",
+        end_ns=known.effect_ns + round(total_s * 1e9), rounds=known.rounds[:rounds],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("start", "begin"),
+    [
+        (started(0.999), None),
+        (started(1.0), "main-1: started after 1.00 s: "),
+        (started(0.5, 2), "main-1: started after 500 ms in 2 rounds: "),
+        (started(0.5, recovered=False), "main-1: not started after 500 ms: "),
+        (started(0.5, 2, recovered=False), "main-1: not started after 500 ms in 2 rounds: "),
+    ],
+)
+def test_a_first_start_is_worth_a_line_if_it_took_a_second_or_failed(start: Recovery, begin: str | None):
+    """A second round means a failure."""
+    found = lines(TrialRecovery(trial="main-1", start=start, recoveries=()))
+    assert [line.startswith(begin or "-") for line in found[:1]] == ([] if begin is None else [True])
+
+
+def test_a_slow_start_is_no_line_of_its_own_if_a_failover_followed():
+    """Only a start that failed first is one."""
+    known = killed("main-1")
+    early = replace(started(5.0), effect_ns=0, end_ns=5 * 10**9)
+    assert len(lines(replace(known, start=early))) == len(lines(known))
+    failed = replace(started(5.0, 2), effect_ns=0, end_ns=5 * 10**9)
+    assert len(lines(replace(known, start=failed))) > len(lines(known))
+
+
+@pytest.mark.parametrize(("end_ns", "covered"), [(-1, False), (0, True), (10, True), (11, False)])
+def test_a_start_that_ends_within_a_recovery_belongs_to_it(end_ns: int, covered: bool):
+    """From the moment of the effect to the end of the recovery."""
+    (known,) = killed("main-1").recoveries
+    start = replace(started(1.0), effect_ns=-5, end_ns=end_ns)
+    trial = TrialRecovery(trial="main-1", start=start, recoveries=(replace(known, effect_ns=0, end_ns=10),))
+    assert (own_start(trial) is None) is covered
+
+
+@pytest.mark.parametrize(
+    ("total_s", "text"),
+    [(0.001, "the job failed 1.0 ms after dead"), (0.0009, "the job failed at once after dead")],
+)
+def test_a_job_that_failed_within_a_millisecond_failed_at_once(total_s: float, text: str):
+    """Longer is said, with the fault before it."""
+    failed = replace(started(total_s), recovered=False, reason="JobFailed", fault="dead")
+    assert headline(failed) == text
+
+
+@pytest.mark.parametrize(("slack_s", "lines_"), [(0.95, 1), (0.96, 0), (1.0, 0)])
+def test_a_saving_has_a_line_if_fifty_milliseconds_must_remain(slack_s: float, lines_: int):
+    """Of one second of an option, of which a lower value saves at most the slack."""
+    (known,) = killed("main-1").recoveries
+    (part,) = segments(0.0, ("restart-delay", 1.0, "restart-strategy.fixed-delay.delay = 1 s", "fired"))
+    part = replace(part, slack_ns=round(slack_s * 1e9), next="the slots")
+    found = list(savings(replace(known, rounds=(replace(known.rounds[0], segments=(part,)),))))
+    assert len(found) == lines_
+    if found:
+        assert found[0].endswith("a lower value saves at most 950 ms, then the job waits for the slots")
+
+
+def test_recoveries_that_did_not_end_are_counted_in_the_line_of_a_variant():
+    """Of four, one; without any, nothing is said."""
+    known = [killed(f"main-{n}") for n in range(4)]
+    assert "did not end" not in lines(*known)[0]
+    assert ", 1 of 4 recoveries did not end; on average" in lines(*known[:3], unfinished(known[3]))[0]
+
+
+def test_a_variant_without_a_recovery_has_no_line():
+    """Nothing was disturbed in any of its trials."""
+    quiet = [TrialRecovery(trial=f"main-{n}", start=None, recoveries=()) for n in range(4)]
+    entries = [{"trial": t.trial, "variant": "main", "role": "fault"} for t in quiet]
+    assert answers(entries, {t.trial: t for t in quiet}) == []
+
+
+@pytest.mark.parametrize(("seconds", "owners"), [(0.001, {"large", "small"}), (0.0009, {"large"})])
+def test_only_owners_that_are_named_get_an_interval(seconds: float, owners: set[str]):
+    """A mean below a millisecond has no line."""
+    trials = []
+    for number, factor in enumerate((0.5, 1.5) * 4):
+        (known,) = killed(f"main-{number}").recoveries
+        both = (price(factor, "large"), price(seconds * factor, "small"))
+        trials.append(TrialRecovery(trial=f"main-{number}", recoveries=(replace(known, prices=both),)))
+    assert set(VariantAnswer("main", tuple(trials)).intervals) == owners
