@@ -174,6 +174,8 @@ def test_a_changed_configuration_rolls_one_pod_at_a_time_and_the_jobmanager_last
         await world.until(lambda: len(gone) == 4 and is_settled(world), limit_s=120)
         assert gone == ["bench-tm-2", "bench-tm-1", "bench-tm-0", "bench-jobmanager"]
         assert missing_at_once == 1
+        texts = [text for _, _, reason, text in world.api.events if reason == "Replacing"]
+        assert texts == [f"replacing {p} for generation 2" for p in ("tm-2", "tm-1", "tm-0", "jobmanager")]
         assert incarnation(world, "bench-store") == 1
         (config,) = world.api.select("ConfigMap", "lab")
         assert '"heartbeat.timeout": "57 s"' in config["data"]["testbed.json"]
@@ -373,6 +375,7 @@ def test_a_testbed_whose_pods_get_no_node_stalls_with_the_schedulers_reason() ->
         found = find(status(world), "Stalled")
         assert found is not None
         assert "0/1 nodes are available: 1 Insufficient cpu" in found["message"]
+        assert [reason for _, _, reason, _ in world.api.events].count("Unschedulable") == 1
         world.kubelet.add_node()
         await world.until(lambda: is_settled(world), limit_s=60)
         assert kstatus(world.api.objects[KEY]) == "Current"
