@@ -39,10 +39,13 @@ from coverage import CoverageData
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("testbed_runtime/checking", "testbed_runtime/core/judgement")
+TOO_SLOW = "too slow"
 SLOW = ("processes", "spark", "scenario", "soak", "cluster", "helm", "virtual")
 """Markers of the tests that are not quick."""
 FIRST = 40
 """As many tests run first: most mutants are caught by a fast one, and then the files of the others need not be imported."""
+LINES = "[run]\nsource_pkgs = testbed_runtime, headgate_operator\nparallel = true\n"
+"""Configuration of coverage. Branches would make the tests slower, and are not needed."""
 LIMIT_S = 60.0
 """Longest run of some tests, besides twice their own seconds: a mutant may loop without an end."""
 MOST_S, EACH_S = 40.0, 0.005
@@ -189,7 +192,8 @@ class Copy:
     def measure(self, folders: Sequence[str], workers: int) -> bool:
         """Run the quick tests of these folders of `tests`, with coverage. Return whether they pass."""
         quick = " and ".join(f"not {marker}" for marker in SLOW)
-        coverage = ["--cov=testbed_runtime", "--cov=headgate_operator", "--cov-context=test", "--cov-report="]
+        (self.folder / "lines.ini").write_text(LINES)
+        coverage = ["--cov", "--cov-config=lines.ini", "--cov-context=test", "--cov-report="]
         tests = [str(self.folder / "tests" / name) for name in folders]
         parallel = ["-n", str(workers), "--junitxml=times.xml"]
         if self.pytest("-m", quick, *parallel, *coverage, *tests) != 0:
@@ -256,7 +260,7 @@ class Copy:
                     "-n", "0", *some, limit=LIMIT_S + 2 * sum(self.seconds[test] for test in some)
                 )
                 if code != 0:
-                    return "too slow" if code is None else "caught"
+                    return TOO_SLOW if code is None else "caught"
             return ""
         finally:
             path.write_bytes(original)
@@ -294,16 +298,20 @@ def main() -> int:
         if not copy.measure(options.tests, options.workers):
             print("The tests fail without any change.", file=sys.stderr)
             return 2
-        drawn, caught = Counter(mutant.path for mutant in chosen), Counter[str]()
+        drawn, caught, slow = Counter(mutant.path for mutant in chosen), Counter[str](), 0
         for number, mutant in enumerate(chosen, 1):
             how = copy.notices(mutant)
             caught[mutant.path] += bool(how)
+            slow += how == TOO_SLOW
             print(f"{number}/{len(chosen)} {how or 'SURVIVED'} {_diff(mutant, copy.folder)}", flush=True)
     for path, count in sorted(drawn.items()):
         print(f"{caught[path]:4} of {count:3} {path}")
     total = caught.total()
     score = f"{total / max(1, len(chosen)):.0%}"
-    print(f"{total} of {len(chosen)} mutants were caught ({score}), {time.monotonic() - began:.0f} s")
+    took = f"{time.monotonic() - began:.0f} s"
+    print(
+        f"{total} of {len(chosen)} mutants were caught ({score}), {slow} of them by their limit of time, {took}"
+    )
     return 0 if total >= options.least * len(chosen) else 1
 
 

@@ -91,9 +91,6 @@ class LeaseTable:
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
 
-    def __contains__(self, fault_id: str) -> bool:
-        return fault_id in self._leases
-
     def __len__(self) -> int:
         return len(self._leases)
 
