@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from testbed_runtime.core.errors import RemoteProtocolError
+from testbed_runtime.core.errors import LocalProtocolError, RemoteProtocolError
 from testbed_runtime.core.exchange.events import (
+    MAX_LOCATION_BYTES,
+    NO_TIMEOUT_MS,
     AlignmentType,
     CancelCheckpointMarker,
     CheckpointBarrier,
@@ -163,3 +167,65 @@ def test_no_bytes_make_decoding_fail_otherwise(data: bytes) -> None:
 def test_every_barrier_comes_back(event: CheckpointBarrier) -> None:
     """All alignments are covered, with and without a location."""
     assert decode_event(encode_event(event) + b"\x00\x00\x00") == event
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "times_out"), [(0, False), (1, True), (NO_TIMEOUT_MS - 1, True), (NO_TIMEOUT_MS, False)]
+)
+def test_an_aligned_barrier_times_out_after_its_timeout(timeout_ms: int, times_out: bool) -> None:
+    """Counted from its timestamp, in seconds. Flink's largest long means never, and 0 is a barrier that is unaligned at once."""
+    barrier = CheckpointBarrier(1, 2_000, alignment_timeout_ms=timeout_ms)
+    assert barrier.is_timeoutable is times_out
+    assert barrier.deadline == ((2_000 + timeout_ms) / 1000 if times_out else float("inf"))
+    assert not replace(barrier, alignment=AlignmentType.UNALIGNED).is_timeoutable
+
+
+@pytest.mark.parametrize(
+    ("barrier", "forced"),
+    [
+        (CheckpointBarrier(1, 2), False),
+        (CheckpointBarrier(1, 2, AlignmentType.AT_LEAST_ONCE), False),
+        (CheckpointBarrier(1, 2, AlignmentType.UNALIGNED), True),
+        (CheckpointBarrier(1, 2, alignment_timeout_ms=500), True),
+    ],
+)
+def test_a_barrier_that_may_not_overtake_is_aligned_by_force_and_back(
+    barrier: CheckpointBarrier, forced: bool
+) -> None:
+    """On a pointwise connection. Behind it, the barrier is what it was."""
+    sent = barrier.with_unaligned_unsupported()
+    assert sent.alignment is (AlignmentType.FORCED_ALIGNED if forced else barrier.alignment)
+    assert sent.alignment_timeout_ms == barrier.alignment_timeout_ms
+    assert sent.with_unaligned_supported() == barrier
+
+
+def test_the_location_of_a_barrier_has_a_limit() -> None:
+    """A longer one is refused with its length, and so is one that its event does not hold."""
+    largest = CheckpointBarrier(1, 2, location=bytes(MAX_LOCATION_BYTES))
+    assert decode_event(encode_event(largest)) == largest
+    assert decode_event(encode_event(replace(largest, location=b""))) == replace(largest, location=b"")
+    head, tail = encode_event(CheckpointBarrier(1, 2))[:-13], bytes(9)
+    for length, room in ((MAX_LOCATION_BYTES + 1, MAX_LOCATION_BYTES + 1), (-2, 0), (20, 10)):
+        with pytest.raises(RemoteProtocolError, match=f"its location has an invalid length of {length}$"):
+            decode_event(head + struct.pack(">i", length) + bytes(room) + tail)
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535])
+def test_the_name_of_a_users_event_has_up_to_65535_bytes(size: int) -> None:
+    """DataOutput.writeUTF has 16 bits for the length."""
+    event = OtherEvent("n" * size, b"xy")
+    data = encode_event(event)
+    assert len(data) == 4 + 2 + size + 2
+    assert decode_event(data) == event
+    for end in (4, 5, 4 + 2 + size - 1):
+        if end < 4 + 2 + size:
+            with pytest.raises(RemoteProtocolError, match=f"An event of {end} bytes cannot be read"):
+                decode_event(data[:end])
+
+
+def test_a_longer_name_of_a_users_event_is_not_sent() -> None:
+    """The mistake is the sender's."""
+    with pytest.raises(LocalProtocolError, match=r"^a class name has at most 65535 bytes, got 65536$"):
+        encode_event(OtherEvent("n" * 65_536, b""))
+    with pytest.raises(LocalProtocolError, match=r"^object is never sent$"):
+        encode_event(object())  # type: ignore[arg-type]

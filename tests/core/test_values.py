@@ -7,6 +7,7 @@ import pytest
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.limits import option_limit, reachability_limit
 from testbed_runtime.core.options import BY_KEY, Options, missing_unit, parse_duration, parse_memory
+from testbed_runtime.core.values import java_int, java_long, truncated
 
 PAUSE = "execution.checkpointing.min-pause"
 UNITS = (
@@ -153,3 +154,91 @@ def test_a_limit_is_shown_with_its_unit():
     assert reachability_limit(bare).value == "1000 ms × 2"
     assert option_limit(bare, "restart-strategy.fixed-delay.delay").value == "5 ms"
     assert reachability_limit(Options({"heartbeat.interval": "1 s"})).value == "1 s × 2"
+
+
+LARGEST_LONG = 9223372036854775807
+
+
+@pytest.mark.parametrize(
+    ("number", "as_int", "as_long"),
+    [
+        (0, 0, 0),
+        (-1, -1, -1),
+        (2147483647, 2147483647, 2147483647),
+        (2147483648, -2147483648, 2147483648),
+        (-2147483648, -2147483648, -2147483648),
+        (-2147483649, 2147483647, -2147483649),
+        (LARGEST_LONG, -1, LARGEST_LONG),
+        (LARGEST_LONG + 1, 0, -LARGEST_LONG - 1),
+        (-LARGEST_LONG - 2, -1, LARGEST_LONG),
+    ],
+)
+def test_a_number_wraps_as_in_java(number: int, as_int: int, as_long: int):
+    """`(int) x` and `(long) x` keep the lowest 32 and 64 bits."""
+    assert (java_int(number), java_long(number)) == (as_int, as_long)
+
+
+@pytest.mark.parametrize(("number", "result"), [(7, 3), (-7, -3), (1, 0), (-1, 0), (0, 0), (-8, -4)])
+def test_a_division_goes_towards_zero_as_in_java(number: int, result: int):
+    """Python's goes down."""
+    assert truncated(number, 2) == result
+
+
+@pytest.mark.parametrize(
+    ("labels", "seconds"),
+    [
+        ("d day days", 86400), ("h hour hours", 3600), ("min m minute minutes", 60), ("s sec secs second seconds", 1),
+        ("ms milli millis millisecond milliseconds", 1e-3), ("µs micro micros microsecond microseconds", 1e-6),
+        ("ns nano nanos nanosecond nanoseconds", 1e-9),
+    ],
+)  # fmt: skip
+def test_every_unit_of_a_duration_has_its_length(labels: str, seconds: float):
+    """With all of its names, in both generations of the parser."""
+    for label in labels.split():
+        for version in ("1.20", "2.3"):
+            for text in {f"3 {label}", f"3{label.upper() if label.isascii() else label}"}:
+                assert parse_duration(text, version) == pytest.approx(3 * seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("labels", "size"),
+    [
+        ("b bytes", 1), ("k kb kibibytes", 2**10), ("m mb mebibytes", 2**20), ("g gb gibibytes", 2**30),
+        ("t tb tebibytes", 2**40),
+    ],
+)  # fmt: skip
+def test_every_unit_of_a_memory_size_has_its_size(labels: str, size: int):
+    """With all of its names."""
+    for label in labels.split():
+        assert parse_memory(f" 3 {label.upper()}\t") == 3 * size
+
+
+@pytest.mark.parametrize("version", ["1.20", "2.3"])
+def test_the_longest_duration_has_as_many_milliseconds_as_a_long_holds(version: str):
+    """One more is refused, in each version with its own text."""
+    assert parse_duration(f"{LARGEST_LONG} ms", version) == LARGEST_LONG / 1000
+    with pytest.raises(ValueError, match=r"numeric overflow|long overflow"):
+        parse_duration(f"{LARGEST_LONG + 1} ms", version)
+    assert parse_duration(f"{LARGEST_LONG} ns", version) == pytest.approx(LARGEST_LONG / 1e9)
+
+
+def test_the_smallest_and_largest_integers_are_read():
+    """Java's int. The next ones are refused."""
+    key = BY_KEY["restart-strategy.fixed-delay.attempts"]
+    assert (key.parse("-2147483648"), key.parse("2147483647"), key.parse("0")) == (-(2**31), 2**31 - 1, 0)
+    for text in ("-2147483649", "2147483648", "", "-", "3 3"):
+        with pytest.raises(ValueError, match="is not an integer of at most 32 bits"):
+            key.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("PT1H", 3600), ("PT-1H2M", None), ("P1DT-1H", 82800), ("PT0.000000001S", 1e-9), ("PT1.S", 1), ("-PT1S", None), ("PT-0.5S", None), ("+PT1S", 1), ("P-1DT25H", 3600), ("P", None), ("P1DT", None), ("PT1.0000000001S", None)],
+)  # fmt: skip
+def test_an_iso_duration_is_added_up_with_its_signs(text: str, seconds: float | None):
+    """Duration.parse: each part has a sign, and the whole may be negated. A negative sum is refused."""
+    if seconds is None:
+        with pytest.raises(ValueError, match="is not a duration"):
+            parse_duration(text, "2.3")
+    else:
+        assert parse_duration(text, "2.3") == pytest.approx(seconds, rel=1e-12)
