@@ -189,6 +189,17 @@ def test_a_consumer_refuses_the_next_values(data: bytes, text: str, step: int | 
 
 
 @pytest.mark.parametrize("version", list(WireVersion))
+@pytest.mark.parametrize("step", [None, 1])
+def test_a_buffer_with_another_magic_number_is_refused(version: WireVersion, step: int | None) -> None:
+    """Also if all of its bytes arrive at once, and everything else in it is right."""
+    data = buffer(version) + b"abcd"
+    broken = data[:4] + struct.pack(">I", MAGIC ^ 1) + data[8:]
+    with pytest.raises(RemoteProtocolError, match="received incorrect magic number"):
+        drain(consumer(version), broken, step)
+    assert consumer(version).heads(memoryview(broken), 0) is None
+
+
+@pytest.mark.parametrize("version", list(WireVersion))
 def test_the_largest_buffer_is_allocated_with_its_size(version: WireVersion) -> None:
     """64 MiB for data. The decoder asks for them once the header is there, and again when it is fed."""
     asked: list[tuple[bytes, int, DataType]] = []

@@ -86,6 +86,14 @@ def test_a_whole_record_is_a_view_into_its_buffer() -> None:
     assert record.obj is data
 
 
+def test_a_record_has_up_to_64_mib() -> None:
+    """So many bytes may follow; no other length is refused."""
+    for length in (0, 64 * 1024 * 1024):
+        RecordDeserializer().feed(struct.pack(">i", length))
+    with pytest.raises(RemoteProtocolError, match=r"^A record cannot have 67108865 bytes: the stream is"):
+        RecordDeserializer().feed(struct.pack(">i", 64 * 1024 * 1024 + 1))
+
+
 @pytest.mark.parametrize("length", [-1, MAX_RECORD_BYTES + 1])
 def test_an_impossible_length_is_an_error_of_the_peer(length: int) -> None:
     """A torn stream is noticed at once, whole and in pieces."""
