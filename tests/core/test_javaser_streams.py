@@ -208,3 +208,41 @@ def test_readers_of_a_failed_producer_get_its_class_twice(name: str, full: str) 
     """The text of a SerializedThrowable within a ProducerFailedException."""
     found = producer_failed(FlinkError(name, "why"))
     assert (found.class_name, found.message) == ("ProducerFailedException", f"{full}: {full}: why")
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [
+        ("Exception", [("java.lang.Exception", -3387516993124229948)]),
+        ("RuntimeException", [("java.lang.RuntimeException", -7034897190745766939)]),
+        ("IOException", [("java.io.IOException", 7818375828146090155)]),
+        ("IllegalStateException", [("java.lang.IllegalStateException", -1848914673093119416)]),
+        ("IllegalArgumentException", [("java.lang.IllegalArgumentException", -5365630128856068164)]),
+        ("IndexOutOfBoundsException", [("java.lang.IndexOutOfBoundsException", 234122996006267687)]),
+        ("UnsupportedOperationException", [("java.lang.UnsupportedOperationException", -1242599979055084673)]),
+        ("ProtocolException", [("java.net.ProtocolException", -6098449442062388080)]),
+        ("TimeoutException", [("java.util.concurrent.TimeoutException", 1900926677490660714)]),
+        ("PartitionNotFoundException", [("org.apache.flink.runtime.io.network.partition.PartitionNotFoundException", 0)]),
+        (
+            "ProducerFailedException",
+            [
+                ("org.apache.flink.runtime.io.network.partition.ProducerFailedException", -1555492656299526395),
+                ("org.apache.flink.runtime.execution.CancelTaskException", 1),
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_a_class_is_written_with_the_serial_version_that_java_gives_it(
+    name: str, classes: list[tuple[str, int]]
+) -> None:
+    """`serialver` prints them. With another one, the reader throws an InvalidClassException instead of the error."""
+    data = encode_throwable(name, "why")
+    for full, version in [*classes, ("java.lang.Throwable", -3042686055658047285)]:
+        assert utf(full) + struct.pack(">q", version) in data
+
+
+def test_a_text_is_written_in_modified_utf_8() -> None:
+    """One byte up to U+007F but for NUL, two up to U+07FF, three for the others, and six for a pair of surrogates."""
+    message = "\0\x01\x7f\x80\u07ff\u0800\uffff\U0001d11e"
+    data = bytes.fromhex("c080 01 7f c280 dfbf e0a080 efbfbf eda0b4edb49e")
+    assert encode_throwable("IOException", message).endswith(struct.pack(">H", len(data)) + data + END)
