@@ -101,12 +101,15 @@ def mutants(path: str, source: str) -> Iterator[Mutant]:
 
 
 def _unjudged(tree: ast.Module) -> Iterator[ast.AST | None]:
-    """Yield what no test has to notice: annotations, decorators, widths in texts, tolerances. Docstrings have no mutants."""
+    """Yield what no test has to notice: annotations, decorators, widths in texts, tolerances, whether the garbage
+    collector tracks a value. Docstrings have no mutants."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield from (*node.decorator_list, getattr(node, "returns", None))
         elif isinstance(node, ast.arg | ast.AnnAssign):
             yield node.annotation
+        elif isinstance(node, ast.keyword) and node.arg == "gc":
+            yield node.value
         elif isinstance(node, ast.Assign) and TOLERANCE.search(ast.unparse(node.targets[0])):
             yield node
         elif isinstance(node, ast.FormattedValue):
