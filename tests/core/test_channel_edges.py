@@ -1,4 +1,4 @@
-"""What happens at the edges of a channel: released, out of order, empty, and when segments are reserved for it."""
+"""The edges of a channel: buffers that are repeated or empty, and segments that are reserved for it."""
 
 from __future__ import annotations
 

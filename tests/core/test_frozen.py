@@ -24,7 +24,7 @@ REUSED = ["UserRecord"]
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_value_is_frozen(package: str):
-    """Of every package. What a check returned is shared by reports, verdicts and later checks."""
+    """Every package is searched. The result of a check is shared by reports, verdicts and later checks."""
     path = importlib.import_module(package).__path__
     names = [f"{package}.{found.name}" for found in pkgutil.iter_modules(path) if found.name != "__main__"]
     values = {

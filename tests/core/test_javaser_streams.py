@@ -62,7 +62,7 @@ ODD = ("a.Odd", "boom")
 
 @pytest.mark.parametrize("code", SIZES)
 def test_a_primitive_field_has_its_size(code: str) -> None:
-    """What follows it is read from the right place."""
+    """The message behind it is read from the right place."""
     assert read(thrown((code, "f"), values=bytes(SIZES[code]))) == ODD
 
 

@@ -370,7 +370,7 @@ def test_buffers_that_come_together_too_late_are_recycled(after: str) -> None:
 @pytest.mark.parametrize("queued", [0, 1, 2])
 @pytest.mark.parametrize("together", [1, 2, 3])
 def test_buffers_that_come_together_notify_as_one_by_one(queued: int, together: int) -> None:
-    """The second element makes the first one readable, and nobody is notified of the third."""
+    """The second element makes the first one readable, and the third notifies no reader."""
     one, run = Bench(), Bench()
     for bench in (one, run):
         for _ in range(queued):

@@ -1,4 +1,4 @@
-"""What is worth a word in the answer of a run, and what is left out: the next smaller value of each limit."""
+"""The answer of a run: how much is worth a word, and what is left out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def price(seconds: float, text: str = "a", **more: object) -> Price:
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.001, True), (0.00099, False), (0.0, False)])
 def test_less_than_a_millisecond_costs_no_word(seconds: float, shown: bool):
-    """Of an owner, of the others together, without a wait, and from events."""
+    """Seconds of an owner, of the others together, without a wait, and from events."""
     four = [price(1.0, owner) for owner in "abcd"]
     for prices, unattributed, events in (
         ([price(seconds)], 0.0, 0.0),
@@ -73,7 +73,7 @@ def test_a_margin_is_close_when_more_than_half_of_the_budget_is_used():
 
 @pytest.mark.parametrize(("trials", "separate"), [(1, True), (3, True), (4, False)])
 def test_up_to_three_trials_of_a_variant_are_listed_one_by_one(trials: int, separate: bool):
-    """Of more, one line has the means."""
+    """With more, one line has the means."""
     found = lines(*(killed(f"main-{n}") for n in range(trials)))
     assert [line.partition(":")[0] for line in found if "close" not in line] == (
         [f"main-{n}" for n in range(trials)] if separate else ["main"]
@@ -115,7 +115,7 @@ def test_a_slow_start_is_no_line_of_its_own_if_a_failover_followed():
 
 @pytest.mark.parametrize(("end_ns", "covered"), [(-1, False), (0, True), (10, True), (11, False)])
 def test_a_start_that_ends_within_a_recovery_belongs_to_it(end_ns: int, covered: bool):
-    """From the moment of the effect to the end of the recovery."""
+    """The moment of the effect and the end of the recovery are part of it."""
     (known,) = killed("main-1").recoveries
     start = replace(started(1.0), effect_ns=-5, end_ns=end_ns)
     trial = TrialRecovery(trial="main-1", start=start, recoveries=(replace(known, effect_ns=0, end_ns=10),))
@@ -134,7 +134,7 @@ def test_a_job_that_failed_within_a_millisecond_failed_at_once(total_s: float, t
 
 @pytest.mark.parametrize(("slack_s", "lines_"), [(0.95, 1), (0.96, 0), (1.0, 0)])
 def test_a_saving_has_a_line_if_fifty_milliseconds_must_remain(slack_s: float, lines_: int):
-    """Of one second of an option, of which a lower value saves at most the slack."""
+    """An option has one second, of which a lower value saves at most the slack."""
     (known,) = killed("main-1").recoveries
     (part,) = segments(0.0, ("restart-delay", 1.0, "restart-strategy.fixed-delay.delay = 1 s", "fired"))
     part = replace(part, slack_ns=round(slack_s * 1e9), next="the slots")
@@ -145,7 +145,7 @@ def test_a_saving_has_a_line_if_fifty_milliseconds_must_remain(slack_s: float, l
 
 
 def test_recoveries_that_did_not_end_are_counted_in_the_line_of_a_variant():
-    """Of four, one; without any, nothing is said."""
+    """One of four did not; without any, nothing is said."""
     known = [killed(f"main-{n}") for n in range(4)]
     assert "did not end" not in lines(*known)[0]
     assert ", 1 of 4 recoveries did not end; on average" in lines(*known[:3], unfinished(known[3]))[0]
