@@ -493,3 +493,32 @@ def test_a_detector_objective_that_makes_no_sense_is_refused(changes: dict[str, 
     document = {**good("TuningStudy"), "spec": {**copy.deepcopy(HEARTBEAT), **changes}}
     errors = [str(error) for error in validate_kind(document).errors]
     assert any(text in error for error in errors), errors
+
+
+def test_a_row_that_flink_refuses_has_no_false_failovers():
+    """A timeout of 50 s is less than an interval of 100 s. The rows around it keep their own numbers."""
+    options = [{"key": "heartbeat.interval", "values": ["1 s", "100 s", "5 s"]}]
+    study = TuningStudySpec.model_validate({**HEARTBEAT, "options": options, "references": []})
+    found = production.detectors(study, {"killed": KILLED})
+    assert [row.number in found for row in grid.rows(study)] == [True, False, True]
+    fast, slow = found.values()
+    assert fast.false_failovers_per_day > slow.false_failovers_per_day > 0
+
+
+def test_a_reference_that_fails_is_named_with_its_reason():
+    """It cannot be compared with, and the reader learns why."""
+    verdicts = [trials("Pass", *v) for v in (FAST, [7.5] * 8)]
+    study, found = heartbeat_lines(*verdicts, trials("Fail", *SLOW), trials("Pass", *OWN))
+    answer = score.conclusion(study, found)
+    assert answer[0] == "best: heartbeat.interval=1 s"
+    assert answer[1].startswith(f"{found[2].row.text}: Fail: killed (fault dead): it is Fail")
+    assert answer[2].startswith(f"against {found[3].row.text}: recovery.detect: better by")
+    assert len(answer) == 3
+
+
+def test_one_trial_that_did_not_recover_makes_the_mean_a_lower_bound():
+    """Its seconds are those until the end of the record."""
+    bounded = trials("Pass", *FAST)
+    bounded["expectations"][3]["at_least"] = True
+    _, found = heartbeat_lines(bounded, trials("Pass", *SLOW))
+    assert [line.objectives[0].bounded for line in found[:2]] == [True, False]
