@@ -153,4 +153,7 @@ def test_a_run_that_is_healed_before_its_start_does_not_start() -> None:
     plan = scenariorun.plan(scenariorun.Observed(Run(raw)), SETTINGS, NOW)
     assert plan.status is not None
     assert (plan.status.verdict, plan.status.reason) == ("Inconclusive", "Healed")
+    complete = plan.status.condition("Complete")
+    assert complete is not None
+    assert "it was healed before it started" in f"{plan.status.message} {complete.message}"
     assert not [action for action in plan.actions if isinstance(action, Create)]
