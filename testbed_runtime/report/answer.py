@@ -163,10 +163,11 @@ def _start_words(start: Recovery) -> str:
 
 def _failed(recovery: Recovery, after: str) -> str:
     """Return how soon the job failed for good. Without a fault there is nothing that it failed `after`, but its first failure."""
-    soon = "at once" if recovery.total_s < NOTABLE_S else words.seconds(recovery.total_s)
-    begun = after or ("" if recovery.total_s < NOTABLE_S else " after its first failure")
-    text = f"the job failed {soon}{begun}" if begun else "the job failed"
-    return f"{text}{_restarts(recovery) or _rounds(recovery)}"
+    limit = _restarts(recovery)
+    if recovery.total_s >= NOTABLE_S:
+        begun = after or " after its first failure"
+        return f"the job failed {words.seconds(recovery.total_s)}{begun}{limit or _rounds(recovery)}"
+    return f"the job failed at once{after}{limit}" if after else f"the job failed{limit}"
 
 
 def _restarts(recovery: Recovery) -> str:
