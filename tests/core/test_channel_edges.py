@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from exchange_model import Consumer, data_frame, deliver
+from exchange_model import Consumer, data_frame, deliver, nothing
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.buffers import NetworkBufferPool
+from testbed_runtime.core.exchange.credit import BufferManager
 
 
 @pytest.mark.parametrize("data", [b"", b"x"])
@@ -31,3 +32,21 @@ def test_exclusive_segments_are_taken_from_the_pools_that_can_give_them() -> Non
     assert segments is not None
     network.recycle_unpooled(segments)
     assert (pool.size, network.required) == (8, 2)
+
+
+def test_a_channel_without_credit_waits_for_a_floating_buffer() -> None:
+    """Legacy mode: it takes one of the pool, or is called once when one comes back. The buffer goes back to the pool."""
+    network = NetworkBufferPool(2, 32)
+    pool = network.create_buffer_pool(1, 1)
+    first, second = (BufferManager(network, pool, 0, nothing) for _ in range(2))
+    woken: list[str] = []
+    buffer = first.request_or_wait(lambda: woken.append("first"))
+    assert buffer is not None
+    assert second.request_or_wait(lambda: woken.append("second")) is None
+    assert woken == []
+    buffer.recycle()
+    assert woken == ["second"]
+    given = second.request_or_wait(lambda: woken.append("again"))
+    assert given is not None
+    given.recycle()
+    assert (woken, pool.available_segments) == (["second"], 1)

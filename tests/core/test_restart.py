@@ -342,3 +342,12 @@ def test_a_delay_that_no_longer_fits_a_float_is_the_maximum():
         strategy.notify_failure(61.0 * attempt)
     assert strategy.backoff_s(61.0 * 9_999) == 60.0
     assert NoRestart().can_restart(0.0) is False
+
+
+@pytest.mark.parametrize(("after_s", "restarts"), [(59.999, False), (60.0, False), (60.001, True)])
+def test_failures_that_are_exactly_the_interval_apart_count_together(after_s: float, restarts: bool):
+    """FailureRateRestartBackoffTimeStrategy: the oldest of them must be more than the interval ago."""
+    strategy = FailureRate(1, 60, 1)
+    for now in (1.0, 1.0 + after_s):
+        strategy.notify_failure(now)
+    assert strategy.can_restart(1.0 + after_s) is restarts
