@@ -379,3 +379,14 @@ def test_buffers_that_come_together_notify_as_one_by_one(queued: int, together: 
         one.data()
     run.subpartition.add_run([Buffer(memoryview(b"x"), DATA, MemorySegment(8), run) for _ in range(together)])
     assert (run.notified, run.subpartition.backlog) == (one.notified, one.subpartition.backlog)
+
+
+def test_an_element_that_comes_too_late_is_refused() -> None:
+    """After the release, and after the end, whose own element is the last one taken."""
+    bench = Bench()
+    assert bench.subpartition.add(BufferBuilder.of_event(b"\0\0\0\0", DataType.EVENT_BUFFER))
+    assert bench.subpartition.add(BufferBuilder.of_event(b"\0\0\0\0", DataType.END_OF_PARTITION), last=True)
+    assert bench.subpartition.add(BufferBuilder.of_event(b"\0\0\0\0", DataType.EVENT_BUFFER)) is False
+    released = Bench()
+    released.subpartition.release()
+    assert released.subpartition.add(BufferBuilder.of_event(b"\0\0\0\0", DataType.EVENT_BUFFER)) is False
