@@ -313,7 +313,7 @@ class StudyProgress(Status, frozen=True):
     runs_total: int = 0
     """Runs of the grid."""
     best: str = ""
-    """The best row: its option values, as in `key=value, key=value`."""
+    """The best row: its option values, as in `key=value, key=value`, or the name of a reference."""
     answer: tuple[str, ...] = ()
     """The result in sentences, once the table is complete."""
     applied: str = ""
