@@ -175,7 +175,7 @@ class FaultResult(Model, frozen=True):
     why: str = ""
     verified: bool | None = None
     residue: str | None = None
-    """Empty: nothing was left."""
+    """Residue of the faults; empty if there is none."""
 
 
 class ActiveFault(Model, frozen=True):

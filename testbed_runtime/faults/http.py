@@ -1,4 +1,4 @@
-"""The clients of Headgate's HTTP services: a session with the token, the control client, and the client of the fault API."""
+"""The clients of Headgate's HTTP services: the control client, and the client of the fault API."""
 
 from __future__ import annotations
 

@@ -462,7 +462,8 @@ class Api:
 
 
 async def patiently(call: Callable[[], Awaitable[T]], *, limit_s: float, every_s: float) -> T:
-    """Repeat a request while the API server is unreachable. Raises its ApiError after `limit_s`."""
+    """Repeat a request while the API server is unreachable. Raises its ApiError when `limit_s` leaves no time for one
+    more."""
     return await repeated(
         call, lambda e: isinstance(e, ApiError) and e.unreachable, limit_s=limit_s, every_s=every_s
     )

@@ -166,8 +166,8 @@ class Study:
         if spec.apply is None:
             return ended
         if best.row.reference:
-            text = f"{best.row.text}: no row of the grid is better, so nothing was applied"
-            return replace(ended, reason="NotApplied", message=text)
+            text = f"no row of the grid is better than {best.row.text}{score.HOW_TO_KEEP[best.row.reference]}, so nothing was applied"
+            return replace(ended, message=text)
         patch = {"spec": {"flinkConfiguration": dict(best.row.options)}}
         found = await self._api.patch(naming.API_VERSION, "Testbed", self._namespace, spec.apply.name, patch)
         if found is None:

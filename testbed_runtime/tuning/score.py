@@ -25,6 +25,9 @@ NO_VALUE = "–"
 MATTERS = comparison.MATTERS
 """Values that differ by less than this share are equal when the best row is chosen."""
 
+HOW_TO_KEEP = {DEFAULT: " (leave the options of the study unset)", CURRENT: " (nothing has to be changed)"}
+"""A hint for the user if a reference is the best."""
+
 RULED_OUT = 0.5
 """After one trial a row gets no more if another is better by this share in one objective and as good in the others."""
 
@@ -105,36 +108,27 @@ def best(spec: TuningStudySpec, lines: Sequence[Line]) -> Line | None:
     Of the grid, only rows that are no worse than Flink's defaults in any objective count, if there are such rows. Among them the
     first objective decides, between equal ones (MATTERS) the next, then the row's number. A reference that is better than the
     row found in this way, by the same rule, is recommended instead."""
-    first = next(iter(ranked(spec, lines)), None)
-    references = [line for line in lines if line.row.reference and _may_be_best(spec, line)]
-    if first is None:
-        return _leading(spec.objectives, references)
-    default = _default(lines)
-    if default is not None and not _worse(spec.objectives, first, default):
-        references = [line for line in references if not _worse(spec.objectives, line, default)]
-    return _leading(spec.objectives, [first, *references])
+    return next(iter(ranked(spec, lines)), None)
 
 
 def ranked(spec: TuningStudySpec, lines: Sequence[Line]) -> list[Line]:
-    """Return the rows of the grid that may be recommended, the best first."""
-    left = [line for line in lines if not line.row.reference and _may_be_best(spec, line)]
+    """Return the rows that may be recommended, the best first."""
+    left = [line for line in lines if line.eligible and _within(spec.objectives, line)]
     found = []
-    while (first := _first(spec, left, lines)) is not None:
+    while (first := _first(spec.objectives, left, _default(lines))) is not None:
         found.append(first)
         left.remove(first)
     return found
 
 
-def _first(spec: TuningStudySpec, candidates: list[Line], lines: Sequence[Line]) -> Line | None:
-    default = _default(lines)
-    if default is not None:
-        candidates = [c for c in candidates if not _worse(spec.objectives, c, default)] or candidates
-    return _leading(spec.objectives, candidates)
-
-
-def _default(lines: Sequence[Line]) -> Line | None:
-    """Return the row with Flink's defaults, if it may be recommended."""
-    return next((line for line in lines if line.row.reference == DEFAULT and line.eligible), None)
+def _first(objectives: Sequence[Objective], candidates: list[Line], default: Line | None) -> Line | None:
+    no_worse = [c for c in candidates if default is None or not _worse(objectives, c, default)]
+    rows = [c for c in no_worse if not c.row.reference] or [c for c in candidates if not c.row.reference]
+    first = _leading(objectives, rows)
+    if first is None:
+        return _leading(objectives, [c for c in candidates if c.row.reference])
+    references = no_worse if first in no_worse else candidates
+    return _leading(objectives, [first, *(c for c in references if c.row.reference)])
 
 
 def _leading(objectives: Sequence[Objective], candidates: list[Line]) -> Line | None:
@@ -144,6 +138,11 @@ def _leading(objectives: Sequence[Objective], candidates: list[Line]) -> Line | 
         least = min((sign * _number(line, index) for line in candidates), default=0.0)
         candidates = [c for c in candidates if sign * _number(c, index) <= least + MATTERS * abs(least)]
     return min(candidates, key=lambda line: line.row.number, default=None)
+
+
+def _default(lines: Sequence[Line]) -> Line | None:
+    """Return the row with Flink's defaults, if it may be recommended."""
+    return next((line for line in lines if line.row.reference == DEFAULT and line.eligible), None)
 
 
 def survivors(spec: TuningStudySpec, lines: Sequence[Line]) -> set[int]:
@@ -156,10 +155,6 @@ def survivors(spec: TuningStudySpec, lines: Sequence[Line]) -> set[int]:
         or line.verdict == "Inconclusive"
         or _on_front(spec.objectives, line, lines, RULED_OUT)
     }
-
-
-def _may_be_best(spec: TuningStudySpec, line: Line) -> bool:
-    return line.eligible and _within(spec.objectives, line)
 
 
 def _within(objectives: Sequence[Objective], line: Line) -> bool:
@@ -330,7 +325,7 @@ def conclusion(spec: TuningStudySpec, lines: Sequence[Line]) -> list[str]:
         passing = any(line.eligible and not line.row.reference for line in lines)
         why = "No row is within the limits of the objectives" if passing else "No row passes"
         return [f"{why}: nothing is recommended."]
-    found = [f"best: {chosen.row.text}"]
+    found = [f"best: {chosen.row.text}{HOW_TO_KEEP.get(chosen.row.reference, '')}"]
     references = {line.row.reference: line for line in lines if line.row.reference}
     for name in (DEFAULT, CURRENT):
         other = references.get(name)

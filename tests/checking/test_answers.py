@@ -38,10 +38,11 @@ HEARTBEAT: dict[str, Any] = {"option": "heartbeat.timeout", "value": "2 s"}
         # without a type, what is set for a strategy has no effect
         ("2.x", {**CHECKPOINTS, "restart-strategy.exponential-delay.attempts-before-reset-backoff": "3"}, "restart-strategy.exponential-delay.attempts-before-reset-backoff = 2147483647"),
         ("1.18", {"restart-strategy.type": "exponential-delay"}, ""),
+        ("1.18", CHECKPOINTS, ""),
     ],
 )  # fmt: skip
 def test_a_job_that_may_not_restart_names_the_option(version: str, options: dict[str, str], limit: str):
-    """Each strategy has its own. Until 1.18 the exponential one never gives up."""
+    """Each strategy has its own. Until 1.18 the exponential one and the default with checkpoints never give up."""
     assert restart_limit(Options(options, flink_version=version)) == limit
 
 

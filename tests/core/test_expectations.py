@@ -197,6 +197,10 @@ def test_a_text_with_a_reason_cannot_tell():
         (3.0, "count", "3"),
         (1234567.0, "count", "1234567"),
         (0.026_484_4, "count", "0.0265"),
+        (99.96, "count", "100"),
+        (1234.5, "count", "1234"),
+        (5_242_880.4, "count", "5242880"),
+        (float("inf"), "count", "inf"),
     ],
 )
 def test_values_are_shown_with_their_unit(value: float, unit: str, text: str):

@@ -120,31 +120,6 @@ async def test_a_checkpoint_waits_for_the_record_of_what_an_at_least_once_sink_c
 
 
 @virtually
-async def test_concurrent_checkpoints_are_written_to_the_store_one_after_the_other():
-    """A checkpoint commits what the ones before it have not. If two were written together, both would commit the same records."""
-    options = {
-        "execution.checkpointing.interval": "100 ms",
-        "execution.checkpointing.max-concurrent-checkpoints": "3",
-    }
-    async with Cluster(4, options, commit=COMMIT) as cluster:
-        active, stored = [], []
-        put = cluster.blobs.put
-
-        async def slow(key, data):
-            if key.endswith("_metadata"):
-                active.append(key)
-                stored.append(len(active))
-                await asyncio.sleep(0.25)
-                active.remove(key)
-            await put(key, data)
-
-        cluster.blobs.put = slow
-        await cluster.submit()
-        await cluster.until(lambda: len(stored) >= 4)
-        assert set(stored) == {1}
-
-
-@virtually
 async def test_a_task_that_missed_the_final_checkpoint_is_notified_again():
     """There is no later checkpoint, so the task would wait forever."""
     async with running_job(4) as cluster:

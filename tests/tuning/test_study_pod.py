@@ -74,6 +74,12 @@ def study(api: ModelApi) -> Study:
     return Study(api, LAB, "knobs", poll_s=0.0)  # type: ignore[arg-type]
 
 
+def spec_of(api: ModelApi) -> kinds.TuningStudySpec:
+    wanted = validate_kind(api.select("TuningStudy", LAB)[0]).resource
+    assert isinstance(wanted, kinds.TuningStudy)
+    return wanted.spec
+
+
 async def test_a_study_makes_its_runs_few_at_a_time_and_applies_the_best_row() -> None:
     """Owned, labelled, with the row's value in the copy of the Scenario; a restarted pod counts nothing twice."""
     api = model()
@@ -121,6 +127,26 @@ async def test_nothing_is_applied_when_no_row_passes() -> None:
     assert testbed["spec"]["flinkConfiguration"]["heartbeat.timeout"] == "5 s"
 
 
+async def test_nothing_is_applied_when_the_scenarios_are_best_as_they_are() -> None:
+    """The study has succeeded: its answer is to change nothing."""
+    api = model(references=["Current"], budget={"parallel": 4, "runs": 4})
+    task = asyncio.create_task(study(api).run())
+    await until(lambda: len(runs(api)) == 4)
+    names = [row.name for row in grid.planned_runs("knobs", spec_of(api)) if row.row.reference]
+    for run in runs(api):
+        is_reference = run["metadata"]["name"] in names
+        finish(api, run, seconds=1.0 if is_reference else 4.0)
+    await asyncio.wait_for(task, LIMIT_S)
+    found = said(api)
+    assert (found["phase"], found["reason"], found["best"]) == (
+        "Complete",
+        "TableComplete",
+        "the scenarios as they are",
+    )
+    assert found["message"].endswith("(nothing has to be changed), so nothing was applied")
+    assert "applied" not in found
+
+
 async def test_a_suspended_study_makes_no_run_and_goes_on_later() -> None:
     """Runs that are open are counted all the same."""
     api = model(suspend=True)
@@ -136,9 +162,7 @@ async def test_a_suspended_study_makes_no_run_and_goes_on_later() -> None:
 async def test_a_study_says_which_run_is_in_its_way_and_goes_on_when_it_is_gone() -> None:
     """A run of somebody else's is not counted, and not touched."""
     api = model()
-    wanted = validate_kind(api.select("TuningStudy", LAB)[0]).resource
-    assert isinstance(wanted, kinds.TuningStudy)
-    foreign = grid.planned_runs("knobs", wanted.spec)[0].name
+    foreign = grid.planned_runs("knobs", spec_of(api))[0].name
     api.put({**good("ScenarioRun"), "metadata": {"name": foreign, "namespace": LAB}})
     task = asyncio.create_task(study(api).run())
     await until(lambda: foreign in said(api).get("message", ""))

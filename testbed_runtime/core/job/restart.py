@@ -379,5 +379,7 @@ def restart_limit(options: Options) -> str:
     strategy = restart_strategy(options, lambda low, _: low)
     if isinstance(strategy, NoRestart):
         return f"{TYPE} = none"
+    if isinstance(strategy, FixedDelay) and strategy.attempts == MAX_INT:
+        return ""  # without a type and with checkpoints, until 1.18
     key = strategy.limit_option
     return f"{key} = {settings_in_effect(options).shown(key)}" if key else ""
