@@ -195,6 +195,7 @@ def test_a_text_with_a_reason_cannot_tell():
         (0.955, "ratio", "95.5 %"),
         (19_999.6, "records/s", "20000 records/s"),
         (3.0, "count", "3"),
+        (4, "count", "4"),
         (1234567.0, "count", "1234567"),
         (0.026_484_4, "count", "0.0265"),
         (99.96, "count", "100"),

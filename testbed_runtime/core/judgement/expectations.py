@@ -295,4 +295,4 @@ def format_value(value: float, unit: str) -> str:
         return f"{value * 100:.1f} %"
     if unit == "records/s":
         return f"{value:.0f} records/s"
-    return f"{value:.0f}" if abs(value) >= 100 or value.is_integer() else f"{value:.3g}"
+    return f"{value:.0f}" if abs(value) >= 100 or float(value).is_integer() else f"{value:.3g}"
