@@ -230,7 +230,7 @@ async def test_the_producer_fills_returned_segments_before_the_next_piece_leaves
     manager.register(partition)
 
     def produce() -> None:
-        while partition.emit(0, bytes(size)):
+        while not partition.is_released and partition.emit(0, bytes(size)):
             pass
         pool.when_available(lambda: loop.call_soon(produce))
 
