@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-GENERATED = "<!-- Written by tools/generate_docs.py (make docs). Change the code or tools/docs_texts.py, not this page. -->"
+GENERATED = "<!-- Written by tools/generate_docs.py (make docs). Change the declaration, the docstring below its field, or tools/docs_texts.py, not this page. -->"
 
 SCENARIO_INTRO = """# A scenario, field by field
 

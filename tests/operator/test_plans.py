@@ -133,7 +133,7 @@ def test_the_first_pod_of_a_study_is_started_and_the_next_one_replaces_a_lost_on
     assert events(again) == [("PodLost", "the study's pod is gone; creating knobs-study again")]
 
 
-def test_a_run_tells_when_it_was_accepted_which_options_have_no_effect() -> None:
+def test_a_run_reports_when_it_is_accepted_which_options_have_no_effect() -> None:
     """Once: later plans have no findings any more."""
     raw = a_run()
     raw["metadata"]["uid"] = "u-1"
