@@ -123,7 +123,9 @@ def function_ratios(rounds: int) -> list[float]:
 def job_rates(records: int) -> dict[str, float]:
     """Return the rates of a job with a source and a sink: of the slower TaskManager, which bounds the job."""
     arguments = ["--records", str(records), "--rounds", "1"]
-    done = subprocess.run([sys.executable, JOB_BENCH, *arguments], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, JOB_BENCH, *arguments], check=True, stdout=subprocess.PIPE, text=True
+    )
     return slower([json.loads(line) for line in done.stdout.splitlines()])
 
 

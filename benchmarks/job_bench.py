@@ -141,7 +141,11 @@ async def taskmanager(ordinal: int, port: int, asked: argparse.Namespace) -> Non
     profile.disable()
     if asked.profile:
         pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(45)
-    records, wall, cpu, received = (b - a for a, b in zip(first or [], last or [], strict=True))
+    if first is last or first is None or last is None:
+        sys.exit(
+            f"The job made progress in fewer than two samples of {SAMPLE_S:g} s: give it more --records."
+        )
+    records, wall, cpu, received = (b - a for a, b in zip(first, last, strict=True))
     found = {"vertex": vertex, "records/s": records / wall, "records/s of CPU": records / cpu}
     found |= {"wall s": wall, "CPU s": cpu, "received": received, "buffers sent": sent}
     if marked:
@@ -220,10 +224,12 @@ async def run(asked: argparse.Namespace) -> list[dict[str, float]]:
     rows = history.trial().rows("delivery")
     delivered = sum(int.from_bytes(row["bitmap"], "little").bit_count() for row in rows)
     assert delivered == asked.records, f"{delivered} of {asked.records} records were delivered"
-    measured = [json.loads((await process.communicate(b""))[0]) for process in processes]
+    printed = [(await process.communicate(b""))[0] for process in processes]
     await manager.close()
     await client.close()
-    return measured
+    if any(process.returncode for process in processes):
+        sys.exit("A TaskManager failed; its error stands above.")
+    return [json.loads(row) for row in printed]
 
 
 def main() -> None:

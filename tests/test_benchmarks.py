@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
     ("arguments", "rows"),
     [
         (
-            "bench.py --rounds 1 --megabytes 3 --records 40000 --without-flink",
+            "bench.py --rounds 1 --megabytes 3 --records 1000000 --without-flink",
             [
                 "of a raw socket, asyncio",
                 "of a raw socket, uvloop",
