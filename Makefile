@@ -95,7 +95,7 @@ RESOLVE := pip compile pyproject.toml --universal --generate-hashes --no-emit-in
 
 lock: setup ## resolve the locks anew (needs `uv` in .venv): of development, and the parts of it that go into images
 	@$(BIN)/uv $(RESOLVE) --all-extras -o requirements.lock
-	@$(BIN)/uv $(RESOLVE) --extra operator --extra tls -c requirements.lock -o requirements-image.lock
+	@$(BIN)/uv $(RESOLVE) --extra operator --extra tls --extra otel -c requirements.lock -o requirements-image.lock
 	@awk '/^[a-z]/ { wanted = /^(pyspark|py4j)==/ } wanted' requirements.lock >requirements-spark.lock
 
 clean: ## remove .venv, caches and runs

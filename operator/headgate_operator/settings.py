@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from msgspec import Struct, field
 
@@ -11,6 +12,8 @@ from testbed_runtime.api import naming, podsettings
 from testbed_runtime.api.podsettings import PodSettings
 from testbed_runtime.core.errors import UserError
 
+OWN_VARIABLES = ("HEADGATE_", "POD_")
+"""How the names of variables begin that the operator sets in every pod."""
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 
@@ -31,6 +34,8 @@ class Settings(Struct, frozen=True):
     recorder_storage_class: str = ""
     pods: PodSettings = field(default_factory=dict)
     """Added to every pod that the operator creates."""
+    runner_env: tuple[Mapping[str, Any], ...] = ()
+    """Additional environment variables of runner pods, as in a pod's spec."""
     role_prefix: str = "headgate"
     """The ClusterRoles of runner, study and Spark pods are `<prefix>-runner` and so on."""
     pods_ttl_s: int = 900
@@ -65,6 +70,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         recorder_storage=get("HEADGATE_RECORDER_STORAGE", ""),
         recorder_storage_class=get("HEADGATE_RECORDER_STORAGE_CLASS", ""),
         pods=podsettings.read(get(podsettings.VARIABLE, "")),
+        runner_env=_variables("HEADGATE_RUNNER_ENV", get("HEADGATE_RUNNER_ENV", "")),
         role_prefix=get("HEADGATE_ROLE_PREFIX") or base.role_prefix,
         pods_ttl_s=_seconds(environment, "HEADGATE_PODS_TTL_S", base.pods_ttl_s),
         health_port=_number(environment, "HEADGATE_HEALTH_PORT", base.health_port),
@@ -87,6 +93,23 @@ def _pull_policy(text: str) -> PullPolicy:
     raise UserError(
         "HEADGATE_IMAGE_PULL_POLICY", f"{text!r} is not a pull policy", f"use one of {', '.join(known)}"
     )
+
+
+def _variables(name: str, text: str) -> tuple[Mapping[str, Any], ...]:
+    """Read environment variables of pods. Names that the operator sets itself are refused."""
+    try:
+        found = json.loads(text or "[]")
+        names = [variable["name"] for variable in found]
+    except (ValueError, TypeError, KeyError):
+        raise UserError(
+            name, f"{text!r} is not a list of variables", 'write [{"name": "A", "value": "1"}]'
+        ) from None
+    for variable in names:
+        if names.count(variable) > 1 or str(variable).startswith(OWN_VARIABLES):
+            raise UserError(
+                name, f"{variable} is set twice", "remove one; the operator sets HEADGATE_… and POD_…"
+            )
+    return tuple(found)
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: int) -> int:

@@ -21,6 +21,8 @@ MAX_ROWS = 1_100
 MAX_TARGETS = 256
 MAX_TEXT = 4_000
 """Characters of a text that a runner reports."""
+MAX_ANSWER = 40
+"""Lines of a run's answer that its status keeps."""
 MAX_TRIALS = 64
 """Trials that a run's status keeps; the newest."""
 COMPLETE = "Complete"
@@ -252,6 +254,8 @@ class RunProgress(Status, frozen=True):
     """Planned time until the end of the last trial."""
     job_state: str = ""
     """State of the job of the current trial."""
+    answer: tuple[str, ...] = ()
+    """How long each trial was down, which wait cost each second, and what lower values save: the lines of the terminal."""
     recovery: RecoveryResult = RecoveryResult()
     """The owners of the seconds of the last judged trial's outages."""
     delivery: Mapping[str, int] = {}

@@ -24,6 +24,7 @@ from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.status import COMPLETE, MAX_TEXT, RunReport
 from testbed_runtime.api.validate import InvalidScenario, validate
 from testbed_runtime.api.views import ConfigMap, Run
+from testbed_runtime.cli import telemetry
 from testbed_runtime.cli.environments import EVALUATION_STAGES
 from testbed_runtime.cli.render import Plain
 from testbed_runtime.core.errors import HeadgateError, UserError
@@ -32,7 +33,7 @@ from testbed_runtime.entry.harness import run_main
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.kube.api import Api, ApiError, connect, patiently
 from testbed_runtime.kube.host import KubeTestbedHost, RunAccess
-from testbed_runtime.kube.progress import StatusProgress, measured, report_map
+from testbed_runtime.kube.progress import StatusProgress, answer_of, measured, report_map
 from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.kube.spark.client import KubeEvaluator
 from testbed_runtime.ports.network import Address
@@ -41,7 +42,7 @@ from testbed_runtime.report.answer import read_recoveries
 from testbed_runtime.runner import judge
 from testbed_runtime.runner.engine import RunControl, Runner, RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo
-from testbed_runtime.runner.progress import Evaluating
+from testbed_runtime.runner.progress import Evaluating, Happened
 
 FIELD_MANAGER = naming.RUNNER_ACCOUNT
 SPARK_TOKEN_FILE = "/etc/headgate/spark-token/token"  # noqa: S105 - where it is, not what it is
@@ -141,8 +142,12 @@ class RunnerPod:
             await progress.finish("Error", reason=reason, text=str(error))
             return
         await progress.write_with_retries(report_map(run, result.folder))
+        # before the run is complete: the operator may delete this pod then
+        if line := await asyncio.to_thread(telemetry.export, result.folder):
+            progress.on_event(Happened(line))
         verdict = result.verdict
         more = measured(read_manifest(result.folder), _rows(result.folder), read_recoveries(result.folder))
+        more["answer"] = answer_of(verdict)
         if result.evaluation_failure:
             more["evaluation_failure"] = result.evaluation_failure[:MAX_TEXT]
         await progress.finish(

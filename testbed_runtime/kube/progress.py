@@ -22,6 +22,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.status import (
     COMPLETE,
     EVALUATING,
+    MAX_ANSWER,
     MAX_TEXT,
     MAX_TRIALS,
     STATUS_KEY,
@@ -172,6 +173,11 @@ def measured(
         "delivery": {name: int(value) for name, value in _family(own, "delivery.").items()},
         "faults": faults,
     }
+
+
+def answer_of(verdict: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return `answer` of the report from a verdict.json. Pure."""
+    return tuple(str(line)[:MAX_TEXT] for line in verdict.get("answer") or ())[:MAX_ANSWER]
 
 
 def _family(rows: Sequence[Mapping[str, Any]], prefix: str) -> dict[str, float]:

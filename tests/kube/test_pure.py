@@ -16,6 +16,8 @@ from testbed_runtime.api import naming, views
 from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.kinds import ScenarioRun, Testbed, TestbedResourceSpec
 from testbed_runtime.api.status import (
+    MAX_ANSWER,
+    MAX_TEXT,
     ActiveFault,
     FaultResult,
     RecoveryResult,
@@ -31,7 +33,7 @@ from testbed_runtime.core.judgement.recovery import Recovery, Round, Segment, Tr
 from testbed_runtime.kube import client_run
 from testbed_runtime.kube.api import encoded
 from testbed_runtime.kube.host import RunAccess, capabilities, readiness, trial_testbed
-from testbed_runtime.kube.progress import RunStatus, measured, read_report, report_map
+from testbed_runtime.kube.progress import RunStatus, answer_of, measured, read_report, report_map
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.runner import progress as p
 from tests.entry.pods import SPEC
@@ -212,6 +214,16 @@ def test_the_status_has_the_rounds_of_each_outage_with_their_owners():
         (1, 5.0, [5.0]), (2, 3.5, [3.0, 0.5])
     ]  # fmt: skip
     assert "kill" in one.summary
+
+
+def test_the_status_has_the_lines_of_the_answer_within_bounds():
+    """Only these lines have the savings of lower values, and the intervals of several trials."""
+    lines = ["main-1: down 1.72 s", "main-1: heartbeat: a lower value saves at most 700 ms"]
+    assert answer_of({"answer": lines}) == tuple(lines)
+    assert answer_of({}) == ()
+    long = answer_of({"answer": ["x" * (MAX_TEXT + 1)] * (MAX_ANSWER + 1)})
+    assert {len(line) for line in long} == {MAX_TEXT}
+    assert len(long) == MAX_ANSWER
 
 
 def test_a_status_with_the_recovery_of_an_earlier_release_can_be_read():

@@ -17,6 +17,7 @@ from tests.kubernetes.cluster import Cluster, pod
 from tests.kubernetes.rendering import CHART, KUBE_VERSION
 from tests.kubernetes.spaces import OPERATOR, OPERATOR_NAMESPACE, Space, fresh, names
 from tests.kubernetes.test_faults import a_testbed
+from tests.kubernetes.test_images import pod as restricted_pod
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -32,6 +33,27 @@ RESTRICTED_POD: dict[str, Any] = {
     },
     "container": {"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}},
 }
+
+
+COLLECTOR = """
+import gzip
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+class Collector(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            for scope in resource.scope_spans:
+                for span in scope.spans:
+                    print(self.headers["x-tenant"], span.name, flush=True)
+        self.send_response(200)
+        self.end_headers()
+
+HTTPServer(("", 4318), Collector).serve_forever()
+"""
+"""Receives OTLP over HTTP as a collector does, and prints a tenant and the name of each span."""
 
 
 def test_the_operator_of_the_manifests_is_ready_in_a_restricted_namespace(installed: Cluster):
@@ -92,7 +114,9 @@ def _may(space: Space, namespace: str, *what: str) -> str:
 def test_a16_helm_installs_tests_upgrades_and_leaves_nothing(bare_space: Space, alone: Cluster):
     """A namespaced installation: its rights end at its namespace, a real run passes, and after the uninstall the cluster is as before."""
     before = names(alone)
-    install(alone, bare_space, "--set", f"test.timeoutSeconds={TEST_LIMIT_S}")
+    bare_space.apply(restricted_pod("collector", "headgate", "python", "-c", COLLECTOR))
+    bare_space.kubectl("create", "secret", "generic", "collector", "--from-literal=headers=x-tenant=streams")
+    install(alone, bare_space, "--set", f"test.timeoutSeconds={TEST_LIMIT_S}", *_traced(bare_space))
     assert names(alone) == before, "a namespaced installation made something of the whole cluster"
     asked = [
         (bare_space.name, "create", "pods"),
@@ -105,6 +129,8 @@ def test_a16_helm_installs_tests_upgrades_and_leaves_nothing(bare_space: Space, 
     assert "POD LOGS:" in said
     verdicts = bare_space.kubectl("get", "scenarioruns", "-o", "jsonpath={.items[*].status.verdict}")
     assert verdicts == "Pass", bare_space.story()
+    assert "streams trial main-1" in bare_space.kubectl("logs", "collector")
+    bare_space.kubectl("delete", "pod/collector", "secret/collector", "--grace-period=0")
     install(alone, bare_space, "--set", "logging.level=DEBUG", "--set", "replicaCount=2")
     ready = bare_space.get("deployment", f"{RELEASE}-headgate-operator")["status"]["readyReplicas"]
     assert ready == 2
@@ -112,6 +138,21 @@ def test_a16_helm_installs_tests_upgrades_and_leaves_nothing(bare_space: Space, 
     assert left(bare_space) == ""
     assert names(alone) == before
     bare_space.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=60s")  # those of the run, too
+
+
+def _traced(space: Space) -> list[str]:
+    """Return the arguments of an installation whose runs send their traces to the pod `collector`, with headers from a Secret."""
+    pod_of = space.until(
+        "pod/collector", lambda o: o["status"].get("podIP"), 60, "the collector has an address"
+    )
+    variables = [
+        {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": f"http://{pod_of['status']['podIP']}:4318"},
+        {
+            "name": "OTEL_EXPORTER_OTLP_HEADERS",
+            "valueFrom": {"secretKeyRef": {"name": "collector", "key": "headers"}},
+        },
+    ]
+    return ["--set-json", f"runner.extraEnv={json.dumps(variables)}"]
 
 
 def _outside(space: Space) -> None:

@@ -77,6 +77,8 @@ def test_a_run_in_which_pods_are_evicted_and_deleted_loses_nothing(space: Space)
     status = space.get("scenariorun/loss")["status"]
     assert status["verdict"] == "Pass", f"{status}\n{space.story()}"
     assert {f["name"]: f["verified"] for f in status["faults"]} == {"evict": True, "delete": True}
+    assert all(line.startswith("main-1: ") for line in status["answer"]), status["answer"]
+    assert any(": down " in line for line in status["answer"]), status["answer"]
     recorder = naming.recorder_name("loss")
     said = json.loads(space.kubectl("exec", recorder, "--", "python", "-c", STEPS, naming.DATA_FOLDER))
     second = naming.incarnation(2, 1)

@@ -432,4 +432,5 @@ async def test_scenario_02_shows_its_recovery_in_the_status(followed: Followed):
     recovery = run["status"]["recovery"]
     assert recovery["phases"]["detect"] > 0
     assert recovery["outages"][0]["rounds"][0]["owners"], recovery
+    assert run["status"]["answer"] == result.verdict["answer"]
     assert run["status"]["delivery"]["lost"] == 0

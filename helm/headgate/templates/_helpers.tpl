@@ -97,8 +97,15 @@ priorityClassName: {{ . }}
 {{- define "headgate.checkEnv" -}}
 {{- $seen := dict -}}
 {{- range .Values.extraEnv -}}
-{{- if or (hasKey $seen .name) (regexMatch "^(POD_NAME|POD_NAMESPACE|MALLOC_ARENA_MAX|MALLOC_TRIM_THRESHOLD_|HEADGATE_(NAMESPACES|IMAGE|AGENT_IMAGE|SPARK_IMAGE|IMAGE_PULL_POLICY|IMAGE_PULL_SECRETS|PODS|ROLE_PREFIX|PODS_TTL_S|RECORDER_STORAGE|RECORDER_STORAGE_CLASS|WEBHOOK_CERTIFICATE|WORKERS|LOG_LEVEL))$" .name) -}}
+{{- if or (hasKey $seen .name) (regexMatch "^(POD_NAME|POD_NAMESPACE|MALLOC_ARENA_MAX|MALLOC_TRIM_THRESHOLD_|HEADGATE_(NAMESPACES|IMAGE|AGENT_IMAGE|SPARK_IMAGE|IMAGE_PULL_POLICY|IMAGE_PULL_SECRETS|PODS|RUNNER_ENV|ROLE_PREFIX|PODS_TTL_S|RECORDER_STORAGE|RECORDER_STORAGE_CLASS|WEBHOOK_CERTIFICATE|WORKERS|LOG_LEVEL))$" .name) -}}
 {{- fail (printf "extraEnv: %s is set twice; remove one, or use the chart's value for it" .name) -}}
+{{- end -}}
+{{- $_ := set $seen .name true -}}
+{{- end -}}
+{{- $seen = dict -}}
+{{- range .Values.runner.extraEnv -}}
+{{- if or (hasKey $seen .name) (regexMatch "^(POD|HEADGATE)_" .name) -}}
+{{- fail (printf "runner.extraEnv: %s is set twice; remove one: the operator sets HEADGATE_… and POD_…" .name) -}}
 {{- end -}}
 {{- $_ := set $seen .name true -}}
 {{- end -}}
