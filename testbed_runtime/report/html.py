@@ -14,9 +14,8 @@ from jinja2 import BytecodeCache, Environment, FileSystemBytecodeCache, PackageL
 from markupsafe import Markup, escape
 from msgspec import Struct
 
-from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Recovery
-from testbed_runtime.core.waits import KINDS
-from testbed_runtime.report import aggregate, words
+from testbed_runtime.core.judgement.recovery import Recovery
+from testbed_runtime.report import aggregate, colours, words
 from testbed_runtime.report.answer import VariantAnswer, from_events_words, headline, own_start, savings
 from testbed_runtime.report.latencychart import latency_svg
 from testbed_runtime.report.loadchart import Load, level_of
@@ -100,7 +99,8 @@ def page(view: RunView) -> str:
         strips=_both(strips_svg(found, WIDE, key="di-w"), strips_svg(found, NARROW, key="di-n")),
         figures=figures,
         legend=[s for kind, s in MARK_SHAPES.items() if any(kind in f.kinds for f in figures)],
-        wait_kinds=list(_wait_kinds(view)),
+        wait_kinds=list(colours.grouped(_wait_kinds(view))),
+        wait_style=Markup(colours.style()),  # noqa: S704 - made of declared names
         answers=answers,
         means=_means(answers) if view.compact else "",
         more_trials=len(view.trials) - len(chosen),
@@ -197,14 +197,11 @@ def _titled(trial: TrialView) -> Iterable[Titled]:
         yield Titled(f"{trial.trial}: {text}", recovery)
 
 
-def _wait_kinds(view: RunView) -> Iterable[tuple[str, str]]:
-    """Yield the kinds of waits in the drawings, with their meaning."""
-    used = {
+def _wait_kinds(view: RunView) -> set[str]:
+    """Return the kinds of waits in the drawings."""
+    return {
         s.kind for t in view.fault_trials for r in shown_recoveries(t) for n in r.rounds for s in n.segments
     }
-    yield from ((name, kind.doc) for name, kind in KINDS.items() if name in used)
-    if UNATTRIBUTED in used:
-        yield UNATTRIBUTED, "no recorded wait or step covers it"
 
 
 def _samples(series: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -98,10 +98,10 @@ def _segment(svg: Svg, segment: Segment, zero_ns: int, *, x: Scale, y: float, si
     first = next((t for t in (f"{took} {segment.kind}", took) if text_width(t, size.font) < room), "")
     second = next((t for t in (segment.words, short) if t and text_width(t, small) < room), "")
     if second and first:
-        svg.text(middle, y + BAR - 6, second, css=f"on-p small on-{segment.kind}", anchor="middle")
+        svg.text(middle, y + BAR - 6, second, css="on-p small", anchor="middle")
     if first:
         level = y + (13 if second else BAR / 2 + 4)
-        svg.text(middle, level, first, css=f"on-p on-{segment.kind}", anchor="middle")
+        svg.text(middle, level, first, css="on-p", anchor="middle")
 
 
 def round_title(number: Round) -> str:
