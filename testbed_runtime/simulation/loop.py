@@ -245,7 +245,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         left = [*self._killed_tasks, *asyncio.all_tasks(self)]
         self._killed_tasks.clear()
         for task in left:
-            if not task.done():
+            if task.done():
+                if not task.cancelled():
+                    task.exception()  # the process was killed before anything could retrieve it
+            else:
                 task._log_destroy_pending = False  # type: ignore[attr-defined] # noqa: SLF001 - it is pending on purpose
                 _close(task.get_coro())
         self._ready.clear()

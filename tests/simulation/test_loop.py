@@ -188,6 +188,30 @@ def test_the_dead_say_nothing_not_even_at_the_end(caplog: pytest.LogCaptureFixtu
     assert caplog.records == []
 
 
+def test_a_task_that_fails_as_its_process_is_killed_is_not_reported(caplog: pytest.LogCaptureFixture):
+    """The process that waits for it is killed between the failure and its notice: a checkpoint store that refuses."""
+
+    async def refused() -> None:
+        await asyncio.sleep(1)
+        raise OSError("the store refuses")
+
+    async def process() -> None:
+        work = asyncio.get_running_loop().create_task(refused())
+        work.add_done_callback(lambda _: pytest.fail("the process is dead"))
+        await work
+
+    async def main() -> None:
+        loop = _loop()
+        spawn("tm-0", process(), name="process")
+        killing = loop.time() + 1
+        loop.call_at(killing, lambda: loop.call_soon(loop.call_soon, loop.kill, "tm-0"))
+        await asyncio.sleep(2)
+
+    run_virtual(main())
+    gc.collect()
+    assert caplog.records == []
+
+
 def test_a_loop_in_which_time_stands_says_livelock():
     """Tasks that wake each other endlessly are an error with their names, and not a hang."""
 
