@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.heartbeat import HeartbeatConfig, HeartbeatMonitor
-from testbed_runtime.core.job.limits import option_limit
+from testbed_runtime.core.job.limits import option_limit, reachability_limit
 from testbed_runtime.core.job.messages import (
     RESOURCEMANAGER,
     OfferSlots,
@@ -42,9 +42,8 @@ class WaitScope(Struct, frozen=True):
     who: str
     """ResourceID."""
 
-    def heartbeat(self, peer: str, since_s: float, outcome: Outcome) -> None:
+    def heartbeat(self, peer: str, since_s: float, outcome: Outcome, limit: Limit) -> None:
         """Record a wait for a heartbeat of the peer that ends now."""
-        limit = option_limit(self.options, "heartbeat.timeout")
         self.waits.begin("heartbeat", self.who, peer, limit=limit, since_s=since_s).end(outcome)
 
     def registration(self, peer: str, *, limit: Limit = NO_LIMIT) -> OpenWait:
@@ -54,31 +53,34 @@ class WaitScope(Struct, frozen=True):
         """Begin the wait for a JobManager that was heard of last at `since_s`."""
         return self.waits.begin("jobmanager", self.who, peer, since_s=since_s)
 
-    def registered(self, wait: OpenWait, attempt: Attempt) -> None:
+    def registered(self, wait: OpenWait, attempt: Attempt, given_up: Limit) -> None:
         """End the wait: an attempt succeeded. Its delay decided the end if it had one. A peer that answers as soon as it was
-        given up had been there before: then the time until it was given up decided the end."""
-        timeout = option_limit(self.options, "heartbeat.timeout")
-        beyond_s = self.waits.now() - wait.start_s - (timeout.seconds or 0.0)
+        given up had been there before: then the limit after which it was given up decided the end."""
+        beyond_s = self.waits.now() - wait.start_s - (given_up.seconds or 0.0)
         if attempt.option:
             wait.limit = option_limit(self.options, attempt.option)
             wait.end(Outcome.FIRED)
         elif wait.kind == "jobmanager" and beyond_s < ANSWERED_AT_ONCE_S:
-            wait.limit = timeout
+            wait.limit = given_up
             wait.end(Outcome.EXPIRED)
         else:
             wait.end()
 
 
 class PeerWatch:
-    """Watches the heartbeats of one peer. Calls `on_silence` once when the peer was silent for heartbeat.timeout."""
+    """Watches the heartbeats of one peer. Calls `on_lost` once when the peer was silent for heartbeat.timeout, or when the
+    answers to its heartbeats did not reach it (HeartbeatManagerImpl.handleHeartbeatRpc)."""
 
-    def __init__(self, scope: WaitScope, peer: str, on_silence: Callable[[], None]) -> None:
+    def __init__(self, scope: WaitScope, peer: str, on_lost: Callable[[], None]) -> None:
         self._scope = scope
         self._config = HeartbeatConfig.of(scope.options)
+        self._timeout = option_limit(scope.options, "heartbeat.timeout")
         self._peer = peer
-        self._on_silence = on_silence
+        self._on_lost = on_lost
         self.last_seen = 0.0
-        """When the peer was heard of last, before `on_silence`."""
+        """When the peer was heard of last, before `on_lost`."""
+        self.unreachable = False
+        """Whether the peer was given up because answers did not reach it."""
         self._monitor: HeartbeatMonitor | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -99,7 +101,22 @@ class PeerWatch:
         if self._monitor is not None:
             late_since = self._monitor.on_heartbeat(asyncio.get_running_loop().time())
             if late_since is not None:
-                self._scope.heartbeat(self._peer, late_since, Outcome.COMPLETED)
+                self._scope.heartbeat(self._peer, late_since, Outcome.COMPLETED, self._timeout)
+
+    def on_answered(self, *, reached: bool) -> None:
+        """Count whether the answer to a heartbeat has reached the peer."""
+        monitor = self._monitor
+        if monitor is None:
+            return
+        if reached:
+            monitor.on_call_success()
+        elif monitor.on_unreachable():
+            self._give_up(monitor, unreachable=True)
+
+    @property
+    def given_up(self) -> Limit:
+        """The limit after which the peer is given up, or was given up the last time."""
+        return reachability_limit(self._scope.options) if self.unreachable else self._timeout
 
     def extend(self, seconds: float) -> None:
         """Account for a stall of this process, which could not receive heartbeats meanwhile.
@@ -111,7 +128,8 @@ class PeerWatch:
         if seconds < self._config.timeout_s:
             self._monitor.extend(seconds)
         else:
-            self._silent(self._monitor)
+            self.unreachable = False
+            self._lose(self._monitor)
 
     def _arm(self) -> None:
         if self._monitor is not None:
@@ -124,13 +142,17 @@ class PeerWatch:
         if not monitor.on_time(asyncio.get_running_loop().time()):
             self._arm()
             return
-        self._scope.heartbeat(self._peer, monitor.last_seen, Outcome.EXPIRED)
-        self._silent(monitor)
+        self._give_up(monitor, unreachable=False)
 
-    def _silent(self, monitor: HeartbeatMonitor) -> None:
+    def _give_up(self, monitor: HeartbeatMonitor, *, unreachable: bool) -> None:
+        self.unreachable = unreachable
+        self._scope.heartbeat(self._peer, monitor.last_seen, Outcome.EXPIRED, self.given_up)
+        self._lose(monitor)
+
+    def _lose(self, monitor: HeartbeatMonitor) -> None:
         self.last_seen = monitor.last_seen
         self.stop()
-        self._on_silence()
+        self._on_lost()
 
 
 async def _try_register(
@@ -173,7 +195,7 @@ class ResourceManagerConnection:
         self._wait: OpenWait | None = None
         self._message = message
         self._on_fatal = on_fatal
-        self._watch = PeerWatch(scope, RM_NAME, self._on_silence)
+        self.watch = PeerWatch(scope, RM_NAME, self._on_lost)
         self._worker: asyncio.Task[None] | None = None
         self._registered = asyncio.Event()
         self.leader = ""
@@ -198,16 +220,16 @@ class ResourceManagerConnection:
         """Return False for a ResourceManager at which this TaskManager is not registered: it gets no answer, as in Flink."""
         if not leader or leader != self.leader:
             return False
-        self._watch.on_heartbeat()
+        self.watch.on_heartbeat()
         return True
 
     def extend(self, seconds: float) -> None:
-        self._watch.extend(seconds)
+        self.watch.extend(seconds)
 
     def disconnected(self, leader: str) -> None:
         """The ResourceManager has given this TaskManager up: register again at once."""
         if leader and leader == self.leader:
-            self._watch.stop()
+            self.watch.stop()
             self.leader = ""
             self._registered.clear()
             self.connect()
@@ -216,7 +238,7 @@ class ResourceManagerConnection:
         """Register at a new leader, at once (TaskExecutor.notifyOfNewResourceManagerLeader). Does nothing if it is known."""
         if leader == self.leader:
             return
-        self._watch.stop()
+        self.watch.stop()
         self.leader = ""
         self._registered.clear()
         if self._worker is not None:
@@ -224,10 +246,10 @@ class ResourceManagerConnection:
             self._worker = None
         self.connect()
 
-    def _on_silence(self) -> None:
+    def _on_lost(self) -> None:
         self.leader = ""
         self._registered.clear()
-        self._wait = self._scope.away(RM_NAME, self._watch.last_seen)
+        self._wait = self._scope.away(RM_NAME, self.watch.last_seen)
         self.connect()
 
     async def _register(self, wait: OpenWait) -> None:
@@ -249,7 +271,7 @@ class ResourceManagerConnection:
                 continue
             self._worker = self._wait = None
             if answer.outcome == "success":
-                self._scope.registered(wait, attempt)
+                self._scope.registered(wait, attempt, self.watch.given_up)
             else:
                 wait.end(Outcome.FAILED, cause=answer.reason)
             self._on_answer(answer)
@@ -267,11 +289,11 @@ class ResourceManagerConnection:
             self._on_fatal(f"The ResourceManager rejected this TaskManager: {answer.reason}")
             return
         self.leader = answer.leader
-        self._watch.start()
+        self.watch.start()
         self._registered.set()
 
     async def close(self) -> None:
-        self._watch.stop()
+        self.watch.stop()
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.wait([self._worker])
@@ -281,8 +303,8 @@ class ResourceManagerConnection:
 class JobConnection:
     """The connection to the JobMaster of one job. Lives while this TaskManager has slots for the job.
 
-    Calls `on_lost(connection)` when the JobMaster fell silent, `on_slot_refused(slot, cause)` for a slot that the JobMaster
-    did not accept."""
+    Calls `on_lost(connection)` when the JobMaster fell silent or is unreachable, `on_slot_refused(slot, cause)` for a slot that
+    the JobMaster did not accept."""
 
     def __init__(
         self,
@@ -294,8 +316,9 @@ class JobConnection:
         on_lost: Callable[[JobConnection], None],
         on_slot_refused: Callable[[Slot, str], None],
         lost: OpenWait | None = None,
+        given_up: Limit | None = None,
     ) -> None:
-        """`lost`: the wait for a JobMaster that was given up and is connected again."""
+        """`lost`: the wait for a JobMaster that was given up after `given_up` and is connected again."""
         self.gateway = gateway
         self.session = message.session
         self._lost = lost
@@ -304,6 +327,7 @@ class JobConnection:
         self._scope = scope
         self._on_slot_refused = on_slot_refused
         self.watch = PeerWatch(scope, JOBMASTER_NAME, lambda: on_lost(self))
+        self._given_up = given_up or self.watch.given_up
         self._worker: asyncio.Task[None] | None = None
         self._offer_again = False
         self._established = False
@@ -357,7 +381,7 @@ class JobConnection:
             answer = await _try_register(ask, registration, on_unreachable=registration.on_error)
             if isinstance(answer, RegistrationResult):
                 if answer.outcome == "success":
-                    self._scope.registered(wait, attempt)
+                    self._scope.registered(wait, attempt, self._given_up)
                     return True
                 wait.end(Outcome.FAILED, cause=answer.reason)
                 for slot in self._slots.of_job(self.job):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.ids import JOBMANAGER, TaskManagerID
-from testbed_runtime.core.job.heartbeat import HeartbeatConfig
+from testbed_runtime.core.job.heartbeat import (
+    UNREACHABLE_CLASS,
+    HeartbeatConfig,
+    timed_out_text,
+    unreachable_text,
+)
 from testbed_runtime.core.job.messages import (
     JOBMASTER,
     RESOURCEMANAGER,
@@ -33,13 +38,14 @@ from testbed_runtime.core.job.messages import (
     TaskDeploymentDescriptor,
     TriggerCheckpoint,
 )
-from testbed_runtime.core.waits import JOBMASTER_NAME
+from testbed_runtime.core.waits import JOBMASTER_NAME, Limit
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure, Rpc
 from testbed_runtime.process.tasks import TaskKeeper
 from testbed_runtime.taskmanager.connections import (
     JobConnection,
+    PeerWatch,
     ResourceManagerConnection,
     WaitScope,
 )
@@ -174,18 +180,20 @@ class TaskExecutor:
         known = self._jobs.get(message.job)
         if known is not None and known.gateway.leader == message.jobmaster_leader:
             return known
-        lost = None
+        lost = given_up = None
         if known is not None:
-            lost = known.hand_over()
+            lost, given_up = known.hand_over(), known.watch.given_up
             self._drop_job(known, keep=message.allocation)
         address = (message.jobmaster_address[0], message.jobmaster_address[1])
         resource_id = str(self._config.resource_id)
         gateway = JobMasterGateway(
             self._rpc, address, message.job, message.jobmaster_leader, resource_id, self._ask_timeout_s
         )
-        return self._connect(gateway, lost=lost)
+        return self._connect(gateway, lost=lost, given_up=given_up)
 
-    def _connect(self, gateway: JobMasterGateway, *, lost: OpenWait | None = None) -> JobConnection:
+    def _connect(
+        self, gateway: JobMasterGateway, *, lost: OpenWait | None = None, given_up: Limit | None = None
+    ) -> JobConnection:
         """Make the job's next connection. It registers with the first offer."""
         self._sessions += 1
         registration = RegisterAtJobMaster(
@@ -201,9 +209,10 @@ class TaskExecutor:
             registration,
             self._slots,
             scope=self._scope,
-            on_lost=self._on_job_silent,
+            on_lost=self._on_job_lost,
             on_slot_refused=self._on_slot_refused,
             lost=lost,
+            given_up=given_up,
         )
         self._jobs[gateway.job] = connection
         return connection
@@ -335,28 +344,42 @@ class TaskExecutor:
         """Acknowledge the heartbeat. As in Flink, the answer is a message of its own to the sender's endpoint."""
         executions: tuple[str, ...] = ()
         allocations: tuple[tuple[int, str], ...] | None = None
+        watches: list[PeerWatch] = []
         if message.origin == RESOURCEMANAGER:
-            known = self.resourcemanager.on_heartbeat(message.leader)
+            if self.resourcemanager.on_heartbeat(message.leader):
+                watches.append(self.resourcemanager.watch)
             endpoint, allocations = RESOURCEMANAGER, self._slots.report()
         else:
-            jobs = [c.job for c in self._jobs.values() if c.on_heartbeat(message.leader)]
-            executions = tuple(attempt for job in jobs for attempt in self._tasks.deployed(job))
-            known, endpoint = bool(jobs), JOBMASTER
-        if not known:
+            jobs = [c for c in self._jobs.values() if c.on_heartbeat(message.leader)]
+            watches += [c.watch for c in jobs]
+            executions = tuple(attempt for c in jobs for attempt in self._tasks.deployed(c.job))
+            endpoint = JOBMASTER
+        if not watches:
             return Acknowledge(accepted=False)
         origin = str(self._config.resource_id)
         answer = Heartbeat(origin, message.leader, self.counters(), message.asked_at, executions, allocations)
-        self._keeper.spawn(self._tell(endpoint, answer), f"heartbeat-to-{endpoint}")
+        self._keeper.spawn(self._answer(endpoint, answer, watches), f"heartbeat-to-{endpoint}")
         return Acknowledge()
 
-    async def _tell(self, endpoint: str, message: object) -> None:
-        """Send a message that may be lost: the peer notices the silence."""
+    async def _answer(self, endpoint: str, answer: Heartbeat, watches: Iterable[PeerWatch]) -> None:
+        """Answer a heartbeat. A peer that several answers in a row do not reach is lost."""
+        reached = await self._tell(endpoint, answer)
+        if reached is not None:
+            for watch in watches:
+                watch.on_answered(reached=reached)
+
+    async def _tell(self, endpoint: str, message: object) -> bool | None:
+        """Send a message that may be lost: the peer notices the silence. Return whether it has arrived, or None if that is not
+        known."""
         try:
             await self._rpc.ask(
                 JOBMANAGER, self._config.jobmanager, endpoint, message, timeout_s=self._heartbeats.timeout_s
             )
-        except (AskTimeout, RecipientUnreachable, RemoteFailure):
-            return
+        except RecipientUnreachable:
+            return False
+        except (AskTimeout, RemoteFailure):
+            return None
+        return True
 
     def counters(self) -> dict[str, float]:
         """Return the live counters of this TaskManager."""
@@ -389,16 +412,22 @@ class TaskExecutor:
     def _note(self, text: str) -> None:
         self._services.history.append("events", kind="note", subject=str(self._config.resource_id), text=text)
 
-    def _on_job_silent(self, connection: JobConnection) -> None:
-        text = f"The heartbeat of JobManager with id {connection.gateway.leader} timed out."
+    def _on_job_lost(self, connection: JobConnection) -> None:
+        watch, leader = connection.watch, connection.gateway.leader
+        if watch.unreachable:
+            class_name = UNREACHABLE_CLASS["TaskExecutor"]
+            text = unreachable_text("JobManager", leader)
+        else:
+            class_name = "TimeoutException"
+            text = timed_out_text("TaskExecutor", "JobManager", leader)
         self._note(text)
-        lost = self._scope.away(JOBMASTER_NAME, connection.watch.last_seen)
-        self._reconnect(connection, FlinkError("TimeoutException", text, wait="heartbeat"), lost=lost)
+        lost = self._scope.away(JOBMASTER_NAME, watch.last_seen)
+        self._reconnect(connection, FlinkError(class_name, text, wait="heartbeat"), lost=lost)
 
     def _reconnect(self, connection: JobConnection, cause: FlinkError, *, lost: OpenWait | None) -> None:
         """Disconnect from a JobMaster: the job's tasks fail. Connect again, and offer the slots again, as Flink does."""
         self._disconnect(connection, cause)
-        again = self._connect(connection.gateway, lost=lost)
+        again = self._connect(connection.gateway, lost=lost, given_up=connection.watch.given_up)
         failure = FlinkError(
             "FlinkException", f"Disconnect from JobManager responsible for {connection.job}."
         )

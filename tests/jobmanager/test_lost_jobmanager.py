@@ -1,0 +1,70 @@
+"""A TaskManager that receives heartbeats, but whose answers do not reach the JobManager."""
+
+import asyncio
+import json
+
+import pytest
+
+from testbed_runtime.ports.rpc import RecipientUnreachable
+from testbed_runtime.simulation.loop import run_virtual
+from tests.jobmanager.inproc import a_testbed, graph
+
+HEARTBEATS = {"heartbeat.interval": "1 s", "heartbeat.timeout": "60 s"}
+
+
+def lose_answers(rpc, endpoint, count):
+    """Lose the next heartbeats that are sent to this endpoint."""
+    ask, left = rpc.ask, count
+
+    async def losing(*args, **settings):
+        nonlocal left
+        if type(args[3]).__name__ == "Heartbeat" and args[2] == endpoint and left:
+            left -= 1
+            raise RecipientUnreachable(f"{endpoint} is unreachable.")
+        return await ask(*args, **settings)
+
+    rpc.ask = losing
+
+
+@pytest.mark.parametrize(("threshold", "lost", "restarts"), [(1, 1, 1), (2, 2, 1), (2, 1, 0), (-1, 9, 0)])
+def test_J_37_a_jobmaster_that_answers_do_not_reach_is_given_up(threshold, lost, restarts):
+    """The TaskManager disconnects long before heartbeat.timeout, fails its tasks and registers again."""
+
+    async def main():
+        async with a_testbed(**HEARTBEATS, **{"heartbeat.rpc-failure-threshold": str(threshold)}) as bed:
+            await bed.submit(graph(rate=100.0))
+            await bed.until(lambda s: set(s.tasks.values()) == {"RUNNING"})
+            lose_answers(bed.rpcs["tm-0"], "jobmaster", lost)
+            await asyncio.sleep(4.5)
+            await bed.until(lambda s: set(s.tasks.values()) == {"RUNNING"})
+            assert (await bed.status()).restarts == restarts
+            leader = bed.manager.leader
+            text = f"JobManager with id {leader} is no longer reachable."
+            notes = [r["text"] for r in bed.events("note") if r["subject"] == "tm-0-1"]
+            assert notes.count(text) == restarts
+            causes = [json.loads(r["data"])["cause_class"] for r in bed.events("failover.started")]
+            assert causes == ["TaskManagerException"] * restarts
+            waits = [r for r in bed.rows("waits") if (r["who"], r["kind"]) == ("tm-0-1", "heartbeat")]
+            expired = ("JobMaster", "heartbeat.interval × heartbeat.rpc-failure-threshold", "expired")
+            assert [(r["what"], r["option"], r["outcome"]) for r in waits] == [expired] * restarts
+            assert (await bed.drain()).state == "FINISHED"
+
+    run_virtual(main())
+
+
+def test_J_38_a_resourcemanager_that_answers_do_not_reach_is_registered_at_again():
+    """The tasks go on."""
+
+    async def main():
+        async with a_testbed(**HEARTBEATS) as bed:
+            await bed.submit(graph(rate=100.0))
+            await bed.until(lambda s: set(s.tasks.values()) == {"RUNNING"})
+            lose_answers(bed.rpcs["tm-0"], "resourcemanager", 2)
+            await asyncio.sleep(5.0)
+            waits = [r for r in bed.rows("waits") if r["who"] == "tm-0-1" and r["what"] == "ResourceManager"]
+            assert [r["kind"] for r in waits] == ["registration", "heartbeat", "jobmanager"]
+            assert bed.taskmanagers["tm-0"].is_registered
+            assert (await bed.status()).restarts == 0
+            assert (await bed.drain()).state == "FINISHED"
+
+    run_virtual(main())
