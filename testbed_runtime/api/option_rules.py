@@ -217,6 +217,12 @@ def _doubtful(testbed: models.TestbedSpec, options: Options, path: str) -> Itera
     exclusive = "taskmanager.network.memory.buffers-per-channel"
     if options.integer(exclusive) == 0 and not has(options.flink_version, NO_EXCLUSIVE_BUFFERS):
         yield f"{path}[{exclusive}]: before 1.14, every task with a channel from another TaskManager fails without exclusive buffers"
+    most = "taskmanager.network.memory.max-buffers-per-channel"
+    if options.integer(most) == 1:
+        yield (
+            f"{path}[{most}]: with 1, a task that has begun a buffer processes nothing more until a checkpoint barrier ends it, in Flink "
+            "too (write at least 2)"
+        )
     if options.duration("heartbeat.timeout") == options.duration("heartbeat.interval"):
         yield f"{path}[heartbeat.timeout]: is not more than heartbeat.interval, so a TaskManager can be lost without a fault"
     for key, doubt in memory_doubts(options):

@@ -97,6 +97,13 @@ def test_the_document_of_the_design_is_valid():
             "without a fault",
         ),
         (
+            lambda s: s["testbed"]["flinkConfiguration"].update(
+                {"taskmanager.network.memory.max-buffers-per-channel": "1"}
+            ),
+            "spec.testbed.flinkConfiguration[taskmanager.network.memory.max-buffers-per-channel]: with 1, a task that has begun a "
+            "buffer processes nothing more until a checkpoint barrier ends it, in Flink too (write at least 2)",
+        ),
+        (
             lambda s: s["expect"].append({"metric": "throughput.relative", "min": 95}),
             "spec.expect[1].min: 95 is 9,500 % (write '95 %' or '0.95')",
         ),
