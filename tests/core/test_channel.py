@@ -306,6 +306,26 @@ def test_B_05_a_local_channel_asks_again_after_its_backoff() -> None:
         gate.poll()
 
 
+@pytest.mark.parametrize(("registers_late", "error"), [(False, "IllegalState"), (True, "IO")])
+def test_B_05_the_error_of_a_request_by_the_timer_is_an_io_exception(
+    registers_late: bool, error: str
+) -> None:
+    """The partition has another reader. Flink's task gets the error of its own request as it is (LocalInputChannel.setError)."""
+    network = NetworkBufferPool(8, 32)
+    gate, manager = InputGate(network, network.create_buffer_pool(1, 2), nothing), ResultPartitionManager()
+    channel = local_channel(gate, manager)
+    partition = ResultPartition(partition_id(), 1, network.create_buffer_pool(2, 4, subpartitions=1))
+    partition.create_view(0, nothing)
+    assert gate.set_up()
+    if registers_late:
+        channel.request(0.0)
+    manager.register(partition)
+    channel.request(1.0)
+    with pytest.raises(FlinkError, match="pipelined subpartitions can only be consumed once") as caught:
+        gate.poll()
+    assert caught.value.class_name == f"{error}Exception"
+
+
 def test_A_19_a_failed_channel_announces_no_credit() -> None:
     """Flink's notifyCreditAvailable raises the channel's error: neither the refused buffer nor a free one becomes credit."""
     consumer = Consumer()

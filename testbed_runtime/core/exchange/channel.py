@@ -487,8 +487,12 @@ class LocalInputChannel(_InputChannel):
         except FlinkError as error:
             if error.class_name == "PartitionNotFoundException" and self.backoff.increase():
                 self.next_deadline = now + self.backoff.current
+            elif self.requests == 1:
+                self._fail(
+                    error
+                )  # Flink's task sends the first request itself and gets the exception as it is
             else:
-                self._fail(error)  # Flink's task requests the view itself and gets the exception as it is
+                self.on_error(error)
             return
         self.answered = True
         self._ready_if_available()
