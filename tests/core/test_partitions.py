@@ -48,6 +48,33 @@ def test_a_partition_is_registered_once_and_found() -> None:
         manager.create_view(partition_id(), 0, nothing)
 
 
+def test_F_86_a_request_waits_only_for_a_partition_that_is_not_registered() -> None:
+    """It is served when the partition is registered. A released partition is unknown again."""
+    manager = ResultPartitionManager()
+    with pytest.raises(FlinkError, match="PartitionNotFoundException"):
+        manager.create_view(partition_id(), 0, nothing)
+    waiting = Waiting(0.0)
+    manager.listen(waiting.listener)
+    assert (manager.waiting, waiting.notified) == (1, [])
+    manager.register(result())
+    assert (manager.waiting, waiting.notified) == (0, ["registered"])
+    manager.create_view(partition_id(), 0, nothing)
+    manager.release(partition_id())
+    with pytest.raises(FlinkError, match="PartitionNotFoundException"):
+        manager.create_view(partition_id(), 0, nothing)
+
+
+def test_F_87_only_the_request_that_is_older_than_the_timeout_expires() -> None:
+    """One has waited since 1970, and one since the manager was started."""
+    started = 1.7e9
+    manager = ResultPartitionManager(request_timeout_s=1000.0, started=started)
+    old, young = Waiting(0.0), Waiting(started, 1)
+    manager.listen(old.listener)
+    manager.listen(young.listener)
+    manager.on_time(started)
+    assert (old.notified, young.notified, manager.waiting) == (["timeout"], [], 1)
+
+
 @pytest.mark.parametrize(
     ("created", "expires"), [(0.0, 20.0), (0.1, 20.0), (9.9, 20.0), (10.0, 30.0), (15.0, 30.0)]
 )

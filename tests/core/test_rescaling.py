@@ -24,9 +24,11 @@ RANGE, ROUND_ROBIN = SubtaskStateMapper.RANGE, SubtaskStateMapper.ROUND_ROBIN
         (ROUND_ROBIN, 5, 4, [[0, 4], [1], [2], [3]]),
         (ROUND_ROBIN, 5, 2, [[0, 2, 4], [1, 3]]),
         (ROUND_ROBIN, 5, 1, [[0, 1, 2, 3, 4]]),
+        (ROUND_ROBIN, 10, 10, [[0], [1], [2], [3], [4], [5], [6], [7], [8], [9]]),
         (ROUND_ROBIN, 5, 5, [[0], [1], [2], [3], [4]]),
         (ROUND_ROBIN, 1, 1, [[0]]),
         (ROUND_ROBIN, 4, 10, [[0], [1], [2], [3], [], [], [], [], [], []]),
+        (ROUND_ROBIN, 4, 5, [[0], [1], [2], [3], []]),
         (ROUND_ROBIN, 2, 5, [[0], [1], [], [], []]),
         (ROUND_ROBIN, 1, 5, [[0], [], [], [], []]),
     ],
@@ -34,7 +36,7 @@ RANGE, ROUND_ROBIN = SubtaskStateMapper.RANGE, SubtaskStateMapper.ROUND_ROBIN
 def test_old_subtasks_are_those_of_flinks_mapper(
     mapper: SubtaskStateMapper, before: int, after: int, expected: list[list[int]]
 ):
-    """The values of Flink's SubtaskStateMapperTest."""
+    """I-41 (by range) and I-42 (round robin): the values of Flink's SubtaskStateMapperTest."""
     assert [list(olds) for olds in mapper.mapping(before, after)] == expected
 
 
