@@ -113,6 +113,30 @@ def test_A_38_two_barriers_that_wait_each_have_their_own_data() -> None:
     assert sizes(consumer, checkpoint=2) == [1, 2, 3, 4]
 
 
+def test_A_43_a_newer_barrier_adds_nothing_to_the_checkpoint_before_it() -> None:
+    """The first checkpoint has timed out, and the barrier of the second arrives before that of the first is read."""
+    consumer = a_channel(UNALIGNED)
+    assert sizes(consumer) == [1, 2]
+    send_event(consumer, 5, (barrier(2, AlignmentType.UNALIGNED), DataType.PRIORITIZED_EVENT_BUFFER))
+    deliver(consumer.client, data_frame(0, 6, 4, bytes(5)))
+    assert sizes(consumer) == [1, 2]
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_A_44_a_late_barrier_ends_nothing_of_the_next_checkpoint(is_read: bool) -> None:
+    """Two buffers come before the barrier of checkpoint 2, one of them before the checkpoint begins, and one after it."""
+    consumer = Consumer(segments=20)
+    consumer.connect()
+    send_event(consumer, 0, UNALIGNED)
+    assert take(consumer, int(is_read)) == [0] * is_read
+    deliver(consumer.client, data_frame(0, 1, 4, bytes(1)))
+    assert sizes(consumer, checkpoint=2) == [1]
+    deliver(consumer.client, data_frame(0, 2, 4, bytes(2)))
+    send_event(consumer, 3, (barrier(2, AlignmentType.UNALIGNED), DataType.PRIORITIZED_EVENT_BUFFER))
+    deliver(consumer.client, data_frame(0, 4, 4, bytes(3)))
+    assert sizes(consumer, checkpoint=2) == [1, 2]
+
+
 def test_A_32_floating_buffers_are_shared_fairly() -> None:
     """Three channels wait for three floating buffers, and each gets one."""
     consumer = Consumer(segments=12, floating=(3, 3), channels=3)
