@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 from exchange_model import CountingPool, nothing
 
@@ -115,6 +117,26 @@ def test_D_08_exclusive_segments_shrink_the_pools_and_grow_them_when_they_return
     assert sizes[5:] == [[3, 3], [4, 4], [5, 5]]
     pools[0].destroy()
     assert (free, network.free, pools[1].size) == ([2, 4, 6, 8], 9, 10)
+
+
+@pytest.mark.parametrize("in_batch", [False, True])
+def test_D_08_a_pool_that_waits_gets_a_returned_exclusive_segment_before_another_pool_grows(
+    in_batch: bool,
+) -> None:
+    """NetworkBufferPool.recycleUnpooledMemorySegments offers the segment before it shares out what the reservation held."""
+    network = NetworkBufferPool(4, SEGMENT_BYTES)
+    overdrawn = network.create_buffer_pool(1, 1, subpartitions=1, max_overdraft=1)
+    growing = network.create_buffer_pool(1, 2)
+    held = network.request_unpooled(1).poll()
+    taken = [overdrawn.request_segment(), overdrawn.request_segment(), growing.request_segment()]
+    waiting = network.create_buffer_pool(1, 1)
+    assert held is not None
+    assert None not in taken
+    assert (network.free, growing.size, waiting.available_segments) == (0, 1, 0)
+    with network.batch() if in_batch else nullcontext():
+        network.recycle_unpooled(held)
+    assert (network.free, growing.size) == (0, 2)
+    assert (growing.available_segments, waiting.available_segments) == (0, 1)
 
 
 def test_D_09_segments_are_shared_in_proportion_to_how_far_each_pool_may_grow() -> None:

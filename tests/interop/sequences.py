@@ -66,9 +66,11 @@ def compare(
     *,
     is_last: Callable[[str], bool] = never,
     is_undefined: Callable[[str], bool] = never,
+    normal: Callable[[str], str] = str,
 ) -> None:
     """Run the sequences on both sides. Fail with those that differ, up to their first difference. Of a sequence, nothing after an
-    answer of Flink that `is_last` is compared, and not that answer either if it `is_undefined`."""
+    answer of Flink that `is_last` is compared, and not that answer either if it `is_undefined`. Answers with the same `normal` form
+    are equal."""
     done = subprocess.run(
         flink.java("sequences", driver),
         input="\n".join(line for lines in drawn for line in lines) + "\n",
@@ -86,7 +88,7 @@ def compare(
                 break
             ours = _answer(made, line.split())
             said.append(f"  {line}\n    Headgate {ours}\n    Flink    {answer}")
-            if ours != answer:
+            if normal(ours) != normal(answer):
                 found.append("\n".join([f"sequence {number}", *said]))
                 break
             if is_last(answer):

@@ -183,9 +183,16 @@ def _is_last(answer: str) -> bool:
     return "closed" in answer or "to all" in answer
 
 
+def _normal(answer: str) -> str:
+    """Requests that wait for one partition time out in no order: PartitionRequestListenerManager keeps them in a HashMap."""
+    frames = answer.split(", ")
+    waited = all(frame.startswith("PartitionNotFoundException") for frame in frames)
+    return ", ".join(sorted(frames)) if waited else answer
+
+
 @pytest.mark.parametrize("count", COUNTS)
 def test_random_sequences_on_a_connection_are_sent_as_flink_sends_them(flink, count):
     """Frames in their order, with numbers, sizes and backlog, errors and the end, after every command of each sequence."""
     if flink.name != "2.x":
         pytest.skip("the driver needs constructors of Flink 2")
-    compare(flink, "servers", Server, draw(3, count, a_sequence), is_last=_is_last)
+    compare(flink, "servers", Server, draw(3, count, a_sequence), is_last=_is_last, normal=_normal)

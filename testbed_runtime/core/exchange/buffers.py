@@ -129,6 +129,7 @@ class NetworkBufferPool:
             yield
         finally:
             self._batches -= 1
+            self._notify()
             self._redistribute()
 
     def create_buffer_pool(
@@ -186,12 +187,13 @@ class NetworkBufferPool:
         self._notify()
 
     def recycle_unpooled(self, segments: list[MemorySegment], *, promised: int | None = None) -> None:
-        """Take exclusive segments back, and release `promised` reservations (default: one per segment)."""
-        self.required -= len(segments) if promised is None else promised
+        """Take exclusive segments back, and release `promised` reservations (default: one per segment). Pools that wait are served
+        before others grow."""
         self._free.extend(segments)
+        self._notify()
+        self.required -= len(segments) if promised is None else promised
         if not self._all_full:  # otherwise no pool can grow
             self._redistribute()
-        self._notify()
 
     def on_resized(self) -> None:
         """A pool has another size: unless this pool gave it, the next redistribution may change it again."""
