@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from msgspec.structs import replace
-
 from testbed_runtime.core.job.jobgraph import SinkConfig
 from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import SinkCommit
@@ -89,22 +87,15 @@ class SinkWriter:
         self._flush_at = None
         if not self.sink.uncut:
             return
-        commit = self.sink.flush()
         if isinstance(self.sink, FileSink):
-            commit = self._publish_flush(self.sink, commit)
-        self._run.committer.commit(commit)
+            self._flushes += 1
+            number = self._run.descriptor.attempt_number * 1_000_000 + self._flushes
+            self._publish_part(self.sink, number)
+        self._run.committer.commit(self.sink.flush())
 
-    def _publish_flush(self, sink: FileSink, commit: SinkCommit) -> SinkCommit:
-        self._flushes += 1
-        number = self._run.descriptor.attempt_number * 1_000_000 + self._flushes
-        return self._publish_part(sink, commit, number)
-
-    def _publish_part(self, sink: FileSink, commit: SinkCommit, number: int) -> SinkCommit:
-        staged = sink.stage(number)
-        if staged is None:
-            return commit
+    def _publish_part(self, sink: FileSink, number: int) -> None:
+        sink.stage(number)
         self._publish(sink.publishable(number))
-        return replace(commit, file=sink.part_key(number))
 
     # ---- with checkpoints ------------------------------------------------------------------------------------
 
@@ -127,7 +118,7 @@ class SinkWriter:
         async def store() -> None:
             await self._run.services.blobs.put(key, data)
 
-        return replace(commit, file=self.sink.part_key(snapshot.checkpoint)), snapshot, store
+        return commit, snapshot, store
 
     def completed(self, checkpoint: int) -> None:
         self.sink.completed(checkpoint)
@@ -147,7 +138,7 @@ class SinkWriter:
             )  # otherwise no producer would have ended its partition
         elif finished and self.sink.uncut:
             if isinstance(self.sink, FileSink):
-                self._publish_part(self.sink, SinkCommit(), WHOLE_OUTPUT)
+                self._publish_part(self.sink, WHOLE_OUTPUT)
             self._run.committer.commit(self.sink.flush())
 
     # ---- files ---------------------------------------------------------------------------------------------

@@ -144,8 +144,6 @@ class SinkCommit(Struct, frozen=True):
     out-of-order seen, corrupt seen)."""
 
     chunks: tuple[tuple[str, int, str, int, int, int], ...] = ()
-    file: str = ""
-    """Blob key of the lines a file sink wrote."""
     weight: int = 0
     """The sum of counts for windows, where one output record represents many source records."""
     checkpoint: int = 0
