@@ -255,7 +255,7 @@ class Sampled:
         self.meters: dict[int, TaskMeter] = {}
         self.rounds: list[tuple[float, str, int, int]] = []
         history: Any = SimpleNamespace(append=self._append)
-        self.sampler = BackPressureSampler(lambda: self.meters.values(), history, Options(SAMPLED))
+        self.sampler = BackPressureSampler(self.meters.values, history, Options(SAMPLED))
 
     def enter(self, subtask: int, mode: int) -> None:
         """Let a task run in this mode from now on."""

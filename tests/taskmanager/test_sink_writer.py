@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
@@ -204,9 +203,7 @@ async def test_a_restored_file_sink_publishes_what_its_checkpoint_committed():
     sink = Sink(FILE)
     for subtask in (0, 1):
         await sink.blobs.put(f"out/.staged/4-{subtask}-2", b"lines")
-    snapshots = [
-        SubtaskSnapshot(4, "sink", n, 2, 128, staged=(f"out/.staged/4-{n}-2",)) for n in (0, 1)
-    ]
+    snapshots = [SubtaskSnapshot(4, "sink", n, 2, 128, staged=(f"out/.staged/4-{n}-2",)) for n in (0, 1)]
     await sink.writer.restore(snapshots)
     assert [key for key in await sink.keys() if "staged" not in key] == ["out/part-0-000004"]
     await Sink(EXACTLY_ONCE).writer.restore(snapshots)
