@@ -107,7 +107,7 @@ def test_a_wait_ends_before_the_task_worked_on_other_things():
 
 
 def test_a_producer_that_refuses_at_once_was_found_with_the_last_request():
-    """Until Flink 1.18: the first data may come later."""
+    """The first data may come later. So it was before Flink 1.19."""
     made = Channels(2, waits_at_producer=False)
     made.request_again(0, 12.0)
     assert made.answer(0, at=15.0) == [completed(0, 12.0)]

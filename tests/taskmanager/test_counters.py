@@ -1,4 +1,4 @@
-"""What a TaskManager measures of its tasks: counters, latencies, back-pressure samples, waits for credit."""
+"""The measurements of a TaskManager's tasks: counters, latencies, back-pressure samples, waits for credit."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_sample_is_a_row_of_the_task_with_its_counters_and_its_lag():
     ("source", "sink", "role"), [("s", None, "source"), (None, "s", "sink"), (None, None, "operator")]
 )
 def test_a_task_is_a_source_a_sink_or_an_operator(source: Any, sink: Any, role: str):
-    """By its vertex."""
+    """Its vertex says it."""
     assert meter_at(At(), Sink(), source=source, out=sink).role == role
 
 
@@ -205,7 +205,7 @@ def test_a_meter_that_is_closed_writes_what_it_has():
 
 
 def spending(*steps: tuple[float, float]) -> list[float]:
-    """What is spent at each step of (service time, seconds that the timer fires late), in ms."""
+    """Return what is spent at each step of (service time, seconds that the timer fires late), in ms."""
     clock, spent, late = At(), [0.0], [0.0]
 
     async def spend(seconds: float) -> None:

@@ -145,7 +145,7 @@ def test_an_exactly_once_sink_has_nothing_to_report_between_checkpoints():
 
 
 def test_a_checkpoint_of_an_at_least_once_sink_waits_until_everything_is_handed_over():
-    """What it covers would be lost otherwise. The acknowledgement has no commit; a second one has nothing to report."""
+    """The records that it covers would be lost otherwise. The acknowledgement has no commit; a second one has nothing to report."""
     sink = Sink(AT_LEAST_ONCE)
     sink.write(0, 2)
     for counts in ([2], []):

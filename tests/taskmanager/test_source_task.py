@@ -148,7 +148,7 @@ class Source:
 
 
 def during(made: Any, seconds: float, *steps: tuple[float, Any]) -> list[tuple[Any, ...]]:
-    """What a source does in this time. `steps`: seconds, and a function of the source that is called then."""
+    """Return what a source does in this time. `steps`: seconds, and a function of the source that is called then."""
 
     async def main() -> list[tuple[Any, ...]]:
         source: Source = made()
@@ -396,7 +396,7 @@ def test_a_source_whose_parallelism_has_changed_is_not_restored():
     ],
 )
 def test_a_source_that_cannot_be_read_is_named(config: SourceConfig, text: str):
-    """By its field, or by its address."""
+    """The error has the field, or the address."""
     with pytest.raises((UserError, FlinkError), match=text):
         during(lambda: Source(config), 1.0)
 

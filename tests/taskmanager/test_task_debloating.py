@@ -50,7 +50,7 @@ def debloating(gates: list[Gate], **changes: str) -> TaskDebloating:
     ids=["starting size", "no more than a segment", "before Flink 2.0", "off"],
 )
 def test_buffers_begin_with_the_starting_size(changes: dict[str, str], version: str, size: int | None):
-    """Until the first announcement."""
+    """They have it until the first announcement."""
     assert starting_size(Options({**ON, **changes}, flink_version=version)) == size
 
 
