@@ -12,6 +12,7 @@ import pytest
 
 from testbed_runtime.core.exchange.events import AlignmentType, CheckpointBarrier
 from testbed_runtime.core.exchange.subpartition import SendReason
+from testbed_runtime.core.job.jobgraph import MIN_RECORD_BYTES
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY
 from testbed_runtime.taskmanager.output import OutputFlusher, TaskOutput
@@ -112,7 +113,7 @@ class Output:
 
 
 def records(count: int = 1) -> Any:
-    return latency_marker(100, 0, 0, 0).repeat(count)
+    return latency_marker(MIN_RECORD_BYTES, 0, 0, 0).repeat(count)
 
 
 # ---- records
@@ -327,13 +328,16 @@ def test_a_barrier_that_is_held_overtakes_at_its_timeout(
         output, loop = Output((free, to(0, b"")), (held, to(0, b""))).made, asyncio.get_running_loop()
         barrier = CheckpointBarrier(3, int(T0_S * 1000), AlignmentType.ALIGNED, 1000)
 
+        def wake() -> None:
+            held.on_barriers_sent()
+
         def send() -> None:
             held.holding = False
-            held.on_barriers_sent()
+            wake()
 
         if sent_s is not None:
             loop.call_later(sent_s, send)
-            loop.call_later(sent_s / 2, lambda: held.on_barriers_sent())
+            loop.call_later(sent_s / 2, wake)
         found = await output.barriers_sent(barrier)
         assert free.on_barriers_sent is None
         return [state.group for state in found], loop.time() - T0_S
