@@ -1,0 +1,395 @@
+"""The connections of a TaskExecutor: when it registers again, what it offers, and which waits it records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from testbed_runtime.core.job.messages import (
+    OfferSlots,
+    RegisterAtJobMaster,
+    RegistrationResult,
+    SlotOfferResult,
+)
+from testbed_runtime.core.options import Options
+from testbed_runtime.history.waits import WaitLog
+from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
+from testbed_runtime.simulation.loop import run_virtual
+from testbed_runtime.taskmanager.connections import JobConnection, ResourceManagerConnection, WaitScope
+from testbed_runtime.taskmanager.gateway import JobMasterGateway
+from testbed_runtime.taskmanager.slots import TaskSlotTable
+
+T0_S = 1000.0
+"""The time at which a virtual loop begins."""
+OPTIONS = {
+    "heartbeat.interval": "1 s",
+    "heartbeat.timeout": "5 s",
+    "cluster.registration.initial-timeout": "100 ms",
+    "cluster.registration.error-delay": "2 s",
+    "cluster.registration.refused-registration-delay": "3 s",
+    "taskmanager.registration.timeout": "20 s",
+}
+DOWN, LATE, BROKEN = (
+    RecipientUnreachable("refused"),
+    AskTimeout("late"),
+    RemoteFailure("Exception", "no leader"),
+)
+REFUSED, REJECTED = RegistrationResult("failure"), RegistrationResult("rejection", reason="unknown job")
+
+
+def leader(name: str) -> RegistrationResult:
+    return RegistrationResult("success", name)
+
+
+class Peer:
+    """A JobManager that gives these answers to registrations, the last one again and again, and what a TaskManager does."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = deque(answers)
+        self.offers: deque[Any] = deque()
+        self.done: list[tuple[Any, ...]] = []
+        """What happened, with times in ms."""
+        self.waits: list[tuple[Any, ...]] = []
+        """Kind, peer, begin and end in seconds, option and outcome."""
+        self.causes: list[str] = []
+        log = WaitLog(self, "tm-0-1", asyncio.get_running_loop().time)
+        self.scope = WaitScope(Options(OPTIONS), log, "tm-0-1")
+
+    def did(self, *what: Any) -> None:
+        self.done.append((*what, round((asyncio.get_running_loop().time() - T0_S) * 1000)))
+
+    def append(self, table: str, **row: Any) -> None:
+        assert (table, row["who"]) == ("waits", "tm-0-1")
+        times = (round(row[name] / 1e9 - T0_S, 3) for name in ("start_ns", "t_ns"))
+        self.waits.append((row["kind"], row["what"], *times, row["option"], row["outcome"]))
+        self.causes.append(row["cause"])
+
+    def put(self, table: str, values: tuple[Any, ...]) -> None:
+        raise AssertionError(table)
+
+    async def flush(self) -> bool:
+        return True
+
+    async def ask(
+        self, peer: str, address: Any, endpoint: str, message: Any, *, timeout_s: float, call_id: str = ""
+    ) -> Any:
+        offer = isinstance(message, OfferSlots)
+        self.did(("offer", message.slots) if offer else "register", round(timeout_s * 1000))
+        answers = self.offers if offer else self.answers
+        answer = answers.popleft() if len(answers) > 1 or offer else answers[0]
+        if isinstance(answer, AskTimeout):
+            await asyncio.sleep(timeout_s)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def resourcemanager(self) -> ResourceManagerConnection:
+        given: Any = self
+        return ResourceManagerConnection(
+            given, ("jobmanager", 1), self.scope, message=lambda: "register",  # type: ignore[arg-type, return-value]
+            on_fatal=lambda text: self.did("fatal", text),
+        )  # fmt: skip
+
+    def job(self, *allocations: str, lost: Any = None) -> JobConnection:
+        """A connection to the JobMaster of `job`, with these slots."""
+        slots = TaskSlotTable(8, 100.0)
+        for index, allocation in enumerate(allocations):
+            slots.allocate(index, allocation, "job", T0_S)
+        self.slots = slots
+        given: Any = self
+        gateway = JobMasterGateway(given, ("jobmanager", 1), "job", "a", "tm-0-1", 0.5)
+        return JobConnection(
+            gateway,
+            RegisterAtJobMaster("tm-0-1", ("tm", 1), ("tm", 2), "job", "a", 7),
+            slots,
+            scope=self.scope,
+            on_lost=lambda connection: self.did("lost"),
+            on_slot_refused=lambda slot, cause: self.did("refused", slot.allocation, cause),
+            lost=lost,
+        )
+
+
+def during(seconds: float, act: Any, *steps: tuple[float, Any], answers: Any) -> Peer:
+    """The peer after this time. `act` makes the connection; steps are called with it, each after some seconds."""
+
+    async def main() -> Peer:
+        peer = Peer(*answers)
+        connection = act(peer)
+        for at, step in steps:
+            asyncio.get_running_loop().call_later(at, step, connection)
+        await asyncio.sleep(seconds)
+        await connection.close()
+        await asyncio.sleep(30.0)
+        return peer
+
+    return run_virtual(main())
+
+
+def registering(peer: Peer) -> ResourceManagerConnection:
+    connection = peer.resourcemanager()
+    connection.connect()
+    return connection
+
+
+def registered(leader: str) -> Any:
+    return lambda connection: connection.on_heartbeat(leader)
+
+
+# ---- the ResourceManager
+
+
+def test_a_taskmanager_registers_once_however_often_it_is_asked():
+    """The wait for it ends with the answer."""
+    peer = during(1.0, registering, (0.0, lambda c: c.connect()), answers=[leader("a")])
+    assert peer.done == [("register", 100, 0)]
+    assert peer.waits == [
+        ("registration", "ResourceManager", 0.0, 0.0, "taskmanager.registration.timeout", "completed")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "times", "option"),
+    [
+        (LATE, [0, 100], ""),
+        (DOWN, [0, 500], ""),
+        (BROKEN, [0, 2000], "cluster.registration.error-delay"),
+        (REFUSED, [0, 3000], "cluster.registration.refused-registration-delay"),
+    ],
+    ids=["timeout", "unreachable", "error", "refused"],
+)
+def test_a_registration_is_tried_again_after_a_delay_by_its_outcome(
+    answer: Any, times: list[int], option: str
+):
+    """A delay decides when the wait ends. A timeout doubles, without a pause."""
+    peer = during(10.0, registering, answers=[answer, leader("a")])
+    timeouts = [100, 200 if answer is LATE else 100]
+    assert peer.done[:2] == [("register", timeout, at) for timeout, at in zip(timeouts, times, strict=True)]
+    expected = (option or "taskmanager.registration.timeout", "fired" if option else "completed")
+    assert peer.waits[0] == ("registration", "ResourceManager", 0.0, times[1] / 1000, *expected)
+
+
+def test_a_rejected_taskmanager_terminates():
+    """With the reason, also of its wait."""
+    peer = during(10.0, registering, answers=[REJECTED])
+    text = "The ResourceManager rejected this TaskManager: unknown job"
+    assert peer.done == [("register", 100, 0), ("fatal", text, 0)]
+    assert (peer.waits[0][-1], peer.causes) == ("failed", ["unknown job"])
+
+
+def test_a_taskmanager_that_cannot_register_in_time_terminates():
+    """After taskmanager.registration.timeout, which its wait has spent."""
+    peer = during(30.0, registering, answers=[DOWN])
+    assert peer.done[-1][0] == "fatal"
+    assert "maximum registration duration 20 s" in peer.done[-1][1]
+    assert peer.done[-1][2] == 20_000
+    assert len(peer.done) == 42
+    assert peer.waits == [
+        ("registration", "ResourceManager", 0.0, 20.0, "taskmanager.registration.timeout", "expired")
+    ]
+
+
+def test_a_taskmanager_registers_again_when_the_resourcemanager_falls_silent():
+    """The wait is that for the JobManager, since it was heard of last. It was there all the time if it answers at once."""
+    peer = during(6.4, registering, (1.0, registered("a")), (1.5, registered("b")), answers=[leader("a")])
+    assert [at for *_, at in peer.done] == [0, 6000]
+    assert peer.waits[1:] == [
+        ("heartbeat", "ResourceManager", 1.0, 6.0, "heartbeat.timeout", "expired"),
+        ("jobmanager", "ResourceManager", 1.0, 6.0, "heartbeat.timeout", "expired"),
+    ]
+    late = during(9.0, registering, (1.0, registered("a")), answers=[leader("a"), DOWN, leader("b")])
+    assert late.waits[2] == ("jobmanager", "ResourceManager", 1.0, 6.5, "", "completed")
+    never = during(40.0, registering, (1.0, registered("a")), answers=[leader("a"), DOWN])
+    option = "taskmanager.registration.timeout"
+    assert never.waits[2] == ("jobmanager", "ResourceManager", 1.0, 26.0, option, "expired")
+
+
+@pytest.mark.parametrize(
+    ("step", "registrations"),
+    [
+        (lambda c: c.disconnected("a"), 2),
+        (lambda c: c.disconnected("b"), 1),
+        (lambda c: c.disconnected(""), 1),
+        (lambda c: c.on_leader("b"), 2),
+        (lambda c: c.on_leader("a"), 1),
+        (lambda c: c.extend(5.0), 2),
+        (lambda c: c.extend(4.9), 1),
+    ],
+    ids=["disconnected", "by another", "by none", "new leader", "known leader", "long stall", "stall"],
+)
+def test_a_taskmanager_registers_again_when_it_was_given_up(step: Any, registrations: int):
+    """By its ResourceManager, or for a new one. After a stall of a whole timeout it was given up too."""
+    peer = during(4.0, registering, (1.0, step), answers=[leader("a")])
+    assert len(peer.done) == registrations
+
+
+def test_a_new_leader_replaces_a_registration_that_is_in_progress():
+    """It is not waited for."""
+    peer = during(1.0, registering, (0.5, lambda c: c.on_leader("b")), answers=[BROKEN, leader("b")])
+    assert [at for *_, at in peer.done] == [0, 500]
+
+
+def test_a_heartbeat_counts_only_from_the_leader_at_which_a_taskmanager_is_registered():
+    """Others get no answer, as in Flink."""
+
+    async def main() -> None:
+        connection = Peer(leader("a")).resourcemanager()
+        assert not connection.on_heartbeat("")
+        assert not connection.is_registered
+        connection.connect()
+        await connection.registered()
+        assert connection.is_registered
+        assert [connection.on_heartbeat(name) for name in ("a", "b", "")] == [True, False, False]
+        connection.disconnected("a")
+        assert not connection.is_registered
+        assert not connection.on_heartbeat("a")
+        await connection.close()
+
+    run_virtual(main())
+
+
+def test_a_late_heartbeat_is_a_wait_that_ended_well():
+    """More than half of the timeout was used up."""
+    peer = during(5.0, registering, (2.6, registered("a")), (4.0, registered("a")), answers=[leader("a")])
+    assert peer.waits[1:] == [("heartbeat", "ResourceManager", 0.0, 2.6, "heartbeat.timeout", "completed")]
+
+
+# ---- the JobMaster
+
+
+def offering(*allocations: str, offers: Any = (), lost: bool = False) -> Any:
+    def act(peer: Peer) -> JobConnection:
+        peer.offers.extend(offers)
+        wait = peer.scope.away("JobMaster", T0_S - 9.0) if lost else None
+        connection = peer.job(*allocations, lost=wait)
+        connection.offer()
+        return connection
+
+    return act
+
+
+def both(first: str, second: str) -> tuple[Any, ...]:
+    return ("offer", ((0, first), (1, second)))
+
+
+def test_the_slots_of_a_job_are_offered_when_its_jobmaster_is_registered():
+    """Those that it takes are active and not offered again; the others are freed."""
+    act = offering("x", "y", offers=[SlotOfferResult(("x",))])
+    peer = during(1.0, act, (0.5, lambda c: c.offer()), answers=[leader("a")])
+    cause = "The slot y was rejected by the JobManager."
+    offered = [("register", 100, 0), (both("x", "y"), 500, 0), ("refused", "y", cause, 0)]
+    assert peer.done[:3] == offered
+    assert [(s.allocation, s.active) for s in peer.slots.of_job("job")] == [("x", True), ("y", False)]
+    assert peer.waits[0] == ("registration", "JobMaster", 0.0, 0.0, "", "completed")
+
+
+def test_slots_are_offered_again_after_a_timeout_and_freed_after_another_failure():
+    """Without a pause: the ask timeout was one. A job without slots offers nothing."""
+    act = offering("x", "y", offers=[LATE, SlotOfferResult(("x", "y"))])
+    peer = during(1.0, act, answers=[leader("a")])
+    assert [at for *_, at in peer.done] == [0, 0, 500]
+    cause = "Slot offering to JobManager with unknown address failed: "
+    for error in (DOWN, BROKEN):
+        peer = during(1.0, offering("x", "y", offers=[error]), answers=[leader("a")])
+        assert peer.done[2:] == [("refused", name, f"{cause}{error}", 0) for name in ("x", "y")]
+    assert [d[0] for d in during(1.0, offering(), answers=[leader("a")]).done] == ["register"]
+
+
+def test_a_slot_that_became_active_meanwhile_is_not_freed():
+    """The JobMaster has deployed a task into it."""
+
+    def act(peer: Peer) -> JobConnection:
+        connection = offering("x", "y", offers=[DOWN])(peer)
+        peer.slots.mark_active("x", "job")
+        peer.slots.release("y")
+        return connection
+
+    peer = during(1.0, act, answers=[leader("a")])
+    assert [d[0] for d in peer.done] == ["register"]
+
+
+def test_offers_that_are_asked_for_during_an_offer_are_one():
+    """A slot may come while the last offer is on its way."""
+    offers = [LATE, SlotOfferResult(("x",))]
+    steps = [(at, lambda c: c.offer()) for at in (0.1, 0.2)]
+    peer = during(2.0, offering("x", offers=offers), *steps, answers=[leader("a")])
+    assert [at for *_, at in peer.done] == [0, 0, 500]
+
+
+def test_a_jobmaster_that_rejects_the_registration_gets_no_slots():
+    """They are freed, and the wait has failed."""
+    peer = during(1.0, offering("x", "y"), answers=[REJECTED])
+    cause = "The JobManager rejected the registration: unknown job"
+    assert peer.done[1:] == [("refused", name, cause, 0) for name in ("x", "y")]
+    assert (peer.waits[0][-1], peer.causes) == ("failed", ["unknown job"])
+
+
+def test_a_registration_at_a_jobmaster_is_tried_again_after_the_delay_of_an_error_also_if_it_is_unreachable():
+    """In Flink the leader election says which address is right."""
+    peer = during(5.0, offering(), answers=[DOWN, leader("a")])
+    assert [at for *_, at in peer.done] == [0, 2000]
+    assert peer.waits[0][2:] == (0.0, 2.0, "cluster.registration.error-delay", "fired")
+
+
+def test_a_jobmaster_is_lost_when_it_falls_silent():
+    """Heartbeats of another leader do not count."""
+    steps = [(1.0, registered("a")), (2.0, registered("b"))]
+    peer = during(9.0, offering(), *steps, answers=[leader("a")])
+    assert peer.done[1:] == [("lost", 6000)]
+    stalled = during(4.0, offering(), (1.0, lambda c: c.extend(5.0)), answers=[leader("a")])
+    assert stalled.done[1:] == [("lost", 1000)]
+    given_up = during(9.0, offering(), (1.0, lambda c: c.stop_watching()), answers=[leader("a")])
+    assert given_up.done[1:] == []
+
+
+def test_a_jobmaster_is_established_from_its_answer_until_it_is_given_up():
+    """Before it, and afterwards, its heartbeats get no answer."""
+
+    async def main() -> None:
+        connection = Peer(leader("a")).job()
+        assert (connection.established, connection.on_heartbeat("a")) == (False, False)
+        connection.offer()
+        await asyncio.sleep(0.1)
+        assert (connection.established, connection.on_heartbeat("a")) == (True, True)
+        assert (connection.job, connection.session) == ("job", 7)
+        connection.stop_watching()
+        assert (connection.established, connection.on_heartbeat("a")) == (False, False)
+        await connection.close()
+
+    run_virtual(main())
+
+
+def test_the_wait_for_a_lost_jobmaster_goes_on_with_the_connection_to_the_next():
+    """It ends with its registration; a connection that ends before hands it over."""
+    peer = during(1.0, offering(lost=True), answers=[leader("a")])
+    assert peer.waits == [("jobmanager", "JobMaster", -9.0, 0.0, "", "completed")]
+    handed: list[Any] = []
+    peer = during(1.0, offering(lost=True), (0.5, lambda c: handed.append(c.hand_over())), answers=[BROKEN])
+    assert (peer.waits, [wait.kind for wait in handed]) == ([], ["jobmanager"])
+    cancelled = during(1.0, offering(lost=True), answers=[BROKEN])
+    assert cancelled.waits == [("jobmanager", "JobMaster", -9.0, 1.0, "", "cancelled")]
+
+
+@pytest.mark.parametrize(
+    ("lost", "answer"), [(False, BROKEN), (True, leader("a"))], ids=["a first connection", "it has ended"]
+)
+def test_only_an_open_wait_for_a_jobmaster_is_handed_over(lost: bool, answer: Any):
+    """Another wait belongs to its connection."""
+    handed: list[Any] = []
+    step = (0.5, lambda c: handed.append(c.hand_over()))
+    during(1.0, offering(lost=lost), step, answers=[answer])
+    assert handed == [None]
+
+
+@pytest.mark.parametrize(("away_s", "outcome"), [(5.29, "expired"), (5.31, "completed")])
+def test_a_peer_that_answers_a_while_after_it_was_given_up_had_to_be_waited_for(away_s: float, outcome: str):
+    """0.3 s: sooner, the heartbeat timeout decided how long it took."""
+    rows: list[str] = []
+    sink: Any = SimpleNamespace(append=lambda table, **row: rows.append(row["outcome"]))
+    scope = WaitScope(Options(OPTIONS), WaitLog(sink, "tm-0-1", lambda: away_s), "tm-0-1")
+    attempt: Any = SimpleNamespace(option="")
+    scope.registered(scope.away("JobMaster", 0.0), attempt)
+    assert rows == [outcome]
