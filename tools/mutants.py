@@ -80,6 +80,8 @@ class Mutant:
     end: int
     after: str
     lines: range
+    statement: range
+    """The lines of its statement: coverage sees no line of its own in a literal of constants."""
 
 
 def mutants(path: str, source: str) -> Iterator[Mutant]:
@@ -89,6 +91,8 @@ def mutants(path: str, source: str) -> Iterator[Mutant]:
         starts.append(starts[-1] + len(text))
     tree = ast.parse(source)
     skipped = {id(inner) for part in _unjudged(tree) if part for inner in ast.walk(part)}
+    simple = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and not hasattr(node, "body")]
+    owners = {id(inner): statement for statement in simple for inner in ast.walk(statement)}
     for node in ast.walk(tree):
         if id(node) not in skipped and isinstance(node, ast.expr | ast.stmt):
             last = node.end_lineno or node.lineno
@@ -96,8 +100,10 @@ def mutants(path: str, source: str) -> Iterator[Mutant]:
                 starts[node.lineno - 1] + node.col_offset,
                 starts[last - 1] + (node.end_col_offset or 0),
             )
+            lines, owner = range(node.lineno, last + 1), owners.get(id(node), node)
+            statement = range(owner.lineno, (owner.end_lineno or owner.lineno) + 1)
             for after in _changes(node) if isinstance(node, ast.expr) else _dropped(node):
-                yield Mutant(path, start, end, after, range(node.lineno, last + 1))
+                yield Mutant(path, start, end, after, lines, statement)
 
 
 def _unjudged(tree: ast.Module) -> Iterator[ast.AST | None]:
@@ -251,6 +257,7 @@ class Copy:
         """Return how the tests notice a mutant, or "" if they do not. Code that only runs at the import concerns all users of its file."""
         ran = _ran(self.folder, mutant.path)
         found = {test for line in mutant.lines for test in ran.get(line, ())}
+        found = found or {test for line in mutant.statement for test in ran.get(line, ())}
         if found == {""}:
             found |= self.users(mutant.path)
         tests = self.chosen(mutant.path, found)
