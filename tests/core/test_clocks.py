@@ -48,6 +48,15 @@ def test_a_difference_is_recorded_again_when_it_is_much_more_exact_or_contradict
     assert found == [True, False, True, False, True, False]
 
 
+@pytest.mark.parametrize(("offset", "contradicts"), [(0.5, False), (0.5625, True)])
+def test_an_offset_contradicts_another_if_their_uncertainties_do_not_overlap(
+    offset: float, contradicts: bool
+):
+    """Those that touch may both be right."""
+    assert recorded((0.25, 0.125), (offset, 0.125)) == [True, contradicts]
+    assert recorded((-0.25, 0.125), (-offset, 0.125)) == [True, contradicts]
+
+
 def test_the_rows_of_a_process_are_limited():
     """A clock that is set again and again does not fill the history."""
     found = recorded(*((float(number), 0.0) for number in range(1, 3 * RECORDED_MAX)))

@@ -390,3 +390,47 @@ def test_an_element_that_comes_too_late_is_refused() -> None:
     released = Bench()
     released.subpartition.release()
     assert released.subpartition.add(BufferBuilder.of_event(b"\0\0\0\0", DataType.EVENT_BUFFER)) is False
+
+
+@pytest.mark.parametrize("run", [0, 1, 2, 10], ids=lambda n: f"runs of {n}" if n else "one by one")
+def test_each_buffer_that_is_sent_counts_once_by_its_reason(run: int) -> None:
+    """Full, before an event, or flushed; in runs as one by one."""
+    bench = Bench()
+    for size in (8, 8, 3, 8):
+        bench.data(b"x" * size)
+    bench.event()
+    sizes: list[int] = []
+
+    def read() -> None:
+        while True:
+            found, _ = bench.view.poll_run(run, 11)
+            sizes.extend(buffer.size for buffer, _, _ in found)
+            if len(found):
+                continue
+            polled = bench.view.poll()
+            if polled is None:
+                return
+            if polled.buffer.is_buffer:
+                sizes.append(polled.buffer.size)
+            elif polled.buffer.data_type.is_blocking_upstream:
+                bench.view.resume_consumption()
+
+    read()
+    assert sizes == [8, 8, 3, 8]
+    assert bench.subpartition.sent == [3, 0, 1]
+    bench.data(b"x" * 5, finished=False)
+    bench.subpartition.flush()
+    read()
+    assert (sizes[4:], bench.subpartition.sent) == ([5], [3, 1, 1])
+
+
+def test_a_run_ends_with_the_buffer_that_reaches_its_bytes() -> None:
+    """The rest comes with the next one."""
+    bench = Bench()
+    for size in (8, 3, 8, 8, 8):
+        bench.data(b"x" * size)
+    assert [[b.size for b, _, _ in bench.view.poll_run(10, most)[0]] for most in (11, 8, 100)] == [
+        [8, 3],
+        [8],
+        [8],
+    ]

@@ -132,7 +132,7 @@ def test_the_spans_say_when_phases_really_were():
 def test_misuse_is_an_error():
     """The constructor and the first wrong call raise."""
     with pytest.raises(ValueError, match="negative"):
-        Timeline(warm_up_s=-1, baseline_s=1, observation_s=1)
+        Timeline(warm_up_s=-1, baseline_s=1, observation_s=1, faults=(), control=False)
     with pytest.raises(ValueError, match="same name"):
         schedule(PlannedFault("a", 0, 1), PlannedFault("a", 1, 1))
     timeline = schedule()

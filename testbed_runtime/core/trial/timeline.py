@@ -62,8 +62,8 @@ class Timeline:
         warm_up_s: float,
         baseline_s: float,
         observation_s: float,
-        faults: Sequence[PlannedFault] = (),
-        control: bool = False,
+        faults: Sequence[PlannedFault],
+        control: bool,
     ) -> None:
         for name, seconds in (
             ("warmUp", warm_up_s),
