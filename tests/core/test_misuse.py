@@ -119,11 +119,14 @@ class Broken(io.BytesIO):
 )
 def test_a_file_that_fails_is_an_error_of_the_result(call: str, text: str):
     """With the file's words. An error at its close changes nothing any more."""
-    file = ResultFile(Broken(call), "The result")
-    with pytest.raises(FlinkError, match=f"The result {text}: No space left on device") as caught:
+
+    def use(file: ResultFile) -> None:
         file.append(b"abc")
         file.flush()
         file.read(0, 3)
+
+    with pytest.raises(FlinkError, match=f"The result {text}: No space left on device") as caught:
+        use(ResultFile(Broken(call), "The result"))
     assert caught.value.class_name == "IOException"
     ResultFile(Broken("close")).close()
 
