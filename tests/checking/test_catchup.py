@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.checking.catchup import Arrivals, CatchUp
 from testbed_runtime.checking.common import Window, Windows, windows
@@ -188,3 +189,16 @@ def test_a_sink_is_behind_since_its_last_moment_without_a_backlog(
     """Only a backlog that lasts until the end counts."""
     found = CatchUp(((lagging(lags), 0.05),), (len(lags) - 1) * STEP).behind_since(at * STEP)
     assert found == (None if since is None else since * STEP)
+
+
+@pytest.mark.parametrize(
+    ("latency_ns", "punctual"), [(50_000_000, True), (50_000_001, False), (None, False)], ids=str
+)
+def test_a_record_is_punctual_within_the_lag_that_is_normal_for_its_sink(
+    latency_ns: int | None, punctual: bool
+):
+    """A sink whose normal lag is not known shows nothing."""
+    row = lagging([0.0])
+    found = CatchUp(((replace(row, task="sink-1"), 9.0), (row, 0.05)), 0)
+    assert found.punctual("sink-0", latency_ns) is punctual
+    assert found.punctual("unknown-0", latency_ns) is False
