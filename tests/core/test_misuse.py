@@ -85,7 +85,7 @@ def test_a_failed_local_channel_raises_its_error_instead_of_sending_an_event():
 
 
 def test_an_event_for_a_producer_that_does_not_subscribe_fails_its_reader():
-    """Nobody would take it."""
+    """No task would take it."""
     manager = ResultPartitionManager()
     manager.register(ResultPartition(partition_id(), 1, producer_pool(NetworkBufferPool(16, 32), 1, 8)))
     gate = Consumer(channels=0).gate
@@ -191,7 +191,7 @@ def test_a_request_for_several_subpartitions_is_answered_with_an_error():
 
 
 def test_a_waiting_request_is_withdrawn_when_its_connection_closes():
-    """The producer that comes later serves nobody."""
+    """A producer that registers later has no reader to serve."""
     manager = ResultPartitionManager(waits=True)
     server = PartitionRequestServer(manager, nothing)
     server.on_frame(request(0, 0), 0.0)

@@ -52,7 +52,7 @@ class Peer:
         self.answers = deque(answers)
         self.offers: deque[Any] = deque()
         self.done: list[tuple[Any, ...]] = []
-        """What happened, with times in ms."""
+        """The calls and callbacks, with times in ms."""
         self.waits: list[tuple[Any, ...]] = []
         """Kind, peer, begin and end in seconds, option and outcome."""
         self.causes: list[str] = []
@@ -221,7 +221,7 @@ def test_a_taskmanager_registers_again_when_the_resourcemanager_falls_silent():
     ids=["disconnected", "by another", "by none", "new leader", "known leader", "long stall", "stall"],
 )
 def test_a_taskmanager_registers_again_when_it_was_given_up(step: Any, registrations: int):
-    """By its ResourceManager, or for a new one. After a stall of a whole timeout it was given up too."""
+    """Its ResourceManager gave it up, or there is a new one. After a stall of a whole timeout it was given up too."""
     peer = during(4.0, registering, (1.0, step), answers=[leader("a")])
     assert len(peer.done) == registrations
 

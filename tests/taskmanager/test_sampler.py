@@ -209,7 +209,7 @@ def test_the_processor_time_of_a_taskmanager_is_recorded_if_work_costs_any():
 
 
 def test_network_buffers_are_recorded_once_a_second_if_they_changed():
-    """Of several warnings the newest."""
+    """The newest of several warnings is a note."""
 
     def use(made: TaskManager) -> None:
         made.used = 5
@@ -286,7 +286,7 @@ def test_the_pools_of_a_large_job_are_recorded_without_usage_when_their_sizes_ma
 
 
 def test_a_socket_is_recorded_when_its_state_changes():
-    """By its side and port; one that was closed and opened again is new."""
+    """A side and a port identify it; one that was closed and opened again is new."""
 
     def state(queue: int) -> SocketState:
         return SocketState((6121, 50000), True, 0, 100, True, queue, 100, 0, 0.0)

@@ -88,9 +88,13 @@ class Stream:
             records_in=0, bytes_in=0, buffers_in=0, enter=self.modes.append, received=lambda *_: None,
             marked=lambda source, ns: self.did("marked", source, ns),
         )  # fmt: skip
-        context = SubtaskContext(1, "count", 0, 1, 128, int(T0_S * 1e9), ("source", "count"))
         vertex = SimpleNamespace(operator=operator, sink=sink)
-        self.run: Any = SimpleNamespace(
+        self.run: Any = self._run_of(vertex, Options(options))
+        self.task = StreamTask(self.run)
+
+    def _run_of(self, vertex: Any, options: Options) -> Any:
+        context = SubtaskContext(1, "count", 0, 1, 128, int(T0_S * 1e9), ("source", "count"))
+        return SimpleNamespace(
             name="count-0",
             subtask=context,
             descriptor=SimpleNamespace(vertex=vertex, attempt_number=0, job_vertices=context.names),
@@ -113,7 +117,7 @@ class Stream:
             ),
             requests=SimpleNamespace(note_answers=lambda since_s: self.did("answers", since_s - T0_S)),
             services=SimpleNamespace(
-                options=Options(options),
+                options=options,
                 cpu=SimpleNamespace(yield_control=self._yield, spend=asyncio.sleep),
                 clock=SimpleNamespace(now=self.now),
                 blobs=None,
@@ -128,7 +132,6 @@ class Stream:
             empty_snapshot=lambda number: SubtaskSnapshot(number, "count", 0, 1, 128),
             on_completed=None,
         )
-        self.task = StreamTask(self.run)
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -468,7 +471,7 @@ def test_a_barrier_that_may_time_out_in_the_output_is_watched_there(version: str
 
 
 def test_an_unaligned_snapshot_has_the_data_before_the_barriers_that_have_not_come():
-    """What a channel had left of a record, what is taken from it before its barrier, and what its barrier overtakes."""
+    """The rest of an incomplete record, the data that is taken before the barrier, and the data that the barrier overtakes."""
     whole = bytes(framed(records(0, 1)))
 
     async def main() -> Stream:

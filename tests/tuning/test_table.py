@@ -59,7 +59,7 @@ def numbers(lines: list[score.Line]) -> list[int]:
 def test_rows_are_ranked_by_the_first_objective_in_which_they_differ(
     values: list[tuple[float | None, ...]], order: list[int]
 ):
-    """By more than 5 % of the best; of equal rows the first one."""
+    """A difference of up to 5 % of the best does not count; of equal rows the first one leads."""
     assert numbers(score.ranked(study(), [line(n, *v) for n, v in enumerate(values)])) == order
 
 
@@ -99,7 +99,7 @@ def test_a_row_that_is_worse_than_the_defaults_is_preferred_only_if_every_row_is
 
 
 def test_a_row_is_on_the_front_if_no_other_is_better_and_nowhere_worse():
-    """By more than 5 %; a row that did not pass is not on it, and beats none."""
+    """A difference of up to 5 % does not count; a row that did not pass is not on it, and beats none."""
     given = [(1.0, 9.0), (2.0, 2.0), (2.2, 2.0), (9.0, 1.0)]
     lines = [line(n, *v) for n, v in enumerate(given)]
     objectives = study().objectives
@@ -216,7 +216,7 @@ def test_an_option_that_no_wait_names_has_no_cost():
 
 
 def test_the_json_of_a_study_has_every_row_with_its_numbers():
-    """For scripts: values, intervals, prices, margins, and the detector."""
+    """Scripts read values, intervals, prices, margins, and the detector."""
     margin = Margin(option="heartbeat.timeout", value="5 s", kind="heartbeat", budget_s=5.0, waited_s=4.0)
     cost = {"heartbeat.interval": Cost(price_s=1.5, expired=1), "heartbeat.timeout": Cost(margin=margin)}
     first = replace(
@@ -394,7 +394,7 @@ def test_the_scenario_of_a_row_keeps_what_the_study_does_not_ask_for():
 
 
 def test_a_requirement_replaces_the_expectation_of_a_scenario_and_of_its_variants_and_an_objective_does_not():
-    """What is required must hold everywhere; an objective only has to be measured."""
+    """A requirement must hold everywhere; an objective only has to be measured."""
     own = {"metric": "failovers.count", "max": 7}
     given = {
         "testbed": {}, "expect": [own, {"metric": "delivery.lost", "max": 3}],
@@ -407,7 +407,7 @@ def test_a_requirement_replaces_the_expectation_of_a_scenario_and_of_its_variant
 
 
 def test_a_variants_value_of_a_studied_option_is_left_only_to_the_scenarios_as_they_are():
-    """By any of its names."""
+    """An option may have several names."""
     studied = study(
         options=[{"key": "pekko.ask.timeout", "values": ["1 s"]}], variants=["v"], references=["Current"]
     )
