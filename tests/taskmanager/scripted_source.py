@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections import deque
 from types import SimpleNamespace
@@ -156,7 +157,8 @@ def during(made: Any, seconds: float, *steps: tuple[float, Any]) -> list[tuple[A
             loop.call_later(at, step, source)
         await asyncio.sleep(seconds)
         running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
         if failed:
             raise failed[0]
         return source.done

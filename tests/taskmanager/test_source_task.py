@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from functools import partial
 from typing import Any
@@ -163,6 +164,26 @@ def test_the_lag_of_a_source_is_that_of_its_next_record():
         assert source.run.meter.lag_at(due_ns + 7) == 0
 
     inside(check)
+
+
+def test_a_lazy_source_that_waits_for_a_buffer_in_the_middle_of_a_batch_has_a_lag():
+    """It is not idle then: the records after the batch fall behind."""
+    lags: list[int] = []
+
+    def stuck() -> Source:
+        source = Source(SourceConfig(records_per_second=1000.0), lazy=True, flush_ms=30.0)
+
+        async def emit(block: Any, start: int, end: int) -> None:
+            await asyncio.sleep(1.0 if start else 0.0)
+
+        source.output.emit_of = emit
+        return source
+
+    def look(source: Source) -> None:
+        lags.append(round(source.run.meter.lag_at(source.run.now_ns()) / 1e6))
+
+    during(stuck, 0.6, (0.02, look), (0.528, look))
+    assert lags == [0, 500]
 
 
 # ---- splits and restores
