@@ -37,6 +37,7 @@ class Source:
         lazy: bool = False,
         flush_ms: float = math.inf,
         version: str = "2.x",
+        parallelism: int = 1,
         **options: str,
     ) -> None:
         self.done: list[tuple[Any, ...]] = []
@@ -70,7 +71,7 @@ class Source:
         )
         self.run: Any = SimpleNamespace(
             name="source-0",
-            subtask=SubtaskContext(0, "source", 0, 1, 128, int(T0_S * 1e9), ("source",)),
+            subtask=SubtaskContext(0, "source", 0, parallelism, 128, int(T0_S * 1e9), ("source",)),
             descriptor=SimpleNamespace(seed=3, attempt="attempt", attempt_number=2),
             meter=SimpleNamespace(enter=self.modes.append, lag_at=None),
             output=self.output,

@@ -51,6 +51,18 @@ def test_a_source_emits_ten_times_in_a_buffer_timeout_and_while_its_buffers_fill
     assert shortest_interval_s(buffer_timeout_s, fill_s) * 1000 == pytest.approx(interval_ms)
 
 
+@pytest.mark.parametrize("parallelism", [1, 4])
+def test_the_buffers_of_a_subtask_fill_with_its_share_of_the_rate(parallelism: int):
+    """32 KiB, with records of 104 bytes; more subtasks fill theirs later. A static rate limit is shared in the same way."""
+
+    def check() -> None:
+        source = Source(parallelism=parallelism, **{"headgate.flow-control.rate": "50"})
+        assert source.task._fill_s == pytest.approx((32 << 10) / (100 * 104) * parallelism)
+        assert source.task._limiter.rate == 50 / parallelism
+
+    inside(check)
+
+
 def test_a_record_is_emitted_when_it_is_due():
     """One each 10 ms; between them the source is idle. Records of less than a tick are emitted together."""
     assert named(during(Source, 0.025), "emit") == [("emit", 1, 0.0), ("emit", 1, 10.0), ("emit", 1, 20.0)]
