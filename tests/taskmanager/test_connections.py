@@ -19,7 +19,12 @@ from testbed_runtime.core.options import Options
 from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
 from testbed_runtime.simulation.loop import run_virtual
-from testbed_runtime.taskmanager.connections import JobConnection, ResourceManagerConnection, WaitScope
+from testbed_runtime.taskmanager.connections import (
+    JobConnection,
+    PeerWatch,
+    ResourceManagerConnection,
+    WaitScope,
+)
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.slots import TaskSlotTable
 
@@ -259,6 +264,22 @@ def test_a_late_heartbeat_is_a_wait_that_ended_well():
     """More than half of the timeout was used up."""
     peer = during(5.0, registering, (2.6, registered("a")), (4.0, registered("a")), answers=[leader("a")])
     assert peer.waits[1:] == [("heartbeat", "ResourceManager", 0.0, 2.6, "heartbeat.timeout", "completed")]
+
+
+def test_a_watch_that_is_started_again_counts_from_then_on():
+    """A new connection to the same peer; the silence is reported once."""
+
+    async def main() -> list[float]:
+        silent: list[float] = []
+        now = asyncio.get_running_loop().time
+        watch = PeerWatch(Peer(leader("a")).scope, "JobMaster", lambda: silent.append(now() - T0_S))
+        watch.start()
+        await asyncio.sleep(2.0)
+        watch.start()
+        await asyncio.sleep(20.0)
+        return silent
+
+    assert run_virtual(main()) == [7.0]
 
 
 # ---- the JobMaster
