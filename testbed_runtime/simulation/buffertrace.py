@@ -78,7 +78,7 @@ class SentBuffer(Struct, frozen=True):
 class Sent(Struct, frozen=True):
     buffers: list[SentBuffer]
     flushes: int
-    """How often the output flusher ran meanwhile."""
+    """How often the thread of the output flusher ran meanwhile: at each tick, also if nothing was written."""
 
 
 class Step(Struct, frozen=True):
@@ -174,7 +174,7 @@ class _Trace:
         self._partition = self._producer.create_partition(
             ResultPartitionDescriptor(str(PARTITION), "sink", "rebalance", 1, 128), Wakeup()
         )
-        self._flusher = OutputFlusher(request.options.buffer_timeout_s, self._flush)
+        self._flusher = OutputFlusher(request.options.buffer_timeout_s, self._partition.flush_all)
         self.flushes = 0
         self._gate: InputGate | None = None
 
@@ -190,11 +190,14 @@ class _Trace:
         client.add(self._channel)
         produce = self._produce_at_rate() if self._request.rate else self._produce()
         tasks = [asyncio.create_task(work) for work in (produce, self._consume(gate), self._send_barriers())]
-        await self._done.wait()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._flusher.close()
+        try:
+            await self._done.wait()
+        finally:
+            self.flushes = self._flusher.runs(asyncio.get_running_loop().time())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._flusher.close()
 
     async def close(self) -> None:
         if self._gate is not None:
@@ -231,10 +234,6 @@ class _Trace:
             self._flusher.touched()
             if position < len(data):
                 await _available(self._partition)
-
-    def _flush(self) -> None:
-        self.flushes += 1
-        self._partition.flush_all()
 
     async def _send_barriers(self) -> None:
         checkpoint = 0
@@ -291,7 +290,8 @@ class _Trace:
                 self._step(PRODUCER, "wire", sent)
             else:
                 waiting = self._channel.stats().queued
-                self._step(CONSUMER, "channel", f"received behind {waiting} others")
+                before = "1 buffer is" if waiting == 1 else f"{waiting or 'no'} buffers are"
+                self._step(CONSUMER, "channel", f"received; {before} queued before it")
         elif isinstance(frame, AddCredit) and self._recycled:
             if side == "sent" and not self._announced:
                 self._announced = True
