@@ -142,9 +142,10 @@ def _exchanges(found: BufferPlan) -> list[dict[str, Any]]:
             "channels": e.channels,
             "gate": {
                 "channels": e.gate_channels,
+                "remoteChannels": [min(e.remote_channels), max(e.remote_channels)],
                 "exclusivePerChannel": e.gate.exclusive_per_channel,
                 "floating": [e.gate.min_floating, e.gate.max_floating],
-                "most": e.gate.total,
+                "most": max(e.remote_channels) * e.gate.exclusive_per_channel + e.gate.max_floating,
             },
             "partition": {"required": e.partition[0], "most": e.partition[1]},
         }
@@ -174,14 +175,15 @@ def lines(described: dict[str, Any]) -> Iterator[str]:
     yield f"\n{'vertex':<20}{'parallelism':>12}{'max parallelism':>17}{'key groups each':>17}"
     for v in described["vertices"]:
         yield f"{v['name']:<20}{v['parallelism']:>12}{v['maxParallelism']:>17}{_span(v['keyGroups']):>17}"
-    yield f"\n{'exchange':<32}{'channels':>12}{'each gate':>24}{'each partition':>17}"
+    yield f"\n{'exchange':<32}{'channels':>12}{'each gate (remote × exclusive + floating)':>43}{'each partition':>17}"
     for e in described["exchanges"]:
         name = f"{e['from']} → {e['to']} ({e['partitioning']})"
         gate = (
-            f"{e['gate']['channels']} × {e['gate']['exclusivePerChannel']} + {_span(e['gate']['floating'])}"
+            f"{_span(e['gate']['remoteChannels'])} × {e['gate']['exclusivePerChannel']} + "
+            f"{_span(e['gate']['floating'])}"
         )
         partition = _span((e["partition"]["required"], e["partition"]["most"]))
-        yield f"{name:<32}{e['channels']:>12}{gate:>24}{partition:>17}"
+        yield f"{name:<32}{e['channels']:>12}{gate:>43}{partition:>17}"
     ordered = sorted(described["perTaskManager"], key=lambda t: (-t["required"], t["name"]))
     yield f"\n{'TaskManager':<14}{'tasks':>6}{'remote':>9}{'local':>9}{'required':>10}{'at most':>10}{'available':>11}"
     for t in dict.fromkeys(t["name"] for t in (ordered[0], ordered[-1])):

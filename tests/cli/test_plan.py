@@ -43,6 +43,23 @@ def test_the_guides_job_lacks_buffers_with_a_fifth_and_the_options_to_raise_suff
     assert headgate("plan", FULL_SIZE, *proposed).returncode == 0
 
 
+def test_the_buffers_of_a_gate_are_those_of_its_remote_channels(headgate):
+    """6 → 6 on 3 TaskManagers of 2 slots: 2 of 6 channels are local, and have no exclusive buffers. 4 × 2 + 8 = 16 at most.
+    Two subtasks of each vertex need 2 × (3 × (7 + 4 × 2 + 1) + 2 + 1) = 102: what the table says adds up."""
+    path = SCENARIOS / "10-network-buffers"
+    said = headgate("plan", path, "--variant", "fraction-03")
+    rows = {line.partition(" (")[0]: line for line in said.stdout.splitlines()}
+    assert "4 × 2 + 1 to 8" in rows["source → parse"]
+    assert "0 × 2 + 1 to 8" in rows["totals → sink"]
+    (found,) = json.loads(headgate("plan", path, "--variant", "fraction-03", "--json").stdout)["variants"]
+    assert [e["gate"]["most"] for e in found["exchanges"]] == [16, 16, 16, 8]
+    per_subtask = [
+        e["gate"]["remoteChannels"][0] * 2 + e["gate"]["floating"][0] + e["partition"]["required"]
+        for e in found["exchanges"]
+    ]
+    assert 2 * sum(per_subtask) == found["perTaskManager"][0]["required"] == 102
+
+
 def test_each_variant_of_a_scenario_is_planned(headgate):
     """All of them, or the named one, with its own Flink version."""
     path = SCENARIOS / "04-late-producer"

@@ -45,13 +45,15 @@ class ExchangePlan(Struct, frozen=True):
     channels: int
     gate: GateBuffersSpec
     gate_channels: int
+    remote_channels: tuple[int, ...]
+    """Of the gate of each subtask. Only remote channels have exclusive buffers."""
     partition: tuple[int, int]
     """Required and maximum buffers. A pipelined result that is not bounded can take all buffers of its TaskManager."""
 
 
 @dataclass(slots=True)
 class TaskManagerPlan:
-    """The need of the tasks on one TaskManager. Local channels have no exclusive buffers."""
+    """The need of the tasks on one TaskManager."""
 
     name: str
     tasks: int = 0
@@ -95,7 +97,7 @@ def buffer_plan(graph: JobGraph, taskmanagers: int, slots: int, options: Options
     for vertex in graph.vertices:
         for subtask in range(vertex.parallelism):
             plans[owners[slot_key(vertex, subtask)]].tasks += 1
-    exchanges = tuple(_exchange(graph, edge, options) for edge in graph.edges)
+    exchanges = tuple(_exchange(graph, edge, owners, options) for edge in graph.edges)
     for exchange in exchanges:
         _add(graph, exchange, owners, plans)
     return BufferPlan(
@@ -115,17 +117,32 @@ def _placed(graph: JobGraph, taskmanagers: int, slots: int) -> dict[SlotKey, str
     return {key: slot.owner.name for key, slot in zip(keys, taken, strict=True)}
 
 
-def _exchange(graph: JobGraph, edge: JobEdge, options: Options) -> ExchangePlan:
+def _owners_of(graph: JobGraph, name: str, owners: Mapping[SlotKey, str]) -> list[str]:
+    """Return the TaskManager of each subtask of a vertex."""
+    vertex = graph.vertex(name)
+    return [owners[slot_key(vertex, subtask)] for subtask in range(vertex.parallelism)]
+
+
+def _exchange(
+    graph: JobGraph, edge: JobEdge, owners: Mapping[SlotKey, str], options: Options
+) -> ExchangePlan:
     exclusive = options.integer("taskmanager.network.memory.buffers-per-channel")
     floating = options.integer("taskmanager.network.memory.floating-buffers-per-gate")
     consumers = graph.vertex(edge.target).parallelism
     inputs, outputs = graph.producers(edge), 1 if edge.partitioning == "forward" else consumers
     least, most = result_partition_buffers(outputs, exclusive, floating)
+    producers = _owners_of(graph, edge.source, owners)
+    by_owner = Counter(producers)
+    local = [
+        producers[subtask] == owner if edge.partitioning == "forward" else by_owner[owner]
+        for subtask, owner in enumerate(_owners_of(graph, edge.target, owners))
+    ]
     return ExchangePlan(
         edge,
         channels=inputs * consumers,
         gate=gate_buffers_spec(inputs, exclusive, floating),
         gate_channels=inputs,
+        remote_channels=tuple(inputs - n for n in local),
         partition=(least, network_buffer_count(options) if edge.result == PIPELINED else most),
     )
 
@@ -137,21 +154,17 @@ def _add(
     plans: Mapping[str, TaskManagerPlan],
 ) -> None:
     """Add the partitions and gates of one edge to the TaskManagers of its tasks."""
-    source, target = graph.vertex(exchange.edge.source), graph.vertex(exchange.edge.target)
-    producers = [owners[slot_key(source, i)] for i in range(source.parallelism)]
-    by_owner = Counter(producers)
     least, most = exchange.partition
-    for owner in producers:
+    for owner in _owners_of(graph, exchange.edge.source, owners):
         plans[owner].required += least
         plans[owner].maximum += most
     gate = exchange.gate
-    for subtask in range(target.parallelism):
-        plan = plans[owners[slot_key(target, subtask)]]
-        forward = exchange.edge.partitioning == "forward"
-        local = (producers[subtask] == plan.name) if forward else by_owner[plan.name]
-        exclusive = gate.exclusive_per_channel * (exchange.gate_channels - local)
-        plan.local_channels += local
-        plan.remote_channels += exchange.gate_channels - local
+    targets = _owners_of(graph, exchange.edge.target, owners)
+    for owner, remote in zip(targets, exchange.remote_channels, strict=True):
+        plan = plans[owner]
+        exclusive = gate.exclusive_per_channel * remote
+        plan.local_channels += exchange.gate_channels - remote
+        plan.remote_channels += remote
         plan.exclusive += exclusive
         plan.required += gate.min_floating + exclusive
         plan.maximum += max(gate.max_floating, gate.min_floating) + exclusive
