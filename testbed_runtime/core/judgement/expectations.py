@@ -286,11 +286,14 @@ def _at_least_zero(value: float, text: str) -> float:
 
 
 def format_value(value: float, unit: str) -> str:
-    """Format a value with its unit: `4.62 s`, `1.5 ms`, `10.2 µs`, `95.0 %`, `3`."""
+    """Format a value with its unit: `4.62 s`, `1.5 ms`, `10.2 µs`, `0 s`, `95.0 %`, `3`."""
     if unit == "s":
-        if 0 < value < 0.000_1:
+        if value == 0:
+            return "0 s"
+        size = abs(value)
+        if size < 0.000_1:
             return f"{value * 1e6:.3g} µs"
-        return f"{value:.2f} s" if value >= 0.99995 else f"{value * 1e3:.1f} ms"
+        return f"{value:.2f} s" if size >= 0.99995 else f"{value * 1e3:.1f} ms"
     if unit == "ratio":
         return f"{value * 100:.1f} %"
     if unit == "records/s":
