@@ -199,9 +199,8 @@ def cost_words(
     known = list(prices)
     shown = [p for p in known if p.seconds >= NOTABLE_S][:PRICES_SHOWN]
     for price in shown:
-        count = f" ({price.count} times)" if price.count > 1 else ""
         seconds = intervals.get(price.text) or words.seconds(price.seconds)
-        yield f"{seconds} {price.words}{count}"
+        yield f"{seconds} {price.words}{price.times}"
     rest = sum(p.seconds for p in known) - sum(p.seconds for p in shown)
     if rest >= NOTABLE_S:
         yield f"{words.seconds(rest)} others"

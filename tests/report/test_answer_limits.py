@@ -52,6 +52,12 @@ def test_waits_are_counted_from_the_second_one_on(count: int, words: str):
     assert list(cost_words([price(1.0, count=count)], 0.0)) == [words]
 
 
+def test_the_waits_for_a_busy_component_are_not_counted():
+    """Five waits for messages of 40 ms each can last 1.8 s: "40 ms (5 times)" would not add up."""
+    busy = "headgate.jobmanager.service-time = 40 ms"
+    assert list(cost_words([price(1.8, busy, count=5)], 0.0)) == [f"1.80 s {busy}"]
+
+
 def test_an_answer_claims_nothing_by_default():
     """No seconds from events, no savings, no intervals."""
     plain = Answer("main-1", "down 1.00 s", (price(1.0),), 0.0, ())

@@ -13,6 +13,8 @@ from msgspec import Struct, convert, to_builtins
 
 RECOVERY_FILE = "recovery.json"
 """In the run's folder: {trial id: TrialRecovery}."""
+_BUSY = ".service-time = "
+"""In the text of an owner that is a busy component."""
 UNATTRIBUTED = "unattributed"
 """The kind of a segment that no recorded wait or step covers."""
 
@@ -99,6 +101,12 @@ class Price(Struct, frozen=True, kw_only=True):
     def words(self) -> str:
         """The owner with its detail."""
         return with_detail(self.text, self.detail)
+
+    @property
+    def times(self) -> str:
+        """The number of its waits in words, empty for one wait. Empty for a busy component too: a wait for it is one for many
+        messages, and the option's value is the time of one message."""
+        return f" ({self.count} times)" if self.count > 1 and _BUSY not in self.text else ""
 
 
 ROUNDING_S = 0.001
