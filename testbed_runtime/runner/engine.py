@@ -131,7 +131,9 @@ class Runner:
     async def run(self) -> RunResult:
         """Raises UserError before anything starts when the scenario cannot be run here."""
         plan = self.request.plan
-        if self.request.info.environment != SIMULATION:
+        if self.request.info.environment == SIMULATION:
+            check_sources(plan)
+        else:
             check_size(plan)
         plan = replace(plan, trials=tuple(placed(t, self.host.capabilities) for t in plan.trials))
         manifest = await self._open_manifest(plan)
@@ -303,6 +305,15 @@ def check_size(plan: RunPlan) -> None:
             if vertex.parallelism > REAL_PARALLELISM_MAX:
                 found = f"{vertex.parallelism} subtasks of {vertex.name} are more than {REAL_PARALLELISM_MAX}"
                 raise UserError("testbed.job.vertices", found, "`headgate simulate` runs it in virtual time")
+
+
+def check_sources(plan: RunPlan) -> None:
+    """Raise UserError for a job that only real processes can run."""
+    for trial in plan.trials:
+        for vertex in trial.testbed.job.vertices:
+            if vertex.source is not None and vertex.source.socket:
+                found = f"{vertex.name} reads from {vertex.source.socket}, and virtual time has no real connections"
+                raise UserError("testbed.job.vertices", found, "`headgate run` runs it with real processes")
 
 
 def placed(trial: TrialPlan, capabilities: Capabilities) -> TrialPlan:

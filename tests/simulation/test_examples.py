@@ -8,10 +8,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
+from testbed_runtime.core.errors import UserError
 from testbed_runtime.runner.engine import RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.runner.progress import Silent
@@ -51,6 +53,15 @@ def test_a_function_beside_the_scenario_sees_each_record_once_and_its_results_st
     assert committed == written.total() > 3000
     assert set(written) <= {f"({key},1)" for key in range(10)}
     assert not list(tmp_path.rglob(".staged"))
+
+
+def test_a_job_that_reads_a_socket_is_refused_before_it_starts(tmp_path: Path):
+    """No server of words could ever be reached: the job would restart until the run ends."""
+    document = yaml.safe_load((EXAMPLES / "word-count.yaml").read_text(encoding="utf-8"))
+    problem = r"words reads from 127\.0\.0\.1:9999, and virtual time has no real connections .*`headgate run`"
+    with pytest.raises(UserError, match=problem):
+        run(tmp_path / "run", EXAMPLES, document)
+    assert not (tmp_path / "run").exists()
 
 
 def test_records_that_a_function_drops_are_not_lost(tmp_path: Path):
