@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
@@ -38,6 +38,7 @@ class Row:
     mechanism: str
     commands: tuple[str, ...] = ()
     result: str = ""
+    figures: dict[str, dict[str, str | list[str]]] = field(default_factory=dict)
     missing: str = ""
     tests: tuple[str, ...] = ()
 

@@ -46,7 +46,7 @@ class ExchangePlan(Struct, frozen=True):
     gate: GateBuffersSpec
     gate_channels: int
     remote_channels: tuple[int, ...]
-    """Of the gate of each subtask. Only remote channels have exclusive buffers."""
+    """The number in the gate of each subtask. Only remote channels have exclusive buffers."""
     partition: tuple[int, int]
     """Required and maximum buffers. A pipelined result that is not bounded can take all buffers of its TaskManager."""
 
