@@ -162,12 +162,14 @@ def _start_words(start: Recovery) -> str:
 
 
 def _failed(recovery: Recovery, after: str) -> str:
-    """Return how soon the job failed for good. Without a fault there is nothing that it failed `after`, but its first failure."""
+    """Return how soon the job failed for good. Without a fault there is nothing that it failed `after`, but its first failure.
+    If it failed at once, no wait explains it: the first sentence of the failure does."""
     limit = _restarts(recovery)
     if recovery.total_s >= NOTABLE_S:
         begun = after or " after its first failure"
         return f"the job failed {words.seconds(recovery.total_s)}{begun}{limit or _rounds(recovery)}"
-    return f"the job failed at once{after}{limit}" if after else f"the job failed{limit}"
+    why = recovery.rounds[-1].failure.partition(". ")[0].rstrip(".") if recovery.rounds else ""
+    return f"the job failed{f' at once{after}' if after else ''}{limit}{f': {why}' if why else ''}"
 
 
 def _restarts(recovery: Recovery) -> str:

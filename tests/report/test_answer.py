@@ -97,13 +97,28 @@ def test_a_job_that_failed_for_good_is_no_outage_that_goes_on(fault: str, total_
     end_ns = known.effect_ns + round(total_s * 1e9)
     failed = replace(
         known, fault=fault, recovered=False, reason="JobFailed", ended="FAILED", downtime_s=None,
-        end_ns=end_ns, rounds=known.rounds[:2],
+        end_ns=end_ns, rounds=tuple(replace(r, failure="") for r in known.rounds[:2]),
     )  # fmt: skip
     assert headline(failed) == text
     start = replace(failed, fault="")
     (line, *_) = lines(TrialRecovery(trial="main-1", start=start, recoveries=()))
     since = "4.00 s after its submission, 2 rounds" if total_s else "at once after its submission"
     assert line.startswith(f"main-1: the job failed {since}: ")
+
+
+def test_a_job_that_failed_at_once_says_why():
+    """No wait explains it. One sentence of Flink's text is enough on this line."""
+    (known,) = late_producer("main-1").recoveries
+    text = "Insufficient number of network buffers: required 2, but only 0 available. The total number is 92."
+    failed = replace(
+        known, fault="", recovered=False, reason="JobFailed", ended="FAILED", downtime_s=None,
+        end_ns=known.effect_ns, rounds=(replace(known.rounds[0], failure=text),),
+    )  # fmt: skip
+    assert headline(failed) == (
+        "the job failed: Insufficient number of network buffers: required 2, but only 0 available"
+    )
+    later = replace(failed, end_ns=known.effect_ns + 4_000_000_000)
+    assert headline(later) == "the job failed 4.00 s after its first failure"
 
 
 def test_an_outage_that_the_end_of_the_job_cut_off_says_how_it_ended():

@@ -134,7 +134,7 @@ def test_a_start_that_ends_within_a_recovery_belongs_to_it(end_ns: int, covered:
 )
 def test_a_job_that_failed_within_a_millisecond_failed_at_once(total_s: float, text: str):
     """Longer is said, with the fault before it."""
-    failed = replace(started(total_s), recovered=False, reason="JobFailed", fault="dead")
+    failed = replace(started(total_s), recovered=False, reason="JobFailed", fault="dead", rounds=())
     assert headline(failed) == text
 
 
