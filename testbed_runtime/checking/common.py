@@ -117,6 +117,7 @@ class TaskSeries(Struct, frozen=True):
     attempt: int
     t_ns: Ints
     records_in: Ints
+    records_out: Ints
     lag_ns: Ints
 
     def received_until(self, t_ns: int) -> float:
@@ -135,14 +136,16 @@ def _all_series(table: pa.Table) -> list[TaskSeries]:
         return []
     names = table.column("task").combine_chunks().dictionary_encode()
     tasks, attempts = np.asarray(names.indices), ints(table, "attempt")
-    t_ns, received, lag = ints(table, "t_ns"), ints(table, "records_in"), ints(table, "lag_ns")
+    t_ns, lag = ints(table, "t_ns"), ints(table, "lag_ns")
+    received, emitted = ints(table, "records_in"), ints(table, "records_out")
     order = np.lexsort((t_ns, attempts, tasks))
     labels, kinds = names.dictionary.to_pylist(), table.column("role")
     series = []
     for chosen in np.split(order, group_starts(tasks[order], attempts[order])[1:]):
         task, role = labels[tasks[chosen[0]]], kinds[int(chosen[0])].as_py()
         attempt = int(attempts[chosen[0]])
-        series.append(TaskSeries(task, role, attempt, t_ns[chosen], received[chosen], lag[chosen]))
+        counted = received[chosen], emitted[chosen]
+        series.append(TaskSeries(task, role, attempt, t_ns[chosen], *counted, lag[chosen]))
     return sorted(series, key=lambda s: (s.task, s.attempt))
 
 

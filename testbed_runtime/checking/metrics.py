@@ -53,6 +53,7 @@ from testbed_runtime.checking.progress import (
     last_arrival,
     progress_of,
     raw_rate,
+    silent_sockets,
     sinks_of,
 )
 from testbed_runtime.checking.recovery import check_recovery, milestones, no_window
@@ -269,7 +270,11 @@ def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) ->
     answers.add("throughput.noise", noise, reason=NO_BASELINE if noise is None else "")
     alive = alive_at_end(sinks, spans)
     received = all_received(sinks)
-    if job_state(trial, spans.end) == "FINISHED" or (received is not None and received <= spans.end):
+    if (
+        job_state(trial, spans.end) == "FINISHED"
+        or (received is not None and received <= spans.end)
+        or (alive is False and silent_sockets(trial, entry, spans.end))
+    ):
         alive = True
     busy = "" if alive is not False else _busy_at_end(trial, spans.end)
     reason = OVERLOADED if busy else NO_DATA if alive is None else ""

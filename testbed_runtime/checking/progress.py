@@ -14,8 +14,19 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from testbed_runtime.checking.common import NS, Floats, TaskSeries, Window, Windows, data, events, task_series
+from testbed_runtime.checking.common import (
+    NS,
+    Entry,
+    Floats,
+    TaskSeries,
+    Window,
+    Windows,
+    data,
+    events,
+    task_series,
+)
 from testbed_runtime.history.columns import Ints
+from testbed_runtime.history.manifest import vertices
 from testbed_runtime.history.schema import Trial
 
 SAMPLE_NS = NS // 10
@@ -258,7 +269,20 @@ def raw_rate(sinks: list[TaskSeries], window: Window) -> float | None:
 
 def last_arrival(sinks: list[TaskSeries], until: int) -> int:
     """Return when the last record arrived at any sink, as far as samples up to `until` show. 0 if none did."""
-    found = [s.t_ns[np.diff(s.records_in, prepend=0) > 0] for s in sinks]
+    return _last_increase([(s.t_ns, s.records_in) for s in sinks], until)
+
+
+def silent_sockets(trial: Trial, entry: Entry, until: int) -> bool:
+    """Return whether the job reads sockets only, and no source has emitted a record since the last one arrived at a sink: nothing
+    was written into the sockets, so nothing can arrive."""
+    kinds = {vertex.get("kind") for vertex in vertices(entry) if vertex.get("role") == "source"}
+    emitted = [(s.t_ns, s.records_out) for s in task_series(trial, "source")]
+    return kinds == {"socket"} and _last_increase(emitted, until) <= last_arrival(sinks_of(trial), until)
+
+
+def _last_increase(counters: Sequence[tuple[Ints, Ints]], until: int) -> int:
+    """Return when the last of some counters increased, as far as samples up to `until` show. 0 if none did."""
+    found = [t_ns[np.diff(counter, prepend=0) > 0] for t_ns, counter in counters]
     return max((int(t[t <= until].max()) for t in found if (t <= until).any()), default=0)
 
 

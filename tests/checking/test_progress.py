@@ -454,6 +454,24 @@ def test_the_last_arrival_is_that_of_the_sink_that_received_longest(history: Any
 
 
 @pytest.mark.parametrize(
+    ("kind", "emitted_s", "alive"),
+    [("socket", 20.0, 1), ("socket", 0.0, 1), ("socket", 22.0, 0), ("generated", 20.0, 0)],
+)
+def test_nothing_arrives_at_the_end_if_no_one_types(history: Any, kind: str, emitted_s: float, alive: int):
+    """The last record arrives at 21 s, and the observation ends at 24 s. A word of 22 s should have arrived too."""
+    built = history.empty()
+    for tick in range(241):
+        t = tick / 10
+        built.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=min(tick, 210))
+        emitted = min(tick, round(emitted_s * 10))
+        built.add("tm-1-1", "tasks", t, task="source-0", vertex="source", role="source", records_out=emitted)
+    entry = history.entry()
+    entry["job"] = {"vertices": [{"name": "source", "role": "source", "kind": kind}]}
+    rows = {(r["metric"], r["phase"]): r for r in trial_metrics(built.trial(), entry)}
+    assert rows["liveness.at-end", ""]["value"] == alive
+
+
+@pytest.mark.parametrize(
     ("worked_s", "reason", "text"), [(3.0, "Overloaded", "`count` was at work"), (1.4, "", ""), (0.0, "", "")]
 )
 def test_an_overloaded_job_without_records_at_the_end_is_called_overloaded(
