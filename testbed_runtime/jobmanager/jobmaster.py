@@ -280,11 +280,14 @@ class JobMaster:
         return Acknowledge()
 
     def _fail(self, task: Task, cause: Cause, failed_partition: str = "") -> None:
-        """Restart the task's region, unless the job ends anyway. Even a task that is being cancelled names a suspect."""
+        """Restart the task's region, unless the job ends anyway. One that is being cancelled was failed by another task: it only ends
+        (Execution.completeCancelling), but names a suspect too."""
         self._failovers.suspect(cause)
         if not self._tasks.transition(task, _S.FAILED, cause):
             return
-        if self.state in ("FAILING", "CANCELLING"):
+        if self.graph.execution(task).state is _S.CANCELED:
+            self._advance()
+        elif self.state in ("FAILING", "CANCELLING"):
             self._check_end()
         else:
             self._failovers.fail(task, cause, failed_partition)
