@@ -108,17 +108,19 @@ def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
     return TrialRecovery(
         trial=trial.trial,
         start=None if first is None else path.recovery(first, ""),
-        recoveries=tuple(_with_prolonging_faults(found, effects)),
+        recoveries=tuple(_with_prolonging_faults(found, effects, path.waits)),
     )
 
 
-def _with_prolonging_faults(found: Sequence[Recovery], effects: Iterable[FaultEffect]) -> list[Recovery]:
-    """Add to each recovery the faults that cost nothing by themselves but prolonged it: its prices name them.
-    Recoveries from only such a fault are dropped."""
+def _with_prolonging_faults(
+    found: Sequence[Recovery], effects: Iterable[FaultEffect], waits: Sequence[Wait] = ()
+) -> list[Recovery]:
+    """Add to each recovery the faults that cost nothing by themselves but prolonged it: its prices name them, or its `waits`
+    expired because of them. Recoveries from only such a fault are dropped."""
     idle = {r.fault for r in found if r.recovered and r.total_s == 0}
     rest = []
     for recovery in found:
-        blamed = {price.fault for price in recovery.prices}
+        blamed = {price.fault for price in recovery.prices} | _behind_expired(recovery, waits)
         named = [e for e in effects if e.fault in idle & blamed]
         begun = recovery.effect_ns
         lasting = tuple(SharedFault(fault=e.fault, effect_ns=begun, ended_ns=e.ended_ns) for e in named)
@@ -126,6 +128,18 @@ def _with_prolonging_faults(found: Sequence[Recovery], effects: Iterable[FaultEf
         rest.append(replace(recovery, shared=(*lasting, *recovery.shared)))
     named_later = {s.fault for r in rest for s in r.shared}
     return [r for r in rest if r.total_s > 0 or not r.recovered or r.fault not in named_later]
+
+
+def _behind_expired(recovery: Recovery, waits: Sequence[Wait]) -> set[str]:
+    """Return the faults during which the waits expired that a recovery charges to their options."""
+    segments = [s for r in recovery.rounds for s in r.segments if s.option]
+    return {
+        w.fault
+        for w in waits
+        if w.fault and w.outcome is Outcome.EXPIRED
+        for s in segments
+        if (s.kind, s.who, s.what) == (w.kind, w.who, w.what) and abs(s.end_ns - w.end_ns) <= EPSILON_NS
+    }
 
 
 class _Paths:
@@ -433,9 +447,10 @@ class _Paths:
     def _open(self, span: RoundSpan, stepped: Sequence[Wait], end: int) -> Wait:
         """Return what the job still waits for at the end of the record."""
         lasting = [w for w in self.waits if span.start - EPSILON_NS <= w.start_ns < end <= w.end_ns]
-        lasting = [w for w in lasting if w.kind in KINDS["first-record"].after + _WAITED_FOR]
+        waited = [w for w in lasting if w.kind in KINDS["first-record"].after + _WAITED_FOR]
+        waited = waited or [w for w in lasting if w.kind == "first-record"]
         steps_on = [s for s in stepped if s.end_ns >= end]
-        return min(lasting or steps_on, key=lambda w: w.start_ns, default=_nothing("failure-report", end))
+        return min(waited or steps_on, key=lambda w: w.start_ns, default=_nothing("failure-report", end))
 
 
 def has_spare_slots(entry: Entry) -> bool:

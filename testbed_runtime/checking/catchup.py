@@ -3,7 +3,7 @@ the buffer timeouts of the exchanges before it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -133,29 +133,41 @@ class CatchUp(Struct, frozen=True):
         return int(times[last_good[-1] + 1]) if len(last_good) else at
 
     def since(self, at: int, *, fault_end: int = 0) -> int | None:
-        """Return the first moment from `at` on at which every subtask has caught up. None if there is none before the end.
+        """Return the first moment from `at` on at which every subtask has caught up. None if there is none before the end. Of many
+        subtasks, there is always one whose next record is a little late: each counts from its own moment on.
 
         `fault_end`: the end of a fault that the job survived. The moment may be before it, if nothing was behind since."""
         times = np.arange(at, self.end + 1, STEP_NS, dtype=np.int64)
         if self.reason or not len(times):
             return None
-        good = self._good(times)
-        first = _since_when(good, int(np.searchsorted(times, max(at, fault_end))))
-        found = _first_run(good[first:], HOLD_NS // STEP_NS)
-        if found is None:
-            return self.finished if self.finished is not None and self.finished >= at else None
-        return int(times[first + found])
+        moments: list[int] = []
+        ended = int(np.searchsorted(times, max(at, fault_end)))
+        for good in self._each_good(times):
+            first = _since_when(good, ended)
+            found = _first_run(good[first:], HOLD_NS // STEP_NS)
+            if found is None:
+                return self.finished if self.finished is not None and self.finished >= at else None
+            moments.append(int(times[first + found]))
+        return max(moments, default=at)
 
     def _good(self, times: Ints) -> Bools:
         """Return for each time whether no subtask was behind."""
         good = np.ones(len(times), dtype=np.bool_)
-        for subtask, limit in self.subtasks:
-            good &= subtask.lag_at(times, tolerated_s=limit) <= limit
-        if self.arrivals is not None:
-            self.arrivals.mark(good, times)
-        for start, end in self.held:
-            good[np.searchsorted(times, start) : np.searchsorted(times, end)] = False
+        for one in self._each_good(times):
+            good &= one
         return good
+
+    def _each_good(self, times: Ints) -> Iterator[Bools]:
+        """Yield for each subtask whether it was not behind at each time; the sinks that are judged together count as one."""
+        held = np.zeros(len(times), dtype=np.bool_)
+        for start, end in self.held:
+            held[np.searchsorted(times, start) : np.searchsorted(times, end)] = True
+        for subtask, limit in self.subtasks:
+            yield (subtask.lag_at(times, tolerated_s=limit) <= limit) & ~held
+        if self.arrivals is not None:
+            good = ~held
+            self.arrivals.mark(good, times)
+            yield good
 
 
 def _united(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

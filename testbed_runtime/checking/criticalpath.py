@@ -195,6 +195,8 @@ class _Walk:
                     [w for w in self._last_ended(_HELD_BY.get(wait.kind, ())) if _concerns(w, wait)], holder
                 )
                 if chained is None or chained.end_ns < self.at - NEAR_NS:
+                    chained = self._in_progress(wait)
+                if chained is None:
                     break
                 self._add(max(chained.end_ns, wait.start_ns, self.start), wait)
                 self._take(chained)
@@ -231,6 +233,15 @@ class _Walk:
             and (wait.kind == "catch-up" or ended - w.start_ns > 2 * (ended - w.end_ns))
         ]
         return _latest(inside, wait) or self._registered(wait)
+
+    def _in_progress(self, slots: Wait) -> Wait | None:
+        """Return the step of a TaskManager that was coming when an event interrupted the wait for slots, if one was."""
+        if slots.kind != "slot":
+            return None
+        coming = [
+            w for w in self.waits if w.kind in _STARTING and w.start_ns < self.at < w.end_ns and _caused(w)
+        ]
+        return min(coming, key=lambda w: (w.start_ns, w.wait), default=None)
 
     def slack(self, wait: Wait | None, beside: Collection[str]) -> tuple[int, Wait] | None:
         """Return by how much a wait that its option ended could be shorter until another wait decides, and that wait. None if none would
@@ -352,6 +363,8 @@ class _Walk:
         """Return the wait that ended last before the current point, among those that `current` needed."""
         named = [self._ids[i] for i in current.after if i in self._ids]
         named = [w for w in named if self._possible(w)]
+        if not named and current.kind == "checkpoint":
+            named = self._checkpoint_before(current)
         if named:
             return _latest(named, current)
         later_loss = current.kind == "replacement" and current.start_ns > self.detected + EPSILON_NS
@@ -364,6 +377,13 @@ class _Walk:
         if during:
             return min(during, key=lambda w: (w.kind == "slot", w.kind != "iteration", w.start_ns))
         return _latest(self._last_ended(_BEFORE_EVENTS), current)
+
+    def _checkpoint_before(self, checkpoint: Wait) -> list[Wait]:
+        """Return the checkpoints whose end let this one begin, whatever their outcome."""
+        before = [w for w in self.waits if w.kind == "checkpoint" and w.start_ns < self.at]
+        return [
+            w for w in before if abs(w.end_ns - checkpoint.start_ns) <= EPSILON_NS and w is not checkpoint
+        ]
 
     def _last_ended(self, kinds: Collection[str]) -> list[Wait]:
         """Return the waits that ended last before the current point, and together with the last one."""

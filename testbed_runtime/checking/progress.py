@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.checking.common import (
     NS,
@@ -33,6 +34,8 @@ SAMPLE_NS = NS // 10
 """Time between two samples of a running task."""
 GAP_NS = NS // 4
 """Longer without progress is a gap, and the lag within it grows."""
+REPLAYED_GAPS = 3
+"""As many times the usual gap may pass between the replayed records of a sink and the next one."""
 LAST_NS = 2 * NS
 """Records must arrive in this last part of the observation, which spans many sample periods."""
 SHORTEST_NS = NS // 2
@@ -55,6 +58,8 @@ class Progress(Struct, frozen=True):
     usual_gap_ns: int | None = 0
     """Longest time between two records in the baseline, if that exceeds GAP_NS (a window operator upstream), otherwise 0.
     None: it had no records in the baseline, so silence means nothing."""
+    restarted_ns: tuple[int, ...] = ()
+    """The times of the first samples of its later attempts."""
 
     def received_until(self, t_ns: int) -> float:
         """Return the distinct records received by then, interpolated between samples; 0 before the first sample."""
@@ -72,8 +77,8 @@ class Progress(Struct, frozen=True):
     def lag_at(self, times: Ints, *, tolerated_s: float | None = None) -> Floats:
         """Return the lag in seconds at each time: the age of the newest record that was handled by then, less the usual gap.
 
-        NaN before the first sample. 0 after the subtask finished, and after the last late records of a sink with a usual gap (behind
-        a window) if its next ones are less than `tolerated_s` late: nothing was due in between."""
+        NaN before the first sample. 0 after the subtask finished, and after the last late records of a sink that gets records
+        rarely if its next ones are less than `tolerated_s` late: nothing was due in between."""
         moments, reached = self.moments()
         newest = np.searchsorted(moments, times, side="right") - 1
         known = newest >= 0
@@ -85,7 +90,7 @@ class Progress(Struct, frozen=True):
             lag = last
         else:
             lag = np.maximum(last, (times - reached[index] - self.usual_gap_ns) / NS)
-        if self.usual_gap_ns and tolerated_s is not None:
+        if self.usual_gap_ns != 0 and tolerated_s is not None:
             settled = self._settled(moments, reached, round(tolerated_s * NS))
             lag = np.where(times >= settled[index], 0.0, lag)
         if self.ended_ns is not None:
@@ -94,15 +99,26 @@ class Progress(Struct, frozen=True):
 
     def _settled(self, moments: Ints, reached: Ints, tolerated_ns: int) -> Ints:
         """Return from when on the lag of each moment is over although the next one has not come: after the last records before that
-        one. Never if the next one is late too, or comes later than usual."""
+        one. Never if the next one is late too, or comes later than usual: a sample hides late records behind a punctual one.
+
+        What was due before the first punctual record of another attempt has arrived, even if no sample shows it. What such an attempt
+        replays is late, and a longer gap may follow: the baseline shows few. A sink whose silence means nothing has no lag after its
+        last record."""
         never = np.iinfo(np.int64).max
         later = np.append(moments[1:], never)
-        punctual = np.append((moments - reached)[1:] <= tolerated_ns, False)
-        punctual[:-1] &= np.diff(moments) <= (self.usual_gap_ns or 0) + GAP_NS
+        attempt = np.searchsorted(self.restarted_ns, moments, side="right")
+        late = moments - reached > tolerated_ns
+        known = np.diff(attempt) > 0
+        if self.usual_gap_ns is None:
+            known |= True
+        else:
+            times = np.where(late & (attempt > 0), REPLAYED_GAPS, 1)[:-1]
+            known |= np.diff(moments) <= times * self.usual_gap_ns + GAP_NS
+        settled = ~late[1:] & known
         arrivals = self.t_ns[np.diff(self.distinct, prepend=0.0) > 0]
         before = np.searchsorted(arrivals, later) - 1
         last = np.maximum(arrivals[np.maximum(before, 0)], moments) if len(arrivals) else moments
-        return np.where(punctual, last, never)
+        return np.where(np.append(settled, self.usual_gap_ns is None), last, never)
 
     def largest_lag(self, window: Window) -> float | None:
         """Return the largest lag within the window in seconds, or None if nothing is known of it there.
@@ -207,6 +223,7 @@ def _merge(
         distinct=np.insert(distinct, gaps + 1, distinct[gaps]),
         reached_ns=np.insert(newest, gaps + 1, newest[gaps]),
         ended_ns=ended_ns,
+        restarted_ns=tuple(sorted(int(one.t_ns[0]) for one in attempts if one.attempt > 0 and len(one.t_ns))),
     )
 
 
@@ -253,9 +270,7 @@ def _with_usual_gap(found: Progress, baseline: Window | None) -> Progress:
     usual = int(np.diff(moments).max()) if len(moments) > 1 else None
     if usual is not None and usual <= GAP_NS:
         usual = 0
-    return Progress(
-        found.task, found.role, found.t_ns, found.distinct, found.reached_ns, found.ended_ns, usual
-    )
+    return replace(found, usual_gap_ns=usual)
 
 
 def raw_rate(sinks: list[TaskSeries], window: Window) -> float | None:

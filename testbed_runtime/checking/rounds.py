@@ -8,8 +8,8 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from testbed_runtime.checking.catchup import CatchUp
-from testbed_runtime.checking.common import Window, data, events
+from testbed_runtime.checking.catchup import EPSILON_S, CatchUp
+from testbed_runtime.checking.common import NS, Window, data, events
 from testbed_runtime.checking.failovers import Cause, round_causes
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.progress import LAST_NS, raw_rate, sinks_of
@@ -25,6 +25,8 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 """The failures that faults of a group can cause, by the kind of `Cause`. Other groups can cause any failure."""
 
 
+TOLERATED_NS = round(EPSILON_S * NS)
+"""A first record is not later than others within this: they wait for flushes of their own."""
 _ONLY = {"checkpoint": "store", "lease": "store"}
 """The failures that an active fault of a group has caused rather than any later fault."""
 
@@ -80,7 +82,7 @@ class FirstRecord(Struct, frozen=True):
 def last_due_arrival(
     found: Collection[FirstRecord], missing: Sequence[FirstRecord | None], begun: int, until: int
 ) -> int | None:
-    """Return the arrival of the last first record among those that were due at `begun` or that were later than all of
+    """Return the arrival of the last first record among those that were due at `begun` or that were clearly later than all of
     these.
 
     `missing`: the later first record of each sink that had none by `until`, or None. If any of these sinks should
@@ -89,7 +91,7 @@ def last_due_arrival(
     usual = max(one.latency_ns or 0 for one in due)
     if any(one is None or one.due_ns + usual < until for one in missing):
         return None
-    return max(one.t_ns for one in found if one in due or one.t_ns - one.due_ns > usual)
+    return max(one.t_ns for one in found if one in due or one.t_ns - one.due_ns > usual + TOLERATED_NS)
 
 
 class _Record(Struct, frozen=True):

@@ -66,7 +66,9 @@ SEVERAL = 3
 _SUBMISSION = "runner/submission"
 """The id of the wait for the job to be created."""
 _NO_SLOT = "no TaskManager had a free slot"
-_SILENT = ("network.partition", "network.half-open", "network.reset", "frames.withhold-credit")
+_SILENT = (
+    "network.partition", "network.half-open", "network.reset", "network.stall", "network.bandwidth", "frames.withhold-credit",
+)  # fmt: skip
 """The kinds of faults against which more credit would not help."""
 _LOSSES = ("process.kill", "pod.delete", "pod.evict")
 """The kinds of faults that end a process for good."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.checking.answer import margins, prices, trial_recovery
 from testbed_runtime.checking.catchup import CatchUp
@@ -135,8 +136,31 @@ def test_a_sink_behind_a_window_is_not_behind_between_two_windows():
     assert early.lag_at(times, tolerated_s=0.2).tolist() == pytest.approx([1.0, 1.0, 1.0, 1.4, 0.0]), (
         "it came later than usual"
     )
+    again = replace(early, restarted_ns=(55 * STEP,))
+    assert again.lag_at(times, tolerated_s=0.2).tolist() == pytest.approx([1.0, 1.0, 0.0, 0.0, 0.0]), (
+        "another attempt would have got what was missing first"
+    )
+    replayed = replace(early, restarted_ns=(45 * STEP,), usual_gap_ns=3 * NS // 10)
+    assert replayed.lag_at(times, tolerated_s=0.2).tolist() == pytest.approx([1.0, 1.0, 0.0, 0.0, 0.0])
+    rare = replace(early, usual_gap_ns=None)
+    assert rare.lag_at(times, tolerated_s=0.2).tolist() == pytest.approx([1.0, 1.0, 0.0, 0.0, 0.0])
     reached[60:80] = 55 * STEP
     assert one.lag_at(times, tolerated_s=0.2)[:4].tolist() == pytest.approx([1.0, 1.0, 1.0, 1.0])
+    last = np.asarray([52], dtype=np.int64) * STEP
+    short = replace(rare, t_ns=t_ns[:55], distinct=distinct[:55], reached_ns=reached[:55])
+    assert short.lag_at(last, tolerated_s=0.2).tolist() == [0.0], "silence means nothing"
+    assert replace(short, usual_gap_ns=NS // 2).lag_at(last, tolerated_s=0.2)[0] == pytest.approx(1.0)
+
+
+def test_many_subtasks_have_caught_up_although_one_of_them_is_always_a_little_late():
+    """Each is late once per half second, at different times, after it had caught up by itself."""
+    late = [
+        [1.0] * 5 + [0.0] * 5 + ([0.0] * 2 + [1.0] + [0.0] * 2) * 6,
+        [1.0] * 7 + [0.0] * 6 + [1.0, 0.0, 0.0] * 9,
+    ]
+    found = CatchUp(tuple((lagging(one), 0.5) for one in late), 39 * STEP)
+    assert found.since(0) == 7 * STEP
+    assert CatchUp(((lagging(late[0]), 0.5), (lagging([1.0] * 40), 0.5)), 39 * STEP).since(0) is None
 
 
 def test_a_job_is_behind_while_a_task_waits_for_an_input():

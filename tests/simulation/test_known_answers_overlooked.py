@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from testbed_runtime.core.judgement.metrics import RECOVERY_PHASES
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Recovery, TrialRecovery
 from testbed_runtime.report.answer import headline
 from tests.simulation.simulating import run_document
@@ -64,6 +65,29 @@ CASES = [
         "records-under-way-when-latency-ends",
         [fault("far", "4 s", SINK, network={"latency": {"delay": "500 ms", "mode": "one-way"}})],
         "end of the fault `far`", 4 + 0.5 - 0.2, options=QUICK, observation="15 s", tolerance=0.2,
+    ),
+    Case(  # 5 s after the first loss the second one begins a delay of its own, and the job needs both
+        "lost-in-a-replacement",
+        [fault("one", "1 s", SINK, **KILL), fault("two", "1 s", {"taskManagers": {"names": ["tm-0"]}}, at="5 s", **KILL)],
+        "replaceLost", 5.0 + 8.0, failovers=1, options=QUICK, managers={**NO_SPARE, "replaceLost": "8 s"}, observation="25 s",
+    ),
+    Case(  # all six asks expire together, and the first one cancels the other tasks: one failure, not six
+        "expired-deployments-of-one-region",
+        [
+            fault("slow", "8 s", ALL, rpc={"delay": {"method": "SubmitTask", "delay": "4 s"}}),
+            fault("kill", "1 s", SINK, at="500 ms", **KILL),
+        ],
+        "pekko.ask.timeout", 3.0, rounds=2, failovers=2, observation="20 s",
+        options={"heartbeat.interval": "1 s", "pekko.ask.timeout": "3 s", DELAY: "1 s"},
+    ),
+    Case(  # what a stall holds back is not waiting for buffers of the receiver
+        "stalled-bytes", [fault("held", "4 s", SINK, network={"stall": {}})], "end of the fault `held` (network.stall)", 4.0, failovers=0,
+        options=QUICK,
+    ),
+    Case(  # the counts can process five of six records. Each checkpoint is triggered when the one before it has ended
+        "checkpoints-expire-in-back-pressure", [fault("gc", "1 s", SINK, process={"pause": {}})],
+        "execution.checkpointing.timeout", 12.0, rounds=4, observation="20 s", vertex={"serviceTime": "12 ms"},
+        options={**QUICK, "execution.checkpointing.timeout": "3 s"},
     ),
 ]  # fmt: skip
 
@@ -215,8 +239,9 @@ def test_an_outage_in_a_start_begins_with_its_fault(tmp_path: Path):
     assert owned["iteration"] < 3.0
 
 
-def test_a_window_beside_other_sinks_is_what_its_own_sink_waits_for(tmp_path: Path):
-    """It was killed 0.1 s after the window until 16 s had ended, so no sample shows its result. That until 20 s comes in time."""
+def test_a_result_of_which_no_sample_was_left_is_not_waited_for(tmp_path: Path):
+    """It was killed 0.1 s after the window until 16 s had ended, so no sample shows its result. That until 20 s comes in time, so
+    nothing was missing when the job ran again."""
     kill = fault("kill", "1 s", {"taskManagers": {"running": "hourly", "mode": "one"}}, **KILL)
     found = document(Case("beside", [kill], "", 0.0, options=QUICK))
     job = found["spec"]["testbed"]["job"]
@@ -229,10 +254,47 @@ def test_a_window_beside_other_sinks_is_what_its_own_sink_waits_for(tmp_path: Pa
     found["spec"]["timeline"] |= {"warmUp": "5 s", "baseline": "11 s"}
     (recovery,) = recoveries(found, tmp_path)
     check_sums(recovery)
-    owned = {p.words: p.seconds for p in recovery.prices}
     assert recovery.downtime_s == pytest.approx(DETECTION_S, abs=TOLERANCE_S)
-    assert owned["the end of a window of `hourly`"] == pytest.approx(2.0, abs=0.2)
-    assert not [text for text in owned if text.startswith("spare capacity")]
+    assert recovery.total_s == pytest.approx(DETECTION_S, abs=0.3)
+
+
+@pytest.mark.parametrize("rate", [1, 2])
+def test_a_sink_that_gets_records_rarely_has_caught_up_before_its_next_one(rate: int, tmp_path: Path):
+    """The records that were due in the outage arrive when the job runs again; the next one comes in time, up to a second later."""
+    found = document(Case("rare", [fault("kill", "1 s", SINK, **KILL)], "", 0.0, options=QUICK))
+    found["spec"]["testbed"]["job"]["vertices"][0]["source"]["recordsPerSecond"] = rate
+    (recovery,) = recoveries(found, tmp_path)
+    check_sums(recovery)
+    assert recovery.recovered
+    assert recovery.total_s == pytest.approx(DETECTION_S, abs=0.2)
+
+
+def test_the_phases_of_a_checkpoint_that_expires_add_up(tmp_path: Path):
+    """It is triggered 1.9 s after the store has become slow, and expires after 3 s: the failure is known then. The state takes 4 s."""
+    slow = fault("slow", "9 s", ALL, store={"slow": {"delay": "4 s"}})
+    options = {**QUICK, "execution.checkpointing.timeout": "3 s"}
+    _, metrics = answer(Case("expired-checkpoint", [slow], "", 0.0, options=options), tmp_path)
+    assert metrics["recovery.detect"] == pytest.approx(1.9 + 3.0, abs=TOLERANCE_S)
+    phases = [metrics[f"recovery.{name}"] for name in RECOVERY_PHASES[:-1]]
+    assert sum(phases) == pytest.approx(metrics["recovery.total"], abs=1e-6)
+
+
+def test_a_fault_behind_requests_that_expired_is_named(tmp_path: Path):
+    """Late registrations cost nothing before the kill, and then each restart."""
+    faults = [
+        fault("late", "20 s", ALL, registration={"delay": {"delay": "30 s"}}),
+        fault("kill", "1 s", SOURCE, at="500 ms", **KILL),
+    ]
+    options = {
+        **QUICK,
+        "taskmanager.network.request-backoff.max": "1 s",
+        "restart-strategy.fixed-delay.attempts": "2",
+    }
+    case = Case("blamed", faults, "", 0.0, options=options, version="1.17", observation="25 s")
+    trial, _ = answer(case, tmp_path)
+    (found,) = trial.recoveries
+    assert found.faults == ("kill", "late")
+    assert "the job failed" in headline(found)
 
 
 def test_a_job_whose_credit_was_lost_does_not_wait_for_capacity(tmp_path: Path):
