@@ -26,7 +26,7 @@ from testbed_runtime.checking.common import (
     windows,
 )
 from testbed_runtime.checking.criticalpath import DELAY_CATCH_UP, EPSILON_NS, NEAR_NS, attribute
-from testbed_runtime.checking.failovers import Cause
+from testbed_runtime.checking.failovers import Cause, counted
 from testbed_runtime.checking.faults import FaultEffect, check_faults
 from testbed_runtime.checking.progress import (
     LAST_NS,
@@ -38,6 +38,7 @@ from testbed_runtime.checking.progress import (
 )
 from testbed_runtime.checking.rounds import Outage, RoundSpan, outages_of, start_of
 from testbed_runtime.checking.waits import (
+    STOPS_RECORDS,
     blocking_producers,
     busy_texts,
     detection,
@@ -48,6 +49,7 @@ from testbed_runtime.checking.waits import (
     read_waits,
     starved_words,
     steps,
+    targets_of,
     window_text,
     windows_before_sinks,
 )
@@ -151,7 +153,7 @@ class _Paths:
         self.busy = busy_texts(entry)
         self.producers = blocking_producers(entry)
         self.options = options(entry).of_job(batch=bool(self.producers))
-        self.restarts = events(trial, "failover.started")
+        self.restarts = [e for e in events(trial, "failover.started") if counted(e)]
         self.uncovered = self.options.duration("execution.checkpointing.interval") <= 0 and not self.producers
         """Whether a restart begins from nothing."""
         self.waits = waits
@@ -166,6 +168,9 @@ class _Paths:
         self.windows = () if direct else sorted({w for windows in self.windowed.values() for w in windows})
         """The windows before all sinks; empty if one of these gets records directly."""
         self.spare = has_spare_slots(entry)
+        tasks = (str(data(e).get("taskmanager") or "") for e in events(trial, "task.state"))
+        self.used = {taskmanager.rpartition("-")[0] for taskmanager in tasks}
+        """The ordinal names of the TaskManagers that ran a task."""
         self.catch_up: CatchUp | None = None
         """The lag of the subtasks, if it is known."""
 
@@ -254,6 +259,7 @@ class _Paths:
             detected=since,
             terminal=terminal,
             spare=self.spare,
+            known=span.cause is not None,
         )
         if begun > span.start:
             lasted = self._lasted(outage, begun)
@@ -298,8 +304,35 @@ class _Paths:
             waiting = replace(fault_wait(held, span.running, until, self.waits), kind="catch-up")
             rest = self._catch_up(until, end, ended, backlog=self._backlog(outage, span.running))
             return [*waits, waiting], replace(rest, after=(waiting.wait,))
-        *first, last = self._catch_ups(span.running, end, ended, backlog=self._backlog(outage, span.running))
+        *first, last = self._stopped_catch_up(outage, span.running, end, ended)
         return [*waits, *first], last
+
+    def _stopped_catch_up(self, outage: Outage, start: int, end: int, outcome: Outcome) -> list[Wait]:
+        """Return the waits of a catch-up, one after the other: it also waits for the end of each fault that stops a part of the job."""
+        backlog, at = self._backlog(outage, start), start
+        found: list[Wait] = []
+        for fault in self._stopping(outage, start, end):
+            begun, ended = max(at, fault.begun_ns), min(fault.ended_ns or end, end)
+            if begun < ended:
+                found += [self._catch_up(at, begun, Outcome.COMPLETED, backlog=backlog)] if at < begun else []
+                found.append(replace(fault_wait(fault, begun, ended, self.waits), kind="catch-up"))
+                at = ended
+        if at < end or not found:
+            found += self._catch_ups(at, end, outcome, backlog=backlog)
+        return [found[0], *(replace(w, after=(b.wait,)) for b, w in pairwise(found))]
+
+    def _stopping(self, outage: Outage, start: int, end: int) -> list[FaultEffect]:
+        """Return the faults that let no record of some task pass for a part of the span, by their beginning."""
+        return sorted(
+            (
+                f
+                for f in _faults_of(outage)
+                if f.kind in STOPS_RECORDS
+                and min(f.ended_ns or end, end) - max(f.begun_ns, start) >= NEAR_NS
+                and self.used & set(targets_of(f))
+            ),
+            key=lambda f: f.begun_ns,
+        )
 
     def _survived(self, outage: Outage, waits: list[Wait], end: int) -> tuple[list[Wait], Wait]:
         """Return the last wait of an outage without a failover: the backlog after the faults, or the detection of a failure that
@@ -348,9 +381,10 @@ class _Paths:
     def _holding(self, outage: Outage, running: int, end: int) -> FaultEffect | None:
         """Return the fault on the exchange that the restarted job still had, if its end is what ended the catch-up: the last records
         that it delayed arrive later by its delay."""
-        faults = [*((outage.fault,) if outage.fault else ()), *outage.earlier, *outage.shared]
         found = [
-            (f, f.ended_ns) for f in faults if f.kind.partition(".")[0] in _ON_THE_EXCHANGE and f.ended_ns
+            (f, f.ended_ns)
+            for f in _faults_of(outage)
+            if f.kind.partition(".")[0] in _ON_THE_EXCHANGE and f.ended_ns
         ]
         held = [
             (ended, f)
@@ -451,6 +485,10 @@ class _Paths:
         waited = waited or [w for w in lasting if w.kind == "first-record"]
         steps_on = [s for s in stepped if s.end_ns >= end]
         return min(waited or steps_on, key=lambda w: w.start_ns, default=_nothing("failure-report", end))
+
+
+def _faults_of(outage: Outage) -> list[FaultEffect]:
+    return [*((outage.fault,) if outage.fault else ()), *outage.earlier, *outage.shared]
 
 
 def has_spare_slots(entry: Entry) -> bool:

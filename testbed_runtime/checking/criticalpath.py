@@ -108,17 +108,20 @@ def attribute(
     detected: int,
     terminal: bool = False,
     spare: bool = False,
+    known: bool = False,
 ) -> tuple[Segment, ...]:
     """Return the segments of [start, end], without gaps and overlaps. `last` is the wait that ended the span: the walk
     begins with it. `detected`: when the failure that began the span was known. `steps` own what no wait covers.
-    `terminal`: the job failed for good when the span ended. `spare`: there are more slots than the job needs."""
+    `terminal`: the job failed for good when the span ended. `spare`: there are more slots than the job needs. `known`: a failure began
+    the span, so that no stall after `detected` is part of a detection."""
     if end <= start:
         return ()
     lasting = [w for w in waits if w.end_ns > w.start_ns]
     walk = _Walk(_without_own_pauses(lasting), steps, start, detected, last if terminal else None)
     walk.from_end(end, last)
     beside = _BESIDE if spare else _BESIDE | _OF_SLOTS
-    return tuple(_segment(p, walk.slack(p.wait, beside)) for p in _merged(reversed(walk.pieces)))
+    pieces = _merged(reversed(walk.pieces))
+    return tuple(_segment(p, walk.slack(p.wait, beside), known=known and p.start >= detected) for p in pieces)
 
 
 def _without_own_pauses(waits: Sequence[Wait]) -> list[Wait]:
@@ -232,7 +235,10 @@ class _Walk:
             and _concerns(w, wait)
             and (wait.kind == "catch-up" or ended - w.start_ns > 2 * (ended - w.end_ns))
         ]
-        return _latest(inside, wait) or self._registered(wait)
+        prompt = [
+            w for w in inside if _late_ns(w) == 0
+        ]  # what a busy process noticed late is not what kept it busy
+        return _latest(prompt or inside, wait) or self._registered(wait)
 
     def _in_progress(self, slots: Wait) -> Wait | None:
         """Return the step of a TaskManager that was coming when an event interrupted the wait for slots, if one was."""
@@ -368,7 +374,8 @@ class _Walk:
         if named:
             return _latest(named, current)
         later_loss = current.kind == "replacement" and current.start_ns > self.detected + EPSILON_NS
-        if current.kind not in _EVENTS and not later_loss:
+        overtaken = self.at < current.start_ns - TIE_NS  # what delayed it had begun before it
+        if current.kind not in _EVENTS and not later_loss and not overtaken:
             return _latest(self._last_ended(_needed(current.kind)), current)
         around = [w for w in self.waits if w.start_ns < self.at - EPSILON_NS and w.end_ns > self.at]
         during = [w for w in around if w.kind not in _NOT_INTERRUPTED]
@@ -478,7 +485,7 @@ def _is_of_option(wait: Wait) -> bool:
     return wait.outcome.belongs_to_option and bool(wait.option)
 
 
-def _segment(piece: _Piece, slack: tuple[int, Wait] | None) -> Segment:
+def _segment(piece: _Piece, slack: tuple[int, Wait] | None, *, known: bool) -> Segment:
     wait = piece.wait
     if wait is None:
         return Segment(
@@ -487,7 +494,7 @@ def _segment(piece: _Piece, slack: tuple[int, Wait] | None) -> Segment:
     own = _is_of_option(wait)
     return Segment(
         kind=wait.kind,
-        phase=_phase(wait),
+        phase=_phase(wait, known=known),
         start_ns=piece.start,
         end_ns=piece.end,
         who=wait.who,
@@ -504,12 +511,14 @@ def _segment(piece: _Piece, slack: tuple[int, Wait] | None) -> Segment:
     )
 
 
-def _phase(wait: Wait) -> str:
-    """Return the phase of a recovery that a wait counts for. A TaskManager that gives the JobManager up detects a failure."""
+def _phase(wait: Wait, *, known: bool) -> str:
+    """Return the phase of a recovery that a wait counts for. A TaskManager that gives the JobManager up detects a failure. A process
+    that stands still when the failure is `known` delays the restart, as a JobManager that does not answer."""
     given_up = (
         wait.kind == "jobmanager" and wait.outcome is Outcome.EXPIRED and wait.option == "heartbeat.timeout"
     )
-    return KINDS["heartbeat" if given_up else wait.kind].phase
+    kind = "jobmanager" if known and wait.kind == "stalled" else wait.kind
+    return KINDS["heartbeat" if given_up else kind].phase
 
 
 def owner_text(wait: Wait) -> str:

@@ -55,13 +55,19 @@ class Failovers(Struct, frozen=True):
 
 def check_failovers(trial: Trial) -> Failovers:
     """Count restarts as Flink's `numRestarts` does: a failure during a restart begins another one, unless the restart
-    strategy merged it. Restart numbers are unique only per incarnation of the JobManager."""
+    strategy merged it, even if that was too late. Restart numbers are unique only per incarnation of the JobManager."""
+    merged = {(e["process"], e["subject"]) for e in events(trial, "failover.started") if not counted(e)}
     started = {(e["process"], e["subject"]): cause_of(e) for e in events(trial, "failover.started")}
     found = tuple(started.values())
     attempts = {
         (e["process"], e["subject"], data(e).get("attempt")) for e in events(trial, "failover.attempt")
     }
-    return Failovers(len(found), len(attempts), found[0] if found else None, found)
+    return Failovers(len(started.keys() - merged), len(attempts), found[0] if found else None, found)
+
+
+def counted(started: Mapping[str, Any]) -> bool:
+    """Return whether Flink counts this restart. A history of an earlier version does not say it."""
+    return bool(data(started).get("counted", True))
 
 
 def failures(trial: Trial) -> list[Cause]:

@@ -65,10 +65,14 @@ SEVERAL = 3
 """So many restarts at once are not one failure that several tasks report."""
 _SUBMISSION = "runner/submission"
 """The id of the wait for the job to be created."""
+_UNFLUSHED = (
+    "a full buffer or a checkpoint, which alone send records without execution.buffer-timeout.enabled"
+)
 _NO_SLOT = "no TaskManager had a free slot"
-_SILENT = (
-    "network.partition", "network.half-open", "network.reset", "network.stall", "network.bandwidth", "frames.withhold-credit",
-)  # fmt: skip
+_STOPS = ("network.partition", "network.half-open", "network.stall", "frames.withhold-credit")
+"""The kinds of faults on the exchange that let no record pass."""
+STOPS_RECORDS = frozenset({*_STOPS, "process.pause"})
+_SILENT = (*_STOPS, "network.reset", "network.bandwidth")
 """The kinds of faults against which more credit would not help."""
 _LOSSES = ("process.kill", "pod.delete", "pod.evict")
 """The kinds of faults that end a process for good."""
@@ -89,7 +93,8 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     restored = {(e["subject"], e["attempt"]): e["checkpoint"] for e in events(trial, "task.restored")}
     windows = windows_before_sinks(trial, entry)
     found = [
-        _worked_for(trial, _replayed(trial, _rejoining(w, effects), restored, entry), windows) for w in found
+        _worked_for(trial, _replayed(trial, _rejoining(w, effects), restored, entry), windows, entry)
+        for w in found
     ]
     for effect in effects:
         if effect.injected_ns is not None:
@@ -335,16 +340,17 @@ def window_text(vertices: Sequence[str]) -> str:
     return f"the end of a window of {' or '.join(f'`{vertex}`' for vertex in vertices)}"
 
 
-def _worked_for(trial: Trial, wait: Wait, windows: Mapping[str, Sequence[str]]) -> Wait:
+def _worked_for(trial: Trial, wait: Wait, windows: Mapping[str, Sequence[str]], entry: Entry) -> Wait:
     """Return a wait for the first new record with the vertex as its owner whose work took most of it, or whose `windows` had
-    not ended."""
+    not ended, or with the buffers that nothing flushes."""
     slow = wait.outcome is Outcome.COMPLETED and wait.end_ns - wait.start_ns >= SLOW_NS
     if wait.kind != "first-record" or not slow or wait.cause != KINDS[wait.kind].doc:
         return wait
     vertex, worked_ns = busiest(trial, wait.start_ns, wait.end_ns)
     if 2 * worked_ns < wait.end_ns - wait.start_ns:
         before = windows.get(wait.who.rpartition("-")[0])
-        return replace(wait, cause=window_text(before)) if before else wait
+        unflushed = wait if options(entry).buffer_timeout_s >= 0 else replace(wait, cause=_UNFLUSHED)
+        return replace(wait, cause=window_text(before)) if before else unflushed
     return replace(wait, cause=f"the work of `{vertex}` before the first new record at a sink")
 
 

@@ -144,9 +144,8 @@ class Failovers:
     def restart(self, region: list[Task], cause: Cause, *, failed: str = "") -> None:
         """Restart these tasks as soon as they may. `failed` names the task whose failure is the cause."""
         now = self._services.clock.now()
-        new = (
-            self.strategy.notify_failure(now) or self._current is None
-        )  # too late to be merged: it has deployed
+        counted = self.strategy.notify_failure(now)
+        new = counted or self._current is None  # too late to be merged: it has deployed
         self._state.cause = cause
         allowed = self.strategy.can_restart(now)
         self._record_failure(cause, failed, new=new and allowed)
@@ -155,7 +154,7 @@ class Failovers:
             self._on_exhausted()
             return
         delay_s = self.strategy.backoff_s(now)
-        failover = self._begin_or_merge(region, cause, new=new, delay_s=delay_s)
+        failover = self._begin_or_merge(region, cause, new=new, delay_s=delay_s, counted=counted)
         self._state.to("RESTARTING", text=cause.text)
         self.suspect(cause)
         self._scheduler.stop()
@@ -182,11 +181,13 @@ class Failovers:
         number = self.restarts + 1 if new else self.restarts
         self._services.event("failover.failure", str(number), text=cause.text, data=data)
 
-    def _begin_or_merge(self, region: list[Task], cause: Cause, *, new: bool, delay_s: float) -> Failover:
+    def _begin_or_merge(
+        self, region: list[Task], cause: Cause, *, new: bool, delay_s: float, counted: bool
+    ) -> Failover:
         """Begin the next restart. It takes over the tasks and the suspects of one in progress, or is merged into it."""
         current = self._current
         if current is None:
-            return self._begin(cause, list(region), delay_s)
+            return self._begin(cause, list(region), delay_s, counted=counted)
         current.tasks = self._scheduled(current.tasks)
         current.widen(region)
         self._end_waits(current)
@@ -197,7 +198,10 @@ class Failovers:
         current.phase = Phase.CANCELLING
         return current
 
-    def _begin(self, cause: Cause, tasks: list[Task], delay_s: float = 0.0) -> Failover:
+    def _begin(
+        self, cause: Cause, tasks: list[Task], delay_s: float = 0.0, *, counted: bool = True
+    ) -> Failover:
+        """Begin a restart. One whose failure the strategy has merged with the one before is not `counted` (numRestarts)."""
         self.restarts += 1
         failover = self._current = Failover(self.restarts, cause, tasks)
         data = {
@@ -208,6 +212,7 @@ class Failovers:
             "detector": cause.detector,
             "delay_option": self.strategy.option if delay_s > 0 else "",
             "delay_s": delay_s,
+            "counted": counted,
         }
         self._services.event("failover.started", str(failover.number), text=cause.text, data=data)
         return failover

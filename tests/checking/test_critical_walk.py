@@ -244,6 +244,22 @@ def test_a_failure_interrupts_what_was_in_progress(waits: list[Wait], expected: 
     assert [kind for kind, _ in path(every, 4, detected=3)] == [*expected, "connection", "slot"]
 
 
+def test_a_pause_that_began_before_what_it_delays_interrupted_something_else():
+    """A partition is requested while its producer's process stands still. The pause interrupted the restore of that task."""
+    restore, pause = wait("restore", 1, 5), wait("stalled", 2, 5)
+    found = path([CLOSED, restore, pause, wait("partition", 3, 5.1)], 5.1, detected=1)
+    assert rounded(found) == [("connection", 1), ("restore", 1), ("stalled", 3), ("partition", 0.1)]
+
+
+@pytest.mark.parametrize(("known", "phase"), [(True, "deploy"), (False, "detect")])
+def test_a_process_that_stands_still_after_the_detection_delays_the_restart(known: bool, phase: str):
+    """Without a failure, the end of the pause is what was waited for."""
+    last = wait("catch-up", 5, 5)
+    waits = [CLOSED, wait("stalled", 1, 5)]
+    found = attribute(waits, (), start=0, end=last.end_ns, last=last, detected=CLOSED.end_ns, known=known)
+    assert [(s.kind, s.phase) for s in found] == [("connection", "detect"), ("stalled", phase)]
+
+
 @pytest.mark.parametrize(
     ("a", "b", "owner"),
     [

@@ -173,6 +173,21 @@ def test_a_partition_waits_for_the_deployment_of_its_producer(tmp_path: Path):
     assert found.prices[1].seconds == pytest.approx(2.25, abs=0.6)
 
 
+def test_a_sink_that_no_checkpoint_covers_at_its_end_loses_records(tmp_path: Path):
+    """Until Flink 1.14 no checkpoint covers the end of a job, so this sink finishes without a commit. That is a loss, not damage."""
+    case = Case(
+        "uncovered-end",
+        [fault("kill", "1 s", SINK, at="2 s", **KILL)],
+        "",
+        0.0,
+        options=QUICK,
+        version="1.14",
+    )
+    ran, _ = answer(bounded(case, 7.0), tmp_path)
+    assert ran.result.verdict["verdict"] == "Fail", ran.result.verdict["summary"]
+    assert "delivery.lost" in ran.result.verdict["summary"]
+
+
 def test_without_checkpoints_everything_is_replayed(tmp_path: Path):
     """The job had run for 4.1 s when it was killed. Its sinks receive nothing new from then on until the failure, in which half of them
     go on."""

@@ -80,6 +80,35 @@ CASES = [
         "pekko.ask.timeout", 3.0, rounds=2, failovers=2, observation="20 s",
         options={"heartbeat.interval": "1 s", "pekko.ask.timeout": "3 s", DELAY: "1 s"},
     ),
+    Case(  # registrations at the JobMaster take it 2 s each and are repeated meanwhile. That it declares TaskManagers lost at the end of
+        # the fault, 12 s too late, is no reason for the wait: they register with it then
+        "registrations-keep-the-jobmaster-busy",
+        [
+            fault("kill", "1 s", SINK, **KILL),
+            fault("slow", "20 s", JOBMANAGER, rpc={"delay": {"method": "RegisterAtJobMaster", "delay": "2 s"}}),
+        ],
+        "a slot for each task, during the fault `slow`", 10.0, failovers=1, options=QUICK, managers={**NO_SPARE, "replaceLost": "1 s"},
+        observation="25 s",
+    ),
+    Case(  # a source sends each count 50 records of 104 bytes per second: a buffer of 32 KiB is full after 6.3 s,
+        # and after 6.9 s on the way to the count with fewer keys
+        "no-flusher", [], "a full buffer or a checkpoint, which alone send records", 6.9, start=True,
+        options={**QUICK, "execution.buffer-timeout.enabled": "false", "execution.checkpointing.interval": "10 min"},
+    ),
+    Case(  # connections are refused within a millisecond of each restart, which the strategy merges with the one before: delays of 1 s,
+        # 1.5 s and 2.25 s, and three restarts
+        "refused-in-the-millisecond-of-a-restart", [fault("rst", "4 s", SINK, **RESET)], f"{EXPONENTIAL}.initial-backoff", 2.25, rounds=3,
+        failovers=3, version="1.19", options={**QUICK, "restart-strategy.type": "exponential-delay", f"{EXPONENTIAL}.jitter-factor": "0"},
+    ),
+    Case(  # the restore had lasted for 1.1 s of 2 s
+        "paused-in-a-restore",
+        [
+            fault("slow", "20 s", ALL, store={"slow": {"delay": "2 s"}}),
+            fault("kill", "1 s", SINK, at="500 ms", **KILL),
+            fault("gc", "3 s", SOURCE, at="3 s", process={"pause": {}}),
+        ],
+        "return (paused by the fault `gc`)", 3.0, failovers=1, options=QUICK, observation="20 s",
+    ),
     Case(  # what a stall holds back is not waiting for buffers of the receiver
         "stalled-bytes", [fault("held", "4 s", SINK, network={"stall": {}})], "end of the fault `held` (network.stall)", 4.0, failovers=0,
         options=QUICK,
@@ -277,6 +306,27 @@ def test_the_phases_of_a_checkpoint_that_expires_add_up(tmp_path: Path):
     assert metrics["recovery.detect"] == pytest.approx(1.9 + 3.0, abs=TOLERANCE_S)
     phases = [metrics[f"recovery.{name}"] for name in RECOVERY_PHASES[:-1]]
     assert sum(phases) == pytest.approx(metrics["recovery.total"], abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["process.pause", "network.partition"])
+def test_a_fault_that_stops_a_task_in_the_catch_up_has_its_seconds(kind: str, tmp_path: Path):
+    """The counts process 125 records per second of 100. The fault begins when the job has run again for 0.4 s."""
+    family, _, name = kind.partition(".")
+    faults = [
+        fault("kill", "1 s", SOURCE, **KILL),
+        fault("gc", "3 s", SINK, at="4 s", **{family: {name: {}}}),
+    ]
+    case = Case(
+        "stopped", faults, "", 0.0, options=QUICK, managers={"replicas": 6}, observation="60 s", vertex={"serviceTime": "8 ms"}
+    )  # fmt: skip
+    trial, _ = answer(case, tmp_path)
+    (found,) = trial.recoveries
+    check_sums(found)
+    owned = {p.words: p.seconds for p in found.prices}
+    assert owned[f"end of the fault `gc` ({kind})"] == pytest.approx(3.0, abs=TOLERANCE_S)
+    assert (
+        sum(seconds for text, seconds in owned.items() if text.startswith("spare capacity of `count`")) > 10
+    )
 
 
 def test_a_fault_behind_requests_that_expired_is_named(tmp_path: Path):
