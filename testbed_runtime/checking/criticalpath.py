@@ -51,6 +51,8 @@ _HELD_BY = {
     "catch-up": DELAY_CATCH_UP,
 }
 """A completed wait of the first kind was often delayed by one of the others, whose end ended it too."""
+_INTERRUPTED = {"slot": _STARTING, "deployment": ("open",)}
+"""Waits that an event can interrupt before the end of what they wait for: the steps of a TaskManager, or functions that block it."""
 _FROM_ITS_START = frozenset({"first-record", "catch-up"})
 """They can be delayed at any time: a sink that already receives from one producer still waits for the partition of another."""
 _NOT_PROGRESS = frozenset({Outcome.FAILED, Outcome.CANCELLED, Outcome.OPEN})
@@ -190,6 +192,8 @@ class _Walk:
         self._later[id(wait)] = len(self._joins)
         self._joins.append((min(wait.end_ns, self.at), _HELD_BY.get(wait.kind, ())))
         holder = self._holder(wait)
+        if holder is None and wait.kind == "deployment" and wait.end_ns > self.at + EPSILON_NS:
+            holder = self._in_progress(wait)
         if holder is not None:
             self._add(max(holder.end_ns, self.start), wait)
             self._take(holder)
@@ -240,13 +244,10 @@ class _Walk:
         ]  # what a busy process noticed late is not what kept it busy
         return _latest(prompt or inside, wait) or self._registered(wait)
 
-    def _in_progress(self, slots: Wait) -> Wait | None:
-        """Return the step of a TaskManager that was coming when an event interrupted the wait for slots, if one was."""
-        if slots.kind != "slot":
-            return None
-        coming = [
-            w for w in self.waits if w.kind in _STARTING and w.start_ns < self.at < w.end_ns and _caused(w)
-        ]
+    def _in_progress(self, wait: Wait) -> Wait | None:
+        """Return what this wait waited for when an event interrupted it, if that is known."""
+        kinds = _INTERRUPTED.get(wait.kind, ())
+        coming = [w for w in self.waits if w.kind in kinds and w.start_ns < self.at < w.end_ns and _caused(w)]
         return min(coming, key=lambda w: (w.start_ns, w.wait), default=None)
 
     def slack(self, wait: Wait | None, beside: Collection[str]) -> tuple[int, Wait] | None:

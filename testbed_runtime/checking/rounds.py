@@ -329,6 +329,8 @@ def _with_failovers(
     effect = failed[0].t_ns
     if fault is not None and fault.begun_ns >= since:
         effect = fault.begun_ns
+    else:
+        effect = _suspended(record.trial, since, effect)
     used = 1
     while not failed[used - 1].terminal and used < len(failed):
         running = record.first_records(failed[used - 1].t_ns, failed[used].t_ns)
@@ -337,6 +339,12 @@ def _with_failovers(
             break
         used += 1
     return _closed(record, effect, failed[:used], fault, caught_up=True), used
+
+
+def _suspended(trial: Trial, since: int, failed_ns: int) -> int:
+    """Return when the job was suspended before the failure of which its next leader reports, or else the time of that failure."""
+    states = [e for e in events(trial, "job.state") if since < int(e["t_ns"]) <= failed_ns]
+    return min((int(e["t_ns"]) for e in states if data(e).get("to") == "SUSPENDED"), default=failed_ns)
 
 
 def _closed(
@@ -442,7 +450,11 @@ def responsible(injected: Sequence[FaultEffect], cause: Cause) -> FaultEffect | 
         before = [e for e in stopped if not e.kind.endswith(".pause")] or stopped or before
     if cause.kind in _ONLY:
         own = [e for e in before if e.kind.partition(".")[0] == _ONLY[cause.kind]]
-        before = [e for e in own if e.ended_ns is None or e.ended_ns >= cause.t_ns] or before
+        active = [e for e in own if e.ended_ns is None or e.ended_ns >= cause.t_ns]
+        if cause.kind == "lease":  # the next leader reports it, maybe after the fault
+            own = [e for e in before if e in own or _stops_jobmanager(e)]
+            active = active or own
+        before = active or before
     ordinal = cause.taskmanager.rpartition("-")[0]
     hit = [e for e in before if ordinal and ordinal in targets_of(e)]
     candidates = hit or before

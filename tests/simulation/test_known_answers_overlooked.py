@@ -20,8 +20,10 @@ from tests.simulation.test_known_answers import (
     JOBMANAGER,
     KILL,
     LATER_S,
+    LEADER,
     NO_SPARE,
     QUICK,
+    RENEW,
     SINK,
     SOURCE,
     TOLERANCE_S,
@@ -31,6 +33,7 @@ from tests.simulation.test_known_answers import (
     check_sums,
     document,
     fault,
+    owners,
 )
 
 pytestmark = pytest.mark.virtual
@@ -108,6 +111,11 @@ CASES = [
             fault("gc", "3 s", SOURCE, at="3 s", process={"pause": {}}),
         ],
         "return (paused by the fault `gc`)", 3.0, failovers=1, options=QUICK, observation="20 s",
+    ),
+    Case(  # the lease was last renewed 0.1 s before the fault, and the TaskManager is killed when the JobManager leads no more
+        "lost-without-a-leader",
+        [fault("full", "9 s", JOBMANAGER, store={"failing": {}}), fault("kill", "1 s", SINK, at="6 s", **KILL)],
+        RENEW, 4.9, failovers=1, options=LEADER, managers={"replicas": 6}, observation="25 s",
     ),
     Case(  # what a stall holds back is not waiting for buffers of the receiver
         "stalled-bytes", [fault("held", "4 s", SINK, network={"stall": {}})], "end of the fault `held` (network.stall)", 4.0, failovers=0,
@@ -327,6 +335,35 @@ def test_a_fault_that_stops_a_task_in_the_catch_up_has_its_seconds(kind: str, tm
     assert (
         sum(seconds for text, seconds in owned.items() if text.startswith("spare capacity of `count`")) > 10
     )
+
+
+def test_a_lost_leadership_stops_the_job_until_the_next_leader(tmp_path: Path):
+    """The job recovers from a kill before the lease of 5 s is lost to the store. The next leader reports that after the fault."""
+    faults = [
+        fault("full", "7 s", JOBMANAGER, store={"failing": {}}),
+        fault("kill", "1 s", SINK, at="2 s", **KILL),
+    ]
+    case = Case("revoked", faults, "", 0.0, options=LEADER, managers={"replicas": 6}, observation="25 s")
+    trial, _ = answer(case, tmp_path)
+    first, second = trial.recoveries
+    assert (first.fault, second.fault) == ("kill", "full")
+    assert second.total_s == pytest.approx(7 - 4.9, abs=0.3)
+    assert (second.prices[0].kind, second.prices[0].fault) == ("leadership", "full")
+
+
+def test_functions_that_open_are_what_a_failure_interrupts(tmp_path: Path):
+    """They open from 2 s after the kill on, for 3 s. The last heartbeat of the TaskManager that is lost meanwhile came after 1 s."""
+    faults = [fault("kill", "1 s", SINK, **KILL), fault("two", "1 s", SOURCE, at="3500 ms", **KILL)]
+    case = Case(
+        "opening", faults, "", 0.0, options=QUICK, managers={"replicas": 6}, observation="30 s",
+        vertex={"operator": "python", "function": "slow.py:keep"},
+    )  # fmt: skip
+    trial, _ = answer(case, tmp_path)
+    (found,) = trial.recoveries
+    check_sums(found)
+    first = owners(found, 0)
+    assert first["open"] == pytest.approx(1.0, abs=TOLERANCE_S)
+    assert first["deployment"] < 0.01
 
 
 def test_a_fault_behind_requests_that_expired_is_named(tmp_path: Path):
