@@ -161,7 +161,7 @@ class TrialRun:
             if loop.time() >= end:
                 cause = f". The last failure: {self.outcome.cause}" if self.outcome.cause else ""
                 raise HeadgateError(
-                    f"the job is {self._status.state} and not running within {limit.text} of its submission"
+                    f"the job is {self._status.state}, but not all of its tasks ran within {limit.text} of its submission"
                     f" ({self._status.running_tasks} of {self._status.total_tasks} tasks run){cause}"
                 )
             await self._wait(self._schedule.next_time)

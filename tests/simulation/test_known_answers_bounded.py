@@ -174,7 +174,7 @@ def test_a_partition_waits_for_the_deployment_of_its_producer(tmp_path: Path):
 
 
 def test_a_sink_that_no_checkpoint_covers_at_its_end_loses_records(tmp_path: Path):
-    """Until Flink 1.14 no checkpoint covers the end of a job, so this sink finishes without a commit. That is a loss, not damage."""
+    """In Flink 1.14 no checkpoint covers the end of a job, so this sink finishes without a commit. That is a loss, not damage."""
     case = Case(
         "uncovered-end",
         [fault("kill", "1 s", SINK, at="2 s", **KILL)],
