@@ -207,7 +207,7 @@ def test_a_job_that_never_runs_is_an_error(play, document, habits):
     """Verdict Error with the reason; the testbed is disposed of."""
     habits.never_runs = True
     played = play(document, control=False)
-    assert "not running within 60 s of its submission" in played.trials[0]["error"]
+    assert "not all of its tasks ran within 60 s of its submission" in played.trials[0]["error"]
     assert played.result.verdict["verdict"] == "Error"
     assert played.host.alive == []
 
