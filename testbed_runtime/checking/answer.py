@@ -5,12 +5,13 @@ found = trial_recovery(trial, entry)        pure: used by Spark, by the simulato
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.catchup import CatchUp
+from testbed_runtime.checking.catchup import FEW, CatchUp
 from testbed_runtime.checking.checkpoints import restored_age_s
 from testbed_runtime.checking.common import (
     NS,
@@ -23,6 +24,7 @@ from testbed_runtime.checking.common import (
     events,
     job_shape,
     options,
+    task_series,
     windows,
 )
 from testbed_runtime.checking.criticalpath import DELAY_CATCH_UP, EPSILON_NS, NEAR_NS, attribute
@@ -38,7 +40,6 @@ from testbed_runtime.checking.progress import (
 )
 from testbed_runtime.checking.rounds import Outage, RoundSpan, outages_of, start_of
 from testbed_runtime.checking.waits import (
-    STOPS_RECORDS,
     blocking_producers,
     busy_texts,
     detection,
@@ -49,7 +50,6 @@ from testbed_runtime.checking.waits import (
     read_waits,
     starved_words,
     steps,
-    targets_of,
     window_text,
     windows_before_sinks,
 )
@@ -168,9 +168,6 @@ class _Paths:
         self.windows = () if direct else sorted({w for windows in self.windowed.values() for w in windows})
         """The windows before all sinks; empty if one of these gets records directly."""
         self.spare = has_spare_slots(entry)
-        tasks = (str(data(e).get("taskmanager") or "") for e in events(trial, "task.state"))
-        self.used = {taskmanager.rpartition("-")[0] for taskmanager in tasks}
-        """The ordinal names of the TaskManagers that ran a task."""
         self.catch_up: CatchUp | None = None
         """The lag of the subtasks, if it is known."""
 
@@ -322,17 +319,28 @@ class _Paths:
         return [found[0], *(replace(w, after=(b.wait,)) for b, w in pairwise(found))]
 
     def _stopping(self, outage: Outage, start: int, end: int) -> list[FaultEffect]:
-        """Return the faults that let no record of some task pass for a part of the span, by their beginning."""
-        return sorted(
-            (
-                f
-                for f in _faults_of(outage)
-                if f.kind in STOPS_RECORDS
-                and min(f.ended_ns or end, end) - max(f.begun_ns, start) >= NEAR_NS
-                and self.used & set(targets_of(f))
-            ),
-            key=lambda f: f.begun_ns,
-        )
+        """Return the faults that starved a task for a part of the span, by their beginning."""
+
+        def starves(fault: FaultEffect) -> bool:
+            begun, ended = max(fault.begun_ns, start), min(fault.ended_ns or end, end)
+            on_exchange = fault.kind.partition(".")[0] in _ON_THE_EXCHANGE
+            stops = on_exchange or fault.kind == "process.pause"
+            return stops and ended - begun >= NS and self._starved(begun, ended)
+
+        return sorted(filter(starves, _faults_of(outage)), key=lambda f: f.begun_ns)
+
+    def _starved(self, start: int, end: int) -> bool:
+        """Return whether a task received less than half of the records that it receives in the baseline."""
+        baseline = self.spans.baseline
+        if baseline is None:
+            return False
+        usual, received = defaultdict[str, float](float), defaultdict[str, float](float)
+        for one in task_series(self.trial):
+            if one.role != "source":
+                before = one.received_until(baseline.end) - one.received_until(baseline.start)
+                usual[one.task] += before / (baseline.end - baseline.start) * (end - start)
+                received[one.task] += one.received_until(end) - one.received_until(start)
+        return any(2 * received[task] < records for task, records in usual.items() if records >= FEW)
 
     def _survived(self, outage: Outage, waits: list[Wait], end: int) -> tuple[list[Wait], Wait]:
         """Return the last wait of an outage without a failover: the backlog after the faults, or the detection of a failure that

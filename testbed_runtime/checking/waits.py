@@ -69,10 +69,9 @@ _UNFLUSHED = (
     "a full buffer or a checkpoint, which alone send records without execution.buffer-timeout.enabled"
 )
 _NO_SLOT = "no TaskManager had a free slot"
-_STOPS = ("network.partition", "network.half-open", "network.stall", "frames.withhold-credit")
-"""The kinds of faults on the exchange that let no record pass."""
-STOPS_RECORDS = frozenset({*_STOPS, "process.pause"})
-_SILENT = (*_STOPS, "network.reset", "network.bandwidth")
+_SILENT = (
+    "network.partition", "network.half-open", "network.reset", "network.stall", "network.bandwidth", "frames.withhold-credit",
+)  # fmt: skip
 """The kinds of faults against which more credit would not help."""
 _LOSSES = ("process.kill", "pod.delete", "pod.evict")
 """The kinds of faults that end a process for good."""
