@@ -61,6 +61,8 @@ _HOLDS_UP = {
     "jobmanager": ("failure-report", "cancellation", "slot", "deployment"),
 }
 """Families of faults, and the kinds of waits that they make longer."""
+_ENDS_CONNECTIONS = ("network", "process", "pod")
+"""Groups of faults that can end a connection."""
 SEVERAL = 3
 """So many restarts at once are not one failure that several tasks report."""
 _SUBMISSION = "runner/submission"
@@ -95,6 +97,8 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
         _worked_for(trial, _replayed(trial, _rejoining(w, effects), restored, entry), windows, entry)
         for w in found
     ]
+    begun = sorted(e.begun_ns for e in effects if e.kind.partition(".")[0] in _ENDS_CONNECTIONS)
+    found = [_since_its_fault(w, begun) for w in found]
     for effect in effects:
         if effect.injected_ns is not None:
             found += _stop_waits(effect, effect.injected_ns, end_ns)
@@ -103,6 +107,13 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     lost = [w if w.cause else _named(w, others, busy, rpc) for w in lost_waits(trial, entry, end_ns)]
     found += [w for w in lost if w.kind != "deployment" or w.fault or busy]  # else its tasks were at work
     return sorted(found, key=lambda w: (w.end_ns, w.start_ns, w.wait))
+
+
+def _since_its_fault(wait: Wait, begun: Sequence[int]) -> Wait:
+    """Return a wait for the close of a connection from the fault on that closed it (`begun`: when faults began). A task that is behind
+    may have received nothing for long, without waiting for bytes."""
+    before = [t for t in begun if wait.start_ns < t <= wait.end_ns]
+    return replace(wait, start_ns=before[-1]) if wait.kind == "connection" and before else wait
 
 
 def created_ns(trial: Trial) -> int | None:

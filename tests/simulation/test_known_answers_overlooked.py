@@ -15,6 +15,7 @@ from tests.simulation.simulating import run_document
 from tests.simulation.test_known_answers import (
     ALL,
     DETECTION_S,
+    DRAWN_CHECKPOINTS,
     FAULT_S,
     HEARTBEAT,
     JOBMANAGER,
@@ -337,6 +338,21 @@ def test_a_fault_that_stops_a_task_in_the_catch_up_has_its_seconds(kind: str, st
     assert (
         sum(seconds for text, seconds in owned.items() if text.startswith("spare capacity of `count`")) > 10
     )
+
+
+def test_a_connection_is_waited_for_since_its_fault(tmp_path: Path):
+    """The counts are behind, so they had received nothing for 1.3 s when connections were reset. They worked, and waited for no bytes."""
+    faults = [fault("kill", "1 s", SOURCE, **KILL), fault("rst", "1 s", SINK, at="5 s", **RESET)]
+    case = Case(
+        "reset", faults, "", 0.0, options={**QUICK, DELAY: "2 s"}, managers={"replicas": 7}, observation="60 s",
+        vertex={"serviceTime": "8 ms"}, version=DRAWN_CHECKPOINTS,
+    )  # fmt: skip
+    trial, _ = answer(case, tmp_path)
+    (found,) = trial.recoveries
+    check_sums(found)
+    first = owners(found, 0)
+    assert first["connection"] == pytest.approx(0.1, abs=TOLERANCE_S)
+    assert first["catch-up"] > 1
 
 
 def test_a_lost_leadership_stops_the_job_until_the_next_leader(tmp_path: Path):
