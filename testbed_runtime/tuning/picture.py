@@ -1,4 +1,4 @@
-"""The trade-off curve of a study as SVG: its first two objectives, the front as a line. Pure."""
+"""The trade-off curve of a study as SVG: its first two objectives, and a line through the rows that no other row beats in both. Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ LOG_FROM = 20.0
 CHARACTER, LINE_HEIGHT = 6.6, 15
 """About the size of a character, and the distance of two labels."""
 LONGEST_LABEL = 48
+RADIUS, ASCENT, DESCENT = 5, 10, 3
+"""Size of a point, and height of the text of a label above and below its base line."""
+AXIS_GAP = 8
+"""Distance by which an axis goes beyond its points."""
 COLOURS = {"best": "#15803d", "reference": "#b45309", "front": "#1d4ed8", "": "#9ca3af"}
 
 
@@ -32,8 +36,7 @@ def picture(spec: TuningStudySpec, lines: Sequence[Line]) -> str:
     left = max(MARGIN, 36 + CHARACTER * max(len(line.texts[1]) for *_, line in shown))
     to_x = _axis([x for x, _, _ in shown], left, WIDTH - MARGIN)
     to_y = _axis([y for _, y, _ in shown], HEIGHT - MARGIN, MARGIN)
-    front = sorted((to_x(x), to_y(y)) for x, y, line in shown if line.front)
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in front)
+    path = " ".join(f"{to_x(x):.1f},{to_y(y):.1f}" for x, y in _curve(spec, shown))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
@@ -42,11 +45,24 @@ def picture(spec: TuningStudySpec, lines: Sequence[Line]) -> str:
         f"{escape(title(spec.objectives[1]))}</text>",
         *_ends([(x, line.texts[0]) for x, _, line in shown], to_x, HEIGHT - MARGIN + 24, vertical=False),
         *_ends([(y, line.texts[1]) for _, y, line in shown], to_y, left - 12, vertical=True),
+        f'<path d="M{left:.1f} {MARGIN - AXIS_GAP}V{HEIGHT - MARGIN + AXIS_GAP}H{WIDTH - MARGIN + AXIS_GAP}" fill="none" stroke="#d1d5db"/>',
         f'<polyline points="{path}" fill="none" stroke="{COLOURS["front"]}" stroke-opacity="0.3"/>',
     ]
     points = [(to_x(x), to_y(y), line) for x, y, line in shown]
     parts += [_point(*point) for point in points]
     return "\n".join([*parts, *_labels(points), "</svg>"]) + "\n"
+
+
+def _curve(spec: TuningStudySpec, shown: Sequence[tuple[float, float, Line]]) -> list[tuple[float, float]]:
+    """Return the rows of the front that no other row beats in both objectives, from left to right. The front of a study with more
+    objectives has others too."""
+    signs = [1.0 if objective.direction == "min" else -1.0 for objective in spec.objectives[:2]]
+    costs = sorted({(signs[0] * x, signs[1] * y) for x, y, line in shown if line.front})
+    found: list[tuple[float, float]] = []
+    for x, y in costs:  # the best first: a row belongs to the curve if it is better in the other objective
+        if not found or y < found[-1][1]:
+            found.append((x, y))
+    return sorted((signs[0] * x, signs[1] * y) for x, y in found)
 
 
 def _axis(values: Sequence[float], low_at: float, high_at: float) -> Callable[[float], float]:
@@ -83,7 +99,7 @@ def _point(x: float, y: float, line: Line) -> str:
 
 
 def _labels(points: Sequence[tuple[float, float, Line]]) -> list[str]:
-    """Name the best row and the references, each above its point, or further up or down where another label is."""
+    """Name the best row and the references, each above its point, or further up or down where a label or a point is."""
     found: list[str] = []
     taken: list[tuple[float, float, float]] = []
     for x, y, line in points:
@@ -101,6 +117,7 @@ def _labels(points: Sequence[tuple[float, float, Line]]) -> list[str]:
                 y + step
                 for step in steps
                 if all(abs(y + step - used) >= LINE_HEIGHT or high < a or b < low for a, b, used in taken)
+                and not any(_covers(low, high, y + step, px, py) for px, py, _ in points)
             ),
             y - 9,
         )
@@ -110,3 +127,9 @@ def _labels(points: Sequence[tuple[float, float, Line]]) -> list[str]:
             f'<text x="{start:.1f}" y="{at:.1f}" text-anchor="{anchor}" fill="{COLOURS[_kind(line)]}">{escape(text)}</text>'
         )
     return found
+
+
+def _covers(low: float, high: float, at: float, x: float, y: float) -> bool:
+    """Return whether a label from `low` to `high` on the base line `at` touches the point at x, y."""
+    beside = low - RADIUS < x < high + RADIUS
+    return beside and at - ASCENT - RADIUS < y < at + DESCENT + RADIUS

@@ -114,6 +114,41 @@ def test_the_front_is_a_line_through_its_rows_from_left_to_right():
     )
 
 
+def test_rows_that_are_on_the_front_for_another_objective_are_not_on_the_line():
+    """A third objective put (20, 3) there: (10, 2) is better in both that are drawn. Of equal values, one is enough."""
+    rows = [(10, 2), (20, 3), (20, 1.5), (30, 1), (40, 1)]
+    svg = drawn(*(line(n, x, y, front=True) for n, (x, y) in enumerate(rows)))
+    at = points(svg)
+    (path,) = svg.findall("{*}polyline")
+    assert path.attrib["points"] == " ".join(f"{x:.1f},{y:.1f}" for x, y in (at[0], at[2], at[3]))
+
+
+def test_more_is_better_where_an_objective_says_so():
+    """The line then goes through the rows with the largest values."""
+    most = {"metric": "throughput.goodput", "direction": "max"}
+    study = STUDY.model_copy(
+        update={
+            "objectives": TuningStudySpec.model_validate(
+                {**STUDY.model_dump(by_alias=True), "objectives": [most, {"metric": "failovers.count"}]}
+            ).objectives
+        }
+    )
+    rows = [(10, 1), (20, 1), (30, 2), (20, 2)]
+    svg = ElementTree.fromstring(picture(study, [line(n, x, y, front=True) for n, (x, y) in enumerate(rows)]))
+    at = points(svg)
+    (path,) = svg.findall("{*}polyline")
+    assert path.attrib["points"] == " ".join(f"{x:.1f},{y:.1f}" for x, y in (at[1], at[2]))
+
+
+def test_a_label_covers_no_point():
+    """It is below its point if another point is above it."""
+    rows = [line(0, 0, 0), line(1, 100, 100), line(2, 50, 50, best=True)]
+    (_, y) = points(drawn(*rows))[2]
+    assert texts(drawn(*rows))["key=2"][1] == y - 9
+    moved = drawn(*rows, line(3, 55, 54))
+    assert texts(moved)["key=2"][1] == y + 18
+
+
 def test_a_row_has_the_colour_of_its_kind_and_a_title_with_its_values():
     """A reference that is the best is the best."""
     svg = drawn(
