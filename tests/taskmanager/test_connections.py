@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import (
     OfferSlots,
     RegisterAtJobMaster,
@@ -415,5 +416,6 @@ def test_a_peer_that_answers_a_while_after_it_was_given_up_had_to_be_waited_for(
     sink: Any = SimpleNamespace(append=lambda table, **row: rows.append(row["outcome"]))
     scope = WaitScope(Options(OPTIONS), WaitLog(sink, "tm-0-1", lambda: away_s), "tm-0-1")
     attempt: Any = SimpleNamespace(option="")
-    scope.registered(scope.away("JobMaster", 0.0), attempt)
+    given_up = option_limit(scope.options, "heartbeat.timeout")
+    scope.registered(scope.away("JobMaster", 0.0), attempt, given_up)
     assert rows == [outcome]
