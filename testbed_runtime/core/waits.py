@@ -74,16 +74,18 @@ POD_STEPS = ("pending", "image")
 """The kinds of waits of a pod before its process starts, in their order."""
 REPLACE_LOST = "replaceLost"
 """The field of a document that delays the replacement of a TaskManager."""
+_HEARTBEAT = ("heartbeat.timeout", "heartbeat.interval", "heartbeat.rpc-failure-threshold")
+"""The options after which a peer is given up."""
 
 KINDS: Mapping[str, WaitKind] = {
     kind.name: kind
     for kind in (
-        WaitKind(name="heartbeat", phase="detect", doc="a heartbeat from a peer, since the last one received", options=("heartbeat.timeout", "heartbeat.interval", "heartbeat.rpc-failure-threshold")),
+        WaitKind(name="heartbeat", phase="detect", doc="a heartbeat from a peer, since the last one received", options=_HEARTBEAT),
         WaitKind(name="connection", phase="detect", doc="the close of the TCP connection to a peer that is gone"),
         WaitKind(name="lease", phase="detect", doc="the renewal of the JobManager's lease, since the last one that succeeded", options=("high-availability.kubernetes.leader-election.renew-deadline",)),
         WaitKind(name="failure-report", phase="detect", doc="a task's failure to be reported to the JobMaster", options=("pekko.ask.timeout",)),
-        WaitKind(name="cancellation", phase="cancel", doc="the tasks of the region to terminate", after=("heartbeat", "connection", "failure-report", "partition", "deployment", "checkpoint", "slot"), options=("task.cancellation.timeout", "heartbeat.timeout", "heartbeat.interval", "heartbeat.rpc-failure-threshold")),
-        WaitKind(name="fencing", phase="slots", doc="a heartbeat or the loss of a TaskManager that may be dead", after=("cancellation",), options=("heartbeat.timeout", "heartbeat.interval", "heartbeat.rpc-failure-threshold")),
+        WaitKind(name="cancellation", phase="cancel", doc="the tasks of the region to terminate", after=("heartbeat", "connection", "failure-report", "partition", "deployment", "checkpoint", "slot"), options=("task.cancellation.timeout", *_HEARTBEAT)),
+        WaitKind(name="fencing", phase="slots", doc="a heartbeat or the loss of a TaskManager that may be dead", after=("cancellation",), options=_HEARTBEAT),
         WaitKind(name="restart-delay", phase="slots", doc="the delay of the restart strategy", after=("heartbeat", "connection", "failure-report", "partition", "deployment", "checkpoint", "slot"), options=("restart-strategy.fixed-delay.delay", "restart-strategy.failure-rate.delay", "restart-strategy.exponential-delay.initial-backoff", "restart-strategy.exponential-delay.max-backoff")),
         WaitKind(name="input", phase="first-record", doc="the first record or the full result of a producer, with which its consumers are deployed", after=("deployment",)),
         WaitKind(name="slot", phase="slots", doc="a slot for each task", after=("cancellation", "restart-delay", "fencing", "input"), options=("slot.request.timeout",)),
@@ -93,7 +95,7 @@ KINDS: Mapping[str, WaitKind] = {
         WaitKind(name="start", phase="slots", doc="a process to start", after=("image", "pending", "replacement")),
         WaitKind(name="registration", phase="slots", doc="a TaskManager to register", after=("start",), options=("taskmanager.registration.timeout", "cluster.registration.initial-timeout", "cluster.registration.max-timeout", "cluster.registration.error-delay", "cluster.registration.refused-registration-delay")),
         WaitKind(name="deployment", phase="deploy", doc="the TaskManagers to acknowledge the tasks", after=("slot",), options=("pekko.ask.timeout", "headgate.jobmanager.service-time", "headgate.taskmanager.service-time")),
-        WaitKind(name="jobmanager", phase="deploy", doc="a JobManager that is paused, dead, busy or cut off", options=("heartbeat.timeout", "pekko.ask.timeout", "taskmanager.registration.timeout")),
+        WaitKind(name="jobmanager", phase="deploy", doc="a JobManager that is paused, dead, busy or cut off", options=(*_HEARTBEAT, "pekko.ask.timeout", "taskmanager.registration.timeout")),
         WaitKind(name="leadership", phase="deploy", doc="a JobManager to be granted the leadership", after=("lease", "start"), options=("high-availability.kubernetes.leader-election.lease-duration", "high-availability.kubernetes.leader-election.retry-period")),
         WaitKind(name="restore", phase="restore", doc="a task's state", after=("deployment", "partition"), options=("state.backend.local-recovery",)),
         WaitKind(name="open", phase="deploy", doc="the functions of a task to open", after=("deployment", "partition", "restore")),

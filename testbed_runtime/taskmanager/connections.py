@@ -342,6 +342,11 @@ class JobConnection:
         """Whether the JobMaster has accepted this TaskManager. Before, it gets no tasks."""
         return self._established
 
+    @property
+    def given_up(self) -> Limit:
+        """The limit after which the JobMaster was given up; before this one is connected, that of the one before it."""
+        return self.watch.given_up if self._established else self._given_up
+
     def offer(self) -> None:
         """Register if that is not done yet, then offer every slot that is not active."""
         self._offer_again = True

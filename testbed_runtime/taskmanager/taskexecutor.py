@@ -182,7 +182,7 @@ class TaskExecutor:
             return known
         lost = given_up = None
         if known is not None:
-            lost, given_up = known.hand_over(), known.watch.given_up
+            lost, given_up = known.hand_over(), known.given_up
             self._drop_job(known, keep=message.allocation)
         address = (message.jobmaster_address[0], message.jobmaster_address[1])
         resource_id = str(self._config.resource_id)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.core.job.limits import option_limit
+from testbed_runtime.core.job.limits import option_limit, reachability_limit
 from testbed_runtime.core.job.messages import (
     OfferSlots,
     RegisterAtJobMaster,
@@ -102,7 +102,7 @@ class Peer:
             on_fatal=lambda text: self.did("fatal", text),
         )  # fmt: skip
 
-    def job(self, *allocations: str, lost: Any = None) -> JobConnection:
+    def job(self, *allocations: str, lost: Any = None, given_up: Any = None) -> JobConnection:
         """A connection to the JobMaster of `job`, with these slots."""
         slots = TaskSlotTable(8, 100.0)
         for index, allocation in enumerate(allocations):
@@ -118,6 +118,7 @@ class Peer:
             on_lost=lambda connection: self.did("lost"),
             on_slot_refused=lambda slot, cause: self.did("refused", slot.allocation, cause),
             lost=lost,
+            given_up=given_up,
         )
 
 
@@ -407,6 +408,27 @@ def test_only_an_open_wait_for_a_jobmaster_is_handed_over(lost: bool, answer: An
     step = (0.5, lambda c: handed.append(c.hand_over()))
     during(1.0, offering(lost=lost), step, answers=[answer])
     assert handed == [None]
+
+
+@pytest.mark.parametrize(
+    ("answer", "option"),
+    [(BROKEN, "heartbeat.interval × heartbeat.rpc-failure-threshold"), (leader("a"), "heartbeat.timeout")],
+    ids=["never connected", "connected"],
+)
+def test_the_limit_after_which_a_jobmaster_was_given_up_is_handed_over_with_the_wait(
+    answer: Any, option: str
+):
+    """It belongs to the JobMaster before this one for as long as this one has not answered."""
+    limits: list[Any] = []
+
+    def act(peer: Peer) -> JobConnection:
+        unreachable = reachability_limit(peer.scope.options)
+        connection = peer.job(lost=peer.scope.away("JobMaster", T0_S - 9.0), given_up=unreachable)
+        connection.offer()
+        return connection
+
+    during(1.0, act, (0.5, lambda c: limits.append(c.given_up)), answers=[answer])
+    assert [limit.option for limit in limits] == [option]
 
 
 @pytest.mark.parametrize(("away_s", "outcome"), [(5.29, "expired"), (5.31, "completed")])
