@@ -228,7 +228,7 @@ async def run(asked: argparse.Namespace) -> list[dict[str, float]]:
     await manager.close()
     await client.close()
     if any(process.returncode for process in processes):
-        sys.exit("A TaskManager failed; its error stands above.")
+        sys.exit("A TaskManager failed; its error is printed above.")
     return [json.loads(row) for row in printed]
 
 

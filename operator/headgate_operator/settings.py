@@ -96,14 +96,12 @@ def _pull_policy(text: str) -> PullPolicy:
 
 
 def _variables(name: str, text: str) -> tuple[Mapping[str, Any], ...]:
-    """Read environment variables of pods. Names that the operator sets itself are refused."""
+    """Read environment variables of pods. Names that the operator sets itself are refused. No error shows a value: it may be a secret."""
     try:
-        found = json.loads(text or "[]")
+        found = json.loads(text or "[]") or ()
         names = [variable["name"] for variable in found]
     except (ValueError, TypeError, KeyError):
-        raise UserError(
-            name, f"{text!r} is not a list of variables", 'write [{"name": "A", "value": "1"}]'
-        ) from None
+        raise UserError(name, "is not a list of variables", 'write [{"name": "A", "value": "1"}]') from None
     for variable in names:
         if names.count(variable) > 1 or str(variable).startswith(OWN_VARIABLES):
             raise UserError(

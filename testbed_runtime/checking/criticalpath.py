@@ -239,9 +239,8 @@ class _Walk:
             and _concerns(w, wait)
             and (wait.kind == "catch-up" or ended - w.start_ns > 2 * (ended - w.end_ns))
         ]
-        prompt = [
-            w for w in inside if _late_ns(w) == 0
-        ]  # what a busy process noticed late is not what kept it busy
+        # what a busy process noticed late is not what kept it busy
+        prompt = [w for w in inside if _late_ns(w) == 0]
         return _latest(prompt or inside, wait) or self._registered(wait)
 
     def _in_progress(self, wait: Wait) -> Wait | None:

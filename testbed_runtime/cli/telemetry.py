@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from itertools import chain, islice
@@ -24,6 +25,8 @@ PROTOCOL = "http/protobuf"
 BATCH = 512
 """Spans in one request, as in OpenTelemetry's batch processor."""
 SERVICE = "headgate"
+LIMIT_S = 30.0
+"""No further request is begun after this time: a run does not end before its trace is sent."""
 
 
 def export(folder: Path, environment: Mapping[str, str] = os.environ) -> str:
@@ -60,9 +63,11 @@ def _send(found: Iterable[Span], resource: Resource) -> str:
     from opentelemetry.sdk.trace.export import SpanExportResult
 
     exporter = OTLPSpanExporter()
-    waiting, sent = iter(found), 0
+    waiting, sent, begun = iter(found), 0, time.monotonic()
     try:
         while batch := [_readable(span, resource) for span in islice(waiting, BATCH)]:
+            if time.monotonic() - begun > LIMIT_S:
+                return f"the collector was too slow for the whole trace: it got {sent:,} spans"
             if exporter.export(batch) is not SpanExportResult.SUCCESS:
                 return f"the collector did not take the trace; it got {sent:,} spans"
             sent += len(batch)

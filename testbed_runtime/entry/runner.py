@@ -143,7 +143,7 @@ class RunnerPod:
             return
         await progress.write_with_retries(report_map(run, result.folder))
         # before the run is complete: the operator may delete this pod then
-        if line := await asyncio.to_thread(telemetry.export, result.folder):
+        if line := await asyncio.to_thread(_trace_sent, result.folder):
             progress.on_event(Happened(line))
         verdict = result.verdict
         more = measured(read_manifest(result.folder), _rows(result.folder), read_recoveries(result.folder))
@@ -248,6 +248,14 @@ def machine_facts() -> dict[str, Any]:
         "architecture": platform.machine(),
         "python": platform.python_version(),
     }
+
+
+def _trace_sent(folder: Path) -> str:
+    """Send the trace of the run. Return what was done in one line; an error of the exporter must not cost the verdict."""
+    try:
+        return telemetry.export(folder)
+    except Exception as error:
+        return f"the trace was not sent: {type(error).__name__}: {error}"
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:

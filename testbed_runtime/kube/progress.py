@@ -177,7 +177,10 @@ def measured(
 
 def answer_of(verdict: Mapping[str, Any]) -> tuple[str, ...]:
     """Return `answer` of the report from a verdict.json. Pure."""
-    return tuple(str(line)[:MAX_TEXT] for line in verdict.get("answer") or ())[:MAX_ANSWER]
+    lines = [str(line)[:MAX_TEXT] for line in verdict.get("answer") or ()]
+    if len(lines) > MAX_ANSWER:
+        lines[MAX_ANSWER - 1 :] = [f"… and {len(lines) - MAX_ANSWER + 1} more lines in the report"]
+    return tuple(lines)
 
 
 def _family(rows: Sequence[Mapping[str, Any]], prefix: str) -> dict[str, float]:

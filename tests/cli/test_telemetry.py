@@ -174,6 +174,18 @@ def test_a_collector_that_refuses_the_trace_is_named_and_changes_nothing_else(
     assert telemetry.export(run_folder(tmp_path)) == "the collector did not take the trace; it got 0 spans"
 
 
+def test_a_collector_that_is_too_slow_gets_a_part_of_the_trace(
+    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+):
+    """A run waits for its trace, but not without end. Nothing is sent after the time is over."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address)
+    monkeypatch.setattr(telemetry, "LIMIT_S", -1.0)
+    assert telemetry.export(run_folder(tmp_path)) == (
+        "the collector was too slow for the whole trace: it got 0 spans"
+    )
+    assert collector.spans == []
+
+
 @pytest.mark.parametrize(
     ("environment", "text"),
     [

@@ -299,7 +299,7 @@ def test_the_settings_of_pods_reach_every_pod() -> None:
 
 
 def test_additional_variables_reach_runner_pods_only() -> None:
-    """They stand before the operator's own, which take precedence in a pod."""
+    """They come after the operator's own, to which they may refer."""
     collector = {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector:4318"}
     headers = {"name": "OTEL_EXPORTER_OTLP_HEADERS", "valueFrom": {"secretKeyRef": {"name": "c", "key": "h"}}}
     settings = from_environment({"HEADGATE_RUNNER_ENV": json.dumps([collector, headers])})
@@ -309,8 +309,11 @@ def test_additional_variables_reach_runner_pods_only() -> None:
         build(Run(obj), settings)["spec"]["containers"][0]["env"]
         for build in (objects_runs.runner_pod, objects_runs.recorder_pod, objects_runs.spark_pod)
     )
-    assert runner[:2] == [collector, headers]
-    assert "HEADGATE_RUN" in {variable["name"] for variable in runner[2:]}
+    assert runner[-2:] == [collector, headers]
+    assert {"HEADGATE_RUN", "POD_NAME"} <= {variable["name"] for variable in runner[:-2]}
+    assert from_environment({"HEADGATE_RUNNER_ENV": "null"}).runner_env == (), (
+        "the chart's value for a removed list"
+    )
     assert not [v for v in (*recorder, *spark) if v["name"].startswith("OTEL_")]
 
 
@@ -321,6 +324,7 @@ def test_additional_variables_reach_runner_pods_only() -> None:
         ('{"name": "A"}', "is not a list of variables"),
         ('[{"value": "1"}]', "is not a list of variables"),
         ('["A"]', "is not a list of variables"),
+        ('[{"name": "A", "value": "hidden"},]', "is not a list of variables"),
         ('[{"name": "A"}, {"name": "A"}]', "A is set twice"),
         ('[{"name": "HEADGATE_RUN"}]', "HEADGATE_RUN is set twice"),
         ('[{"name": "POD_NAME"}]', "POD_NAME is set twice"),
@@ -328,8 +332,9 @@ def test_additional_variables_reach_runner_pods_only() -> None:
 )
 def test_variables_that_no_pod_can_have_are_refused(text: str, named: str) -> None:
     """When the operator starts, with the name of its variable."""
-    with pytest.raises(UserError, match=f"HEADGATE_RUNNER_ENV: .*{named}"):
+    with pytest.raises(UserError, match=f"HEADGATE_RUNNER_ENV: .*{named}") as refused:
         from_environment({"HEADGATE_RUNNER_ENV": text})
+    assert "hidden" not in str(refused.value)
 
 
 def test_a_recorder_is_named_by_host_port_and_path() -> None:

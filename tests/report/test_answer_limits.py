@@ -56,6 +56,7 @@ def test_the_waits_for_a_busy_component_are_not_counted():
     """Five waits for messages of 40 ms each can last 1.8 s: "40 ms (5 times)" would not add up."""
     busy = "headgate.jobmanager.service-time = 40 ms"
     assert list(cost_words([price(1.8, busy, count=5)], 0.0)) == [f"1.80 s {busy}"]
+    assert price(1.8, busy, count=5).waits is None, "nor in the table of the page"
 
 
 def test_an_answer_claims_nothing_by_default():

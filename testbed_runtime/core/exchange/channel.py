@@ -488,9 +488,8 @@ class LocalInputChannel(_InputChannel):
             if error.class_name == "PartitionNotFoundException" and self.backoff.increase():
                 self.next_deadline = now + self.backoff.current
             elif self.requests == 1:
-                self._fail(
-                    error
-                )  # Flink's task sends the first request itself and gets the exception as it is
+                # Flink's task sends the first request itself and gets the exception as it is
+                self._fail(error)
             else:
                 self.on_error(error)
             return

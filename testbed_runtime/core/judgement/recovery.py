@@ -103,10 +103,15 @@ class Price(Struct, frozen=True, kw_only=True):
         return with_detail(self.text, self.detail)
 
     @property
+    def waits(self) -> int | None:
+        """The number of its waits. None for a busy component: a wait for it is one for many messages, and the option's value is
+        the time of one message."""
+        return None if _BUSY in self.text else self.count
+
+    @property
     def times(self) -> str:
-        """The number of its waits in words, empty for one wait. Empty for a busy component too: a wait for it is one for many
-        messages, and the option's value is the time of one message."""
-        return f" ({self.count} times)" if self.count > 1 and _BUSY not in self.text else ""
+        """The number of its waits in words, empty for one wait."""
+        return f" ({self.waits} times)" if (self.waits or 0) > 1 else ""
 
 
 ROUNDING_S = 0.001

@@ -156,9 +156,10 @@ def _committed(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     sending, without = {source for source, _, _ in edges(entry)}, _without_commits(trial)
     for task, last in _finished(trial).items():
         received, stated = last["records_in"], commits.get((task, last["attempt"]), 0)
-        lacking = received > 0 and not stated and not uncovered
-        if plain and not uncovered:
-            lacking = stated < received and (task in without or received > LOOSE * stated + TOTAL_MIN)
+        lacking = received > 0 and not stated and (task in without or not uncovered)
+        if plain:
+            much = not uncovered and received > LOOSE * stated + TOTAL_MIN
+            lacking = stated < received and (task in without or much)
         beyond = plain and stated > LOOSE * received + TOTAL_MIN
         if (lacking or beyond) and task.rpartition("-")[0] not in sending:
             problem = f"adds up to {stated} for {task}, which received {received} records and finished (records_in in tasks)"
