@@ -476,6 +476,14 @@ def test_priority_classes_put_the_operator_before_its_pods():
     assert pods == {"priorityClassName": "demo-headgate-pods"}
 
 
+def test_a_variable_of_a_runner_can_refer_to_others_of_its_pod():
+    """In the operator's pod, which hands it on, the kubelet makes `$(POD_NAME)` of `$$(POD_NAME)`."""
+    variable = {"name": "OTEL_RESOURCE_ATTRIBUTES", "value": "k8s.pod.name=$(POD_NAME)"}
+    passed = _environment("--set-json", f"runner.extraEnv={json.dumps([variable])}")["HEADGATE_RUNNER_ENV"]
+    assert json.loads(passed) == [{**variable, "value": "k8s.pod.name=$$(POD_NAME)"}]
+    assert _environment("--set-json", "runner.extraEnv=null")["HEADGATE_RUNNER_ENV"] in ("null", "[]")
+
+
 def test_the_scenario_of_helm_test_is_a_valid_one():
     """The validation of every scenario accepts it."""
     findings = validate(yaml.safe_load((CHART / "files" / "mini.yaml").read_text()))
