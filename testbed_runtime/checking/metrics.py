@@ -270,10 +270,11 @@ def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) ->
     answers.add("throughput.noise", noise, reason=NO_BASELINE if noise is None else "")
     alive = alive_at_end(sinks, spans)
     received = all_received(sinks)
+    state = job_state(trial, spans.end)
     if (
-        job_state(trial, spans.end) == "FINISHED"
+        state == "FINISHED"
         or (received is not None and received <= spans.end)
-        or (alive is False and silent_sockets(trial, entry, spans.end))
+        or (alive is False and state == "RUNNING" and silent_sockets(trial, entry, spans.end))
     ):
         alive = True
     busy = "" if alive is not False else _busy_at_end(trial, spans.end)

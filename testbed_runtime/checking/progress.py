@@ -289,10 +289,19 @@ def last_arrival(sinks: list[TaskSeries], until: int) -> int:
 
 def silent_sockets(trial: Trial, entry: Entry, until: int) -> bool:
     """Return whether the job reads sockets only, and no source has emitted a record since the last one arrived at a sink: nothing
-    was written into the sockets, so nothing can arrive."""
+    was written into the sockets, so nothing can arrive. A source that is dead or paused would not have read it."""
     kinds = {vertex.get("kind") for vertex in vertices(entry) if vertex.get("role") == "source"}
-    emitted = [(s.t_ns, s.records_out) for s in task_series(trial, "source")]
-    return kinds == {"socket"} and _last_increase(emitted, until) <= last_arrival(sinks_of(trial), until)
+    sources = task_series(trial, "source")
+    if kinds != {"socket"} or not sources:
+        return False
+    ended = _ended(trial)
+    newest = {s.task: s for s in sorted(sources, key=lambda s: s.attempt)}.values()
+    reading = all(
+        ended.get(s.task, until) < until or ((s.t_ns > until - LAST_NS) & (s.t_ns <= until)).any()
+        for s in newest
+    )
+    emitted = [(s.t_ns, s.records_out) for s in sources]
+    return reading and _last_increase(emitted, until) <= last_arrival(sinks_of(trial), until)
 
 
 def _last_increase(counters: Sequence[tuple[Ints, Ints]], until: int) -> int:

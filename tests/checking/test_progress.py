@@ -454,17 +454,32 @@ def test_the_last_arrival_is_that_of_the_sink_that_received_longest(history: Any
 
 
 @pytest.mark.parametrize(
-    ("kind", "emitted_s", "alive"),
-    [("socket", 20.0, 1), ("socket", 0.0, 1), ("socket", 22.0, 0), ("generated", 20.0, 0)],
+    ("kind", "emitted_s", "sampled_s", "state", "alive"),
+    [
+        ("socket", 20.0, 24.0, "RUNNING", 1),
+        ("socket", 0.0, 24.0, "RUNNING", 1),
+        ("socket", 22.0, 24.0, "RUNNING", 0),
+        ("generated", 20.0, 24.0, "RUNNING", 0),
+        pytest.param("socket", 20.0, 21.0, "RUNNING", 0, id="paused source"),
+        pytest.param("socket", 20.0, 24.0, "RESTARTING", 0, id="restarting job"),
+        pytest.param("socket", 20.0, 21.0, "FAILED", 0, id="dead job"),
+    ],
 )
-def test_nothing_arrives_at_the_end_if_no_one_types(history: Any, kind: str, emitted_s: float, alive: int):
-    """The last record arrives at 21 s, and the observation ends at 24 s. A word of 22 s should have arrived too."""
+def test_nothing_arrives_at_the_end_if_no_one_types(
+    history: Any, kind: str, emitted_s: float, sampled_s: float, state: str, alive: int
+):
+    """The last record arrives at 21 s, and the observation ends at 24 s. A word of 22 s should have arrived too, and a source that is
+    dead or paused reads no words."""
     built = history.empty()
+    built.event("job.state", "job", 0, data=json.dumps({"from": "CREATED", "to": "RUNNING"}))
+    if state != "RUNNING":
+        built.event("job.state", "job", 21, data=json.dumps({"from": "RUNNING", "to": state}))
     for tick in range(241):
         t = tick / 10
         built.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=min(tick, 210))
         emitted = min(tick, round(emitted_s * 10))
-        built.add("tm-1-1", "tasks", t, task="source-0", vertex="source", role="source", records_out=emitted)
+        if t <= sampled_s:
+            built.add("tm-1-1", "tasks", t, task="source-0", vertex="source", role="source", records_out=emitted)  # fmt: skip
     entry = history.entry()
     entry["job"] = {"vertices": [{"name": "source", "role": "source", "kind": kind}]}
     rows = {(r["metric"], r["phase"]): r for r in trial_metrics(built.trial(), entry)}
