@@ -33,6 +33,7 @@ from testbed_runtime.checking.faults import FaultEffect, check_faults
 from testbed_runtime.checking.progress import (
     LAST_NS,
     SAMPLE_NS,
+    ended_tasks,
     last_arrival,
     processed_s,
     progress_of,
@@ -319,27 +320,36 @@ class _Paths:
         return [found[0], *(replace(w, after=(b.wait,)) for b, w in pairwise(found))]
 
     def _stopping(self, outage: Outage, start: int, end: int) -> list[FaultEffect]:
-        """Return the faults that starved a task for a part of the span, by their beginning."""
-
-        def starves(fault: FaultEffect) -> bool:
-            begun, ended = max(fault.begun_ns, start), min(fault.ended_ns or end, end)
+        """Return the faults that starved a task for a part of the span, by their beginning. Each is judged by the time in which no other
+        one lasted, if there is enough of it."""
+        lasting = []
+        for fault in sorted(_faults_of(outage), key=lambda f: f.begun_ns):
+            span = max(fault.begun_ns, start), min(fault.ended_ns or end, end)
             on_exchange = fault.kind.partition(".")[0] in _ON_THE_EXCHANGE
-            stops = on_exchange or fault.kind == "process.pause"
-            return stops and ended - begun >= NS and self._starved(begun, ended)
+            if (on_exchange or fault.kind == "process.pause") and span[1] - span[0] >= NS:
+                lasting.append((fault, span))
+        found = []
+        for fault, span in lasting:
+            alone = _without(span, [other for one, other in lasting if one is not fault])
+            if self._starved(alone if sum(b - a for a, b in alone) >= NS else [span]):
+                found.append(fault)
+        return found
 
-        return sorted(filter(starves, _faults_of(outage)), key=lambda f: f.begun_ns)
-
-    def _starved(self, start: int, end: int) -> bool:
-        """Return whether a task received less than half of the records that it receives in the baseline."""
+    def _starved(self, spans: Sequence[tuple[int, int]]) -> bool:
+        """Return whether a task received less than half of the records that it receives in the baseline. One behind a window gets
+        none for long anyway, and one that has ended gets no more."""
         baseline = self.spans.baseline
         if baseline is None:
             return False
+        shape, ended = job_shape(self.trial, self.entry), ended_tasks(self.trial)
+        rare = {*shape.sources, *(v for v in shape.parallelism if shape.windows_before(v))}
+        seconds, end = sum(b - a for a, b in spans), max(b for _, b in spans)
         usual, received = defaultdict[str, float](float), defaultdict[str, float](float)
         for one in task_series(self.trial):
-            if one.role != "source":
+            if one.task.rpartition("-")[0] not in rare and ended.get(one.task, end + 1) > end:
                 before = one.received_until(baseline.end) - one.received_until(baseline.start)
-                usual[one.task] += before / (baseline.end - baseline.start) * (end - start)
-                received[one.task] += one.received_until(end) - one.received_until(start)
+                usual[one.task] += before / (baseline.end - baseline.start) * seconds
+                received[one.task] += sum(one.received_until(b) - one.received_until(a) for a, b in spans)
         return any(2 * received[task] < records for task, records in usual.items() if records >= FEW)
 
     def _survived(self, outage: Outage, waits: list[Wait], end: int) -> tuple[list[Wait], Wait]:
@@ -497,6 +507,15 @@ class _Paths:
 
 def _faults_of(outage: Outage) -> list[FaultEffect]:
     return [*((outage.fault,) if outage.fault else ()), *outage.earlier, *outage.shared]
+
+
+def _without(span: tuple[int, int], others: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the parts of a span that no other one covers."""
+    found, at = [], span[0]
+    for start, end in sorted(others):
+        found += [(at, min(start, span[1]))] if at < min(start, span[1]) else []
+        at = max(at, end)
+    return [*found, (at, span[1])] if at < span[1] else found
 
 
 def has_spare_slots(entry: Entry) -> bool:

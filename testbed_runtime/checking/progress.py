@@ -162,7 +162,7 @@ def _progress_of(trial: Trial, baseline: Window | None) -> list[Progress]:
         (str(e["subject"]), int(e["attempt"])): int(e["checkpoint"]) for e in events(trial, "task.restored")
     }
     barriers = _barriers(trial)
-    ended = _ended(trial)
+    ended = ended_tasks(trial)
     return [
         _with_usual_gap(_merge(task, attempts, restored, barriers, ended.get(task)), baseline)
         for task, attempts in sorted(series.items())
@@ -242,7 +242,7 @@ def _barriers(trial: Trial) -> dict[tuple[str, int | None], int]:
     }
 
 
-def _ended(trial: Trial) -> dict[str, int]:
+def ended_tasks(trial: Trial) -> dict[str, int]:
     """Map each task whose last state is FINISHED to the time of that, and each sink to the first time at which it had received
     everything. It may then wait for a final checkpoint, or receive all of it once more."""
     last: dict[str, tuple[Any, int]] = {}
@@ -294,7 +294,7 @@ def silent_sockets(trial: Trial, entry: Entry, until: int) -> bool:
     sources = task_series(trial, "source")
     if kinds != {"socket"} or not sources:
         return False
-    ended = _ended(trial)
+    ended = ended_tasks(trial)
     newest = {s.task: s for s in sorted(sources, key=lambda s: s.attempt)}.values()
     reading = all(
         ended.get(s.task, until) < until or ((s.t_ns > until - LAST_NS) & (s.t_ns <= until)).any()
