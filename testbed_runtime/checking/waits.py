@@ -11,6 +11,9 @@ from testbed_runtime.checking.common import NS, Entry, busiest, data, events, jo
 from testbed_runtime.checking.failovers import TOGETHER_NS, Cause
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.lostwaits import lost_waits
+from testbed_runtime.core.faults.kinds import KINDS as FAULTS
+from testbed_runtime.core.faults.links import ANYBODY, split_link
+from testbed_runtime.core.faults.vocabulary import Hides
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.limits import replacement_limit
 from testbed_runtime.core.job.results import BLOCKING
@@ -61,8 +64,6 @@ _HOLDS_UP = {
     "jobmanager": ("failure-report", "cancellation", "slot", "deployment"),
 }
 """Families of faults, and the kinds of waits that they make longer."""
-_ENDS_CONNECTIONS = ("network", "process", "pod")
-"""Groups of faults that can end a connection."""
 SEVERAL = 3
 """So many restarts at once are not one failure that several tasks report."""
 _SUBMISSION = "runner/submission"
@@ -97,8 +98,8 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
         _worked_for(trial, _replayed(trial, _rejoining(w, effects), restored, entry), windows, entry)
         for w in found
     ]
-    begun = sorted(e.begun_ns for e in effects if e.kind.partition(".")[0] in _ENDS_CONNECTIONS)
-    found = [_since_its_fault(w, begun) for w in found]
+    closing = _closing(effects, {str(f["name"]) for f in faults if f.get("plane") == "rpc"})
+    found = [_since_its_fault(w, closing) for w in found]
     for effect in effects:
         if effect.injected_ns is not None:
             found += _stop_waits(effect, effect.injected_ns, end_ns)
@@ -109,11 +110,31 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     return sorted(found, key=lambda w: (w.end_ns, w.start_ns, w.wait))
 
 
-def _since_its_fault(wait: Wait, begun: Sequence[int]) -> Wait:
-    """Return a wait for the close of a connection from the fault on that closed it (`begun`: when faults began). A task that is behind
-    may have received nothing for long, without waiting for bytes."""
-    before = [t for t in begun if wait.start_ns < t <= wait.end_ns]
-    return replace(wait, start_ns=before[-1]) if wait.kind == "connection" and before else wait
+def _closing(effects: Iterable[FaultEffect], rpc: Collection[str]) -> list[FaultEffect]:
+    """Return the faults that close a connection for data or let nothing pass on it, by their beginning. `rpc`: those on the plane of
+    RPC alone."""
+    found = [
+        e
+        for e in effects
+        if e.kind in _LOSSES
+        or (e.kind in FAULTS and FAULTS[e.kind].hides is Hides.LINK and e.fault not in rpc)
+    ]
+    return sorted(found, key=lambda e: e.begun_ns)
+
+
+def _since_its_fault(wait: Wait, closing: Sequence[FaultEffect]) -> Wait:
+    """Return a wait for the close of a connection from the fault on that closed it: the newest one at one of its ends. A task that is
+    behind may have received nothing for long, without waiting for bytes."""
+    if wait.kind != "connection":
+        return wait
+    ends = {_ordinal(wait.wait.partition("/")[0]), _ordinal(wait.what), ANYBODY, ""}
+    before = [
+        e.begun_ns
+        for e in closing
+        if wait.start_ns < e.begun_ns <= wait.end_ns
+        and any(ends.issuperset(split_link(target)) for target in targets_of(e) or ("",))
+    ]
+    return replace(wait, start_ns=before[-1]) if before else wait
 
 
 def created_ns(trial: Trial) -> int | None:

@@ -41,6 +41,37 @@ def test_a_process_that_stood_still_is_the_one_that_the_fault_paused(
     assert [w.cause for w in found if w.who == who] == [words]
 
 
+@pytest.mark.parametrize(
+    ("kind", "targets", "plane", "since"),
+    [
+        ("network.latency", ["tm-1"], "data", 5.1),
+        ("process.pause", ["tm-1"], "data", 5.1),
+        ("network.reset", ["tm-2"], "data", 5.1),
+        ("network.reset", ["tm-1->tm-2"], "data", 5.1),
+        ("network.reset", ["tm-1"], "rpc", 5.1),
+        ("process.kill", ["tm-2"], "data", 5.1),
+        ("network.reset", ["tm-1"], "data", 8),
+        ("network.reset", ["tm-2", "tm-0"], "data", 8),
+        ("network.reset", ["tm-1->tm-0"], "data", 8),
+        ("network.partition", [], "data", 8),
+        ("process.kill", ["tm-1"], "data", 8),
+    ],
+)
+def test_a_connection_is_waited_for_since_the_newest_fault_that_could_close_it(
+    history: Any, kind: str, targets: list[str], plane: str, since: float
+):
+    """The connection between tm-0 and tm-1 is half-open from 5.1 s on, and something else begins at 8 s."""
+    built = history.empty(lambda table, row: row | {"wait": "tm-0-1/1"} if table == "waits" else row)
+    built.wait("connection", "count-0", "tm-1-1", (4, 9))
+    effects = [
+        replace(fault(kind, *targets), injected_ns=history.at(8)),
+        replace(fault("network.half-open", "tm-1"), fault="half", injected_ns=history.at(5.1)),
+    ]
+    entry = {"faults": [{"name": "half", "plane": "data"}, {"name": "f", "plane": plane}]}
+    (found,) = read_waits(built.trial(), entry, effects, history.at(9.5))[:1]
+    assert (found.kind, found.start_ns) == ("connection", history.at(since))
+
+
 def test_a_busy_jobmanager_owns_only_the_kinds_that_it_delays(history: Any):
     """Tasks connect by themselves."""
     built = history.empty()
