@@ -1,5 +1,5 @@
-"""When the job has caught up: the lag of every sink and source subtask is back at the baseline's 95th percentile, or within
-the buffer timeouts of the exchanges before it."""
+"""When the job has caught up: the last of its sink and source subtasks is back at the baseline's 95th percentile of its lag, or
+within the buffer timeouts of the exchanges before it. Each counts from its own moment on, even if it lags again before that."""
 
 from __future__ import annotations
 
