@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.histories import write_run
+from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.evaluation import pipeline, splits, tables
 from testbed_runtime.history.manifest import read_manifest
-from testbed_runtime.history.schema import arrow_schema
+from testbed_runtime.history.schema import Trial, arrow_schema
 from tests.evaluation.oracle import GOODPUT, LAG, QUANTILES, STALL, Oracle
 from tests.simulation.test_known_answers import CASES, answer
 
@@ -124,6 +125,25 @@ def test_recovery_with_long_buffer_timeouts(run_folder: Path, tmp_path: Path):
         assert all(same(value, oracle.recovery()["recovery.total"]) for value, oracle in found)
         totals.append(sum(value for value, _ in found))
     assert totals[1] < totals[0]
+
+
+def test_recovery_of_subtasks_that_are_never_normal_together(run_folder: Path, tmp_path: Path):
+    """After the fault, one sink and then the other one receives only late records for 0.7 s of every 1.6 s."""
+    entry = next(t for t in read_manifest(run_folder)["trials"] if t["role"] != "control")
+    folder = Path(shutil.copytree(run_folder / "history" / entry["trial"], tmp_path / "trial"))
+    healed = next(p["end_ns"] for p in entry["phases"] if p["name"] == "fault")
+    rows = pq.read_table(folder / "tasks.parquet").to_pylist()
+    for row in rows:
+        turn = row["t_ns"] // 10**8 + 8 * int(row["task"].rpartition("-")[2])
+        if row["role"] == "sink" and row["t_ns"] >= healed and turn % 16 < 7:
+            row["lag_ns"] = 3 * 10**9
+    pq.write_table(pa.Table.from_pylist(rows, arrow_schema("tasks")), folder / "tasks.parquet")
+    trial = Trial(
+        "run", entry["trial"], {file.stem: pq.read_table(file) for file in folder.glob("*.parquet")}
+    )
+    (found,) = trial_recovery(trial, entry).recoveries
+    assert found.recovered
+    assert same(found.total_s, Oracle(folder, entry).recovery()["recovery.total"])
 
 
 def test_delivery_of_each_trial(trials: list[Any]):
