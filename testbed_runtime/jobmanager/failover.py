@@ -43,8 +43,8 @@ class Phase(Enum):
 class Failover:
     """One restart, from its cause until all its tasks run again, or until the next failure.
 
-    `number` counts the job's restarts as Flink's `numRestarts` does: a failure while it is in progress begins the next one,
-    which restarts its tasks too, unless the restart strategy merges the failure into it."""
+    `number` counts the failovers: a failure while one is in progress begins the next one, which restarts its tasks too, unless the
+    restart strategy merges the failure into it."""
 
     number: int
     cause: Cause
@@ -99,6 +99,8 @@ class Failovers:
         self._fence = services.options.boolean("headgate.restart.fence-dead-slots")
         self.strategy = restart_strategy(services.options, services.random.stream("restart").randint)
         self.restarts = restarts
+        """As Flink's `numRestarts`: without failovers whose failure came too late to be merged with the one before."""
+        self._number = restarts
         self._current: Failover | None = None
         self._lost: Limit | None = None
         """While a lost TaskManager is handled: what decided that it is lost."""
@@ -178,7 +180,7 @@ class Failovers:
             "ended": ended,
             "restarted": new,
         }
-        number = self.restarts + 1 if new else self.restarts
+        number = self._number + 1 if new else self._number
         self._services.event("failover.failure", str(number), text=cause.text, data=data)
 
     def _begin_or_merge(
@@ -202,8 +204,9 @@ class Failovers:
         self, cause: Cause, tasks: list[Task], delay_s: float = 0.0, *, counted: bool = True
     ) -> Failover:
         """Begin a restart. One whose failure the strategy has merged with the one before is not `counted` (numRestarts)."""
-        self.restarts += 1
-        failover = self._current = Failover(self.restarts, cause, tasks)
+        self._number += 1
+        self.restarts += counted
+        failover = self._current = Failover(self._number, cause, tasks)
         data = {
             "cause_class": cause.class_name,
             "wait": cause.kind,

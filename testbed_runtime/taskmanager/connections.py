@@ -81,13 +81,16 @@ class PeerWatch:
         """When the peer was heard of last, before `on_lost`."""
         self.unreachable = False
         """Whether the peer was given up because answers did not reach it."""
+        self._reached_s = 0.0
+        """When an answer reached the peer last, or when it was connected."""
         self._monitor: HeartbeatMonitor | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Start watching: the peer is connected now."""
         self.stop()
-        self._monitor = HeartbeatMonitor(self._config, asyncio.get_running_loop().time())
+        self._reached_s = asyncio.get_running_loop().time()
+        self._monitor = HeartbeatMonitor(self._config, self._reached_s)
         self._arm()
 
     def stop(self) -> None:
@@ -103,15 +106,24 @@ class PeerWatch:
             if late_since is not None:
                 self._scope.heartbeat(self._peer, late_since, Outcome.COMPLETED, self._timeout)
 
-    def on_answered(self, *, reached: bool) -> None:
-        """Count whether the answer to a heartbeat has reached the peer."""
+    @property
+    def session(self) -> object:
+        """Whatever changes when the peer is connected again; None while it is not connected."""
+        return self._monitor
+
+    def on_answered(self, session: object, *, reached: bool) -> None:
+        """Count whether the answer to a heartbeat of a session has reached the peer. An earlier session counts no more."""
         monitor = self._monitor
-        if monitor is None:
+        if monitor is None or monitor is not session:
             return
-        if reached:
-            monitor.on_call_success()
-        elif monitor.on_unreachable():
-            self._give_up(monitor, unreachable=True)
+        if not reached:
+            if monitor.on_unreachable():
+                self._give_up(monitor, unreachable=True)
+            return
+        if monitor.on_call_success():
+            limit = reachability_limit(self._scope.options)
+            self._scope.heartbeat(self._peer, self._reached_s, Outcome.COMPLETED, limit)
+        self._reached_s = asyncio.get_running_loop().time()
 
     @property
     def given_up(self) -> Limit:
@@ -146,7 +158,8 @@ class PeerWatch:
 
     def _give_up(self, monitor: HeartbeatMonitor, *, unreachable: bool) -> None:
         self.unreachable = unreachable
-        self._scope.heartbeat(self._peer, monitor.last_seen, Outcome.EXPIRED, self.given_up)
+        since_s = self._reached_s if unreachable else monitor.last_seen
+        self._scope.heartbeat(self._peer, since_s, Outcome.EXPIRED, self.given_up)
         self._lose(monitor)
 
     def _lose(self, monitor: HeartbeatMonitor) -> None:

@@ -358,15 +358,18 @@ class TaskExecutor:
             return Acknowledge(accepted=False)
         origin = str(self._config.resource_id)
         answer = Heartbeat(origin, message.leader, self.counters(), message.asked_at, executions, allocations)
-        self._keeper.spawn(self._answer(endpoint, answer, watches), f"heartbeat-to-{endpoint}")
+        sessions = [(watch, watch.session) for watch in watches]
+        self._keeper.spawn(self._answer(endpoint, answer, sessions), f"heartbeat-to-{endpoint}")
         return Acknowledge()
 
-    async def _answer(self, endpoint: str, answer: Heartbeat, watches: Iterable[PeerWatch]) -> None:
+    async def _answer(
+        self, endpoint: str, answer: Heartbeat, sessions: Iterable[tuple[PeerWatch, object]]
+    ) -> None:
         """Answer a heartbeat. A peer that several answers in a row do not reach is lost."""
         reached = await self._tell(endpoint, answer)
         if reached is not None:
-            for watch in watches:
-                watch.on_answered(reached=reached)
+            for watch, session in sessions:
+                watch.on_answered(session, reached=reached)
 
     async def _tell(self, endpoint: str, message: object) -> bool | None:
         """Send a message that may be lost: the peer notices the silence. Return whether it has arrived, or None if that is not

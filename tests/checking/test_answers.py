@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from testbed_runtime.checking.answer import margins, prices, trial_recovery
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.common import JobShape, windows
+from testbed_runtime.checking.failovers import check_failovers
 from testbed_runtime.checking.lostwaits import lost_waits
 from testbed_runtime.checking.progress import Progress
 from testbed_runtime.checking.rounds import start_of
@@ -74,6 +75,14 @@ def test_restarts_that_follow_each_other_at_once_are_one_step(history: Any, numb
     found = failing_at_once(built.trial(), at(3), at(5))
     assert [w.cause for w in found] == expected
     assert all((w.start_ns, w.end_ns) == (at(3), at(3.02)) for w in found)
+
+
+def test_a_restart_whose_failure_was_merged_too_late_is_not_counted(history: Any):
+    """Flink's `numRestarts` leaves it out. A history of an earlier version does not say it, and counts."""
+    built = history.empty()
+    for number, more in enumerate(({}, {"counted": True}, {"counted": False}), 1):
+        built.event("failover.started", str(number), 3.0 + number, data=more)
+    assert check_failovers(built.trial()).count == 2
 
 
 @pytest.mark.parametrize(("created", "begun"), [(1.3, 1.0), (1.2, 1.2)])

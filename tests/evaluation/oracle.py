@@ -251,7 +251,8 @@ RECOVERY = f"""
     ),
     caught as (select if(count(*) = (select count(*) from limits), max(t), null) as t from each_caught)
     select (coalesce(c.t, last) - effect) / 1e9, if(failed is null, null, (r.t - effect) / 1e9),
-           (select count(distinct (process, subject)) from events where kind = 'failover.started')
+           (select count(distinct (process, subject)) from events
+            where kind = 'failover.started' and coalesce(json_extract_string(data, '$.counted'), 'true') = 'true')
     from facts, running r, caught c
 """
 """Total, downtime and failovers of a trial with one fault: until the last subtask's lag has been within the baseline's, or the buffer

@@ -431,6 +431,27 @@ def test_the_limit_after_which_a_jobmaster_was_given_up_is_handed_over_with_the_
     assert [limit.option for limit in limits] == [option]
 
 
+def test_an_answer_to_an_earlier_session_does_not_count():
+    """It was sent before the peer was connected again, and fails later."""
+    lost: list[str] = []
+
+    async def main() -> None:
+        scope = Peer(leader("a")).scope
+        watch = PeerWatch(scope, "JobMaster", lambda: lost.append("lost"))
+        watch.start()
+        before = watch.session
+        watch.start()
+        for _ in range(9):
+            watch.on_answered(before, reached=False)
+        assert lost == []
+        for _ in range(2):
+            watch.on_answered(watch.session, reached=False)
+        assert watch.session is None
+
+    run_virtual(main())
+    assert lost == ["lost"]
+
+
 @pytest.mark.parametrize(("away_s", "outcome"), [(5.29, "expired"), (5.31, "completed")])
 def test_a_peer_that_answers_a_while_after_it_was_given_up_had_to_be_waited_for(away_s: float, outcome: str):
     """0.3 s: sooner, the heartbeat timeout decided how long it took."""

@@ -266,7 +266,7 @@ METRICS: dict[str, Metric] = {
         Metric("job.failure", "text", None, "Flink's class name of the terminal failure cause; empty if the job did not fail.", "the `job.state` event FAILED"),
         Metric("job.cause", "text", None, "Last root cause of a job that failed or was restarting when the observation ended; empty if it ran.", "`job.state` and `failover.started` events"),
         Metric("deployment.spread", "s", None, "Time between the deployments of the first and the last task at the first start. Consumers that wait for a first record or a full result are deployed later.", "`task.state` events of the first attempt of each task"),
-        Metric("failovers.count", "count", True, "Restarts of the whole trial, with its start and drain, as Flink counts them: a failure while the job is restarting counts too.", "`failover.started` events"),
+        Metric("failovers.count", "count", True, "Restarts of the whole trial, with its start and drain, as Flink counts them: a failure while the job is restarting counts too, unless the restart strategy merges it with the one before.", "`failover.started` events with `counted`"),
         Metric("restarts.attempts", "count", True, "Deployments of all restarts that had their slots.", "`failover.attempt` events"),
         Metric("restarts.tasks", "count", True, "Tasks that were deployed again. The text names them.", "`task.state` events of attempts above 0", detailed=True),
         Metric("detection.text", "text", None, "Text of the first failure cause that the JobManager knew.", "the first `failover.started`, or else `taskmanager.lost`, or else the job's failure"),
