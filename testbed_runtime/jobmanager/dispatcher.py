@@ -60,6 +60,7 @@ class FormerSession(Struct, frozen=True):
             state=mine.state if mine.state in TERMINAL_JOB_STATES else status.state,
             attempt=max(status.attempt, mine.attempt),
             restarts=max(status.restarts, mine.restarts),
+            failovers=max(status.failovers, mine.failovers),
             draining=status.draining or mine.draining,
         )
 

@@ -82,6 +82,7 @@ class Failovers:
         *,
         results: BlockingResults,
         restarts: int,
+        number: int,
         probe: Callable[[TaskManagerID], None],
         on_exhausted: Callable[[], None],
         on_reset: Callable[[], None],
@@ -100,7 +101,8 @@ class Failovers:
         self.strategy = restart_strategy(services.options, services.random.stream("restart").randint)
         self.restarts = restarts
         """As Flink's `numRestarts`: without failovers whose failure came too late to be merged with the one before."""
-        self._number = restarts
+        self.number = max(number, restarts)  # a status of an earlier version has only the restarts
+        """The number of the last failover. It is unique in the history of a process, also over its leader sessions."""
         self._current: Failover | None = None
         self._lost: Limit | None = None
         """While a lost TaskManager is handled: what decided that it is lost."""
@@ -180,7 +182,7 @@ class Failovers:
             "ended": ended,
             "restarted": new,
         }
-        number = self._number + 1 if new else self._number
+        number = self.number + 1 if new else self.number
         self._services.event("failover.failure", str(number), text=cause.text, data=data)
 
     def _begin_or_merge(
@@ -204,9 +206,9 @@ class Failovers:
         self, cause: Cause, tasks: list[Task], delay_s: float = 0.0, *, counted: bool = True
     ) -> Failover:
         """Begin a restart. One whose failure the strategy has merged with the one before is not `counted` (numRestarts)."""
-        self._number += 1
+        self.number += 1
         self.restarts += counted
-        failover = self._current = Failover(self._number, cause, tasks)
+        failover = self._current = Failover(self.number, cause, tasks)
         data = {
             "cause_class": cause.class_name,
             "wait": cause.kind,

@@ -107,6 +107,7 @@ class JobMaster:
             self._checkpoints,
             results=self._results,
             restarts=recovered.restarts if recovered else 0,
+            number=recovered.failovers if recovered else 0,
             probe=self.heartbeats.probe,
             on_exhausted=self._end_all,
             on_reset=self._reports.forget_ended,
@@ -202,6 +203,7 @@ class JobMaster:
             cause_class=self._state.cause.class_name,
             cause=self._state.cause.text,
             draining=self._checkpoints.draining,
+            failovers=self._failovers.number,
         )
 
     def _on_deploying(self) -> None:

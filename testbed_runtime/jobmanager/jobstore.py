@@ -42,6 +42,8 @@ class StoredStatus(Struct, frozen=True):
     cause_class: str = ""
     cause: str = ""
     draining: bool = False
+    failovers: int = 0
+    """The largest number of a failover. `restarts` leaves some of them out."""
     version: int = STORE_VERSION
 
 

@@ -194,6 +194,45 @@ async def attempts_are_numbered_on(losses: int) -> None:
 
 
 @virtually
+async def test_failovers_are_numbered_on_when_a_restart_was_not_counted():
+    """The next session of the process begins after the last number, not after the count."""
+    made, store = cluster(5)
+    async with made:
+        await made.submit()
+        await made.until_running()
+        jobmaster = made.manager.dispatcher.jobmaster
+        assert jobmaster is not None
+        jobmaster._failovers.strategy = Merging(jobmaster._failovers.strategy)
+        await (victim := made.running_on("sink-1")).die()
+        made.tms.remove(victim)
+        await made.until(lambda: made.rows.events("failover.deployed"))
+        assert (await made.status()).restarts == 0
+        store.refuses = lambda key: True
+        await made.until(lambda: granted(made)[-1:] == [False])
+        store.refuses = lambda key: False
+        await made.until(lambda: granted(made)[-1:] == [True])
+        await register_all(made)
+        await made.until_running()
+        started = [(row["subject"], data_of(row)["counted"]) for row in made.rows.events("failover.started")]
+        assert started == [("1", False), ("2", True)]
+        assert (await made.status()).restarts == 1
+
+
+class Merging:
+    """A restart strategy that merges each failure, however late."""
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._strategy, name)
+
+    def notify_failure(self, now: float) -> bool:
+        self._strategy.notify_failure(now)
+        return False
+
+
+@virtually
 async def test_the_commits_of_a_checkpoint_are_appended_once_by_a_process_that_leads_again():
     """Readers take a commit that one process made twice for a duplicate."""
     made, store = cluster(commit=COMMIT)
