@@ -20,8 +20,8 @@ READMES: dict[str, dict[str, dict[str, str | list[str]]]] = yaml.safe_load(
 )
 INSTANT = ("trace", "plan", "memory")
 """Commands that take a second, in the quick tests."""
-LONG = ("studies/", "scenarios/full-size/")
-"""Folders whose commands take up to a minute and more: in `make soak`."""
+LONG = ("studies/", "scenarios/full-size/", "scenarios/09-flow-control", "scenarios/14-buffer-debloating")
+"""Folders whose commands take 15 s to some minutes: in `make soak`."""
 
 
 def _declared() -> list[object]:
