@@ -141,10 +141,8 @@ def runner_pod(run: Run, settings: Settings) -> dict[str, Any]:
         **_container("runner", settings.image, settings, ["testbed_runtime.entry.runner"], env),
         "volumeMounts": [*_mounts(), spark_token],
     }
-    container["env"] = [
-        *container["env"],
-        *settings.runner_env,
-    ]  # after what they may refer to as $(POD_NAME)
+    # last, because they may refer to the others as $(POD_NAME)
+    container["env"] = [*container["env"], *settings.runner_env]
     volumes = [
         *_volumes(naming.token_name(run.name)),
         {"name": "spark-token", "secret": {"secretName": naming.token_name(spark), "defaultMode": 0o440}},
