@@ -19,6 +19,7 @@ from testbed_runtime.taskmanager.source import SourceTask
 from testbed_runtime.taskmanager.waiting import Wakeup
 from testbed_runtime.workload.keyedstate import SubtaskContext
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
+from tests.taskmanager.rows import KeptRows
 
 T0_S = 1000.0
 """The time at which a virtual loop begins."""
@@ -27,7 +28,7 @@ UNCOVERED = {**CHECKPOINTS, "execution.checkpointing.checkpoints-after-tasks-fin
 RATE = SourceConfig(records_per_second=100.0)
 
 
-class Source:
+class Source(KeptRows):
     """A source task whose output, JobManager and checkpoints are set by hand. `done` has what it did, with times in ms."""
 
     def __init__(
@@ -99,15 +100,6 @@ class Source:
 
     def did(self, *what: Any) -> None:
         self.done.append((*what, round((self.now() - T0_S) * 1000, 2)))
-
-    def append(self, table: str, **row: Any) -> None:
-        self.rows.append(row)
-
-    def put(self, table: str, values: tuple[Any, ...]) -> None:
-        raise AssertionError(table)
-
-    async def flush(self) -> bool:
-        return True
 
     async def _nothing(self) -> None:
         return

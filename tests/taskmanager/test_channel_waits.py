@@ -12,6 +12,7 @@ from testbed_runtime.core.waits import Limit
 from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.taskmanager.channel_waits import MAX_LOOK, MAX_ROWS, ChannelWaits
 from tests.core.exchange_model import Consumer
+from tests.taskmanager.rows import NamedRows
 
 S = 1_000_000_000
 LIMITS = (Limit("local", "", 1.0), Limit("remote", "", 2.0))
@@ -24,7 +25,7 @@ class _Channel(SimpleNamespace):
     __hash__ = object.__hash__
 
 
-class Channels:
+class Channels(NamedRows):
     """The waits of a task with channels to `map-0`, `map-1`, …; every answer is set by hand."""
 
     def __init__(self, count: int = 1, *, waits_at_producer: bool = True) -> None:
@@ -53,12 +54,6 @@ class Channels:
         self.rows.append((row["kind"], row["what"], row["outcome"], *times))
         self.options.append(row["option"])
         self.causes.append(row["cause"])
-
-    def put(self, table: str, values: tuple[Any, ...]) -> None:
-        raise AssertionError(table)
-
-    async def flush(self) -> bool:
-        return True
 
     def answer(self, *numbers: int, at: float, since: float | None = None) -> list[tuple[Any, ...]]:
         """The producers of these channels answer, and the task looks at this time. Return the new rows."""

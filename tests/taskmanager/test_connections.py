@@ -28,6 +28,7 @@ from testbed_runtime.taskmanager.connections import (
 )
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.slots import TaskSlotTable
+from tests.taskmanager.rows import NamedRows
 
 T0_S = 1000.0
 """The time at which a virtual loop begins."""
@@ -51,7 +52,7 @@ def leader(name: str) -> RegistrationResult:
     return RegistrationResult("success", name)
 
 
-class Peer:
+class Peer(NamedRows):
     """A JobManager that gives these answers to registrations, the last one again and again, and what a TaskManager does."""
 
     def __init__(self, *answers: Any) -> None:
@@ -73,12 +74,6 @@ class Peer:
         times = (round(row[name] / 1e9 - T0_S, 3) for name in ("start_ns", "t_ns"))
         self.waits.append((row["kind"], row["what"], *times, row["option"], row["outcome"]))
         self.causes.append(row["cause"])
-
-    def put(self, table: str, values: tuple[Any, ...]) -> None:
-        raise AssertionError(table)
-
-    async def flush(self) -> bool:
-        return True
 
     async def ask(
         self, peer: str, address: Any, endpoint: str, message: Any, *, timeout_s: float, call_id: str = ""

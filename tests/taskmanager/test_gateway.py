@@ -28,6 +28,7 @@ from testbed_runtime.taskmanager.gateway import (
 )
 from testbed_runtime.taskmanager.leaderretrieval import LeaderRetrieval
 from testbed_runtime.workload.records import latency_marker
+from tests.taskmanager.rows import KeptRows
 
 T0_S = 1000.0
 """The time at which a virtual loop begins."""
@@ -38,7 +39,7 @@ BROKEN, REFUSED = (
 )
 
 
-class JobMaster:
+class JobMaster(KeptRows):
     """Answers after some time, with these answers and then with yes; keeps what it was asked, with the time."""
 
     def __init__(self, *answers: Any, after_s: float = 0.0) -> None:
@@ -57,15 +58,6 @@ class JobMaster:
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-    def append(self, table: str, **row: Any) -> None:
-        self.rows.append(row)
-
-    def put(self, table: str, values: tuple[Any, ...]) -> None:
-        raise AssertionError(table)
-
-    async def flush(self) -> bool:
-        return True
 
 
 # ---- states
