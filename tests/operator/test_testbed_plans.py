@@ -1,0 +1,481 @@
+"""The plan of a Testbed in each of its situations, without a cluster: its pods, its status and when it is looked at again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headgate_operator import objects
+from headgate_operator.plan import testbed as planner
+from headgate_operator.plan import testbed_status
+from headgate_operator.plan.conditions import moment, rfc3339
+from headgate_operator.plan.model import Apply, Create, Delete, Emit, Plan
+from testbed_runtime.api import naming
+from testbed_runtime.api.status import TestbedStatus, to_json
+from testbed_runtime.api.views import Pod, Resource, Secret, Testbed
+from tests.operator.test_scenario_study import NOW, SETTINGS
+from tests.operator.world import a_testbed
+
+Obj = dict[str, Any]
+ALL = ("store", "jobmanager", "tm-0", "tm-1", "tm-2")
+RUNNING = {
+    "state": "RUNNING",
+    "running": 2,
+    "total": 2,
+    "restarts": 1,
+    "checkpoints": 4,
+    "placement": {"sink-0": "tm-1"},
+}
+
+
+def made(status: Obj | None = None, **spec: Any) -> Obj:
+    found = a_testbed(**spec)
+    found["metadata"] |= {"uid": "u", "generation": 3}
+    found["status"] = {"incarnations": dict.fromkeys(ALL, 1), "members": list(ALL), **(status or {})}
+    return found
+
+
+def a_secret(name: str = "", uid: str = "s") -> Secret:
+    return Secret({"kind": "Secret", "metadata": {"name": name or "token", "uid": uid}})
+
+
+def a_pod(raw: Obj, process: str, *, ready: bool = True, phase: str = "Running", incarnation: int = 1, secret: str = "s", status: Obj | None = None, **metadata: Any) -> Pod:  # fmt: skip
+    """A pod of the Testbed as the operator creates it, at work."""
+    found = objects.pod(raw, process, incarnation=incarnation, secret_uid=secret, settings=SETTINGS)
+    found["metadata"] |= {"uid": f"{process}-{incarnation}", "creationTimestamp": rfc3339(NOW), **metadata}
+    conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
+    found["status"] = {"phase": phase, "conditions": conditions, **(status or {})}
+    return Pod(found)
+
+
+def pods(raw: Obj, without: tuple[str, ...] = (), **changed: Obj) -> tuple[Pod, ...]:
+    """One pod of each process; `changed` by process, with `tm_0` for `tm-0`."""
+    return tuple(
+        a_pod(raw, p, **changed.get(p.replace("-", "_"), {}))
+        for p in objects.processes(raw["spec"])
+        if p not in without
+    )
+
+
+def look(raw: Obj, there: tuple[Pod, ...] | None = None, *, now: float = NOW, **more: Any) -> Plan:
+    claim = objects.store_claim(raw)
+    given = {
+        "pods": pods(raw) if there is None else there, "secret": a_secret(), "config_map": objects.config_map(raw),
+        "service": Resource(objects.service(raw)), "claim": Resource(claim) if claim else None, "job": RUNNING, **more,
+    }  # fmt: skip
+    return planner.plan(planner.TestbedObserved(Testbed(raw), **given), SETTINGS, now)
+
+
+def status_of(plan: Plan) -> TestbedStatus:
+    assert isinstance(plan.status, TestbedStatus)
+    return plan.status
+
+
+def conditions(plan: Plan) -> dict[str, str]:
+    return {c.type: f"{c.status}/{c.reason}" for c in status_of(plan).conditions}
+
+
+def message(plan: Plan, type_: str) -> str:
+    found = status_of(plan).condition(type_)
+    assert found is not None
+    return found.message
+
+
+def events(plan: Plan) -> list[tuple[str, str, str]]:
+    return [(a.type, a.reason, a.text) for a in plan.actions if isinstance(a, Emit)]
+
+
+def created(plan: Plan) -> list[str]:
+    return [
+        Pod(a.manifest).process if a.manifest["kind"] == "Pod" else a.manifest["kind"]
+        for a in plan.actions
+        if isinstance(a, Create)
+    ]
+
+
+def deleted(plan: Plan) -> list[str]:
+    return [a.uid for a in plan.actions if isinstance(a, Delete)]
+
+
+def settled(**spec: Any) -> Obj:
+    """A Testbed whose status is up to date."""
+    return made(to_json(status_of(look(made(**spec)))), **spec)
+
+
+# ---- the status
+
+
+def test_a_settled_testbed_needs_nothing() -> None:
+    """It is looked at again in 10 s, and its status stays."""
+    found = look(settled())
+    assert (found.actions, found.requeue_after_s) == ((), 10.0)
+    status = status_of(found)
+    assert conditions(found) == {
+        "Accepted": "True/Valid", "Ready": "True/AllReady", "Reconciling": "False/Settled",
+        "Stalled": "False/Progressing", "JobRunning": "True/Running",
+    }  # fmt: skip
+    assert (status.phase, status.message, message(found, "Ready")) == ("Ready", "", "5 pods are ready")
+    assert (status.task_managers, status.ready_task_managers, status.tasks) == (3, 3, "2/2")
+    assert (status.job_state, status.restarts, status.checkpoints) == ("RUNNING", 1, 4)
+    assert (status.placement, message(found, "JobRunning")) == (
+        {"sink-0": "tm-1"},
+        "2 of 2 tasks are running",
+    )
+    assert status.selector == f"{naming.LABEL_TESTBED}=bench,{naming.LABEL_ROLE}=taskmanager"
+    assert status.members == tuple(sorted(ALL))
+
+
+def test_the_first_look_at_a_ready_testbed_says_so_once() -> None:
+    """And that its job runs."""
+    found = look(made())
+    assert events(found) == [
+        ("Normal", "Ready", "generation 3 is ready"),
+        ("Normal", "JobRunning", "the job is running (1 restarts so far)"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("job", "spec", "running", "again", "tasks"),
+    [
+        (None, {}, "Unknown/JobManagerNotReached", 1.0, ""),
+        ({"state": "RUNNING"}, {}, "True/Running", 10.0, "0/0"),
+        ({}, {}, "False/NotRunning", 1.0, "0/0"),
+        ({}, {"jobState": "suspended"}, "False/Suspended", 10.0, "0/0"),
+        ({"state": "CREATED"}, {"jobState": "suspended"}, "False/NotRunning", 10.0, "0/0"),
+        ({"state": "RESTARTING", "running": 1, "total": 2}, {}, "False/NotRunning", 1.0, "1/2"),
+        ({"state": "FAILED"}, {}, "False/NotRunning", 10.0, "0/0"),
+        ({"state": "FINISHED"}, {}, "False/NotRunning", 10.0, "0/0"),
+    ],
+)
+def test_a_job_that_changes_by_itself_is_asked_for_each_second(
+    job: Obj | None, spec: Obj, running: str, again: float, tasks: str
+) -> None:
+    """One that runs or has ended every ten."""
+    found = look(made(**spec), job=job)
+    assert (conditions(found)["JobRunning"], found.requeue_after_s) == (running, again)
+    assert status_of(found).tasks == tasks
+    if job is None:
+        assert (conditions(found)["Ready"], status_of(found).job_state) == (
+            "False/JobManagerNotReached",
+            "UNKNOWN",
+        )
+        assert status_of(found).message == "the JobManager does not answer the operator"
+    else:
+        assert status_of(found).job_state == (job.get("state") or "NONE")
+        assert (status_of(found).restarts, status_of(found).placement) == (0, {})
+
+
+def test_a_jobmanager_that_is_gone_is_not_asked_soon() -> None:
+    """Its next pod comes as an event."""
+    raw = made()
+    assert look(raw, pods(raw, ("jobmanager",)), job=None).requeue_after_s == 10.0
+
+
+@pytest.mark.parametrize(("number", "more"), [(4, ""), (5, " (and 1 more)")])
+def test_pods_that_are_not_ready_are_named_with_what_is_wrong(number: int, more: str) -> None:
+    """Four of them; the others are counted."""
+    raw = made()
+    bad = {
+        "ready": False,
+        "status": {
+            "conditions": [],
+            "containerStatuses": [
+                {"name": "c", "state": {"waiting": {"reason": "ImagePull", "message": "no"}}}
+            ],
+        },
+    }
+    found = look(
+        raw, pods(raw, **dict.fromkeys(["store", "jobmanager", "tm_0", "tm_1", "tm_2"][:number], bad))
+    )
+    names = ALL[:number]
+    shown = "; ".join(f"{name}: ImagePull: no" for name in names[:4])
+    assert message(found, "Ready") == f"not ready: {', '.join(names)}. {shown}{more}"
+    assert (conditions(found)["Ready"], status_of(found).phase) == ("False/PodsNotReady", "Starting")
+    assert conditions(found)["Reconciling"] == "True/Starting"
+    silent = look(raw, pods(raw, tm_0={"ready": False}))
+    assert message(silent, "Ready") == "not ready: tm-0"
+    assert status_of(silent).ready_task_managers == 2
+
+
+@pytest.mark.parametrize(("age_s", "stalled"), [(600, "False/Progressing"), (601, "True/Unschedulable")])
+def test_a_pod_that_gets_no_node_stalls_the_testbed_after_ten_minutes(age_s: float, stalled: str) -> None:
+    """With one Event."""
+    raw = made()
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no cpu"}
+    waiting = {"phase": "Pending", "status": {"conditions": [condition]}}
+    found = look(raw, pods(raw, tm_2=waiting), now=NOW + age_s)
+    assert conditions(found)["Stalled"] == stalled
+    text = "pod bench-tm-2 has no node after 600 s: Unschedulable: no cpu"
+    late = stalled.startswith("True")
+    assert events(found)[:1] == (
+        [("Warning", "Unschedulable", text)]
+        if late
+        else [("Normal", "JobRunning", "the job is running (1 restarts so far)")]
+    )
+    assert conditions(found)["Reconciling"] == ("False/Unschedulable" if late else "True/Starting")
+    again = look(made(to_json(status_of(found))), pods(raw, tm_2=waiting), now=NOW + age_s)
+    assert events(again) == []
+
+
+# ---- the objects that pods need
+
+
+def test_a_new_testbed_gets_what_its_pods_need_first() -> None:
+    """The Secret before the pods, which mount it."""
+    raw = made({"incarnations": {}, "members": []})
+    more: Obj = {"config_map": None, "service": None, "claim": None, "job": None, "new_token": "t"}
+    found = look(raw, (), secret=None, **more)
+    assert [a.manifest["kind"] for a in found.actions if isinstance(a, Apply)] == ["ConfigMap", "Service"]
+    assert created(found) == ["Secret", *(["PersistentVolumeClaim"] if objects.store_claim(raw) else [])]
+    assert (status_of(found).phase, found.requeue_after_s) == ("Starting", 0.0)
+    assert conditions(found)["Ready"] == "False/WaitingForSecret"
+    then = look(raw, (), job=None)
+    assert created(then) == list(ALL)
+    assert events(then) == [("Normal", "Creating", "5 pods")]
+    assert [
+        a.manifest["metadata"]["labels"][naming.LABEL_INCARNATION]
+        for a in then.actions
+        if isinstance(a, Create)
+    ] == ["1"] * 5
+    assert status_of(then).incarnations == dict.fromkeys(ALL, 1)
+    assert (status_of(then).members, conditions(then)["Reconciling"]) == ((), "True/Scaling")
+
+
+def test_a_config_map_of_another_spec_is_applied_again() -> None:
+    """One with the same data is left."""
+    found = look(settled(), config_map={"data": {"testbed.json": "{}"}})
+    assert [a.manifest["kind"] for a in found.actions if isinstance(a, Apply)] == ["ConfigMap"]
+
+
+def test_a_testbed_with_a_given_secret_waits_for_it() -> None:
+    """It is looked for each second, and none is made instead."""
+    raw = made(pods={"tokenSecret": "theirs"})
+    found = look(raw, (), secret=None, job=None)
+    assert (created(found), found.requeue_after_s) == ([], 1.0)
+    assert message(found, "Ready") == "waits for Secret theirs"
+
+
+def test_pods_whose_secret_is_gone_are_all_replaced_before_a_new_one_is_made() -> None:
+    """They reject every request. No pod is created without a Secret."""
+    raw = settled()
+    found = look(raw, pods(raw, ("tm-0",)), secret=None, job=None)
+    assert created(found) == []
+    assert sorted(deleted(found)) == ["jobmanager-1", "store-1", "tm-1-1", "tm-2-1"]
+    other = look(raw, secret=a_secret(uid="another"))
+    assert sorted(deleted(other)) == ["jobmanager-1", "store-1", "tm-0-1", "tm-1-1", "tm-2-1"]
+    assert conditions(other)["Reconciling"] == "True/Replacing"
+
+
+@pytest.mark.parametrize(
+    ("kind", "owner", "waits"),
+    [("service", "x", True), ("claim", "x", True), ("service", "u", False), ("service", "", False)],
+)
+def test_a_testbed_waits_for_objects_with_its_names_of_another_owner(
+    kind: str, owner: str, waits: bool
+) -> None:
+    """An object without any owner is taken."""
+    owners = [{"uid": owner}] if owner else []
+    other = Resource({"kind": kind.title(), "metadata": {"name": "bench", "ownerReferences": owners}})
+    found = look(made(), **{kind: other})
+    assert (conditions(found)["Ready"] == "False/NamesTaken") == waits
+    if waits:
+        assert (found.actions, found.requeue_after_s) == ((), 1.0)
+        assert message(found, "Ready").startswith(
+            f"waits until {kind.title()} bench of another owner is gone; "
+        )
+
+
+def test_a_refused_spec_leaves_the_pods_and_is_reported_once() -> None:
+    """Another error is reported again."""
+    raw = {**settled(), "spec": a_testbed(jobState="x")["spec"]}
+    first = look(raw, ())
+    assert (status_of(first).phase, status_of(first).configuration) == ("Rejected", "")
+    assert status_of(first).members == tuple(sorted(ALL))
+    assert [reason for _, reason, _ in events(first)] == ["Rejected"]
+    assert status_of(first).message == message(first, "Accepted").partition("\n")[0]
+    again = made(to_json(status_of(first)), jobState="x")
+    assert look(again).actions == ()
+    again["spec"]["jobState"] = "y"
+    assert [reason for _, reason, _ in events(look(again))] == ["Rejected"]
+    gone = made()
+    gone["metadata"]["deletionTimestamp"] = rfc3339(NOW)
+    assert look(gone, ()) == Plan()
+
+
+# ---- losses
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        (None, "its pod was deleted"),
+        ({"deletionTimestamp": rfc3339(NOW)}, "its pod was deleted"),
+        ({"phase": "Failed", "ready": False}, "its pod ended"),
+        (
+            {"phase": "Failed", "ready": False, "status": {"reason": "Evicted", "message": "memory"}},
+            "Evicted: memory",
+        ),
+    ],
+)
+def test_a_lost_taskmanager_is_reported_once_and_replaced_after_its_delay(how: Obj | None, why: str) -> None:
+    """5 s, as its next incarnation. What is left of its pod is deleted first."""
+    raw = settled(taskManagers={"replaceLost": "5 s"})
+    there = pods(raw, ("tm-1",)) + (() if how is None else (a_pod(raw, "tm-1", **how),))
+    found = look(raw, there)
+    assert events(found) == [("Warning", "TaskManagerLost", f"tm-1 (incarnation 1): {why}")]
+    assert (status_of(found).lost, found.requeue_after_s) == ({"tm-1": moment(NOW)}, 5.0)
+    assert (conditions(found)["Ready"], message(found, "Ready")) == ("False/TaskManagerLost", "lost: tm-1")
+    assert status_of(found).phase == "Degraded"
+    assert conditions(found)["Reconciling"] == "False/Settled"
+    lost = made(to_json(status_of(found)), taskManagers={"replaceLost": "5 s"})
+    before = look(lost, there, now=NOW + 4.5)
+    assert (events(before), created(before), deleted(before), before.requeue_after_s) == ([], [], [], 0.5)
+    due = look(lost, there, now=NOW + 5)
+    if how is None:
+        assert (created(due), status_of(due).incarnations["tm-1"]) == (["tm-1"], 2)
+        assert events(due) == [("Normal", "PodReplaced", "creating tm-1, incarnation 2")]
+        assert (status_of(due).lost, "tm-1" in status_of(due).members) == ({}, False)
+        assert conditions(due)["Reconciling"] == "True/Scaling"
+    else:
+        assert (created(due), deleted(due)) == ([], [] if "deletionTimestamp" in how else ["tm-1-1"])
+    never = settled()
+    assert created(look(never, pods(never, ("tm-1",)), now=NOW + 9e6)) == []
+    assert look(never, pods(never, ("tm-1",))).requeue_after_s == 10.0
+
+
+def test_a_helper_that_is_lost_is_created_at_once() -> None:
+    """It is not a lost TaskManager."""
+    raw = settled()
+    found = look(raw, pods(raw, ("store",)))
+    assert (created(found), status_of(found).lost) == (["store"], {})
+    ended = look(raw, pods(raw, store={"phase": "Failed", "ready": False}))
+    assert (created(ended), deleted(ended)) == ([], ["store-1"])
+    leaving = look(raw, pods(raw, store={"deletionTimestamp": rfc3339(NOW)}))
+    assert (created(leaving), deleted(leaving)) == ([], [])
+
+
+def test_an_incarnation_is_used_once_also_if_the_status_was_lost() -> None:
+    """The pod's label counts."""
+    raw = made({"incarnations": {"tm-0": 7}, "members": []}, taskManagers={"replaceLost": "0 s"})
+    there = pods(raw, ("tm-0", "tm-1"), tm_2={"incarnation": 4})
+    found = look(raw, there)
+    assert status_of(found).incarnations == {"tm-0": 8, "tm-1": 1, "tm-2": 4, "jobmanager": 1, "store": 1}
+    assert ("Normal", "ScaledUp", "creating tm-1, incarnation 1") in events(found)
+    assert ("Normal", "PodReplaced", "creating tm-0, incarnation 8") in events(found)
+
+
+def test_a_name_that_another_testbeds_pod_has_is_waited_for() -> None:
+    """Each second. An earlier Testbed of the name is going."""
+    raw = made({"incarnations": {}, "members": []})
+    old = a_pod(raw, "tm-1", ownerReferences=[{"uid": "earlier", "controller": True}])
+    found = look(raw, (old,), job=None)
+    assert created(found) == [p for p in ALL if p != "tm-1"]
+    assert found.requeue_after_s == 1.0
+    none = look(raw, (), job=None)
+    assert none.requeue_after_s == 10.0
+
+
+# ---- scaling and rolling
+
+
+def test_scaling_takes_the_highest_ordinals() -> None:
+    """And adds the next ones. A pod that is going is not deleted again."""
+    small = settled(taskManagers={"replicas": 1, "slots": 4})
+    there = tuple(a_pod(small, p) for p in ALL)
+    found = look(small, there)
+    assert deleted(found) == ["tm-2-1", "tm-1-1"]
+    assert events(found) == [
+        ("Normal", "ScaledDown", "deleting tm-2"),
+        ("Normal", "ScaledDown", "deleting tm-1"),
+    ]
+    assert (conditions(found)["Reconciling"], message(found, "Reconciling")) == (
+        "True/Scaling",
+        "pods are being created or deleted",
+    )
+    assert (status_of(found).task_managers, status_of(found).ready_task_managers) == (3, 1)
+    leaving = (*there[:4], a_pod(small, "tm-2", deletionTimestamp=rfc3339(NOW)))
+    assert deleted(look(small, leaving)) == ["tm-1-1"]
+    gone = look(small, (*there[:3], leaving[4]))
+    assert (deleted(gone), conditions(gone)["Reconciling"]) == ([], "True/Scaling")
+    big = settled(taskManagers={"replicas": 4})
+    big["status"] = settled()["status"]
+    more = look(big, pods(big, ("tm-3",)))
+    assert (created(more), events(more)) == (
+        ["tm-3"],
+        [("Normal", "ScaledUp", "creating tm-3, incarnation 1")],
+    )
+
+
+def stale(raw: Obj, process: str, **more: Any) -> Pod:
+    found = a_pod(raw, process, **more)
+    labels = {**found.raw["metadata"]["labels"], naming.LABEL_CONFIG: "old"}
+    return Pod({**found.raw, "metadata": {**found.raw["metadata"], "labels": labels}})
+
+
+@pytest.mark.parametrize(
+    ("old", "broken", "gone"),
+    [
+        (ALL, (), ["tm-2-1"]),
+        (("jobmanager", "tm-0"), (), ["tm-0-1"]),
+        (("jobmanager", "store"), (), ["store-1"]),
+        (("jobmanager",), (), ["jobmanager-1"]),
+        (("jobmanager", "tm-0"), ("jobmanager",), ["jobmanager-1"]),
+        (("tm-0",), ("tm-2",), []),
+        (("tm-0", "tm-1"), ("tm-0", "tm-1"), ["tm-1-1"]),
+    ],
+)
+def test_a_changed_configuration_replaces_one_pod_at_a_time(
+    old: tuple[str, ...], broken: tuple[str, ...], gone: list[str]
+) -> None:
+    """The highest TaskManager first, the JobManager last. One that is not ready goes before the others; else all have to be ready."""
+    raw = settled()
+    there = tuple((stale if p in old else a_pod)(raw, p, ready=p not in broken) for p in ALL)
+    found = look(raw, there)
+    assert deleted(found) == gone
+    names = [uid.removesuffix("-1") for uid in gone]
+    assert events(found)[: len(gone)] == [
+        ("Normal", "Replacing", f"replacing {name} for generation 3") for name in names
+    ]
+    assert (conditions(found)["Reconciling"], status_of(found).phase) == ("True/Replacing", "Rolling")
+    order = [p for p in ("tm-2", "tm-1", "tm-0", "store", "jobmanager") if p in old]
+    assert message(found, "Reconciling") == f"still to be replaced: {', '.join(order)}"
+
+
+def test_nothing_is_rolled_while_pods_come_or_go() -> None:
+    """A TaskManager that is lost for good does not hold it up."""
+    raw = settled()
+    old = stale(raw, "tm-2")
+    assert deleted(look(raw, (*pods(raw, ("tm-2", "store")), old))) == []
+    assert deleted(look(raw, (*pods(raw, ("tm-2", "tm-1")), old))) == ["tm-2-1"]
+    small = settled(taskManagers={"replicas": 2})
+    assert deleted(look(small, (*pods(small, ("tm-1",)), stale(small, "tm-1"), a_pod(small, "tm-2")))) == [
+        "tm-2-1"
+    ]
+
+
+def test_the_order_of_rolling_is_by_ordinal_and_not_by_name() -> None:
+    """tm-10 comes before tm-9."""
+    assert planner.rolling_order(["jobmanager", "tm-9", "store", "tm-10"]) == [
+        "tm-10",
+        "tm-9",
+        "store",
+        "jobmanager",
+    ]
+    assert [testbed_status.ordinal(p) for p in ("tm-10", "store")] == [10, 0]
+
+
+def test_a_testbed_with_tls_gets_its_certificate_before_its_pods() -> None:
+    """A pod whose certificate is another one is replaced."""
+    raw = made({"members": []}, flinkConfiguration={"security.ssl.internal.enabled": "true"})
+    name = Testbed(raw).certificate_secret
+    found = look(raw, (), job=None, new_certificate=b"pem")
+    assert (created(found), found.requeue_after_s) == (["Secret"], 0.0)
+    assert message(found, "Ready") == f"waits for Secret {name}"
+    assert created(look(raw, (), job=None)) == [], "nor without a certificate"
+    certificate = a_secret(name, "c")
+    assert created(look(raw, (), job=None, certificate=certificate)) == list(ALL)
+    there = tuple(a_pod(raw, p, secret="s.c" if p.startswith("tm-") else "s") for p in ALL)
+    assert deleted(look(raw, there, certificate=certificate)) == []
+    assert deleted(look(raw, there, certificate=a_secret(name, "d"))) == ["tm-2-1", "tm-1-1", "tm-0-1"]
+    assert created(look(raw, there[:4])) == []
