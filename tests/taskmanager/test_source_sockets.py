@@ -4,83 +4,121 @@ from __future__ import annotations
 
 from typing import Any
 
-from testbed_runtime.core.job.jobgraph import SourceConfig
+from testbed_runtime.core.job.jobgraph import JobVertex, SourceConfig
 from testbed_runtime.simulation.loop import run_virtual
-from testbed_runtime.taskmanager.source import _WordReader
+from testbed_runtime.workload.records import text_of
 from testbed_runtime.workload.sources import LINES_BYTES_MAX
-from tests.taskmanager.scripted_source import (
-    Source,
-    during,
-    named,
-    process_all,
-)
+from tests.taskmanager.deployed import Deployed, deployed
+from tests.transport.inprocess_network import WINDOW_BYTES, InProcessNetwork
+
+SOCKET = JobVertex("source", 1, 128, source=SourceConfig(kind="socket", socket="host:99"))
 
 
-class Socket:
-    """A connection that its reader may pause."""
+class Sender:
+    """The program that sends the words: one end of the source's connection."""
 
-    def __init__(self, reader: Any) -> None:
-        self.reading, self.aborted = True, False
-        self.reader = reader
-        reader.on_connected(self)
+    def __init__(self) -> None:
+        self.connection: Any = None
+        self.sent, self.closed = 0, False
 
-    def pause_reading(self) -> None:
-        self.reading = False
+    def on_connected(self, connection: Any) -> None:
+        self.connection = connection
 
-    def resume_reading(self) -> None:
-        self.reading = True
+    def on_data(self, data: memoryview) -> None:
+        raise AssertionError("a source sends nothing")
 
-    def abort(self) -> None:
-        self.aborted = True
+    def on_writable(self) -> None:
+        return
+
+    def on_closed(self, error: Exception | None) -> None:
+        self.closed = True
+
+    def send(self, words: bytes) -> None:
+        self.connection.send([words], self._on_sent(len(words)))
+
+    def _on_sent(self, size: int) -> Any:
+        def sent() -> None:
+            self.sent += size
+
+        return sent
 
 
-def test_a_socket_source_reads_words_until_it_is_full_and_again_when_there_is_room():
-    """A closed connection is not resumed: it is the end of the data."""
-    words = SourceConfig(kind="socket", socket="host:99")
+def reading(drive: Any) -> None:
+    """Drive a source that is connected to a sender, in virtual time."""
 
     async def main() -> None:
-        source = Source(words)
-        generated: Any = source.task.source
-        for closed in (False, True):
-            socket = Socket(_WordReader(generated, source.run))
-            socket.reader.on_data(memoryview(b"to be \n"))
-            assert (socket.reading, source.run.wakeup._set) == (True, True)
-            socket.reader.on_data(memoryview((b"w" * 1000 + b" ") * (LINES_BYTES_MAX // 1000 + 1)))
-            assert not socket.reading
-            if closed:
-                socket.reader.on_closed(None)
-            while generated.take(0, 2048) is not None:
-                pass
-            assert socket.reading is not closed
-            socket.reader.close()
-            assert socket.aborted is not closed
-        assert generated.exhausted
+        network, sender = InProcessNetwork(), Sender()
+        await network.listen(lambda: sender, ("host", 99))
+        async with deployed(SOCKET, network=network) as task:
+            await task.settle()
+            await drive(task, sender)
 
     run_virtual(main())
 
 
-def test_a_socket_source_is_connected_while_it_runs():
-    """The connection ends with the task. Words have no due time, so there is no lag."""
-    made: list[Any] = []
+def words_of(task: Deployed) -> list[str]:
+    return [text_of(record) for found in task.records for record in found]
 
-    def source() -> Source:
-        found = Source(SourceConfig(kind="socket", socket="host:99"))
 
-        async def connect(address: Any, reader: Any, *, timeout_s: float) -> None:
-            found.did("connect", address, timeout_s)
-            made.append(Socket(reader))
-            reader.on_data(memoryview(b"to be or "))
+def test_a_socket_source_emits_a_word_when_it_has_come():
+    """The rest of a word waits for its end, which may be the end of the connection. The task ends then."""
 
-        async def emit(records: Any) -> None:
-            found.did("emit", len(records))
-            assert found.run.meter.lag_at(10**18) == 0
+    async def drive(task: Deployed, sender: Sender) -> None:
+        for part, words in (
+            (b"to be or no", ["to", "be", "or"]),
+            (b"t to be", ["to", "be", "or", "not", "to"]),
+        ):
+            sender.send(part)
+            await task.settle()
+            assert words_of(task) == words
+        await task.at(500)
+        sender.connection.close()
+        await task.settle()
+        assert words_of(task)[-1] == "be"
+        assert (task.ended_at, task.states[-1], task.noted("source.end")) == (500, "FINISHED", [{"next": 6}])
 
-        found.run.services.network.connect, found.output.emit = connect, emit
-        return found
+    reading(drive)
 
-    done = during(source, 1.0, (0.5, lambda s: made[0].reader.on_closed(None)), (0.6, process_all))
-    assert done[0] == ("connect", ("host", 99), 10.0, 0.0)
-    assert sum(one[1] for one in named(done, "emit")) == 3
-    assert named(done, "end", "over") == [("end", True, 500.0), ("over", 600.0)]
-    during(source, 1.0)
-    assert [socket.aborted for socket in made] == [False, True]
+
+def test_words_have_no_lag():
+    """They are due when they are read."""
+
+    async def drive(task: Deployed, sender: Sender) -> None:
+        sender.send(b"to be or ")
+        await task.at(500)
+        assert task.task.meter.lag_at(int((task.clock.now() + 100) * 1e9)) == 0
+
+    reading(drive)
+
+
+def test_a_socket_source_that_is_full_stops_reading_and_reads_again_when_there_is_room():
+    """Its limit, and what the connection takes besides, is all that its sender can send. No word is lost."""
+    word, count = b"w" * 99 + b" ", 30_000
+
+    async def drive(task: Deployed, sender: Sender) -> None:
+        task.reads = False
+        for _ in range(count // 100):
+            sender.send(word * 100)
+        await task.at(1000)
+        waiting = sender.sent - len(word) * task.task.meter.records_out
+        assert LINES_BYTES_MAX < waiting < 1.02 * LINES_BYTES_MAX + 2 * WINDOW_BYTES
+        assert sender.sent < len(word) * count
+        task.go_on()
+        sender.connection.close()
+        await task.at(2000)
+        assert len(words_of(task)) == count
+        assert task.states[-1] == "FINISHED"
+
+    reading(drive)
+
+
+def test_the_connection_of_a_socket_source_ends_with_its_task():
+    """A sender need not wait for a source that is gone."""
+
+    async def drive(task: Deployed, sender: Sender) -> None:
+        assert not sender.closed
+        task.task.cancel()
+        await task.settle()
+        assert sender.closed
+
+    reading(drive)

@@ -4,35 +4,83 @@ from __future__ import annotations
 
 import asyncio
 import math
-from functools import partial
 from typing import Any
 
 import pytest
 
-from testbed_runtime.core.errors import FlinkError, UserError
-from testbed_runtime.core.exchange.events import AlignmentType, SnapshotType
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.events import (
+    AlignmentType,
+    CancelCheckpointMarker,
+    CheckpointBarrier,
+    EndOfData,
+    EndOfPartition,
+    SnapshotType,
+    StopMode,
+)
 from testbed_runtime.core.exchange.records import LENGTH_BYTES
-from testbed_runtime.core.job.jobgraph import SourceConfig
-from testbed_runtime.core.job.messages import TriggerCheckpoint
+from testbed_runtime.core.job.jobgraph import JobVertex, SourceConfig
+from testbed_runtime.core.job.messages import (
+    AcknowledgeCheckpoint,
+    InputSplit,
+    RequestNextInputSplit,
+    TriggerCheckpoint,
+)
 from testbed_runtime.core.job.splits import NO_SPLIT
 from testbed_runtime.core.waits import Outcome
-from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
-from testbed_runtime.simulation.loop import run_virtual
-from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, IDLE
+from testbed_runtime.taskmanager.meter import BACKPRESSURED, IDLE
+from testbed_runtime.taskmanager.services import Pace
 from testbed_runtime.taskmanager.source import shortest_interval_s
+from testbed_runtime.workload.records import marker_positions
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 from testbed_runtime.workload.sources import BATCH_RECORDS
-from tests.taskmanager.scripted_source import (
-    CHECKPOINTS,
-    RATE,
-    T0_S,
-    UNCOVERED,
-    Source,
-    during,
-    inside,
-    named,
-    process_all,
-)
+from tests.taskmanager.deployed import Deployed, driven
+
+CHECKPOINTS = {"execution.checkpointing.interval": "1 s"}
+UNCOVERED = {**CHECKPOINTS, "execution.checkpointing.checkpoints-after-tasks-finish.enabled": "false"}
+SMALL = {"taskmanager.memory.segment-size": "4 kb"}
+LAZY = Pace(lazy=True)
+RECORD_BYTES = 100 + LENGTH_BYTES
+
+
+def source(parallelism: int = 1, **config: Any) -> JobVertex:
+    """A source with a record every 10 ms, if nothing else is said."""
+    made = SourceConfig(**{"records_per_second": 100.0, **config})
+    return JobVertex("source", parallelism, 128, source=made)
+
+
+FAST = source(records_per_second=1000.0)
+BOUNDED = source(records_per_second=1000.0, limit=3)
+
+
+def during(vertex: JobVertex, ms: float, *steps: tuple[float, Any], **settings: Any) -> Deployed:
+    """Run a source for this time. `steps`: functions of the task, with the times at which they are called."""
+
+    async def drive(task: Deployed) -> None:
+        for at, step in steps:
+            await task.at(at)
+            step(task)
+        await task.at(ms)
+
+    timeout = settings.pop("timeout", "100 ms")
+    return driven(vertex, drive, **{"execution.buffer-timeout.interval": timeout, **settings})
+
+
+def trigger(checkpoint: int, *, drain: bool = False) -> Any:
+    return lambda task: task.trigger(checkpoint, drain=drain)
+
+
+def complete(checkpoint: int) -> Any:
+    return lambda task: task.task.notify_checkpoint_complete(checkpoint)
+
+
+def hold(task: Deployed) -> None:
+    task.acknowledges = False
+
+
+def process_all(task: Deployed) -> None:
+    task.go_on()
+
 
 # ---- when it emits
 
@@ -53,231 +101,256 @@ def test_a_source_emits_ten_times_in_a_buffer_timeout_and_while_its_buffers_fill
 
 @pytest.mark.parametrize("parallelism", [1, 4])
 def test_the_buffers_of_a_subtask_fill_with_its_share_of_the_rate(parallelism: int):
-    """32 KiB, with records of 104 bytes; more subtasks fill theirs later. A static rate limit is shared in the same way."""
-
-    def check() -> None:
-        source = Source(parallelism=parallelism, **{"headgate.flow-control.rate": "50"})
-        assert source.task._fill_s == pytest.approx((32 << 10) / (100 * 104) * parallelism)
-        assert source.task._limiter.rate == 50 / parallelism
-
-    inside(check)
+    """A buffer of 32 KiB fills in 20 ms with all records of 104 bytes, and in 80 ms with a fourth of them. It emits ten times
+    meanwhile."""
+    rate = (32 << 10) / RECORD_BYTES / 0.02
+    done = during(source(parallelism, records_per_second=rate), 9, timeout="1 min")
+    times = [ms for ms, _ in done.emitted]
+    assert times == pytest.approx([*range(0, 9, 2)] if parallelism == 1 else [0, 5], abs=0.3)
 
 
 def test_a_record_is_emitted_when_it_is_due():
     """One each 10 ms; between them the source is idle. Records of less than a tick are emitted together."""
-    assert named(during(Source, 0.025), "emit") == [("emit", 1, 0.0), ("emit", 1, 10.0), ("emit", 1, 20.0)]
-    fast = SourceConfig(records_per_second=1000.0)
-    assert during(lambda: Source(fast), 0.011) == [("emit", 1, 0.0), ("emit", 5, 5.0), ("emit", 5, 10.0)]
+    assert during(source(), 25).emitted == [(0, 1), (10, 1), (20, 1)]
+    assert during(FAST, 11).emitted == [(0, 1), (5, 5), (10, 5)]
 
 
 def test_a_lazy_source_emits_shortly_before_its_flusher():
     """Half a tick; or when its buffers are partly full."""
-    fast = SourceConfig(records_per_second=1000.0)
-    made = partial(Source, fast, lazy=True, flush_ms=30.0)
-    assert during(made, 0.029) == [("emit", 1, 0.0), ("emit", 27, 27.5)]
-
-    def small() -> Source:
-        source = Source(fast, lazy=True, flush_ms=200.0)
-        source.task._fill_s = 0.2
-        return source
-
-    assert during(small, 0.045) == [("emit", 1, 0.0), ("emit", 20, 20.0), ("emit", 20, 40.0)]
+    done = during(FAST, 31, pace=LAZY, timeout="30 ms")
+    assert done.emitted == [(0, 1), (28.5, 28)]
+    assert done.received == [(0, 1), (30, 28)]
+    filling = source(records_per_second=(32 << 10) / RECORD_BYTES / 0.2)
+    assert during(filling, 45, pace=LAZY, timeout="1 s").emitted == [(0, 1), (20, 31), (40, 32)]
 
 
-def test_a_lazy_source_emits_what_is_due_before_a_barrier():
-    """The barrier comes after what a source would have emitted by then. One that waits for its output has deferred nothing."""
-    fast = SourceConfig(records_per_second=1000.0)
-    made = partial(Source, fast, lazy=True, flush_ms=100.0)
-    done = during(made, 0.05, (0.0125, lambda source: source.trigger(1)))
-    assert named(done, "emit", "barrier")[:3] == [("emit", 1, 0.0), ("emit", 12, 12.5), ("barrier", 1, 12.5)]
-    eager = during(lambda: Source(fast), 0.014, (0.0125, lambda source: source.trigger(1)))
-    assert eager[-2:] == [("barrier", 1, 12.5), ("emit", 2, 12.5)]
-
-    def blocked(source: Source) -> None:
-        source.output.is_available = False
-        source.trigger(1)
-
-    done = during(made, 0.05, (0.0125, blocked))
-    assert named(done, "emit", "barrier") == [("emit", 1, 0.0), ("barrier", 1, 12.5)]
+@pytest.mark.parametrize(("pace", "before"), [(LAZY, 13), (Pace(), 11)])
+def test_a_lazy_source_emits_what_is_due_before_a_barrier(pace: Pace, before: int):
+    """The barrier comes after what a source would have emitted by then: another one has emitted until 10 ms."""
+    done = during(FAST, 14, (12.5, trigger(1)), pace=pace)
+    (barrier,) = done.events
+    assert done.received[: done.received.index((12.5, barrier))] == [(0, 1), (12.5, before - 1)]
+    assert done.completed == [(1, 12.5)]
 
 
-def test_a_source_waits_for_its_output_and_counts_it():
+def test_a_lazy_source_that_waits_for_its_output_has_deferred_nothing():
+    """Its barrier does not wait for a buffer."""
+
+    def block(task: Deployed) -> None:
+        task.reads = False
+
+    slow = source(records_per_second=1000.0, record_bytes=1020)
+    done = during(slow, 300, (10, block), (200, trigger(1)), pace=LAZY, **SMALL)
+    assert done.completed == [(1, 200)]
+    assert done.task.meter.records_out < 100
+
+
+def test_a_source_waits_for_its_output_and_goes_on_where_it_stopped():
     """It is back-pressured meanwhile, and idle while nothing is due."""
-    made: list[Source] = []
+    modes: list[int] = []
 
-    def blocked() -> Source:
-        made.append(Source())
-        made[0].output.is_available = False
-        return made[0]
+    def block(task: Deployed) -> None:
+        modes.append(task.task.meter.mode)
+        task.reads = False
 
-    def free(source: Source) -> None:
-        source.output.is_available = True
-        source.run.wakeup.set()
+    def free(task: Deployed) -> None:
+        modes.append(task.task.meter.mode)
+        task.go_on()
 
-    done = during(blocked, 0.035, (0.025, free))
-    assert done == [("waits", 0.0), ("emit", 3, 25.0), ("emit", 1, 30.0)]
-    assert made[0].output.waits == 1
-    assert made[0].modes[:4] == [BACKPRESSURED, BUSY, IDLE, BUSY]
+    vertex = source(records_per_second=1000.0, record_bytes=1020)
+    done = during(vertex, 200, (1.5, block), (150, free), timeout="20 ms", **SMALL)
+    assert modes == [IDLE, BACKPRESSURED]
+    assert done.sequences == [*range(len(done.sequences))]
+    assert len(done.sequences) > 150
+    assert [ms for ms, _ in done.emitted if 100 < ms < 150] == []
 
 
 def test_a_batch_grows_while_nothing_is_waited_for_and_fits_a_buffer_otherwise():
-    """A barrier waits for the batch before it."""
+    """A barrier waits for the batch before it. Three records fit into a buffer."""
 
-    def check() -> None:
-        source = Source()
-        source.output.buffer_bytes = 10 * (RATE.record_bytes + LENGTH_BYTES)
-        sizes = []
-        for waits in (0, 1, 1, 1, 2):
-            source.output.waits = waits
-            sizes.append(source.task._batch_records())
-        assert sizes == [BATCH_RECORDS, 10, 20, 40, 10]
-        for buffer_bytes, size in ((1, 1), (1 << 30, BATCH_RECORDS)):
-            source.output.buffer_bytes, source.output.waits = buffer_bytes, source.output.waits + 1
-            assert source.task._batch_records() == size
+    async def drive(task: Deployed) -> None:
+        task.reads = False
+        await task.at(1.1)
+        task.go_on()
 
-    inside(check)
+    vertex = source(records_per_second=1e7, record_bytes=1021)
+    done = driven(vertex, drive, **SMALL, **{"execution.buffer-timeout.interval": "100 ms"})
+    sizes = [count for _, count in done.emitted]
+    assert sizes[1:7] == [BATCH_RECORDS, 3, 6, 12, 24, 48]
+    large = source(records_per_second=1e7, record_bytes=5000)
+    done = driven(large, drive, **SMALL, **{"execution.buffer-timeout.interval": "100 ms"})
+    assert [count for _, count in done.emitted][2:5] == [1, 2, 4]
 
 
 def test_latency_markers_are_emitted_in_their_interval():
     """With the time of their emission; without the option there is none."""
-    done = during(lambda: Source(metrics_latency_interval="15 ms"), 0.036)
-    assert named(done, "marker") == [("marker", 15.0, 15.0), ("marker", 30.0, 30.0)]
-    assert named(during(Source, 0.036), "marker") == []
+
+    def markers(**options: str) -> list[float]:
+        found = during(source(), 56, timeout="0 ms", **options).records
+        return [
+            round(one["due_ns"][place] / 1e6 - 1e6, 1) for one in found for place in marker_positions(one)
+        ]
+
+    assert markers(**{"metrics.latency.interval": "15 ms"}) == [15, 30, 45]
+    assert markers() == []
 
 
 def test_the_coordinators_rate_limits_a_source_and_the_static_limit_holds_too():
-    """A negative rate frees it; 0 stops it."""
+    """A negative rate frees it; 0 stops it. It is back-pressured while it waits for its turn."""
+    rates = [(0, 20.0), (1000, 0.0), (2000, 80.0), (3000, -1.0)]
+    steps = [(ms, lambda task, rate=rate: task.task.set_rate(rate)) for ms, rate in rates]
 
-    def check() -> None:
-        free, limited = Source(), Source(**{"headgate.flow-control.rate": "50"})
-        for source, rate, allowed in (
-            (free, 20.0, 20.0), (free, 0.0, 0.0), (free, -1.0, -1.0),
-            (limited, 20.0, 20.0), (limited, 80.0, 50.0), (limited, -1.0, 50.0),
-        ):  # fmt: skip
-            source.run.on_rate(rate)
-            assert source.task._limiter.rate == allowed
+    def counts(**options: str) -> list[int]:
+        done = during(FAST, 4000, *steps, **options)
+        return [
+            sum(count for ms, count in done.emitted if since + 1 < ms < since + 999)
+            for since in range(0, 4000, 1000)
+        ]
 
-    inside(check)
-    done = during(lambda: Source(**{"headgate.flow-control.rate": "50"}), 0.1)
-    assert [at for _, _, at in named(done, "emit")] == [20.0, 40.0, 60.0, 80.0]
+    free, limited = counts(), counts(**{"headgate.flow-control.rate": "50"})
+    assert free == pytest.approx([20, 0, 80, 1000], abs=6)
+    assert limited == pytest.approx([20, 0, 50, 50], abs=2)
+
+
+@pytest.mark.parametrize("parallelism", [1, 4])
+def test_a_static_limit_is_shared_by_the_subtasks(parallelism: int):
+    """50 a second: the first record of one subtask comes after 20 ms, those of four after 80 ms."""
+    vertex = source(parallelism, records_per_second=1000.0)
+    done = during(vertex, 250, **{"headgate.flow-control.rate": "50"})
+    step = 20.0 * parallelism
+    assert [ms for ms, _ in done.emitted] == pytest.approx(
+        [step * n for n in range(1, int(250 / step) + 1)], abs=0.1
+    )
 
 
 def test_the_lag_of_a_source_is_that_of_its_next_record():
     """None while a lazy one waits for its flusher, and none after its end."""
+    lags: dict[str, list[int]] = {}
 
-    def check() -> None:
-        due_ns = int(T0_S * 1e9)
-        source, lazy = Source(), Source(lazy=True)
-        assert [source.run.meter.lag_at(due_ns + ns) for ns in (-5, 7)] == [0, 7]
-        assert lazy.run.meter.lag_at(due_ns + 7) == 7
-        lazy.task._idle = source.task._idle = True
-        assert (lazy.run.meter.lag_at(due_ns + 7), source.run.meter.lag_at(due_ns + 7)) == (0, 7)
-        source.task._end_data()
-        assert source.run.meter.lag_at(due_ns + 7) == 0
+    def look(name: str) -> Any:
+        def at(task: Deployed) -> None:
+            now_ns = int(task.clock.now() * 1e9)
+            lags.setdefault(name, []).append(round(task.task.meter.lag_at(now_ns + 10**9) / 1e6))
 
-    inside(check)
+        return at
+
+    during(source(), 30, (5, look("source")))
+    during(source(), 30, (5, look("lazy")), pace=LAZY)
+    during(BOUNDED, 30, (1.5, look("bounded")), (20, look("bounded")))
+    assert lags == {"source": [995], "lazy": [0], "bounded": [pytest.approx(1000, abs=1), 0]}
 
 
 def test_a_lazy_source_that_waits_for_a_buffer_in_the_middle_of_a_batch_has_a_lag():
     """It is not idle then: the records after the batch fall behind."""
-    lags: list[int] = []
+    lags: list[float] = []
 
-    def stuck() -> Source:
-        source = Source(SourceConfig(records_per_second=1000.0), lazy=True, flush_ms=30.0)
+    def block(task: Deployed) -> None:
+        task.reads = False
 
-        async def emit(block: Any, start: int, end: int) -> None:
-            await asyncio.sleep(1.0 if start else 0.0)
+    def look(task: Deployed) -> None:
+        lags.append(task.task.meter.lag_at(int(task.clock.now() * 1e9)) / 1e6)
 
-        source.output.emit_of = emit
-        return source
-
-    def look(source: Source) -> None:
-        lags.append(round(source.run.meter.lag_at(source.run.now_ns()) / 1e6))
-
-    during(stuck, 0.6, (0.02, look), (0.528, look))
-    assert lags == [0, 500]
+    vertex = source(records_per_second=1000.0, record_bytes=1020)
+    during(vertex, 600, (0, block), (20, look), (540, look), pace=LAZY, timeout="100 ms", **SMALL)
+    assert lags[0] == 0
+    assert 400 < lags[1] < 540
 
 
 # ---- splits and restores
 
 
+def splits(*numbers: int | Exception) -> dict[type, Any]:
+    """A JobMaster that assigns these splits, one after the other."""
+    left = list(numbers)
+
+    async def answer(message: RequestNextInputSplit) -> InputSplit:
+        found = left.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return InputSplit(found)
+
+    return {RequestNextInputSplit: answer}
+
+
+SPLIT = source(records_per_second=1000.0, limit=10, splits=5)
+"""Ten records in five splits of two."""
+
+
 def test_a_source_with_splits_requests_one_after_the_other():
-    """Ten records in five splits: two each, until there is none."""
-    config = SourceConfig(records_per_second=1000.0, limit=10, splits=5)
+    """It ends when there is none left."""
+    done = during(SPLIT, 100, answers=splits(0, 3, NO_SPLIT))
+    assert [message.index for message in done.heard(RequestNextInputSplit)] == [0, 1, 2]
+    assert (done.sequences, done.states[-1]) == ([0, 1, 2, 3], "FINISHED")
 
-    def made() -> Source:
-        source = Source(config)
-        source.splits.extend((0, 3, NO_SPLIT))
-        return source
 
-    done = named(during(made, 0.1), "split", "emit", "end")
-    assert [one[:2] for one in done] == [
-        ("split", 0), ("emit", 1), ("emit", 1), ("split", 1), ("emit", 2), ("split", 2), ("end", True),
-    ]  # fmt: skip
+def test_a_split_that_the_jobmaster_refuses_fails_the_task():
+    """The error names the request."""
+    done = during(SPLIT, 100, answers=splits(FlinkError("Exception", "no")))
+    kind, text = done.failure
+    assert (kind, "Requesting the next input split failed" in text) == ("InputSplitProviderException", True)
+    assert done.messages[-1][1].wait == ""
+
+
+def test_a_split_that_is_not_assigned_in_time_fails_the_task_after_the_ask_timeout():
+    """It waited for the JobManager."""
+
+    async def never(message: Any) -> None:
+        await asyncio.sleep(3600)
+
+    done = during(SPLIT, 1500, answers={RequestNextInputSplit: never})
+    failure = done.task.failure
+    assert failure is not None
+    assert (failure.class_name, failure.wait) == ("InputSplitProviderException", "jobmanager")
+    assert done.ended_at == 1000
 
 
 @pytest.mark.parametrize(
-    ("error", "wait"),
-    [
-        (AskTimeout("timed out"), "jobmanager"),
-        (RecipientUnreachable("gone"), "jobmanager"),
-        (RemoteFailure("Exception", "no"), ""),
-    ],
+    ("next_sequence", "read", "requests"),
+    [(0, [], [0]), (1, [1], [1]), (2, [], [1]), (3, [3], [2])],
 )
-def test_a_split_that_cannot_be_requested_fails_the_task(error: Exception, wait: str):
-    """The wait for the JobManager ended, unless it answered."""
-    source = SourceConfig(limit=10, splits=5)
-
-    def made() -> Source:
-        found = Source(source)
-        found.splits.append(error)
-        return found
-
-    with pytest.raises(FlinkError, match="Requesting the next input split failed") as caught:
-        during(made, 1.0)
-    assert (caught.value.class_name, caught.value.wait) == ("InputSplitProviderException", wait)
+def test_a_restored_source_goes_on_after_its_last_record(
+    next_sequence: int, read: list[int], requests: list[int]
+):
+    """With splits, up to the end of the one that it was in."""
+    restored = SubtaskSnapshot(1, "source", 0, 1, 128, next_sequence=next_sequence)
+    done = during(SPLIT, 100, restore=(restored,), answers=splits(NO_SPLIT))
+    assert done.sequences == read
+    assert [message.index for message in done.heard(RequestNextInputSplit)] == requests
+    assert [row["checkpoint"] for row in done.rows("events", "task.restored")] == [1]
 
 
-@pytest.mark.parametrize(("next_sequence", "limit"), [(0, 0), (1, 2), (2, 2), (3, 4)])
-def test_a_restored_source_goes_on_after_its_last_record(next_sequence: int, limit: int):
-    """With splits, up to the end of the one that it was in. Other subtasks' snapshots are not its own."""
-
-    async def main() -> None:
-        source = Source(SourceConfig(limit=10, splits=5))
-        found = [
-            SubtaskSnapshot(1, "source", subtask, 1, 128, next_sequence=number)
-            for subtask, number in ((0, next_sequence), (1, 9))
-        ]
-        await source.task.restore(found)
-        generated: Any = source.task.source
-        assert (generated.next_sequence, generated.limit) == (next_sequence, limit)
-
-    run_virtual(main())
+def test_a_restored_subtask_goes_on_after_its_own_last_record():
+    """Not after that of another one."""
+    restored = tuple(
+        SubtaskSnapshot(1, "source", subtask, 2, 128, next_sequence=number)
+        for subtask, number in ((0, 5), (1, 9))
+    )
+    done = during(source(2, records_per_second=1000.0, limit=20), 200, restore=restored)
+    assert done.sequences == [5, 6, 7, 8, 9]
 
 
 def test_a_source_whose_parallelism_has_changed_is_not_restored():
-    """Which subtask made which record would change."""
-
-    async def main() -> None:
-        with pytest.raises(FlinkError, match="had a parallelism of 2 and has 1 now"):
-            await Source().task.restore([SubtaskSnapshot(1, "source", 0, 2, 128)])
-
-    run_virtual(main())
+    """Which subtask made which record would change. The wait for the restore has failed."""
+    restored = tuple(SubtaskSnapshot(1, "source", subtask, 2, 128) for subtask in (0, 1))
+    done = during(source(), 100, restore=restored)
+    kind, text = done.failure
+    assert (kind, "had a parallelism of 2 and has 1 now" in text) == ("IllegalStateException", True)
+    assert [outcome for *_, outcome in done.waits("restore")] == [Outcome.FAILED]
 
 
 @pytest.mark.parametrize(
-    ("config", "text"),
+    ("config", "expected"),
     [
-        (SourceConfig(kind="stars"), "'stars' is not a source"),
-        (SourceConfig(kind="socket", socket="host"), "'host' is not an address"),
-        (SourceConfig(kind="socket", socket="host:http"), "'host:http' is not an address"),
-        (SourceConfig(kind="socket", socket="host:99"), "Could not connect to host:99: refused"),
+        ({"kind": "stars"}, "'stars' is not a source"),
+        ({"kind": "socket", "socket": "host"}, "'host' is not an address"),
+        ({"kind": "socket", "socket": "host:http"}, "'host:http' is not an address"),
+        ({"kind": "socket", "socket": "host:99"}, "Could not connect to host:99"),
     ],
 )
-def test_a_source_that_cannot_be_read_is_named(config: SourceConfig, text: str):
+def test_a_source_that_cannot_be_read_is_named(config: dict[str, str], expected: str):
     """The error has the field, or the address."""
-    with pytest.raises((UserError, FlinkError), match=text):
-        during(lambda: Source(config), 1.0)
+    _, text = during(source(**config), 100).failure
+    assert expected in text
 
 
 # ---- checkpoints
@@ -285,129 +358,101 @@ def test_a_source_that_cannot_be_read_is_named(config: SourceConfig, text: str):
 
 def test_a_checkpoint_covers_the_records_before_its_barrier():
     """A checkpoint that was aborted has a cancellation instead."""
-    made: list[Source] = []
+    found: list[SubtaskSnapshot] = []
 
-    def source() -> Source:
-        made.append(Source())
-        made[0].refuses = {2}
-        return made[0]
+    async def drive(task: Deployed) -> None:
+        await task.at(15)
+        task.trigger(1)
+        await task.at(16)
+        task.task.notify_checkpoint_aborted(2)
+        task.trigger(2)
+        await task.settle()
+        found.append(await task.snapshot(1))
 
-    done = during(source, 0.03, (0.015, lambda s: s.trigger(1)), (0.016, lambda s: s.trigger(2)))
-    assert named(done, "barrier", "cancel") == [("barrier", 1, 15.0), ("cancel", 2, 16.0)]
-    (taken,) = made[0].started
-    assert (taken.snapshot.checkpoint, taken.snapshot.next_sequence, taken.output) == (1, 2, None)
-    barrier = made[0].barrier
-    assert (barrier.timestamp_ms, barrier.snapshot_type, barrier.alignment) == (
-        7, SnapshotType.CHECKPOINT, AlignmentType.ALIGNED,
-    )  # fmt: skip
+    done = driven(source(), drive)
+    barrier, cancellation = done.events
+    assert isinstance(barrier, CheckpointBarrier)
+    assert (barrier.checkpoint_id, barrier.timestamp_ms) == (1, 7)
+    assert (barrier.snapshot_type, barrier.alignment) == (SnapshotType.CHECKPOINT, AlignmentType.ALIGNED)
+    assert cancellation == CancelCheckpointMarker(2)
+    assert done.completed == [(1, 15)]
+    assert (found[0].checkpoint, found[0].next_sequence) == (1, 2)
 
 
-@pytest.mark.parametrize(("version", "waits"), [("2.x", True), ("1.15", False)])
-def test_a_barrier_that_may_time_out_in_the_output_is_watched_there(version: str, waits: bool):
-    """Its overtaken data belongs to the snapshot."""
+@pytest.mark.parametrize(("version", "ms"), [("2.x", 800), ("1.15", 300)])
+def test_a_barrier_that_may_time_out_in_the_output_is_watched_there(version: str, ms: float):
+    """The checkpoint is acknowledged at its timeout, and has the data that the barrier overtakes. Flink 1.15 does not wait."""
+    options = {
+        **CHECKPOINTS,
+        "execution.checkpointing.unaligned.enabled": "true",
+        "execution.checkpointing.aligned-checkpoint-timeout": "500 ms",
+    }
 
-    def check() -> None:
-        options = {
-            **CHECKPOINTS,
-            "execution.checkpointing.unaligned.enabled": "true",
-            "execution.checkpointing.aligned-checkpoint-timeout": "1 s",
-        }
-        source = Source(version=version, **options)
-        source.output.barriers_sent = lambda barrier: barrier
-        source.task._checkpoint(TriggerCheckpoint("attempt", 1, 7, "leader"))
-        (taken,) = source.started
-        assert (taken.output is not None) is waits
+    def block(task: Deployed) -> None:
+        task.reads = False
 
-    inside(check)
+    def begin(task: Deployed) -> None:
+        task.task.trigger_checkpoint(TriggerCheckpoint("attempt", 1, 1_000_300, "leader", False))
+
+    done = during(source(), 900, (15, block), (300, begin), version=version, **options)
+    (taken,) = done.heard(AcknowledgeCheckpoint)
+    assert done.completed == [(1, ms)]
+    assert (taken.persisted_bytes > 0) is (ms == 800)
 
 
 # ---- the end
 
-BOUNDED = SourceConfig(records_per_second=1000.0, limit=3)
-
-
-def complete(number: int) -> Any:
-    def completed(source: Source) -> None:
-        source.checkpoints.last_completed = number
-        source.run.wakeup.set()
-
-    return completed
-
 
 def test_a_bounded_source_without_checkpoints_ends_when_its_consumers_have_processed_everything():
     """Its end of data comes after its last record."""
-    done = during(lambda: Source(BOUNDED), 1.0, (0.5, process_all))
-    assert named(done, "end", "source.end", "over") == [
-        ("end", True, 5.0), ("source.end", 3, 5.0), ("over", 500.0),
-    ]  # fmt: skip
+    done = during(BOUNDED, 1000, (0, hold), (500, process_all))
+    assert done.received[-2:] == [(5, EndOfData(StopMode.DRAIN)), (500, EndOfPartition())]
+    assert (done.noted("source.end"), done.ended_at) == ([{"next": 3}], 500)
 
 
 def test_a_bounded_source_ends_when_a_checkpoint_after_its_last_record_is_complete():
     """One before it, or one that is only triggered, does not cover it."""
     steps = [
-        (0.001, lambda s: s.trigger(1)), (0.1, process_all), (0.2, complete(1)), (0.3, lambda s: s.trigger(2)),
-        (0.4, complete(1)), (0.5, complete(2)),
+        (0, hold), (1, trigger(1)), (100, process_all), (200, complete(1)), (300, trigger(2)),
+        (400, complete(1)), (500, complete(2)),
     ]  # fmt: skip
-    made: list[Source] = []
-
-    def source() -> Source:
-        made.append(Source(BOUNDED, **CHECKPOINTS))
-        return made[0]
-
-    done = during(source, 1.0, *steps)
-    assert named(done, "barrier", "over") == [("barrier", 1, 1.0), ("barrier", 2, 300.0), ("over", 500.0)]
-    (wait,) = made[0].rows
-    assert (wait["kind"], wait["outcome"], wait["option"]) == (
-        "final-checkpoint", Outcome.FIRED, "execution.checkpointing.interval",
-    )  # fmt: skip
-    times = [(wait[name] / 1e9 - T0_S) for name in ("start_ns", "t_ns")]
-    assert times == pytest.approx([0.1, 0.5])
+    done = during(BOUNDED, 1000, *steps, **CHECKPOINTS)
+    assert (done.completed, done.ended_at) == ([(1, 1), (2, 300)], 500)
+    assert done.waits("final-checkpoint") == [("", 100, 500, Outcome.FIRED)]
+    (row,) = done.rows("waits", "final-checkpoint")
+    assert row["option"] == "execution.checkpointing.interval"
 
 
 def test_a_bounded_source_that_no_checkpoint_covers_ends_at_once():
     """Without checkpoints after tasks finish."""
-    done = during(lambda: Source(BOUNDED, **UNCOVERED), 1.0)
-    assert named(done, "over") == [("over", 5.0)]
+    assert during(BOUNDED, 1000, (0, hold), **UNCOVERED).ended_at == 5
 
 
-def test_a_drained_source_ends_with_its_final_checkpoint():
+@pytest.mark.parametrize("options", [{}, CHECKPOINTS, UNCOVERED])
+def test_a_drained_source_ends_with_its_final_checkpoint(options: dict[str, str]):
     """The data ends before the barrier; the wait for it is decided by the stop, not by the interval."""
-    steps = [(0.015, lambda s: s.trigger(4, drain=True)), (0.1, process_all), (0.2, complete(4))]
-    for options in ({}, CHECKPOINTS, UNCOVERED):
-        made: list[Source] = []
-
-        def source(options: Any = options, made: Any = made) -> Source:
-            made.append(Source(**options))
-            return made[0]
-
-        done = during(source, 1.0, *steps)
-        assert named(done, "end", "barrier", "over") == [
-            ("end", True, 15.0), ("barrier", 4, 15.0), ("over", 200.0),
-        ]  # fmt: skip
-        assert made[0].barrier.snapshot_type is SnapshotType.SAVEPOINT_TERMINATE
-        assert made[0].rows == []
+    steps = [(0, hold), (15, trigger(4, drain=True)), (100, process_all), (200, complete(4))]
+    done = during(source(), 1000, *steps, **options)
+    end, barrier, last = done.events
+    assert (end, last) == (EndOfData(StopMode.DRAIN), EndOfPartition())
+    assert isinstance(barrier, CheckpointBarrier)
+    assert barrier.snapshot_type is SnapshotType.SAVEPOINT_TERMINATE
+    assert (done.completed, done.ended_at) == ([(4, 15)], 200)
+    assert done.rows("waits", "final-checkpoint") == []
 
 
 def test_a_stop_that_comes_while_the_final_checkpoint_is_awaited_ends_the_wait():
     """It is not the interval that decided it."""
-    steps = [(0.1, process_all), (0.3, lambda s: s.trigger(2, drain=True)), (0.5, complete(2))]
-    made: list[Source] = []
-
-    def source() -> Source:
-        made.append(Source(BOUNDED, **CHECKPOINTS))
-        return made[0]
-
-    assert named(during(source, 1.0, *steps), "over") == [("over", 500.0)]
-    assert [(row["outcome"], row["attempt"]) for row in made[0].rows] == [(Outcome.COMPLETED, 2)]
+    steps = [(100, process_all), (300, trigger(2, drain=True)), (500, complete(2))]
+    done = during(BOUNDED, 1000, *steps, **CHECKPOINTS)
+    assert done.ended_at == 500
+    assert [(row["outcome"], row["attempt"]) for row in done.rows("waits", "final-checkpoint")] == [
+        (Outcome.COMPLETED, 2)
+    ]
 
 
 def test_a_source_that_is_cancelled_waits_for_no_checkpoint_any_more():
     """The wait is cancelled too."""
-    made: list[Source] = []
-
-    def source() -> Source:
-        made.append(Source(BOUNDED, **CHECKPOINTS))
-        return made[0]
-
-    during(source, 1.0, (0.1, process_all))
-    assert [row["outcome"] for row in made[0].rows] == [Outcome.CANCELLED]
+    done = during(BOUNDED, 1000, (100, process_all), **CHECKPOINTS)
+    assert [outcome for *_, outcome in done.waits("final-checkpoint")] == [Outcome.CANCELLED]
+    assert done.states[-1] == "CANCELED"

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from functools import partial
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from testbed_runtime.core.exchange.alignment import Complete, Overtaken, Trigger
 from testbed_runtime.core.exchange.events import (
     AlignmentType,
+    CancelCheckpointMarker,
     CheckpointBarrier,
     EndOfData,
     EndOfPartition,
@@ -20,172 +17,38 @@ from testbed_runtime.core.exchange.events import (
     SnapshotType,
     StopMode,
 )
-from testbed_runtime.core.exchange.frames import DataType
-from testbed_runtime.core.exchange.memory import Buffer
-from testbed_runtime.core.job.jobgraph import OperatorConfig, SinkConfig, SourceConfig
-from testbed_runtime.core.options import Options
-from testbed_runtime.simulation.loop import run_virtual
-from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, IDLE
-from testbed_runtime.taskmanager.stream import ALIGNMENT_MIN_S, RUN_BUFFERS, StreamTask
-from testbed_runtime.taskmanager.waiting import Wakeup
-from testbed_runtime.workload.keyedstate import KeyedState, SubtaskContext
-from testbed_runtime.workload.records import framed, latency_marker
-from testbed_runtime.workload.snapshots import ChannelState, SubtaskSnapshot
-from testbed_runtime.workload.sources import GeneratedSource
+from testbed_runtime.core.job.jobgraph import JobVertex, OperatorConfig, SinkConfig
+from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, CommitRecords
+from testbed_runtime.taskmanager.meter import BACKPRESSURED, IDLE
+from testbed_runtime.taskmanager.stream import RUN_BUFFERS
+from testbed_runtime.workload.operators import SLICE_RECORDS_FIRST
+from testbed_runtime.workload.records import framed, latency_marker, marker_positions
+from tests.taskmanager.deployed import T0_S, Deployed, data, driven, records
 
-T0_S = 1000.0
-"""The time at which a virtual loop begins."""
-UNALIGNED = {"execution.checkpointing.interval": "1 s", "execution.checkpointing.unaligned.enabled": "true"}
+CHECKPOINTS = {"execution.checkpointing.interval": "1 s"}
+UNALIGNED = {**CHECKPOINTS, "execution.checkpointing.unaligned.enabled": "true"}
+TIMEOUT = {**UNALIGNED, "execution.checkpointing.aligned-checkpoint-timeout": "500 ms"}
+SMALL = {"taskmanager.memory.segment-size": "4 kb"}
+"""A buffer has room for four records of 1,020 bytes."""
 
 
-def records(first: int, count: int) -> Any:
-    made = GeneratedSource(SourceConfig(), vertex=0, subtask=0, parallelism=1, seed=3, t0_ns=int(T0_S * 1e9))
-    return made.records(first, count)
+def operator(kind: str = "map", **config: Any) -> JobVertex:
+    return JobVertex("work", 1, 128, operator=OperatorConfig(kind=kind, **config))
 
 
-def data(*parts: Any) -> list[Buffer]:
-    """Buffers of these records, or bytes."""
-    return [
-        Buffer.unpooled(bytes(part if isinstance(part, bytes) else framed(part)), DataType.DATA_BUFFER)
-        for part in parts
-    ]
-
-
-class Stream:
-    """A task with `channels` input channels whose input is a list of (channel, buffers or event). `done` has what it did."""
-
-    def __init__(
-        self,
-        *arrivals: tuple[int, Any] | None,
-        operator: OperatorConfig | None = None,
-        sink: SinkConfig | None = None,
-        channels: int = 2,
-        **options: str,
-    ) -> None:
-        self.arrivals = deque(arrivals)
-        self.done: list[tuple[Any, ...]] = []
-        self.modes: list[int] = []
-        self.asked: list[int] = []
-        self.started: list[Any] = []
-        self.refuses: set[int] = set()
-        self.waits: list[tuple[str, str, float]] = []
-        self.input: Any = SimpleNamespace(
-            channel_count=channels, gates=[], finished=False, is_available=True, has_priority=False,
-            connected=False, received_end_of_data=True, draining=True, poll=self._poll,
-            resume=lambda channel: self.did("resume", channel),
-            prioritize=lambda channel, sequence: self.did("prioritize", channel, sequence),
-            in_flight=lambda channel, checkpoint: (b"%d" % channel,),
-            state_of=lambda channel, parts: ChannelState(0, channel, tuple(parts)),
-            acknowledge_end_of_data=lambda: self.did("acknowledge"),
-        )  # fmt: skip
-        self.output: Any = SimpleNamespace(
-            is_available=True, all_data_processed=True, emit=self._emit, emit_marker=self._marker,
-            broadcast=lambda event: self.did("broadcast", type(event).__name__),
-            send_barrier=lambda barrier: (ChannelState(0, 9, (b"out",)),), barriers_sent=lambda barrier: barrier,
-            notify_end_of_data=lambda drain: self.did("end", drain), when_available=lambda wakeup: self.did("waits"),
-        )  # fmt: skip
-        self.meter: Any = SimpleNamespace(
-            records_in=0, bytes_in=0, buffers_in=0, enter=self.modes.append, received=lambda *_: None,
-            marked=lambda source, ns: self.did("marked", source, ns),
-        )  # fmt: skip
-        vertex = SimpleNamespace(operator=operator, sink=sink)
-        self.run: Any = self._run_of(vertex, Options(options))
-        self.task = StreamTask(self.run)
-
-    def _run_of(self, vertex: Any, options: Options) -> Any:
-        context = SubtaskContext(1, "count", 0, 1, 128, int(T0_S * 1e9), ("source", "count"))
-        return SimpleNamespace(
-            name="count-0",
-            subtask=context,
-            descriptor=SimpleNamespace(vertex=vertex, attempt_number=0, job_vertices=context.names),
-            meter=self.meter,
-            input=self.input,
-            output=self.output,
-            wakeup=Wakeup(),
-            running_at=T0_S,
-            files=SimpleNamespace(state=KeyedState),
-            committer=SimpleNamespace(
-                commit=lambda commit: self.did("commit", commit.weight), handed_over=None
-            ),
-            checkpoints=SimpleNamespace(
-                begin=lambda number: number not in self.refuses,
-                start=self.started.append,
-                abandon=lambda number: self.did("abandon", number),
-                decline_soon=lambda number, reason: self.did("decline", number, reason),
-                last_started=0,
-                last_completed=0,
-            ),
-            requests=SimpleNamespace(note_answers=lambda since_s: self.did("answers", since_s - T0_S)),
-            services=SimpleNamespace(
-                options=options,
-                cpu=SimpleNamespace(yield_control=self._yield, spend=asyncio.sleep),
-                clock=SimpleNamespace(now=self.now),
-                blobs=None,
-            ),
-            work=None,
-            now=self.now,
-            now_ns=lambda: int(self.now() * 1e9),
-            event=lambda kind, **_: self.did(kind),
-            wait=lambda kind, what, *, since_s, **_: self.waits.append(
-                (kind, what, round(since_s - T0_S, 3))
-            ),
-            empty_snapshot=lambda number: SubtaskSnapshot(number, "count", 0, 1, 128),
-            on_completed=None,
-        )
-
-    def now(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def did(self, *what: Any) -> None:
-        self.done.append(what)
-
-    async def _yield(self) -> None:
-        self.did("yield")
-
-    def _poll(self, most: int) -> Any:
-        self.asked.append(most)
-        if not self.arrivals:
-            self.input.finished = True
-            return 0, EndOfPartition()
-        found = self.arrivals.popleft()
-        if found is None:
-            self.run.wakeup.set()
-        return found
-
-    async def _emit(self, found: Any) -> None:
-        self.did("emit", len(found))
-
-    async def _marker(self, marker: Any) -> None:
-        self.did("marker")
-
-    def take(self, *kinds: str) -> list[tuple[Any, ...]]:
-        return [one for one in self.done if one[0] in kinds]
-
-
-def handled(made: Any, *items: tuple[int, Any], then: Any = None) -> Stream:
-    """The task after it has handled these items. `made` makes it; `then` is called with it at the end."""
-
-    async def main() -> Stream:
-        stream: Stream = made()
-        for channel, item in items:
-            await stream.task._handle(channel, item)
-        if then is not None:
-            found = then(stream)
-            if found is not None:
-                await found
-        return stream
-
-    return run_virtual(main())
-
-
-def mapping(**more: Any) -> Stream:
-    return Stream(operator=OperatorConfig(kind="map"), **more)
+def sink(**config: Any) -> JobVertex:
+    return JobVertex("work", 1, 128, sink=SinkConfig(**config))
 
 
 def barrier(
     number: int = 1, alignment: AlignmentType = AlignmentType.ALIGNED, **more: Any
 ) -> CheckpointBarrier:
-    return CheckpointBarrier(number, 0, alignment, **more)
+    return CheckpointBarrier(number, int(T0_S * 1000), alignment, **more)
+
+
+def full_buffers(count: int) -> bytes:
+    """The data of so many full buffers, with `SMALL`."""
+    return data(0, 4 * count, record_bytes=1020)
 
 
 # ---- data
@@ -193,375 +56,488 @@ def barrier(
 
 def test_a_record_that_spans_buffers_is_processed_when_it_is_complete():
     """Bytes and buffers count when they come, records when they are processed. Each channel has its own rest."""
-    whole = bytes(framed(records(0, 2)))
-    items = [(0, data(whole[:150])), (1, data(whole[:10])), (0, data(whole[150:], whole[:104]))]
-    stream = handled(mapping, *items)
-    assert stream.take("emit") == [("emit", 1), ("emit", 2)]
-    meter = stream.meter
-    assert (meter.records_in, meter.bytes_in, meter.buffers_in) == (3, 150 + 10 + 58 + 104, 4)
+
+    async def drive(task: Deployed) -> None:
+        whole = data(0, 2)
+        for channel, part in ((0, whole[:150]), (1, whole[:10]), (0, whole[150:] + whole[:104])):
+            task.send(channel, part)
+            await task.settle()
+        assert task.counts == [1, 2]
+        meter = task.task.meter
+        assert (meter.records_in, meter.bytes_in, meter.buffers_in) == (3, 150 + 10 + 58 + 104, 3)
+
+    driven(operator(), drive)
 
 
-def test_an_operator_that_works_in_slices_yields_between_them():
-    """Not after the last one."""
+def test_a_function_works_in_slices_and_the_task_lets_others_run_between_them(tmp_path: Path):
+    """Not after the last one. The reader gets each slice when it is done; a slice that took no time is followed by a larger one."""
+    (tmp_path / "user.py").write_text("def f(record):\n    return record\n")
 
-    def sliced() -> Stream:
-        stream = mapping()
-        operator: Any = stream.task.operator
-        operator.slice_records = 2
-        operator.took = lambda count, seconds: stream.did("took", count)
-        return stream
+    async def drive(task: Deployed) -> None:
+        task.send(0, data(0, 100))
 
-    stream = handled(sliced, (0, data(records(0, 5))))
-    assert stream.done == [
-        ("took", 2), ("emit", 2), ("yield",), ("took", 2), ("emit", 2), ("yield",), ("took", 1), ("emit", 1),
-    ]  # fmt: skip
+    task = driven(operator("python", function=f"{tmp_path}/user.py:f"), drive)
+    first = SLICE_RECORDS_FIRST
+    assert task.counts == [first, 2 * first, 100 - 3 * first]
+    assert len(task.yields) == 2
 
 
-def test_an_operator_that_drops_records_says_so_once():
-    """An operator without a result emits nothing."""
+def test_a_function_that_drops_records_says_so_once(tmp_path: Path):
+    """A slice without a result emits nothing."""
+    (tmp_path / "user.py").write_text("def f(record):\n    return None\n")
 
-    def dropping() -> Stream:
-        stream = mapping()
-        operator: Any = stream.task.operator
-        operator.drops, operator.process = True, lambda found: None
-        return stream
+    async def drive(task: Deployed) -> None:
+        for first in (0, 1):
+            task.send(0, data(first, 1))
+            await task.settle()
 
-    stream = handled(dropping, (0, data(records(0, 1))), (0, data(records(1, 1))))
-    assert stream.done == [("function.dropped",)]
-
-
-def test_the_service_time_of_an_operator_or_a_sink_is_spent_for_each_record():
-    """Before it is processed; 3 ms for three."""
-    for made in (
-        lambda: Stream(operator=OperatorConfig(service_time_s=0.001)),
-        lambda: Stream(sink=SinkConfig(service_time_s=0.001)),
-    ):
-
-        async def main(made: Any = made) -> tuple[float, Stream]:
-            stream, loop = made(), asyncio.get_running_loop()
-            begin = loop.time()
-            await stream.task._handle(0, data(records(0, 3)))
-            return loop.time() - begin, stream
-
-        seconds, stream = run_virtual(main())
-        assert seconds == pytest.approx(0.003)
-        assert stream.meter.records_in == 3
+    task = driven(operator("python", function=f"{tmp_path}/user.py:f"), drive)
+    assert (task.counts, task.noted("function.dropped")) == ([], [{}])
 
 
-@pytest.mark.parametrize(
-    ("made", "most"),
-    [
-        (lambda: Stream(sink=SinkConfig()), RUN_BUFFERS),
-        (lambda: Stream(sink=SinkConfig(service_time_s=0.001)), 1),
-        (mapping, 1),
-    ],
-    ids=["sink", "slow sink", "operator"],
-)
-def test_a_task_that_is_slow_by_its_own_doing_takes_one_buffer_at_a_time(made: Any, most: int):
+@pytest.mark.parametrize("made", [operator, sink])
+def test_the_service_time_of_an_operator_or_a_sink_is_spent_for_each_record(made: Any):
+    """Before it counts as processed; 6 ms for three."""
+
+    async def drive(task: Deployed) -> None:
+        task.send(0, data(0, 3))
+        for ms, count in ((5.9, 0), (6.3, 3)):
+            await task.at(ms)
+            assert task.task.meter.records_in == count
+
+    driven(made(service_time_s=0.002), drive)
+
+
+@pytest.mark.parametrize(("made", "yields"), [(sink, 2), (operator, 16)])
+def test_a_sink_reads_several_buffers_at_once_and_an_operator_reads_one(made: Any, yields: int):
+    """Between them the task lets others run. 18 buffers arrive, the first of each channel alone."""
+
+    async def drive(task: Deployed) -> None:
+        for channel in (0, 1):
+            task.send(channel, full_buffers(1 + RUN_BUFFERS))
+
+    task = driven(made(), drive, **SMALL)
+    assert task.task.meter.buffers_in == 18
+    assert len(task.yields) == pytest.approx(yields, abs=1)
+
+
+def test_a_sink_that_is_slow_by_its_own_doing_reads_one_buffer_at_a_time():
     """Otherwise more data than Flink has would be on its way."""
-    assert handled(made).task._run_buffers == most
+
+    async def drive(task: Deployed) -> None:
+        task.send(0, full_buffers(9))
+        meter = task.task.meter
+        for ms in (2, 6, 10, 14):
+            await task.at(ms)
+            assert 4 * (meter.buffers_in - 1) == meter.records_in
+
+    driven(sink(service_time_s=0.001), drive, **SMALL)
 
 
-def test_latency_markers_are_taken_out_of_the_stream_in_their_place():
+@pytest.mark.parametrize("tracked", [True, False])
+def test_latency_markers_are_taken_out_of_the_stream_in_their_place(tracked: bool):
     """The records before and after them are processed in two parts; without the option they are records."""
-    marker = latency_marker(100, 0, 0, int((T0_S - 0.5) * 1e9))
-    bytes_ = bytes(framed(records(0, 2))) + bytes(framed(marker)) + bytes(framed(records(2, 3)))
-    tracked = partial(mapping, **{"metrics.latency.interval": "1 s"})
-    stream = handled(tracked, (0, data(bytes_)))
-    assert stream.done == [("emit", 2), ("marked", "source-0", 500_000_000), ("marker",), ("emit", 3)]
-    assert handled(mapping, (0, data(bytes_))).done == [("emit", 6)]
+
+    async def drive(task: Deployed) -> None:
+        marker = latency_marker(100, 0, 0, int((task.clock.now() - 0.5) * 1e9))
+        task.send(0, data(0, 2) + bytes(framed(marker)) + data(2, 3))
+        await task.settle()
+        (found,) = task.records
+        assert [*marker_positions(found)] == [2]
+        meter = task.task.meter
+        assert (meter.records_in, meter.records_out) == ((5, 5) if tracked else (6, 6))
+
+    task = driven(operator(), drive, **({"metrics.latency.interval": "1 s"} if tracked else {}))
+    expected = [("source-0", [500])] if tracked else []
+    assert [
+        (m["source"], [round(ns / 1e6) for ns in m["ns"]]) for m in task.noted("latency.markers")
+    ] == expected
+
+
+def test_the_records_of_a_task_carry_its_path():
+    """A sink tells by it which way a record took."""
+
+    async def drive(task: Deployed) -> None:
+        task.send(0, data(0, 2))
+
+    (found,) = driven(operator(), drive).records
+    assert all(found["path"].tolist())
+    assert not any(records(0, 2)["path"].tolist())
 
 
 # ---- the loop
 
 
-def loop_of(*arrivals: tuple[int, Any] | None, made: Any = mapping) -> Stream:
-    async def main() -> Stream:
-        stream: Stream = made()
-        stream.arrivals.extend(arrivals)
-        await stream.task.run()
-        return stream
+def test_a_task_without_input_is_idle_and_one_without_a_buffer_is_back_pressured():
+    """It reads no more input then, goes on when its reader does, and loses nothing."""
 
-    return run_virtual(main())
+    async def drive(task: Deployed) -> None:
+        meter = task.task.meter
+        assert meter.mode == IDLE
+        task.reads = False
+        for _ in range(2):
+            task.send(0, full_buffers(9))
+            await task.settle()
+        assert (meter.mode, meter.buffers_in) == (BACKPRESSURED, 10)
+        await task.at(100)
+        task.go_on()
+        await task.settle()
+        assert (meter.mode, meter.buffers_in) == (IDLE, 18)
+        meter.sample()
 
-
-def test_a_task_that_has_no_input_is_idle_and_one_that_has_no_buffer_is_backpressured():
-    """A barrier that overtakes is handled meanwhile."""
-    stream = loop_of(None)
-    assert stream.modes[:2] == [IDLE, BUSY]
-
-    def blocked() -> Stream:
-        made = mapping()
-        made.output.is_available = False
-
-        def free() -> None:
-            made.output.is_available = True
-            made.run.wakeup.set()
-
-        asyncio.get_running_loop().call_later(1.0, free)
-        return made
-
-    stream = loop_of((0, data(records(0, 1))), made=blocked)
-    assert stream.modes[:2] == [BACKPRESSURED, BUSY]
-    assert stream.done[0] == ("waits",)
-
-    def urgent() -> Stream:
-        made = mapping()
-        made.output.is_available, made.input.has_priority = False, True
-        return made
-
-    assert loop_of((0, data(records(0, 1))), made=urgent).take("waits") == []
+    task = driven(operator(), drive, **SMALL)
+    assert task.sequences == [*range(36)] * 2
+    spent = task.history.trial().rows("tasks")[0]
+    assert spent["backpressured_ns"] / 1e6 == pytest.approx(100, abs=1)
 
 
-def test_answers_of_producers_are_noted_until_all_channels_are_connected():
-    """With the time since when the task was busy."""
+def test_a_barrier_that_overtakes_is_handled_while_the_output_is_full():
+    """The data before it, which is not processed, is in the snapshot."""
 
-    def connecting() -> Stream:
-        made = mapping()
-        made.input.connected = True
-        return made
+    async def drive(task: Deployed) -> None:
+        task.reads = False
+        for _ in range(2):
+            task.send(0, full_buffers(9))
+            await task.settle()
+        read = task.task.meter.buffers_in
+        unaligned = barrier(1, AlignmentType.UNALIGNED)
+        for channel in (0, 1):
+            task.send(channel, unaligned)
+        await task.settle()
+        assert task.task.meter.buffers_in == read
+        found = await task.snapshot(1)
+        assert sum(s.size for s in found.output_state) > 0
+        assert sum(s.size for s in found.input_state) > 0
 
-    stream = loop_of((0, data(records(0, 1))), (0, data(records(1, 1))), made=connecting)
-    assert stream.take("answers", "gate.connected") == [("answers", 0.0), ("gate.connected",)]
-    waiting = loop_of((0, data(records(0, 1))), (0, data(records(1, 1))))
-    assert len(waiting.take("answers")) == 3
-    assert waiting.take("gate.connected") == []
+    driven(operator(), drive, **SMALL, **UNALIGNED)
 
 
-def test_a_task_yields_after_data_if_there_is_more():
-    """An event costs next to nothing."""
-    stream = loop_of((0, data(records(0, 1))), (0, EndOfSuperstep()))
-    assert stream.take("emit", "yield") == [("emit", 1), ("yield",)]
+def test_a_gate_is_connected_when_every_producer_has_answered():
+    """One is registered later than the other; the wait for it ends when it answers."""
+
+    async def drive(task: Deployed) -> None:
+        for ms, number in ((50, 0), (100, 1)):
+            await task.at(ms)
+            assert task.rows("events", "gate.connected") == []
+            task.upstream.register(task.producers[number])
+            task.upstream.server.arm()
+            task.send(number, data(0, 1))
+        await task.settle()
+        task.send(0, data(0, 1))
+
+    task = driven(operator(), drive, started=False)
+    (event,) = task.rows("events", "gate.connected")
+    assert event["t_ns"] / 1e6 == pytest.approx(1e6 + 100, abs=1)
+    assert len(task.rows("events", "gate.connected")) == 1
 
 
-def test_a_task_waits_at_its_end_until_its_output_was_read():
+@pytest.mark.parametrize(("after_finish", "ends_ms"), [("true", 900), ("false", 0)])
+def test_a_task_waits_at_its_end_until_its_output_was_read(after_finish: str, ends_ms: float):
     """Unless it may finish before its consumers."""
-    for options, ends_s in (({}, 9.0), ({**UNALIGNED, "execution.checkpointing.checkpoints-after-tasks-finish.enabled": "false"}, 0.0)):  # fmt: skip
 
-        async def main(options: Any = options) -> float:
-            loop = asyncio.get_running_loop()
-            stream = mapping(**options)
-            stream.output.all_data_processed = False
+    async def drive(task: Deployed) -> None:
+        task.acknowledges = False
+        task.end()
+        await task.at(900)
+        task.go_on()
 
-            def read() -> None:
-                stream.output.all_data_processed = True
-                stream.run.wakeup.set()
-
-            loop.call_later(9.0, read)
-            await stream.task._finish()
-            return loop.time() - T0_S
-
-        assert run_virtual(main()) == ends_s
+    key = "execution.checkpointing.checkpoints-after-tasks-finish.enabled"
+    task = driven(operator(), drive, **CHECKPOINTS, **{key: after_finish})
+    assert (task.ended_at, task.states[-1]) == (ends_ms, "FINISHED")
 
 
 # ---- timers
 
 
-def test_the_next_timer_is_the_first_of_those_of_the_operator_the_sink_and_the_barriers():
-    """A task without timers looks at its barriers only."""
-
-    def check(stream: Stream) -> None:
-        assert stream.task._next_timer() is None
-        barriers: Any = SimpleNamespace(deadline=None)
-        stream.task._barriers = barriers
-        for operator_s, flush_s, deadline_s, expected in (
-            (None, None, None, None), (5.0, None, None, 5.0), (5.0, 4.0, None, 4.0), (5.0, 4.0, 3.0, 3.0),
-            (None, None, 3.0, 3.0), (None, 4.0, 9.0, 4.0), (0.5, 4.0, 9.0, 0.5),
-        ):  # fmt: skip
-            operator: Any = SimpleNamespace(
-                next_timer_ns=lambda at=operator_s: None if at is None else int(at * 1e9)
-            )
-            sink: Any = SimpleNamespace(next_flush=lambda at=flush_s: at)
-            stream.task.operator, stream.task._sink = operator, sink
-            barriers.deadline = deadline_s
-            stream.task._has_timers = True
-            assert stream.task._next_timer() == expected
-            stream.task._has_timers = False
-            assert stream.task._next_timer() == deadline_s
-
-    handled(mapping, then=check)
+async def one_record_and_a_late_barrier(task: Deployed) -> None:
+    task.send(0, data(0, 1), barrier(1, alignment_timeout_ms=500))
+    await task.at(1200)
 
 
-@pytest.mark.parametrize(
-    ("made", "timers"),
-    [
-        (mapping, False),
-        (lambda: Stream(operator=OperatorConfig(kind="window", window_s=1.0)), True),
-        (lambda: Stream(sink=SinkConfig()), False),
-        (lambda: Stream(sink=SinkConfig(delivery="at-least-once")), True),
-    ],
-    ids=["map", "window", "sink", "at-least-once sink"],
-)
-def test_only_windows_and_at_least_once_sinks_have_timers(made: Any, timers: bool):
-    """Debloating has one too."""
+@pytest.mark.parametrize(("window_s", "timeout_ms"), [(0.3, 500), (1.0, 500), (0.5, 500)])
+def test_a_window_and_a_barrier_that_times_out_each_have_their_time(window_s: float, timeout_ms: int):
+    """Whichever comes first, while the task has nothing to read."""
+    task = driven(operator("window", window_s=window_s), one_record_and_a_late_barrier, **TIMEOUT)
+    events = [(ms, what) for ms, what in task.received if not isinstance(what, int)]
+    assert [ms for ms, what in task.received if what == 1] == [window_s * 1000]
+    assert [(ms, what.alignment) for ms, what in events] == [(timeout_ms, AlignmentType.UNALIGNED)]
 
-    assert handled(made).task._has_timers is timers
+
+def test_a_sink_that_commits_at_once_does_so_after_its_interval_and_again_after_the_next_record():
+    """A sink that commits with checkpoints does not, and neither does one that has nothing to report."""
+
+    async def drive(task: Deployed) -> None:
+        for ms, first in ((50, 0), (120, 1), (400, 2)):
+            await task.at(ms)
+            task.send(0, data(first, 1))
+        await task.at(1000)
+
+    task = driven(sink(delivery="at-least-once"), drive)
+    assert [(ms, what.commit.weight) for ms, what in task.messages if isinstance(what, CommitRecords)] == [
+        (250, 2),
+        (600, 1),
+    ]
+    assert driven(sink(), drive).heard(CommitRecords) == []
+
+
+def test_a_sink_that_commits_at_once_still_lets_a_barrier_time_out():
+    """The flush, at 200 ms, is sooner than the barrier, at 500."""
+
+    async def drive(task: Deployed) -> None:
+        await one_record_and_a_late_barrier(task)
+        task.send(1, barrier(1, alignment_timeout_ms=500))
+
+    task = driven(sink(delivery="at-least-once"), drive, **TIMEOUT)
+    assert [ms for ms, what in task.messages if isinstance(what, CommitRecords)] == [200]
+    (taken,) = task.heard(AcknowledgeCheckpoint)
+    assert taken.alignment_s == pytest.approx(1.2, abs=0.01)
 
 
 # ---- checkpoints
 
 
 def test_a_snapshot_is_taken_at_the_last_barrier_and_forwarded():
-    """The alignment is a wait if it took more than a millisecond."""
+    """The channels whose barriers came first wait for it. The alignment is a wait if it took more than a millisecond."""
 
-    async def main() -> Stream:
-        stream = mapping(**{"execution.checkpointing.interval": "1 s"})
-        await stream.task._handle(0, barrier())
-        await asyncio.sleep(0.5)
-        assert stream.started == []
-        await stream.task._handle(1, barrier())
-        return stream
+    async def drive(task: Deployed) -> None:
+        task.send(0, data(0, 1), barrier(), data(1, 1))
+        await task.at(500)
+        assert (task.counts, task.completed) == ([1], [])
+        task.send(1, data(0, 1), barrier(), data(1, 1))
+        await task.settle()
 
-    stream = run_virtual(main())
-    (taken,) = stream.started
-    assert (taken.snapshot.checkpoint, taken.alignment_s, taken.commit) == (1, 0.5, None)
-    assert taken.snapshot.output_state == (ChannelState(0, 9, (b"out",)),)
-    assert taken.output is None
-    assert stream.waits == [("alignment", "checkpoint 1", 0.0)]
-    assert stream.take("resume") == [("resume", 0), ("resume", 1)]
+    task = driven(operator("keyed-count"), drive, **CHECKPOINTS)
+    assert [what for _, what in task.received] == [1, 1, barrier(), 1, 1]
+    assert task.completed == [(1, 500)]
+    (taken,) = task.heard(AcknowledgeCheckpoint)
+    assert (taken.alignment_s, taken.commit) == (pytest.approx(0.5, abs=0.001), None)
+    assert task.waits("alignment") == [("checkpoint 1", 0, 500, "completed")]
 
 
-@pytest.mark.parametrize(("seconds", "waits"), [(ALIGNMENT_MIN_S, 0), (2 * ALIGNMENT_MIN_S, 1)])
-def test_a_short_alignment_is_no_wait(seconds: float, waits: int):
+@pytest.mark.parametrize(("ms", "waits"), [(0.9, 0), (2.1, 1)])
+def test_a_short_alignment_is_no_wait(ms: float, waits: int):
     """A millisecond, the resolution of a timer."""
-    stream = handled(mapping, then=lambda s: s.task._checkpoint(Trigger(barrier(), seconds)))
-    assert len(stream.waits) == waits
+
+    async def drive(task: Deployed) -> None:
+        await task.at(1)
+        task.send(0, barrier())
+        await task.at(1 + ms)
+        task.send(1, barrier())
+
+    assert len(driven(operator(), drive, **CHECKPOINTS).waits("alignment")) == waits
 
 
-def test_an_aborted_checkpoint_is_cancelled_downstream():
-    """No snapshot is taken."""
+def test_a_checkpoint_that_the_jobmaster_has_aborted_is_cancelled_downstream():
+    """No snapshot is taken. The next one is."""
 
-    def refused() -> Stream:
-        stream = mapping()
-        stream.refuses = {1}
-        return stream
+    async def drive(task: Deployed) -> None:
+        task.task.notify_checkpoint_aborted(1)
+        for number in (1, 2):
+            for channel in (0, 1):
+                task.send(channel, barrier(number))
+            await task.settle()
 
-    stream = handled(refused, then=lambda s: s.task._checkpoint(Trigger(barrier(), 0.0)))
-    assert (stream.started, stream.done) == ([], [("broadcast", "CancelCheckpointMarker")])
-
-
-def test_a_sinks_snapshot_has_its_commit_and_remembers_a_savepoint():
-    """The savepoint of a drain covers what it wrote."""
-    made = partial(Stream, sink=SinkConfig())
-    for kind, savepoint in ((SnapshotType.CHECKPOINT, 0), (SnapshotType.SAVEPOINT_TERMINATE, 4)):
-        trigger = Trigger(barrier(4, snapshot_type=kind), 0.0)
-        stream = handled(made, (0, data(records(0, 2))), then=lambda s, t=trigger: s.task._checkpoint(t))
-        (taken,) = stream.started
-        sink: Any = stream.task._sink
-        assert (taken.commit.weight, sink.savepoint) == (2, savepoint)
+    task = driven(operator(), drive, **CHECKPOINTS)
+    assert task.events == [CancelCheckpointMarker(1), barrier(2)]
+    assert (task.completed, task.declined) == ([(2, 0)], [])
 
 
-@pytest.mark.parametrize(("version", "waits"), [("2.x", True), ("1.15", False)])
-def test_a_barrier_that_may_time_out_in_the_output_is_watched_there(version: str, waits: bool):
-    """Only if it may time out at all."""
+def test_an_abort_that_comes_after_the_barrier_changes_nothing():
+    """The snapshot is taken, and the checkpoint after it too."""
 
-    def check(stream: Stream) -> None:
-        timeoutable = barrier(1, alignment_timeout_ms=1000)
-        stream.task._checkpoint(Trigger(timeoutable, 0.0))
-        stream.task._checkpoint(Trigger(barrier(2), 0.0))
-        assert [taken.output is not None for taken in stream.started] == [waits, False]
+    async def drive(task: Deployed) -> None:
+        for number in (1, 2):
+            for channel in (0, 1):
+                task.send(channel, barrier(number))
+            await task.settle()
+            task.task.notify_checkpoint_aborted(1)
 
-    def made() -> Stream:
-        stream = mapping(**UNALIGNED)
-        stream.run.services.options = Options(UNALIGNED, flink_version=version)
-        stream.task = StreamTask(stream.run)
-        return stream
-
-    handled(made, then=check)
-
-
-def test_an_unaligned_snapshot_has_the_data_before_the_barriers_that_have_not_come():
-    """The rest of an incomplete record, the data that is taken before the barrier, and the data that the barrier overtakes."""
-    whole = bytes(framed(records(0, 1)))
-
-    async def main() -> Stream:
-        stream = mapping(**UNALIGNED)
-        await stream.task._handle(0, data(whole[:10]))
-        stream.task._perform([Trigger(barrier(1, AlignmentType.UNALIGNED), 0.0), Overtaken(0)])
-        assert stream.started == []
-        await stream.task._handle(0, data(whole[10:]))
-        await stream.task._handle(1, data(whole[:20]))
-        stream.task._perform([Overtaken(1), Complete(1, 0.25)])
-        await asyncio.sleep(0.25)
-        stream.task._perform([Complete(1, 0.25)])
-        return stream
-
-    stream = run_virtual(main())
-    (taken,) = stream.started
-    assert taken.alignment_s == 0.25
-    states = {state.channel: b"".join(state.data) for state in taken.snapshot.input_state}
-    assert states == {0: whole[:10] + b"0", 1: whole[:20] + b"1"}
+    assert driven(operator(), drive, **CHECKPOINTS).completed == [(1, 0), (2, 0)]
 
 
 def test_a_checkpoint_that_is_aborted_is_declined_and_cancelled_downstream():
-    """A newer barrier comes before the last one of the older checkpoint."""
-    stream = handled(
-        lambda: mapping(**{"execution.checkpointing.interval": "1 s"}), (0, barrier(1)), (1, barrier(2))
-    )
-    assert [one[:2] for one in stream.take("abandon", "broadcast", "decline")] == [
-        ("abandon", 1), ("broadcast", "CancelCheckpointMarker"), ("decline", 1),
-    ]  # fmt: skip
+    """A newer barrier comes before the last one of the older checkpoint, which is not declined again."""
+
+    async def drive(task: Deployed) -> None:
+        task.send(0, barrier(1))
+        await task.settle()
+        task.send(1, barrier(2))
+        await task.settle()
+        task.send(0, barrier(2))
+
+    task = driven(operator(), drive, **CHECKPOINTS)
+    assert task.events == [CancelCheckpointMarker(1), barrier(2)]
+    assert task.declined == [(1, "CHECKPOINT_DECLINED_SUBSUMED")]
+    assert task.completed == [(2, 0)]
 
 
-def test_a_completed_checkpoint_is_passed_on_to_the_sink():
-    """An operator has nothing to do with it."""
+def test_a_cancellation_of_a_producer_is_passed_on():
+    """The checkpoint is declined, and the channel that waits for it goes on."""
 
-    def check(stream: Stream) -> None:
-        sink: Any = stream.task._sink
-        sink.completed = lambda number: stream.did("completed", number)
-        stream.run.on_completed(7)
+    async def drive(task: Deployed) -> None:
+        task.send(0, barrier(1), data(0, 1))
+        await task.settle()
+        task.send(1, CancelCheckpointMarker(1))
 
-    assert handled(lambda: Stream(sink=SinkConfig()), then=check).done == [("completed", 7)]
-    handled(mapping, then=lambda stream: stream.run.on_completed(7))
+    task = driven(operator(), drive, **CHECKPOINTS)
+    assert [what for _, what in task.received] == [CancelCheckpointMarker(1), 1]
+    assert task.declined == [(1, "CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER")]
+
+
+def test_a_channel_that_ends_is_not_waited_for():
+    """The snapshot is taken at its END_OF_PARTITION."""
+
+    async def drive(task: Deployed) -> None:
+        task.send(0, barrier(1))
+        task.send(1, EndOfData(StopMode.DRAIN))
+        await task.at(200)
+        assert task.completed == []
+        task.producers[1].finish()
+
+    assert driven(operator(), drive, **CHECKPOINTS).completed == [(1, 200)]
+
+
+@pytest.mark.parametrize(("version", "ms"), [("2.x", 700), ("1.15", 0)])
+def test_a_barrier_that_may_time_out_in_the_output_is_watched_there(version: str, ms: float):
+    """The checkpoint is acknowledged when the reader has the barrier, or at its timeout with the data that it overtakes."""
+
+    async def drive(task: Deployed) -> None:
+        task.reads = False
+        task.send(0, data(0, 1))
+        await task.settle()
+        for channel in (0, 1):
+            task.send(channel, barrier(1, alignment_timeout_ms=700))
+        await task.at(900)
+
+    task = driven(operator(), drive, version=version, **TIMEOUT)
+    assert task.completed == [(1, ms)]
+    (taken,) = task.heard(AcknowledgeCheckpoint)
+    assert taken.persisted_bytes == (104 if ms else 0)
+
+
+def test_an_unaligned_snapshot_has_the_data_before_the_barriers_that_have_not_come():
+    """The rest of an incomplete record, and the data that is taken before the barrier. Data after a channel's barrier is not in it."""
+    whole = data(0, 1)
+
+    async def drive(task: Deployed) -> None:
+        task.send(0, whole[:10])
+        await task.settle()
+        task.send(0, barrier(1, AlignmentType.UNALIGNED))
+        await task.settle()
+        assert (task.events, task.completed) == ([barrier(1, AlignmentType.UNALIGNED)], [])
+        for channel, part in ((0, whole[10:]), (1, whole[:20])):
+            task.send(channel, part)
+            await task.settle()
+        await task.at(250)
+        task.send(1, barrier(1, AlignmentType.UNALIGNED))
+        await task.settle()
+        states = {s.channel: b"".join(s.data) for s in (await task.snapshot(1)).input_state}
+        assert states == {0: whole[:10], 1: whole[:20]}
+
+    task = driven(operator(), drive, **UNALIGNED)
+    (taken,) = task.heard(AcknowledgeCheckpoint)
+    assert taken.alignment_s == pytest.approx(0.25, abs=0.001)
+    assert task.waits("alignment") == [("checkpoint 1", 0, 250, "completed")]
+
+
+def test_an_unaligned_checkpoint_that_is_cancelled_is_not_stored():
+    """The next one is, with its own data."""
+
+    async def drive(task: Deployed) -> None:
+        task.send(0, barrier(1, AlignmentType.UNALIGNED))
+        await task.settle()
+        task.send(1, CancelCheckpointMarker(1))
+        await task.settle()
+        task.send(0, data(0, 1))
+        for channel in (0, 1):
+            task.send(channel, barrier(2, AlignmentType.UNALIGNED))
+        await task.settle()
+        assert sum(s.size for s in (await task.snapshot(2)).input_state) in (0, 104)
+
+    task = driven(operator(), drive, **UNALIGNED)
+    assert [number for number, _ in task.completed] == [2]
+    assert [number for number, _ in task.declined] == [1]
+
+
+@pytest.mark.parametrize("kind", [SnapshotType.CHECKPOINT, SnapshotType.SAVEPOINT_TERMINATE])
+def test_a_sinks_snapshot_has_its_commit(kind: SnapshotType):
+    """With the number of its records since the last one."""
+
+    async def drive(task: Deployed) -> None:
+        for number, count in ((4, 2), (5, 3)):
+            for channel in (0, 1):
+                task.send(channel, data(0, count), barrier(number, snapshot_type=kind))
+            await task.settle()
+
+    taken = driven(sink(), drive, **CHECKPOINTS).heard(AcknowledgeCheckpoint)
+    assert [(one.checkpoint, one.commit.weight) for one in taken] == [(4, 4), (5, 6)]
+
+
+def test_a_file_sink_publishes_its_part_when_the_checkpoint_is_complete():
+    """Not before. An operator has nothing to do with a completed checkpoint."""
+
+    async def drive(task: Deployed) -> None:
+        for channel in (0, 1):
+            task.send(channel, data(0, 2), barrier(7))
+        await task.settle()
+        before = await published(task)
+        task.task.notify_checkpoint_complete(7)
+        await task.settle()
+        assert (before, len(await published(task))) == ([], 1)
+
+    async def published(task: Deployed) -> list[str]:
+        return [key for key in await task.blobs.list("") if key.startswith("out") and ".staged" not in key]
+
+    driven(sink(kind="file", path="out"), drive, **CHECKPOINTS)
+    driven(operator(), nothing_happens, **CHECKPOINTS)
+
+
+async def nothing_happens(task: Deployed) -> None:
+    task.task.notify_checkpoint_complete(7)
+    await task.settle()
+    assert task.states[-1] == "RUNNING"
 
 
 # ---- the end
 
 
-def test_the_end_of_the_data_is_forwarded_once_when_every_channel_has_it():
-    """After what the operator still holds. A sink records it."""
+@pytest.mark.parametrize(("modes", "passed"), [("DD", "DRAIN"), ("DN", "NO_DRAIN"), ("NN", "NO_DRAIN")])
+def test_the_end_of_the_data_is_forwarded_once_when_every_channel_has_it(modes: str, passed: str):
+    """After what the operator still holds. It drains if every channel does, and the producers learn that it was processed."""
+    named = {"D": StopMode.DRAIN, "N": StopMode.NO_DRAIN}
 
-    def waiting() -> Stream:
-        stream = mapping()
-        stream.input.received_end_of_data = False
-        return stream
+    async def drive(task: Deployed) -> None:
+        task.send(0, data(0, 3), EndOfData(named[modes[0]]))
+        await task.settle()
+        assert task.received == []
+        assert not task.producers[0].all_data_processed
+        task.send(1, EndOfData(named[modes[1]]))
+        await task.settle()
+        assert all(producer.all_data_processed for producer in task.producers)
+        for producer in task.producers:
+            producer.finish()
 
-    end = EndOfData(StopMode.DRAIN)
-    assert handled(waiting, (0, end)).done == []
+    task = driven(operator("window", window_s=60.0), drive)
+    assert [what for _, what in task.received] == [3, EndOfData(StopMode[passed]), EndOfPartition()]
+    assert (task.states[-1], task.noted("sink.end")) == ("FINISHED", [])
 
-    def holding() -> Stream:
-        stream = mapping()
-        operator: Any = stream.task.operator
-        operator.finish = lambda: records(0, 2)
-        return stream
 
-    stream = handled(holding, (0, end), (1, end))
-    assert stream.done == [("emit", 2), ("end", True), ("acknowledge",)]
-    stream = handled(lambda: Stream(sink=SinkConfig()), (0, end))
-    assert stream.done == [("end", True), ("acknowledge",), ("sink.end",)]
+def test_a_sink_notes_the_end_of_its_data():
+    """Once, with two channels."""
+
+    async def drive(task: Deployed) -> None:
+        task.end()
+
+    assert driven(sink(), drive).noted("sink.end") == [{}]
 
 
 def test_a_superstep_ends_when_every_channel_has_ended_it():
     """Again and again."""
-    end = EndOfSuperstep()
-    for ended, counts in (([0], 0), ([0, 1], 1), ([0, 1, 0], 1), ([0, 1, 1, 0], 2)):
-        stream = handled(mapping, *((channel, end) for channel in ended))
-        assert stream.done == [("broadcast", "EndOfSuperstep")] * counts
 
+    async def drive(task: Deployed) -> None:
+        for channel, ended in ((0, 0), (1, 1), (1, 1), (0, 2)):
+            task.send(channel, EndOfSuperstep())
+            await task.settle()
+            assert task.events == [EndOfSuperstep()] * ended
 
-def test_the_records_of_a_task_carry_its_path():
-    """A sink tells by it which way a record took."""
-    paths: list[Any] = []
-
-    def made() -> Stream:
-        stream = mapping()
-
-        async def emit(found: Any) -> None:
-            paths.extend(found["path"].tolist())
-
-        stream.output.emit = emit
-        return stream
-
-    handled(made, (0, data(records(0, 2))))
-    assert len(paths) == 2
-    assert all(paths)
+    driven(operator(), drive)
