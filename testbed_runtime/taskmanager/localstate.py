@@ -34,11 +34,11 @@ class LocalState:
         *,
         completed: int,
         files: Mapping[str, Callable[[], bytes]] | None = None,
-    ) -> bool:
+    ) -> None:
         """Store a copy, and delete those that the latest completed checkpoint has replaced. `files` are read and copied too,
-        unless a copy is there. Return False if storing failed."""
+        unless a copy is there. If storing fails, nothing is kept."""
         if self._store is None:
-            return False
+            return
         files = files or {}
         kept = self._kept.setdefault(task, [])
         known = frozenset[str]().union(*(keys for _, keys in kept))
@@ -51,12 +51,11 @@ class LocalState:
             await self._put(self._store, key, data)
         except OSError:
             await self._delete(written)
-            return False
+            return
         kept = self._kept[task]
         kept.append((checkpoint, frozenset({key, *files})))
         pending = kept[-PENDING_MAX:]
         await self._drop(task, [one for one in kept if one not in pending or one[0] < completed])
-        return True
 
     @staticmethod
     async def _put(store: BlobStore, key: str, data: bytes) -> None:

@@ -134,8 +134,6 @@ class TaskTable:
             await task.wait_ended()
             await task.reports.close()
         self._release_results(lambda _: True)
-        for timer, _ in self._cancel_timers.values():
-            timer.cancel()
         self.sampler.close()
 
     def counters(self) -> dict[str, float]:

@@ -67,6 +67,11 @@ class Cores:
         return None if found is None else cls(found, cores(options, slots))
 
     @property
+    def count(self) -> int:
+        """How many tasks work at the same time."""
+        return len(self._cores)
+
+    @property
     def shared(self) -> bool:
         """Whether tasks wait for a core."""
         return bool(self._waiting)

@@ -20,6 +20,7 @@ from testbed_runtime.core.job.messages import RequestJobStatus, StopWithDrain, S
 from testbed_runtime.core.options import Options
 from testbed_runtime.history.writer import MemoryHistory
 from testbed_runtime.jobmanager.process import JobManager
+from testbed_runtime.ports.interception import NO_INTERCEPTION
 from testbed_runtime.process.clock import LoopClock, SeededIds, SeededRandom
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.taskmanager.process import TaskManager
@@ -78,7 +79,17 @@ class Testbed(Judging):
 
     __test__ = False
 
-    def __init__(self, taskmanagers=3, slots=2, network=None, blobs=None, version="2.x", **configuration):
+    def __init__(
+        self,
+        taskmanagers=3,
+        slots=2,
+        network=None,
+        blobs=None,
+        version="2.x",
+        interception=NO_INTERCEPTION,
+        **configuration,
+    ):
+        self.interception = interception
         self.configuration = {k: v for k, v in {**CONFIGURATION, **configuration}.items() if v}
         self.options = Options(self.configuration, flink_version=version)
         self.board = Switchboard()
@@ -131,6 +142,7 @@ class Testbed(Judging):
             random=SeededRandom(ordinal),
             jobmanager=self.jobmanager_address,
             slots=self.slots,
+            interception=self.interception,
         )
         await rpc.start()
         await taskmanager.start(("127.0.0.1", 0))

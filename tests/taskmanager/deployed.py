@@ -98,7 +98,9 @@ class NotedCpu(SleepingCpu):
 
 
 class Deployed:
-    """One task with `channels` producers on another TaskManager and one reader. Times are ms since the start."""
+    """One task with `channels` producers on another TaskManager, and a reader of its first subpartition. Times are ms since
+    the start. `outputs`: the partitioning and the number of subpartitions of each result. An `idle` task is
+    not started."""
 
     def __init__(
         self,
@@ -111,8 +113,13 @@ class Deployed:
         answers: dict[type, Callable[[Any], Awaitable[Any]]] | None = None,
         network: Any = None,
         restore: tuple[SubtaskSnapshot, ...] = (),
+        outputs: tuple[tuple[str, int], ...] = (("hash", 1),),
+        subtask: int = 0,
+        blobs: MemoryBlobStore | None = None,
         announced: bool = False,
         started: bool = True,
+        reading: bool = True,
+        idle: bool = False,
         **options: str,
     ) -> None:
         configuration = {"execution.buffer-timeout.interval": "0 ms", **options}
@@ -120,6 +127,8 @@ class Deployed:
         self.vertex, self.pace, self.names = vertex, pace, names
         self.channels = (0 if vertex.source else 2) if channels is None else channels
         self.announced, self.started, self.restored = announced, started, restore
+        self.outputs, self.subtask, self.reading = outputs, subtask, reading
+        self.idle = idle
         self.answers = answers or {}
         self.network = network or InProcessNetwork()
         self.messages: list[tuple[float, Any]] = []
@@ -134,7 +143,7 @@ class Deployed:
         self.ended_at: float | None = None
         self.clock = LoopClock("sim")
         self.history = MemoryHistory()
-        self.blobs = MemoryBlobStore()
+        self.blobs = blobs or MemoryBlobStore()
         self.producers: list[ResultPartition] = []
 
     # ---- the parts around the task
@@ -156,7 +165,7 @@ class Deployed:
         await self.rpc.start()
         self.jobmanager.serve("jobmaster", dict.fromkeys(ANSWERED, self._hear))
         history = self.history.sink("tm-0", lambda: int(clock.now() * 1e9))
-        services = TaskServices(
+        self.services = TaskServices(
             options,
             clock,
             NotedCpu(lambda: self.yields.append((self.ms, self.task.meter.records_out))),
@@ -169,14 +178,17 @@ class Deployed:
             IterationBroker(lambda: self.environment.open_file("a back channel")),
             self.pace,
         )
-        gateway = JobMasterGateway(self.rpc, self.jobmanager.address, "job", "leader", "tm-0-1", 1.0)
-        self.task = Task(await self._descriptor(address), services, gateway, self._on_end)
+        self.gateway = JobMasterGateway(self.rpc, self.jobmanager.address, "job", "leader", "tm-0-1", 1.0)
+        self.descriptor = await self._descriptor(address)
+        self.task = Task(self.descriptor, self.services, self.gateway, self._on_end)
         if self.started:
             for producer in self.producers:
                 self.upstream.register(producer)
+        if self.idle:
+            return
         self.task.start()
         await self.settle()
-        if self.task.partitions and not self.task.ended:
+        if self.reading and self.task.partitions and not self.task.ended:
             self.view = self.task.partitions[0].create_view(0, self._on_data)
             self._reader = RecordReader()
             self._on_data()
@@ -188,8 +200,11 @@ class Deployed:
             "hash",
             tuple(InputChannelDescriptor(str(p.partition_id), "tm-1-1", address, 0) for p in self.producers),
         )
-        output = ResultPartitionDescriptor(
-            str(partition_id(OUTPUT)), "next", "hash", 1, 128, announced=self.announced
+        outputs = tuple(
+            ResultPartitionDescriptor(
+                str(partition_id(OUTPUT + number)), "next", how, count, 128, announced=self.announced
+            )
+            for number, (how, count) in enumerate(self.outputs)
         )
         handles = tuple(f"restored/{number}" for number in range(len(self.restored)))
         for handle, snapshot in zip(handles, self.restored, strict=True):
@@ -200,10 +215,10 @@ class Deployed:
             attempt="attempt",
             allocation="allocation",
             vertex=self.vertex,
-            subtask=0,
+            subtask=self.subtask,
             attempt_number=2,
             gates=(gate,) if self.producers else (),
-            partitions=() if self.vertex.sink is not None else (output,),
+            partitions=() if self.vertex.sink is not None else outputs,
             seed=3,
             job_started=T0_S,
             restore_checkpoint=1 if handles else 0,

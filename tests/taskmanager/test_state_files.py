@@ -180,6 +180,29 @@ def test_a_damaged_file_in_the_store_fails_the_restore(damage: str) -> None:
         run_virtual(main())
 
 
+def test_a_restore_that_fails_fetches_no_other_file_any_more() -> None:
+    """Its attempt has ended: a file that comes later must not be written to its disk."""
+
+    class SlowStore(MemoryBlobStore):
+        async def get(self, key: str) -> bytes:
+            await asyncio.sleep(10.0 if key.endswith("000002.sst") else 0.0)
+            return await super().get(key)
+
+    async def main() -> tuple[float, list[str]]:
+        attempt, store = Attempt(), SlowStore()
+        stored = await attempt.store(store, attempt.snapshot(1, 1, 2))
+        await store.delete(stored.files[0].handle)
+        again, clock = Attempt("two"), asyncio.get_running_loop().time
+        began = clock()
+        with pytest.raises(FlinkError, match="does not exist"):
+            await again.files.fetch([stored], store, LocalState())
+        seconds = clock() - began
+        await asyncio.sleep(60.0)
+        return seconds, again.disk.names
+
+    assert run_virtual(main()) == (0.0, [])
+
+
 def test_local_copies_of_files_are_kept_while_a_checkpoint_needs_them() -> None:
     """File 1 belongs to checkpoints 1 and 2, file 2 to 2 and 3. Checkpoint 3 completes."""
 
@@ -192,9 +215,7 @@ def test_local_copies_of_files_are_kept_while_a_checkpoint_needs_them() -> None:
             )
             await attempt.files.store(upload, store)
             files = attempt.files.readers(upload)
-            assert await local.keep(
-                "task", checkpoint, f"k{checkpoint}", b"", completed=checkpoint, files=files
-            )
+            await local.keep("task", checkpoint, f"k{checkpoint}", b"", completed=checkpoint, files=files)
             last = upload
         _, is_local = await Attempt("two").files.fetch([last.snapshot], MemoryBlobStore(), local)
         return await copies.list(""), is_local

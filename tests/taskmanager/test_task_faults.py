@@ -14,9 +14,10 @@ from testbed_runtime.core.job.jobgraph import (
     SinkConfig,
     SourceConfig,
 )
+from testbed_runtime.ports.interception import Interception
 from testbed_runtime.simulation.loop import run_virtual, spawn
-from testbed_runtime.taskmanager.task import Task
 from tests.jobmanager.inproc import a_testbed, graph, run_and_drain
+from tests.taskmanager.deployed import driven
 
 
 class Hook:
@@ -53,24 +54,17 @@ async def started(bed, name, incarnation=1):
 def test_a_task_that_is_ended_before_its_first_step_still_ends(outcome):
     """A TaskExecutor that was busy handles SubmitTask and CancelTask at once: the attempt must not stay CANCELING."""
 
-    async def main():
-        async with a_testbed() as bed:
-            await bed.submit(graph())
-            await bed.until(lambda s: s.state == "RUNNING" and s.completed_checkpoints >= 1)
-            running = next(iter(bed.taskmanagers["tm-0"].tasks))
-            ended = []
-            task = Task(running.descriptor, running._services, running._gateway, ended.append)
-            task.start()
-            if outcome == "FAILED":
-                task.fail(FlinkError("FlinkException", "The slot was freed."))
-            else:
-                task.cancel()
-            await task.wait_ended()
-            assert (task.state, ended) == (outcome, [task])
-            await task.reports.close()
-            assert (await bed.drain()).state in ("FINISHED", "FAILED")
+    async def end(made):
+        made.task.start()
+        if outcome == "FAILED":
+            made.task.fail(FlinkError("FlinkException", "The slot was freed."))
+        else:
+            made.task.cancel()
+        await made.task.wait_ended()
 
-    run_virtual(main())
+    vertex = JobVertex("work", 1, 128, operator=OperatorConfig())
+    made = driven(vertex, end, idle=True)
+    assert (made.task.state, made.states, made.ended_at) == (outcome, [outcome], 0)
 
 
 def test_nothing_of_a_resumed_zombie_is_committed_and_what_it_offers_is_counted():
@@ -189,9 +183,9 @@ def test_a_late_producer_is_found_within_the_request_budget_or_fails_the_job(
     }
 
     async def main():
-        async with a_testbed(version=version, slots=1, taskmanagers=4, **configuration) as bed:
-            for taskmanager in bed.taskmanagers.values():
-                taskmanager.environment.hook = Hook("source", delay_s)
+        interception = Interception(registration=Hook("source", delay_s))
+        settings = {"slots": 1, "taskmanagers": 4, "interception": interception}
+        async with a_testbed(version=version, **settings, **configuration) as bed:
             await bed.submit(graph())
             status = await bed.until(
                 lambda s: (
@@ -218,10 +212,10 @@ def test_a_producer_may_be_late_by_a_number_of_requests():
     configuration = {**LATE, "taskmanager.network.request-backoff.initial": "50 ms"}
 
     async def main():
-        async with a_testbed(version="1.12", slots=1, taskmanagers=4, **configuration) as bed:
-            hook = Hook("source", requests=2)
-            for taskmanager in bed.taskmanagers.values():
-                taskmanager.environment.hook = taskmanager.environment.manager._hook = hook
+        hook = Hook("source", requests=2)
+        interception = Interception(registration=hook)
+        settings = {"slots": 1, "taskmanagers": 4, "interception": interception}
+        async with a_testbed(version="1.12", **settings, **configuration) as bed:
             await bed.submit(graph())
             await bed.until(lambda s: s.counters.get("records_in", 0) > 0)
             assert min(hook.seen.values()) >= 2

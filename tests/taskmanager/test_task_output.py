@@ -262,7 +262,7 @@ def test_an_output_is_available_when_every_pool_has_a_buffer():
         output.made.when_available(wakeup)
     assert [len(p.listeners) for p in partitions] == [0, 1]
     partitions[1].give()
-    assert wakeup._set
+    run_virtual(asyncio.wait_for(wakeup.wait(), 1.0))
     output.made.when_available(wakeup)
     assert len(partitions[1].listeners) == 1, "watched again"
 

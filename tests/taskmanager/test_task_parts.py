@@ -358,17 +358,22 @@ def test_commits_are_sent_until_they_are_answered_and_counted_when_refused():
             seen.append(message.sequence)
             return Acknowledge(accepted=message.sequence != 2)
 
-        way, close = await gateway({})
+        board = Switchboard()
+        jobmanager, taskmanager = MemoryRpc("jobmanager", board), MemoryRpc("tm-0", board)
+        await jobmanager.start()
+        await taskmanager.start()
+        way = JobMasterGateway(taskmanager, jobmanager.address, "job", "leader", "tm-0-1", 1.0)
         committer = RecordCommitter(way, "attempt", lambda error: None)
         for _ in range(3):
             committer.commit(SinkCommit())
         await asyncio.sleep(1.0)
         assert not seen
-        way.rpc._switchboard.at(way.address).serve("jobmaster", {CommitRecords: take})
+        jobmanager.serve("jobmaster", {CommitRecords: take})
         await committer.close()
         assert seen == [0, 1, 2]
         assert committer.rejected == 1
-        await close()
+        await taskmanager.close()
+        await jobmanager.close()
 
     run_virtual(main())
 

@@ -1,0 +1,108 @@
+"""What a TaskExecutor refuses: messages of another leader, and tasks without a slot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from testbed_runtime.core.job.messages import (
+    CancelTask,
+    FreeSlot,
+    Heartbeat,
+    NotifyCheckpointComplete,
+    RequestSlot,
+    SetSourceRate,
+    SubmitTask,
+    TriggerCheckpoint,
+)
+from testbed_runtime.ports.rpc import RemoteFailure
+from testbed_runtime.simulation.loop import run_virtual
+from tests.jobmanager.inproc import a_testbed, graph
+
+
+def running(drive: Any) -> None:
+    """Run a job in virtual time, and drive one of its TaskManagers with `ask(message)` in place of the JobManager."""
+
+    async def main() -> None:
+        async with a_testbed(taskmanagers=1, slots=3) as bed:
+            await bed.submit(graph(groups=("a", "a", "a")))
+            await bed.until(lambda s: s.state == "RUNNING" and s.completed_checkpoints >= 1)
+            address = bed.rpcs["tm-0"].address
+
+            async def ask(message: Any) -> Any:
+                return await bed.client.ask("tm-0", address, "taskexecutor", message, timeout_s=5.0)
+
+            await drive(bed, ask)
+            assert (await bed.drain()).state == "FINISHED"
+
+    run_virtual(main())
+
+
+def descriptor_of(bed: Any) -> Any:
+    """The deployment of one running task."""
+    return bed.taskmanagers["tm-0"].tasks[0].descriptor
+
+
+def test_a_slot_is_given_to_the_resourcemanager_at_which_the_taskmanager_is_registered():
+    """Another leader's request is refused, and takes no slot."""
+
+    async def drive(bed: Any, ask: Any) -> None:
+        running = descriptor_of(bed)
+        request = RequestSlot(2, "other", running.job, bed.jobmanager_address, running.leader, "stranger")
+        with pytest.raises(RemoteFailure, match="not connected to the resource manager stranger") as caught:
+            await ask(request)
+        assert caught.value.class_name == "TaskManagerException"
+        status = await bed.status()
+        assert status.restarts == 0
+
+    running(drive)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"job": "unknown"}, "there is no JobManager associated for the job unknown"),
+        ({"leader": "stranger"}, "the job manager leader id stranger does not match"),
+        ({"allocation": "unknown"}, "No task slot allocated for job ID .* and allocation ID unknown"),
+    ],
+)
+def test_a_task_is_refused_without_its_job_its_leader_or_its_slot(change: dict[str, str], text: str):
+    """The error says which of them is missing. Nothing is started."""
+
+    async def drive(bed: Any, ask: Any) -> None:
+        before = len(bed.taskmanagers["tm-0"].tasks)
+        with pytest.raises(RemoteFailure, match=text) as caught:
+            await ask(SubmitTask(replace(descriptor_of(bed), attempt="new", **change)))
+        assert caught.value.class_name == "TaskSubmissionException"
+        assert len(bed.taskmanagers["tm-0"].tasks) == before
+
+    running(drive)
+
+
+def test_messages_about_an_unknown_attempt_are_refused():
+    """A checkpoint is an error, because a source is missing; the others are answered."""
+
+    async def drive(bed: Any, ask: Any) -> None:
+        with pytest.raises(RemoteFailure, match="checkpoint request for unknown task gone"):
+            await ask(TriggerCheckpoint("gone", 9, 0, "leader", False))
+        for message in (
+            SetSourceRate("gone", 5.0),
+            NotifyCheckpointComplete("gone", 9, "leader"),
+            CancelTask("gone", "leader"),
+        ):
+            assert not (await ask(message)).accepted
+        assert (await ask(FreeSlot("gone", "text", "leader"))).accepted
+
+    running(drive)
+
+
+def test_a_heartbeat_of_a_stranger_is_not_answered_with_what_runs_here():
+    """It is refused, and harms nothing."""
+
+    async def drive(bed: Any, ask: Any) -> None:
+        for origin in ("resourcemanager", "jobmaster"):
+            assert not (await ask(Heartbeat(origin=origin, leader="stranger"))).accepted
+
+    running(drive)
