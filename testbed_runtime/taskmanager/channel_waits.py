@@ -7,8 +7,9 @@ from sys import intern
 from typing import TypeAlias
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.channel import LocalInputChannel, RemoteInputChannel
+from testbed_runtime.core.exchange.channel import RemoteInputChannel
 from testbed_runtime.core.exchange.gate import InputGate
+from testbed_runtime.core.exchange.localchannel import LocalInputChannel
 from testbed_runtime.core.job.messages import InputGateDescriptor
 from testbed_runtime.core.waits import Limit, Outcome
 from testbed_runtime.history.waits import WaitLog

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.channel import LocalInputChannel, RemoteInputChannel
+from testbed_runtime.core.exchange.channel import RemoteInputChannel
 from testbed_runtime.core.exchange.frames import DataType
 from testbed_runtime.core.exchange.gate import InputGate, PolledRun
+from testbed_runtime.core.exchange.localchannel import LocalInputChannel
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partitions import PARTITION_EXCEPTIONS
 from testbed_runtime.workload.snapshots import ChannelState
@@ -105,6 +106,12 @@ class TaskInput:
         """Resume the producer after a barrier."""
         number, index = (0, channel) if len(self.gates) == 1 else self._find(channel)
         self.gates[number].resume_consumption(index)
+
+    def checkpoint_started(self, checkpoint: int) -> None:
+        """Begin an unaligned checkpoint in every channel that has not ended. Raises FlinkError CheckpointException if one cannot."""
+        for channel in self.channels:
+            if not channel.is_released:
+                channel.checkpoint_started(checkpoint)
 
     def in_flight(self, channel: int, checkpoint: int) -> tuple[bytes, ...]:
         """Return copies of the queued data of the channel that belongs to the checkpoint."""

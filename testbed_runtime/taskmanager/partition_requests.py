@@ -9,8 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.channel import LocalInputChannel, RemoteInputChannel
+from testbed_runtime.core.exchange.channel import RemoteInputChannel
 from testbed_runtime.core.exchange.gate import InputGate
+from testbed_runtime.core.exchange.localchannel import LocalInputChannel
 from testbed_runtime.core.job.limits import partition_limit
 from testbed_runtime.core.job.messages import (
     InputChannelDescriptor,

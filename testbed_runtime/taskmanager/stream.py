@@ -8,6 +8,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.alignment import (
     Abort,
     BarrierPolicy,
@@ -318,7 +319,7 @@ class StreamTask:
                 continue
             match effect:
                 case Trigger():
-                    self._checkpoint(effect)
+                    self._trigger(effect)
                 case Prioritize(channel, sequence):
                     run.input.prioritize(channel, sequence)
                 case Overtaken(channel):
@@ -331,6 +332,17 @@ class StreamTask:
                     run.checkpoints.abandon(checkpoint_id)
                     run.output.broadcast(CancelCheckpointMarker(checkpoint_id))
                     run.checkpoints.decline_soon(checkpoint_id, reason)
+
+    def _trigger(self, trigger: Trigger) -> None:
+        """Take the snapshot. An unaligned checkpoint is aborted instead if a channel has received the barrier of a newer one."""
+        barrier = trigger.barrier
+        try:
+            if barrier.alignment is AlignmentType.UNALIGNED:
+                self._run.input.checkpoint_started(barrier.checkpoint_id)
+        except FlinkError:
+            self._perform(self._barriers.on_refused(barrier.checkpoint_id))
+        else:
+            self._checkpoint(trigger)
 
     def _checkpoint(self, trigger: Trigger) -> None:
         """Take the snapshot, unless the checkpoint was aborted. An unaligned one is stored once the barriers of all channels have

@@ -9,7 +9,14 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
-from testbed_runtime.core.exchange.events import CheckpointBarrier, EndOfData, Event, StopMode, decode_event
+from testbed_runtime.core.exchange.events import (
+    AlignmentType,
+    CheckpointBarrier,
+    EndOfData,
+    Event,
+    StopMode,
+    decode_event,
+)
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.jobgraph import JobVertex, SourceConfig
@@ -321,7 +328,8 @@ class Deployed:
 
     def _on_event(self, event: Event) -> None:
         self.received.append((self.ms, event))
-        if isinstance(event, CheckpointBarrier) and self.resumes:
+        blocks = isinstance(event, CheckpointBarrier) and event.alignment is not AlignmentType.UNALIGNED
+        if blocks and self.resumes:
             self.view.resume_consumption()
         if isinstance(event, EndOfData) and self.acknowledges:
             self.view.acknowledge_all_data_processed()

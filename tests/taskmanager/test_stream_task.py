@@ -355,6 +355,26 @@ def test_an_abort_that_comes_after_the_barrier_changes_nothing():
     assert driven(operator(), drive, **CHECKPOINTS).completed == [(1, 0), (2, 0)]
 
 
+def test_A_38_an_unaligned_checkpoint_is_declined_once_a_channel_has_the_barrier_of_a_newer_one():
+    """The task aborts it and takes no snapshot (SingleCheckpointBarrierHandler.markCheckpointAlignedAndTransformState). The newer
+    checkpoint is taken."""
+
+    async def drive(task: Deployed) -> None:
+        task.send(0, barrier(1, alignment_timeout_ms=60_000))
+        await task.settle()
+        # both arrive before the task handles the first of them
+        for channel, checkpoint in ((1, 1), (2, 2), (0, 2), (1, 2)):
+            task.send(channel, barrier(checkpoint, AlignmentType.UNALIGNED))
+
+    task = driven(operator(), drive, channels=3, **UNALIGNED)
+    assert task.declined == [(1, "CHECKPOINT_SUBSUMED")]
+    assert [number for number, _ in task.completed] == [2]
+    assert sorted(type(event).__name__ for event in task.events) == [
+        "CancelCheckpointMarker",
+        "CheckpointBarrier",
+    ]
+
+
 def test_a_checkpoint_that_is_aborted_is_declined_and_cancelled_downstream():
     """A newer barrier comes before the last one of the older checkpoint, which is not declined again."""
 

@@ -28,6 +28,8 @@ MAX_CHECKPOINTS_TO_TRACK = 50
 """Maximum number of pending at-least-once checkpoints, as in Flink."""
 
 SUBSUMED = "CHECKPOINT_DECLINED_SUBSUMED"
+OVERWRITTEN = "CHECKPOINT_SUBSUMED"
+"""A channel has received the barrier of a newer checkpoint before this one could start unaligned."""
 ON_CANCELLATION_BARRIER = "CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER"
 INPUT_END_OF_STREAM = "CHECKPOINT_DECLINED_INPUT_END_OF_STREAM"
 
@@ -35,6 +37,7 @@ UNALIGNED_AT_LEAST_ONCE = "Cannot use unaligned checkpoints with AT_LEAST_ONCE c
 UNALIGNED_CONCURRENT = "maxConcurrentCheckpoints can't be > 1 if UnalignedCheckpoints enabled"
 
 REASON_TEXTS: dict[str, str] = {
+    OVERWRITTEN: "Checkpoint has been subsumed.",
     SUBSUMED: "Checkpoint was canceled because a barrier from newer checkpoint was received.",
     ON_CANCELLATION_BARRIER: "Task received cancellation from one of its inputs",
     INPUT_END_OF_STREAM: "Checkpoint was declined because one input stream is finished",
@@ -178,6 +181,8 @@ class BarrierHandler(Protocol):
 
     def on_end_of_partition(self, channel: int, now: float) -> list[Effect]: ...
 
+    def on_refused(self, checkpoint_id: int) -> list[Effect]: ...
+
 
 class AlignedBarrierHandler:
     """Exactly once: a barrier blocks its channel until the barriers of all other channels have arrived."""
@@ -248,6 +253,10 @@ class AlignedBarrierHandler:
         effects = self._end(channel, self._barrier, now)
         self._settle()
         return effects
+
+    def on_refused(self, checkpoint_id: int) -> list[Effect]:
+        """Abort a checkpoint that was triggered and that a channel could not start."""
+        return self._abort(checkpoint_id, OVERWRITTEN)
 
     # ---- in the pending checkpoint
 
@@ -534,6 +543,11 @@ class BarrierTracker:
             return []
         pending.barrier = None
         return [Abort(pending.checkpoint_id, ON_CANCELLATION_BARRIER)]
+
+    def on_refused(self, checkpoint_id: int) -> list[Effect]:
+        """Return nothing: no checkpoint is unaligned."""
+        del checkpoint_id
+        return []
 
     def on_end_of_partition(self, channel: int, now: float) -> list[Effect]:
         self._open -= 1

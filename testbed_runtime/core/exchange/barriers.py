@@ -49,16 +49,23 @@ class ArrivedBarriers:
             kept = {c: s for c, s in self._sequences.items() if c == newest or not _precedes(s, sequence)}
             self._sequences = kept
 
-    def in_flight(self, queue: list[tuple[Buffer, int]], checkpoint: int) -> tuple[bytes, ...]:
-        """Return copies of the queued data that belongs to a checkpoint: what is before its barrier, or all if that has not
-        arrived. Raises FlinkError CheckpointException if only a newer one is known."""
-        barrier, newest = self._sequences.get(checkpoint), max(self._sequences, default=-1)
-        if barrier is None and newest > checkpoint:
+    def check_newest(self, checkpoint: int) -> None:
+        """Raise FlinkError CheckpointException if the barrier of a newer checkpoint has arrived: Flink knows the position of the
+        newest one only, so an unaligned checkpoint that starts now cannot tell which data is its own."""
+        newest = max(self._sequences, default=-1)
+        if newest > checkpoint:
             text = (
                 f"Sequence number for checkpoint {checkpoint} is not known (it was likely been overwritten by a newer "
                 f"checkpoint {newest})"
             )
             raise FlinkError("CheckpointException", text)
+
+    def in_flight(self, queue: list[tuple[Buffer, int]], checkpoint: int) -> tuple[bytes, ...]:
+        """Return copies of the queued data that belongs to a checkpoint: what is before its barrier, or all if that has not
+        arrived. Raises FlinkError CheckpointException if only a newer one is known."""
+        barrier = self._sequences.get(checkpoint)
+        if barrier is None:
+            self.check_newest(checkpoint)
         return tuple(
             bytes(buffer.view())
             for buffer, sequence in queue

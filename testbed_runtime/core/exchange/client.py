@@ -166,13 +166,19 @@ class PartitionRequestClient:
                 buffer.compressed = frame.compressed
                 channel.on_buffer(buffer, frame.sequence_number, frame.backlog)
             else:
-                _deliver(channel, frame, buffer)
+                try:
+                    _deliver(channel, frame, buffer)
+                except FlinkError as error:
+                    channel.on_error(error)
         elif isinstance(frame, BacklogAnnouncement):
             channel = self._channels.get(frame.receiver)
             if channel is None or channel.is_released:
                 self.send(CancelPartitionRequest(frame.receiver))
             else:
-                channel.on_sender_backlog(frame.backlog)
+                try:
+                    channel.on_sender_backlog(frame.backlog)
+                except FlinkError as error:
+                    channel.on_error(error)
         elif isinstance(frame, ErrorResponse):
             self._on_error_response(frame)
 

@@ -10,9 +10,10 @@ from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.backoff import Backoff, RemoteBackoff
 from testbed_runtime.core.exchange.barriers import event_of
 from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool, SegmentRequest
-from testbed_runtime.core.exchange.channel import LocalInputChannel, RemoteInputChannel, Taken
+from testbed_runtime.core.exchange.channel import RemoteInputChannel, Taken
 from testbed_runtime.core.exchange.credit import BufferManager
 from testbed_runtime.core.exchange.events import EndOfData, EndOfPartition, Event, StopMode
+from testbed_runtime.core.exchange.localchannel import LocalInputChannel
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.exchange.pending import Pending
