@@ -106,7 +106,7 @@ class NotedCpu(SleepingCpu):
 
 class Deployed:
     """One task with `channels` producers on another TaskManager, and a reader of its first subpartition. Times are ms since
-    the start. `outputs`: the partitioning and the number of subpartitions of each result. An `idle` task is
+    the start. `outputs`: the partitioning, the number of subpartitions and the consumer of each result. An `idle` task is
     not started."""
 
     def __init__(
@@ -120,7 +120,7 @@ class Deployed:
         answers: dict[type, Callable[[Any], Awaitable[Any]]] | None = None,
         network: Any = None,
         restore: tuple[SubtaskSnapshot, ...] = (),
-        outputs: tuple[tuple[str, int], ...] = (("hash", 1),),
+        outputs: tuple[tuple[str, int, str], ...] = (("hash", 1, "next"),),
         subtask: int = 0,
         blobs: MemoryBlobStore | None = None,
         announced: bool = False,
@@ -209,9 +209,9 @@ class Deployed:
         )
         outputs = tuple(
             ResultPartitionDescriptor(
-                str(partition_id(OUTPUT + number)), "next", how, count, 128, announced=self.announced
+                str(partition_id(OUTPUT + number)), target, how, count, 128, announced=self.announced
             )
-            for number, (how, count) in enumerate(self.outputs)
+            for number, (how, count, target) in enumerate(self.outputs)
         )
         handles = tuple(f"restored/{number}" for number in range(len(self.restored)))
         for handle, snapshot in zip(handles, self.restored, strict=True):

@@ -63,7 +63,9 @@ def test_the_results_of_the_subtasks_are_not_all_written_to_the_same_consumer_fi
         assert written == [[int(number == place) for number in range(3)] for place in first]
 
     vertex = JobVertex("work", 3, 128, operator=OperatorConfig())
-    driven(vertex, drive, outputs=(("rebalance", 3), ("rebalance", 3)), subtask=subtask, reading=False)
+    driven(
+        vertex, drive, outputs=(("rebalance", 3, "a"), ("rebalance", 3, "b")), subtask=subtask, reading=False
+    )
 
 
 def test_a_jobmaster_that_waits_for_the_first_record_hears_of_it_once():
