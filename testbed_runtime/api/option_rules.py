@@ -165,7 +165,9 @@ def _limits(options: Options, path: str) -> Iterator[UserError]:
     if not 0 <= options.number(ratio) <= 1:
         yield UserError(f"{path}[{ratio}]", "must be between 0 and 1", "the default is 0.5")
     if options.duration("pekko.ask.timeout") <= 0:
-        yield UserError(f"{path}[pekko.ask.timeout]", "must be more than 0", "the default is 10 s")
+        yield UserError(
+            f"{path}[{options.name_of('pekko.ask.timeout')}]", "must be more than 0", "the default is 10 s"
+        )
 
 
 def _refused(options: Options, path: str) -> Iterator[UserError]:

@@ -76,6 +76,11 @@ class Option(Struct, frozen=True):
         wanted = number(flink_version)
         return next((text for last, text in self.until if wanted <= number(last)), self.default)
 
+    def name_in(self, flink_version: str) -> str:
+        """Return the key by which a version of Flink knows it: the older one before it was renamed."""
+        renamed = self.aliases and self.since and number(flink_version) < number(self.since)
+        return self.aliases[0] if renamed else self.key
+
     def parse(self, text: str, flink_version: str = LATEST) -> Any:
         """Return a value as Flink reads it: seconds, bytes, a number, a boolean, or a text. Raises ValueError."""
         if self.type == "duration":
@@ -118,7 +123,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.network.memory.buffer-debloat.period", "duration", "200 ms", "Time between two calculations of the buffer size.", until=(("1.14", "500 ms"),), since="1.14"),
     Option("taskmanager.network.memory.buffer-debloat.samples", "integer", "20", "Calculations that the average covers.", since="1.14"),
     Option("taskmanager.network.memory.buffer-debloat.threshold-percentages", "integer", "25", "Changes of the buffer size below this percentage are not announced.", until=(("1.14", "50"),), since="1.14"),
-    Option("taskmanager.network.memory.buffers-request-timeout", "duration", "30 s", "Timeout of a request for exclusive buffers.", aliases=("taskmanager.network.memory.exclusive-buffers-request-timeout-ms",), since="1.20"),
+    Option("taskmanager.network.memory.buffers-request-timeout", "duration", "30 s", "Timeout of a request for exclusive buffers.", aliases=("taskmanager.network.memory.exclusive-buffers-request-timeout-ms",), since=BUFFERS_TIMEOUT_RENAMED.since),
     Option("taskmanager.network.request-backoff.initial", "duration", "100 ms", "First backoff of a partition request.", since="1.3"),
     Option("taskmanager.network.request-backoff.max", "duration", "10000 ms", "Maximum backoff. From 1.19 on it limits the retriggers of remote channels.", since="1.3"),
     Option("taskmanager.network.partition-request-timeout", "duration", "10 s", "How long a request waits at the producer (from 1.19).", since="1.19"),
@@ -164,8 +169,8 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("high-availability.kubernetes.leader-election.lease-duration", "duration", "15 s", "A lease that is not renewed for this long may be taken over: a JobManager that replaces a killed one waits for it.", since="1.12"),
     Option("high-availability.kubernetes.leader-election.renew-deadline", "duration", "15 s", "A JobManager that cannot renew its lease for this long gives up its leadership: its job restarts.", since="1.12"),
     Option("high-availability.kubernetes.leader-election.retry-period", "duration", "5 s", "Time between attempts to renew or to acquire the lease.", since="1.12"),
-    Option("pekko.ask.timeout", "duration", "10 s", "Timeout of an RPC.", aliases=("akka.ask.timeout",), since="1.18"),
-    Option("pekko.tcp.timeout", "duration", "20 s", "Timeout of an RPC connection.", aliases=("akka.tcp.timeout",)),
+    Option("pekko.ask.timeout", "duration", "10 s", "Timeout of an RPC.", aliases=("akka.ask.timeout",), since=PEKKO.since),
+    Option("pekko.tcp.timeout", "duration", "20 s", "Timeout of an RPC connection.", aliases=("akka.tcp.timeout",), since=PEKKO.since),
     Option("cluster.registration.initial-timeout", "duration", "100 ms", "Timeout of the first registration attempt; it doubles with each attempt."),
     Option("cluster.registration.max-timeout", "duration", "30 s", "Largest registration timeout."),
     Option("cluster.registration.error-delay", "duration", "10 s", "Pause after an error."),
@@ -231,6 +236,10 @@ class Options:
         text = self.text(key)
         bare = BY_KEY[key].type == "duration" and is_bare(text)
         return f"{text.strip()} ms" if bare else text
+
+    def name_of(self, key: str) -> str:
+        """Return the key of an option in this version's messages."""
+        return BY_KEY[key].name_in(self.flink_version)
 
     def _parse(self, key: str) -> Any:
         """Return the value of an option. It is parsed once: a task reads some of them for each message."""
@@ -315,12 +324,3 @@ class Options:
         return (
             self.boolean("taskmanager.network.credit-model") and self.string("headgate.flow-control") != "tcp"
         )
-
-    def buffers_timeout_key(self) -> str:
-        """The name of the timeout of a request for exclusive buffers in this version's messages."""
-        option = BY_KEY["taskmanager.network.memory.buffers-request-timeout"]
-        return option.key if has(self.flink_version, BUFFERS_TIMEOUT_RENAMED) else option.aliases[0]
-
-    def ask_timeout_key(self) -> str:
-        """The name of the ask timeout option in this version's messages."""
-        return "pekko.ask.timeout" if has(self.flink_version, PEKKO) else "akka.ask.timeout"

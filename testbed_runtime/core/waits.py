@@ -12,6 +12,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from testbed_runtime.core.options import ALIASES
+
 STALL_TICK_S = 0.1
 """How often a process compares the time with its own schedule, to notice that it stood still."""
 
@@ -61,7 +63,7 @@ class WaitKind(Struct, frozen=True, kw_only=True):
     """Options that can bound it. The recorded wait names the one that did, or several with PRODUCT between them."""
 
     def may_be_limited_by(self, option: str) -> bool:
-        return all(part in self.options for part in option.split(PRODUCT))
+        return all(ALIASES.get(part, part) in self.options for part in option.split(PRODUCT))
 
 
 PRODUCT = " × "

@@ -18,6 +18,7 @@ from testbed_runtime.core.exchange.buffers import (
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
+from testbed_runtime.core.exchange.sizing import BUFFERS_TIMEOUT
 from testbed_runtime.core.exchange.subpartition import SubpartitionView
 from testbed_runtime.core.faults.links import ENTROPY_BYTES, channel_id
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
@@ -88,7 +89,7 @@ class NetworkEnvironment:
             network_buffer_count(options),
             options.memory("taskmanager.memory.segment-size"),
             memory=memory,
-            timeout_key=options.buffers_timeout_key(),
+            timeout_key=options.name_of(BUFFERS_TIMEOUT),
         )
         self.manager = HookedPartitionManager(
             self.hook,

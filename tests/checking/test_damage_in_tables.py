@@ -96,6 +96,7 @@ def test_a_window_is_consistent(row: Written, expected: list[str]):
         (wait("slot", start=1, t=1), []),
         (wait("slot", start=2.5, t=1), ["start_ns, row 1: is 1.5 s after the end of the wait"]),
         (wait("slot", option="slot.request.timeout"), []),
+        (wait("deployment", option="akka.ask.timeout"), []),
         (wait("slot", option="heartbeat.timeout"), ["option, row 1: is 'heartbeat.timeout', which limits no slot wait"]),
         (wait("slot", wait="w/0"), ["wait, row 1: is 'w/0', which another wait has too"]),
         (wait("slot", budget_ns=2**63 - 1), []),

@@ -20,6 +20,7 @@ from testbed_runtime.core.exchange.buffers import (
     result_partition_buffers,
 )
 from testbed_runtime.core.exchange.frames import DataType
+from testbed_runtime.core.exchange.sizing import BUFFERS_TIMEOUT
 from testbed_runtime.core.options import Options
 
 
@@ -541,7 +542,7 @@ def test_a_gate_that_cannot_work_is_refused(
 )
 def test_a_timeout_names_the_option_of_its_version(version: str, key: str) -> None:
     """NetworkBufferPool.internalRequestMemorySegments."""
-    pool = NetworkBufferPool(8, 32, timeout_key=Options({}, flink_version=version).buffers_timeout_key())
+    pool = NetworkBufferPool(8, 32, timeout_key=Options({}, flink_version=version).name_of(BUFFERS_TIMEOUT))
     assert pool.timeout_error(0.05).message.endswith(f"which is 50ms by setting the key '{key}'.")
 
 

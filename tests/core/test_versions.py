@@ -48,7 +48,7 @@ def test_each_minor_has_its_own_defaults(version, threshold, overdraft, network_
     assert options.integer("taskmanager.network.memory.max-overdraft-buffers-per-gate") == overdraft
     assert options.memory("taskmanager.memory.network.max") == network_max
     assert options.requests_wait_at_producer is waits
-    assert options.ask_timeout_key() == key
+    assert options.name_of("pekko.ask.timeout") == key
     assert options.wire_version.value == wire
 
 

@@ -239,6 +239,12 @@ async def test_a_deployment_that_is_not_answered_fails_with_flinks_words():
             in failed[0]["text"]
         )
         assert cluster.rows.events("rpc.timeout")
+        expired = [
+            row
+            for row in cluster.rows.table("waits")
+            if row["kind"] == "deployment" and row["outcome"] == "expired"
+        ]
+        assert {row["option"] for row in expired} == {"akka.ask.timeout"}
         assert "deployment" in [data_of(row)["wait"] for row in cluster.rows.events("failover.failure")]
 
 

@@ -12,8 +12,8 @@ REQUEST_TIMEOUT = "taskmanager.network.partition-request-timeout"
 
 
 def option_limit(options: Options, key: str) -> Limit:
-    """Return the limit of a duration option."""
-    return Limit(key, options.shown(key), options.duration(key))
+    """Return the limit of a duration option, by the key that this version of Flink has for it."""
+    return Limit(options.name_of(key), options.shown(key), options.duration(key))
 
 
 def restart_delay(options: Options, key: str, seconds: float) -> Limit:

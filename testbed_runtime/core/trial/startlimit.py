@@ -47,7 +47,7 @@ def start_limit(plan: TrialPlan) -> StartLimit:
     if early:
         parts += [
             ("faults before the submission", max(early)),
-            (options.ask_timeout_key(), options.duration("pekko.ask.timeout")),
+            (options.name_of("pekko.ask.timeout"), options.duration("pekko.ask.timeout")),
             ("partition requests", partition_budget_s(options)),
             ("slot.request.timeout", options.duration("slot.request.timeout")),
             ("restart delay", _restart_delay_s(options)),
