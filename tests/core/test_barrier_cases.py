@@ -56,9 +56,16 @@ MULTI_CHANNEL_ABORT = (
         pytest.param(3, "b2@0 b2@1 e@1 b2@2", [2], [], id="I-28"),
         pytest.param(3, "e@2 b5@0 b6@0 b6@1 e@1 b7@0", [6, 7], [], id="I-29"),
         pytest.param(2, "b1@0 e@0 b1@1", [1], [], id="I-30"),
+        pytest.param(3, "c4@0 b4@1 b5@1 e@2", [], [4], id="I-54"),
+        pytest.param(3, "e@2 b5@0 b6@0 c6@1 e@1 c7@0", [], [5, 6, 7], id="I-55"),
+        pytest.param(2, "b1@0 e@0 c1@1", [], [1], id="I-56"),
+        pytest.param(1, "b1@0 b3@0 b4@0 b6@0 b7@0 b10@0", [1, 3, 4, 6, 7, 10], [], id="I-57"),
+        pytest.param(
+            3, "b1@1 b1@2 b1@0 b2@0 b2@1 b2@2 b3@2 b4@0 b4@1 b4@2", [1, 2, 4], [], id="I-57-several"
+        ),
     ],
 )
-def test_I_04_and_I_26_to_I_30_the_tracker_triggers_or_aborts_each_checkpoint_once(
+def test_I_04_and_I_26_to_I_30_and_I_54_to_I_57_the_tracker_triggers_or_aborts_each_checkpoint_once(
     channels: int, steps: str, triggered: list[int], aborted: list[int]
 ) -> None:
     """Several channels that cancel, and channels that end before, within or after their barriers."""
@@ -72,6 +79,15 @@ def test_I_31_the_trackers_alignment_begins_with_the_first_barrier_of_its_checkp
     tracker.on_barrier(1, barrier(1), 0.0)
     tracker.on_barrier(1, barrier(2), 1.0)
     tracker.on_cancellation(0, 1, 2.0)
+    assert tracker.on_barrier(0, barrier(2), 3.0) == [Trigger(barrier(2), 2.0)]
+
+
+def test_I_58_each_of_two_checkpoints_that_overlap_is_triggered_with_its_last_barrier() -> None:
+    """The alignment of the later one lasts 2 s, from its own first barrier on."""
+    tracker = BarrierTracker(2)
+    tracker.on_barrier(1, barrier(1), 0.0)
+    tracker.on_barrier(1, barrier(2), 1.0)
+    assert triggers(tracker.on_barrier(0, barrier(1), 2.0)) == [(1, False)]
     assert tracker.on_barrier(0, barrier(2), 3.0) == [Trigger(barrier(2), 2.0)]
 
 
@@ -103,15 +119,31 @@ def test_I_12_a_barrier_of_a_later_checkpoint_jumps_over_the_pending_one() -> No
             [(4, ON_CANCELLATION_BARRIER), (6, ON_CANCELLATION_BARRIER)],
             id="I-16",
         ),
+        pytest.param(3, "b1@1 c1@0 b2@1 b1@2 b2@0 b2@2", [2], [(1, ON_CANCELLATION_BARRIER)], id="I-59"),
+        pytest.param(3, "b3@1 b3@0 b5@2 c3@0 b5@0 b5@1", [5], [(3, SUBSUMED)], id="I-60"),
+        pytest.param(
+            3, MULTI_CHANNEL_ABORT, [1, 3, 5], [(n, ON_CANCELLATION_BARRIER) for n in (2, 4, 6)], id="I-62"
+        ),
     ],
 )
-def test_I_13_to_I_16_channels_that_end_or_cancel_leave_none_blocked(
+def test_I_13_to_I_16_and_I_59_and_I_60_and_I_62_channels_that_end_or_cancel_leave_none_blocked(
     channels: int, steps: str, triggered: list[int], aborted: list[tuple[int, str]]
 ) -> None:
     """Cancellations that are missing, channels that have ended before or during a checkpoint, and a single channel."""
     handler = AlignedBarrierHandler(channels, after_tasks_finish=False)
     assert run(handler, *steps.split()) == (triggered, aborted)
     assert handler.blocked == ()
+
+
+@pytest.mark.parametrize(
+    ("steps", "triggered"),
+    [("b1@0 b1@1 e@2", [1]), ("b2@0 b2@1 e@1 b2@2", [2]), ("e@2 b6@0 b6@1 e@1 b7@0", [6, 7])],
+)
+def test_I_61_the_end_of_a_channel_counts_as_its_barrier_once(steps: str, triggered: list[int]) -> None:
+    """With checkpoints after tasks have finished."""
+    handler = AlignedBarrierHandler(3)
+    assert run(handler, *steps.split()) == (triggered, [])
+    assert (handler.blocked, handler.is_pending) == ((), False)
 
 
 def limited(checkpoint: int = 1, *, at_ms: int = 0, timeout_ms: int = 100) -> CheckpointBarrier:

@@ -47,16 +47,18 @@ class Kept(list[MemorySegment]):
         pytest.param(1001, 0, MAX_INT, GateBuffersSpec(1, 8, 0, 8), id="C-06"),
         pytest.param(499, 2, 1000, GateBuffersSpec(1, 8, 2, 1006), id="batch-fits"),
         pytest.param(500, 2, 1000, GateBuffersSpec(500, 508, 1, 1008), id="batch-one-exclusive"),
+        pytest.param(999, 2, 1000, GateBuffersSpec(1, 1007, 1, 2006), id="C-03"),
+        pytest.param(1000, 2, 1000, GateBuffersSpec(1000, 2008, 0, 2008), id="C-04"),
     ],
 )
-def test_C_01_C_02_C_06_a_gate_gets_its_buffers(
+def test_C_01_to_C_04_C_06_a_gate_gets_its_buffers(
     channels: int, exclusive: int, max_required: int, expected: GateBuffersSpec
 ) -> None:
     """(floating at least, floating at most, exclusive a channel, all)."""
     assert gate_buffers_spec(channels, exclusive, 8, max_required=max_required) == expected
 
 
-def test_C_07_required_buffers_are_unbounded_for_streams_and_1000_for_batch() -> None:
+def test_C_05_C_07_required_buffers_are_unbounded_for_streams_and_1000_for_batch() -> None:
     """Unless configured."""
     assert max_required_buffers_per_gate() == MAX_INT
     assert max_required_buffers_per_gate(pipelined=False) == 1000

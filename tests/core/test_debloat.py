@@ -73,6 +73,37 @@ def test_H_06_to_H_11_the_debloater_announces_a_size(
     assert debloater.recalculate(throughput, in_use) == expected
 
 
+@pytest.mark.parametrize(
+    ("throughputs", "announced"),
+    [((500, 1000, 2000, 2000), [500, 1000, 1100, None]), ((60, 40, 40), [60, 50, None])],
+)
+def test_H_19_H_20_the_largest_and_the_least_size_are_announced_once_however_near(
+    throughputs: tuple[int, ...], announced: list[int | None]
+) -> None:
+    """The change is below the threshold of 25 %."""
+    debloater = BufferDebloater(target_ms=1000, largest=1100, least=50, samples=1)
+    assert [debloater.recalculate(throughput, 1) for throughput in throughputs] == announced
+
+
+def test_H_21_a_change_of_exactly_the_threshold_is_announced() -> None:
+    """30 % of 16,384 bytes, cut to whole bytes, and one byte less."""
+
+    def announces(size: int) -> bool:
+        debloater = BufferDebloater(
+            target_ms=1000, largest=32_768, least=256, samples=1, threshold_percent=30
+        )
+        assert debloater.recalculate(16_384, 1) == 16_384
+        return debloater.recalculate(size, 1) == size
+
+    assert [announces(16_384 + change) for change in (-4915, -4914, 0, 4914, 4915)] == [
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
+
+
 def test_a_negative_size_is_refused() -> None:
     """It could only be an overflow."""
     with pytest.raises(FlinkError, match="non negative"):
