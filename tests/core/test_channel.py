@@ -33,7 +33,6 @@ from testbed_runtime.core.exchange.events import (
 from testbed_runtime.core.exchange.frames import (
     AckAllUserRecordsProcessed,
     AddCredit,
-    BacklogAnnouncement,
     BufferResponse,
     DataType,
     NewBufferSize,
@@ -340,25 +339,6 @@ def test_A_19_a_failed_channel_announces_no_credit() -> None:
     taken[1].recycle()
     assert consumer.sent() == []
     assert consumer.channel().unannounced_credit == 1
-
-
-@pytest.mark.parametrize("frame", [BacklogAnnouncement(3, receiver_id(0)), None])
-def test_A_19_the_backlog_of_a_failed_channel_raises_its_error_if_it_brings_new_credit(
-    frame: BacklogAnnouncement | None,
-) -> None:
-    """RemoteInputChannel.notifyCreditAvailable raises it; the connection ignores it (CreditBasedPartitionRequestClientHandler)."""
-    consumer = Consumer()
-    consumer.connect()
-    consumer.channel().on_error(FlinkError("IOException", "lost"))
-    if frame is not None:
-        consumer.client.on_frame(frame)
-    else:
-        with pytest.raises(FlinkError) as caught:
-            consumer.channel().on_sender_backlog(3)
-        assert caught.value is consumer.channel().error
-    assert consumer.channel().unannounced_credit == 3
-    consumer.channel().on_sender_backlog(4)
-    assert consumer.sent() == []
 
 
 def test_A_19_nothing_follows_a_blocking_event_with_a_backlog() -> None:

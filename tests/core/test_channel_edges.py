@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from exchange_model import Consumer, data_frame, deliver, nothing
+from exchange_model import Consumer, data_frame, deliver, nothing, receiver_id
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.credit import BufferManager
+from testbed_runtime.core.exchange.frames import BacklogAnnouncement
 
 
 @pytest.mark.parametrize("data", [b"", b"x"])
@@ -50,3 +51,22 @@ def test_a_channel_without_credit_waits_for_a_floating_buffer() -> None:
     assert given is not None
     given.recycle()
     assert (woken, pool.available_segments) == (["second"], 1)
+
+
+@pytest.mark.parametrize("frame", [BacklogAnnouncement(3, receiver_id(0)), None])
+def test_A_19_the_backlog_of_a_failed_channel_raises_its_error_if_it_brings_new_credit(
+    frame: BacklogAnnouncement | None,
+) -> None:
+    """RemoteInputChannel.notifyCreditAvailable raises it; the connection ignores it (CreditBasedPartitionRequestClientHandler)."""
+    consumer = Consumer()
+    consumer.connect()
+    consumer.channel().on_error(FlinkError("IOException", "lost"))
+    if frame is not None:
+        consumer.client.on_frame(frame)
+    else:
+        with pytest.raises(FlinkError) as caught:
+            consumer.channel().on_sender_backlog(3)
+        assert caught.value is consumer.channel().error
+    assert consumer.channel().unannounced_credit == 3
+    consumer.channel().on_sender_backlog(4)
+    assert consumer.sent() == []

@@ -181,6 +181,20 @@ def test_a_lost_connection_fails_every_channel_in_flinks_words(
     assert consumer.network.outstanding == 0
 
 
+@pytest.mark.parametrize("error", [OSError(104, "Connection reset by peer"), ConnectionResetError()])
+def test_G_12_a_connection_that_the_peer_resets_fails_its_channels_with_that_as_the_cause(
+    error: OSError,
+) -> None:
+    """The message itself names the TaskManager instead."""
+    consumer = two_channels()
+    consumer.client.add(consumer.channel(0))
+    consumer.client.on_closed(error)
+    failure = consumer.channel(0).error
+    assert failure is not None
+    assert "reset" not in failure.message
+    assert "IOException: Connection reset by peer" in str(failure.__cause__ or "")
+
+
 def test_an_error_response_names_its_channel_or_is_fatal_for_all() -> None:
     """The producer's own words are the cause."""
     consumer = two_channels()

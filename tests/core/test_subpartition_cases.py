@@ -6,6 +6,7 @@ import pytest
 from exchange_model import barrier
 from test_subpartition import DATA, NONE, Bench
 
+from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.buffers import BufferBuilder
 from testbed_runtime.core.exchange.events import AlignmentType, EndOfPartition, encode_event
 from testbed_runtime.core.exchange.frames import DataType
@@ -60,6 +61,15 @@ def test_F_72_a_buffer_that_still_grows_can_be_read_but_is_not_reported() -> Non
     reader.read(5)
     reader.read(4)
     assert reader.view.poll() is None
+
+
+def test_F_88_a_buffer_that_still_grows_is_never_ahead_of_another() -> None:
+    """It would be sent in pieces, with the other one's data after the first of them."""
+    reader = Reader()
+    reader.data(b"", finished=False)
+    reader.data(b"", finished=False)
+    with pytest.raises(FlinkError, match="an unfinished bufferConsumer can not be at the head"):
+        reader.view.poll()
 
 
 def test_F_73_a_flush_reports_the_buffer_that_still_grows() -> None:

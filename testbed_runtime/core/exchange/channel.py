@@ -1,4 +1,4 @@
-"""What input channels share, and the remote channel: one producer over a connection, with credit."""
+"""The base of input channels, and the channel to a producer over a connection, with credit."""
 
 from __future__ import annotations
 

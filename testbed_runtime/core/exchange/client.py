@@ -25,6 +25,7 @@ from testbed_runtime.core.exchange.frames import (
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.ids import InputChannelID
 
+RESET = "Connection reset by peer"
 NO_BUFFER = "The read buffer is null in credit-based input channel."
 PARTITION_NOT_FOUND = "PartitionNotFoundException"
 
@@ -209,10 +210,11 @@ class PartitionRequestClient:
                 f"Connection unexpectedly closed by remote task manager '{self.description}'. "
                 "This might indicate that the remote task manager was lost."
             )
-        if isinstance(error, ConnectionResetError) or "Connection reset by peer" in str(error):
+        if isinstance(error, ConnectionResetError) or RESET in str(error):
             return self._remote(
                 f"Lost connection to task manager '{self.description}'. "
-                "This indicates that the remote task manager was lost."
+                "This indicates that the remote task manager was lost.",
+                FlinkError("IOException", RESET),
             )
         text = str(error) or type(error).__name__
         local = FlinkError(

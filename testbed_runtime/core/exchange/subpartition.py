@@ -15,6 +15,7 @@ from testbed_runtime.core.exchange.javaser import producer_failed
 from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder, recycle_all
 from testbed_runtime.core.options import MAX_INT
 
+_UNFINISHED_HEAD = "When there are multiple buffers, an unfinished bufferConsumer can not be at the head of the buffers queue."
 _NONE = DataType.NONE
 _DATA_BUFFER = DataType.DATA_BUFFER
 
@@ -327,6 +328,8 @@ class PipelinedSubpartition:
             finished = element.finished
             if len(buffers) == 1:
                 self._flush_requested = False
+            elif not finished:
+                raise FlinkError("IllegalStateException", _UNFINISHED_HEAD)
             if not element.is_buffer or element.readable or (finished and self.exclusive == 0):
                 if not finished:
                     self.sent[self._flush_reason] += 1
