@@ -118,12 +118,14 @@ class ScriptedTaskManager:
     allocated: dict[str, int] = field(default_factory=dict)
     """Allocations and the indices of their slots."""
     leader: str = ""
+    handlers: dict[type[Any], Any] = field(default_factory=dict)
+    """How it handles each message."""
     background: list[asyncio.Task[Any]] = field(default_factory=list)
 
     async def start(self) -> None:
         self.rpc = MemoryRpc(self.resource_id.name, self.switchboard)
         await self.rpc.start()
-        handlers = {
+        self.handlers = {
             RequestSlot: self._request_slot,
             FreeSlot: self._free_slot,
             SubmitTask: self._submit,
@@ -133,7 +135,7 @@ class ScriptedTaskManager:
             NotifyCheckpointAborted: self._abort,
             Heartbeat: self._heartbeat,
         }
-        self.rpc.serve("taskexecutor", handlers, service_time_s=self.service_time_s)
+        self.rpc.serve("taskexecutor", self.handlers, service_time_s=self.service_time_s)
         await self.register()
 
     async def register(self) -> None:

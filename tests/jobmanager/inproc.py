@@ -87,9 +87,10 @@ class Testbed(Judging):
         blobs=None,
         version="2.x",
         interception=NO_INTERCEPTION,
+        calls=None,
         **configuration,
     ):
-        self.interception = interception
+        self.interception, self.calls = interception, calls
         self.configuration = {k: v for k, v in {**CONFIGURATION, **configuration}.items() if v}
         self.options = Options(self.configuration, flink_version=version)
         self.board = Switchboard()
@@ -108,7 +109,7 @@ class Testbed(Judging):
         return self.history.sink(name, lambda: int(loop.time() * 1e9))
 
     async def start(self):
-        rpc = MemoryRpc("jobmanager", self.board)
+        rpc = MemoryRpc("jobmanager", self.board, interceptor=self.calls)
         self.manager = JobManager(
             rpc,
             self.blobs,

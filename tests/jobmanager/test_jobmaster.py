@@ -223,10 +223,7 @@ async def test_a_deployment_that_is_not_answered_fails_with_flinks_words():
         async def stuck(message):
             await asyncio.sleep(3)
 
-        failing.rpc._endpoints._mailboxes["taskexecutor"]._handlers = {
-            **failing.rpc._endpoints._mailboxes["taskexecutor"]._handlers,
-            type(_submit()): stuck,
-        }
+        failing.handlers[type(_submit())] = stuck
         await failing.report(cluster.attempt_of("count-1"), "FAILED", "IOException", "boom")
         await cluster.until(lambda: len(cluster.rows.events("failover.attempt")) >= 2)
         failed = [

@@ -106,15 +106,14 @@ async def test_a_slot_that_its_taskmanager_does_not_know_any_more_is_replaced():
     async with running_job(5) as cluster:
         tm = cluster.running_on("sink-0")
         forgotten = tm.submitted[-1].allocation
-        mailbox = tm.rpc._endpoints._mailboxes["taskexecutor"]
-        take = mailbox._handlers[SubmitTask]
+        take = tm.handlers[SubmitTask]
 
         async def refuse(message):
             if message.descriptor.allocation == forgotten:
                 raise FlinkError("TaskSubmissionException", f"No task slot allocated for {forgotten}.")
             return await take(message)
 
-        mailbox._handlers = {**mailbox._handlers, SubmitTask: refuse}
+        tm.handlers[SubmitTask] = refuse
         await tm.report(cluster.attempt_of("sink-0"), "FAILED", "IOException", "boom")
         await cluster.until(lambda: cluster.rows.events("failover.deployed"))
         assert cluster.running_on("sink-0").submitted[-1].allocation != forgotten

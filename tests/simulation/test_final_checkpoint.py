@@ -24,7 +24,7 @@ def source_of(world: SmallWorld) -> Task | None:
         if (
             task.meter.role == "source"
             and task.meter.records_out == 100
-            and task._run.output.all_data_processed
+            and all(partition.all_data_processed for partition in task.partitions)
         ):
             return task
     return None
