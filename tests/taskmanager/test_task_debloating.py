@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from testbed_runtime.core.job.jobgraph import JobVertex, OperatorConfig
 from testbed_runtime.core.options import Options
 from testbed_runtime.taskmanager.debloating import TaskDebloating, starting_size
+from tests.taskmanager.deployed import Deployed, data, driven
 
 ON = {
     "taskmanager.network.memory.buffer-debloat.enabled": "true",
@@ -137,3 +139,20 @@ def test_each_option_of_debloating_counts(changes: dict[str, str], bytes_: int, 
     gate.received_bytes = bytes_
     made.on_time(11.0)
     assert gate.announced == announced
+
+
+def test_a_task_announces_a_smaller_buffer_while_it_waits_for_input():
+    """Its timer ends the wait: the producer hears of the new size without another record."""
+
+    async def drive(task: Deployed) -> None:
+        (subpartition,) = task.producers[0].subpartitions
+        assert subpartition.buffer_size == 1024
+        task.send(0, data(0, 5))
+        await task.at(150)
+        assert subpartition.buffer_size == 1024
+        await task.at(250)
+        assert subpartition.buffer_size != 1024
+        assert task.task.meter.buffers_in == 1
+
+    vertex = JobVertex("work", 1, 128, operator=OperatorConfig(service_time_s=0.02))
+    driven(vertex, drive, **ON)
