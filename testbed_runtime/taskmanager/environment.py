@@ -19,7 +19,6 @@ from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.exchange.sizing import BUFFERS_TIMEOUT
-from testbed_runtime.core.exchange.subpartition import SubpartitionView
 from testbed_runtime.core.faults.links import ENTROPY_BYTES, channel_id
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.messages import InputGateDescriptor, ResultPartitionDescriptor
@@ -48,13 +47,6 @@ class HookedPartitionManager(ResultPartitionManager):
         if known is None and self._hook.active:
             self._hook.request_seen(str(partition))
         return known
-
-    def create_view(
-        self, partition: ResultPartitionID, subpartition: int, on_data: Callable[[], None]
-    ) -> SubpartitionView:
-        if self._hook.active and super().get(partition) is None:
-            self._hook.request_seen(str(partition))
-        return super().create_view(partition, subpartition, on_data)
 
 
 class NetworkEnvironment:
@@ -195,7 +187,7 @@ class NetworkEnvironment:
     ) -> InputGate:
         """Create a gate with its pool and channels; `set_up` gets its exclusive buffers. Raises FlinkError IOException."""
         spec = gate_buffers_spec(len(descriptor.channels), self._exclusive, self._floating)
-        pool = self.pool.create_buffer_pool(spec.min_floating, max(spec.max_floating, spec.min_floating))
+        pool = self.pool.create_buffer_pool(spec.min_floating, spec.max_floating)
         gate = InputGate(
             self.pool, pool, wake.set, exclusive=spec.exclusive_per_channel, on_partition_not_found=not_found
         )

@@ -1,0 +1,297 @@
+"""The network of one TaskManager: which pools, partitions and gates it makes from the options."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable
+from random import Random
+from typing import IO, Any
+
+import pytest
+from msgspec.structs import replace
+
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.channel import LocalInputChannel, RemoteInputChannel
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.messages import (
+    InputChannelDescriptor,
+    InputGateDescriptor,
+    ResultPartitionDescriptor,
+)
+from testbed_runtime.core.options import MAX_INT, Options
+from testbed_runtime.ports.interception import NO_INTERCEPTION, Interception
+from testbed_runtime.process.clock import LoopClock
+from testbed_runtime.simulation.loop import run_virtual
+from testbed_runtime.taskmanager.environment import NetworkEnvironment
+from testbed_runtime.taskmanager.waiting import Wakeup
+from tests.core.exchange_model import partition_id
+from tests.transport.inprocess_network import InProcessNetwork
+
+WANTED = ResultPartitionDescriptor(str(partition_id()), "next", "hash", 4, 128)
+
+
+def environment(
+    *,
+    version: str = "2.x",
+    interception: Interception = NO_INTERCEPTION,
+    open_file: Callable[[], IO[bytes]] = io.BytesIO,
+    **options: str,
+) -> NetworkEnvironment:
+    return NetworkEnvironment(
+        TaskManagerID(0, 1),
+        Options(options, flink_version=version),
+        InProcessNetwork(),
+        clock=LoopClock("sim"),
+        entropy=Random(1),
+        interception=interception,
+        open_file=open_file,
+    )
+
+
+def inside(check: Callable[[], Any]) -> Any:
+    """Call a function in a virtual loop."""
+
+    async def main() -> Any:
+        found = check()
+        return await found if asyncio.iscoroutine(found) else found
+
+    return run_virtual(main())
+
+
+def gate_of(*producers: str) -> InputGateDescriptor:
+    """A gate with a channel to each of these TaskManagers."""
+    return InputGateDescriptor(
+        "source",
+        "hash",
+        tuple(
+            InputChannelDescriptor(str(partition_id(number)), producer, ("host", 1), number)
+            for number, producer in enumerate(producers)
+        ),
+    )
+
+
+BUFFERS = {
+    "taskmanager.network.memory.buffers-per-channel": "3",
+    "taskmanager.network.memory.floating-buffers-per-gate": "5",
+    "taskmanager.network.memory.max-buffers-per-channel": "7",
+    "taskmanager.network.memory.max-overdraft-buffers-per-gate": "2",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [({}, 4 * 3 + 5), ({"bounded": False}, MAX_INT), ({"bounded": False, "blocking": True}, 4 * 3 + 5)],
+    ids=["bounded", "unbounded", "blocking"],
+)
+def test_the_pool_of_a_partition_has_a_limit_unless_it_is_unbounded(changes: dict[str, bool], most: int):
+    """One buffer for each subpartition and one more are required."""
+
+    def check() -> None:
+        made = environment(**BUFFERS).create_partition(replace(WANTED, **changes), Wakeup())
+        assert (made.pool.required, made.pool.maximum) == (5, most)
+
+    inside(check)
+
+
+@pytest.mark.parametrize(("bounded", "most"), [(True, 7), (False, 30)])
+def test_a_subpartition_of_a_bounded_partition_has_a_limit_of_its_own(bounded: bool, most: int):
+    """max-buffers-per-channel; without it, one slow consumer may hold the whole pool."""
+
+    def check() -> None:
+        options = {**BUFFERS, "taskmanager.network.memory.floating-buffers-per-gate": "30"}
+        made = environment(**options).create_partition(replace(WANTED, bounded=bounded), Wakeup())
+        size = made.pool.segment_bytes
+        sent = made.emit(0, bytes(size * 30))
+        assert (sent // size == 30) is (most == 30)
+        assert sent // size in (most, most - 1, most + 1)
+
+    inside(check)
+
+
+@pytest.mark.parametrize(("version", "passes"), [("2.x", True), ("2.2", False)])
+def test_an_unaligned_barrier_passes_a_blocked_subpartition_from_flink_2_3_on(version: str, passes: bool):
+    """Before, it waits until the consumer resumes."""
+
+    def check() -> None:
+        made = environment(version=version).create_partition(WANTED, Wakeup())
+        assert {subpartition.priority_passes_block for subpartition in made.subpartitions} == {passes}
+
+    inside(check)
+
+
+def test_the_buffers_of_a_debloated_partition_begin_small():
+    """Without debloating, readers ask for no size."""
+
+    def sizes(**options: str) -> set[int]:
+        made = environment(**options).create_partition(WANTED, Wakeup())
+        return {subpartition.buffer_size for subpartition in made.subpartitions}
+
+    def check() -> None:
+        on = {
+            "taskmanager.network.memory.buffer-debloat.enabled": "true",
+            "taskmanager.memory.starting-segment-size": "2 kb",
+        }
+        assert sizes(**on) == {2048}
+        assert sizes() != {2048}
+
+    inside(check)
+
+
+def test_a_blocking_result_whose_file_cannot_be_opened_is_named():
+    """Nothing is taken from the pool."""
+
+    def broken() -> IO[bytes]:
+        raise OSError("no space left on device")
+
+    def check() -> None:
+        made = environment(open_file=broken)
+        with pytest.raises(
+            FlinkError, match="The file of a blocking result cannot be opened: no space"
+        ) as caught:
+            made.create_partition(replace(WANTED, blocking=True), Wakeup())
+        assert (caught.value.class_name, made.pool.required) == ("IOException", 0)
+        assert not made.create_partition(WANTED, Wakeup()).is_released
+
+    inside(check)
+
+
+def test_a_channel_is_local_if_its_producer_is_on_this_incarnation_of_the_taskmanager():
+    """The receivers of remote channels differ, and name the TaskManager."""
+
+    def check() -> None:
+        made = environment(**BUFFERS)
+        gate = made.create_gate(gate_of("tm-0-1", "tm-1-1", "tm-0-2"), Wakeup(), lambda channel: None)
+        kinds = [type(channel) for channel in gate.channels]
+        assert kinds == [LocalInputChannel, RemoteInputChannel, RemoteInputChannel]
+        assert [channel.partition for channel in gate.channels] == [partition_id(n) for n in range(3)]
+        receivers = {c.receiver for c in gate.channels if isinstance(c, RemoteInputChannel)}
+        assert len(receivers) == 2
+        assert (gate.pool.required, gate.pool.maximum, gate.exclusive) == (1, 5, 3)
+
+    inside(check)
+
+
+@pytest.mark.parametrize(
+    ("version", "per_channel", "producer", "refused"),
+    [
+        ("1.12", "0", "tm-1-1", True), ("1.12", "0", "tm-0-1", False), ("1.12", "2", "tm-1-1", False),
+        ("2.x", "0", "tm-1-1", False),
+    ],
+)  # fmt: skip
+def test_a_remote_channel_needs_exclusive_buffers_before_flink_1_14(
+    version: str, per_channel: str, producer: str, refused: bool
+):
+    """Local channels need none in any version."""
+
+    async def check() -> None:
+        made = environment(
+            version=version, **{**BUFFERS, "taskmanager.network.memory.buffers-per-channel": per_channel}
+        )
+        gate = made.create_gate(gate_of(producer), Wakeup(), lambda channel: None)
+        if not refused:
+            await made.set_up(gate)
+            return
+        with pytest.raises(FlinkError, match="larger than 0") as caught:
+            await made.set_up(gate)
+        assert caught.value.class_name == "IllegalArgumentException"
+
+    inside(check)
+
+
+def test_a_gate_waits_for_its_exclusive_buffers_and_no_longer_than_the_timeout():
+    """Buffers that another task returns in time are enough."""
+
+    async def seconds(returns_s: float) -> float:
+        made = environment(
+            **BUFFERS,
+            **{
+                "taskmanager.network.memory.buffers-request-timeout": "2 s",
+                "taskmanager.memory.network.min": "320 kb",
+                "taskmanager.memory.network.max": "320 kb",
+                "taskmanager.memory.segment-size": "32 kb",
+            },
+        )
+        loop = asyncio.get_running_loop()
+        held = made.create_partition(replace(WANTED, subpartitions=1, bounded=False), Wakeup())
+        assert held.emit(0, bytes(8 << 15)) == 8 << 15
+        loop.call_later(returns_s, held.release)
+        began = loop.time()
+        gate = made.create_gate(gate_of("tm-1-1"), Wakeup(), lambda channel: None)
+        try:
+            await made.set_up(gate)
+        except FlinkError:
+            return -(loop.time() - began)
+        return loop.time() - began
+
+    assert inside(lambda: seconds(1.0)) == pytest.approx(1.0)
+    assert inside(lambda: seconds(3.0)) == pytest.approx(-2.0)
+
+
+def test_the_registration_hook_sees_the_requests_that_find_nothing():
+    """Of remote and of local consumers, each once, while it is active."""
+
+    class Hook:
+        def __init__(self, *, active: bool) -> None:
+            self.active, self.seen = active, list[str]()
+
+        async def before_registration(self, vertex: str, partition: str) -> None:
+            """Nothing is held up."""
+
+        def request_seen(self, partition: str) -> None:
+            self.seen.append(partition)
+
+    def check() -> None:
+        for active in (True, False):
+            hook = Hook(active=active)
+            made = environment(interception=Interception(registration=hook))
+            assert made.manager.get(partition_id()) is None
+            with pytest.raises(FlinkError):
+                made.manager.create_view(partition_id(), 0, lambda: None)
+            assert hook.seen == [str(partition_id())] * (2 if active else 0)
+            made.register(made.create_partition(WANTED, Wakeup()))
+            assert made.manager.get(partition_id()) is not None
+            made.manager.create_view(partition_id(), 0, lambda: None)
+            assert len(hook.seen) == (2 if active else 0)
+
+    inside(check)
+
+
+def test_a_partition_that_is_released_is_gone_and_its_buffers_are_free():
+    """Also one that was never registered. The history gets the number of the buffers in use."""
+
+    def check() -> None:
+        made = environment()
+        for registered in (True, False):
+            partition = made.create_partition(WANTED, Wakeup())
+            partition.emit(0, b"x")
+            if registered:
+                made.register(partition)
+            assert made.segments_in_use == made.segments()["used"] > 0
+            cause = FlinkError("Exception", "failed")
+            made.release(partition, cause)
+            assert (partition.is_released, partition.failure_cause) == (True, cause)
+            assert made.manager.get(partition_id()) is None
+            assert made.segments() == {"total": made.pool.total, "used": 0}
+        assert made.sockets() == []
+
+    inside(check)
+
+
+def test_a_partition_is_released_when_its_reader_has_left_and_wakes_its_task_when_all_is_processed():
+    """After its task has closed it."""
+
+    async def check() -> None:
+        made, wakeup = environment(), Wakeup()
+        partition = made.create_partition(replace(WANTED, subpartitions=1), wakeup)
+        made.register(partition)
+        view = made.manager.create_view(partition_id(), 0, lambda: None)
+        partition.notify_end_of_data()
+        view.acknowledge_all_data_processed()
+        await asyncio.wait_for(wakeup.wait(), 1.0)
+        view.release()
+        assert made.manager.get(partition_id()) is partition
+        partition.close()
+        assert made.manager.get(partition_id()) is None
+
+    inside(check)
