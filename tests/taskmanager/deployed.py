@@ -40,6 +40,11 @@ from testbed_runtime.core.job.statememory import StateBackendConfig
 from testbed_runtime.core.options import Options
 from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.history.writer import MemoryHistory
+from testbed_runtime.ports.interception import (
+    NO_INTERCEPTION,
+    Interception,
+    PartitionRegistrationHook,
+)
 from testbed_runtime.process.clock import LoopClock
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.store.blobstore import MemoryBlobStore
@@ -119,6 +124,7 @@ class Deployed:
         names: tuple[str, ...] = ("source", "work"),
         answers: dict[type, Callable[[Any], Awaitable[Any]]] | None = None,
         network: Any = None,
+        registration: PartitionRegistrationHook = NO_INTERCEPTION.registration,
         restore: tuple[SubtaskSnapshot, ...] = (),
         outputs: tuple[tuple[str, int, str], ...] = (("hash", 1, "next"),),
         subtask: int = 0,
@@ -135,7 +141,7 @@ class Deployed:
         self.channels = (0 if vertex.source else 2) if channels is None else channels
         self.announced, self.started, self.restored = announced, started, restore
         self.outputs, self.subtask, self.reading = outputs, subtask, reading
-        self.idle = idle
+        self.idle, self.registration = idle, registration
         self.answers = answers or {}
         self.network = network or InProcessNetwork()
         self.messages: list[tuple[float, Any]] = []
@@ -158,9 +164,17 @@ class Deployed:
     async def start(self) -> None:
         """Deploy the task, and begin to read what it emits."""
         clock, options = self.clock, self.options
-        self.upstream, self.environment = (
-            NetworkEnvironment(TaskManagerID(n, 1), options, self.network, clock=clock, entropy=Random(n))
-            for n in (1, 0)
+        self.upstream = NetworkEnvironment(
+            TaskManagerID(1, 1), options, self.network, clock=clock, entropy=Random(1)
+        )
+        interception = Interception(registration=self.registration)
+        self.environment = NetworkEnvironment(
+            TaskManagerID(0, 1),
+            options,
+            self.network,
+            clock=clock,
+            entropy=Random(0),
+            interception=interception,
         )
         address = await self.upstream.start(("127.0.0.1", 0))
         for number in range(self.channels):

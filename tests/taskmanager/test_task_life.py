@@ -101,6 +101,54 @@ def test_a_first_record_of_which_the_jobmaster_does_not_hear_fails_the_task(answ
     assert failure.message.startswith(f"The first record of {partition_id(100)} is not known: ")
 
 
+class Late:
+    """A hook that holds registrations up."""
+
+    active = True
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.held: list[tuple[str, str]] = []
+
+    async def before_registration(self, vertex: str, partition: str) -> None:
+        self.held.append((vertex, partition))
+        await asyncio.sleep(self.seconds)
+
+    def request_seen(self, partition: str) -> None:
+        """Requests do not matter."""
+
+
+@pytest.mark.parametrize(("ms", "waits"), [(0.9, []), (1.1, [("its own", 0, 1.1, Outcome.COMPLETED)])])
+def test_a_task_does_nothing_else_until_its_partition_is_registered(
+    ms: float, waits: list[tuple[str, float, float, str]]
+):
+    """It is a wait if it takes more than a millisecond."""
+
+    async def drive(task: Deployed) -> None:
+        assert (task.states, task.task.state) == ([], "DEPLOYING")
+        await task.at(ms + 0.05)
+        assert task.states == ["INITIALIZING", "RUNNING"]
+
+    late = Late(ms / 1000)
+    task = driven(THREE, drive, registration=late, reading=False)
+    assert late.held == [("source", str(partition_id(100)))]
+    assert [one for one in task.waits("partition") if one[0] == "its own"] == waits
+
+
+def test_a_task_that_is_cancelled_before_its_partition_is_registered_ends_at_once():
+    """The wait is cancelled, and the partition is never registered."""
+
+    async def drive(task: Deployed) -> None:
+        await task.at(500)
+        task.task.cancel()
+        await task.settle()
+        assert task.environment.manager.get(partition_id(100)) is None
+
+    task = driven(THREE, drive, registration=Late(3600.0), reading=False)
+    assert (task.states, task.ended_at) == (["CANCELED"], 500)
+    assert task.waits("partition") == [("its own", 0, 500, Outcome.CANCELLED)]
+
+
 # ---- restores
 
 
