@@ -512,6 +512,28 @@ def test_a_file_sink_publishes_its_part_when_the_checkpoint_is_complete():
     driven(operator(), nothing_happens, **CHECKPOINTS)
 
 
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [(SnapshotType.CHECKPOINT, []), (SnapshotType.SAVEPOINT_TERMINATE, ["out/part-0-000004"])],
+)
+def test_the_savepoint_of_a_drain_covers_what_its_sink_wrote(kind: SnapshotType, parts: list[str]):
+    """It is complete before a producer ends its partition, so the sink publishes its part at the end of its input. No
+    checkpoint is, where tasks may end without one."""
+    key = "execution.checkpointing.checkpoints-after-tasks-finish.enabled"
+
+    async def drive(task: Deployed) -> None:
+        for channel in (0, 1):
+            task.send(channel, data(0, 2), EndOfData(StopMode.DRAIN), barrier(4, snapshot_type=kind))
+        await task.settle()
+        for producer in task.producers:
+            producer.finish()
+        await task.settle()
+        assert task.states[-1] == "FINISHED"
+        assert await task.blobs.list("out/part") == parts
+
+    driven(sink(kind="file", path="out"), drive, **CHECKPOINTS, **{key: "false"})
+
+
 async def nothing_happens(task: Deployed) -> None:
     task.task.notify_checkpoint_complete(7)
     await task.settle()
