@@ -229,7 +229,7 @@ def test_a_gate_waits_for_its_exclusive_buffers_and_no_longer_than_the_timeout()
 
 
 def test_the_registration_hook_sees_the_requests_that_find_nothing():
-    """Of remote and of local consumers, each once, while it is active."""
+    """Those of remote and of local consumers, each once, while it is active."""
 
     class Hook:
         def __init__(self, *, active: bool) -> None:

@@ -131,7 +131,7 @@ def test_a_bulk_iteration_passes_its_input_and_then_each_result_to_the_step_func
 
 
 def test_a_delta_iteration_begins_with_its_whole_solution_set_and_ends_with_it():
-    """Of two records with one key it keeps the second, and says so once."""
+    """It keeps the second of two records with one key, and says so once."""
 
     async def drive(task: Deployed, results: Results) -> None:
         every = {int(record["key"]) for record in records(0, 50, keys=5)}

@@ -120,6 +120,9 @@ def test_a_lazy_source_emits_shortly_before_its_flusher():
     done = during(FAST, 31, pace=LAZY, timeout="30 ms")
     assert done.emitted == [(0, 1), (28.5, 28)]
     assert done.received == [(0, 1), (30, 28)]
+    assert during(source(records_per_second=1000 / 29), 55, pace=LAZY, timeout="30 ms").emitted == [
+        (0, 1), (54.68, 1),
+    ], "one that is due less than half a tick before the flusher waits for the next flush"  # fmt: skip
     filling = source(records_per_second=(32 << 10) / RECORD_BYTES / 0.2)
     assert during(filling, 45, pace=LAZY, timeout="1 s").emitted == [(0, 1), (20, 31), (40, 32)]
 

@@ -154,6 +154,21 @@ def test_latency_markers_are_taken_out_of_the_stream_in_their_place(tracked: boo
     ] == expected
 
 
+def test_the_markers_since_the_last_sample_are_written_at_the_end_of_a_task():
+    """A sample writes those of a second together."""
+
+    async def drive(task: Deployed) -> None:
+        for ms in (0, 100):
+            await task.at(ms)
+            task.send(0, bytes(framed(latency_marker(100, 0, 0, int(task.clock.now() * 1e9)))))
+            await task.settle()
+            task.task.meter.sample()
+            assert len(task.noted("latency.markers")) == 1
+
+    task = driven(operator(), drive, **{"metrics.latency.interval": "1 s"})
+    assert [len(row["ns"]) for row in task.noted("latency.markers")] == [1, 1]
+
+
 def test_the_records_of_a_task_carry_its_path():
     """A sink tells by it which way a record took."""
 

@@ -1,4 +1,4 @@
-"""What a TaskExecutor refuses: messages of another leader, and tasks without a slot."""
+"""Refusals of a TaskExecutor: messages of another leader, and tasks without a slot."""
 
 from __future__ import annotations
 

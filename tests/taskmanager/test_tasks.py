@@ -184,7 +184,7 @@ def test_a_cancellation_that_ends_soon_is_no_wait():
 
 
 def test_the_results_of_a_task_that_has_finished_are_kept_until_they_are_released():
-    """By name, by slot, or by a cancellation of the attempt. Those of a running task are kept in any case."""
+    """They are named, or those of a slot, or those of a cancelled attempt. Those of a running task are kept in any case."""
 
     async def drive(held: Held) -> None:
         ended = JobVertex("source", 1, 128, source=SourceConfig(limit=1))
@@ -218,7 +218,7 @@ def test_the_results_of_a_task_that_has_finished_are_kept_until_they_are_release
 
 
 def test_a_task_counts_as_deployed_until_its_last_report_is_answered():
-    """For its own job: the JobMaster may not know yet that it has ended."""
+    """It counts for its own job: the JobMaster may not know yet that it has ended."""
 
     async def slow(message: Any) -> Any:
         if message.state == "CANCELED" and message.attempt == "attempt-1":
