@@ -159,6 +159,7 @@ class _Trace:
                 clock=LoopClock("trace"),
                 entropy=Random(ordinal),  # noqa: S311
                 interception=Interception(tap=_Tap(self)),
+                memory=True,
             )
             for ordinal in (0, 1)
         )

@@ -62,7 +62,7 @@ class NetworkEnvironment:
         entropy: Random,
         resolver: Resolver | None = None,
         interception: Interception = NO_INTERCEPTION,
-        memory: bool = True,
+        memory: bool,
         open_file: Callable[[], IO[bytes]] = io.BytesIO,
     ) -> None:
         """`entropy` generates the ids of input channels. Without `memory` network buffers only count. `open_file` opens the

@@ -165,7 +165,7 @@ class Deployed:
         """Deploy the task, and begin to read what it emits."""
         clock, options = self.clock, self.options
         self.upstream = NetworkEnvironment(
-            TaskManagerID(1, 1), options, self.network, clock=clock, entropy=Random(1)
+            TaskManagerID(1, 1), options, self.network, clock=clock, entropy=Random(1), memory=True
         )
         interception = Interception(registration=self.registration)
         self.environment = NetworkEnvironment(
@@ -175,6 +175,7 @@ class Deployed:
             clock=clock,
             entropy=Random(0),
             interception=interception,
+            memory=True,
         )
         address = await self.upstream.start(("127.0.0.1", 0))
         for number in range(self.channels):

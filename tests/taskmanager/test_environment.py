@@ -46,6 +46,7 @@ def environment(
         entropy=Random(1),
         interception=interception,
         open_file=open_file,
+        memory=True,
     )
 
 

@@ -425,6 +425,21 @@ def test_a_missing_partition_ends_its_consumer_if_its_producer_has_ended_or_neve
     assert asked
 
 
+def test_a_task_that_is_cancelled_does_not_wait_for_the_answer_about_a_producer():
+    """It asks the JobMaster, which does not answer, and ends at once."""
+
+    async def never(message: Any) -> None:
+        await asyncio.sleep(3600.0)
+
+    async def drive(task: Deployed) -> None:
+        await task.at(300)
+        assert task.heard(RequestPartitionState)
+        task.task.cancel()
+
+    task = driven(MAP, drive, version="1.12", started=False, answers={RequestPartitionState: never}, **LATE)
+    assert (task.task.state, task.ended_at) == ("CANCELED", 300)
+
+
 def test_a_refused_question_about_a_producer_fails_the_task():
     """With the error of the JobMaster."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -106,3 +107,28 @@ def test_a_heartbeat_of_a_stranger_is_not_answered_with_what_runs_here():
             assert not (await ask(Heartbeat(origin=origin, leader="stranger"))).accepted
 
     running(drive)
+
+
+@pytest.mark.parametrize("stalled_s", [0.0, 1.0])
+def test_a_stall_extends_the_time_that_a_jobmaster_may_be_silent(stalled_s: float):
+    """It could not be heard meanwhile: it is given up as much later."""
+
+    async def main() -> float:
+        async with a_testbed(taskmanagers=1, slots=3, **{"heartbeat.interval": "100 ms"}) as bed:
+            await bed.submit(graph(groups=("a", "a", "a")))
+            await bed.until(lambda s: s.state == "RUNNING" and s.completed_checkpoints >= 1)
+            silent = bed.clock.now()
+            bed.board.pause("tm-0")
+            if stalled_s:
+                bed.taskmanagers["tm-0"].executor.extend(stalled_s)
+            await asyncio.sleep(5.0)
+            (lost,) = (
+                row
+                for row in bed.events("note")
+                if "Heartbeat of JobManager" in row["text"] or "heartbeat of JobManager" in row["text"]
+            )
+            bed.board.resume("tm-0")
+            await bed.until(lambda s: s.state == "RUNNING" and s.restarts > 0)
+            return lost["t_ns"] / 1e9 - silent
+
+    assert run_virtual(main()) == pytest.approx(2.0 + stalled_s, abs=0.15)
