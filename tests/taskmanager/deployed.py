@@ -153,6 +153,8 @@ class Deployed:
         """Whether the reader reads, resumes after a barrier, and acknowledges the end of the data."""
         self.yields: list[tuple[float, int]] = []
         """Number of records that had been emitted whenever the task let others run, with times."""
+        self.modes: set[int] = set()
+        """Whether it was busy then, idle, or back-pressured."""
         self.ended_at: float | None = None
         self.clock = LoopClock("sim")
         self.history = MemoryHistory()
@@ -190,7 +192,7 @@ class Deployed:
         self.services = TaskServices(
             options,
             clock,
-            NotedCpu(lambda: self.yields.append((self.ms, self.task.meter.records_out))),
+            NotedCpu(self._note_yield),
             self.blobs,
             history,
             self.network,
@@ -247,6 +249,10 @@ class Deployed:
             restore_handles=handles,
             job_vertices=self.names,
         )
+
+    def _note_yield(self) -> None:
+        self.yields.append((self.ms, self.task.meter.records_out))
+        self.modes.add(self.task.meter.mode)
 
     def _on_end(self, task: Task) -> None:
         self.ended_at = self.ms

@@ -14,7 +14,7 @@ from testbed_runtime.core.exchange.events import (
     data_type_of,
     encode_event,
 )
-from testbed_runtime.core.exchange.frames import BufferResponse
+from testbed_runtime.core.exchange.frames import BufferResponse, ResumeConsumption
 from testbed_runtime.taskmanager.input import TaskInput
 from tests.core.exchange_model import Consumer, barrier, data_frame, deliver, partition_id, receiver_id
 
@@ -40,6 +40,16 @@ class Gates:
         sequence = self._next(gate, channel)
         frame = BufferResponse(receiver_id(channel), 0, sequence, 0, data_type_of(event), encode_event(event))
         deliver(self._consumers[gate].client, frame)
+
+    def resumed(self, channel: int) -> list[tuple[int, object]]:
+        """Resume this channel. Return the gate and the receiver of each ResumeConsumption that goes out."""
+        self.input.resume(channel)
+        return [
+            (number, frame.receiver)
+            for number, consumer in enumerate(self._consumers)
+            for frame in consumer.sent()
+            if isinstance(frame, ResumeConsumption)
+        ]
 
     def poll(self) -> int | Event | None:
         """The number of the channel whose data is next, or the next event."""
@@ -112,6 +122,17 @@ def test_A_30_a_gate_gives_up_its_turn_for_a_priority_event() -> None:
     assert gates.input.has_priority
     assert [gates.poll() for _ in range(5)] == [*unaligned, 0, 2, 1]
     assert gates.poll() is None
+
+
+def test_a_barrier_resumes_the_channel_of_its_own_gate() -> None:
+    """Channels are numbered across the gates."""
+    gates = Gates(1, 2)
+    places = ((0, 0), (1, 0), (1, 1))
+    for gate, channel in places:
+        gates.event(gate, channel, barrier(1))
+    assert [gates.poll() for _ in places] == [barrier(1)] * 3
+    for number, (gate, channel) in enumerate(places):
+        assert gates.resumed(number) == [(gate, receiver_id(channel))]
 
 
 @pytest.mark.parametrize(

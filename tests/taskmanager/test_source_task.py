@@ -28,7 +28,7 @@ from testbed_runtime.core.job.messages import (
 )
 from testbed_runtime.core.job.splits import NO_SPLIT
 from testbed_runtime.core.waits import Outcome
-from testbed_runtime.taskmanager.meter import BACKPRESSURED, IDLE
+from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, IDLE
 from testbed_runtime.taskmanager.services import Pace
 from testbed_runtime.taskmanager.source import shortest_interval_s
 from testbed_runtime.workload.records import marker_positions
@@ -111,7 +111,9 @@ def test_the_buffers_of_a_subtask_fill_with_its_share_of_the_rate(parallelism: i
 
 def test_a_record_is_emitted_when_it_is_due():
     """One each 10 ms; between them the source is idle. Records of less than a tick are emitted together."""
-    assert during(source(), 25).emitted == [(0, 1), (10, 1), (20, 1)]
+    done = during(source(), 25)
+    assert done.emitted == [(0, 1), (10, 1), (20, 1)]
+    assert (done.modes, done.task.meter.mode) == ({BUSY}, IDLE)
     assert during(FAST, 11).emitted == [(0, 1), (5, 5), (10, 5)]
 
 

@@ -19,7 +19,7 @@ from testbed_runtime.core.exchange.events import (
 )
 from testbed_runtime.core.job.jobgraph import JobVertex, OperatorConfig, SinkConfig
 from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, CommitRecords
-from testbed_runtime.taskmanager.meter import BACKPRESSURED, IDLE
+from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, IDLE
 from testbed_runtime.taskmanager.stream import RUN_BUFFERS
 from testbed_runtime.workload.operators import SLICE_RECORDS_FIRST
 from testbed_runtime.workload.records import framed, latency_marker, marker_positions
@@ -117,7 +117,7 @@ def test_a_sink_reads_several_buffers_at_once_and_an_operator_reads_one(made: An
             task.send(channel, full_buffers(1 + RUN_BUFFERS))
 
     task = driven(made(), drive, **SMALL)
-    assert task.task.meter.buffers_in == 18
+    assert (task.task.meter.buffers_in, task.modes) == (18, {BUSY})
     assert len(task.yields) == pytest.approx(yields, abs=1)
 
 
