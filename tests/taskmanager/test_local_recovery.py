@@ -97,6 +97,24 @@ def test_a_copy_that_cannot_be_written_harms_nothing() -> None:
     assert run_virtual(main()) is None
 
 
+def test_a_copy_whose_snapshot_cannot_be_written_leaves_no_files() -> None:
+    """They were written first, and nothing would refer to them."""
+
+    class LittleDisk(MemoryBlobStore):
+        async def put(self, key: str, data: bytes) -> None:
+            await super().put(key, data)
+            if key == "key":
+                raise OSError("no space left on device")
+
+    async def main() -> list[str]:
+        store = LittleDisk()
+        files = {name: lambda: b"data" for name in ("one", "two")}
+        await LocalState(store).keep(TASK, 1, "key", b"data", completed=0, files=files)
+        return await store.list("")
+
+    assert run_virtual(main()) == []
+
+
 def test_another_parallelism_reads_the_snapshots_of_all_subtasks() -> None:
     """The key groups of one subtask come from several snapshots then."""
     found, is_local = run_virtual(Stores().restore(parallelism=3))

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.job.messages import (
     CancelTask,
+    DisconnectJobManager,
     FreeSlot,
     Heartbeat,
     NotifyCheckpointComplete,
@@ -132,3 +133,20 @@ def test_a_stall_extends_the_time_that_a_jobmaster_may_be_silent(stalled_s: floa
             return lost["t_ns"] / 1e9 - silent
 
     assert run_virtual(main()) == pytest.approx(2.0 + stalled_s, abs=0.15)
+
+
+@pytest.mark.parametrize(("session", "restarts"), [(1, 1), (2, 0)])
+def test_a_jobmaster_that_disconnects_fails_the_tasks_of_its_own_session(session: int, restarts: int):
+    """The TaskManager connects again and offers its slots. A message of another session changes nothing."""
+
+    async def drive(bed: Any, ask: Any) -> None:
+        running = descriptor_of(bed)
+        message = DisconnectJobManager(job=running.job, leader=running.leader, session=session, cause="text")
+        assert (await ask(message)).accepted
+        await asyncio.sleep(1.0)
+        status = await bed.until(lambda s: s.state == "RUNNING")
+        assert status.restarts == restarts
+        done = status.completed_checkpoints
+        await bed.until(lambda s: s.completed_checkpoints > done)
+
+    running(drive)
