@@ -1,0 +1,94 @@
+"""Decisions at the edge of an answer: a value just within a limit, and the same one just beyond it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from testbed_runtime.checking.progress import Progress
+from testbed_runtime.checking.rounds import Outage, RoundSpan, start_of
+from testbed_runtime.checking.waits import read_waits, submission_wait
+from testbed_runtime.core.waits import Wait
+from tests.checking.test_catchup import NS, STEP
+from tests.checking.test_outages import END
+from tests.checking.test_round_paths import answered, at, cause, fault, parts, wait
+
+
+@pytest.mark.parametrize(
+    ("late", "tolerated_s", "lag"), [(2, 0.2, 0.0), (2, 0.1, 1.5), (1, 0.1, 0.0), (3, 0.2, 1.5)]
+)
+def test_a_sink_behind_a_window_is_caught_up_if_its_next_result_is_not_too_late(
+    late: int, tolerated_s: float, lag: float
+):
+    """Results come each 2 s. The one until 4 s came 1.5 s late. That until 6 s is `late` tenths late, and as much is tolerated."""
+    t_ns = np.arange(100, dtype=np.int64) * STEP
+    distinct, reached = np.zeros(100), np.zeros(100, dtype=np.int64)
+    for tick, due in ((20, 20), (55, 40), (60 + late, 60)):
+        distinct[tick:] += 1
+        reached[tick:] = due * STEP
+    one = Progress("sink-0", "sink", t_ns, distinct, reached, usual_gap_ns=2 * NS)
+    found = one.lag_at(np.asarray([56 * STEP], dtype=np.int64), tolerated_s=tolerated_s)
+    assert found.tolist() == pytest.approx([lag])
+
+
+@pytest.mark.parametrize(("gap", "lag"), [(22, 0.0), (23, 1.5)])
+def test_a_result_that_comes_later_than_usual_does_not_end_the_lag_before_it(gap: int, lag: float):
+    """The usual gap is 2 s, and a quarter of a second more is allowed: a sample each tenth of a second shows 2.2 s."""
+    t_ns = np.arange(100, dtype=np.int64) * STEP
+    distinct, reached = np.zeros(100), np.zeros(100, dtype=np.int64)
+    for tick, due in ((20, 20), (55, 40), (55 + gap, 55 + gap)):
+        distinct[tick:] += 1
+        reached[tick:] = due * STEP
+    one = Progress("sink-0", "sink", t_ns, distinct, reached, usual_gap_ns=2 * NS)
+    found = one.lag_at(np.asarray([56 * STEP], dtype=np.int64), tolerated_s=0.2)
+    assert found.tolist() == pytest.approx([lag])
+
+
+@pytest.mark.parametrize(("created", "waits"), [(1.25, True), (1.249, False)])
+def test_a_submission_of_a_quarter_of_a_second_is_a_wait(history: Any, created: float, waits: bool):
+    """The start begins with it. A shorter one is what every submission takes. Of two, the first one counts."""
+    built = history.empty()
+    built.event("job.submitted", "", 1.0)
+    built.event("job.submitted", "", 1.2)
+    built.event("job.state", "job", created, data={"from": "CREATED", "to": "RUNNING"})
+    trial = built.trial()
+    found, submission = start_of(trial, history.at(END)), submission_wait(trial)
+    assert found is not None
+    assert found.effect == history.at(1.0 if waits else created)
+    assert (submission is not None) == waits
+    assert submission_wait(history.empty().trial()) is None
+
+
+def test_a_job_that_runs_and_never_catches_up_is_still_catching_up(history: Any):
+    """Its sinks have records again at 11 s. The record ends at 20 s."""
+    rounds = (RoundSpan(at(8), at(20), cause(9.5), running=at(11)),)
+    outage = Outage(fault("a", 8, 9), at(8), at(20), rounds, False)
+    found = answered(outage, [], trial=history.empty().trial())
+    last = found.rounds[-1].segments[-1]
+    assert (last.kind, last.seconds, last.outcome) == ("catch-up", 9, "open")
+    assert found.rounds[-1].ended_by == "open"
+
+
+def test_a_job_whose_lag_is_not_known_has_recovered_with_its_first_record(history: Any):
+    """There is no catch-up then, and the last step ends at the first record."""
+    rounds = (RoundSpan(at(8), at(12), cause(9.5), running=at(12)),)
+    found = answered(Outage(fault("a", 8, 9), at(8), at(12), rounds, True), [wait("slot", 9.5, 12)], trial=history.empty().trial())  # fmt: skip
+    assert [kind for kind, _ in parts(found)][-1] == "slot"
+
+
+@pytest.mark.parametrize(("second", "owner"), [(6.9, "recorded"), (7.0, "computed")])
+def test_a_replacement_that_was_recorded_before_the_last_end_is_one_of_an_earlier_incarnation(
+    history: Any, second: float, owner: str
+):
+    """The supervisor recorded the first replacement, until 5 s. The process ended again at 4.9 s, or at that moment."""
+    built = history.empty()
+    built.event("process.exit", "tm-1-1", 2)
+    built.event("process.exit", "tm-1-2", second - 2)
+    built.wait("replacement", "supervisor", "tm-1-2", (2, 5))
+    built.event("taskmanager.registered", "tm-1-3", 9)
+    entry = {"job": {"taskManagers": {"replaceLost": "1 s"}}}
+    found: list[Wait] = read_waits(built.trial(), entry, [], history.at(20))
+    own = [w for w in found if w.kind == "replacement" and w.what == "tm-1-3"]
+    assert bool(own) == (owner == "computed")

@@ -1,0 +1,118 @@
+"""The plan of a TuningStudy in each of its situations, without a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headgate_operator.plan import study
+from headgate_operator.plan.conditions import clip, rfc3339, tail
+from headgate_operator.plan.model import Delete, Emit, Plan, api_version_of
+from testbed_runtime.api import naming
+from testbed_runtime.api.status import StudyReport, TuningStudyStatus, read
+from testbed_runtime.api.views import Pod, Study
+from tests.operator.test_scenario_study import NOW, SETTINGS, a_study, condition
+
+Obj = dict[str, Any]
+ACCOUNTS = frozenset({("ServiceAccount", naming.STUDY_ACCOUNT), ("RoleBinding", "headgate-study")})
+
+
+def a_pod(phase: str = "Running", **metadata: Any) -> Pod:
+    given = {"name": "knobs-study", "namespace": "lab", "uid": "p"}
+    return Pod({"metadata": {**given, **metadata}, "spec": {}, "status": {"phase": phase}})
+
+
+def look(status: Obj | None = None, pod: Pod | None = None, report: Obj | None = None, **spec: Any) -> Plan:
+    said = None if report is None else read(StudyReport, report)
+    observed = study.Observed(Study(a_study(status, **spec)), pod, said, ACCOUNTS)
+    return study.plan(observed, SETTINGS, NOW)
+
+
+def status_of(plan: Plan) -> TuningStudyStatus:
+    assert isinstance(plan.status, TuningStudyStatus)
+    return plan.status
+
+
+def events(plan: Plan) -> list[tuple[str, str, str]]:
+    return [(a.type, a.reason, a.text) for a in plan.actions if isinstance(a, Emit)]
+
+
+def test_a_pod_is_counted_once_and_the_study_begins_with_its_first_look() -> None:
+    """It is looked at again in 5 s."""
+    first = look(pod=a_pod(), report={"phase": "Running", "message": "run 1"})
+    assert (status_of(first).pod_starts, status_of(first).pod_uid) == (1, "p")
+    assert (status_of(first).started_at, first.requeue_after_s, first.actions) == (rfc3339(NOW), 5.0, ())
+    assert [condition(first, t) for t in ("Ready", "Reconciling", "Complete")] == [
+        "True/Running",
+        "True/Running",
+        "False/Running",
+    ]
+    again = look({"podStarts": 3, "podUid": "p", "startedAt": rfc3339(NOW - 9)}, a_pod("Pending"))
+    assert (status_of(again).pod_starts, status_of(again).started_at) == (3, rfc3339(NOW - 9))
+    assert condition(again, "Ready") == "False/Starting"
+    other = look({"podStarts": 3, "podUid": "old"}, a_pod())
+    assert (status_of(other).pod_starts, status_of(other).pod_uid) == (4, "p")
+
+
+def test_only_a_study_without_a_pod_can_be_suspended() -> None:
+    """It has not started then."""
+    found = look(suspend=True)
+    assert (found.actions, found.requeue_after_s, status_of(found).phase) == ((), None, "Suspended")
+    assert (status_of(found).started_at, condition(found, "Reconciling")) == (None, "False/Suspended")
+    assert look(pod=a_pod(), suspend=True).requeue_after_s == 5.0
+
+
+@pytest.mark.parametrize(("phase", "leaving", "gone"), [("Failed", False, True), ("Failed", True, False), ("Running", False, False)])  # fmt: skip
+def test_a_pod_that_ended_is_deleted_once(phase: str, leaving: bool, gone: bool) -> None:
+    """By its uid."""
+    pod = a_pod(phase, **({"deletionTimestamp": rfc3339(NOW)} if leaving else {}))
+    assert look(pod=pod).actions == ((Delete("Pod", "lab", "knobs-study", "p"),) if gone else ())
+
+
+@pytest.mark.parametrize(
+    ("report", "kind", "text", "ready"),
+    [
+        ({"runsDone": 2, "runsTotal": 2}, "Normal", "2/2 runs", "True/TableComplete"),
+        ({"runsDone": 2, "runsTotal": 2, "best": "a=1", "applied": "bench"}, "Normal", "2/2 runs; best: a=1; applied to bench", "True/TableComplete"),
+        ({"runsDone": 1, "runsTotal": 2, "reason": "Healed", "message": "it was healed"}, "Warning", "1/2 runs it was healed", "False/Healed"),
+        ({"runsTotal": 0}, "Normal", "old runs", "True/TableComplete"),
+    ],
+)  # fmt: skip
+def test_a_study_ends_with_its_best_row(report: Obj, kind: str, text: str, ready: str) -> None:
+    """Or with the reason for which its table is not complete."""
+    found = look({"progress": "old"}, a_pod("Succeeded"), {"phase": "Complete", **report})
+    assert events(found) == [(kind, "Complete", text)]
+    assert (condition(found, "Ready"), status_of(found).completed_at) == (ready, rfc3339(NOW))
+    assert condition(found, "Stalled").startswith("False" if ready.startswith("True") else "True")
+    assert found.requeue_after_s is None
+
+
+@pytest.mark.parametrize(("starts", "given_up"), [(5, False), (6, True)])
+def test_a_study_whose_pod_is_lost_for_the_sixth_time_is_given_up(starts: int, given_up: bool) -> None:
+    """The table so far stays."""
+    found = look({"podStarts": starts}, None, {"phase": "Running", "runsDone": 1, "runsTotal": 4})
+    assert (status_of(found).phase == "Complete") == given_up
+    assert status_of(found).progress == "1/4"
+    if given_up:
+        assert events(found) == [("Warning", "Complete", "1/4 runs the study's pod was lost 6 times")]
+
+
+def test_a_refused_study_is_reported_and_a_deleted_one_left_alone() -> None:
+    """Nothing is created for it."""
+    found = look(objectives=[])
+    assert [(kind, reason) for kind, reason, _ in events(found)] == [("Warning", "Rejected")]
+    assert (status_of(found).phase, condition(found, "Complete")) == ("Rejected", "False/Invalid")
+    raw = a_study()
+    raw["metadata"]["deletionTimestamp"] = rfc3339(NOW)
+    assert study.plan(study.Observed(Study(raw)), SETTINGS, NOW) == Plan()
+
+
+@pytest.mark.parametrize(("length", "kept"), [(900, 900), (901, 900)])
+def test_a_long_text_keeps_its_beginning_in_an_event_and_its_end_in_a_log(length: int, kept: int) -> None:
+    """The API server takes 1,024 characters."""
+    text = "b" + "x" * (length - 2) + "e"
+    assert (len(clip(text)), clip(text)[0], clip(text)[-1]) == (kept, "b", "e" if length == kept else "…")
+    shown = tail(text)
+    assert (shown[0], shown[-1], len(shown)) == ("b" if length == kept else "…", "e", length)
+    assert [api_version_of(kind) for kind in ("Pod", "Fault")] == ["v1", naming.API_VERSION]
