@@ -84,7 +84,7 @@ STATES: Mapping[str, frozenset[str]] = {
 }
 """The states that `to` in the data of these events can have."""
 _MAY_BE_NEGATIVE = {
-    "attempt": -1, "checkpoint": -1, "budget_ns": -1, "credit": None, "lag_ns": None, "max_ns": None,
+    "attempt": -1, "checkpoint": -1, "budget_ns": -1, "credit": None, "max_ns": None,
 }  # fmt: skip
 """Least value of the integer columns that are not counters; None for no limit. All others are at least 0."""
 COUNTERS = (
@@ -528,7 +528,7 @@ def _check_lags(trial: Trial, longest: int) -> list[Damage]:
     if not len(table) or "lag_ns" not in table.column_names or table.column("lag_ns").null_count:
         return []
     lag = ints(table, "lag_ns")
-    if (row := first_true((lag > longest) | (lag < -longest))) < 0:
+    if (row := first_true(lag > longest)) < 0:
         return []
     return [Damage("tasks", "lag_ns", row, f"is {lag[row] / NS:g} s, which is longer than the trial")]
 

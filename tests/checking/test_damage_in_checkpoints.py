@@ -31,6 +31,7 @@ def commit(task: str = "a-0", number: int = 1, **more: Any) -> Written:
 
 VERTEX = {"name": "a", "parallelism": 2, "kind": "ledger"}
 ENTRY = {"job": {"vertices": [VERTEX]}}
+OVERTAKING = {"execution.checkpointing.unaligned.enabled": "true"}
 HEALTHY: list[Written] = [
     state("a-0", "SCHEDULED", "DEPLOYING"),
     state("a-1", "SCHEDULED", "DEPLOYING"),
@@ -130,8 +131,23 @@ def test_without_a_job_in_the_manifest_any_task_may_acknowledge():
     assert found({4: {"task": "b-0"}}, {}) == []
 
 
+@pytest.mark.parametrize(
+    ("configuration", "amount", "is_damaged"),
+    [({}, 4, True), ({}, 0, False), (OVERTAKING, 4, False), ({"execution.checkpointing.unaligned.enabled": "false"}, 1, True)],
+)  # fmt: skip
+def test_an_aligned_checkpoint_has_no_records_in_flight(configuration: Row, amount: int, is_damaged: bool):
+    """Nothing is known of a trial whose configuration the manifest lacks."""
+    problem = (
+        f"persisted_bytes, row 1: is {amount} in an aligned checkpoint, which has no records in flight "
+        "(execution.checkpointing.unaligned.enabled in the manifest)"
+    )
+    changes = {3: {"persisted_bytes": amount}}
+    assert found(changes, {**ENTRY, "configuration": configuration}) == ([problem] if is_damaged else [])
+    assert found(changes, ENTRY) == []
+
+
 LESS, MORE = (f"state_bytes, row 4: is {n}, but the parts of checkpoint 1 have 30 bytes" for n in (29, 31))
-INCREMENTAL = {**ENTRY, "configuration": {"execution.checkpointing.incremental": "true"}}
+INCREMENTAL = {**ENTRY, "configuration": {"execution.checkpointing.incremental": "true", **OVERTAKING}}
 
 
 @pytest.mark.parametrize(

@@ -194,10 +194,10 @@ def test_the_data_of_an_event_is_an_object_with_a_state_that_flink_has(row: Writ
         ({"records_in": -1, "attempt": 1}, ["records_in, row 1: is -1, which is below 0"]),
         ({"attempt": -1}, []),
         ({"attempt": -2}, ["attempt, row 1: is -2, which is below -1"]),
-        ({"lag_ns": -9}, []),
+        ({"lag_ns": -9}, ["lag_ns, row 1: is -9, which is below 0"]),
         ({"idle_ns": LONGEST_NS}, []),
         ({"idle_ns": LONGEST_NS + 1}, [f"idle_ns, row 1: is {LONGEST_NS + 1}, longer than any trial"]),
-        ({"lag_ns": LONGEST_NS + 1}, []),  # `check_times` compares it with the trial
+        ({"lag_ns": LONGEST_NS + 1}, [f"lag_ns, row 1: is {LONGEST_NS + 1}, longer than any trial"]),
     ],
 )  # fmt: skip
 def test_each_row_is_of_this_trial_and_in_range(change: Row, expected: list[str]):
@@ -336,9 +336,7 @@ def test_rows_are_within_the_time_of_the_trial(t: float, expected: str):
     assert check_times(wrote(*rows), {"phases": [{"name": "warmUp", "start_ns": 0, "end_ns": None}]}) == []
 
 
-@pytest.mark.parametrize(
-    ("lag_s", "is_damaged"), [(2405, False), (2405.001, True), (-2405, False), (-2405.001, True)]
-)
+@pytest.mark.parametrize(("lag_s", "is_damaged"), [(2405, False), (2405.001, True)])
 def test_a_lag_is_not_longer_than_the_trial_and_what_surrounds_it(lag_s: float, is_damaged: bool):
     """Half an hour, five seconds and ten minutes."""
     rows = [sample("a-0", 1), sample("a-0", 2, lag_ns=round(lag_s * NS))]

@@ -32,6 +32,7 @@ from testbed_runtime.history.schema import Trial
 USUAL_NS = 2_000_000
 """Durations are whole milliseconds, and their rows are written at once: most differ by less."""
 INCREMENTAL = "execution.checkpointing.incremental"
+UNALIGNED = "execution.checkpointing.unaligned.enabled"
 
 COLUMNS = (
     "process", "seq", "t_ns", "checkpoint", "state", "task", "duration_ns", "alignment_ns", "state_bytes"
@@ -64,6 +65,7 @@ def check_checkpoints(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         _durations(found),
         _complete(trial, entry, found),
         _sizes(entry, found),
+        _aligned(entry, found),
         _commits(trial, found),
         _weights(trial, entry),
         _waits(trial, found),
@@ -176,6 +178,17 @@ def _sizes(entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage
                 f"is {end['state_bytes']}, but the parts of checkpoint {end['checkpoint']} have {parts} bytes"
             )
             yield Damage("checkpoints", "state_bytes", end["row"], problem)
+
+
+def _aligned(entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage]:
+    """Yield records in flight in a checkpoint of a job whose barriers overtake nothing."""
+    if "configuration" not in entry or options_of(entry).boolean(UNALIGNED):
+        return
+    for one in found:
+        for r in one.acknowledged.values():
+            if amount := r.get("persisted_bytes", 0):
+                problem = f"is {amount} in an aligned checkpoint, which has no records in flight ({UNALIGNED} in the manifest)"
+                yield Damage("checkpoints", "persisted_bytes", r["row"], problem)
 
 
 def _commits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:

@@ -1,0 +1,100 @@
+"""Compare each sampled frame with its channel: which TaskManager receives its data, and the frames before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from testbed_runtime.core.faults.frame_classes import FRAME_CLASSES
+from testbed_runtime.core.faults.links import owner_of
+from testbed_runtime.core.ids import ABSTRACT_ID_BYTES, InputChannelID
+from testbed_runtime.history.columns import Flags, Owned, distinct, first_true, ints, numbered, sound
+from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.schema import Trial
+
+BUFFERS = ("buffer", "event", "barrier")
+"""The classes that have a size, and whose numbers are the sequence numbers of their channel."""
+TO_CONSUMER = (*BUFFERS, "backlog")
+"""The classes that go from the producer to the consumer. The others of FRAME_CLASSES go back."""
+COUNTED_CHANNELS = 100
+"""A process with more channels may begin to count the frames of one anew: it keeps a limited number of counters."""
+
+
+def check_frames(trial: Trial) -> list[Damage]:
+    """Return the contradictions between frames, at most one for each rule."""
+    table = trial.table("frames")
+    if not sound(table, "process", "seq", "side", "link", "channel", "frame_class", "number", "size"):
+        return []
+    rules = (_channels(trial), _sizes(table), _numbers(table))
+    return [one for rule in rules for one in list(rule)[:1]]
+
+
+def _channels(trial: Trial) -> Iterator[Damage]:
+    """Yield a channel whose id cannot be one, and one whose id names another consumer than the end of the link: it begins with the
+    ordinal of its TaskManager."""
+    for row, r in distinct(trial, "frames", "link", "channel", "frame_class"):
+        if r["frame_class"] not in FRAME_CLASSES:
+            continue
+        producer, _, consumer = r["link"].partition("->")
+        if r["frame_class"] not in TO_CONSUMER:
+            consumer = producer
+        owner = _owner(r["channel"])
+        if owner is None:
+            yield Damage("frames", "channel", row, f"is {r['channel'][:60]!r}, which is no id of a channel")
+        elif owner not in ("", consumer):
+            problem = (
+                f"is {r['frame_class']!r} on {r['link']}, but the channel is one of {owner}, which sends credit "
+                "and requests and receives the others (channel)"
+            )
+            yield Damage("frames", "frame_class", row, problem)
+
+
+def _owner(channel: str) -> str | None:
+    """Return the consumer's TaskManager; empty for an id that Headgate did not choose, None for what is no id."""
+    try:
+        found = bytes.fromhex(channel)
+    except ValueError:
+        return None
+    if len(found) != ABSTRACT_ID_BYTES or found.hex() != channel:
+        return None
+    return owner_of(InputChannelID(found))
+
+
+def _sizes(table: pa.Table) -> Iterator[Damage]:
+    """Yield a frame that has a size although it carries no buffer."""
+    size = ints(table, "size")
+    if (row := first_true((size != 0) & ~_carries(table))) >= 0:
+        kind = table.column("frame_class")[row].as_py()
+        yield Damage(
+            "frames", "size", row, f"is {size[row]}, but a frame of the class {kind} carries no buffer"
+        )
+
+
+def _numbers(table: pa.Table) -> Iterator[Damage]:
+    """Yield a frame whose number is not above the one before it: the buffers of a channel have sequence numbers, whatever their
+    class, and the frames of each other class are counted. A fault on frames keeps their order."""
+    carries = _carries(table)
+    counted = np.where(carries, 0, 1 + numbered([table], ("frame_class",)))
+    stream = numbered([table], ("process", "side", "link", "channel"))
+    channels = numbered([table], ("process", "side", "frame_class"))
+    of_class = np.zeros(int(channels.max()) + 1, dtype=np.int64)
+    pairs = np.unique(np.stack([channels, stream]), axis=1)
+    np.add.at(of_class, pairs[0], 1)
+    owned = Owned.of(stream * (int(counted.max()) + 1) + counted, ints(table, "seq"))
+    number = ints(table, "number")[owned.order]
+    fell = np.zeros(len(number), dtype=np.bool_)
+    fell[1:] = number[1:] <= number[:-1]
+    fell[owned.starts] = False
+    fell &= (carries | (of_class[channels] <= COUNTED_CHANNELS))[owned.order]
+    if (at := first_true(fell)) >= 0:
+        row = int(owned.order[at])
+        process, kind = (table.column(c)[row].as_py() for c in ("process", "frame_class"))
+        problem = f"is {number[at]}, but {process} had recorded {number[at - 1]} of this channel before this {kind} frame"
+        yield Damage("frames", "number", row, problem)
+
+
+def _carries(table: pa.Table) -> Flags:
+    classes = np.asarray(table.column("frame_class").to_pylist(), dtype=object)
+    return np.asarray(np.isin(classes.astype(str), BUFFERS), dtype=np.bool_)
