@@ -33,7 +33,7 @@ def test_a_report_behind_the_deployments_expires_and_the_option_owns_its_seconds
     assert (start["recovered"], start["reason"]) == (False, "JobFailed")
     failed = start["rounds"][-1]
     assert failed["failure"] == "Ask timed out on [Actor[akka://flink/user/rpc/jobmaster]] after [1000 ms]"
-    expired = [s for s in failed["segments"] if s["option"] == "pekko.ask.timeout"]
+    expired = [s for s in failed["segments"] if s["option"] == "akka.ask.timeout"]
     assert [(s["value"], s["outcome"], (s["end_ns"] - s["start_ns"]) / 1e9) for s in expired] == [("1 s", "expired", pytest.approx(1.0))]  # fmt: skip
 
 
@@ -42,5 +42,5 @@ def test_an_ask_timeout_above_the_queue_lets_the_same_job_start(tmp_path: Path):
     start = busy(tmp_path, "2 s")
     assert start["recovered"]
     margins = {m["option"]: m for m in start["margins"]}
-    assert margins["pekko.ask.timeout"]["budget_s"] == 2.0
-    assert 0.7 < margins["pekko.ask.timeout"]["waited_s"] < 1.45
+    assert margins["akka.ask.timeout"]["budget_s"] == 2.0
+    assert 0.7 < margins["akka.ask.timeout"]["waited_s"] < 1.45
