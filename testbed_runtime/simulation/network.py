@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from testbed_runtime.core.errors import UserError
@@ -17,8 +18,10 @@ from testbed_runtime.faults.proxy.observe import (
     CLEAN_S,
     MAX_PROBED_PATHS,
     PINGS,
+    ActiveRules,
     Path,
     combined,
+    free_first,
     judge_after,
     observe_path,
 )
@@ -66,7 +69,7 @@ class SimNetworkBackend:
         self._switchboard = switchboard
         self._rpc_conditions = conditions
         self._processes = processes
-        self._rules: dict[str, Rule] = {}
+        self._rules = ActiveRules()
         self._paths: dict[str, list[_Path]] = {}
 
     async def prepare(self, request: FaultRequest) -> None:
@@ -78,7 +81,7 @@ class SimNetworkBackend:
 
     async def apply(self, request: FaultRequest) -> float:
         rule = rule_of(request)
-        self._rules[request.rule_id] = rule
+        self._rules.add(request.rule_id, rule)
         if PLANE_RPC in rule.planes:
             self._rpc_conditions.rules[request.rule_id] = rule
         self._reshape()
@@ -87,11 +90,23 @@ class SimNetworkBackend:
     async def observe(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:
         paths = self._paths.get(request.fault_id, [])
         rule = rule_of(request)
-        found = await asyncio.gather(*(observe_path(rule, request.fault, p, p.probe, stop) for p in paths))
+        found = await asyncio.gather(
+            *(
+                observe_path(
+                    rule,
+                    request.fault,
+                    p,
+                    p.probe,
+                    stop,
+                    alone=partial(self._rules.alone, p, request.rule_id),
+                )
+                for p in paths
+            )
+        )
         return combined(paths, found)
 
     async def remove(self, request: FaultRequest) -> None:
-        self._rules.pop(request.rule_id, None)
+        self._rules.remove(request.rule_id)
         self._rpc_conditions.rules.pop(request.rule_id, None)
         self._reshape()
         self._switchboard.release()
@@ -102,7 +117,7 @@ class SimNetworkBackend:
         left: list[str] = []
         for path in self._paths.pop(request.fault_id, []):
             await path.probe.close()
-            if path.is_hit(self._rules.values()):
+            if self._rules.hit(path):
                 values[path.name] = {"not_probed": "another fault is active on this path"}
                 continue
             after = self._path(path.source, path.destination, path.plane)
@@ -116,7 +131,7 @@ class SimNetworkBackend:
         )
 
     async def residue(self) -> Mapping[str, Any]:
-        return {"network": sorted(self._rules)} if self._rules else {}
+        return {"network": names} if (names := self._rules.names()) else {}
 
     # ---- paths
 
@@ -131,9 +146,8 @@ class SimNetworkBackend:
                     if a != b and any_matches(rule.flows, a, b):
                         # of a half-open connection the end that stays is the one to probe from
                         pairs.setdefault(frozenset((a, b)), (b, a) if a in rule.gone else (a, b))
-            chosen += [self._path(a, b, plane) for a, b in pairs.values()][
-                : MAX_PROBED_PATHS // len(rule.planes)
-            ]
+            paths = free_first([self._path(a, b, plane) for a, b in pairs.values()], self._rules)
+            chosen += paths[: MAX_PROBED_PATHS // len(rule.planes)]
         return chosen
 
     def _path(self, source: str, destination: str, plane: str) -> _Path:

@@ -13,7 +13,6 @@ from msgspec import to_builtins
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import ANYBODY, flows_of, owners_of
-from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.faults.backend import (
     FaultRequest,
@@ -32,9 +31,11 @@ from testbed_runtime.faults.proxy.observe import (
     MAX_PROBED_PATHS,
     PINGS,
     QUIET_S,
+    ActiveRules,
     Path,
     combined,
     expected_delay,
+    free_first,
     observe_path,
     settled_after,
 )
@@ -64,6 +65,7 @@ class ProxyBackend:
         self._echo = echo
         self._peers = peers
         self._paths: dict[str, list[_Path]] = {}
+        self._rules = ActiveRules()
 
     async def prepare(self, request: FaultRequest) -> None:
         paths = self._choose_paths(request)
@@ -75,17 +77,21 @@ class ProxyBackend:
     async def apply(self, request: FaultRequest) -> float:
         rule = rule_of(request)
         answer = await self._call("PUT", f"/v1/rules/{request.rule_id}", to_builtins(rule))
+        self._rules.add(request.rule_id, rule)
         return float(answer["now"])
 
     async def observe(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:
         paths = self._paths.get(request.fault_id, [])
         rule = rule_of(request)
-        found = await asyncio.gather(*(self._observe(rule, request.fault, path, stop) for path in paths))
+        found = await asyncio.gather(*(self._observe(rule, request, path, stop) for path in paths))
         return combined(paths, found)
 
-    async def _observe(self, rule: Rule, fault: Fault, path: _Path, stop: asyncio.Event) -> Measurement:
+    async def _observe(
+        self, rule: Rule, request: FaultRequest, path: _Path, stop: asyncio.Event
+    ) -> Measurement:
+        fault, alone = request.fault, partial(self._rules.alone, path, request.rule_id)
         if fault.kind != "network.bandwidth":
-            return await observe_path(rule, fault, path, path.probe, stop)
+            return await observe_path(rule, fault, path, path.probe, stop, alone=alone)
         probe = await ProbeConnection.open(path.address, timeout_s=QUIET_S)  # no ping may be pending on it
         try:
             return await observe_path(rule, fault, path, probe, stop)
@@ -93,6 +99,7 @@ class ProxyBackend:
             probe.close()
 
     async def remove(self, request: FaultRequest) -> None:
+        self._rules.remove(request.rule_id)
         await self._call("DELETE", f"/v1/rules/{request.rule_id}")
 
     async def check(self, request: FaultRequest) -> Measurement:
@@ -136,7 +143,8 @@ class ProxyBackend:
     # ---- one path
 
     def _choose_paths(self, request: FaultRequest) -> list[_Path]:
-        paths = [p for plane in planes_of(request.fault) for p in self._paths_of(request, plane)]
+        planes = planes_of(request.fault)
+        paths = [p for plane in planes for p in free_first(self._paths_of(request, plane), self._rules)]
         return paths[:MAX_PROBED_PATHS]
 
     def _paths_of(self, request: FaultRequest, plane: str) -> list[_Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Protocol, TypeVar
@@ -32,6 +32,7 @@ BULK_S = 0.3
 CEILING_MARGIN = 1.25
 
 T = TypeVar("T")
+PathT = TypeVar("PathT", bound="Path")
 
 
 class Probe(Protocol):
@@ -56,6 +57,8 @@ class Path:
     plane: str
     before: list[float] = field(default_factory=list)
     """Round trips before the fault, in seconds."""
+    shared: bool = False
+    """Another fault was active on it before this one."""
 
     @property
     def name(self) -> str:
@@ -69,6 +72,45 @@ class Path:
         )
 
 
+class ActiveRules:
+    """The rules of the faults that are active on links, and whether one of them has a path for itself."""
+
+    def __init__(self) -> None:
+        self._rules: dict[str, Rule] = {}
+        self._changed = asyncio.Event()
+
+    def add(self, rule_id: str, rule: Rule) -> None:
+        self._rules[rule_id] = rule
+
+    def remove(self, rule_id: str) -> None:
+        self._rules.pop(rule_id, None)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def hit(self, path: Path, *, but: str = "") -> bool:
+        """Whether a rule other than `but` concerns the path."""
+        return path.is_hit(rule for name, rule in self._rules.items() if name != but)
+
+    async def alone(self, path: Path, rule_id: str) -> None:
+        """Wait until no other rule than this one concerns the path."""
+        while self.hit(path, but=rule_id):
+            await self._changed.wait()
+
+    def values(self) -> Collection[Rule]:
+        return self._rules.values()
+
+    def names(self) -> list[str]:
+        return sorted(self._rules)
+
+
+def free_first(paths: Sequence[PathT], active: ActiveRules) -> list[PathT]:
+    """Return the paths that no active fault concerns, or all of them if there are none, which are then shared."""
+    free = [path for path in paths if not active.hit(path)]
+    for path in paths:
+        path.shared = not free
+    return free or list(paths)
+
+
 def combined(paths: Sequence[Path], found: Sequence[Measurement]) -> Measurement:
     """Return one measurement of several paths."""
     if not paths:
@@ -79,9 +121,18 @@ def combined(paths: Sequence[Path], found: Sequence[Measurement]) -> Measurement
 
 
 async def observe_path(
-    rule: Rule, fault: Fault, path: Path, probe: Probe, stop: asyncio.Event
+    rule: Rule,
+    fault: Fault,
+    path: Path,
+    probe: Probe,
+    stop: asyncio.Event,
+    *,
+    alone: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> Measurement:
-    """Measure the fault's effect on one path, until it is certain or `stop` is set."""
+    """Measure the fault's effect on one path, until it is certain or `stop` is set. `alone` waits until no other fault is active on
+    the path."""
+    if not path.before and path.shared and alone is not None and kind_of(fault).silent:
+        return await _silence_alone(fault, probe, stop, alone())
     if not path.before:
         text = f"{path.name} did not answer before the fault, so its effect cannot be measured"
         return Measurement(False, {}, text)
@@ -156,6 +207,23 @@ async def _silence(fault: Fault, probe: Probe, stop: asyncio.Event) -> Measureme
         return Measurement(False, values, f"the probe's connection was {probe.error}")
     ok = silent_for >= quiet * SEEN_SHARE
     return Measurement(ok, values, "" if ok else "the fault ended before it could be measured")
+
+
+async def _silence_alone(
+    fault: Fault, probe: Probe, stop: asyncio.Event, alone: Coroutine[Any, Any, None]
+) -> Measurement:
+    """Check a path on which nothing passed before the fault because of another one: still nothing passes when that has ended."""
+    began = asyncio.get_running_loop().time()
+    ended = await _unless(stop, _marked(alone))
+    if not ended:
+        text = "another fault, which let nothing pass, was active on the path all the time"
+        return Measurement(False, {"shared_s": round(asyncio.get_running_loop().time() - began, 6)}, text)
+    return await _silence(fault, probe, stop)
+
+
+async def _marked(waiting: Coroutine[Any, Any, None]) -> bool:
+    await waiting
+    return True
 
 
 async def _reset(probe: Probe, stop: asyncio.Event) -> Measurement:
