@@ -14,7 +14,7 @@ from msgspec import Struct
 from testbed_runtime.core.job.messages import TaskDeploymentDescriptor, TriggerCheckpoint
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
-from testbed_runtime.history.waits import WaitLog
+from testbed_runtime.history.waits import OpenWait, WaitLog
 from testbed_runtime.ports.execution import Clock, Cpu
 from testbed_runtime.ports.network import Network
 from testbed_runtime.ports.storage import BlobStore, HistorySink
@@ -129,9 +129,14 @@ class TaskRun:
         outcome: Outcome = Outcome.COMPLETED,
     ) -> None:
         """Record a wait of this attempt that ends now."""
+        self.begin_wait(kind, what, limit=limit, since_s=since_s).end(outcome)
+
+    def begin_wait(
+        self, kind: str, what: str, *, limit: Limit = NO_LIMIT, since_s: float | None = None
+    ) -> OpenWait:
+        """Begin a wait of this attempt. `since_s` defaults to now."""
         attempt = self.descriptor.attempt_number
-        log = self.services.waits
-        log.begin(kind, self.name, what, attempt=attempt, limit=limit, since_s=since_s).end(outcome)
+        return self.services.waits.begin(kind, self.name, what, attempt=attempt, limit=limit, since_s=since_s)
 
     def empty_snapshot(self, checkpoint: int) -> SubtaskSnapshot:
         """Return a snapshot of this subtask without state."""

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from testbed_runtime.core.job.jobgraph import SinkConfig
 from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import SinkCommit
-from testbed_runtime.core.waits import NO_LIMIT, Outcome
+from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
 from testbed_runtime.taskmanager.meter import to_ns
 from testbed_runtime.taskmanager.services import TaskRun
 from testbed_runtime.workload.records import Records
@@ -64,7 +64,7 @@ class SinkWriter:
         """Record the wait for the first record. The buffer timeout decided it if it took one timeout, and at most one for
         each vertex before this one."""
         run = self._run
-        limit = option_limit(run.services.options, "execution.buffer-timeout.interval")
+        limit = self._buffer_timeout()
         seconds, timeout_s = run.now() - run.running_at, limit.seconds or 0.0
         hops = max(1, len(run.descriptor.job_vertices) - 1)
         fired = 0.5 * timeout_s <= seconds <= 1.1 * hops * timeout_s
@@ -72,6 +72,9 @@ class SinkWriter:
         run.wait(
             "first-record", "", since_s=run.running_at, limit=limit if fired else NO_LIMIT, outcome=outcome
         )
+
+    def _buffer_timeout(self) -> Limit:
+        return option_limit(self._run.services.options, "execution.buffer-timeout.interval")
 
     # ---- at once -------------------------------------------------------------------------------------------
 
@@ -161,6 +164,16 @@ class SinkWriter:
                 "events", kind="note", subject=self._run.name, text=f"Could not publish a part: {error}"
             )
         self._publishing = None
+
+    async def close(self) -> None:
+        """Wait until everything is published. A sink that ran and received nothing has waited for its first record until now."""
+        self._end_first()
+        await self.drained()
+
+    def _end_first(self) -> None:
+        if not self._seen and self._run.running_at:
+            outcome, since_s = Outcome.CANCELLED, self._run.running_at
+            self._run.wait("first-record", "", since_s=since_s, limit=self._buffer_timeout(), outcome=outcome)
 
     async def drained(self) -> None:
         """Wait until everything is published."""

@@ -22,6 +22,7 @@ from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.ports.network import Connection
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
 from testbed_runtime.taskmanager.checkpoints import TakenSnapshot
+from testbed_runtime.taskmanager.gateway import SLOW_ANSWER_S
 from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, IDLE
 from testbed_runtime.taskmanager.services import TaskRun
 from testbed_runtime.workload.records import Records, latency_marker
@@ -176,14 +177,21 @@ class SourceTask:
             return False
         size = split_records(self._config.limit, self._config.splits)
         index = self.source.next_sequence // size
+        limit = option_limit(self._run.services.options, "pekko.ask.timeout")
+        waiting = self._run.begin_wait("jobmanager", "JobMaster: next input split", limit=limit)
+        ended = Outcome.CANCELLED
         try:
             split: InputSplit = await self._run.gateway.ask(
                 RequestNextInputSplit(self._run.descriptor.attempt, index)
             )
+            ended = Outcome.COMPLETED
         except (AskTimeout, RecipientUnreachable, RemoteFailure) as error:
+            ended = Outcome.EXPIRED if isinstance(error, AskTimeout) else Outcome.FAILED
             text = f"Requesting the next input split failed: {error}"
             wait = "" if isinstance(error, RemoteFailure) else "jobmanager"
             raise FlinkError("InputSplitProviderException", text, wait=wait) from error
+        finally:
+            waiting.end(ended, at_least_s=SLOW_ANSWER_S)
         if split.number == NO_SPLIT:
             return False
         self.source.limit = (index + 1) * size

@@ -111,7 +111,7 @@ class StreamTask:
     async def close(self) -> None:
         """Wait until the background work beside `run` has ended."""
         if self._sink is not None:
-            await self._sink.drained()
+            await self._sink.close()
         if self.operator is not None:
             self.operator.close()
 

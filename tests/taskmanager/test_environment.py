@@ -12,7 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.channel import LocalInputChannel, RemoteInputChannel
+from testbed_runtime.core.exchange.channel import RemoteInputChannel
+from testbed_runtime.core.exchange.localchannel import LocalInputChannel
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.messages import (
     InputChannelDescriptor,

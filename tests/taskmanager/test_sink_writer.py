@@ -90,6 +90,21 @@ def snapshot(checkpoint: int) -> SubtaskSnapshot:
 # ---- the first record
 
 
+@pytest.mark.parametrize(("running_at", "records", "waits"), [(9.0, 0, 1), (9.0, 1, 0), (0.0, 0, 0)])
+async def test_a_sink_that_received_nothing_waited_until_it_was_closed(
+    running_at: float, records: int, waits: int
+):
+    """A failure can come before the first record. One that did not run waited for nothing."""
+    sink = Sink(EXACTLY_ONCE)
+    sink.run.running_at = running_at
+    if records:
+        sink.write(0, records)
+    sink.waits.clear()
+    await sink.writer.close()
+    cancelled = ("first-record", running_at, "execution.buffer-timeout.interval", "cancelled")
+    assert sink.waits == [cancelled] * waits
+
+
 @pytest.mark.parametrize(("due_s", "latency_ms"), [(9.75, 250), (10.5, 0)])
 def test_the_first_records_of_a_sink_are_an_event_with_their_largest_latency(due_s: float, latency_ms: int):
     """Once; an empty batch is not the first. A clock that differs makes no negative latency."""

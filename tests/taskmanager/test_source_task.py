@@ -264,11 +264,13 @@ def test_a_lazy_source_that_waits_for_a_buffer_in_the_middle_of_a_batch_has_a_la
 # ---- splits and restores
 
 
-def splits(*numbers: int | Exception) -> dict[type, Any]:
-    """A JobMaster that assigns these splits, one after the other."""
+def splits(*numbers: int | Exception, after_s: float = 0.0) -> dict[type, Any]:
+    """A JobMaster that assigns these splits, one after the other, the first of them after that time."""
     left = list(numbers)
 
     async def answer(message: RequestNextInputSplit) -> InputSplit:
+        if after_s and len(left) == len(numbers):
+            await asyncio.sleep(after_s)
         found = left.pop(0)
         if isinstance(found, Exception):
             raise found
@@ -286,6 +288,22 @@ def test_a_source_with_splits_requests_one_after_the_other():
     done = during(SPLIT, 100, answers=splits(0, 3, NO_SPLIT))
     assert [message.index for message in done.heard(RequestNextInputSplit)] == [0, 1, 2]
     assert (done.sequences, done.states[-1]) == ([0, 1, 2, 3], "FINISHED")
+
+
+@pytest.mark.parametrize(
+    ("after_s", "waits"),
+    [
+        (0.0, []),
+        (0.5, [(0, 500, "completed")]),
+        (2.0, [(0, 1000, "expired")]),
+    ],
+)
+def test_a_source_records_what_it_waits_for_its_next_split(after_s: float, waits: list[Any]):
+    """An answer at once is no row."""
+    done = during(SPLIT, 2500, answers=splits(0, NO_SPLIT, after_s=after_s))
+    found = [wait[1:] for wait in done.waits("jobmanager") if wait[0] == "JobMaster: next input split"]
+    assert found == waits
+    assert {row["option"] for row in done.rows("waits", "jobmanager")} <= {"pekko.ask.timeout"}
 
 
 def test_a_split_that_the_jobmaster_refuses_fails_the_task():
