@@ -40,17 +40,19 @@ from testbed_runtime.checking.progress import (
     sinks_of,
 )
 from testbed_runtime.checking.rounds import Outage, RoundSpan, outages_of, start_of
-from testbed_runtime.checking.waits import (
+from testbed_runtime.checking.steps import (
     blocking_producers,
-    busy_texts,
     detection,
     failing_at_once,
+    next_checkpoint,
+    steps,
+)
+from testbed_runtime.checking.waits import (
+    busy_texts,
     fault_wait,
     lasts_until,
-    next_checkpoint,
     read_waits,
     starved_words,
-    steps,
     window_text,
     windows_before_sinks,
 )

@@ -13,6 +13,7 @@ from functools import cache
 from itertools import pairwise
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment
 from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, POD_STEPS, RM_NAME, Outcome, Wait
@@ -332,14 +333,18 @@ class _Walk:
         )
 
     def _take_pauses(self, wait: Wait) -> None:
-        """Add the pauses of processes by faults within a wait for many steps, each of which needs every task."""
+        """Add the pauses of processes by faults within a wait for many steps, each of which needs every task, and the steps that a fault
+        held up."""
         inside = [
-            w for w in self.waits if w.kind == "stalled" and w.who == EVERYTHING and w.end_ns > wait.start_ns
+            w
+            for w in self.waits
+            if w.kind in ("stalled", "fault") and w.who == EVERYTHING and w.end_ns > wait.start_ns
         ]
         for pause in sorted(inside, key=lambda w: -w.end_ns):
             if pause.start_ns < self.at:
                 self._add(max(min(pause.end_ns, self.at), self.start), wait)
-                self._add(max(pause.start_ns, wait.start_ns, self.start), pause)
+                held = pause if pause.kind == "stalled" else replace(pause, kind=wait.kind)
+                self._add(max(pause.start_ns, wait.start_ns, self.start), held)
 
     def _busy_judge(self, wait: Wait) -> Wait | None:
         """Return the wait for the same component of the JobManager that shows what kept it busy when the option of `wait` had
@@ -379,6 +384,8 @@ class _Walk:
             return _latest(self._last_ended(_needed(current.kind)), current)
         around = [w for w in self.waits if w.start_ns < self.at - EPSILON_NS and w.end_ns > self.at]
         during = [w for w in around if w.kind not in _NOT_INTERRUPTED]
+        if current.kind in _DETECTION and all(w.kind in _OF_SLOTS for w in during):
+            during = []  # a running job does not wait for a TaskManager that comes
         if current.kind in _PAUSES and not during:  # one process was paused after the other
             during = [w for w in around if w.who == EVERYTHING and id(w) not in self._taken]
         if during:

@@ -1,9 +1,19 @@
-"""The supersteps of a job's iterations, from the events of their synchronisation tasks."""
+"""The supersteps of a job's iterations, from the events of their synchronisation tasks, and those that a fault held up."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from statistics import median
+
 from testbed_runtime.checking.common import data, events
+from testbed_runtime.checking.faults import FaultEffect
+from testbed_runtime.core.waits import EVERYTHING, KINDS, Wait
 from testbed_runtime.history.schema import Trial
+
+ITERATION = "iteration"
+HELD_UP = 2
+"""A superstep that takes this many times the usual time was held up."""
 
 
 def supersteps(trial: Trial) -> tuple[int | None, str]:
@@ -17,3 +27,43 @@ def supersteps(trial: Trial) -> tuple[int | None, str]:
     ended = {subject: row for subject, row in sorted(last.items()) if row[2]}
     text = ", ".join(f"{subject}: {number} ({why})" for subject, (_, number, why) in ended.items())
     return max((number for _, number, _ in ended.values()), default=None), text
+
+
+def held_supersteps(trial: Trial, waits: Iterable[Wait], effects: Iterable[FaultEffect]) -> list[Wait]:
+    """Return for each fault on the exchange the waits of an iteration for the supersteps that it held up, from its beginning on and
+    without the work that these had left to do. What the other supersteps take is no fault's."""
+    found: dict[tuple[str, int, int], Wait] = {}
+    iterations = [w for w in waits if w.kind == ITERATION]
+    moments = sorted(int(e["t_ns"]) for e in events(trial, "iteration.superstep")) if iterations else []
+    for effect in effects:
+        if effect.injected_ns is None or effect.kind.partition(".")[0] not in ("network", "frames"):
+            continue
+        for wait in iterations:
+            span = effect.injected_ns, min(effect.ended_ns or wait.end_ns, wait.end_ns)
+            for start, end in _held(moments, wait, span):
+                found[effect.fault, start, end] = Wait(
+                    wait=f"{effect.fault}/supersteps/{start}", kind="fault", who=EVERYTHING, what=wait.what, start_ns=start, end_ns=end,
+                    cause=f"{KINDS[ITERATION].doc}, during the fault `{effect.fault}`", fault=effect.fault,
+                )  # fmt: skip
+    return list(found.values())
+
+
+def _held(moments: Sequence[int], wait: Wait, fault: tuple[int, int]) -> list[tuple[int, int]]:
+    """Return the spans in which a fault held supersteps of an iteration up. `moments`: the ends of supersteps."""
+    begun, ended = fault
+    ends = sorted({wait.start_ns, *(t for t in moments if wait.start_ns < t < wait.end_ns), wait.end_ns})
+    steps = list(pairwise(ends))
+    undisturbed = [b - a for a, b in steps if b <= begun or a >= ended]
+    usual = round(median(undisturbed)) if undisturbed else 0
+    found: list[tuple[int, int]] = []
+    for start, end in steps:
+        if end <= begun or start >= ended or end - start < HELD_UP * usual:
+            continue
+        since = max(start, begun)
+        until = end - max(0, usual - (since - start))
+        until = min(until, ended + (ended - begun))  # TCP retries at last after as long again
+        if found and found[-1][1] >= start - usual:
+            found[-1] = found[-1][0], until
+        elif since < until:
+            found.append((since, until))
+    return found

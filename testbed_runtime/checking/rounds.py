@@ -230,8 +230,7 @@ def outages_of(
             found.append(outage if before else _since(outage, fault.begun_ns))
             rest = rest[used:]
     while rest:
-        since = found[-1].end if found else 0
-        outage, used = _with_failovers(record, rest, injected, since)
+        outage, used = _with_failovers(record, rest, injected, found)
         found.append(outage)
         rest = rest[used:]
     taken = {o.fault.fault for o in found if o.fault is not None} | {e.fault for e in early}
@@ -321,14 +320,20 @@ def _caught_up_before(record: _Record, running: int | None, failed_ns: int) -> b
 
 
 def _with_failovers(
-    record: _Record, failed: Sequence[Cause], injected: Sequence[FaultEffect], since: int
+    record: _Record, failed: Sequence[Cause], injected: Sequence[FaultEffect], before: Sequence[Outage]
 ) -> tuple[Outage, int]:
-    """Return the outage that the first failure began, and how many failures belong to it. It begins after `since`, the end
-    of the outage before: the job had recovered from its fault then, and failed again."""
+    """Return the outage that the first failure began, and how many failures belong to it. It begins after the end of the last outage
+    `before`: the job had recovered from its fault then, and failed again."""
+    since = before[-1].end if before else 0
+    known = {o.fault.fault for o in before if o.fault is not None}
     fault = responsible(injected, failed[0])
     effect = failed[0].t_ns
     if fault is not None and fault.begun_ns >= since:
         effect = fault.begun_ns
+    elif fault is not None and fault.fault not in known and (_stops(fault) or _stops_jobmanager(fault)):
+        effect = (
+            since  # it stopped a part of the job shortly before that had recovered from the outage before
+        )
     else:
         effect = _suspended(record.trial, since, effect)
     used = 1

@@ -8,15 +8,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from testbed_runtime.checking.common import NS, Entry, busiest, data, events, job_shape, options, task_series
-from testbed_runtime.checking.failovers import TOGETHER_NS, Cause
 from testbed_runtime.checking.faults import FaultEffect
+from testbed_runtime.checking.iterations import held_supersteps
 from testbed_runtime.checking.lostwaits import lost_waits
 from testbed_runtime.core.faults.kinds import KINDS as FAULTS
 from testbed_runtime.core.faults.links import ANYBODY, split_link
 from testbed_runtime.core.faults.vocabulary import Hides
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.limits import replacement_limit
-from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.trial.plan import NEVER
 from testbed_runtime.core.versions import REQUESTS_WAIT_AT_PRODUCER, has
@@ -55,22 +54,22 @@ _HOLDS_UP = {
         "restore",
         "partition",
         "first-record",
-        "iteration",
         "deployment",
         "failure-report",
         "connection",
     ),
-    "frames": ("partition", "first-record", "iteration"),
+    "frames": ("partition", "first-record"),
     "jobmanager": ("failure-report", "cancellation", "slot", "deployment"),
 }
 """Families of faults, and the kinds of waits that they make longer."""
-SEVERAL = 3
-"""So many restarts at once are not one failure that several tasks report."""
 _SUBMISSION = "runner/submission"
 """The id of the wait for the job to be created."""
 _UNFLUSHED = (
     "a full buffer or a checkpoint, which alone send records without execution.buffer-timeout.enabled"
 )
+BUFFER_TIMEOUT = "execution.buffer-timeout.interval"
+_FLUSHED_BEFORE = "records in buffers that are not full, which {} had not flushed yet"
+_ANSWER = "the answer of a channel's producer"
 _NO_SLOT = "no TaskManager had a free slot"
 _SILENT = (
     "network.partition", "network.half-open", "network.reset", "network.stall", "network.bandwidth", "frames.withhold-credit",
@@ -89,9 +88,10 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     recorded = [Wait.from_row(row) for row in trial.rows("waits")]
     if (submission := submission_wait(trial)) is not None:
         recorded.append(submission)
-    found = [_named(wait, effects, busy, rpc) for wait in recorded]
+    found = [_named(_answering(trial, w), effects, busy, rpc) for w in _joined_delays(recorded)]
+    found += held_supersteps(trial, found, effects)
     if has(options(entry).flink_version, REQUESTS_WAIT_AT_PRODUCER):
-        found = _until_found(trial, found)
+        found = _until_found(trial, found, {e.fault for e in effects if e.kind.startswith("registration.")})
     restored = {(e["subject"], e["attempt"]): e["checkpoint"] for e in events(trial, "task.restored")}
     windows = windows_before_sinks(trial, entry)
     found = [
@@ -180,6 +180,8 @@ def _named(wait: Wait, effects: Iterable[FaultEffect], busy: Mapping[str, str], 
         during = begun is not None and begun < wait.end_ns and (ended is None or ended > wait.start_ns)
         if not during or wait.end_ns - wait.start_ns < SLOW_NS:
             continue
+        if family == "registration" and wait.cause == _ANSWER:
+            continue  # the partition was there
         overlap = min(ended or wait.end_ns, wait.end_ns) - max(begun or 0, wait.start_ns)
         stopped = _stopped_kind(effect) and any(_ordinal(wait.who) == t for t in targets_of(effect))
         if stopped and wait.kind == "stalled":
@@ -191,14 +193,66 @@ def _named(wait: Wait, effects: Iterable[FaultEffect], busy: Mapping[str, str], 
             or (wait.wait, family) == (_SUBMISSION, "store")  # the JobManager writes the job to it
         ):
             longest = overlap
-            text, fault = f"{_waited_for(wait)}, during the fault `{effect.fault}`", effect.fault
+            text, fault = _held_up(wait, effect), effect.fault
     lacking = wait.kind == "slot" and wait.outcome is Outcome.EXPIRED and text == KINDS["slot"].doc
     return replace(wait, cause=text, fault=fault, detail=_NO_SLOT if lacking else "")
+
+
+def _held_up(wait: Wait, effect: FaultEffect) -> str:
+    """Return what was waited for during a fault in words. A buffer that the fault dropped is missed after its end, too."""
+    dropped = effect.kind == "frames.drop" and effect.ended_ns is not None
+    if dropped and wait.kind == "partition" and wait.end_ns - (effect.ended_ns or 0) > SLOW_NS:
+        return f"{_waited_for(wait)}, which the fault `{effect.fault}` has dropped"
+    return f"{_waited_for(wait)}, during the fault `{effect.fault}`"
+
+
+def _answering(trial: Trial, wait: Wait) -> Wait:
+    """Return a wait for a partition with `_ANSWER` as its cause if the producer ran all the time: only its answer was missing."""
+    if wait.kind != "partition" or wait.cause:
+        return wait
+    ran = [t for t in _running(trial).get(wait.what, ()) if t <= wait.end_ns]
+    there = bool(ran) and ran[-1] <= wait.start_ns + ANSWERED_NS
+    return replace(wait, cause=_ANSWER) if there else wait
+
+
+def _running(trial: Trial) -> Mapping[str, Sequence[int]]:
+    """Map each task to the times at which an attempt of it ran."""
+
+    def read() -> dict[str, list[int]]:
+        ran: dict[str, list[int]] = {}
+        for event in events(trial, "task.state"):
+            if data(event).get("to") == "RUNNING":
+                ran.setdefault(str(event["subject"]), []).append(int(event["t_ns"]))
+        return ran
+
+    return trial.kept("running", read)
+
+
+def _joined_delays(waits: Iterable[Wait]) -> list[Wait]:
+    """Join the parts of a restart delay. A failure that the restart strategy merges into a restart ends the wait for its delay, and
+    the next one has what was left of it."""
+    found: list[Wait] = []
+    parts: dict[tuple[str, int], int] = {}
+    for wait in waits:
+        key = wait.wait.partition("/")[0], wait.attempt
+        if wait.kind != "restart-delay":
+            found.append(wait)
+        elif key in parts:
+            first = found[parts[key]]
+            found[parts[key]] = replace(first, end_ns=wait.end_ns, outcome=wait.outcome)
+        else:
+            parts[key] = len(found)
+            found.append(wait)
+    return found
 
 
 def _waited_for(wait: Wait) -> str:
     if wait.wait == _SUBMISSION:
         return "the JobManager to create the job"
+    if wait.kind == "partition" and wait.cause == _ANSWER:
+        return _ANSWER
+    if wait.kind == "restart-delay" and wait.outcome is Outcome.CANCELLED and wait.option:
+        return f"{wait.option} = {wait.value}"  # the next failure cut it short
     if wait.kind == "input":
         return f"the {wait.what}, with which its consumers are deployed"
     return KINDS[wait.kind].doc
@@ -335,13 +389,10 @@ def _replayed(trial: Trial, wait: Wait, restored: Mapping[tuple[str, int], int],
     return replace(wait, cause=text, detail=f"{key} = {options(entry).text(key)}")
 
 
-def _until_found(trial: Trial, waits: Sequence[Wait]) -> list[Wait]:
+def _until_found(trial: Trial, waits: Sequence[Wait], late: Collection[str]) -> list[Wait]:
     """End the waits for partitions when their producers ran: a producer answers a request that waited for it with its first data,
-    which may come much later. A fault on the exchange can delay the answer itself."""
-    ran: dict[str, list[int]] = {}
-    for event in events(trial, "task.state"):
-        if data(event).get("to") == "RUNNING":
-            ran.setdefault(str(event["subject"]), []).append(int(event["t_ns"]))
+    which may come much later. A fault on the exchange can delay the answer itself; those in `late` delay the producers."""
+    ran = _running(trial)
     again: dict[tuple[str, int], list[int]] = {}
     for event in events(trial, "partition.request"):
         if int(data(event).get("request", 1)) > 1:
@@ -350,7 +401,8 @@ def _until_found(trial: Trial, waits: Sequence[Wait]) -> list[Wait]:
 
     def shortened(wait: Wait) -> Wait:
         begun = [t for t in ran.get(wait.what, ()) if t <= wait.end_ns]
-        if wait.kind != "partition" or wait.outcome is not Outcome.COMPLETED or wait.fault or not begun:
+        delayed = wait.fault and wait.fault not in late
+        if wait.kind != "partition" or wait.outcome is not Outcome.COMPLETED or delayed or not begun:
             return wait
         repeated = [t for t in again.get((wait.who, wait.attempt), ()) if t <= wait.end_ns]
         end_ns = max(wait.start_ns, begun[-1], *repeated[-1:])
@@ -373,14 +425,20 @@ def window_text(vertices: Sequence[str]) -> str:
 
 def _worked_for(trial: Trial, wait: Wait, windows: Mapping[str, Sequence[str]], entry: Entry) -> Wait:
     """Return a wait for the first new record with the vertex as its owner whose work took most of it, or whose `windows` had
-    not ended, or with the buffers that nothing flushes."""
-    slow = wait.outcome is Outcome.COMPLETED and wait.end_ns - wait.start_ns >= SLOW_NS
+    not ended, or with the buffers that nothing flushes, or not yet. A failure may end it."""
+    ended = wait.outcome in (Outcome.COMPLETED, Outcome.CANCELLED)
+    slow = ended and wait.end_ns - wait.start_ns >= SLOW_NS
     if wait.kind != "first-record" or not slow or wait.cause != KINDS[wait.kind].doc:
         return wait
     vertex, worked_ns = busiest(trial, wait.start_ns, wait.end_ns)
     if 2 * worked_ns < wait.end_ns - wait.start_ns:
         before = windows.get(wait.who.rpartition("-")[0])
-        unflushed = wait if options(entry).buffer_timeout_s >= 0 else replace(wait, cause=_UNFLUSHED)
+        chosen = options(entry)
+        unflushed = wait if chosen.buffer_timeout_s >= 0 else replace(wait, cause=_UNFLUSHED)
+        if wait.end_ns - wait.start_ns < chosen.buffer_timeout_s * NS:
+            unflushed = replace(
+                wait, cause=_FLUSHED_BEFORE.format(f"{BUFFER_TIMEOUT} = {chosen.shown(BUFFER_TIMEOUT)}")
+            )
         return replace(wait, cause=window_text(before)) if before else unflushed
     return replace(wait, cause=f"the work of `{vertex}` before the first new record at a sink")
 
@@ -457,143 +515,3 @@ def targets_of(effect: FaultEffect) -> list[str]:
     except ValueError:
         return []
     return [str(t) for t in found] if isinstance(found, list) else []
-
-
-# ---- steps
-
-
-def detection(cause: Cause, effect_ns: int) -> list[Wait]:
-    """Return the step from the effect of a fault to the failure that it caused."""
-    text = {
-        "heartbeat": "missing heartbeats",
-        "lease": "loss of the leadership",
-        "checkpoint": "the next checkpoint, by execution.checkpointing.interval",
-        "connection": KINDS["connection"].doc,  # as of a recorded wait, so that both have one price
-    }.get(cause.kind)
-    return [
-        _step(cause.kind, effect_ns, cause.t_ns, text or f"detection of {cause.cause_class or 'the failure'}")
-    ]
-
-
-def next_checkpoint(trial: Trial, entry: Entry, since: int, until: int) -> Wait | None:
-    """Return the wait since then for the checkpoint that failed at `until` to be triggered, if the interval decided when that was: a store or a link that
-    fails shows only in the next one."""
-    key, chosen = "execution.checkpointing.interval", options(entry)
-    begun = sorted(
-        int(r["t_ns"]) for r in trial.rows("checkpoints") if r["state"] == "triggered" and r["t_ns"] <= until
-    )
-    before, after = [t for t in begun if t <= since], [t for t in begun if t > since]
-    interval = round(chosen.duration(key) * NS)
-    if not before or not after or abs(after[0] - before[-1] - interval) > SLOW_NS:
-        return None
-    return Wait(
-        wait=f"checkpoint/{after[0]}", kind="checkpoint", who=JOBMASTER_NAME, what="", start_ns=since, end_ns=after[0],
-        option=key, value=chosen.shown(key), budget_ns=interval, outcome=Outcome.FIRED,
-    )  # fmt: skip
-
-
-_PRODUCTION = "the work of {}, whose consumers are deployed when it has finished"
-
-
-def blocking_producers(entry: Entry) -> frozenset[str]:
-    """Return the vertices whose results are read only when they are complete."""
-    edges = (entry.get("job") or {}).get("edges") or ()
-    return frozenset(e.get("source") or e["from"] for e in edges if e.get("result") == BLOCKING)
-
-
-def _production(trial: Trial, producers: frozenset[str], since: int, until: int) -> tuple[list[int], bool]:
-    """Return when tasks of these vertices FINISHED, and whether some had not at the end."""
-    own = [e for e in events(trial, "task.state") if str(e["subject"]).rpartition("-")[0] in producers]
-    last = {e["subject"]: data(e).get("to") for e in own if int(e["t_ns"]) <= until}
-    finished = [
-        int(e["t_ns"]) for e in own if data(e).get("to") == "FINISHED" and since <= int(e["t_ns"]) <= until
-    ]
-    return finished, any(state != "FINISHED" for state in last.values())
-
-
-def steps(
-    trial: Trial,
-    *,
-    since: int,
-    until: int,
-    restart: bool,
-    running_ns: int | None,
-    producers: frozenset[str] = frozenset(),
-) -> list[Wait]:
-    """Return the steps of one deployment as waits: cancellation, slots, deployment, restore, connections, first record.
-
-    `since` is the failure (`restart`) or the submission, `running_ns` when the last sink received its first new record. The
-    step that did not end lasts until the failure or the end of the record, `until`. Consumers of `producers` are deployed only
-    when these have finished."""
-    slots = (
-        _moments(trial, "failover.slots", since, until)[-1:] or _states(trial, "DEPLOYING", since, until)[:1]
-    )
-    deployed = _moments(trial, "failover.deployed", since, until)
-    if not restart:
-        deployed = _states(trial, "RUNNING", since, until)[-1:] if running_ns is not None else []
-    connected = _moments(trial, "gate.connected", since, until)[-1:]
-    finished, unfinished = _production(trial, producers, since, until if running_ns is None else running_ns)
-    unfinished = unfinished and running_ns is None
-    if finished or unfinished:
-        first = min(finished, default=until)
-        deployed = (
-            deployed if restart else [t for t in _states(trial, "RUNNING", since, until) if t <= first][-1:]
-        )
-    if unfinished:
-        finished, connected = [], []
-    elif slots and not deployed:  # a busy JobMaster hears of it later than the sinks
-        deployed, connected = connected, []
-    milestones = [
-        ("slot", slots, "allocation of slots"),
-        ("deployment", deployed, "deployment of the tasks"),
-        *([("first-record", finished[-1:], _PRODUCTION.format(" and ".join(f"`{name}`" for name in sorted(producers))))] if finished or unfinished else []),
-        ("partition", connected, "connections and partition requests"),
-        ("first-record", [] if running_ns is None else [running_ns], "the first new record at each sink"),
-    ]  # fmt: skip
-    if restart:
-        later = {
-            (e["process"], e["subject"]) for e in events(trial, "failover.started") if int(e["t_ns"]) >= until
-        }
-        cancelled = [
-            e for e in events(trial, "failover.cancelled") if (e["process"], e["subject"]) not in later
-        ]
-        ended = [int(e["t_ns"]) for e in cancelled if since <= int(e["t_ns"]) <= until]
-        milestones.insert(0, ("cancellation", ended[-1:], "cancellation of the tasks"))
-    found: list[Wait] = []
-    at = since
-    for index, (kind, moments, text) in enumerate(milestones):
-        if moments:
-            end = max(at, moments[0])
-        elif any(later for _, later, _ in milestones[index + 1 :]):
-            continue
-        else:
-            end = until
-        found.append(_step(kind, at, end, text))
-        at = end
-    restored = _moments(trial, "task.restored", since, until)
-    recorded = any(r["kind"] == "restore" and since <= r["t_ns"] <= until for r in trial.rows("waits"))
-    if slots and restored and not recorded:
-        found.append(_step("restore", slots[0], restored[-1], "state and checkpoint store"))
-    return [s for s in found if s.end_ns > s.start_ns]
-
-
-def failing_at_once(trial: Trial, since: int, until: int) -> list[Wait]:
-    """Return the step of restarts that follow each other at once, each of which ended with a failure. Empty for one failure that more
-    than one task reports."""
-    begun = [t for t in _moments(trial, "failover.started", since, until) if t <= since + TOGETHER_NS]
-    if len(begun) < SEVERAL:
-        return []
-    return [_step("deployment", since, begun[-1], "restarts that failed at once")]
-
-
-def _moments(trial: Trial, kind: str, since: int, until: int) -> list[int]:
-    return [int(e["t_ns"]) for e in events(trial, kind) if since <= int(e["t_ns"]) <= until]
-
-
-def _states(trial: Trial, state: str, since: int, until: int) -> list[int]:
-    found = [e for e in events(trial, "task.state") if since <= int(e["t_ns"]) <= until]
-    return [int(e["t_ns"]) for e in found if data(e).get("to") == state]
-
-
-def _step(kind: str, start_ns: int, end_ns: int, text: str) -> Wait:
-    return Wait(wait="", kind=kind, who=JOBMASTER_NAME, what="", start_ns=start_ns, end_ns=end_ns, cause=text)

@@ -15,7 +15,8 @@ from testbed_runtime.checking.failovers import check_failovers
 from testbed_runtime.checking.lostwaits import lost_waits
 from testbed_runtime.checking.progress import Progress
 from testbed_runtime.checking.rounds import start_of
-from testbed_runtime.checking.waits import failing_at_once, next_checkpoint, read_waits, submission_wait
+from testbed_runtime.checking.steps import failing_at_once, next_checkpoint
+from testbed_runtime.checking.waits import read_waits, submission_wait
 from testbed_runtime.core.job.restart import restart_limit
 from testbed_runtime.core.judgement.metrics import JOB_FAILED
 from testbed_runtime.core.judgement.recovery import Recovery, Segment

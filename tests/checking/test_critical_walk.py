@@ -175,6 +175,15 @@ def test_a_loss_or_a_pause_that_comes_while_the_job_waits_for_another_one(
     assert owners([*waits, wait("slot", 7, 8)], 8, detected) == expected
 
 
+@pytest.mark.parametrize(
+    ("slots", "before"), [([], (UNATTRIBUTED, 1)), ([wait("slot", 0, 9)], ("replacement", 1))]
+)
+def test_a_failure_interrupts_a_replacement_only_if_the_job_waits_for_slots(slots: list[Wait], before: Any):
+    """The consumer waits for bytes since 1 s, and a TaskManager that no task waits for comes at 1.5 s."""
+    coming = wait("replacement", 0, 1.5, Outcome.FIRED)
+    assert path([coming, *slots, wait("connection", 1, 2)], 2, detected=2)[0] == before
+
+
 def test_waits_that_ended_together_do_not_delay_each_other():
     """TaskManagers wait for a JobManager until it is the leader: both waits end at 5 s, and each could have delayed the other. So
     could two tasks of one TaskManager that hang equally long."""

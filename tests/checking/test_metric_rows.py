@@ -17,9 +17,9 @@ from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.progress import Progress
 from testbed_runtime.checking.recovery import check_recovery, milestones, worst
 from testbed_runtime.checking.rounds import outages_of, start_of
+from testbed_runtime.checking.steps import steps
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.checking.trace import trace_events
-from testbed_runtime.checking.waits import steps
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement.recovery import Recovery, Round, Segment, TrialRecovery
 from testbed_runtime.core.waits import Outcome, Wait

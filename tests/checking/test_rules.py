@@ -20,16 +20,9 @@ from testbed_runtime.checking.failovers import (
 )
 from testbed_runtime.checking.faults import FaultEffect, check_faults, residue_of
 from testbed_runtime.checking.rounds import responsible
+from testbed_runtime.checking.steps import detection, steps
 from testbed_runtime.checking.trace import trace_events
-from testbed_runtime.checking.waits import (
-    busy_texts,
-    detection,
-    fault_wait,
-    lasts_until,
-    read_waits,
-    steps,
-    targets_of,
-)
+from testbed_runtime.checking.waits import busy_texts, fault_wait, lasts_until, read_waits, targets_of
 from testbed_runtime.core.judgement.recovery import (
     Recovery,
     Round,

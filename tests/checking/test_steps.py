@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from testbed_runtime.checking.faults import check_faults
-from testbed_runtime.checking.waits import blocking_producers, read_waits, steps
+from testbed_runtime.checking.steps import blocking_producers, steps
+from testbed_runtime.checking.waits import read_waits
 from testbed_runtime.core.waits import KINDS
 
 NS = 1_000_000_000

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.checking.faults import FaultEffect
-from testbed_runtime.checking.waits import fault_wait, read_waits, steps
+from testbed_runtime.checking.steps import steps
+from testbed_runtime.checking.waits import fault_wait, read_waits
 from testbed_runtime.core.waits import KINDS, Wait
 
 NS = 1_000_000_000

@@ -1,0 +1,151 @@
+"""The steps of a deployment and of a detection, from the events of the failover: they own what no recorded wait covers."""
+
+from __future__ import annotations
+
+from testbed_runtime.checking.common import NS, Entry, data, events, options
+from testbed_runtime.checking.failovers import TOGETHER_NS, Cause
+from testbed_runtime.core.job.results import BLOCKING
+from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, Outcome, Wait
+from testbed_runtime.history.schema import Trial
+
+NEAR_INTERVAL_NS = 250_000_000
+"""A checkpoint that begins this close to the interval after the one before was triggered by it."""
+SEVERAL = 3
+"""So many restarts at once are not one failure that several tasks report."""
+
+
+def detection(cause: Cause, effect_ns: int) -> list[Wait]:
+    """Return the step from the effect of a fault to the failure that it caused."""
+    text = {
+        "heartbeat": "missing heartbeats",
+        "lease": "loss of the leadership",
+        "checkpoint": "the next checkpoint, by execution.checkpointing.interval",
+        "connection": KINDS["connection"].doc,  # as of a recorded wait, so that both have one price
+    }.get(cause.kind)
+    return [
+        _step(cause.kind, effect_ns, cause.t_ns, text or f"detection of {cause.cause_class or 'the failure'}")
+    ]
+
+
+def next_checkpoint(trial: Trial, entry: Entry, since: int, until: int) -> Wait | None:
+    """Return the wait since then for the checkpoint that failed at `until` to be triggered, if the interval decided when that was: a store or a link that
+    fails shows only in the next one."""
+    key, chosen = "execution.checkpointing.interval", options(entry)
+    begun = sorted(
+        int(r["t_ns"]) for r in trial.rows("checkpoints") if r["state"] == "triggered" and r["t_ns"] <= until
+    )
+    before, after = [t for t in begun if t <= since], [t for t in begun if t > since]
+    interval = round(chosen.duration(key) * NS)
+    if not before or not after or abs(after[0] - before[-1] - interval) > NEAR_INTERVAL_NS:
+        return None
+    return Wait(
+        wait=f"checkpoint/{after[0]}", kind="checkpoint", who=JOBMASTER_NAME, what="", start_ns=since, end_ns=after[0],
+        option=key, value=chosen.shown(key), budget_ns=interval, outcome=Outcome.FIRED,
+    )  # fmt: skip
+
+
+_PRODUCTION = "the work of {}, whose consumers are deployed when it has finished"
+
+
+def blocking_producers(entry: Entry) -> frozenset[str]:
+    """Return the vertices whose results are read only when they are complete."""
+    edges = (entry.get("job") or {}).get("edges") or ()
+    return frozenset(e.get("source") or e["from"] for e in edges if e.get("result") == BLOCKING)
+
+
+def _production(trial: Trial, producers: frozenset[str], since: int, until: int) -> tuple[list[int], bool]:
+    """Return when tasks of these vertices FINISHED, and whether some had not at the end."""
+    own = [e for e in events(trial, "task.state") if str(e["subject"]).rpartition("-")[0] in producers]
+    last = {e["subject"]: data(e).get("to") for e in own if int(e["t_ns"]) <= until}
+    finished = [
+        int(e["t_ns"]) for e in own if data(e).get("to") == "FINISHED" and since <= int(e["t_ns"]) <= until
+    ]
+    return finished, any(state != "FINISHED" for state in last.values())
+
+
+def steps(
+    trial: Trial,
+    *,
+    since: int,
+    until: int,
+    restart: bool,
+    running_ns: int | None,
+    producers: frozenset[str] = frozenset(),
+) -> list[Wait]:
+    """Return the steps of one deployment as waits: cancellation, slots, deployment, restore, connections, first record.
+
+    `since` is the failure (`restart`) or the submission, `running_ns` when the last sink received its first new record. The
+    step that did not end lasts until the failure or the end of the record, `until`. Consumers of `producers` are deployed only
+    when these have finished."""
+    slots = (
+        _moments(trial, "failover.slots", since, until)[-1:] or _states(trial, "DEPLOYING", since, until)[:1]
+    )
+    deployed = _moments(trial, "failover.deployed", since, until)
+    if not restart:
+        deployed = _states(trial, "RUNNING", since, until)[-1:] if running_ns is not None else []
+    connected = _moments(trial, "gate.connected", since, until)[-1:]
+    finished, unfinished = _production(trial, producers, since, until if running_ns is None else running_ns)
+    unfinished = unfinished and running_ns is None
+    if finished or unfinished:
+        first = min(finished, default=until)
+        deployed = (
+            deployed if restart else [t for t in _states(trial, "RUNNING", since, until) if t <= first][-1:]
+        )
+    if unfinished:
+        finished, connected = [], []
+    elif slots and not deployed:  # a busy JobMaster hears of it later than the sinks
+        deployed, connected = connected, []
+    milestones = [
+        ("slot", slots, "allocation of slots"),
+        ("deployment", deployed, "deployment of the tasks"),
+        *([("first-record", finished[-1:], _PRODUCTION.format(" and ".join(f"`{name}`" for name in sorted(producers))))] if finished or unfinished else []),
+        ("partition", connected, "connections and partition requests"),
+        ("first-record", [] if running_ns is None else [running_ns], "the first new record at each sink"),
+    ]  # fmt: skip
+    if restart:
+        later = {
+            (e["process"], e["subject"]) for e in events(trial, "failover.started") if int(e["t_ns"]) >= until
+        }
+        cancelled = [
+            e for e in events(trial, "failover.cancelled") if (e["process"], e["subject"]) not in later
+        ]
+        ended = [int(e["t_ns"]) for e in cancelled if since <= int(e["t_ns"]) <= until]
+        milestones.insert(0, ("cancellation", ended[-1:], "cancellation of the tasks"))
+    found: list[Wait] = []
+    at = since
+    for index, (kind, moments, text) in enumerate(milestones):
+        if moments:
+            end = max(at, moments[0])
+        elif any(later for _, later, _ in milestones[index + 1 :]):
+            continue
+        else:
+            end = until
+        found.append(_step(kind, at, end, text))
+        at = end
+    restored = _moments(trial, "task.restored", since, until)
+    recorded = any(r["kind"] == "restore" and since <= r["t_ns"] <= until for r in trial.rows("waits"))
+    if slots and restored and not recorded:
+        found.append(_step("restore", slots[0], restored[-1], "state and checkpoint store"))
+    return [s for s in found if s.end_ns > s.start_ns]
+
+
+def failing_at_once(trial: Trial, since: int, until: int) -> list[Wait]:
+    """Return the step of restarts that follow each other at once, each of which ended with a failure. Empty for one failure that more
+    than one task reports."""
+    begun = [t for t in _moments(trial, "failover.started", since, until) if t <= since + TOGETHER_NS]
+    if len(begun) < SEVERAL:
+        return []
+    return [_step("deployment", since, begun[-1], "restarts that failed at once")]
+
+
+def _moments(trial: Trial, kind: str, since: int, until: int) -> list[int]:
+    return [int(e["t_ns"]) for e in events(trial, kind) if since <= int(e["t_ns"]) <= until]
+
+
+def _states(trial: Trial, state: str, since: int, until: int) -> list[int]:
+    found = [e for e in events(trial, "task.state") if since <= int(e["t_ns"]) <= until]
+    return [int(e["t_ns"]) for e in found if data(e).get("to") == state]
+
+
+def _step(kind: str, start_ns: int, end_ns: int, text: str) -> Wait:
+    return Wait(wait="", kind=kind, who=JOBMASTER_NAME, what="", start_ns=start_ns, end_ns=end_ns, cause=text)

@@ -1,0 +1,52 @@
+"""The supersteps of an iteration that a fault held up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from testbed_runtime.checking.faults import FaultEffect
+from testbed_runtime.checking.iterations import held_supersteps
+from testbed_runtime.core.waits import Wait
+from tests.checking.conftest import at
+
+
+def cut(begun: float, ended: float | None, kind: str = "network.partition") -> FaultEffect:
+    return FaultEffect(
+        fault="cut", kind=kind, verified=True, injected_ns=at(begun),
+        ended_ns=None if ended is None else at(ended), residue=False, targets="", text="",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ends", "effect", "held"),
+    [
+        ([1, 2, 3, 4, 7.5, 8.5], cut(4.5, 7), [(4.5, 7.0)]),  # half a second of work was left
+        ([1, 2, 3, 4, 9, 10], cut(4, 6), [(4.0, 8.0)]),  # TCP sends again at last after 2 s more
+        ([1, 2, 3, 5, 7, 9, 10, 11], cut(3, 9, "network.latency"), [(3.0, 8.0)]),  # the last one had its work to do
+        ([1, 2, 3, 4, 5, 6], cut(2.5, 4.5), []),  # of a link that the iteration does not need
+        ([1, 2, 3, 4], cut(4.5, None), [(4.5, 11.5)]),  # it lasted until the end
+        ([1, 2, 3, 4, 7.5], cut(4.5, 7, "store.slow"), []),
+    ],
+)  # fmt: skip
+def test_a_fault_has_the_supersteps_that_took_longer(history: Any, ends: Any, effect: Any, held: Any):
+    """Each of the others takes a second. The work that a superstep had left when the fault began belongs to the iteration."""
+    built = history.empty()
+    for end in ends:
+        built.event("iteration.superstep", "sync-0", float(end), attempt=0, data={"superstep": 1})
+    last = max(ends) if effect.ended_ns is not None else 12
+    heads = [
+        Wait(
+            wait=f"tm-0-1/{n}",
+            kind="iteration",
+            who=f"loop-{n}",
+            what="loop",
+            start_ns=at(0),
+            end_ns=at(last),
+        )
+        for n in (1, 2)
+    ]
+    found = held_supersteps(built.trial(), heads, [effect])
+    assert [(w.start_ns, w.end_ns) for w in found] == [(at(a), at(b)) for a, b in held]
+    assert all(w.fault == "cut" and "`cut`" in w.cause for w in found)
