@@ -210,22 +210,22 @@ def _answering(trial: Trial, wait: Wait) -> Wait:
     """Return a wait for a partition with `_ANSWER` as its cause if the producer ran all the time: only its answer was missing."""
     if wait.kind != "partition" or wait.cause:
         return wait
-    ran = [t for t in _running(trial).get(wait.what, ()) if t <= wait.end_ns]
-    there = bool(ran) and ran[-1] <= wait.start_ns + ANSWERED_NS
-    return replace(wait, cause=_ANSWER) if there else wait
+    states = [state for t, state in _states(trial).get(wait.what, ()) if t <= wait.start_ns + ANSWERED_NS]
+    return replace(wait, cause=_ANSWER) if states[-1:] == ["RUNNING"] else wait
 
 
-def _running(trial: Trial) -> Mapping[str, Sequence[int]]:
-    """Map each task to the times at which an attempt of it ran."""
+def _states(trial: Trial) -> Mapping[str, Sequence[tuple[int, str]]]:
+    """Map each task to the states of its attempts, with their times."""
 
-    def read() -> dict[str, list[int]]:
-        ran: dict[str, list[int]] = {}
+    def read() -> dict[str, list[tuple[int, str]]]:
+        found: dict[str, list[tuple[int, str]]] = {}
         for event in events(trial, "task.state"):
-            if data(event).get("to") == "RUNNING":
-                ran.setdefault(str(event["subject"]), []).append(int(event["t_ns"]))
-        return ran
+            found.setdefault(str(event["subject"]), []).append(
+                (int(event["t_ns"]), data(event).get("to", ""))
+            )
+        return found
 
-    return trial.kept("running", read)
+    return trial.kept("states", read)
 
 
 def _joined_delays(waits: Iterable[Wait]) -> list[Wait]:
@@ -392,7 +392,7 @@ def _replayed(trial: Trial, wait: Wait, restored: Mapping[tuple[str, int], int],
 def _until_found(trial: Trial, waits: Sequence[Wait], late: Collection[str]) -> list[Wait]:
     """End the waits for partitions when their producers ran: a producer answers a request that waited for it with its first data,
     which may come much later. A fault on the exchange can delay the answer itself; those in `late` delay the producers."""
-    ran = _running(trial)
+    ran = {task: [t for t, state in states if state == "RUNNING"] for task, states in _states(trial).items()}
     again: dict[tuple[str, int], list[int]] = {}
     for event in events(trial, "partition.request"):
         if int(data(event).get("request", 1)) > 1:
@@ -401,7 +401,7 @@ def _until_found(trial: Trial, waits: Sequence[Wait], late: Collection[str]) -> 
 
     def shortened(wait: Wait) -> Wait:
         begun = [t for t in ran.get(wait.what, ()) if t <= wait.end_ns]
-        delayed = wait.fault and wait.fault not in late
+        delayed = wait.fault and (wait.fault not in late or begun[-1:] < [wait.start_ns])
         if wait.kind != "partition" or wait.outcome is not Outcome.COMPLETED or delayed or not begun:
             return wait
         repeated = [t for t in again.get((wait.who, wait.attempt), ()) if t <= wait.end_ns]

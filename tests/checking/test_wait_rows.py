@@ -235,3 +235,43 @@ def test_the_first_start_is_deployed_when_its_last_task_runs(history: Any):
         ran = None if running is None else history.at(running)
         found = steps(built.trial(), since=history.at(0), until=history.at(9), restart=False, running_ns=ran)
         assert [(s.kind, s.start_ns, s.end_ns) for s in found] == [(k, history.at(a), history.at(b)) for k, a, b in expected]  # fmt: skip
+
+
+PARTITION, ANSWER = KINDS["partition"].doc, "the answer of a channel's producer"
+
+
+@pytest.mark.parametrize(
+    ("kind", "states", "end", "words"),
+    [
+        ("registration.delay", [(0, "RUNNING"), (1, "CANCELED"), (7, "RUNNING")], 7, f"{PARTITION}, during the fault `f`"),
+        ("registration.delay", [(0, "RUNNING")], 7, ANSWER),
+        ("network.partition", [(0, "RUNNING"), (1, "CANCELED")], 7, f"{PARTITION}, during the fault `f`"),
+        ("network.partition", [(0, "RUNNING")], 7, f"{ANSWER}, during the fault `f`"),
+        ("network.partition", [(2.02, "RUNNING")], 12, f"{ANSWER}, during the fault `f`"),
+        ("frames.drop", [(2.03, "RUNNING")], 9.25, f"{PARTITION}, during the fault `f`"),
+        ("frames.drop", [(2, "RUNNING")], 9.25, f"{ANSWER}, during the fault `f`"),
+        ("frames.drop", [(2, "RUNNING")], 9.26, f"{ANSWER}, which the fault `f` has dropped"),
+    ],
+)  # fmt: skip
+def test_a_producer_that_runs_owes_an_answer_only(history: Any, kind: str, states: Any, end: Any, words: str):
+    """The request waits from 2 s on. What a fault has dropped, until 9 s, never comes."""
+    built = history.empty()
+    for t, state in states:
+        built.event("task.state", "map-0", t, attempt=0, data={"from": "", "to": state})
+    built.wait("partition", "sink-0", "map-0", (2, end), outcome="cancelled")
+    found = read_waits(built.trial(), {}, [fault(kind)], history.at(20))
+    assert [w.cause for w in found if w.kind == "partition"] == [words]
+
+
+@pytest.mark.parametrize(("later", "expected"), [(1, [(1, 9)]), (2, [(1, 4), (4, 9)])])
+def test_a_restart_delay_that_a_merged_failure_divides_is_one_wait(history: Any, later: int, expected: Any):
+    """The failure at 4 s belongs to the same restart, or begins the next one."""
+    built = history.empty()
+    delay = ("restart-strategy.exponential-delay.initial-backoff", "8 s", 8.0)
+    built.wait("restart-delay", "JobMaster", "", (1, 4), delay, "cancelled", attempt=1)
+    built.wait("restart-delay", "JobMaster", "", (4, 9), delay, "fired", attempt=later)
+    found = [w for w in read_waits(built.trial(), {}, [], history.at(20)) if w.kind == "restart-delay"]
+    spans = [(history.at(a), history.at(b)) for a, b in expected]
+    assert [(w.start_ns, w.end_ns) for w in found] == spans
+    assert found[-1].outcome == "fired"
+    assert found[0].cause == (KINDS["restart-delay"].doc if later == 1 else f"{delay[0]} = 8 s")
