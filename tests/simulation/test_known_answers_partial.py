@@ -199,3 +199,15 @@ def test_no_replacement_is_part_of_a_detection(tmp_path: Path):
     assert recovery.rounds[0].cause_class.endswith("RemoteTransportException")
     assert not seconds(recovery, "replaceLost")
     assert seconds(recovery, "the close of the TCP connection") == pytest.approx(2.24, abs=TOLERANCE_S)
+
+
+def test_a_jobmanager_that_is_paused_before_a_recovery_ends_has_the_outage_after_it(tmp_path: Path):
+    """It deploys the tasks and is paused at 6.05 s, for 8 s. TaskManagers give it up meanwhile and cancel their tasks."""
+    faults = [
+        fault("kill", "1 s", SINK, **KILL),
+        fault("gc", "8 s", JOBMANAGER, at="1950 ms", jobmanager={"pause": {}}),
+    ]
+    case = Case("paused", faults, "", 0.0, options=QUICK, observation="25 s")
+    one, two = of_case(case, tmp_path).recoveries
+    assert (one.fault, two.fault, one.end_ns) == ("kill", "gc", two.effect_ns)
+    assert seconds(two, "the JobManager's return (paused by the fault `gc`)") == pytest.approx(8.0, abs=0.2)
