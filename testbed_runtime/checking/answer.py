@@ -55,6 +55,7 @@ from testbed_runtime.checking.waits import (
     starved_words,
     window_text,
     windows_before_sinks,
+    without_splits,
 )
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.job.restart import restart_limit
@@ -468,6 +469,7 @@ class _Paths:
         vertex = busiest_vertex(self.trial, start, end)
         starved = "" if vertex or end - start < LAST_NS else starved_words(self.waits, start, end)
         cause = f"spare capacity of {f'`{vertex}`' if vertex else 'the job'}"
+        asking = without_splits(self.waits, start, end)
         return Wait(
             wait=f"catch-up/{start}",
             kind="catch-up",
@@ -476,7 +478,8 @@ class _Paths:
             start_ns=start,
             end_ns=end,
             outcome=outcome,
-            cause=f"too little credit: {starved}" if starved else cause,
+            cause=asking.cause if asking else f"too little credit: {starved}" if starved else cause,
+            fault=asking.fault if asking else "",
             detail=backlog,
         )
 

@@ -16,6 +16,7 @@ from testbed_runtime.core.faults.links import ANYBODY, split_link
 from testbed_runtime.core.faults.vocabulary import Hides
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.limits import replacement_limit
+from testbed_runtime.core.job.splits import NEXT_SPLIT
 from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.trial.plan import NEVER
 from testbed_runtime.core.versions import REQUESTS_WAIT_AT_PRODUCER, has
@@ -506,6 +507,20 @@ def starved_words(waits: Iterable[Wait], start_ns: int, end_ns: int) -> str:
         return ""
     sender, receiver, option, value = most
     return f"{sender} waited for credit of {receiver}: {option} = {value}"
+
+
+def without_splits(waits: Iterable[Wait], start_ns: int, end_ns: int) -> Wait | None:
+    """Return the longest wait for an input split of a source that waited for them for more than half of the span. None if there is
+    no such source."""
+    asked: dict[str, list[tuple[int, Wait]]] = {}
+    for wait in waits:
+        inside = min(wait.end_ns, end_ns) - max(wait.start_ns, start_ns)
+        if wait.what == NEXT_SPLIT and inside > 0:
+            asked.setdefault(wait.who, []).append((inside, wait))
+    most = max(asked.values(), key=lambda found: sum(ns for ns, _ in found), default=[])
+    if 2 * sum(ns for ns, _ in most) <= end_ns - start_ns:
+        return None
+    return max(most, key=lambda one: one[0])[1]
 
 
 def targets_of(effect: FaultEffect) -> list[str]:

@@ -15,7 +15,7 @@ from testbed_runtime.core.job.flowcontrol import UNLIMITED, FlowControl, RateLim
 from testbed_runtime.core.job.jobgraph import SourceConfig
 from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import InputSplit, RequestNextInputSplit, TriggerCheckpoint
-from testbed_runtime.core.job.splits import NO_SPLIT, split_records
+from testbed_runtime.core.job.splits import NEXT_SPLIT, NO_SPLIT, split_records
 from testbed_runtime.core.options import LATENCY_INTERVAL
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
@@ -178,7 +178,7 @@ class SourceTask:
         size = split_records(self._config.limit, self._config.splits)
         index = self.source.next_sequence // size
         limit = option_limit(self._run.services.options, "pekko.ask.timeout")
-        waiting = self._run.begin_wait("jobmanager", "JobMaster: next input split", limit=limit)
+        waiting = self._run.begin_wait("jobmanager", NEXT_SPLIT, limit=limit)
         ended = Outcome.CANCELLED
         try:
             split: InputSplit = await self._run.gateway.ask(

@@ -115,6 +115,19 @@ def test_a_source_waits_for_its_next_input_split(tmp_path: Path):
     assert start.prices[0].kind == "jobmanager"
 
 
+def test_a_source_that_waits_for_input_splits_does_not_lack_capacity(tmp_path: Path):
+    """After a restart each request of a source takes 1 s or, behind that of the other source, 2 s: it reads 500 records of 1 s in that time."""
+    faults = [
+        fault("slow", "20 s", JOBMANAGER, rpc={"delay": {"method": "RequestNextInputSplit", "delay": "1 s"}}),
+        fault("kill", "1 s", SOURCE, at="1 s", **KILL),
+    ]
+    case = Case("splits", faults, "", 0.0, options=QUICK, observation="40 s")
+    (found,) = of_case(case, tmp_path, SPLITS).recoveries
+    assert found.prices[0].fault == "slow"
+    assert found.prices[0].seconds > 10
+    assert not seconds(found, "spare capacity of `source`")
+
+
 @pytest.mark.parametrize("later", [2, 5])
 def test_a_merged_failure_leaves_the_delay_its_seconds(later: int, tmp_path: Path):
     """The second region fails while the first one waits for its delay: from 2.x on, both restart when that is over, so all of

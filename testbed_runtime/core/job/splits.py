@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 NO_SPLIT = -1
+NEXT_SPLIT = "JobMaster: next input split"
+"""The subject of a source's wait for the JobMaster to assign it one."""
 
 
 def split_records(limit: int, splits: int) -> int:
