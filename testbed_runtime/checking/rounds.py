@@ -326,7 +326,7 @@ def _with_failovers(
     `before`: the job had recovered from its fault then, and failed again."""
     since = before[-1].end if before else 0
     known = {o.fault.fault for o in before if o.fault is not None}
-    fault = responsible(injected, failed[0])
+    fault = responsible(_lasting(injected, known, since, failed[0].t_ns) or injected, failed[0])
     effect = failed[0].t_ns
     if fault is not None and fault.begun_ns >= since:
         effect = fault.begun_ns
@@ -344,6 +344,16 @@ def _with_failovers(
             break
         used += 1
     return _closed(record, effect, failed[:used], fault, caught_up=True), used
+
+
+def _lasting(
+    injected: Sequence[FaultEffect], known: Collection[str], since: int, failed_ns: int
+) -> Sequence[FaultEffect]:
+    """Return the faults without those that had ended by `since`, when the job had recovered from them. Empty if none of the others was
+    active at the failure."""
+    rest = [e for e in injected if e.fault not in known or e.ended_ns is None or e.ended_ns > since]
+    active = any(e.begun_ns <= failed_ns <= (e.ended_ns or failed_ns) for e in rest)
+    return rest if active else ()
 
 
 def _suspended(trial: Trial, since: int, failed_ns: int) -> int:

@@ -412,3 +412,23 @@ def test_a_store_that_fails_is_to_blame_for_checkpoints_although_a_process_was_k
     blamed = responsible(effects, Cause(at(t), "t", "X", "JobMaster", "", kind=kind))
     assert blamed is not None
     assert blamed.fault == name
+
+
+@pytest.mark.parametrize(("slow_until", "blamed"), [(20, "slow"), (17, "rst")])
+def test_a_fault_from_which_the_job_had_recovered_is_not_blamed_for_what_another_one_does(
+    history: Any, slow_until: float, blamed: str
+):
+    """Both failures name the TaskManager that was reset until 10 s. The second one comes at 18 s: if nothing else is active then, it is
+    the last that is known."""
+    built = history.empty()
+    for number, t in ((1, 10.0), (2, 18.0)):
+        built.event("failover.started", str(number), t, text="lost", data={"taskmanager": "tm-0-1"})
+    for t in (11.0, 19.0):
+        built.event("sink.first-record", "sink-0", t)
+    faults = [
+        fault("slow", 9, slow_until, "rpc.delay", "jobmanager"),
+        fault("rst", 9.9, 10, "network.reset", "tm-0"),
+    ]
+    found = outages_of(built.trial(), faults, behind(((9.9, 12), (18, 20))), at(END))
+    names = [o.fault.fault for o in found if o.fault is not None and o.effect < o.end]
+    assert names[-2:] == ["rst", blamed]
