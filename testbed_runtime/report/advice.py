@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS
+from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, RUN_FAILED
 from testbed_runtime.report import aggregate, words
 from testbed_runtime.report.answer import close_margins, margin_words
 from testbed_runtime.report.model import FULL_TRIALS, TrialView
@@ -39,6 +39,9 @@ def _broken(expectations: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     for verdict in ("Error", "Fail", "Inconclusive"):
         for where, items in _by_reason(i for i in expectations if i.get("verdict") == verdict):
             item = items[0]
+            if item.get("reason") == RUN_FAILED and item.get("measured"):
+                yield f"Error: {where} could not be completed: {str(item['measured']).removesuffix('.')}."
+                continue
             measured = f"measured {item['measured']}" if item.get("measured") else ""
             why = "; ".join(part for part in (measured, words.explanation(item)) if part)
             more = f", and {len(items) - 1} more for the same reason" if len(items) > 1 else ""
@@ -78,7 +81,7 @@ def _weak(faults: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, An
     for entry in entries:
         if entry.get("voided"):
             yield f"Trial {entry['trial']} is void and was judged for safety only."
-        if entry.get("drained") is False:
+        if entry.get("drained") is False and not entry.get("error"):
             yield _undrained(entry)
 
 
@@ -86,7 +89,9 @@ def _undrained(entry: Mapping[str, Any]) -> str:
     """Say why it is unknown which records should have arrived."""
     if entry.get("job_state") == "FAILED":
         cause = f": {entry['cause']}" if entry.get("cause") else ""
-        return f"The job of {entry['trial']} failed, so its delivery cannot be judged{cause}."
+        return (
+            f"The job of {entry['trial']} failed, so its delivery cannot be judged{cause}".rstrip(".") + "."
+        )
     refused = entry.get("stop_refused")
     why = f"was not drained: {refused} Its" if refused else "was not drained in time, so its"
     return f"Trial {entry['trial']} {why} delivery cannot be judged."

@@ -24,16 +24,24 @@ from testbed_runtime.report.model import RunView
 MARKS = {"Pass": "✅", "Fail": "❌", "Inconclusive": "❔", "Error": "💥"}
 CELL_MAX = 200
 """Maximum characters of a cell. Longer texts belong on the HTML page."""
+LINE_MAX = 2000
+"""Maximum characters of a line outside of tables: the cause of a failure may be long."""
 TOTAL = "total"
 """Name of the last row of a price list."""
 
 
-def cell(text: object) -> str:
-    """Escape the text of a table cell: no line breaks, no bars, no accidental markup."""
-    clean = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())[:CELL_MAX]
+def cell(text: object, most: int = CELL_MAX) -> str:
+    """Escape the text of a table cell: no line breaks, no bars, no accidental markup. A longer text ends with an ellipsis."""
+    clean = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    clean = clean if len(clean) <= most else clean[: most - 1].rstrip() + "…"
     for character in "\\`*_|<>[]":
         clean = clean.replace(character, "\\" + character)
     return clean
+
+
+def line(text: object) -> str:
+    """Escape the text of a line outside of tables."""
+    return cell(text, LINE_MAX)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
@@ -46,10 +54,10 @@ def run_markdown(view: RunView) -> str:
     """Return the summary of one run."""
     lines = [f"## {MARKS.get(view.verdict, '')} {cell(view.name)}: {view.verdict}", ""]
     if view.summary:
-        lines += [cell(view.summary), ""]
+        lines += [line(view.summary), ""]
     if view.hypothesis:
-        lines += [f"*{cell(view.hypothesis)}*", ""]
-    lines += ["### What to look at first", "", *(f"- {cell(item)}" for item in view.first), ""]
+        lines += [f"*{line(view.hypothesis)}*", ""]
+    lines += ["### What to look at first", "", *(f"- {line(item)}" for item in view.first), ""]
     comparison = _comparison(view)
     if comparison:
         lines += ["### Variants side by side", "", *comparison]
@@ -109,7 +117,7 @@ def _comparison(view: RunView) -> list[str]:
     metrics = view.comparison.get("metrics") or ()
     rows = [(m["title"], *(g["values"][i]["text"] for g in groups)) for i, m in enumerate(metrics)]
     found = table(("mean [interval]", *(cell(g["name"]) for g in groups)), rows)
-    return [*found, *(f"- {cell(line)}" for line in view.comparison.get("summary") or ()), ""]
+    return [*found, *(f"- {line(said)}" for said in view.comparison.get("summary") or ()), ""]
 
 
 def _answers(view: RunView) -> list[str]:
@@ -144,12 +152,12 @@ def _prices(
     if round(found.unattributed_s, 3) > 0:
         rows.append((UNATTRIBUTED, words.seconds(found.unattributed_s), share(found.unattributed_s)))
     rows.append((TOTAL, mean(TOTAL, found.total_s), ""))
-    more = [f"- close: {cell(margin_words(m))}" for m in close_margins(found.margins)]
-    more += [f"- {cell(line)}" for line in (savings(found) if isinstance(found, Recovery) else ())]
+    more = [f"- close: {line(margin_words(m))}" for m in close_margins(found.margins)]
+    more += [f"- {line(said)}" for said in (savings(found) if isinstance(found, Recovery) else ())]
     if found.from_events_s >= NOTABLE_S:
         more.append(f"- {from_events_words(found.from_events_s)} ({share(found.from_events_s)})")
     return [
-        f"**{cell(title)}**",
+        f"**{line(title)}**",
         "",
         *table(("waited for", "mean [interval]" if any(intervals.values()) else "seconds", "share"), rows),
         *more,

@@ -19,6 +19,13 @@ def test_a_table_shows_means_intervals_and_what_is_missing():
     ]
     bounded = [row | {"reason": m.NOT_RECOVERED} if row["metric"] == "recovery.detect" else row for row in rows_of("x", 2.0)]  # fmt: skip
     groups.append(Group(name="late", trials=dict.fromkeys(range(8), bounded)))
+    once = comparison(
+        [Group(name="late", trials={1: bounded}), Group(name="new", trials={1: rows_of("x", 3.0)})],
+        keys=(DETECT,),
+    )
+    assert [c["text"] for c in once["contrasts"]] == [
+        "unknown: 3.00 s against at least 2.00 s in 1 trial each; an interval needs 6"
+    ]
     table = comparison(groups, keys=(DETECT, Key("failovers.count")))
     assert table["metrics"] == [
         {"metric": "recovery.detect", "quantile": None, "phase": "", "title": "recovery.detect", "unit": "s", "lowerIsBetter": True}

@@ -135,7 +135,10 @@ def test_the_last_failure_of_the_summary_is_that_of_the_trial_that_decided():
     ]
     assert judged(late, trials=trials).summary.endswith("measured 6.00 s. Last failure of the job: second")
     failed = judged(rows, trials=trials, error="the machine is full")
-    assert failed.summary == "the run completes: the machine is full. Last failure of the job: first"
+    assert (
+        failed.summary
+        == "the run could not be completed: the machine is full. Last failure of the job: first"
+    )
 
 
 def test_a_run_that_ends_early_says_so():
@@ -154,7 +157,7 @@ def test_a_run_that_ends_early_says_so():
         ("the run completes", True)
     ]
     failed = judged(good_rows(), error="the machine is full")
-    assert failed.summary == "the run completes: the machine is full."
+    assert failed.summary == "the run could not be completed: the machine is full."
     assert failed.judged[0].to_json() == {
         "text": "the run completes", "metric": "", "variant": "", "trial": "", "verdict": "Error", "quantile": None, "phase": "",
         "asked": "", "measured": "the machine is full", "value": None, "at_least": False, "reason": m.RUN_FAILED,

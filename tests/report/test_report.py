@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Price, Recovery, TrialRecovery
 from testbed_runtime.report import write_report, write_summary
 from testbed_runtime.report.advice import first_things
@@ -329,6 +330,7 @@ def test_the_first_sentence_says_what_most_seconds_were_spent_on(view: RunView):
     ("entry", "said"),
     [
         ({"job_state": "FAILED", "cause": "OutOfMemoryError: heap"}, "The job of t failed, so its delivery cannot be judged: OutOfMemoryError: heap."),
+        ({"job_state": "FAILED", "cause": "IOException: no buffers."}, "The job of t failed, so its delivery cannot be judged: IOException: no buffers."),
         ({"job_state": "FAILED", "cause": ""}, "The job of t failed, so its delivery cannot be judged."),
         ({"job_state": "RUNNING", "stop_refused": "Not all tasks run."}, "Trial t was not drained: Not all tasks run. Its delivery cannot be judged."),
         ({"job_state": "RUNNING"}, "Trial t was not drained in time, so its delivery cannot be judged."),
@@ -339,9 +341,29 @@ def test_a_trial_that_was_not_drained_says_why(entry: dict[str, str], said: str)
     assert first_things((), (), (), [{"trial": "t", "drained": False, **entry}]) == [said]
 
 
+def test_a_trial_that_could_not_be_completed_is_not_also_called_undrained():
+    """It says once what happened."""
+    item = {
+        "trial": "t",
+        "text": "the run completes",
+        "verdict": "Error",
+        "measured": "tm-0 was not ready.",
+        "reason": m.RUN_FAILED,
+    }
+    entry = {"trial": "t", "drained": False, "job_state": "", "error": "tm-0 was not ready."}
+    assert first_things((), (item,), (), [entry]) == ["Error: t could not be completed: tm-0 was not ready."]
+
+
 def test_markdown_cells_cannot_break_the_table():
-    """Bars, line breaks and markup are disarmed."""
+    """Bars, line breaks and markup are disarmed, and a long text ends with an ellipsis."""
     assert cell("a | b\nc <i> `x`") == "a \\| b c \\<i\\> \\`x\\`"
+    assert (cell("x" * 200), cell("x" * 201)) == ("x" * 200, "x" * 199 + "…")
+
+
+def test_sentences_of_the_markdown_are_whole(view: RunView):
+    """A summary and the sentences to look at first are not cells of a table: the cause of a failure may be long."""
+    said = "All expectations passed. " + "Not judged: " + "delivery.lost " * 20 + "end."
+    assert run_markdown(replace(view, summary=said, first=(said,))).count(" end.") == 2
 
 
 def test_the_report_needs_neither_spark_nor_asyncio():

@@ -171,7 +171,11 @@ def contrast(
     needed = samplesize.trials_for(confidence)
     if trials < needed:
         return replace(
-            base, paired=paired, trials=trials, reason=m.NOT_ENOUGH_TRIALS, text=_too_few(key, values, needed)
+            base,
+            paired=paired,
+            trials=trials,
+            reason=m.NOT_ENOUGH_TRIALS,
+            text=_too_few(key, first, second, needed),
         )
     found: list[Interval | None] = []
     for relative in (False, True):
@@ -231,14 +235,19 @@ def _answered(found: Contrast, gain: Interval, limit: float) -> Contrast:
     return replace(found, answer=answer, text=text)
 
 
-def _too_few(key: Key, values: Sequence[Sequence[float]], needed: int) -> str:
+def _too_few(key: Key, first: Sequence[Sample], second: Sequence[Sample], needed: int) -> str:
     """Say what was measured, and that it may be chance."""
-    means = [sum(v) / len(v) for v in values]
-    shown = f"{format_value(means[1], key.unit)} against {format_value(means[0], key.unit)}"
-    counts = " and ".join(dict.fromkeys(str(len(v)) for v in values))
+    shown = f"{_mean(key, second)} against {_mean(key, first)}"
+    counts = " and ".join(dict.fromkeys(str(len(group)) for group in (first, second)))
     trials = "trial" if counts == "1" else "trials"
-    each = " each" if len(set(map(len, values))) == 1 else ""
+    each = " each" if len(first) == len(second) else ""
     return f"unknown: {shown} in {counts} {trials}{each}; an interval needs {needed}"
+
+
+def _mean(key: Key, group: Sequence[Sample]) -> str:
+    """The mean of samples that all have a value. If a trial did not recover, it is only a lower bound."""
+    least = "at least " if any(s.bounded for s in group) else ""
+    return least + format_value(sum(s.value or 0.0 for s in group) / len(group), key.unit)
 
 
 def _size(value: float, unit: str) -> str:

@@ -163,14 +163,17 @@ class RunVerdict(Struct, frozen=True):
         if not worst:
             return "There was nothing to judge."
         first = worst[0]
-        where = f" in {first.trial or first.variant}" if first.trial or first.variant else ""
+        where = first.trial or first.variant
+        claim = f"{first.text} in {where}" if where else first.text
+        if first.reason == m.RUN_FAILED:
+            claim = f"{where or 'the run'} could not be completed"
         measured = f"measured {first.measured}" if first.measured else ""
         why = (first.measured if self.verdict is Verdict.ERROR else "") or first.explanation or measured
         more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
         cause = self.causes.get(first.trial) or next(iter(self.causes.values()), "")
         known = not cause or cause in f"{first.text}{why}"
         last = "" if known else f" Last failure of the job: {cause}"
-        return f"{first.text}{where}: {why.removesuffix('.')}{more}.{last}"
+        return f"{claim}: {why.removesuffix('.')}{more}.{last}"
 
     @property
     def _not_judged(self) -> str:
