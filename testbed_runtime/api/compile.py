@@ -81,9 +81,10 @@ def _check_variants(spec: models.ScenarioSpec, wanted: Sequence[str]) -> None:
     known = [v.name for v in spec.variants]
     for name in wanted:
         if name not in known:
-            raise UserError(
-                "--variant", f"variant {name!r} does not exist", f"there are {', '.join(known) or 'none'}"
+            hint = (
+                f"there are {', '.join(known)}" if known else "the scenario has no variants: omit --variant"
             )
+            raise UserError("--variant", f"variant {name!r} does not exist", hint)
 
 
 def _trial(

@@ -53,7 +53,7 @@ def read_document(text: str, *, name: str = "") -> Document:
         nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
         node = _only(nodes, where)
         _check_nodes(node, where)
-        data = yaml.safe_load(text)
+        data = next(data for data in yaml.safe_load_all(text) if data is not None)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -68,14 +68,14 @@ def read_document(text: str, *, name: str = "") -> Document:
 
 
 def _only(nodes: Sequence[yaml.Node | None], where: str) -> yaml.Node:
-    """The one document of a file. Comments and a lone `null` are none."""
+    """The one document of a file. Comments and a lone `null` are none: tools write `---` before and after a document."""
     found = [node for node in nodes if node is not None and node.tag != "tag:yaml.org,2002:null"]
     if not found:
         raise UserError(where, "is empty", "a scenario starts with apiVersion, kind, metadata, spec")
-    if len(nodes) > 1:
-        line = nodes[1].start_mark.line + 1 if nodes[1] is not None else 1
-        problem = f"holds more than one document (the second one before line {line})"
-        raise UserError(where, problem, "one file holds one scenario")
+    if len(found) > 1:
+        line = found[1].start_mark.line + 1
+        problem = f"holds more than one document: the second one begins in line {line}"
+        raise UserError(where, problem, "write each into a file of its own")
     return found[0]
 
 

@@ -16,6 +16,7 @@ import typer
 
 from testbed_runtime.cli import access, cluster_doctor, exits
 from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding, noted
+from testbed_runtime.cli.options import DEFAULT_OUT
 
 MIN_CORES = 2
 """With fewer, a JobManager, its TaskManagers and the recorder disturb each other's measurements."""
@@ -114,11 +115,13 @@ def _load() -> Finding:
 
 
 def _disk() -> Finding:
-    free = shutil.disk_usage(Path.cwd()).free
-    level = GOOD if free >= MIN_FREE_BYTES else WARNING
-    return Finding(
-        "disk", level, f"{free / 2**30:.1f} GiB free here", "runs are recorded under headgate-runs/"
-    )
+    runs = Path.cwd() / DEFAULT_OUT
+    free = f"{(bytes_free := shutil.disk_usage(Path.cwd()).free) / 2**30:.1f} GiB free here"
+    if not os.access(runs if runs.exists() else runs.parent, os.W_OK, effective_ids=True):
+        hint = f"runs are recorded under {DEFAULT_OUT}/: go to another folder, or name one with --out"
+        return Finding("disk", WARNING, f"{free}, but this account cannot write here", hint)
+    level = GOOD if bytes_free >= MIN_FREE_BYTES else WARNING
+    return Finding("disk", level, free, f"runs are recorded under {DEFAULT_OUT}/")
 
 
 def _ports() -> Finding:

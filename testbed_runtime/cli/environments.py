@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.cli.loading import Loaded
+from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.trial.plan import RunPlan
 from testbed_runtime.evaluation.process import SparkWorker
 from testbed_runtime.ports.hosts import Evaluator, TestbedHost
@@ -63,13 +64,22 @@ def new_run(out: Path, loaded: Loaded, environment: str) -> tuple[Path, RunInfo]
     folder, count = out / name, 1
     while True:
         try:
-            folder.mkdir(parents=True)
+            make_folder(folder)
             break
         except FileExistsError:
             count += 1
             folder = out / f"{name}-{count}"
     started = now.isoformat(timespec="seconds")
     return folder, RunInfo(folder.name, environment, started, machine_facts())
+
+
+def make_folder(folder: Path, *, exist_ok: bool = False) -> None:
+    """Create a folder below `--out`. Raises FileExistsError, and UserError if it cannot be created there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=exist_ok)
+    except (PermissionError, NotADirectoryError, FileNotFoundError) as error:
+        problem = f"{folder} cannot be created: {error.strerror}"
+        raise UserError("--out", problem, "name a folder that you can write to") from None
 
 
 def cores() -> int:

@@ -17,6 +17,16 @@ INTERRUPTED = 130
 DEBUG = "HEADGATE_DEBUG"
 """Set to 1 to see stack traces."""
 
+NUMBERS = {
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing_size": "a whole number of at most 4300 digits",
+    "float_parsing": "a number",
+}
+"""What pydantic, which typer uses, could not read, by the type of its error."""
+LIMITS = {"ge": "or more", "le": "or less"}
+"""How it names a limit that a value does not meet."""
+
 
 class Interrupted(Exception):
     """Ctrl-C or SIGTERM, raised after the cleanup; its text says what happened to the run. Not a KeyboardInterrupt, which typer
@@ -37,6 +47,21 @@ def explain(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         return explain(error.exceptions[0])
     return f"{type(error).__name__}: {error}; this is a bug in Headgate; {DEBUG}=1 shows where"
+
+
+def bad_value(error: typer.BadParameter) -> str:
+    """Return the message for a value that an option or argument cannot have, with the value and what to write instead."""
+    details = getattr(error.__cause__, "errors", None)
+    if details is None:
+        return error.message
+    found = details()[0]
+    given, limits = found["input"], found.get("ctx") or {}
+    if found["type"] in NUMBERS:
+        return f"{given!r} is not {NUMBERS[found['type']]}"
+    for limit, words in LIMITS.items():
+        if limit in limits:
+            return f"{given} is out of range: write {limits[limit]:g} {words}"
+    return str(found["msg"]).removeprefix("Value error, ").rstrip(".")
 
 
 def report_interrupted(error: BaseException) -> int:

@@ -95,6 +95,8 @@ def read(path: Path) -> Document:
         raise UserError(str(path), "there is no such file") from None
     except UnicodeDecodeError:
         raise UserError(str(path), "is not UTF-8 text") from None
+    except PermissionError as error:
+        raise UserError(str(path), f"cannot be read: {error.strerror}") from None
     return read_document(text, name=str(path))
 
 

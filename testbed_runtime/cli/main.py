@@ -7,9 +7,10 @@ import gc
 import os
 import signal
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from testbed_runtime.cli import (
     ci,
@@ -41,6 +42,17 @@ ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 EXCHANGE_HELP = "Serve or fetch one partition over the wire, also with Flink at the other end."
 
 
+class _Commands(TyperGroup):
+    """The commands. An error of an option names the value, which typer's own words do not."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = exits.bad_value(error)
+            raise
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
@@ -69,6 +81,7 @@ def build(*, whole: bool = False) -> typer.Typer:
     """Return the command tree. Unless `whole`, `exchange` is imported only if it is called: it needs numpy and the transport."""
     app = typer.Typer(
         name="headgate",
+        cls=_Commands,
         help=HELP,
         no_args_is_help=True,
         pretty_exceptions_enable=False,

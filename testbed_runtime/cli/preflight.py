@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.job.functions import is_in_cluster
@@ -62,12 +63,19 @@ def kept_checkpoints(plan: RunPlan) -> dict[str, dict[str, bytes]]:
     return asyncio.run(_kept_checkpoints(plan))
 
 
+def checkpoint_folder(path: str) -> FolderBlobStore:
+    """Open the folder of a kept checkpoint. Raises UserError if there is no such folder."""
+    if not Path(path).is_dir():
+        raise UserError(path, "there is no such folder", "name the folder files/<trial> of a run")
+    return FolderBlobStore(path)
+
+
 async def _kept_checkpoints(plan: RunPlan) -> dict[str, dict[str, bytes]]:
     found = {}
     for trial in plan.trials:
         if path := trial.testbed.recovery_path:
             into = MemoryBlobStore()
-            kept = await KeptCheckpoint.read(FolderBlobStore(path), path)
+            kept = await KeptCheckpoint.read(checkpoint_folder(path), path)
             await kept.bring(into, trial.testbed.job, trial.testbed.flink_version)
             found[path] = {key: await into.get(key) for key in await into.list("")}
     return found

@@ -169,6 +169,8 @@ def _ended(event: p.TrialEnded) -> str:
         return f"  trial {event.trial}: error: {event.error}"
     if event.voided:
         return f"  trial {event.trial} is void and is repeated"
+    if not event.job_state:
+        return f"  trial {event.trial}: ended before its job was submitted"
     return f"  trial {event.trial}: job {event.job_state}" + (", drained" if event.drained else "")
 
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.cli import running
+from testbed_runtime.cli.environments import make_folder
 from testbed_runtime.cli.loading import Loaded, with_seed
 from testbed_runtime.core.documents import versioned
 from testbed_runtime.core.errors import HeadgateError
@@ -49,7 +50,7 @@ def simulate_seeds(
     with_seed(loaded, first + seeds - 1)
     compile_run(loaded.scenario, scenario_folder=loaded.folder, variants=variants)
     folder = out / f"{name}-seeds-{first}-{first + seeds - 1}"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, exist_ok=True)
     verdicts: Counter[str] = Counter()
     rows: list[dict[str, Any]] = []
     trials: list[dict[str, Any]] = []

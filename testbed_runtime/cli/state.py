@@ -68,11 +68,11 @@ def lines(checkpoint: int, restored: Sequence[Restored]) -> Iterator[str]:
 
 async def restored_state(folder: Path, parallelism: int, max_parallelism: int) -> tuple[int, list[Restored]]:
     """Raises UserError if there is no checkpoint, or its state cannot be restored so."""
+    from testbed_runtime.cli.preflight import checkpoint_folder
     from testbed_runtime.jobmanager.recovery import KeptCheckpoint
-    from testbed_runtime.store.blobstore import FolderBlobStore
     from testbed_runtime.workload.keyedstate import SubtaskContext, TimeToLive
 
-    blobs = FolderBlobStore(folder)
+    blobs = checkpoint_folder(str(folder))
     kept = await KeptCheckpoint.read(blobs, str(folder))
     handles, found = kept.checkpoint.restore().handles, []
     for vertex in kept.job.graph.vertices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -70,9 +71,7 @@ def find(paths: list[Path]) -> list[Path]:
         if not path.is_dir():
             found.append(path)
             continue
-        below = [p for p in sorted(path.rglob("*")) if p.suffix in SUFFIXES and p.is_file()][: MAX_FILES + 1]
-        if len(below) > MAX_FILES:
-            raise UserError(str(path), f"has more than {MAX_FILES} YAML files", "name a smaller folder")
+        below = sorted(_yaml_files(path))
         documents = [p for p in below if _is_document(p)]
         if not documents:
             raise UserError(
@@ -82,11 +81,24 @@ def find(paths: list[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
+def _yaml_files(folder: Path) -> list[Path]:
+    """Return the YAML files below a folder. What cannot be listed, or vanishes meanwhile, has none."""
+    found: list[Path] = []
+    for at, _, names in os.walk(folder):
+        found += (p for name in names if (p := Path(at, name)).suffix in SUFFIXES and p.is_file())
+        if len(found) > MAX_FILES:
+            raise UserError(str(folder), f"has more than {MAX_FILES} YAML files", "name a smaller folder")
+    return found
+
+
 def _is_document(path: Path) -> bool:
     """Return whether a file found in a folder is meant for Headgate: its name or its apiVersion says so."""
     from testbed_runtime.cli.loading import SCENARIO_FILE
 
-    return path.name == SCENARIO_FILE or GROUP in path.read_bytes()[:4096].decode("utf-8", "replace")
+    try:
+        return path.name == SCENARIO_FILE or GROUP in path.read_bytes()[:4096].decode("utf-8", "replace")
+    except OSError:  # reported when it is checked, with the problems of the other files
+        return True
 
 
 def check(path: Path, on: options.Environment | None) -> Checked:

@@ -89,6 +89,8 @@ def test_an_unknown_variant_is_refused(tmp_path):
         UserError, match=r"--variant: variant 'x' does not exist \(there are short, long, quiet\)"
     ):
         compiled(tmp_path, variants=["x"])
+    with pytest.raises(UserError, match=r"the scenario has no variants: omit --variant"):
+        compiled(tmp_path, spec={"variants": []}, variants=["x"])
 
 
 def test_a_plan_cannot_be_changed(tmp_path):

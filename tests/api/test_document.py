@@ -36,6 +36,14 @@ def test_a_path_has_its_line_or_that_of_its_nearest_parent(path, line):
 
 
 @pytest.mark.parametrize(
+    "text", ["a: 1\n---\n", "---\n# Source: chart\n---\na: 1\n", "---\na: 1\n...\n---\n---\n"]
+)
+def test_empty_documents_beside_the_one_are_ignored(text):
+    """As `kubectl apply` does: templates leave separators behind."""
+    assert read_document(text).data == {"a": 1}
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("a: [1", "is not YAML in line"),
@@ -43,7 +51,10 @@ def test_a_path_has_its_line_or_that_of_its_nearest_parent(path, line):
         ("- 1\n", "is not a mapping"),
         ("", "is empty"),
         ("# nothing\n---\n", "is empty"),
-        ("a: 1\n---\nb: 2\n", "holds more than one document"),
+        (
+            "a: 1\n---\nb: 2\n",
+            "holds more than one document: the second one begins in line 3 (write each into",
+        ),
         ("a: !!python/object/apply:os.getcwd []\n", "is not YAML"),
         ("a: &x [*x]\n", "an alias contains itself"),
         ("? {a: 1}\n: 2\n", "a key must be a word"),

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from testbed_runtime.api.naming import API_VERSION
 from testbed_runtime.cli import doctor, exits, main, running
 from testbed_runtime.cli.findings import BAD, GOOD, Finding
 from testbed_runtime.core.errors import HeadgateError, UserError
@@ -84,6 +89,25 @@ def test_a_shell_can_complete_variants_and_questions(headgate, words, count, fou
     """The names are read from the document that the command line already names; a wrong name completes nothing."""
     said = headgate(_HEADGATE_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(count))
     assert said.stdout.split() == found
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["simulate", "x", "--seed", "abc"], "Invalid value for '--seed': 'abc' is not a whole number"),
+        (["simulate", "x", "--seeds", "0"], "Invalid value for '--seeds': 0 is out of range: write 1 or more"),
+        (["simulate", "x", "--seeds", "1001"], "Invalid value for '--seeds': 1001 is out of range: write 1000 or less"),
+        (["trace", "--rate", "nan"], "Invalid value for '--rate': nan is out of range: write 0 or more"),
+        (["trace", "--rate", "fast"], "Invalid value for '--rate': 'fast' is not a number"),
+        (["run", "x", "--on", "mars"], "Invalid value for '--on': 'mars' is not one of 'local', 'kubernetes'"),
+        (["exchange", "fetch", "--port", "abc"], "Invalid value for '--port': 'abc' is not a whole number"),
+    ],
+)  # fmt: skip
+def test_an_option_with_a_wrong_value_names_the_value_and_what_to_write(headgate, words, said):
+    """In Headgate's words, not in those of the library that parses options."""
+    done = headgate(*words)
+    assert done.returncode == 2
+    assert f"│ {said} " in done.stderr, done.stderr
 
 
 def write(folder, text):
@@ -241,6 +265,52 @@ def test_doctor_says_what_each_finding_means(headgate):
     said = headgate("doctor")
     for name in ("Java", "Spark", "cores", "loopback", "timers", "permissions", "packet faults"):
         assert re.search(rf"^ *(ok|note|BAD)  {name}  ", said.stdout, re.MULTILINE)
+
+
+def test_a_place_that_this_account_cannot_write_to_is_named(headgate, tmp_path, monkeypatch):
+    """By `doctor` before a run, and by a run with the option that names another place."""
+    (tmp_path / "taken").write_text("")
+    simulated = headgate("simulate", SCENARIOS / "06-no-fault", "--out", tmp_path / "taken")
+    assert re.search(
+        r"^headgate: --out: .*/taken/no-fault-[-0-9]+ cannot be created: Not a directory \(name a",
+        simulated.stderr,
+    )
+    seeds = headgate("simulate", SCENARIOS / "06-no-fault", "--seeds", 2, "--out", tmp_path / "taken")
+    assert "headgate: --out: " in seeds.stderr
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.chdir(folder)
+        Path(folder).chmod(0o555)
+        with unprivileged():
+            assert "but this account cannot write here" in headgate("doctor").stdout
+        Path(folder).chmod(0o755)
+        monkeypatch.chdir(tmp_path)
+
+
+def test_a_file_that_cannot_be_read_does_not_hide_the_problems_of_the_others(headgate):
+    """`validate` names it among them."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        for name, mode in (("closed.yaml", 0o000), ("open.yaml", 0o644)):
+            (Path(folder) / name).write_text(f"apiVersion: {API_VERSION}\nkind: Nothing\n")
+            (Path(folder) / name).chmod(mode)
+        with unprivileged():
+            said = headgate("validate", folder)
+    assert said.returncode == exits.ERROR
+    assert "closed.yaml: invalid\n  error: cannot be read: Permission denied" in said.stdout
+    assert "'Nothing' is not a kind" in said.stdout
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Root may read and write everything: be nobody for a while."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,17 @@ def test_validate_reports_every_problem_of_every_file(headgate, tmp_path):
     assert "broken.yaml: invalid" in said.stdout
     assert "good.yaml: valid: Scenario" in said.stdout
     assert "compose.yaml" not in said.stdout
+
+
+def test_validate_skips_folders_that_cannot_be_listed(headgate, tmp_path, monkeypatch):
+    """Here because their path is too long for the kernel; others vanish meanwhile, as those of /proc do."""
+    (tmp_path / "scenario.yaml").write_text("kind: Nothing\n")
+    monkeypatch.chdir(tmp_path)
+    for _ in range(20):
+        Path("d" * 250).mkdir()
+        os.chdir("d" * 250)
+    said = headgate("validate", tmp_path)
+    assert "'Nothing' is not a kind" in said.stdout, said.stderr
 
 
 def test_validate_as_json_is_one_object(headgate, tmp_path):

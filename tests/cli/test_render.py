@@ -91,6 +91,7 @@ def test_the_numbers_say_state_tasks_rate_credits_lag_and_the_time_that_remains(
         (p.PhaseEntered("t", "end", 0.0), ""),
         (p.Happened("fault f ended"), "  fault f ended"),
         (p.TrialEnded("t", "FINISHED", True, False), "  trial t: job FINISHED, drained"),
+        (p.TrialEnded("t", "", False, False), "  trial t: ended before its job was submitted"),
         (p.TrialEnded("t", "", False, True), "  trial t is void and is repeated"),
         (p.TrialEnded("t", "", False, False, "port in use"), "  trial t: error: port in use"),
         (p.Evaluating("starting Spark"), "starting Spark"),
