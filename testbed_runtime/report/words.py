@@ -125,7 +125,7 @@ def mapping(values: Mapping[str, Any]) -> str:
 
 
 def quantity(value: float | None, unit: str) -> str:
-    """Format a value with its unit from the metric catalogue: `s`, `records/s`, `ratio`, `count` or empty."""
+    """Format a value with its unit from the metric catalogue: `s`, `records/s`, `ratio`, `count`, `bytes` or empty."""
     if unit in ("s", "seconds"):
         return seconds(value)
     shown = count(value)

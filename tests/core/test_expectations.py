@@ -203,6 +203,7 @@ def test_a_text_with_a_reason_cannot_tell():
         (1234.5, "count", "1234"),
         (5_242_880.4, "count", "5242880"),
         (float("inf"), "count", "inf"),
+        (369_824.0, "bytes", "369,824 bytes"),
     ],
 )
 def test_values_are_shown_with_their_unit(value: float, unit: str, text: str):
@@ -261,12 +262,12 @@ def test_a_quantile_outside_of_its_range_is_refused(text: str):
 
 MORE_IS_BETTER = {
     "throughput.records-per-second", "throughput.slowest-sink", "throughput.fastest-sink", "throughput.goodput", "throughput.relative",
-    "throughput.relative-to-control", "liveness.at-end", "checkpoints.completed", "checkpoints.persisted", "fault.verified",
+    "throughput.relative-to-control", "liveness.at-end", "checkpoints.completed", "fault.verified",
     "control.stable",
 }  # fmt: skip
 NEITHER = {
     "delivery.committed", "buffers.used", "buffers.in-pool-usage", "buffers.out-pool-usage", "buffers.gate", "deployment.spread",
-    "network.push-back", "network.window-limited", "network.window-probes", "network.connections", "backpressure.reach", "tasks.busy",
+    "checkpoints.persisted", "network.push-back", "network.window-limited", "network.window-probes", "network.connections", "backpressure.reach", "tasks.busy",
     "tasks.idle", "stale.rejected", "iteration.supersteps",
 }  # fmt: skip
 PHASED = {

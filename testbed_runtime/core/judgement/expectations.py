@@ -286,7 +286,7 @@ def _at_least_zero(value: float, text: str) -> float:
 
 
 def format_value(value: float, unit: str) -> str:
-    """Format a value with its unit: `4.62 s`, `1.5 ms`, `10.2 µs`, `0 s`, `95.0 %`, `3`."""
+    """Format a value with its unit: `4.62 s`, `1.5 ms`, `10.2 µs`, `0 s`, `95.0 %`, `1,024 bytes`, `3`."""
     if unit == "s":
         if value == 0:
             return "0 s"
@@ -298,4 +298,6 @@ def format_value(value: float, unit: str) -> str:
         return f"{value * 100:.1f} %"
     if unit == "records/s":
         return f"{value:.0f} records/s"
+    if unit == "bytes":
+        return f"{value:,.0f} bytes"
     return f"{value:.0f}" if abs(value) >= 100 or float(value).is_integer() else f"{value:.3g}"

@@ -211,7 +211,7 @@ def reason_text(reason: str) -> str:
 
 
 class Metric(Struct, frozen=True):
-    """A metric. `unit` is `s`, `count`, `ratio`, `records/s` or `text`."""
+    """A metric. `unit` is `s`, `count`, `bytes`, `ratio`, `records/s` or `text`."""
 
     name: str
     unit: str
@@ -308,9 +308,9 @@ METRICS: dict[str, Metric] = {
         Metric("checkpoints.failed", "count", True, "Failed checkpoints.", "`checkpoints` that ended in the phase", phased=True),
         Metric("checkpoints.duration", "s", True, "Longest completed checkpoint.", "`checkpoints` that ended in the phase", phased=True),
         Metric("checkpoints.completion", "s", True, "Longest time for which a checkpoint was in progress although every task had acknowledged it.", "`finalizing`, `completed` and `failed` rows of `checkpoints`", phased=True),
-        Metric("checkpoints.persisted", "count", False, "Largest number of bytes of channel state in a checkpoint: data that its barriers have overtaken.", "acknowledgements in `checkpoints`", phased=True),
-        Metric("checkpoints.size", "count", True, "Bytes that a completed checkpoint stored, on average. An incremental one stores only new files.", "acknowledgements in `checkpoints`", phased=True),
-        Metric("checkpoints.full-size", "count", True, "Bytes of the state that a completed checkpoint covers, on average.", "completions in `checkpoints`", phased=True),
+        Metric("checkpoints.persisted", "bytes", None, "Largest number of bytes of channel state in a checkpoint: data that its barriers have overtaken.", "acknowledgements in `checkpoints`", phased=True),
+        Metric("checkpoints.size", "bytes", True, "Bytes that a completed checkpoint stored, on average. An incremental one stores only new files.", "acknowledgements in `checkpoints`", phased=True),
+        Metric("checkpoints.full-size", "bytes", True, "Bytes of the state that a completed checkpoint covers, on average.", "completions in `checkpoints`", phased=True),
         Metric("checkpoints.alignment", "s", True, "Longest time for which a task aligned the barriers of a checkpoint.", "acknowledgements in `checkpoints`", phased=True),
         Metric("iteration.supersteps", "count", None, "Supersteps of the iteration, in its last attempt. The text says why it ended.", "`iteration.superstep` events of the synchronisation task", detailed=True),
         Metric("network.connections", "count", None, "TCP connections between TaskManagers for data, each from the consumer's to the producer's. The text has their number per pair.", "the first partition request of each remote channel, and the connection that it used"),
@@ -331,15 +331,15 @@ SAFETY: tuple[str, ...] = tuple(m.name for m in METRICS.values() if m.safety)
 
 _NUMBER = re.compile(r"^\s*([+-]?\d+(?:\.\d+)?)\s*([a-zµ%/]*)\s*$", re.IGNORECASE)
 _SECONDS = {"": 1.0, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}  # fmt: skip
-_EXAMPLES = {"s": "5.5 s or 200 ms", "ratio": "0.95 or 95 %", "count": "3", "records/s": "20000"}
+_EXAMPLES = {"s": "5.5 s or 200 ms", "ratio": "0.95 or 95 %", "count": "3", "records/s": "20000", "bytes": "50000"}  # fmt: skip
 
 
 def parse_bound(value: str | float, unit: str) -> float:
     """Parse the bound of an expectation into the metric's unit: seconds for `s` (also without a unit), a fraction for
     `ratio`. Raises ValueError with an example of a valid value."""
     found = _NUMBER.match(str(value))
-    scales = {"s": _SECONDS, "ratio": {"": 1.0, "%": 0.01}, "records/s": {"": 1.0, "records/s": 1.0}}
-    scale = scales.get(unit, {"": 1.0})
+    scales = {"s": _SECONDS, "ratio": {"": 1.0, "%": 0.01}}
+    scale = scales.get(unit, {"": 1.0, **({unit: 1.0} if unit in ("records/s", "bytes") else {})})
     if not found or found[2].lower() not in scale:
         raise ValueError(f"{value!r} is not a valid bound: write {_EXAMPLES.get(unit, 'a number')}")
     return float(found[1]) * scale[found[2].lower()]
