@@ -60,7 +60,7 @@ def bad_value(error: typer.BadParameter) -> str:
         return f"{given!r} is not {NUMBERS[found['type']]}"
     for limit, words in LIMITS.items():
         if limit in limits:
-            return f"{given} is out of range: write {limits[limit]:g} {words}"
+            return f"{given} is out of range: write {limits[limit]:.15g} {words}"
     return str(found["msg"]).removeprefix("Value error, ").rstrip(".")
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from testbed_runtime.api.limits import MAX_RATE
 from testbed_runtime.cli import questions
 from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.options import Options
@@ -45,7 +46,7 @@ def new(  # noqa: PLR0917 - typer passes by name
         int, typer.Option(help="Parallelism of each vertex.", min=1, max=50)
     ] = DEFAULT.parallelism,
     records_per_second: Annotated[
-        int, typer.Option(help="Records per second of the sources.", min=1)
+        int, typer.Option(help="Records per second of the sources.", min=1, max=MAX_RATE)
     ] = DEFAULT.records_per_second,
 ) -> None:
     """Write a commented scenario that answers a question. It validates and simulates as it is; adapt it to your job."""
