@@ -402,6 +402,8 @@ def test_a_partition_that_is_not_there_is_requested_again_with_a_growing_pause()
         ("1", 3, 0.2),
         ("1", 4, 0.4),
     ]
+    numbers = [(partition, number) for partition, number, _ in found]
+    assert len(numbers) == len(set(numbers)), "each request is recorded once"
     assert all("connection" in row for row in task.noted("partition.request") if row["request"] == 1)
 
 
