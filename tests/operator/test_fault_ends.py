@@ -37,7 +37,7 @@ from tests.operator.test_scenario_study import NOW
 
 
 def test_the_parts_that_no_agent_knows_are_injected_until_the_deadline() -> None:
-    """For the time that is left, at least 1 s, and no longer than the fault lasts after the others began it."""
+    """They get the time that is left, at least 1 s, and no longer than the fault lasts after the others began it."""
     raw = planned(target=BOTH)
     first = look(raw, bench(), views={TM0: View(), TM1: HELD})
     assert first.actions == (Ask("inject", {"agents": ["tm-0"], "left_s": 15.0}),)
@@ -136,8 +136,8 @@ def test_a_fault_has_ended_when_each_agent_has_measured_what_it_left() -> None:
 def test_residue_is_named_by_agent_and_makes_the_fault_stalled() -> None:
     """With the text of the agent, or else what it measured."""
     dirty = View(rows=(*CLEAN.rows[:2], {"state": "residue", "measured": {"rules": 2}}))
-    told = View(rows=(*CLEAN.rows[:2], {"state": "residue", "text": "a rule"}))
-    found = look(active(target=BOTH), bench(), now=NOW + 4, views={TM0: dirty, TM1: told})
+    named = View(rows=(*CLEAN.rows[:2], {"state": "residue", "text": "a rule"}))
+    found = look(active(target=BOTH), bench(), now=NOW + 4, views={TM0: dirty, TM1: named})
     assert status_of(found).residue == {"tm-0": "rules=2", "tm-1": "a rule"}
     assert events(found)[-1] == ("Warning", "Residue", "tm-0: rules=2; tm-1: a rule")
     assert conditions(found)["Stalled"] == "True/Residue"
@@ -192,8 +192,8 @@ def test_an_agent_that_refuses_a_fault_ends_it() -> None:
     found = look(planned(target=BOTH), bench(), now=NOW + 1, views={TM0: failed, TM1: View()})
     assert (status_of(found).reason, status_of(found).message) == ("InjectionFailed", "tm-0: no such process")
     assert events(found) == [("Warning", "Complete", "InjectionFailed: tm-0: no such process")]
-    told = look(made({**planned()["status"], "problem": "refused"}), bench(), views={TM0: View()})
-    assert (status_of(told).reason, status_of(told).message) == ("InjectionFailed", "refused")
+    named = look(made({**planned()["status"], "problem": "refused"}), bench(), views={TM0: View()})
+    assert (status_of(named).reason, status_of(named).message) == ("InjectionFailed", "refused")
 
 
 RESTARTED = {**bench().pods, "tm-0": a_pod("tm-0", "another")}
@@ -264,7 +264,7 @@ def test_the_finalizer_comes_before_the_injection() -> None:
 
 @pytest.mark.parametrize("kind", ["delete", "evict"])
 def test_each_pod_of_the_plan_is_removed_once(kind: str) -> None:
-    """By its uid, until it is gone. A pod that is terminating is not asked again."""
+    """The uid names it, until it is gone. A pod that is terminating is not asked again."""
     raw = planned(pod={kind: {}}, target=BOTH)
     leaving = a_pod("tm-1", deletionTimestamp=rfc3339(NOW))
     found = look(raw, bench(pods={"tm-0": a_pod("tm-0"), "tm-1": leaving}), now=NOW + 1)
@@ -317,7 +317,7 @@ def deleted(raw: Obj, age_s: float = 0.0) -> Obj:
     ],
 )
 def test_a_deleted_fault_is_healed_while_an_agent_may_hold_it(view: View, healing: bool) -> None:
-    """For a minute, then it goes with a Warning that names the agent."""
+    """A minute long, then it goes with a Warning that names the agent."""
     found = look(deleted(active(), 60), bench(), views={TM0: view})
     released = (SetFinalizers(("other",)),)
     assert found.actions == ((Ask("heal"),) if healing else released)
@@ -329,7 +329,7 @@ def test_a_deleted_fault_is_healed_while_an_agent_may_hold_it(view: View, healin
 
 
 def test_a_deleted_fault_waits_for_no_agent_whose_pod_is_gone() -> None:
-    """What the last agents left is reported."""
+    """The report has what the last agents left."""
     assert look(deleted(active()), bench(pods={}), views={TM0: HELD}).actions == (SetFinalizers(("other",)),)
     assert look(deleted(active()), None, views={TM0: HELD}).actions == (SetFinalizers(("other",)),)
     dirty = View(rows=(*CLEAN.rows[:2], {"state": "residue", "text": "a rule"}))

@@ -141,7 +141,7 @@ def test_a_recorder_with_a_volume_loses_no_record() -> None:
 
 
 def test_each_pod_that_is_new_is_counted() -> None:
-    """By its uid."""
+    """A pod is new if its uid is."""
     old = {"runnerStarts": 2, "runnerUid": "old", "recorderStarts": 3, "recorderUid": "old"}
     found = status_of(look(made(old)))
     assert (found.runner_starts, found.runner_uid) == (3, f"{RUNNER}-uid")
@@ -299,7 +299,7 @@ def test_only_a_run_that_has_not_begun_can_be_suspended(starts: int, runner: Pod
     ],
 )
 def test_the_status_mirrors_how_far_the_runner_is(fields: Obj, progress: str, remaining: str) -> None:
-    """What it does not report stays as it was."""
+    """All that it does not report stays as it was."""
     found = status_of(look(made({**KNOWN, "progress": "0/9", "remaining": "old"}), report=report(**fields)))
     assert (found.progress, found.remaining) == (progress, remaining)
 

@@ -65,7 +65,7 @@ def test_only_a_study_without_a_pod_can_be_suspended() -> None:
 
 @pytest.mark.parametrize(("phase", "leaving", "gone"), [("Failed", False, True), ("Failed", True, False), ("Running", False, False)])  # fmt: skip
 def test_a_pod_that_ended_is_deleted_once(phase: str, leaving: bool, gone: bool) -> None:
-    """By its uid."""
+    """The uid names it."""
     pod = a_pod(phase, **({"deletionTimestamp": rfc3339(NOW)} if leaving else {}))
     assert look(pod=pod).actions == ((Delete("Pod", "lab", "knobs-study", "p"),) if gone else ())
 
