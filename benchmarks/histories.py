@@ -179,7 +179,7 @@ def _frames(shape: Shape, random: Any) -> Columns:
         "side": _words(["sent", "received"], number % 2), "link": _words(links, 2 * process + number % 2),
         "channel": _words([f"{n:032x}" for n in range(64)], subtask % 64),
         "frame_class": _words(["buffer", "credit", "barrier"], number % 3), "number": number,
-        "size": np.full(rows, 32_768, dtype=np.int32),
+        "size": np.where(number % 3 == 1, 0, 32_768).astype(np.int32),
     }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ NUMBERS = {
     "int_parsing_size": "a whole number of at most 4300 digits",
     "float_parsing": "a number",
 }
-"""What pydantic, which typer uses, could not read, by the type of its error."""
+"""The words for a value that pydantic (which typer uses) could not read, by the type of its error."""
 LIMITS = {"ge": "or more", "le": "or less"}
 """How it names a limit that a value does not meet."""
 

@@ -270,7 +270,7 @@ def test_doctor_says_what_each_finding_means(headgate):
 
 
 def test_a_place_that_this_account_cannot_write_to_is_named(headgate, tmp_path, monkeypatch):
-    """By `doctor` before a run, and by a run with the option that names another place."""
+    """`doctor` names it before a run, and a run with the option that names another place."""
     (tmp_path / "taken").write_text("")
     simulated = headgate("simulate", SCENARIOS / "06-no-fault", "--out", tmp_path / "taken")
     assert re.search(
@@ -304,7 +304,7 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_problems_of_the_others(hea
 
 @contextmanager
 def unprivileged() -> Iterator[None]:
-    """Root may read and write everything: be nobody for a while."""
+    """Root may read and write everything: take the user id of an ordinary user for a while."""
     if os.geteuid() != 0:
         yield
         return

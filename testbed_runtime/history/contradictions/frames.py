@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from testbed_runtime.core.faults.frame_classes import FRAME_CLASSES
 from testbed_runtime.core.faults.links import owner_of
@@ -96,5 +97,5 @@ def _numbers(table: pa.Table) -> Iterator[Damage]:
 
 
 def _carries(table: pa.Table) -> Flags:
-    classes = np.asarray(table.column("frame_class").to_pylist(), dtype=object)
-    return np.asarray(np.isin(classes.astype(str), BUFFERS), dtype=np.bool_)
+    found = pc.is_in(table.column("frame_class"), pa.array(BUFFERS))
+    return np.asarray(found, dtype=np.bool_)

@@ -203,7 +203,13 @@ def _ends(trial: Trial, waits: Waits, finished: set[Attempt]) -> Iterator[Damage
     for kind, ending in ENDS_WITH.items():
         waited = {(r["who"], r["attempt"]): row for row, r in waits if r["kind"] == kind}
         ended = {(e["subject"], e["attempt"]): row for row, e in events(trial, ending)}
-        for task, attempt in sorted((waited.keys() - ended.keys()) & finished):
+        # a sink that received no record waited for the first one until its end
+        never = {
+            (r["who"], r["attempt"])
+            for _, r in waits
+            if (r["kind"], r["outcome"]) == ("first-record", Outcome.CANCELLED)
+        }
+        for task, attempt in sorted((waited.keys() - ended.keys() - never) & finished):
             problem = f"is {kind!r}, but there is no {ending} of attempt {attempt} of {task} (events)"
             yield Damage("waits", "kind", waited[task, attempt], problem)
         for task, attempt in sorted((ended.keys() - waited.keys()) & finished):
