@@ -63,6 +63,7 @@ def environment() -> Environment:
         "from_events": from_events_words,
         "count": words.count,
         "breakable": breakable,
+        "marked": marked,
     }
     return made
 
@@ -78,8 +79,13 @@ def compiled_beside(templates: Path) -> BytecodeCache | None:
 
 
 def breakable(text: str) -> Markup:
-    """Allow line breaks after dots and slashes only."""
-    return Markup(re.sub(r"([./])(?=\w)", r"\1<wbr>", str(escape(text))))  # noqa: S704 - escaped first
+    """Allow line breaks after dots and slashes only. Words between backticks are set as code."""
+    return marked(Markup(re.sub(r"([./])(?=\w)", r"\1<wbr>", str(escape(text)))))  # noqa: S704 - escaped first
+
+
+def marked(text: str) -> Markup:
+    """Set words between backticks as code."""
+    return Markup(words.CODE.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped first
 
 
 def page(view: RunView) -> str:

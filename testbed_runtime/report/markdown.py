@@ -26,6 +26,8 @@ CELL_MAX = 200
 """Maximum characters of a cell. Longer texts belong on the HTML page."""
 LINE_MAX = 2000
 """Maximum characters of a line outside of tables: the cause of a failure may be long."""
+MARKUP = {character: f"\\{character}" for character in "\\`*_|<>[]"}
+"""How each character that begins markup is escaped."""
 TOTAL = "total"
 """Name of the last row of a price list."""
 
@@ -34,9 +36,15 @@ def cell(text: object, most: int = CELL_MAX) -> str:
     """Escape the text of a table cell: no line breaks, no bars, no accidental markup. A longer text ends with an ellipsis."""
     clean = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
     clean = clean if len(clean) <= most else clean[: most - 1].rstrip() + "…"
-    for character in "\\`*_|<>[]":
-        clean = clean.replace(character, "\\" + character)
-    return clean
+    return _escaped(clean)
+
+
+def _escaped(text: str) -> str:
+    """Escape markup, but keep code: in the words between two backticks, only a bar would have a meaning."""
+    return "".join(
+        f"`{part.replace('|', MARKUP['|'])}`" if index % 2 else "".join(MARKUP.get(c, c) for c in part)
+        for index, part in enumerate(words.CODE.split(text))
+    )
 
 
 def line(text: object) -> str:

@@ -78,7 +78,7 @@ class Svg:
             for key, value in attributes.items()
             if value is not None and value != ""
         )
-        inner = (f"<title>{escape(title)}</title>" if title else "") + content
+        inner = (f"<title>{escape(plain(title))}</title>" if title else "") + content
         self.parts.append(f"<{name}{shown}>{inner}</{name}>" if inner else f"<{name}{shown}/>")
 
     def line(self, x1: float, y1: float, x2: float, y2: float, *, css: str, title: str = "") -> None:
@@ -101,7 +101,7 @@ class Svg:
             self.element("use", href=f"#{shape}", class_=css, transform=place)
 
     def text(self, x: float, y: float, words: str, *, css: str = "", anchor: str = "start") -> None:
-        self.element("text", x=x, y=y, class_=css, text_anchor=anchor, content=escape(words))
+        self.element("text", x=x, y=y, class_=css, text_anchor=anchor, content=escape(plain(words)))
 
     def time_axis(self, x: Scale, ticks: int, bottom: float, caption: str) -> None:
         """Draw an axis of seconds with vertical grid lines, and its caption."""
@@ -115,9 +115,14 @@ class Svg:
         """`key` makes the ids unique within the page."""
         return (
             f'<svg class="chart {css}" viewBox="0 0 {number(self.width)} {number(self.height)}" role="img" '
-            f'aria-labelledby="{key}-t {key}-d"><title id="{key}-t">{escape(title)}</title>'
-            f'<desc id="{key}-d">{escape(description)}</desc>{"".join(self.parts)}</svg>'
+            f'aria-labelledby="{key}-t {key}-d"><title id="{key}-t">{escape(plain(title))}</title>'
+            f'<desc id="{key}-d">{escape(plain(description))}</desc>{"".join(self.parts)}</svg>'
         )
+
+
+def plain(text: str) -> str:
+    """Return a text without the backticks around code: a drawing has one font."""
+    return text.replace("`", "")
 
 
 def text_width(words: str, size: float = 12.0) -> float:

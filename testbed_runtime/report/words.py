@@ -26,6 +26,8 @@ VERDICT_MEANING = {
     "Error": "The run could not be completed.",
 }
 DASH = "–"
+CODE = re.compile(r"`([^`]+)`")
+"""A name in a text: the pages set it as code."""
 
 
 def seconds(value: float | None) -> str:

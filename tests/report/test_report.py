@@ -148,6 +148,19 @@ def test_text_from_a_scenario_cannot_become_markup(documents: Documents):
     ET.fromstring(junit_xml([view]))
 
 
+def test_names_between_backticks_are_code_on_both_pages_and_plain_in_drawings(documents: Documents):
+    """A bar in one does not end the cell, and a single backtick is shown as it is."""
+    verdict = {**documents.verdict, "summary": "limited by `a|b_c` and one ` more"}
+    marked = json.loads(json.dumps(documents.timeseries))
+    marked["trials"][1]["marks"][0]["text"] = "spare capacity of `sink`"
+    view = build(documents.manifest, documents.metrics, marked, verdict, recoveries=documents.recoveries)
+    assert "limited by <code>a|b_c</code> and one ` more" in page(view)
+    assert "limited by `a\\|b_c` and one \\` more" in run_markdown(view)
+    drawings = re.findall(r"<svg.*?</svg>", page(view), re.DOTALL)
+    assert any("spare capacity of sink" in drawing for drawing in drawings)
+    assert not any("`" in drawing for drawing in drawings)
+
+
 @pytest.mark.parametrize("keep", ["nothing", "manifest", "no-history"])
 def test_a_run_that_was_cut_off_still_gets_its_report(documents: Documents, keep: str, tmp_path: Path):
     """Whatever is missing, the page says what is known."""
@@ -356,7 +369,7 @@ def test_a_trial_that_could_not_be_completed_is_not_also_called_undrained():
 
 def test_markdown_cells_cannot_break_the_table():
     """Bars, line breaks and markup are disarmed, and a long text ends with an ellipsis."""
-    assert cell("a | b\nc <i> `x`") == "a \\| b c \\<i\\> \\`x\\`"
+    assert cell("a | b\nc <i> `x|y` `") == "a \\| b c \\<i\\> `x\\|y` \\`"
     assert (cell("x" * 200), cell("x" * 201)) == ("x" * 200, "x" * 199 + "…")
 
 
