@@ -127,17 +127,25 @@ def test_the_summary_is_the_first_thing_that_decided(changes: dict[str, Any], su
 
 
 def test_the_last_failure_of_the_summary_is_that_of_the_trial_that_decided():
-    """Otherwise that of the first trial whose job failed."""
-    trials = (TrialFacts(trial="main-1", cause="first"), TrialFacts(trial="main-2", cause="second"))
+    """A trial whose job did not fail has none. For the run as a whole, it is that of the first trial whose job failed, with its name."""
+    trials = (
+        TrialFacts(trial="main-1", cause="first"),
+        TrialFacts(trial="main-2", cause="second"),
+        TrialFacts(trial="main-3"),
+    )
     rows = [row(r["metric"], r["value"], trial=t.trial, text=r["text"]) for t in trials for r in good_rows()]
-    late = [
-        r | {"value": 6.0} if (r["trial"], r["metric"]) == ("main-2", "recovery.detect") else r for r in rows
-    ]
-    assert judged(late, trials=trials).summary.endswith("measured 6.00 s. Last failure of the job: second")
+
+    def late(trial: str) -> str:
+        slow = (trial, "recovery.detect")
+        changed = [r | {"value": 6.0} if (r["trial"], r["metric"]) == slow else r for r in rows]
+        return judged(changed, trials=trials).summary
+
+    assert late("main-2").endswith("measured 6.00 s. Last failure of the job: second")
+    assert late("main-3").endswith("measured 6.00 s.")
     failed = judged(rows, trials=trials, error="the machine is full")
     assert (
         failed.summary
-        == "the run could not be completed: the machine is full. Last failure of the job: first"
+        == "the run could not be completed: the machine is full. Last failure of the job in main-1: first"
     )
 
 

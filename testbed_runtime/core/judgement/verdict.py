@@ -170,9 +170,12 @@ class RunVerdict(Struct, frozen=True):
         measured = f"measured {first.measured}" if first.measured else ""
         why = (first.measured if self.verdict is Verdict.ERROR else "") or first.explanation or measured
         more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
-        cause = self.causes.get(first.trial) or next(iter(self.causes.values()), "")
+        # a judgement of no trial in particular may be explained by any of them, which is named
+        trial = first.trial or next(iter(self.causes), "")
+        cause = self.causes.get(trial, "")
         known = not cause or cause in f"{first.text}{why}"
-        last = "" if known else f" Last failure of the job: {cause}"
+        of = "" if first.trial else f" in {trial}"
+        last = "" if known else f" Last failure of the job{of}: {cause}"
         return f"{claim}: {why.removesuffix('.')}{more}.{last}"
 
     @property
