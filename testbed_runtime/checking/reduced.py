@@ -3,7 +3,7 @@
     tasks       the columns that checking reads
     latency     one histogram per time window, summed over the sinks
     channels    one judged row per channel (`credit`)
-    frames      no checker reads them; they only count towards the numbering of rows
+    frames      no metric reads them; they are validated, and count towards the numbering of rows
     others      unchanged: they are small
 
 A large trial is reduced in parts, and `assemble` merges them: `reduce_rows` of all rows, or of any split of them, gives the same trial.
@@ -38,9 +38,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 """The columns that checking reads of each table."""
 
 
-def columns(table: str) -> list[str]:
-    """Return the columns to read of a table: the common ones, and those that anything depends on. Both are validated."""
-    kept = arrow_schema(table).names if table == "tasks" else COLUMNS[table]
+def columns(table: str, *, whole: bool = False) -> list[str]:
+    """Return the columns to read of a table: the common ones, and those that anything depends on. Both are validated. Of a `whole`
+    trial, all columns of frames are validated too."""
+    kept = arrow_schema(table).names if table == "tasks" or (whole and table == "frames") else COLUMNS[table]
     return list(dict.fromkeys([*(name for name, _ in COMMON), *kept]))
 
 

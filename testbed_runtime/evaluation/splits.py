@@ -104,7 +104,7 @@ def read(split: Split, trial: TrialFiles) -> dict[str, pa.Table]:
     tables: dict[str, pa.Table] = {}
     found: list[Damage] = []
     for table, groups in split.groups.items():
-        tables[table], first_row = _read(trial, table, groups)
+        tables[table], first_row = _read(trial, table, groups, columns(table, whole=split.whole))
         problems = check_rows(table, tables[table], run=trial.run, trial=trial.trial)
         problems += _together(trial, {table: tables[table]}) if not split.whole else []
         found += [replace(p, row=p.row + first_row) if p.row >= 0 else p for p in problems]
@@ -139,7 +139,9 @@ def check_assembled(trial: Trial, entry: Entry) -> None:
         raise DamagedHistory(f"history/{trial.trial}", found)
 
 
-def _read(trial: TrialFiles, table: str, groups: tuple[int, ...] | None) -> tuple[pa.Table, int]:
+def _read(
+    trial: TrialFiles, table: str, groups: tuple[int, ...] | None, wanted_columns: list[str]
+) -> tuple[pa.Table, int]:
     """Return rows of a table, and the number of the first one in the file."""
     with _opened(trial, table) as file:
         if damaged := check_schema(table, file.schema_arrow):
@@ -147,12 +149,12 @@ def _read(trial: TrialFiles, table: str, groups: tuple[int, ...] | None) -> tupl
         wanted = range(file.num_row_groups) if groups is None else groups
         first = sum(file.metadata.row_group(n).num_rows for n in range(wanted[0])) if wanted else 0
         try:
-            rows = file.read_row_groups(list(wanted), columns=columns(table), use_threads=False)
+            rows = file.read_row_groups(list(wanted), columns=wanted_columns, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise _damaged(trial, table, error) from None
     if groups is None and len(rows) != trial.rows.get(table, len(rows)):
         raise _miscounted(trial, table, len(rows))
-    return with_later_columns(table, rows).select(columns(table)), first
+    return with_later_columns(table, rows).select(wanted_columns), first
 
 
 def _opened(trial: TrialFiles, table: str) -> pq.ParquetFile:

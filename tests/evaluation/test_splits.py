@@ -50,6 +50,20 @@ def test_a_source_that_counted_more_than_it_emitted_is_damage_of_its_trial(run_f
         splits.read(piece, trial)
 
 
+def test_frames_are_validated_although_no_metric_reads_them(tmp_path: Path):
+    """A credit with the size of a buffer, in a trial that is read as a whole."""
+    folder = write_run(tmp_path / "run", rows=10_000, trials=1)
+    trial = tables.open_trials(folder, read_manifest(folder))[0]
+    path = trial.folder / "frames.parquet"
+    rows = pq.read_table(path).to_pylist()
+    row = next(i for i, r in enumerate(rows) if r["frame_class"] == "buffer")
+    rows[row] |= {"frame_class": "credit"}
+    pq.write_table(pa.Table.from_pylist(rows, arrow_schema("frames")), path)
+    (piece,) = splits.plan([trial])
+    with pytest.raises(DamagedHistory, match=r"frames\.parquet, column size"):
+        splits.read(piece, trial)
+
+
 def test_the_noise_of_the_control_trial_reaches_the_fault_trials(uneven: Path):
     """It is the same number that the evaluation without Spark reads from the whole history."""
     trials = tables.open_trials(uneven, read_manifest(uneven))
