@@ -230,6 +230,8 @@ def edits(a: str, b: str) -> int:
 def _version_note(key: str, option: Option, flink_version: str) -> str:
     # an older name is correct in versions before the rename
     since = option.since if key == option.key else ""
+    if key == option.key and (older := option.name_in(flink_version)) != key:
+        return f"{key} came with Flink {since}; {flink_version} knows it as {older}"
     return _note(key, option.key, since, option.removed, flink_version)
 
 

@@ -437,9 +437,8 @@ def _worked_for(trial: Trial, wait: Wait, windows: Mapping[str, Sequence[str]], 
         chosen = options(entry)
         unflushed = wait if chosen.buffer_timeout_s >= 0 else replace(wait, cause=_UNFLUSHED)
         if wait.end_ns - wait.start_ns < chosen.buffer_timeout_s * NS:
-            unflushed = replace(
-                wait, cause=_FLUSHED_BEFORE.format(f"{BUFFER_TIMEOUT} = {chosen.shown(BUFFER_TIMEOUT)}")
-            )
+            setting = f"{chosen.name_of(BUFFER_TIMEOUT)} = {chosen.shown(BUFFER_TIMEOUT)}"
+            unflushed = replace(wait, cause=_FLUSHED_BEFORE.format(setting))
         return replace(wait, cause=window_text(before)) if before else unflushed
     return replace(wait, cause=f"the work of `{vertex}` before the first new record at a sink")
 

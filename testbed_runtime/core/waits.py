@@ -63,11 +63,18 @@ class WaitKind(Struct, frozen=True, kw_only=True):
     """Options that can bound it. The recorded wait names the one that did, or several with PRODUCT between them."""
 
     def may_be_limited_by(self, option: str) -> bool:
-        return all(ALIASES.get(part, part) in self.options for part in option.split(PRODUCT))
+        return all(part in self.options for part in named_today(option).split(PRODUCT))
 
 
 PRODUCT = " × "
 """Between the options of a limit that is their product."""
+
+
+def named_today(option: str) -> str:
+    """Return the option of a wait, or a product of several, by the keys of the newest Flink: waits have those of their version."""
+    return PRODUCT.join(ALIASES.get(part, part) for part in option.split(PRODUCT))
+
+
 JOBMASTER_NAME, RM_NAME = "JobMaster", "ResourceManager"
 """Their names in waits and causes."""
 EVERYTHING = "everything"

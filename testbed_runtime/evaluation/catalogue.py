@@ -23,6 +23,7 @@ from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.metrics import METRIC_FIELDS
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.verdict import variant_of
+from testbed_runtime.core.waits import named_today
 
 FOLDER = ".catalogue"
 """Name of the dataset's folder beside the folders of the runs."""
@@ -108,7 +109,8 @@ def _prices(found: TrialRecovery) -> Iterable[dict[str, Any]]:
             "from_events_s": recovery.from_events_s,
         }
         for price in recovery.prices:
-            yield {**common, **asdict(price), "owner": price.text, "waits": price.count}
+            option = named_today(price.option)  # one row for jobs of several versions
+            yield {**common, **asdict(price), "option": option, "owner": price.text, "waits": price.count}
 
 
 def _replace(catalogue: Path, name: str, run: str, trials: Mapping[str, Sequence[Row]]) -> None:

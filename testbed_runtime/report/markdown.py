@@ -125,7 +125,7 @@ def _comparison(view: RunView) -> list[str]:
     metrics = view.comparison.get("metrics") or ()
     rows = [(m["title"], *(g["values"][i]["text"] for g in groups)) for i, m in enumerate(metrics)]
     found = table(("mean [interval]", *(cell(g["name"]) for g in groups)), rows)
-    return [*found, *(f"- {line(said)}" for said in view.comparison.get("summary") or ()), ""]
+    return [*found, *(f"- {line(text)}" for text in view.comparison.get("summary") or ()), ""]
 
 
 def _answers(view: RunView) -> list[str]:
@@ -161,7 +161,7 @@ def _prices(
         rows.append((UNATTRIBUTED, words.seconds(found.unattributed_s), share(found.unattributed_s)))
     rows.append((TOTAL, mean(TOTAL, found.total_s), ""))
     more = [f"- close: {line(margin_words(m))}" for m in close_margins(found.margins)]
-    more += [f"- {line(said)}" for said in (savings(found) if isinstance(found, Recovery) else ())]
+    more += [f"- {line(text)}" for text in (savings(found) if isinstance(found, Recovery) else ())]
     if found.from_events_s >= NOTABLE_S:
         more.append(f"- {from_events_words(found.from_events_s)} ({share(found.from_events_s)})")
     return [

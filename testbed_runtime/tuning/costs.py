@@ -10,6 +10,7 @@ from msgspec import Struct
 from testbed_runtime.core.judgement.expectations import format_value
 from testbed_runtime.core.judgement.recovery import Margin, Recovery, TrialRecovery
 from testbed_runtime.core.options import ALIASES
+from testbed_runtime.core.waits import PRODUCT, named_today
 
 
 class Cost(Struct, frozen=True, kw_only=True):
@@ -71,4 +72,4 @@ def _spans(trial: TrialRecovery) -> Iterator[Recovery]:
 
 def _names(text: str, key: str) -> bool:
     """Return whether an owner's option text names the option: alone, or in a product such as `interval × threshold`."""
-    return key in {ALIASES.get(part.strip(), part.strip()) for part in text.replace("×", " ").split()}
+    return key in named_today(text).split(PRODUCT)

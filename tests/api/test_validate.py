@@ -488,6 +488,17 @@ def test_an_option_newer_than_the_version_is_a_warning():
     assert "came with Flink 1.19" in findings.warnings[0]
 
 
+def test_an_option_that_had_another_name_in_the_version_is_a_warning_with_that_name():
+    """The buffer timeout was renamed in 1.18; before that, Flink ignores the newer name."""
+
+    def change(spec):
+        spec["testbed"]["flinkVersion"] = "1.17"
+        spec["testbed"]["flinkConfiguration"]["execution.buffer-timeout.interval"] = "10 ms"
+
+    (warning,) = changed(change).warnings
+    assert warning.endswith("came with Flink 1.18; 1.17 knows it as execution.buffer-timeout")
+
+
 def test_a_long_value_is_cut_in_messages():
     """A message stays a line."""
     assert len(errors(lambda s: s["testbed"].update(flinkVersion="x" * 5000))[0]) < 200

@@ -227,6 +227,15 @@ def test_an_attempt_that_finished_has_all_its_rows(missing: int, expected: list[
     assert found(changes | cancelled) == []
 
 
+def test_only_a_sink_without_a_record_waited_for_its_first_one_until_it_was_closed():
+    """Such a wait has no event, and an event no such wait."""
+    assert found({18: None, 19: {"outcome": "cancelled"}}) == []
+    assert found({19: {"outcome": "cancelled"}}) == [
+        "waits.parquet, column outcome, row 6: is 'cancelled', but b-0 received its first record in attempt 0 "
+        "(sink.first-record in events)"
+    ]
+
+
 def test_of_a_vertex_that_is_not_in_the_manifest_nothing_is_missed():
     """The head of an iteration has a task more."""
     assert found({15: None, 16: None, 17: None, 20: None}, {"drained": True}) == []

@@ -121,6 +121,15 @@ def test_prices_name_the_option_and_its_seconds(two_runs: Path):
     assert [(r["unattributed_s"], r["from_events_s"]) for r in found] == [(1.0, 0.5)] * 2
 
 
+@pytest.mark.parametrize("option", ["akka.ask.timeout", "pekko.ask.timeout"])
+def test_an_option_has_one_name_in_the_prices_of_all_versions(tmp_path: Path, option: str):
+    """The answer of a job has the one of its version, and `headgate trend` one row for both."""
+    rows = [metric("t1", "recovery.total", 3.0)]
+    answers = {"t1": outage("t1", price(option, 2.0))}
+    catalogue.write_run(tmp_path, manifest("a", "2026-11-01T00:00:00", "t1"), rows, answers)
+    assert read(tmp_path, catalogue.PRICES).column("option").to_pylist() == ["pekko.ask.timeout"]
+
+
 def test_an_evaluation_replaces_what_an_earlier_one_wrote(two_runs: Path):
     """A trial that is void now has no rows any more, and other runs keep theirs."""
     catalogue.write_run(

@@ -26,7 +26,7 @@ from testbed_runtime.core.job.messages import (
     RequestNextInputSplit,
     TriggerCheckpoint,
 )
-from testbed_runtime.core.job.splits import NO_SPLIT
+from testbed_runtime.core.job.splits import NEXT_SPLIT, NO_SPLIT
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, IDLE
 from testbed_runtime.taskmanager.services import Pace
@@ -291,19 +291,20 @@ def test_a_source_with_splits_requests_one_after_the_other():
 
 
 @pytest.mark.parametrize(
-    ("after_s", "waits"),
+    ("after_s", "version", "waits"),
     [
-        (0.0, []),
-        (0.5, [(0, 500, "completed")]),
-        (2.0, [(0, 1000, "expired")]),
+        (0.0, "2.x", []),
+        (0.5, "2.x", [("pekko.ask.timeout", 0, 500, "completed")]),
+        (2.0, "2.x", [("pekko.ask.timeout", 0, 1000, "expired")]),
+        (2.0, "1.12", [("akka.ask.timeout", 0, 1000, "expired")]),
     ],
 )
-def test_a_source_records_what_it_waits_for_its_next_split(after_s: float, waits: list[Any]):
-    """An answer at once is no row."""
-    done = during(SPLIT, 2500, answers=splits(0, NO_SPLIT, after_s=after_s))
-    found = [wait[1:] for wait in done.waits("jobmanager") if wait[0] == "JobMaster: next input split"]
-    assert found == waits
-    assert {row["option"] for row in done.rows("waits", "jobmanager")} <= {"pekko.ask.timeout"}
+def test_a_source_records_what_it_waits_for_its_next_split(after_s: float, version: str, waits: list[Any]):
+    """With the option that limits it, by the name in its version. An answer at once is no row."""
+    done = during(SPLIT, 2500, version=version, answers=splits(0, NO_SPLIT, after_s=after_s))
+    asked = [row for row in done.rows("waits", "jobmanager") if row["what"] == NEXT_SPLIT]
+    found = [wait[1:] for wait in done.waits("jobmanager") if wait[0] == NEXT_SPLIT]
+    assert [(row["option"], *wait) for row, wait in zip(asked, found, strict=True)] == waits
 
 
 def test_a_split_that_the_jobmaster_refuses_fails_the_task():

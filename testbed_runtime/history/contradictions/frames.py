@@ -20,7 +20,8 @@ BUFFERS = ("buffer", "event", "barrier")
 TO_CONSUMER = (*BUFFERS, "backlog")
 """The classes that go from the producer to the consumer. The others of FRAME_CLASSES go back."""
 COUNTED_CHANNELS = 100
-"""A process with more channels may begin to count the frames of one anew: it keeps a limited number of counters."""
+"""A process of which more channels were sampled may have more of them than counters (`faults.channel.frames`), and begin to count
+the frames of one anew."""
 
 
 def check_frames(trial: Trial) -> list[Damage]:

@@ -199,19 +199,20 @@ def _waits(trial: Trial) -> Waits:
 
 
 def _ends(trial: Trial, waits: Waits, finished: set[Attempt]) -> Iterator[Damage]:
-    """Yield a wait without the event that ends it, and such an event without its wait."""
+    """Yield a wait without the event that ends it, and such an event without its wait. A sink that received no record waited for its first
+    one until it was closed."""
     for kind, ending in ENDS_WITH.items():
-        waited = {(r["who"], r["attempt"]): row for row, r in waits if r["kind"] == kind}
+        of_kind = [(row, r) for row, r in waits if r["kind"] == kind]
         ended = {(e["subject"], e["attempt"]): row for row, e in events(trial, ending)}
-        # a sink that received no record waited for the first one until its end
-        never = {
-            (r["who"], r["attempt"])
-            for _, r in waits
-            if (r["kind"], r["outcome"]) == ("first-record", Outcome.CANCELLED)
-        }
+        closed = {(r["who"], r["attempt"]) for _, r in of_kind if r["outcome"] == Outcome.CANCELLED}
+        waited = {(r["who"], r["attempt"]): row for row, r in of_kind}
+        never = closed if kind == "first-record" else set()
         for task, attempt in sorted((waited.keys() - ended.keys() - never) & finished):
             problem = f"is {kind!r}, but there is no {ending} of attempt {attempt} of {task} (events)"
             yield Damage("waits", "kind", waited[task, attempt], problem)
+        for task, attempt in sorted(never & ended.keys() & finished):
+            problem = f"is 'cancelled', but {task} received its first record in attempt {attempt} ({ending} in events)"
+            yield Damage("waits", "outcome", waited[task, attempt], problem)
         for task, attempt in sorted((ended.keys() - waited.keys()) & finished):
             yield Damage(
                 "waits", "kind", -1, f"has no {kind} of attempt {attempt} of {task} ({ending} in events)"

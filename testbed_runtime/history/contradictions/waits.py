@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from testbed_runtime.core.options import ALIASES, BY_KEY
-from testbed_runtime.core.waits import PRODUCT, Outcome
+from testbed_runtime.core.options import BY_KEY
+from testbed_runtime.core.waits import PRODUCT, Outcome, named_today
 from testbed_runtime.history.columns import (
     JOB_PROCESSES,
     NS,
@@ -115,7 +115,7 @@ def _options(rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[D
     """Yield values of options that are not those of the manifest, and budgets that do not follow from them."""
     options = options_of(entry)
     for row, r in enumerate(rows):
-        keys = [ALIASES.get(key, key) for key in r["option"].split(PRODUCT)] if r["option"] else []
+        keys = named_today(r["option"]).split(PRODUCT) if r["option"] else []
         if not all(key in BY_KEY for key in keys) or not keys:
             continue
         value = PRODUCT.join(options.shown(key) for key in keys)
