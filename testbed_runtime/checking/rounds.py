@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 
 from msgspec import Struct
@@ -13,7 +13,7 @@ from testbed_runtime.checking.common import NS, Window, data, events
 from testbed_runtime.checking.failovers import Cause, round_causes
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.progress import LAST_NS, raw_rate, sinks_of
-from testbed_runtime.checking.waits import created_ns, submission_wait, targets_of
+from testbed_runtime.checking.waits import LOSSES, created_ns, submission_wait, targets_of
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.causes import RECOVERED
 from testbed_runtime.history.schema import Trial
@@ -29,6 +29,8 @@ TOLERATED_NS = round(EPSILON_S * NS)
 """A first record is not later than others within this: they wait for flushes of their own."""
 _ONLY = {"checkpoint": "store", "lease": "store"}
 """The failures that an active fault of a group has caused rather than any later fault."""
+_LOST = (*LOSSES, "jobmanager.kill")
+"""The kinds of faults that end a process, which is noticed later."""
 
 
 class RoundSpan(Struct, frozen=True):
@@ -325,12 +327,22 @@ def _with_failovers(
     """Return the outage that the first failure began, and how many failures belong to it. It begins after the end of the last outage
     `before`: the job had recovered from its fault then, and failed again."""
     since = before[-1].end if before else 0
-    known = {o.fault.fault for o in before if o.fault is not None}
-    fault = responsible(_lasting(injected, known, since, failed[0].t_ns) or injected, failed[0])
+    began = {o.fault.fault for o in before if o.fault is not None}
+    known = began | {e.fault for e in injected if any(_took_effect_in(e, o) for o in before)}
+    at = failed[0].t_ns
+    behind = bool(before) and not record.catch_up.good_between(since, at)
+    missed = {
+        e.fault
+        for e in injected
+        if e.kind in _LOST and (since <= e.begun_ns or (behind and e.fault not in began))
+    }
+    lasting = missed | {e.fault for e in injected if e.ended_ns is None or e.ended_ns > since}
+    rest = [e for e in injected if e.fault in lasting or e.fault not in known]
+    fault = responsible(rest if _any_active(rest, missed, at) else injected, failed[0])
     effect = failed[0].t_ns
     if fault is not None and fault.begun_ns >= since:
         effect = fault.begun_ns
-    elif fault is not None and fault.fault not in known and (_stops(fault) or _stops_jobmanager(fault)):
+    elif fault is not None and fault.fault in lasting - began and (_stops(fault) or _stops_jobmanager(fault)):
         effect = (
             since  # it stopped a part of the job shortly before that had recovered from the outage before
         )
@@ -346,14 +358,9 @@ def _with_failovers(
     return _closed(record, effect, failed[:used], fault, caught_up=True), used
 
 
-def _lasting(
-    injected: Sequence[FaultEffect], known: Collection[str], since: int, failed_ns: int
-) -> Sequence[FaultEffect]:
-    """Return the faults without those that had ended by `since`, when the job had recovered from them. Empty if none of the others was
-    active at the failure."""
-    rest = [e for e in injected if e.fault not in known or e.ended_ns is None or e.ended_ns > since]
-    active = any(e.begun_ns <= failed_ns <= (e.ended_ns or failed_ns) for e in rest)
-    return rest if active else ()
+def _any_active(effects: Iterable[FaultEffect], missed: Collection[str], at: int) -> bool:
+    """Whether one of the faults was active at that time. A process that is `missed` is, also after the end of the fault."""
+    return any(e.begun_ns <= at and (e.fault in missed or at <= (e.ended_ns or at)) for e in effects)
 
 
 def _suspended(trial: Trial, since: int, failed_ns: int) -> int:

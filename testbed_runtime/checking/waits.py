@@ -76,7 +76,7 @@ _SILENT = (
     "network.partition", "network.half-open", "network.reset", "network.stall", "network.bandwidth", "frames.withhold-credit",
 )  # fmt: skip
 """The kinds of faults against which more credit would not help."""
-_LOSSES = ("process.kill", "pod.delete", "pod.evict")
+LOSSES = ("process.kill", "pod.delete", "pod.evict")
 """The kinds of faults that end a process for good."""
 
 
@@ -117,7 +117,7 @@ def _closing(effects: Iterable[FaultEffect], rpc: Collection[str]) -> list[Fault
     found = [
         e
         for e in effects
-        if e.kind in _LOSSES
+        if e.kind in LOSSES
         or (e.kind in FAULTS and FAULTS[e.kind].hides is Hides.LINK and e.fault not in rpc)
     ]
     return sorted(found, key=lambda e: e.begun_ns)
@@ -459,7 +459,7 @@ def _rejoining(wait: Wait, effects: Iterable[FaultEffect]) -> Wait:
 
 def lasts_until(effect: FaultEffect, end_ns: int, *, missed: bool) -> int:
     """Return when the fault stops causing waits. `missed`: a process that it killed is missed until `end_ns`."""
-    if effect.ended_ns is None or (missed and effect.kind in _LOSSES):
+    if effect.ended_ns is None or (missed and effect.kind in LOSSES):
         return end_ns
     return effect.ended_ns
 
@@ -469,7 +469,7 @@ def fault_wait(
 ) -> Wait:
     """Return the wait of a job that survives a fault for the end of that fault. `waits`: those of the trial. `missed`: the job
     did not survive it, so that it waits for what the fault has stopped."""
-    lost = missed and effect.kind in _LOSSES
+    lost = missed and effect.kind in LOSSES
     stalled = lost or effect.kind in ("process.pause", "jobmanager.pause", "jobmanager.kill")
     cause = f"end of the fault `{effect.fault}`"
     silent = stalled or effect.kind in _SILENT  # what stands still or lets nothing pass returns no credit

@@ -432,3 +432,46 @@ def test_a_fault_from_which_the_job_had_recovered_is_not_blamed_for_what_another
     found = outages_of(built.trial(), faults, behind(((9.9, 12), (18, 20))), at(END))
     names = [o.fault.fault for o in found if o.fault is not None and o.effect < o.end]
     assert names[-2:] == ["rst", blamed]
+
+
+@pytest.mark.parametrize(
+    ("second", "late", "begun", "shared"),
+    [
+        # over when the job had recovered, which ran well until it failed
+        (("gc", 5, 6, "process.pause", "tm-2"), (18, 20), ("gc", 18), []),
+        (("gc", 5, 6, "process.kill", "tm-2"), (18, 20), ("gc", 18), []),
+        (("gc", 5, 6, "process.pause", "tm-2"), (9, 20), ("gc", 18), []),
+        # not over, or lost and missed since
+        (("gc", 5, 9, "process.pause", "tm-2"), (9, 20), ("gc", 8), []),
+        (("gc", 5, 6, "process.kill", "tm-2"), (9, 20), ("gc", 8), []),
+        # what is active at the failure is blamed instead of what was over
+        (("gc", 5, 6, "process.pause", "tm-2"), (18, 20), ("rst", 17.9), ["rst"]),
+        (("gc", 5, 6, "process.kill", "tm-2"), (9, 20), ("gc", 8), ["rst"]),
+    ],
+)
+def test_a_fault_within_an_outage_begins_the_next_one_only_if_it_lasted_longer(
+    history: Any, second: Any, late: tuple[float, float], begun: tuple[str, float], shared: list[str]
+):
+    """The first kill is at 4 s, and the job has caught up at 8 s. It fails again at 18 s, on the TaskManager of the second fault."""
+    built = history.empty()
+    for number, t, name in ((1, 4.5, "tm-1-1"), (2, 18.0, "tm-2-1")):
+        built.event("failover.started", str(number), t, text="lost", data={"taskmanager": name})
+    for t in (5.2, 19.0):
+        built.event("sink.first-record", "sink-0", t)
+    faults = [fault("kill", 4, 4.1, "process.kill", "tm-1"), fault(*second)]
+    faults += [fault(name, 17.9, 18.1, "network.reset", "tm-1->tm-2") for name in shared]
+    found = outages_of(built.trial(), faults, behind(((4, 8), late)), at(END))
+    first, last = (o for o in found if o.rounds[0].cause is not None)
+    assert (brief(first)[:3], seconds(last.end)) == (("kill", 4, 8), 20)
+    assert last.fault is not None
+    assert (last.fault.fault, seconds(last.effect)) == begun
+
+
+@pytest.mark.parametrize("ended", [17.1, 18.5])
+def test_a_loss_is_active_until_the_next_outage(history: Any, ended: float):
+    """The reset was over at 10 s. A process that was killed at 17 s is missed at 18 s, although the fault itself ended sooner."""
+    built = record(history, {10: "lost"}, (11, 19))
+    built.event("failover.started", "second", 18.0, text="lost", data={"taskmanager": "tm-0-1"})
+    faults = [fault("rst", 9.9, 10, "network.reset", "tm-0"), fault("kill", 17, ended, "process.kill", "tm-1")]  # fmt: skip
+    found = outages_of(built.trial(), faults, behind(((9.9, 12), (17, 20))), at(END))
+    assert [brief(o) for o in found] == [("rst", 9.9, 12, True), ("kill", 17, 20, True)]
