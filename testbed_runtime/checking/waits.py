@@ -444,11 +444,13 @@ def _worked_for(trial: Trial, wait: Wait, windows: Mapping[str, Sequence[str]], 
 
 
 def _rejoining(wait: Wait, effects: Iterable[FaultEffect]) -> Wait:
-    """Return a wait for a JobManager that a fault had stopped from the end of the fault on: until then the fault owns it."""
+    """Return a wait for a JobManager that a fault had stopped from the end of the fault on: until then the fault owns it.
+    A source asks for a split, not to register."""
     for effect in effects:
         ended = effect.ended_ns
         if (
             _stopped_kind(effect) == wait.kind == "jobmanager"
+            and wait.what != NEXT_SPLIT
             and ended is not None
             and wait.start_ns < ended < wait.end_ns
         ):

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.steps import steps
-from testbed_runtime.checking.waits import fault_wait, read_waits
+from testbed_runtime.checking.waits import fault_wait, read_waits, without_splits
+from testbed_runtime.core.job.splits import NEXT_SPLIT
 from testbed_runtime.core.waits import KINDS, Wait
 
 NS = 1_000_000_000
@@ -275,3 +276,21 @@ def test_a_restart_delay_that_a_merged_failure_divides_is_one_wait(history: Any,
     assert [(w.start_ns, w.end_ns) for w in found] == spans
     assert found[-1].outcome == "fired"
     assert found[0].cause == (KINDS["restart-delay"].doc if later == 1 else f"{delay[0]} = 8 s")
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "since"), [("JobMaster", "registration", 9), (NEXT_SPLIT, "jobmanager", 2)]
+)
+def test_a_source_that_waits_for_a_split_does_not_register_again(
+    history: Any, what: str, kind: str, since: float
+):
+    """The JobManager is paused until 9 s, and answers at 12 s."""
+    built = history.empty()
+    built.wait("jobmanager", "source-0", what, (2, 12), attempt=0)
+    effect = fault("jobmanager.pause", "jobmanager")
+    found = read_waits(built.trial(), {}, [effect], history.at(20))
+    (asked,) = [w for w in found if w.who == "source-0"]
+    assert (asked.kind, asked.start_ns) == (kind, history.at(since))
+    split = without_splits(found, history.at(2), history.at(12))
+    assert (split is not None) == (what == NEXT_SPLIT)
+    assert split is None or "paused by the fault `f`" in split.cause
