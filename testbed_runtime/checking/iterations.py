@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import median
 
 from testbed_runtime.checking.common import data, events
 from testbed_runtime.checking.faults import FaultEffect
+from testbed_runtime.core.job.jobgraph import SYNC_SUFFIX
 from testbed_runtime.core.waits import EVERYTHING, KINDS, Wait
 from testbed_runtime.history.schema import Trial
 
@@ -34,13 +36,16 @@ def held_supersteps(trial: Trial, waits: Iterable[Wait], effects: Iterable[Fault
     without the work that these had left to do. What the other supersteps take is no fault's."""
     found: dict[tuple[str, int, int], Wait] = {}
     iterations = [w for w in waits if w.kind == ITERATION]
-    moments = sorted(int(e["t_ns"]) for e in events(trial, "iteration.superstep")) if iterations else []
+    moments: dict[str, list[int]] = defaultdict(list)
+    for event in events(trial, "iteration.superstep") if iterations else ():
+        vertex = str(event["subject"]).rpartition("-")[0]
+        moments[vertex.removesuffix(SYNC_SUFFIX)].append(int(event["t_ns"]))
     for effect in effects:
         if effect.injected_ns is None or effect.kind.partition(".")[0] not in ("network", "frames"):
             continue
         for wait in iterations:
             span = effect.injected_ns, min(effect.ended_ns or wait.end_ns, wait.end_ns)
-            for start, end in _held(moments, wait, span):
+            for start, end in _held(moments[wait.what], wait, span):
                 found[effect.fault, start, end] = Wait(
                     wait=f"{effect.fault}/supersteps/{start}", kind="fault", who=EVERYTHING, what=wait.what, start_ns=start, end_ns=end,
                     cause=f"{KINDS[ITERATION].doc}, during the fault `{effect.fault}`", fault=effect.fault,
@@ -49,7 +54,7 @@ def held_supersteps(trial: Trial, waits: Iterable[Wait], effects: Iterable[Fault
 
 
 def _held(moments: Sequence[int], wait: Wait, fault: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return the spans in which a fault held supersteps of an iteration up. `moments`: the ends of supersteps."""
+    """Return the spans in which a fault held supersteps of an iteration up. `moments`: the ends of its supersteps."""
     begun, ended = fault
     ends = sorted({wait.start_ns, *(t for t in moments if wait.start_ns < t < wait.end_ns), wait.end_ns})
     steps = list(pairwise(ends))

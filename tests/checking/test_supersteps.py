@@ -34,7 +34,7 @@ def test_a_fault_has_the_supersteps_that_took_longer(history: Any, ends: Any, ef
     """Each of the others takes a second. The work that a superstep had left when the fault began belongs to the iteration."""
     built = history.empty()
     for end in ends:
-        built.event("iteration.superstep", "sync-0", float(end), attempt=0, data={"superstep": 1})
+        built.event("iteration.superstep", "loop-sync-0", float(end), attempt=0, data={"superstep": 1})
     last = max(ends) if effect.ended_ns is not None else 12
     heads = [
         Wait(
@@ -50,3 +50,18 @@ def test_a_fault_has_the_supersteps_that_took_longer(history: Any, ends: Any, ef
     found = held_supersteps(built.trial(), heads, [effect])
     assert [(w.start_ns, w.end_ns) for w in found] == [(at(a), at(b)) for a, b in held]
     assert all(w.fault == "cut" and "`cut`" in w.cause for w in found)
+
+
+def test_another_iteration_divides_no_superstep(history: Any):
+    """The supersteps of `slow` take a second, those of `quick` a third. The fault held up one of `slow` only."""
+    built = history.empty()
+    for end in (1, 2, 3, 4, 9, 10):
+        built.event("iteration.superstep", "slow-sync-0", float(end), attempt=0, data={"superstep": 1})
+    for end in range(1, 31):
+        built.event("iteration.superstep", "quick-sync-0", end / 3, attempt=0, data={"superstep": 1})
+    waits = [
+        Wait(wait=f"tm-0-1/{head}", kind="iteration", who=f"{head}-0", what=head, start_ns=at(0), end_ns=at(10))
+        for head in ("quick", "slow")
+    ]  # fmt: skip
+    found = held_supersteps(built.trial(), waits, [cut(4, 9)])
+    assert [(w.what, w.start_ns, w.end_ns) for w in found] == [("slow", at(4), at(8))]

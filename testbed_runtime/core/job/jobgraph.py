@@ -66,6 +66,10 @@ class SinkConfig(Struct, frozen=True):
     service_time_s: float = 0.0
 
 
+SYNC_SUFFIX = "-sync"
+"""The name of a synchronisation task is that of its iteration's head with this suffix."""
+
+
 class IterationConfig(Struct, frozen=True):
     """An iteration, as its head, its tail and its synchronisation task know it."""
 
