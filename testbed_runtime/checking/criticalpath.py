@@ -388,6 +388,8 @@ class _Walk:
             during = []  # a running job does not wait for a TaskManager that comes
         if current.kind in _PAUSES and not during:  # one process was paused after the other
             during = [w for w in around if w.who == EVERYTHING and id(w) not in self._taken]
+        if any(w.kind == "catch-up" for w in during):  # the job ran: no sink still had to get a record
+            during = [w for w in during if (w.kind, w.outcome) != ("first-record", Outcome.CANCELLED)]
         if during:
             return min(during, key=lambda w: (w.kind == "slot", w.kind != "iteration", w.start_ns))
         return _latest(self._last_ended(_BEFORE_EVENTS), current)

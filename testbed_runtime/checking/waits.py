@@ -86,7 +86,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     busy = busy_texts(entry)
     faults = entry.get("faults") or ()
     rpc = frozenset(str(f["name"]) for f in faults if f.get("plane", "data") != "data")
-    recorded = [Wait.from_row(row) for row in trial.rows("waits")]
+    recorded = _without_idle(trial, [Wait.from_row(row) for row in trial.rows("waits")])
     if (submission := submission_wait(trial)) is not None:
         recorded.append(submission)
     found = [_named(_answering(trial, w), effects, busy, rpc) for w in _joined_delays(recorded)]
@@ -109,6 +109,20 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     lost = [w if w.cause else _named(w, others, busy, rpc) for w in lost_waits(trial, entry, end_ns)]
     found += [w for w in lost if w.kind != "deployment" or w.fault or busy]  # else its tasks were at work
     return sorted(found, key=lambda w: (w.end_ns, w.start_ns, w.wait))
+
+
+def _without_idle(trial: Trial, waits: Iterable[Wait]) -> list[Wait]:
+    """Drop the waits for the first record of sinks that received nothing in the whole trial, if another one received its first record
+    meanwhile: they had nothing to wait for, as no key was theirs."""
+    first = [(str(e["subject"]), int(e["t_ns"])) for e in events(trial, "sink.first-record")]
+    ever = {task for task, _ in first}
+    return [
+        w
+        for w in waits
+        if (w.kind, w.outcome) != ("first-record", Outcome.CANCELLED)
+        or w.who in ever
+        or not any(w.start_ns <= t <= w.end_ns for _, t in first)
+    ]
 
 
 def _closing(effects: Iterable[FaultEffect], rpc: Collection[str]) -> list[FaultEffect]:

@@ -344,3 +344,25 @@ def test_a_taskmanager_that_gives_the_jobmanager_up_detects_a_failure(
     (found,) = attribute([], (), start=0, end=SECOND, last=last, detected=0)
     assert found.phase == (phase or found.phase)
     assert (found.phase == "detect") == (phase == "detect")
+
+
+@pytest.mark.parametrize(
+    ("waits", "expected"),
+    [
+        # the job caught up when it failed again
+        ([wait("first-record", 4, 5, who="sink-0"), wait("catch-up", 5, 20.05, Outcome.CANCELLED)], [("first-record", 1), ("catch-up", 7)]),
+        # no record had come to any sink
+        ([], [("first-record", 8)]),
+    ],
+)  # fmt: skip
+def test_a_sink_that_gets_no_record_does_not_hold_a_catch_up_up(waits: list[Wait], expected: Parts):
+    """Sink 3 has waited since 4 s when the next failure, known at 20 s, begins at 12 s."""
+    lost = wait("heartbeat", 12, 20, Outcome.EXPIRED)
+    waits = [
+        *waits,
+        wait("deployment", 0, 4),
+        wait("first-record", 4, 20.3, Outcome.CANCELLED, who="sink-3"),
+        lost,
+    ]
+    found = attribute(waits, (), start=0, end=20 * SECOND, last=lost, detected=0)
+    assert [(s.kind, round(s.seconds, 6)) for s in found] == [("deployment", 4), *expected, ("heartbeat", 8)]

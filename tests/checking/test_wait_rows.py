@@ -294,3 +294,24 @@ def test_a_source_that_waits_for_a_split_does_not_register_again(
     split = without_splits(found, history.at(2), history.at(12))
     assert (split is not None) == (what == NEXT_SPLIT)
     assert split is None or "paused by the fault `f`" in split.cause
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        ([], [f"{KINDS['first-record'].doc}, during the fault `f`"]),
+        ([("sink-0", 5)], []),
+        ([("sink-0", 1)], [f"{KINDS['first-record'].doc}, during the fault `f`"]),  # of a deployment before
+        ([("sink-0", 5), ("sink-3", 1)], [f"{KINDS['first-record'].doc}, during the fault `f`"]),
+    ],
+)
+def test_a_sink_without_keys_waits_for_no_record(
+    history: Any, records: list[tuple[str, float]], words: list[str]
+):
+    """Sink 3 was closed without a record. It waited for none if it never gets one, while another sink did."""
+    built = history.empty()
+    for task, t in records:
+        built.event("sink.first-record", task, t, attempt=0)
+    built.wait("first-record", "sink-3", "", (2, 18), outcome="cancelled", attempt=0)
+    found = read_waits(built.trial(), {}, [fault("network.latency", "tm-1")], history.at(20))
+    assert [w.cause for w in found] == words
