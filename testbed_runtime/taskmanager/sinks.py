@@ -172,8 +172,11 @@ class SinkWriter:
 
     def _end_first(self) -> None:
         if not self._seen and self._run.running_at:
-            outcome, since_s = Outcome.CANCELLED, self._run.running_at
-            self._run.wait("first-record", "", since_s=since_s, limit=self._buffer_timeout(), outcome=outcome)
+            limit, since_s = self._buffer_timeout(), self._run.running_at
+            # what took longer than a timeout did not wait for a flush; 0 or less flushes at once, or never
+            flushes = self._run.now() - since_s < self._run.services.options.buffer_timeout_s
+            limit, outcome = limit if flushes else NO_LIMIT, Outcome.CANCELLED
+            self._run.wait("first-record", "", since_s=since_s, limit=limit, outcome=outcome)
 
     async def drained(self) -> None:
         """Wait until everything is published."""

@@ -25,6 +25,7 @@ UNCOVERED = {
     **CHECKPOINTS,
     "execution.checkpointing.checkpoints-after-tasks-finish.enabled": "false",
 }
+INTERVAL = "execution.buffer-timeout.interval"
 MS = 1_000_000
 
 
@@ -101,8 +102,27 @@ async def test_a_sink_that_received_nothing_waited_until_it_was_closed(
         sink.write(0, records)
     sink.waits.clear()
     await sink.writer.close()
-    cancelled = ("first-record", running_at, "execution.buffer-timeout.interval", "cancelled")
-    assert sink.waits == [cancelled] * waits
+    assert sink.waits == [("first-record", running_at, "", "cancelled")] * waits
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds", "limited"),
+    [
+        ({INTERVAL: "5 s"}, 4.999, True),
+        ({INTERVAL: "5 s"}, 5.0, False),
+        ({INTERVAL: "0 ms"}, 0.0, False),
+        ({INTERVAL: "5 s", "execution.buffer-timeout.enabled": "false"}, 4.0, False),
+        ({}, 60.0, False),
+    ],
+)
+async def test_a_sink_without_a_record_waited_for_a_flush_only_before_the_first_one(
+    options: dict[str, str], seconds: float, limited: bool
+):
+    """It was closed after less than one buffer timeout. Another wait has no limit, as no option ends it."""
+    sink = Sink(EXACTLY_ONCE, options)
+    sink.now_s = sink.run.running_at + seconds
+    await sink.writer.close()
+    assert sink.waits == [("first-record", 9.0, INTERVAL if limited else "", "cancelled")]
 
 
 @pytest.mark.parametrize(("due_s", "latency_ms"), [(9.75, 250), (10.5, 0)])
