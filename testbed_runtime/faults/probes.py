@@ -90,6 +90,10 @@ class ProbeConnection(asyncio.Protocol):
             probe.error = "refused"
         return probe
 
+    @property
+    def connected(self) -> bool:
+        return self._transport is not None and not self.error
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport

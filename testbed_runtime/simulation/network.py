@@ -98,12 +98,20 @@ class SimNetworkBackend:
                     p,
                     p.probe,
                     stop,
-                    alone=partial(self._rules.alone, p, request.rule_id),
+                    alone=partial(self._alone, p, request.rule_id),
                 )
                 for p in paths
             )
         )
         return combined(paths, found)
+
+    async def _alone(self, path: _Path, rule_id: str) -> FabricProbe | RpcProbe:
+        """Return a new probe of the path when no other fault is active on it any more."""
+        await self._rules.alone(path, rule_id)
+        await path.probe.close()
+        path.probe = self._path(path.source, path.destination, path.plane).probe
+        await path.probe.open()
+        return path.probe
 
     async def remove(self, request: FaultRequest) -> None:
         self._rules.remove(request.rule_id)
@@ -191,7 +199,7 @@ class SimNetworkBackend:
 
 
 async def _prepare_path(path: _Path, *, limit_s: float = BEFORE_LIMIT_S) -> None:
-    await path.probe.open(limit_s=limit_s)
+    await path.probe.open()
     for _ in range(PINGS):
         seconds = await path.probe.round_trip(timeout_s=limit_s)
         if seconds is None:

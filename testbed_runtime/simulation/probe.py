@@ -50,27 +50,39 @@ class FabricProbe(_Echo):
         self._changed = asyncio.Event()
         self._missing = 0
 
-    async def open(self, *, limit_s: float) -> None:
+    async def open(self) -> None:
+        """Listen. The first ping connects."""
         self._listener = await self._at.listen(_Echo, ("", 0))
-        try:
-            await self._from.connect(self._listener.address, self, timeout_s=limit_s)
-        except TimeoutError:
-            return  # a fault lets nothing pass: a real proxy accepts the connection nevertheless
-        except OSError:
-            self.error = "refused"
+
+    @property
+    def connected(self) -> bool:
+        return self.connection is not None
 
     async def round_trip(self, *, timeout_s: float) -> float | None:
         return await self.bulk(len(PING), timeout_s=timeout_s)
 
     async def bulk(self, size: int, *, timeout_s: float) -> float | None:
-        """Return the seconds until `size` bytes, and all outstanding ones before them, have come back."""
+        """Return the seconds until `size` bytes, and all outstanding ones before them, have come back. None also if a fault lets
+        no connection be made within the limit: a real proxy accepts the connection nevertheless."""
+        if self.connection is None and not self.error:
+            await self._connect(timeout_s)
+        if self.connection is None:
+            return None
         loop = asyncio.get_running_loop()
         begin = loop.time()
         self._missing += size
-        if self.connection is not None:
-            self.connection.send([bytes(size)])
+        self.connection.send([bytes(size)])
         await self._until(lambda: self._missing <= 0, timeout_s)
         return loop.time() - begin if self._missing <= 0 and not self.error else None
+
+    async def _connect(self, limit_s: float) -> None:
+        assert self._listener is not None
+        try:
+            await self._from.connect(self._listener.address, self, timeout_s=limit_s)
+        except TimeoutError:
+            return
+        except OSError:
+            self.error = "refused"
 
     async def closed(self, *, timeout_s: float) -> bool:
         await self._until(lambda: False, timeout_s)
@@ -104,11 +116,11 @@ class RpcProbe:
 
     def __init__(self, switchboard: Switchboard, source: str, destination: str) -> None:
         self.error = ""
+        self.connected = True
         self._asking = MemoryRpc(source, switchboard)
         self._answering = MemoryRpc(destination, switchboard)
 
-    async def open(self, *, limit_s: float) -> None:
-        del limit_s
+    async def open(self) -> None:
         await self._asking.start()
         await self._answering.start()
         self._answering.serve(OWNER, {Acknowledge: self._answer})

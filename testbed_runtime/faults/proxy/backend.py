@@ -89,7 +89,7 @@ class ProxyBackend:
     async def _observe(
         self, rule: Rule, request: FaultRequest, path: _Path, stop: asyncio.Event
     ) -> Measurement:
-        fault, alone = request.fault, partial(self._rules.alone, path, request.rule_id)
+        fault, alone = request.fault, partial(self._alone, path, request.rule_id)
         if fault.kind != "network.bandwidth":
             return await observe_path(rule, fault, path, path.probe, stop, alone=alone)
         probe = await ProbeConnection.open(path.address, timeout_s=QUIET_S)  # no ping may be pending on it
@@ -97,6 +97,13 @@ class ProxyBackend:
             return await observe_path(rule, fault, path, probe, stop)
         finally:
             probe.close()
+
+    async def _alone(self, path: _Path, rule_id: str) -> ProbeConnection:
+        """Return a new probe of the path when no other fault is active on it any more."""
+        await self._rules.alone(path, rule_id)
+        path.probe.close()
+        path.probe = await ProbeConnection.open(path.address, timeout_s=QUIET_S)
+        return path.probe
 
     async def remove(self, request: FaultRequest) -> None:
         self._rules.remove(request.rule_id)

@@ -40,6 +40,10 @@ class Probe(Protocol):
 
     error: str
 
+    @property
+    def connected(self) -> bool:
+        """Whether the connection has been made and has not ended."""
+
     async def round_trip(self, *, timeout_s: float) -> float | None:
         """Return the seconds of a ping; None without an answer in time, or when the connection ended."""
 
@@ -127,12 +131,12 @@ async def observe_path(
     probe: Probe,
     stop: asyncio.Event,
     *,
-    alone: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    alone: Callable[[], Coroutine[Any, Any, Probe]] | None = None,
 ) -> Measurement:
     """Measure the fault's effect on one path, until it is certain or `stop` is set. `alone` waits until no other fault is active on
-    the path."""
+    the path, and returns a probe that was opened then."""
     if not path.before and path.shared and alone is not None and kind_of(fault).silent:
-        return await _silence_alone(fault, probe, stop, alone())
+        return await _silence_alone(fault, stop, alone())
     if not path.before:
         text = f"{path.name} did not answer before the fault, so its effect cannot be measured"
         return Measurement(False, {}, text)
@@ -190,7 +194,7 @@ async def _bandwidth(rule: Rule, probe: Probe, stop: asyncio.Event) -> Measureme
 
 
 async def _silence(fault: Fault, probe: Probe, stop: asyncio.Event) -> Measurement:
-    """Check that a ping stays unanswered and the connection is not closed."""
+    """Check that a ping stays unanswered and the connection is not closed. A ping on a probe without a connection tries to make one."""
     quiet = min(QUIET_S, fault.duration_s / 2)
     loop = asyncio.get_running_loop()
     begin = loop.time()
@@ -199,7 +203,7 @@ async def _silence(fault: Fault, probe: Probe, stop: asyncio.Event) -> Measureme
     values = {
         "silent_for_s": round(silent_for, 6),
         "answered_after_s": seconds,
-        "connection": probe.error or "open",
+        "connection": probe.error or ("open" if probe.connected else "not made"),
     }
     if seconds is not None:
         return Measurement(False, values, "a probe was answered")
@@ -209,21 +213,16 @@ async def _silence(fault: Fault, probe: Probe, stop: asyncio.Event) -> Measureme
     return Measurement(ok, values, "" if ok else "the fault ended before it could be measured")
 
 
-async def _silence_alone(
-    fault: Fault, probe: Probe, stop: asyncio.Event, alone: Coroutine[Any, Any, None]
-) -> Measurement:
-    """Check a path on which nothing passed before the fault because of another one: still nothing passes when that has ended."""
+async def _silence_alone(fault: Fault, stop: asyncio.Event, alone: Coroutine[Any, Any, Probe]) -> Measurement:
+    """Check a path on which nothing passed before the fault because of another one: still nothing passes when that has ended.
+
+    A probe of before would not do: the other fault may have reset its connection, or have let none be made."""
     began = asyncio.get_running_loop().time()
-    ended = await _unless(stop, _marked(alone))
-    if not ended:
+    probe = await _unless(stop, alone)
+    if probe is None:
         text = "another fault, which let nothing pass, was active on the path all the time"
         return Measurement(False, {"shared_s": round(asyncio.get_running_loop().time() - began, 6)}, text)
     return await _silence(fault, probe, stop)
-
-
-async def _marked(waiting: Coroutine[Any, Any, None]) -> bool:
-    await waiting
-    return True
 
 
 async def _reset(probe: Probe, stop: asyncio.Event) -> Measurement:
