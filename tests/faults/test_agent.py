@@ -10,7 +10,7 @@ import pytest
 from testbed_runtime.core.errors import FaultNotApplied, HeadgateError, UserError
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.agent import FaultAgent
-from testbed_runtime.faults.backend import FaultRequest, Measurement, Rule
+from testbed_runtime.faults.backend import FaultRequest, Measurement, Rule, Unreachable
 from testbed_runtime.faults.channel.backend import ChannelBackend, judge_frames
 from testbed_runtime.faults.channel.process import ChannelFaults, routes
 from testbed_runtime.faults.http import ControlClient
@@ -45,18 +45,19 @@ class Place:
         rows = [item["row"] for item in self.agent.journal.since(0)]
         return [row["state"] for row in rows if row.get("fault") == fault_name]
 
-    def row(self, state: str) -> dict:
-        return next(i["row"] for i in self.agent.journal.since(0) if i["row"].get("state") == state)
+    def row(self, state: str, fault_name: str = "f") -> dict:
+        rows = [item["row"] for item in self.agent.journal.since(0)]
+        return next(r for r in rows if (r.get("state"), r.get("fault")) == (state, fault_name))
 
-    async def until(self, state: str) -> None:
+    async def until(self, state: str, fault_name: str = "f") -> None:
         async with asyncio.timeout(10):
-            while state not in self.states():
+            while state not in self.states(fault_name):
                 await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
-async def place(make_proxy_backend=ProxyBackend):
-    proxy, echo, peers, control = Proxy(), EchoServer(), FakePeers(), ControlClient(TOKEN)
+async def place(make_proxy_backend=ProxyBackend, make_control=ControlClient):
+    proxy, echo, peers, control = Proxy(), EchoServer(), FakePeers(), make_control(TOKEN)
     await echo.start()
     runner, address = await serve(application(proxy, TOKEN), ("127.0.0.1", 0))
     backends = {
@@ -93,7 +94,7 @@ def fault(kind: str, *, seconds: float = 30.0, **changes) -> Fault:
 
 
 async def inject(where: Place, what: Fault, targets=("tm-0",), lease_s: float | None = None):
-    return await where.agent.inject(what, fault_id="trial/f", targets=targets, lease_s=lease_s)
+    return await where.agent.inject(what, fault_id=f"trial/{what.name}", targets=targets, lease_s=lease_s)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +164,76 @@ async def test_a_backend_that_does_nothing_is_never_verified(kind, params):
         await where.until("unverified")
         await where.agent.heal("trial/f")
         assert "verified" not in where.states()
+
+
+BOTH = ("tm-0", "tm-1")
+
+
+@pytest.mark.parametrize("kind", ["network.partition", "network.reset"])
+async def test_a_partition_within_another_fault_is_verified_on_every_path_when_that_has_ended(kind):
+    """Four paths that do not answer before it; those of a reset have no connection left."""
+    async with place() as where:
+        await inject(where, fault(kind, plane="both"), BOTH)
+        await where.until("verified")
+        await inject(where, fault("network.partition", name="second", plane="both"), BOTH)
+        await where.agent.heal("trial/f")
+        await where.until("verified", "second")
+        paths = where.row("verified", "second")["measured"]["paths"]
+        assert len(paths) == 4
+        assert {(p["answered_after_s"], p["connection"]) for p in paths.values()} == {(None, "open")}
+
+
+async def test_a_partition_within_another_one_is_unverified_if_the_proxy_lost_its_rule():
+    """Nothing passes only as long as the first one lasts."""
+    async with place() as where:
+        await inject(where, fault("network.partition"))
+        await inject(where, fault("network.partition", name="second"))
+        where.proxy.remove("trial~second")
+        await where.agent.heal("trial/f")
+        await where.until("unverified", "second")
+        assert where.row("unverified", "second")["text"] == "a probe was answered"
+
+
+class SlowControl(ControlClient):
+    """Removes a rule only when it may, or fails to."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__(token)
+        self.removing, self.may = asyncio.Event(), asyncio.Event()
+        self.fails = False
+
+    async def call(self, method, address, path, body=None, *, timeout_s=None):
+        if method == "DELETE":
+            self.removing.set()
+            await self.may.wait()
+            if self.fails:
+                raise Unreachable("the proxy did not answer in time")
+        return await super().call(method, address, path, body, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["removed late", "not removed"])
+async def test_a_path_is_not_free_before_the_proxy_has_ended_the_fault_on_it(fails):
+    """It is still blocked: a second partition is measured when the call has ended, or the proxy ends the rule at its deadline."""
+    made: list[SlowControl] = []
+
+    def make_control(token: str) -> SlowControl:
+        made.append(SlowControl(token))
+        return made[0]
+
+    async with place(make_control=make_control) as where:
+        (control,) = made
+        control.fails = fails
+        await inject(where, fault("network.partition", seconds=3.0 if fails else 30.0))
+        healed = asyncio.create_task(where.agent.heal("trial/f"))
+        await control.removing.wait()
+        if fails:
+            control.may.set()
+            await where.until("ended")
+        await inject(where, fault("network.partition", name="second"))
+        control.may.set()
+        await healed
+        await where.until("verified", "second")
+        control.fails = False
 
 
 class LeakingProxyBackend(ProxyBackend):

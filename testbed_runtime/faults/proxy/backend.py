@@ -70,14 +70,15 @@ class ProxyBackend:
     async def prepare(self, request: FaultRequest) -> None:
         paths = self._choose_paths(request)
         self._paths[request.fault_id] = paths
-        for path in paths:
-            await self._open(path)
-            path.before = await path.probe.round_trips(PINGS, timeout_s=BEFORE_LIMIT_S)
+        # at the same time: several paths that do not answer would take longer than the agent waits
+        await asyncio.gather(*(self._open(path) for path in paths))
 
     async def apply(self, request: FaultRequest) -> float:
         rule = rule_of(request)
+        self._rules.add(
+            request.rule_id, rule
+        )  # before the call, so that no other fault takes its path for free
         answer = await self._call("PUT", f"/v1/rules/{request.rule_id}", to_builtins(rule))
-        self._rules.add(request.rule_id, rule)
         return float(answer["now"])
 
     async def observe(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:
@@ -106,8 +107,12 @@ class ProxyBackend:
         return path.probe
 
     async def remove(self, request: FaultRequest) -> None:
+        try:
+            await self._call("DELETE", f"/v1/rules/{request.rule_id}")
+        except HeadgateError:  # the proxy, if there is one, ends the rule at its deadline
+            asyncio.get_running_loop().call_at(request.deadline, self._rules.remove, request.rule_id)
+            raise
         self._rules.remove(request.rule_id)
-        await self._call("DELETE", f"/v1/rules/{request.rule_id}")
 
     async def check(self, request: FaultRequest) -> Measurement:
         """Compare round trips on a new connection with those before the fault."""
@@ -169,6 +174,7 @@ class ProxyBackend:
         return [_Path(source, destination, plane) for source, destination in pairs]
 
     async def _open(self, path: _Path) -> None:
+        """Connect a probe and measure round trips before the fault."""
         body = {
             "source": path.source,
             "destination": path.destination,
@@ -181,6 +187,7 @@ class ProxyBackend:
         answer = await self._call("PUT", "/v1/routes", body)
         path.address = (proxy[0], int(answer["port"]))
         path.probe = await ProbeConnection.open(path.address, timeout_s=BEFORE_LIMIT_S)
+        path.before = await path.probe.round_trips(PINGS, timeout_s=BEFORE_LIMIT_S)
 
     async def _after(self, path: _Path) -> list[float]:
         probe = await ProbeConnection.open(path.address, timeout_s=AFTER_LIMIT_S)
