@@ -412,6 +412,12 @@ BAD = {
         lambda s: s["expect"].append({"metric": "recovery.detect", "versus": "shrt", "improvesBy": "20 %"}),
         "spec.expect[1].versus: variant 'shrt' does not exist (did you mean short?)",
     ),
+    "improvement of a metric without a better direction": (
+        lambda s: s["expect"].append(
+            {"metric": "checkpoints.persisted", "versus": "short", "improvesBy": "20 %"}
+        ),
+        "checkpoints.persisted has no better direction, so it cannot improve",
+    ),
     "comparison without a bound": (
         lambda s: s["expect"].append({"metric": "recovery.detect", "versus": "short"}),
         "spec.expect[1]: with versus, needs either improvesBy or within",

@@ -258,6 +258,35 @@ TWO, ONE = noisy(2, 0.1, 10, 1), noisy(1, 0.1, 10, 2)
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "answer", "text"),
+    [
+        ([5e3] * 8, [1e5] * 8, "higher", "higher by 95,000 bytes (1900 %)"),
+        ([1e5] * 8, [5e3] * 8, "lower", "lower by 95,000 bytes (95 %)"),
+        ([0.0, 1e5] * 4, [1e5, 0.0] * 4, INDISTINGUISHABLE, "indistinguishable: the difference is between"),
+    ],
+)
+def test_a_metric_without_a_better_direction_is_only_higher_or_lower(
+    before: list[float], after: list[float], answer: str, text: str
+):
+    """More channel state is no improvement, and less is none either."""
+    key = Key("checkpoints.persisted")
+    found = contrast(key, ("a", samples(before)), ("b", samples(after)))
+    assert found.answer == answer
+    assert found.text.startswith(text)
+    rows = [
+        Group(
+            name=name,
+            trials={
+                n: [{"metric": key.metric, "phase": "", "quantile": None, "value": v, "reason": ""}]
+                for n, v in enumerate(values)
+            },
+        )
+        for name, values in (("a", before), ("b", after))
+    ]
+    assert answer in comparison(rows, keys=(key,))["summary"][0]
+
+
+@pytest.mark.parametrize(
     ("item", "slow", "fast", "verdict", "reason"),
     [
         ({"improves_by": "20 %"}, TWO, ONE, Verdict.PASS, ""),

@@ -2,7 +2,8 @@
 
 A trial is one sample. Trials with the same seed are compared in pairs. The answer follows from the interval of the difference:
 
-    the interval excludes 0                              better or worse, by that interval
+    the interval excludes 0                              better or worse, by that interval (of a metric without a better
+                                                         direction: higher or lower)
     it lies within the smallest difference that matters  indistinguishable, and no difference that matters is left
     it contains 0 and is wider                           indistinguishable; larger differences remain possible
     too few trials, or values are missing                unknown, with the reason
@@ -27,6 +28,8 @@ from testbed_runtime.core.judgement.statistics import Interval
 COMPARISON_FILE = "comparison.json"
 """In the run's folder: what `comparison` returns for its variants."""
 BETTER, WORSE, INDISTINGUISHABLE, UNKNOWN = "better", "worse", "indistinguishable", "unknown"
+HIGHER, LOWER = "higher", "lower"
+"""Instead of BETTER and WORSE for a metric without a better direction."""
 MATTERS = 0.05
 """Differences below this share of the reference do not matter, unless asked otherwise."""
 RESOLUTION = {"s": 0.001}
@@ -102,7 +105,8 @@ class Group(Struct, frozen=True, kw_only=True):
 
 
 class Contrast(Struct, frozen=True, kw_only=True):
-    """One metric of a group against the same metric of its reference. Improvements are positive."""
+    """One metric of a group against the same metric of its reference. Improvements are positive; without a better direction,
+    higher values are."""
 
     key: Key
     name: str
@@ -212,11 +216,12 @@ def _opened(change: Interval | None, first: Sequence[Sample], second: Sequence[S
 
 def _improvement(key: Key, change: Interval | None) -> Interval | None:
     lower_is_better = m.METRICS[key.metric].lower_is_better
-    return change if change is None or lower_is_better is False else change.negated()
+    return change.negated() if change is not None and lower_is_better else change
 
 
 def _answered(found: Contrast, gain: Interval, limit: float) -> Contrast:
     unit = found.key.unit
+    neutral = m.METRICS[found.key.metric].lower_is_better is None
     span = f"between {_signed(gain.low, unit)} and {_signed(gain.high, unit)}"
     if unit == "count" and gain.low == gain.high == 0:
         return replace(found, answer=INDISTINGUISHABLE, text="indistinguishable: no trial differs")
@@ -225,9 +230,10 @@ def _answered(found: Contrast, gain: Interval, limit: float) -> Contrast:
         text = f"indistinguishable: the difference is at most {format_value(most, unit)}"
         return replace(found, answer=INDISTINGUISHABLE, text=text, equivalent=True)
     if gain.low <= 0 <= gain.high:
-        text = f"indistinguishable: the improvement is {span}"
+        text = f"indistinguishable: the {'difference' if neutral else 'improvement'} is {span}"
         return replace(found, answer=INDISTINGUISHABLE, text=text)
-    answer = BETTER if gain.low > 0 else WORSE
+    more, less = (HIGHER, LOWER) if neutral else (BETTER, WORSE)
+    answer = more if gain.low > 0 else less
     share = f" ({abs(found.relative.value) * 100:.0f} %)" if found.relative else ""
     low, high = (_size(value, unit) for value in sorted((abs(gain.low), abs(gain.high))))
     span = f", between {low} and {high}" if low != high else ""
@@ -408,7 +414,7 @@ def _summaries(pairs: Sequence[tuple[str, str]], contrasts: Sequence[Contrast]) 
 def _summary(reference: str, name: str, contrasts: Sequence[Contrast]) -> str:
     """Return the answer about two groups in one sentence."""
     own = [c for c in contrasts if c.reference == reference and c.name == name]
-    decided = [f"{c.key.title}: {c.text}" for c in own if c.answer in (BETTER, WORSE)]
+    decided = [f"{c.key.title}: {c.text}" for c in own if c.answer not in (INDISTINGUISHABLE, UNKNOWN)]
     if decided:
         return f"{name} against {reference}: {'; '.join(decided)}"
     known = [c for c in own if c.answer == INDISTINGUISHABLE]
