@@ -6,10 +6,11 @@ from typing import Any
 
 from testbed_runtime.core.job.jobgraph import JobVertex, SourceConfig
 from testbed_runtime.simulation.loop import run_virtual
+from testbed_runtime.transport.simulated import WINDOW_BYTES
 from testbed_runtime.workload.records import text_of
 from testbed_runtime.workload.sources import LINES_BYTES_MAX
 from tests.taskmanager.deployed import Deployed, deployed
-from tests.transport.inprocess_network import WINDOW_BYTES, InProcessNetwork
+from tests.transport.inprocess_network import InProcessNetwork
 
 SOCKET = JobVertex("source", 1, 128, source=SourceConfig(kind="socket", socket="host:99"))
 
@@ -47,7 +48,7 @@ def reading(drive: Any) -> None:
     """Drive a source that is connected to a sender, in virtual time."""
 
     async def main() -> None:
-        network, sender = InProcessNetwork(), Sender()
+        network, sender = InProcessNetwork("host"), Sender()
         await network.listen(lambda: sender, ("host", 99))
         async with deployed(SOCKET, network=network) as task:
             await task.settle()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -63,12 +64,12 @@ def wanting(address, **changes) -> FetchRequest:
     return FetchRequest(P, address, **fields)
 
 
-@pytest.fixture(params=["tcp", "in-process", "simulated"])
+@pytest.fixture(params=["tcp", "simulated"])
 async def networks(request):
     if request.param == "simulated":
         fabric = SimulatedFabric(random.Random(1))
         return fabric.network("tm-0"), fabric.network("tm-1")
-    network = TcpNetwork() if request.param == "tcp" else InProcessNetwork()
+    network = TcpNetwork()
     return network, network
 
 
@@ -238,17 +239,21 @@ class Script(Watcher):
         self.data(encode_event(event) + bytes(padding), data_type=data_type or data_type_of(event))
 
 
-async def scripted() -> tuple[Script, asyncio.Task, object]:
-    network, script = InProcessNetwork(), Script()
+@pytest.fixture
+async def scripted() -> AsyncIterator[tuple[Script, asyncio.Task]]:
+    """A producer of which a subpartition was requested, and the fetch of it."""
+    network, script = TcpNetwork(), Script()
     listener = await network.listen(lambda: script, ("127.0.0.1", 0))
     task = asyncio.create_task(fetch(network, wanting(listener.address), OPTIONS))
     await script.request()
-    return script, task, listener
+    yield script, task
+    script.connection.abort()
+    await listener.close()
 
 
-async def test_barriers_of_every_kind_and_unknown_events_are_received_as_a_task_would() -> None:
+async def test_barriers_of_every_kind_and_unknown_events_are_received_as_a_task_would(scripted) -> None:
     """Aligned and timeoutable ones are resumed, others are not; padding, user events and watermarks are counted."""
-    script, task, _ = await scripted()
+    script, task = scripted
     record = frame_record(bytes(100))
     script.data(record[:50], backlog=3)
     script.event(CheckpointBarrier(1, 5), padding=4)
@@ -277,9 +282,9 @@ async def test_barriers_of_every_kind_and_unknown_events_are_received_as_a_task_
     await script.until(lambda: bool(script.closed))
 
 
-async def test_a_backlog_announcement_is_answered_with_credit() -> None:
+async def test_a_backlog_announcement_is_answered_with_credit(scripted) -> None:
     """The floating buffers that the gate has."""
-    script, task, _ = await scripted()
+    script, task = scripted
     script.connection.send(encode(BacklogAnnouncement(20, script.receiver), WireVersion.V2))
     await script.until(lambda: len(script.frames) == 2)
     assert script.frames[1].credit == 8
@@ -295,9 +300,9 @@ async def test_a_backlog_announcement_is_answered_with_credit() -> None:
         (ErrorResponse("IOException", "boom", b"receiver"), "Error at remote task manager"),
     ],
 )
-async def test_an_error_of_the_producer_ends_the_fetch(error: ErrorResponse, text: str) -> None:
+async def test_an_error_of_the_producer_ends_the_fetch(scripted, error: ErrorResponse, text: str) -> None:
     """The errors have Flink's messages, for the connection and for the channel."""
-    script, task, _ = await scripted()
+    script, task = scripted
     receiver = script.receiver if error.receiver else None
     answer = ErrorResponse(error.class_name, error.message, receiver)
     script.connection.send(encode(answer, WireVersion.V2))
@@ -305,9 +310,9 @@ async def test_an_error_of_the_producer_ends_the_fetch(error: ErrorResponse, tex
         await task
 
 
-async def test_a_partition_that_ends_within_a_record_is_an_error() -> None:
+async def test_a_partition_that_ends_within_a_record_is_an_error(scripted) -> None:
     """Bytes are missing."""
-    script, task, _ = await scripted()
+    script, task = scripted
     script.data(frame_record(b"abc")[:-1])
     script.event(EndOfData())
     script.event(EndOfPartition())
@@ -316,9 +321,9 @@ async def test_a_partition_that_ends_within_a_record_is_an_error() -> None:
             await task
 
 
-async def test_more_data_than_credit_is_flinks_error() -> None:
+async def test_more_data_than_credit_is_flinks_error(scripted) -> None:
     """The channel fails as Flink's would."""
-    script, task, _ = await scripted()
+    script, task = scripted
     for _ in range(2 + 8 + 1):
         script.data(frame_record(bytes(10)))
     with pytest.raises(FlinkError, match=r"The read buffer is null in credit-based input channel\."):

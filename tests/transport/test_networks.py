@@ -1,4 +1,4 @@
-"""One suite for TCP, TCP with TLS, in-process and simulated networks: order, ownership, back-pressure, and every way to end."""
+"""One suite for TCP, TCP with TLS and simulated networks: order, ownership, back-pressure, and every way to end."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from testbed_runtime.transport.simulated import SimulatedFabric
 from testbed_runtime.transport.tcp import HIGH_WATERMARK_BYTES, TcpNetwork
 from tests.transport.conformance import LIMIT_S, Pair, Watcher
 from tests.transport.encrypted import encrypted_network
-from tests.transport.inprocess_network import InProcessNetwork
 
 
-@pytest.fixture(params=["tcp", "tls", "in-process", "simulated"])
+@pytest.fixture(params=["tcp", "tls", "simulated"])
 async def pair(request):
     if request.param == "simulated":
         fabric = SimulatedFabric(random.Random(7))
         made = Pair(fabric.network("tm-0"), fabric.network("tm-1"))
     else:
-        make = {"tcp": TcpNetwork, "tls": encrypted_network, "in-process": InProcessNetwork}[request.param]
-        made = Pair(make())
+        made = Pair({"tcp": TcpNetwork, "tls": encrypted_network}[request.param]())
     await made.open()
     yield made
     await made.close()

@@ -44,6 +44,12 @@ async def network(request):
     return make()
 
 
+@pytest.fixture(params=[TcpNetwork, encrypted_network], ids=["tcp", "tls"])
+async def sockets(request):
+    """A network of bytes, not of frames: the other end is made by hand."""
+    return request.param()
+
+
 async def test_a_partition_is_read_to_its_end(network) -> None:
     """Data, END_OF_DATA and its acknowledgement, END_OF_PARTITION; every segment is home afterwards."""
     producer = Producer(network)
@@ -249,12 +255,12 @@ async def test_a_lost_producer_is_reported_with_flinks_message(network, reset: b
     await producer.close()
 
 
-async def test_broken_bytes_from_a_consumer_are_answered_and_end_the_connection(network) -> None:
+async def test_broken_bytes_from_a_consumer_are_answered_and_end_the_connection(sockets) -> None:
     """A fatal ErrorResponse in Flink's words, then the end; the server serves on."""
-    producer = Producer(network)
+    producer = Producer(sockets)
     address = await producer.start()
     peer = Watcher()
-    connection = await network.connect(address, peer, timeout_s=5)
+    connection = await sockets.connect(address, peer, timeout_s=5)
     connection.send([b"\x00\x00\x00\x09\xba\xdc\x0f\xff\x05"])
     await peer.until(lambda: bool(peer.closed))
     decoder = ClientDecoder(WireVersion.V2, lambda *_: None)
@@ -262,7 +268,7 @@ async def test_broken_bytes_from_a_consumer_are_answered_and_end_the_connection(
     assert decoder.next() == ErrorResponse(
         "IllegalStateException", "Network stream corrupted: received incorrect magic number."
     )
-    consumer = Consumer(network, address)
+    consumer = Consumer(sockets, address)
     await consumer.connect()
     producer.emit(b"abc")
     assert await consumer.read(3) == b"abc"
@@ -270,11 +276,11 @@ async def test_broken_bytes_from_a_consumer_are_answered_and_end_the_connection(
     await producer.close()
 
 
-async def test_broken_bytes_from_a_producer_fail_every_channel(network) -> None:
+async def test_broken_bytes_from_a_producer_fail_every_channel(sockets) -> None:
     """The error is the decoder's, and the connection ends."""
     server = Watcher()
-    listener = await network.listen(lambda: server, ("127.0.0.1", 0))
-    consumer = Consumer(network, listener.address)
+    listener = await sockets.listen(lambda: server, ("127.0.0.1", 0))
+    consumer = Consumer(sockets, listener.address)
     await consumer.connect()
     await server.until(lambda: len(server.received) == 97)
     server.connection.send([b"\x00\x00\x00\x09\xba\xdc\x0f\xfe\x05"])
@@ -537,12 +543,12 @@ def test_a_channel_id_tells_whose_it_is() -> None:
     assert owner_of(bytes(range(0x10, 0x20))) == ""
 
 
-async def test_every_client_message_of_flink_is_accepted(network) -> None:
+async def test_every_client_message_of_flink_is_accepted(sockets) -> None:
     """A hand-made consumer: request, cancel, close; the connection ends with the CloseRequest."""
-    producer = Producer(network)
+    producer = Producer(sockets)
     address = await producer.start()
     peer = Watcher()
-    connection = await network.connect(address, peer, timeout_s=5)
+    connection = await sockets.connect(address, peer, timeout_s=5)
     receiver = bytes(range(16))
     connection.send(encode(PartitionRequest(P, 0, 0, receiver, 2), WireVersion.V2))
     await eventually(lambda: producer.server.connections and producer.server.connections[0].readers)
