@@ -8,7 +8,7 @@ from headgate_operator.agents import View
 from headgate_operator.plan import fault as planner
 from headgate_operator.plan.conditions import moment
 from headgate_operator.plan.faulttarget import TestbedState
-from headgate_operator.plan.model import Emit, Plan
+from headgate_operator.plan.model import Plan
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import FaultStatus, to_json
 from testbed_runtime.api.views import Fault, Pod, Testbed
@@ -79,11 +79,3 @@ def active(**spec: Any) -> Obj:
 def status_of(plan: Plan) -> FaultStatus:
     assert isinstance(plan.status, FaultStatus)
     return plan.status
-
-
-def conditions(plan: Plan) -> dict[str, str]:
-    return {c.type: f"{c.status}/{c.reason}" for c in status_of(plan).conditions}
-
-
-def events(plan: Plan) -> list[tuple[str, str, str]]:
-    return [(a.type, a.reason, a.text) for a in plan.actions if isinstance(a, Emit)]

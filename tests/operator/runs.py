@@ -7,7 +7,7 @@ from typing import Any
 from headgate_operator import objects_runs
 from headgate_operator.plan import scenariorun
 from headgate_operator.plan.conditions import rfc3339
-from headgate_operator.plan.model import Emit, Plan
+from headgate_operator.plan.model import Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import RunReport, ScenarioRunStatus, read
@@ -77,24 +77,6 @@ def look(raw: Obj, *, now: float = NOW, settings: Settings = SETTINGS, **more: A
 def status_of(plan: Plan) -> ScenarioRunStatus:
     assert isinstance(plan.status, ScenarioRunStatus)
     return plan.status
-
-
-def conditions(plan: Plan) -> dict[str, str]:
-    return {c.type: f"{c.status}/{c.reason}" for c in status_of(plan).conditions}
-
-
-def message(plan: Plan, type_: str) -> str:
-    found = status_of(plan).condition(type_)
-    assert found is not None
-    return found.message
-
-
-def events(plan: Plan) -> list[tuple[str, str, str]]:
-    return [(a.type, a.reason, a.text) for a in plan.actions if isinstance(a, Emit)]
-
-
-def others(plan: Plan) -> list[Any]:
-    return [a for a in plan.actions if not isinstance(a, Emit)]
 
 
 def report(**fields: Any) -> RunReport:

@@ -24,13 +24,12 @@ from tests.operator.injected import (
     a_pod,
     active,
     bench,
-    conditions,
-    events,
     look,
     made,
     planned,
     status_of,
 )
+from tests.operator.planned import conditions, events
 from tests.operator.test_scenario_study import NOW
 
 # ---- while it is there

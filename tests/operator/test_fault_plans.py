@@ -16,12 +16,11 @@ from tests.operator.injected import (
     Obj,
     a_pod,
     bench,
-    conditions,
-    events,
     look,
     made,
     status_of,
 )
+from tests.operator.planned import conditions, events
 from tests.operator.test_scenario_study import NOW
 
 # ---- before anything is injected

@@ -12,6 +12,7 @@ from headgate_operator.plan.model import Ask, Delete, Emit, Plan, SetFinalizers
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Pod, Run, Testbed
+from tests.operator.planned import message
 from tests.operator.runs import (
     KNOWN,
     RECORDER,
@@ -20,7 +21,6 @@ from tests.operator.runs import (
     a_pod,
     look,
     made,
-    message,
     pods,
 )
 from tests.operator.test_scenario_study import NOW

@@ -14,6 +14,7 @@ from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import to_json
 from testbed_runtime.api.views import Pod, Run
+from tests.operator.planned import conditions, events, message, others
 from tests.operator.runs import (
     ACCEPTED,
     KNOWN,
@@ -23,12 +24,8 @@ from tests.operator.runs import (
     SPARK,
     Obj,
     a_pod,
-    conditions,
-    events,
     look,
     made,
-    message,
-    others,
     pods,
     report,
     shared,

@@ -8,10 +8,11 @@ import pytest
 
 from headgate_operator.plan import study
 from headgate_operator.plan.conditions import clip, rfc3339, tail
-from headgate_operator.plan.model import Delete, Emit, Plan, api_version_of
+from headgate_operator.plan.model import Delete, Plan, api_version_of
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import StudyReport, TuningStudyStatus, read
 from testbed_runtime.api.views import Pod, Study
+from tests.operator.planned import events
 from tests.operator.test_scenario_study import NOW, SETTINGS, a_study, condition
 
 Obj = dict[str, Any]
@@ -32,10 +33,6 @@ def look(status: Obj | None = None, pod: Pod | None = None, report: Obj | None =
 def status_of(plan: Plan) -> TuningStudyStatus:
     assert isinstance(plan.status, TuningStudyStatus)
     return plan.status
-
-
-def events(plan: Plan) -> list[tuple[str, str, str]]:
-    return [(a.type, a.reason, a.text) for a in plan.actions if isinstance(a, Emit)]
 
 
 def test_a_pod_is_counted_once_and_the_study_begins_with_its_first_look() -> None:

@@ -10,10 +10,11 @@ from headgate_operator import objects
 from headgate_operator.plan import testbed as planner
 from headgate_operator.plan import testbed_status
 from headgate_operator.plan.conditions import moment, rfc3339
-from headgate_operator.plan.model import Apply, Create, Delete, Emit, Plan
+from headgate_operator.plan.model import Apply, Create, Delete, Plan
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import TestbedStatus, to_json
 from testbed_runtime.api.views import Pod, Resource, Secret, Testbed
+from tests.operator.planned import conditions, events, message
 from tests.operator.test_scenario_study import NOW, SETTINGS
 from tests.operator.world import a_testbed
 
@@ -70,20 +71,6 @@ def look(raw: Obj, there: tuple[Pod, ...] | None = None, *, now: float = NOW, **
 def status_of(plan: Plan) -> TestbedStatus:
     assert isinstance(plan.status, TestbedStatus)
     return plan.status
-
-
-def conditions(plan: Plan) -> dict[str, str]:
-    return {c.type: f"{c.status}/{c.reason}" for c in status_of(plan).conditions}
-
-
-def message(plan: Plan, type_: str) -> str:
-    found = status_of(plan).condition(type_)
-    assert found is not None
-    return found.message
-
-
-def events(plan: Plan) -> list[tuple[str, str, str]]:
-    return [(a.type, a.reason, a.text) for a in plan.actions if isinstance(a, Emit)]
 
 
 def created(plan: Plan) -> list[str]:
