@@ -8,7 +8,10 @@ ARG BASE=python:3.12-slim
 FROM ${BASE} AS base
 RUN grep -q '^headgate:' /etc/passwd || { echo 'headgate:x:10001:10001:Headgate:/tmp:/usr/sbin/nologin' >>/etc/passwd \
     && echo 'headgate:x:10001:' >>/etc/group; }
-# No bytecode is written at run time: the root is read-only, and all of it is compiled here.
+# No bytecode is written at run time: the root is read-only, and all of it is compiled here. Python's own modules too: the official images
+# delete their bytecode, and buildah sets the times of all files to 0, so that bytecode with times is out of date.
+RUN python3 -m compileall -q -f --invalidation-mode unchecked-hash -x '/(test|tests|idlelib|lib2to3|turtledemo|site-packages)/' \
+    "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 ENV PATH=/opt/headgate/bin:/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     PYTHONPATH=/opt/headgate:/opt/headgate/operator \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp LANG=C.UTF-8
