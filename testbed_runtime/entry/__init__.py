@@ -1,1 +1,7 @@
 """Process entry points: `python -m testbed_runtime.entry.taskmanager CONFIG.json` and so on. Wiring, nothing else."""
+
+import gc
+import sys
+
+if sys.argv[0] == "-m":  # what Python says while it looks for the module that is to run
+    gc.disable()  # until `harness.run_main`: imports make no garbage, and looking for it is a sixth of a process's start

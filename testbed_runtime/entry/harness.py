@@ -165,6 +165,7 @@ def run_main(
 ) -> int:
     """Run a coroutine in a process's event loop. Return its exit code, or `exit_error` after a HeadgateError or OSError."""
     gc.freeze()  # no collection visits what the imports made, not even the interpreter's last one: a tenth of a short process
+    gc.enable()  # off since the import of `entry`
     try:
         with asyncio.Runner(loop_factory=loop_factory(selector)) as runner:
             return runner.run(work())

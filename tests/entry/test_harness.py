@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -142,3 +143,30 @@ def test_a_missing_configuration_file_is_named(stdin, capsys, monkeypatch):
 
     assert run(start) == 2
     assert capsys.readouterr().err.startswith("CONFIG.json: is missing")
+
+
+COLLECTS = """
+import gc, sys
+sys.argv[0] = {argv!r}
+import testbed_runtime.entry.harness as harness
+imported = gc.isenabled()
+
+async def work():
+    print(imported, gc.isenabled())
+    return 0
+
+sys.exit(harness.run_main(work))
+"""
+
+
+@pytest.mark.parametrize(("argv", "collects"), [("-m", "False True"), ("pytest", "True True")])
+def test_a_process_collects_no_garbage_while_it_imports_its_modules(argv, collects):
+    """It does from then on. A program that imports one of them, as these tests do, keeps its garbage collection."""
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTS.format(argv=argv)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, collects), done.stderr
