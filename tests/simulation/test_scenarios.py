@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextvars import Context
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from testbed_runtime.cli import loading
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, TrialRecovery
+from testbed_runtime.runner.progress import PhaseEntered, Progress, ProgressEvent, Silent
+from testbed_runtime.simulation.loop import VirtualLoop
 from tests.simulation.simulating import run_document
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
@@ -82,3 +86,38 @@ def test_a_scenario_passes_together_with_its_control_run(name: str, tmp_path: Pa
     result, complaints = run_document(document, tmp_path, control=True)
     assert result.verdict["verdict"] == "Pass"
     assert complaints == []
+
+
+class _Burst(Silent):
+    """Other work on the machine: for most of the time after the fault, the tasks that count get no CPU."""
+
+    def on_event(self, event: ProgressEvent) -> None:
+        """Stop them when the fault has ended."""
+        if isinstance(event, PhaseEntered) and event.phase == "observation":
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, VirtualLoop)
+            for process in (f"{event.trial}/{name}-1" for name in ("tm-2", "tm-3")):
+                loop.pause(process)
+                loop.call_later(2.8, loop.resume, process, context=Context())
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize(
+    ("lasts", "progress", "failed"),
+    [
+        ("4 s", _Burst(), []),
+        ("9 s", Silent(), ["recovery.total at most 8 s"]),
+    ],
+    ids=["a-burst-of-other-work", "the-latency-stays"],
+)
+def test_a_latency_spike_passes_if_the_latency_returns_and_fails_if_it_stays(
+    lasts: str, progress: Progress, failed: list[str], tmp_path: Path
+) -> None:
+    """A machine that is busy right after the fault makes the recovery longer. It says nothing about the latency after it."""
+    document = loading.load(SCENARIOS / "01-latency-spike").document
+    document["spec"]["faults"][0]["duration"] = lasts
+    result, _ = run_document(document, tmp_path, progress=progress)
+    judged = result.verdict["expectations"]
+    after = [e for e in judged if "(fault)" not in e["text"]]
+    assert [e["text"] for e in after if e["verdict"] == "Fail"] == failed
+    assert (result.verdict["verdict"] == "Pass") == (not failed)
