@@ -75,12 +75,21 @@ BUFFER_DEBLOATING = Change(
     "1.14",
     "buffers can be debloated; a TaskManager does not start with sizes that contradict each other, even without debloating (FLIP-183)",
 )
+ABORTION_NAMES_COMPLETED = Change(
+    "1.15",
+    "the notification about an aborted checkpoint names the latest completed one: a task that missed its notification learns of it then",
+)
 FINALIZATION_COUNTS = Change("1.15", "a checkpoint whose finalization fails counts as failed")
 RESTART_NAMES_TASKMANAGER = Change(
     "1.16", "the failure of tasks whose TaskManager was restarted names the TaskManager"
 )
 FAILURE_NAMES_REASON = Change(
     "1.17", "`Exceeded checkpoint tolerable failure threshold.` is followed by the reason of the last failure"
+)
+ABORTED_BY_AGE = Change(
+    "1.17",
+    "a task remembers as many aborted checkpoints as there may be at a time, and takes older ones for aborted; before, it remembers "
+    "128 (FLINK-28474)",
 )
 CANCELLED_BY_CAUSE = Change(
     "1.15",
@@ -143,9 +152,11 @@ CHANGES = (
     CANCELLED_BY_CAUSE,
     ONE_CONNECTION,
     FINALIZATION_COUNTS,
+    ABORTION_NAMES_COMPLETED,
     OUTPUT_BARRIERS_TIME_OUT,
     RESTART_NAMES_TASKMANAGER,
     FAILURE_NAMES_REASON,
+    ABORTED_BY_AGE,
     PEKKO,
     REQUESTS_WAIT_AT_PRODUCER,
     EXPONENTIAL_DELAY,

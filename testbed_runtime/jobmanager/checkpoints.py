@@ -31,6 +31,7 @@ from testbed_runtime.core.job.messages import (
     NotifyCheckpointComplete,
     TriggerCheckpoint,
 )
+from testbed_runtime.core.versions import ABORTION_NAMES_COMPLETED, has
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.completed import CompletedCheckpoints
@@ -270,10 +271,12 @@ class Checkpoints:
     def _abort(self, failed: Failed) -> None:
         """Record a checkpoint that has ended without success, and notify the running tasks (CheckpointCoordinator.sendAbortedMessages)."""
         self._record_failed(failed)
+        names = has(self._services.options.flink_version, ABORTION_NAMES_COMPLETED)
+        latest = self._coordinator.last_completed if names else 0
         for execution in self._graph.executions:
             if execution.state is ExecutionState.RUNNING:
-                attempt = str(execution.attempt)
-                message = NotifyCheckpointAborted(attempt, failed.checkpoint, self._services.leader)
+                attempt, leader = str(execution.attempt), self._services.leader
+                message = NotifyCheckpointAborted(attempt, failed.checkpoint, leader, latest)
                 name = f"abort-{name_of(execution.task)}"
                 self._services.tasks.spawn(self._notify_task(execution, message, final=False), name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from enum import Enum
 
 from msgspec.structs import replace
 
@@ -15,6 +16,8 @@ from testbed_runtime.core.job.messages import (
     SinkCommit,
     TaskDeploymentDescriptor,
 )
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.versions import ABORTED_BY_AGE, has
 from testbed_runtime.ports.storage import BlobStore
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.localstate import LocalState
@@ -22,7 +25,24 @@ from testbed_runtime.taskmanager.statefiles import AttemptFiles
 from testbed_runtime.workload.snapshots import ChannelState, SubtaskSnapshot, decode_snapshot, encode_snapshot
 
 MAX_ABORTED = 128
-"""Most aborted checkpoints that a task remembers until their barriers arrive (SubtaskCheckpointCoordinatorImpl)."""
+"""Most aborted checkpoints that a task remembers until their barriers arrive, until 1.16 (SubtaskCheckpointCoordinatorImpl)."""
+
+
+def aborted_limit(options: Options) -> int:
+    """Return how many aborted checkpoints a task remembers."""
+    if has(options.flink_version, ABORTED_BY_AGE):
+        return options.integer("execution.checkpointing.max-concurrent-checkpoints")
+    return MAX_ABORTED
+
+
+class Begun(Enum):
+    """Says how a task handles the barrier of a checkpoint (SubtaskCheckpointCoordinatorImpl.checkpointState)."""
+
+    SNAPSHOT = "snapshot"
+    ABORTED = "aborted"
+    """The JobMaster has aborted it: send a cancellation instead of the barrier."""
+    OUT_OF_ORDER = "out of order"
+    """A later one has begun or was cancelled: do nothing."""
 
 
 @dataclass(slots=True)
@@ -64,7 +84,10 @@ class TaskCheckpoints:
         local: LocalState,
         files: AttemptFiles,
         gateway: JobMasterGateway,
+        options: Options,
     ) -> None:
+        self._limit = aborted_limit(options)
+        self._by_age = has(options.flink_version, ABORTED_BY_AGE)
         self._job = descriptor.job
         self._attempt = descriptor.attempt
         self._local = local
@@ -72,28 +95,41 @@ class TaskCheckpoints:
         self._blobs = blobs
         self._gateway = gateway
         self._uploads: dict[int, asyncio.Task[None]] = {}
+        self._stopping: set[int] = set()
+        """Checkpoints that the JobMaster has aborted after their barriers."""
+        self._cancellable: set[int] = set()
+        """Checkpoints whose upload nothing else depends on."""
         self._begun = 0
         """The latest checkpoint whose barrier, or whose cancellation, has arrived."""
         self._aborted: list[int] = []
         """Checkpoints after it that the JobMaster has aborted, in order."""
+        self._last_aborted = 0
         self.last_started = 0
         self.last_completed = 0
 
-    def begin(self, checkpoint: int) -> bool:
-        """Begin a checkpoint at its barrier. Return False if the JobMaster has aborted it: the task then takes no snapshot, and
-        sends a cancellation instead of the barrier."""
-        aborted = checkpoint in self._aborted
+    def begin(self, checkpoint: int) -> Begun:
+        """Begin a checkpoint at its barrier, if the task is to take a snapshot."""
+        if checkpoint <= self._begun:
+            return Begun.OUT_OF_ORDER
+        forgotten = self._by_age and checkpoint + self._limit < self._last_aborted
+        aborted = forgotten or checkpoint in self._aborted
         self._pass(checkpoint)
-        return not aborted
+        return Begun.ABORTED if aborted else Begun.SNAPSHOT
 
     def abort(self, checkpoint: int) -> None:
-        """Remember a checkpoint that the JobMaster has aborted, unless its barrier has arrived before."""
+        """Handle the JobMaster's notification: remember the checkpoint until its barrier arrives, or stop storing its snapshot."""
         if checkpoint > self._begun:
-            self._aborted = sorted({*self._aborted, checkpoint})[-MAX_ABORTED:]
+            self._aborted = sorted({*self._aborted, checkpoint})[-self._limit :]
+            self._last_aborted = self._aborted[-1]
+        elif checkpoint in self._uploads or checkpoint > self.last_started:
+            self._stopping.add(checkpoint)
+            if checkpoint in self._cancellable:
+                self._uploads[checkpoint].cancel()
 
     def _pass(self, checkpoint: int) -> None:
         self._begun = max(self._begun, checkpoint)
         self._aborted = [c for c in self._aborted if c > self._begun]
+        self._stopping &= self._uploads.keys()
 
     def start(self, taken: TakenSnapshot) -> None:
         """Store and acknowledge in the background."""
@@ -104,47 +140,71 @@ class TaskCheckpoints:
         self._uploads[snapshot.checkpoint] = upload
 
     async def _upload(self, taken: TakenSnapshot) -> None:
-        snapshot = taken.snapshot
+        checkpoint = taken.snapshot.checkpoint
         try:
-            if taken.before is not None:
-                await taken.before()
-            if taken.output is not None:
-                snapshot = replace(snapshot, output_state=snapshot.output_state + await taken.output())
-            key = snapshot_key(self._job, self._attempt, snapshot)
-            upload = self._files.plan(snapshot, key)
-            data = encode_snapshot(upload.snapshot)
-            await self._files.store(
-                upload, self._blobs
-            )  # before anything else is awaited: later plans refer to its files
-            await self._blobs.put(key, data)
-            if not snapshot.persisted_bytes:  # as in Flink, a local copy covers no channel state
-                task = f"{self._job}/{snapshot.vertex}-{snapshot.subtask}"
-                await self._local.keep(
-                    task,
-                    snapshot.checkpoint,
-                    key,
-                    data,
-                    completed=self.last_completed,
-                    files=self._files.readers(upload),
-                )
+            message = await self._store(taken)
         except Exception:  # whatever the store raises declines this checkpoint, and only it
-            await self.decline(snapshot.checkpoint, "CHECKPOINT_ASYNC_EXCEPTION")
+            if checkpoint not in self._stopping:
+                await self.decline(checkpoint, "CHECKPOINT_ASYNC_EXCEPTION")
         else:
-            message = AcknowledgeCheckpoint(
-                attempt=self._attempt,
-                checkpoint=snapshot.checkpoint,
-                state_handle=key,
-                state_bytes=len(data) + upload.file_bytes,
-                alignment_s=taken.alignment_s,
-                commit=taken.commit,
-                persisted_bytes=snapshot.persisted_bytes,
-                shared_state=upload.handles,
-                reused_bytes=upload.reused_bytes,
-            )
-            await self._gateway.tell(message)
+            if message is not None:
+                await self._gateway.tell(message)
         finally:
-            self._files.unpin(snapshot.checkpoint)
-        self._uploads.pop(snapshot.checkpoint, None)
+            self._files.unpin(checkpoint)
+            self._cancellable.discard(checkpoint)
+            self._stopping.discard(checkpoint)
+            self._uploads.pop(checkpoint, None)
+
+    async def _store(self, taken: TakenSnapshot) -> AcknowledgeCheckpoint | None:
+        """Store a snapshot. Return the acknowledgement, or None if the JobMaster has aborted the checkpoint. What later checkpoints
+        refer to is stored even then."""
+        snapshot = taken.snapshot
+        checkpoint = snapshot.checkpoint
+        if taken.before is not None:
+            await taken.before()
+        if not self._may_go_on(checkpoint):
+            return None
+        if taken.output is not None:
+            snapshot = replace(snapshot, output_state=snapshot.output_state + await taken.output())
+        key = snapshot_key(self._job, self._attempt, snapshot)
+        upload = self._files.plan(snapshot, key)
+        data = encode_snapshot(upload.snapshot)
+        if upload.fresh:
+            self._cancellable.discard(checkpoint)
+        # before anything else is awaited: later plans refer to its files
+        await self._files.store(upload, self._blobs)
+        if not self._may_go_on(checkpoint):
+            return None
+        await self._blobs.put(key, data)
+        self._cancellable.discard(checkpoint)
+        if not snapshot.persisted_bytes:  # as in Flink, a local copy covers no channel state
+            task = f"{self._job}/{snapshot.vertex}-{snapshot.subtask}"
+            await self._local.keep(
+                task,
+                checkpoint,
+                key,
+                data,
+                completed=self.last_completed,
+                files=self._files.readers(upload),
+            )
+        if checkpoint in self._stopping:
+            return None
+        return AcknowledgeCheckpoint(
+            attempt=self._attempt,
+            checkpoint=checkpoint,
+            state_handle=key,
+            state_bytes=len(data) + upload.file_bytes,
+            alignment_s=taken.alignment_s,
+            commit=taken.commit,
+            persisted_bytes=snapshot.persisted_bytes,
+            shared_state=upload.handles,
+            reused_bytes=upload.reused_bytes,
+        )
+
+    def _may_go_on(self, checkpoint: int) -> bool:
+        """Let an abortion cancel the upload from now on. Return False if there was one before."""
+        self._cancellable.add(checkpoint)
+        return checkpoint not in self._stopping
 
     def abandon(self, checkpoint: int) -> None:
         """End a checkpoint that was cancelled. A snapshot that was taken is not stored."""

@@ -21,7 +21,7 @@ from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.ports.network import Connection
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
-from testbed_runtime.taskmanager.checkpoints import TakenSnapshot
+from testbed_runtime.taskmanager.checkpoints import Begun, TakenSnapshot
 from testbed_runtime.taskmanager.gateway import SLOW_ANSWER_S
 from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, IDLE
 from testbed_runtime.taskmanager.services import TaskRun
@@ -284,8 +284,10 @@ class SourceTask:
         if self._ended and not self._final_checkpoint:
             self._final_checkpoint = trigger.checkpoint
             self._final_outcome = Outcome.COMPLETED if trigger.drain else Outcome.FIRED
-        if not run.checkpoints.begin(trigger.checkpoint):
-            run.output.broadcast(CancelCheckpointMarker(trigger.checkpoint))
+        begun = run.checkpoints.begin(trigger.checkpoint)
+        if begun is not Begun.SNAPSHOT:
+            if begun is Begun.ABORTED:
+                run.output.broadcast(CancelCheckpointMarker(trigger.checkpoint))
             return
         snapshot_type = SnapshotType.SAVEPOINT_TERMINATE if trigger.drain else SnapshotType.CHECKPOINT
         barrier = self._policy.barrier(

@@ -32,7 +32,7 @@ from testbed_runtime.core.exchange.events import (
 from testbed_runtime.core.exchange.memory import Buffer, recycle_all
 from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.core.options import LATENCY_INTERVAL
-from testbed_runtime.taskmanager.checkpoints import TakenSnapshot
+from testbed_runtime.taskmanager.checkpoints import Begun, TakenSnapshot
 from testbed_runtime.taskmanager.debloating import TaskDebloating
 from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, IDLE
 from testbed_runtime.taskmanager.receiving import Receiving
@@ -348,8 +348,10 @@ class StreamTask:
         """Take the snapshot, unless the checkpoint was aborted. An unaligned one is stored once the barriers of all channels have
         arrived."""
         run, barrier = self._run, trigger.barrier
-        if not run.checkpoints.begin(barrier.checkpoint_id):
-            run.output.broadcast(CancelCheckpointMarker(barrier.checkpoint_id))
+        begun = run.checkpoints.begin(barrier.checkpoint_id)
+        if begun is not Begun.SNAPSHOT:
+            if begun is Begun.ABORTED:
+                run.output.broadcast(CancelCheckpointMarker(barrier.checkpoint_id))
             return
         snapshot = run.empty_snapshot(barrier.checkpoint_id)
         if self.operator is not None:

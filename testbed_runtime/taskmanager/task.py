@@ -102,7 +102,12 @@ class Task:
             allocation=descriptor.allocation,
         )
         self.checkpoints = TaskCheckpoints(
-            descriptor, blobs=services.blobs, local=services.local_state, files=self._files, gateway=gateway
+            descriptor,
+            blobs=services.blobs,
+            local=services.local_state,
+            files=self._files,
+            gateway=gateway,
+            options=services.options,
         )
         self._committer = RecordCommitter(gateway, descriptor.attempt, self.fail)
 
@@ -174,12 +179,16 @@ class Task:
             self._run.on_rate(rate)
 
     def notify_checkpoint_complete(self, checkpoint: int) -> None:
+        """Handle a completed checkpoint, once, and not after a later one (StreamTask.notifyCheckpointComplete)."""
+        if checkpoint <= max(self.checkpoints.last_completed, self.descriptor.restore_checkpoint):
+            return
         self.checkpoints.completed(checkpoint)
         if self._run is not None:
             self._run.on_completed(checkpoint)
         self._wakeup.set()
 
-    def notify_checkpoint_aborted(self, checkpoint: int) -> None:
+    def notify_checkpoint_aborted(self, checkpoint: int, latest_completed: int = 0) -> None:
+        self.notify_checkpoint_complete(latest_completed)
         if self.state is _S.RUNNING:
             self.checkpoints.abort(checkpoint)
 

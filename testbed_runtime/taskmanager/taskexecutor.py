@@ -335,7 +335,7 @@ class TaskExecutor:
         if isinstance(message, NotifyCheckpointComplete):
             task.notify_checkpoint_complete(message.checkpoint)
         else:
-            task.notify_checkpoint_aborted(message.checkpoint)
+            task.notify_checkpoint_aborted(message.checkpoint, message.latest_completed)
         return Acknowledge()
 
     # ---- heartbeats ------------------------------------------------------------------------------------------

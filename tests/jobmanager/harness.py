@@ -114,6 +114,8 @@ class ScriptedTaskManager:
     notified: list[int] = field(default_factory=list)
     aborted: list[tuple[str, int]] = field(default_factory=list)
     """Attempts, and the checkpoints that were aborted."""
+    named_completed: list[int] = field(default_factory=list)
+    """The completed checkpoints that those notifications name."""
     free: list[str] = field(default_factory=list)
     allocated: dict[str, int] = field(default_factory=dict)
     """Allocations and the indices of their slots."""
@@ -263,6 +265,7 @@ class ScriptedTaskManager:
 
     async def _abort(self, message: NotifyCheckpointAborted) -> Acknowledge:
         self.aborted.append((message.attempt, message.checkpoint))
+        self.named_completed.append(message.latest_completed)
         return Acknowledge()
 
     async def _heartbeat(self, message: Heartbeat) -> Acknowledge:

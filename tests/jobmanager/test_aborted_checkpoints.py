@@ -1,20 +1,28 @@
 """Checkpoints that the JobMaster has aborted before their barriers reach a task."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
 
 from testbed_runtime.core.job.jobgraph import OperatorConfig
 from testbed_runtime.core.job.messages import CancelJob, DeclineCheckpoint
+from testbed_runtime.core.job.statememory import StateBackendConfig
+from testbed_runtime.core.options import Options
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.store.blobstore import MemoryBlobStore
-from testbed_runtime.taskmanager.checkpoints import MAX_ABORTED, TaskCheckpoints
+from testbed_runtime.store.statefiles import MemoryStateFiles
+from testbed_runtime.taskmanager.checkpoints import MAX_ABORTED, Begun, TakenSnapshot, TaskCheckpoints
+from testbed_runtime.taskmanager.localstate import LocalState
+from testbed_runtime.taskmanager.statefiles import AttemptFiles, StateBackend
+from testbed_runtime.workload.snapshots import StateFile, SubtaskSnapshot
 from tests.jobmanager.inproc import a_testbed, graph
 
 EXPIRES = {
     "execution.checkpointing.interval": "1 s",
     "execution.checkpointing.timeout": "300 ms",
     "execution.checkpointing.tolerable-failed-checkpoints": "1000",
+    "execution.checkpointing.max-concurrent-checkpoints": "50",  # and so many aborted ones are remembered
     "taskmanager.memory.segment-size": "4 kb",
 }
 
@@ -77,34 +85,154 @@ def test_I_09_I_10_a_task_takes_no_snapshot_for_a_checkpoint_that_was_aborted_be
     run_virtual(main())
 
 
-def checkpoints():
-    """The checkpoints of a task that stores nothing."""
+class Acknowledged:
+    """The gateway of a task: keeps what goes to its JobMaster."""
 
-    class Files:
-        def unpin(self, checkpoint):
-            del checkpoint
+    def __init__(self):
+        self.sent = []
 
+    async def tell(self, message):
+        self.sent.append((type(message).__name__, message.checkpoint))
+
+
+class HeldStore(MemoryBlobStore):
+    """Keeps every put waiting for 10 s."""
+
+    async def put(self, key, data):
+        await asyncio.sleep(10.0)
+        await super().put(key, data)
+
+
+def checkpoints(version="2.x", *, blobs=None, gateway=None, backend="hashmap"):
+    """The checkpoints of a task."""
+    given = {"state.backend.type": backend, "execution.checkpointing.incremental": "true"}
+    options = Options(given, flink_version=version)
+    disk = StateBackend(StateBackendConfig.of(options, 1), MemoryStateFiles())
+    files = AttemptFiles(disk, job="job", attempt="attempt", allocation="slot")
     descriptor = SimpleNamespace(job="job", attempt="attempt")
-    return TaskCheckpoints(descriptor, blobs=None, local=None, files=Files(), gateway=None)
+    made = TaskCheckpoints(
+        descriptor, blobs=blobs, local=LocalState(), files=files, gateway=gateway, options=options
+    )
+    return made, files
 
 
 def test_I_09_a_checkpoint_that_has_begun_or_ended_cannot_be_aborted_any_more():
     """The notification may cross the barrier, or a cancellation from a producer."""
-    task = checkpoints()
-    assert task.begin(1)
+    task, _ = checkpoints()
+    assert task.begin(1) is Begun.SNAPSHOT
     task.abort(1)
     task.abandon(2)
     task.abort(2)
-    assert task.begin(3)
+    assert task.begin(3) is Begun.SNAPSHOT
     task.abort(4)
-    assert not task.begin(4)
-    assert task.begin(5)
+    assert task.begin(4) is Begun.ABORTED
+    assert task.begin(5) is Begun.SNAPSHOT
 
 
-def test_I_11_a_task_remembers_the_last_128_aborted_checkpoints():
+def test_a_barrier_behind_that_of_a_later_checkpoint_does_nothing():
+    """SubtaskCheckpointCoordinatorImpl.checkpointState: "Out of order checkpoint barrier (aborted previously?)"."""
+    task, _ = checkpoints()
+    assert task.begin(2) is Begun.SNAPSHOT
+    assert [task.begin(c) for c in (1, 2)] == [Begun.OUT_OF_ORDER] * 2
+    task.abandon(4)
+    assert [task.begin(c) for c in (3, 4, 5)] == [Begun.OUT_OF_ORDER] * 2 + [Begun.SNAPSHOT]
+
+
+def test_I_11_until_1_16_a_task_remembers_the_last_128_aborted_checkpoints():
     """While it stands still, one checkpoint after the other expires."""
-    task = checkpoints()
+    task, _ = checkpoints("1.16")
     for checkpoint in range(1, 300):
         task.abort(checkpoint)
     remembered = range(300 - MAX_ABORTED, 300)
-    assert [c for c in range(170, 302) if not task.begin(c)] == list(remembered)
+    assert [c for c in range(170, 302) if task.begin(c) is Begun.ABORTED] == list(remembered)
+
+
+def test_I_11_from_1_17_on_a_task_takes_forgotten_checkpoints_for_aborted():
+    """It remembers one. The one before it is neither remembered nor old enough (checkAndClearAbortedStatus)."""
+    task, _ = checkpoints("1.17")
+    for checkpoint in range(1, 300):
+        task.abort(checkpoint)
+    assert [c for c in range(295, 302) if task.begin(c) is Begun.ABORTED] == [295, 296, 297, 299]
+
+
+def taken(checkpoint, *files, before=None):
+    runs = tuple((StateFile(name, len(name)),) for name in files)
+    return TakenSnapshot(SubtaskSnapshot(checkpoint, "count", 0, 1, 128, runs=runs), before=before)
+
+
+def test_I_63_an_abortion_cancels_the_snapshot_that_is_being_stored():
+    """testNotifyCheckpointAbortedDuringAsyncPhase: it is neither stored nor acknowledged nor declined, and the next one is."""
+
+    async def main():
+        store, gateway = HeldStore(), Acknowledged()
+        task, _ = checkpoints(blobs=store, gateway=gateway)
+        assert task.begin(1) is Begun.SNAPSHOT
+        task.start(taken(1))
+        await asyncio.sleep(5.0)
+        task.abort(1)
+        await asyncio.sleep(0.1)
+        assert await asyncio.wait_for(task.drained(), 0.1) is None
+        assert task.begin(2) is Begun.SNAPSHOT
+        task.start(taken(2))
+        await task.drained()
+        assert gateway.sent == [("AcknowledgeCheckpoint", 2)]
+        assert await store.list("") == ["jobs/job/checkpoints/2/count-0/attempt"]
+
+    run_virtual(main())
+
+
+def test_I_63_an_abortion_cancels_a_snapshot_whose_barriers_have_not_all_arrived():
+    """An unaligned checkpoint is stored when they have, and not at all if it was aborted meanwhile."""
+
+    async def main():
+        store, gateway = MemoryBlobStore(), Acknowledged()
+        task, _ = checkpoints(blobs=store, gateway=gateway)
+        assert task.begin(1) is Begun.SNAPSHOT
+        task.abort(1)
+        task.start(taken(1))
+        await task.drained()
+        assert (gateway.sent, await store.list("")) == ([], [])
+
+    run_virtual(main())
+
+
+def test_I_64_an_abortion_after_the_acknowledgement_changes_nothing():
+    """testNotifyCheckpointAbortedAfterAsyncPhase: the task remembers nothing of it."""
+
+    async def main():
+        gateway = Acknowledged()
+        task, _ = checkpoints(blobs=MemoryBlobStore(), gateway=gateway)
+        assert task.begin(1) is Begun.SNAPSHOT
+        task.start(taken(1))
+        await task.drained()
+        task.abort(1)
+        assert task.begin(2) is Begun.SNAPSHOT
+        assert gateway.sent == [("AcknowledgeCheckpoint", 1)]
+
+    run_virtual(main())
+
+
+def test_what_later_checkpoints_refer_to_is_stored_although_its_checkpoint_was_aborted():
+    """Files of keyed state, and what a sink commits with the next checkpoint."""
+
+    async def main():
+        store, gateway = HeldStore(), Acknowledged()
+        task, files = checkpoints(blobs=store, gateway=gateway, backend="rocksdb")
+        files.write("1.sst", b"state")
+
+        async def before():
+            await store.put("staged", b"records")
+
+        assert task.begin(1) is Begun.SNAPSHOT
+        task.start(taken(1, "1.sst", before=before))
+        await asyncio.sleep(15.0)
+        task.abort(1)
+        assert task.begin(2) is Begun.SNAPSHOT
+        task.start(taken(2, "1.sst"))
+        await task.drained()
+        assert gateway.sent == [("AcknowledgeCheckpoint", 2)]
+        stored = await store.list("")
+        of_first, of_second = (f"jobs/job/checkpoints/{n}/count-0/attempt" for n in (1, 2))
+        assert stored == [of_first + ".1.sst", of_second, "staged"]
+
+    run_virtual(main())

@@ -1,6 +1,7 @@
 """The JobManager in virtual time: placement, deployment, failover, fencing, checkpoints, recovery of itself."""
 
 import asyncio
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -298,6 +299,29 @@ async def test_a_declined_checkpoint_fails_and_the_next_one_is_triggered():
         notified = sorted(a for tm in cluster.tms for a in tm.aborted)
         assert notified == sorted((attempt, 1) for tm in cluster.tms for attempt in tm.tasks)
         assert (2, "completed", "") in states
+
+
+@virtually
+async def test_I_65_the_notification_of_an_abortion_names_the_latest_completed_checkpoint():
+    """The task may have missed its notification (1.15 and later)."""
+    tolerant = {"execution.checkpointing.tolerable-failed-checkpoints": "5"}
+    for version, named in (("1.14", 0), ("2.x", 1)):
+        async with Cluster(4, tolerant, flink_version=version) as cluster:
+            await cluster.submit()
+            await cluster.until(partial(reached, cluster, 1, "completed"))
+            for tm in cluster.tms:
+                tm.acknowledges = False
+            await cluster.until(partial(reached, cluster, 2, "triggered"))
+            decline = DeclineCheckpoint(cluster.attempt_of("count-0"), 2, "CHECKPOINT_DECLINED")
+            await cluster.running_on("count-0").ask("jobmaster", decline)
+            await cluster.until(lambda: any(tm.named_completed for tm in cluster.tms))
+            assert {latest for tm in cluster.tms for latest in tm.named_completed} == {named}
+
+
+def reached(cluster, checkpoint, state):
+    return any(
+        (r["checkpoint"], r["state"]) == (checkpoint, state) for r in cluster.rows.table("checkpoints")
+    )
 
 
 class FailingStore:

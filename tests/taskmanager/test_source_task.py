@@ -465,6 +465,16 @@ def test_a_drained_source_ends_with_its_final_checkpoint(options: dict[str, str]
     assert done.rows("waits", "final-checkpoint") == []
 
 
+def test_I_65_an_abortion_reports_the_checkpoint_that_was_completed_before():
+    """The notification about it may have been lost (StreamTask.notifyCheckpointAbortAsync). An earlier one changes nothing."""
+    steps = [
+        (0, hold), (15, trigger(4, drain=True)), (100, process_all),
+        (150, lambda task: task.task.notify_checkpoint_aborted(5, 3)),
+        (200, lambda task: task.task.notify_checkpoint_aborted(5, 4)),
+    ]  # fmt: skip
+    assert during(source(), 1000, *steps, **CHECKPOINTS).ended_at == 200
+
+
 def test_a_stop_that_comes_while_the_final_checkpoint_is_awaited_ends_the_wait():
     """It is not the interval that decided it."""
     steps = [(100, process_all), (300, trigger(2, drain=True)), (500, complete(2))]

@@ -327,11 +327,14 @@ class NotifyCheckpointComplete(Struct, frozen=True):
 
 
 class NotifyCheckpointAborted(Struct, frozen=True):
-    """The checkpoint has failed or was subsumed: a task that its barrier has not reached takes no snapshot."""
+    """The checkpoint has failed or was subsumed: a task that its barrier has not reached takes no snapshot, and one that stores its
+    snapshot stops."""
 
     attempt: str
     checkpoint: int
     leader: str
+    latest_completed: int = 0
+    """The latest completed checkpoint, because the notification about it may have been lost; 0 until 1.14, and if there is none."""
 
 
 class Heartbeat(Struct, frozen=True):
