@@ -61,6 +61,7 @@ from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.job.restart import restart_limit
 from testbed_runtime.core.job.slots import slots_of_groups
 from testbed_runtime.core.judgement.metrics import JOB_FAILED, NOT_RECOVERED
+from testbed_runtime.core.judgement.quantities import seconds
 from testbed_runtime.core.judgement.recovery import (
     UNATTRIBUTED,
     Margin,
@@ -437,10 +438,10 @@ class _Paths:
             ]
             age_s = (outage.effect - begun[0]) / NS if begun else None
         if age_s is None:
-            return f"backlog of {behind:.1f} s"
+            return f"backlog of {seconds(behind)}"
         stored = outage.effect - round(age_s * NS)
         replayed = processed_s(progress_of(self.trial, "sink", baseline=self.spans.baseline), stored, failed)
-        return f"backlog of {behind + age_s:.1f} s, {replayed:.1f} s of it replayed"
+        return f"backlog of {seconds(behind + age_s)}, {seconds(replayed)} of it replayed"
 
     def _catch_ups(self, start: int, end: int, outcome: Outcome, *, backlog: str = "") -> list[Wait]:
         """Return the catch-up in two parts if it ended with the first results of a window: from the last records before them on,

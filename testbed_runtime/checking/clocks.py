@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from testbed_runtime.checking.common import data, events
+from testbed_runtime.core.judgement.quantities import seconds
 from testbed_runtime.history.schema import Trial
 
 
@@ -24,9 +25,9 @@ def clock_difference(trial: Trial) -> ClockDifference:
         process = str(event["subject"])
         best[process] = min(best.get(process, measured), measured)
     offsets = {process: offset for process, (_, offset) in sorted(best.items())}
-    seconds = max((0.0, *offsets.values())) - min((0.0, *offsets.values()))
+    difference = max((0.0, *offsets.values())) - min((0.0, *offsets.values()))
     text = "; ".join(
-        f"{process} {abs(offset) * 1e3:.0f} ms {'ahead of' if offset > 0 else 'behind'} the recorder"
+        f"{process} {seconds(abs(offset))} {'ahead of' if offset > 0 else 'behind'} the recorder"
         for process, offset in offsets.items()
     )
-    return ClockDifference(seconds, text)
+    return ClockDifference(difference, text)

@@ -73,6 +73,7 @@ from testbed_runtime.core.judgement.metrics import (
     OVERLOADED,
     QUANTILES,
 )
+from testbed_runtime.core.judgement.quantities import seconds
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.verdict import controls_of, variant_of
 from testbed_runtime.core.trial.plan import CONTROL
@@ -351,7 +352,7 @@ def _markers(answers: Answers, trial: Trial, phase: str, window: Window | None) 
     arrived = [latencies for (_, to), latencies in found.items() if to in sinks]
     every = np.concatenate(arrived) / NS if arrived else np.empty(0)
     text = "; ".join(
-        f"{source} → {to} {float(np.median(ns)) / 1e6:.1f} ms" for (source, to), ns in found.items()
+        f"{source} → {to} {seconds(float(np.median(ns)) / NS)}" for (source, to), ns in found.items()
     )
     for quantile in QUANTILES:
         enough = shows(len(every), quantile)

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from testbed_runtime.checking.busyness import source_waits
 from testbed_runtime.checking.common import NS, data, events
+from testbed_runtime.core.judgement.quantities import seconds
 from testbed_runtime.history.schema import Trial
 
 FULL = 0.95
@@ -32,7 +33,7 @@ class PushBack(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        return f"{self.link}: " + ", ".join(f"{name} {at:.2f} s" for name, at in self.steps)
+        return f"{self.link}: " + ", ".join(f"{name} {seconds(at)}" for name, at in self.steps)
 
 
 STEPS = ("reader stops", "receive queue full", "window 0", "send queue full", "not writable", "source waits")

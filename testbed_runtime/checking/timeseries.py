@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from testbed_runtime.checking.latency import Histogram, merged_buckets
 from testbed_runtime.checking.load import credit_waits, heat, progress_curves, vertex_load
+from testbed_runtime.core.judgement.quantities import seconds
 from testbed_runtime.history.columns import Ints, filled_buckets, ints
 from testbed_runtime.history.schema import Trial
 
@@ -208,7 +209,7 @@ def _checkpoint_marks(checkpoints: list[dict[str, Any]], start: int) -> list[dic
             "kind": f"checkpoint.{row['state']}",
             "t_s": _since(row["t_ns"], start),
             "text": f"checkpoint {row['checkpoint']} {row['state']}"
-            + (f" after {row['duration_ns'] / 1e6:.0f} ms" if row["duration_ns"] else "")
+            + (f" after {seconds(row['duration_ns'] / 1e9)}" if row["duration_ns"] else "")
             + (f": {row['reason']}" if row["reason"] else ""),
         }
         for row in checkpoints

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.judgement.expectations import format_value
+from testbed_runtime.core.judgement.quantities import format_value
 from testbed_runtime.history.manifest import MANIFEST
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from testbed_runtime.cli.loading import Loaded, with_seed
 from testbed_runtime.core.documents import versioned
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.distribution import Distribution, distributions
-from testbed_runtime.core.judgement.expectations import format_value
 from testbed_runtime.core.judgement.metrics import METRICS as KNOWN
+from testbed_runtime.core.judgement.quantities import format_value
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.report.answer import answer_lines, read_recoveries

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, RUN_FAILED
 from testbed_runtime.report import aggregate, words
 from testbed_runtime.report.answer import close_margins, margin_words
@@ -65,7 +66,7 @@ def _costs(trials: Sequence[TrialView]) -> Iterable[str]:
             mean = " on average" if len(answer.recoveries) > 1 else ""
             spent = "went to" if price.option else "was spent waiting for"
             yield (
-                f"{answer.variant}: {words.seconds(price.seconds)} of {words.seconds(answer.total_s)}{mean} "
+                f"{answer.variant}: {quantities.seconds(price.seconds)} of {quantities.seconds(answer.total_s)}{mean} "
                 f"({words.percent(price.seconds / answer.total_s)}) {spent} {price.words}."
             )
         for margin in close_margins(answer.margins)[:1]:
@@ -149,11 +150,11 @@ def _limits_of_values(metrics: Sequence[Mapping[str, Any]]) -> Iterable[str]:
         yield f"These values are only lower bounds, because the observation ended first: {', '.join(bounds)}."
     missing = sum(r["value"] or 0 for r in metrics if r["metric"] == "history.missing")
     if missing:
-        yield f"{words.count(missing)} history rows are missing."
+        yield f"{quantities.count(missing)} history rows are missing."
     clocks = [r for r in metrics if r["metric"] == "clocks.difference" and r["value"]]
     if clocks:
         worst = max(clocks, key=lambda r: r["value"])
         yield (
-            f"The clocks of the processes differ by up to {words.seconds(worst['value'])} ({worst['text']}): latencies, lags and "
+            f"The clocks of the processes differ by up to {quantities.seconds(worst['value'])} ({worst['text']}): latencies, lags and "
             "recovery times are no more exact than that."
         )

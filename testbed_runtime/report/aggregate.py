@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any
 
+from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.report import words
@@ -109,7 +110,7 @@ def _phase_medians(trials: Sequence[TrialView]) -> list[tuple[str, tuple[str, ..
         if known:
             rate = _median(p.throughput.value for p in known)
             latencies = (_median(p.cells[n].value for p in known) for n in range(len(phase.cells)))
-            cells = (words.count(rate and round(rate)), *map(words.seconds, latencies))
+            cells = (quantities.count(rate and round(rate)), *map(quantities.seconds, latencies))
             rows.append((phase.title, cells))
     return rows
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.comparison import SEED, with_interval
 from testbed_runtime.core.judgement.metrics import JOB_FAILED
 from testbed_runtime.core.judgement.recovery import (
@@ -27,7 +28,6 @@ from testbed_runtime.core.judgement.recovery import (
 from testbed_runtime.core.judgement.samplesize import CONFIDENCE
 from testbed_runtime.core.judgement.statistics import mean_interval
 from testbed_runtime.core.judgement.verdict import variant_of
-from testbed_runtime.report import words
 
 PRICES_SHOWN = 4
 """Owners of seconds in one line; the others are summed up."""
@@ -143,8 +143,8 @@ def headline(recovery: Recovery) -> str:
         return f"no outage{after}"
     if recovery.reason == JOB_FAILED:
         return _failed(recovery, after)
-    down = f"down {words.seconds(recovery.downtime_s)}" if recovery.downtime_s is not None else "outage"
-    total = words.seconds(recovery.total_s)
+    down = f"down {quantities.seconds(recovery.downtime_s)}" if recovery.downtime_s is not None else "outage"
+    total = quantities.seconds(recovery.total_s)
     end = f"caught up after {total}" if recovery.recovered else f"not recovered after {total}{_end(recovery)}"
     return f"{down}{after}, {end}{_rounds(recovery)}"
 
@@ -153,7 +153,7 @@ def _start_words(start: Recovery) -> str:
     if start.reason == JOB_FAILED:
         return _failed(start, " after its submission")
     rounds = f" in {len(start.rounds)} rounds" if len(start.rounds) > 1 else ""
-    total = words.seconds(start.total_s)
+    total = quantities.seconds(start.total_s)
     return (
         f"started after {total}{rounds}"
         if start.recovered
@@ -167,7 +167,7 @@ def _failed(recovery: Recovery, after: str) -> str:
     limit = _restarts(recovery)
     if recovery.total_s >= NOTABLE_S:
         begun = after or " after its first failure"
-        return f"the job failed {words.seconds(recovery.total_s)}{begun}{limit or _rounds(recovery)}"
+        return f"the job failed {quantities.seconds(recovery.total_s)}{begun}{limit or _rounds(recovery)}"
     why = recovery.rounds[-1].failure.partition(". ")[0].rstrip(".") if recovery.rounds else ""
     return f"the job failed{f' at once{after}' if after else ''}{limit}{f': {why}' if why else ''}"
 
@@ -201,20 +201,20 @@ def cost_words(
     known = list(prices)
     shown = [p for p in known if p.seconds >= NOTABLE_S][:PRICES_SHOWN]
     for price in shown:
-        seconds = intervals.get(price.text) or words.seconds(price.seconds)
+        seconds = intervals.get(price.text) or quantities.seconds(price.seconds)
         yield f"{seconds} {price.words}{price.times}"
     rest = sum(p.seconds for p in known) - sum(p.seconds for p in shown)
     if rest >= NOTABLE_S:
-        yield f"{words.seconds(rest)} others"
+        yield f"{quantities.seconds(rest)} others"
     if unattributed_s >= NOTABLE_S:
-        yield f"{words.seconds(unattributed_s)} {UNATTRIBUTED}"
+        yield f"{quantities.seconds(unattributed_s)} {UNATTRIBUTED}"
     if from_events_s >= NOTABLE_S:
         yield from_events_words(from_events_s)
 
 
 def from_events_words(seconds: float) -> str:
     """Return how much of the attributed time has an owner by the events of the failover only."""
-    return f"{words.seconds(seconds)} of these from events, without a recorded wait"
+    return f"{quantities.seconds(seconds)} of these from events, without a recorded wait"
 
 
 def close_margins(margins: Iterable[Margin]) -> list[Margin]:
@@ -233,17 +233,17 @@ def savings(recovery: Recovery) -> Iterator[str]:
         saved = sum(s.seconds if s.slack_ns < 0 else s.slack_ns / 1e9 for s in segments)
         if sum(s.seconds for s in segments) - saved >= NOTABLE_SAVING_S:
             following = next(s.next for s in segments if s.slack_ns >= 0)
-            yield f"{owner}: a lower value saves at most {words.seconds(saved)}, then the job waits for {following}"
+            yield f"{owner}: a lower value saves at most {quantities.seconds(saved)}, then the job waits for {following}"
 
 
 def margin_words(margin: Margin) -> str:
     """Return `request-backoff.max = 10 s: waited 22.0 s of 22.7 s, 700 ms left`."""
-    waited, budget = words.seconds(margin.waited_s), words.seconds(margin.budget_s)
+    waited, budget = quantities.apart(margin.waited_s, margin.budget_s)
     if margin.exceeded:
-        over = words.seconds(margin.waited_s - margin.budget_s)
+        over = quantities.seconds(margin.waited_s - margin.budget_s)
         text = f"waited {waited}, {over} longer than the {budget} that are guaranteed: such a wait may also expire"
     else:
-        text = f"waited {waited} of {budget}, {words.seconds(margin.left_s)} left"
+        text = f"waited {waited} of {budget}, {quantities.seconds(margin.left_s)} left"
     return f"{margin.option} = {margin.value}: {text}"
 
 
@@ -329,7 +329,7 @@ def _mean_words(values: tuple[float, ...]) -> str:
     found = mean_interval(values, confidence=CONFIDENCE, seed=SEED)
     if found is None:
         return ""
-    value, low, high = (words.seconds(max(0.0, v)) for v in (found.value, found.low, found.high))
+    value, low, high = (quantities.seconds(max(0.0, v)) for v in (found.value, found.low, found.high))
     return with_interval(value, low, high) if low != high else ""
 
 
@@ -343,7 +343,7 @@ def _medians(variant: str, trials: Sequence[TrialRecovery]) -> list[Answer]:
     downs = [r.downtime_s for r in whole if r.downtime_s is not None]
     text = f"{len(trials)} trials"
     if downs:
-        text += f": down {words.seconds(median(downs))} (median; {words.seconds(min(downs))} to {words.seconds(max(downs))})"
+        text += f": down {quantities.seconds(median(downs))} (median; {quantities.seconds(min(downs))} to {quantities.seconds(max(downs))})"
     if lost:
         text += f", {lost} of {len(whole)} recoveries did not end"
     text += "; on average" if found.prices else ": no outage"

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.metrics import (
     LOWER_BOUNDS,
@@ -95,14 +96,14 @@ def find(rows: Iterable[Row], metric: str, *, phase: str = "", quantile: float |
 def shown(row: Row | None) -> str:
     """Format a row's value: a dash if it has none, `≥` in front of a lower bound."""
     if row is None:
-        return words.DASH
+        return quantities.DASH
     unit = METRICS[row["metric"]].unit if row["metric"] in METRICS else ""
     if unit == "text":
-        return str(row["text"]) or words.DASH
+        return str(row["text"]) or quantities.DASH
     if row["value"] is None:
-        return words.DASH
+        return quantities.DASH
     bound = "≥ " if row["reason"] in LOWER_BOUNDS else ""
-    return bound + (words.percent(row["value"]) if unit == "ratio" else words.quantity(row["value"], unit))
+    return bound + quantities.format_value(row["value"], unit)
 
 
 def _trial(entry: Mapping[str, Any], rows: Sequence[Row], series: Mapping[str, Any] | None) -> TrialView:
@@ -155,7 +156,7 @@ def _phase_latency(rows: Sequence[Row], phase: str) -> PhaseLatency:
         return Cell(shown(row), row["value"] if row else None, against["value"] if against else None)
 
     rate = cell("throughput.records-per-second", "throughput.relative-to-control")
-    rate = Cell(words.count(rate.value and round(rate.value)), rate.value, rate.against_control)
+    rate = Cell(quantities.count(rate.value and round(rate.value)), rate.value, rate.against_control)
     return PhaseLatency(
         phase,
         words.TRIAL_PHASES[phase][0],
@@ -183,7 +184,7 @@ def _faults(
                 "after": faultwords.after(fault.get("after") or {}),
                 "effect": fault.get("effect", "not measured"),
                 "residue": fault.get("residue", "not measured"),
-                "backend": fault.get("backend") or words.DASH,
+                "backend": fault.get("backend") or quantities.DASH,
                 "why": fault.get("why") or "",
                 "text": fault.get("text") or "",
             }
@@ -211,7 +212,9 @@ def _settings(entries: Sequence[Mapping[str, Any]]) -> Iterable[Setting]:
     for key in sorted({key for o in options for key in o.as_map()}):
         defaults = {_default(key, o.flink_version) for o in options}
         default = defaults.pop() if len(defaults) == 1 else "by version"
-        values = tuple(o.as_map().get(key) or (key in BY_KEY and o.text(key)) or words.DASH for o in options)
+        values = tuple(
+            o.as_map().get(key) or (key in BY_KEY and o.text(key)) or quantities.DASH for o in options
+        )
         yield Setting(
             key,
             values,
@@ -222,7 +225,7 @@ def _settings(entries: Sequence[Mapping[str, Any]]) -> Iterable[Setting]:
 
 
 def _default(key: str, version: str) -> str:
-    return (key in BY_KEY and Options({}, flink_version=version).text(key)) or words.DASH
+    return (key in BY_KEY and Options({}, flink_version=version).text(key)) or quantities.DASH
 
 
 def _same(key: str, left: str, right: str) -> bool:
@@ -246,20 +249,23 @@ def network_of(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         rates = [float(r["bytes_per_s"]) for r in found_there if r.get("bytes_per_s")]
         lost = median(float(r.get("lost_percent") or 0.0) for r in found_there)
         rate = f", {median(rates) / 1e6:.0f} MB/s round trip" if rates else ""
-        yield f"Network before the faults, {name}", f"round trip {trip * 1000:.2f} ms, {lost:g} % lost{rate}"
+        yield (
+            f"Network before the faults, {name}",
+            f"round trip {quantities.seconds(trip)}, {lost:g} % lost{rate}",
+        )
 
 
 def _environment(manifest: Mapping[str, Any], metrics: Sequence[Row]) -> Iterable[tuple[str, str]]:
     machine = manifest.get("machine") or {}
-    yield "Environment", str(manifest.get("place") or words.DASH)
+    yield "Environment", str(manifest.get("place") or quantities.DASH)
     versions = sorted({str(e.get("flinkVersion") or "2.x") for e in manifest.get("trials") or ()})
-    yield "Flink behaviour", ", ".join(versions) or words.DASH
+    yield "Flink behaviour", ", ".join(versions) or quantities.DASH
     for key, value in machine.items():
         yield words.spaced(str(key).removesuffix("_bytes")), words.value_of(str(key), value)
     yield from network_of(manifest)
     stalls = [r["value"] for r in metrics if r["metric"] == "loop.stall" and r["value"] is not None]
     if stalls:
-        yield "Noise: longest stall of a testbed process", words.seconds(max(stalls))
+        yield "Noise: longest stall of a testbed process", quantities.seconds(max(stalls))
     missing = [r["value"] for r in metrics if r["metric"] == "history.missing" and r["value"] is not None]
     if missing:
-        yield "History rows shed or lost", words.count(sum(missing))
+        yield "History rows shed or lost", quantities.count(sum(missing))

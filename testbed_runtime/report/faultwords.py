@@ -8,6 +8,7 @@ from typing import Any
 
 from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.faults.vocabulary import Kind, Parameter, Type
+from testbed_runtime.core.judgement import quantities
 from testbed_runtime.report import words
 
 SHOWN_PATHS = 2
@@ -31,7 +32,7 @@ def asked(fault: Mapping[str, Any]) -> str:
     kind = KINDS.get(str(fault.get("kind", "")))
     if kind is None:
         more = words.mapping(params)
-        return f"{fault.get('kind', '')} of {targets}" + (f" ({more})" if more != words.DASH else "")
+        return f"{fault.get('kind', '')} of {targets}" + (f" ({more})" if more != quantities.DASH else "")
     duration = fault.get("duration_s", requested.get("duration_s"))
     lasting = "" if duration is None else words.seconds_short(float(duration))
     direction = str(requested.get("direction") or fault.get("direction") or "both")
@@ -98,7 +99,7 @@ def after(values: Mapping[str, Any]) -> str:
 def _states(values: Mapping[str, Any]) -> str:
     states = ", ".join(f"{name} {_STATES.get(state, state)}" for name, state in values["states"].items())
     when = values.get("after_s")
-    return states if when is None else f"{states} {words.seconds(float(when))} after it began"
+    return states if when is None else f"{states} {quantities.seconds(float(when))} after it began"
 
 
 def _paths(values: Mapping[str, Any]) -> str:
@@ -115,7 +116,7 @@ def _path(path: Mapping[str, Any]) -> str:
             f"{path.get('probes', 0)} probes)"
         )
     if "silent_for_s" in path:
-        return f"no answer for {words.seconds(path['silent_for_s'])}, connection {path.get('connection', 'open')}"
+        return f"no answer for {quantities.seconds(path['silent_for_s'])}, connection {path.get('connection', 'open')}"
     if "measured_bytes_per_s" in path:
         return f"{words.binary(path['measured_bytes_per_s'])}/s"
     return _packets(path) or words.mapping(path)
@@ -147,7 +148,9 @@ def _counters(values: Mapping[str, Any]) -> str:
     for name, counts in values["counters"].items():
         parts = [f"{counts[key]} {text}" for key, text in COUNTED.items() if counts.get(key)]
         if counts.get("delayed"):
-            parts.insert(0, f"{counts['delayed']} delayed, {words.seconds(counts.get('delay_s'))} in all")
+            parts.insert(
+                0, f"{counts['delayed']} delayed, {quantities.seconds(counts.get('delay_s'))} in all"
+            )
         if counts.get("holding"):
             parts.append(f"{counts['holding']} still held")
         if parts:
@@ -158,9 +161,9 @@ def _counters(values: Mapping[str, Any]) -> str:
 def _frames(values: Mapping[str, Any]) -> str:
     """Return what the taps at both ends counted."""
     median = values.get("delay_median_s")
-    late = "" if median is None else f", {words.seconds(median)} on their way (median)"
-    return f"{words.count(values['sent'])} frames sent, {words.count(values.get('missing', 0))} missing{late}"
+    late = "" if median is None else f", {quantities.seconds(median)} on their way (median)"
+    return f"{quantities.count(values['sent'])} frames sent, {quantities.count(values.get('missing', 0))} missing{late}"
 
 
 def _signed(seconds: float) -> str:
-    return ("+" if seconds >= 0 else "−") + words.seconds(abs(seconds))
+    return ("+" if seconds >= 0 else "−") + quantities.seconds(abs(seconds))

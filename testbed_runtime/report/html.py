@@ -14,6 +14,7 @@ from jinja2 import BytecodeCache, Environment, FileSystemBytecodeCache, PackageL
 from markupsafe import Markup, escape
 from msgspec import Struct
 
+from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.recovery import Recovery
 from testbed_runtime.report import aggregate, colours, words
 from testbed_runtime.report.answer import VariantAnswer, from_events_words, headline, own_start, savings
@@ -58,10 +59,10 @@ def environment() -> Environment:
         bytecode_cache=compiled_beside(TEMPLATES),
     )
     made.filters |= {
-        "seconds": words.seconds,
+        "seconds": quantities.seconds,
         "percent": words.percent,
         "from_events": from_events_words,
-        "count": words.count,
+        "count": quantities.count,
         "breakable": breakable,
         "marked": marked,
     }
@@ -138,7 +139,7 @@ def shown_trials(view: RunView) -> Sequence[TrialView]:
 def _means(answers: Sequence[VariantAnswer]) -> Markup:
     """Draw one bar per variant with the mean of each wait."""
     found = [
-        mean_of(f"{a.variant}: {words.seconds(a.total_s)} on average", a.prices, a.unattributed_s)
+        mean_of(f"{a.variant}: {quantities.seconds(a.total_s)} on average", a.prices, a.unattributed_s)
         for a in answers
     ]
     axis = "seconds, mean over the recoveries of a variant; the largest wait first"
@@ -199,7 +200,7 @@ def shown_recoveries(trial: TrialView) -> list[Recovery]:
 def _titled(trial: TrialView) -> Iterable[Titled]:
     for recovery in shown_recoveries(trial):
         first = trial.answer is not None and recovery is trial.answer.start
-        text = f"first start: {words.seconds(recovery.total_s)}" if first else headline(recovery)
+        text = f"first start: {quantities.seconds(recovery.total_s)}" if first else headline(recovery)
         yield Titled(f"{trial.trial}: {text}", recovery)
 
 
@@ -218,10 +219,10 @@ def _samples(series: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [
         (
             f"{series['bins'][i]:.0f} s",
-            words.count(_mean(rate[i : i + every])),
-            words.seconds(_largest(values["lag_s"][i : i + every])),
-            words.seconds(_largest(values["latency_p50_s"][i : i + every])),
-            words.seconds(_largest(values["latency_p99_s"][i : i + every])),
+            quantities.count(_mean(rate[i : i + every])),
+            quantities.seconds(_largest(values["lag_s"][i : i + every])),
+            quantities.seconds(_largest(values["latency_p50_s"][i : i + every])),
+            quantities.seconds(_largest(values["latency_p99_s"][i : i + every])),
         )
         for i in range(0, len(series["bins"]), every)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Recovery
 from testbed_runtime.core.judgement.verdict import worst
 from testbed_runtime.report import aggregate, words
@@ -101,7 +102,7 @@ def expectations(items: Sequence[Mapping[str, Any]], *, merged: bool = False) ->
         ("", "trial", "expectation", "measured", "why"),
         (
             (f"{MARKS.get(str(i.get('verdict')), '')} {i.get('verdict')}", i.get("trial") or i.get("variant") or "",
-             i.get("text", ""), i.get("measured") or words.DASH, _why(i))
+             i.get("text", ""), i.get("measured") or quantities.DASH, _why(i))
             for i in shown
         ),
     )  # fmt: skip
@@ -133,9 +134,7 @@ def _answers(view: RunView) -> list[str]:
     lines: list[str] = []
     if view.compact:
         for answer in aggregate.by_variant(view.trials):
-            title = (
-                f"{answer.variant}: {len(answer.recoveries)} recoveries, mean {words.seconds(answer.total_s)}"
-            )
+            title = f"{answer.variant}: {len(answer.recoveries)} recoveries, mean {quantities.seconds(answer.total_s)}"
             lines += _prices(title, answer, {**answer.intervals, TOTAL: answer.total_interval})
         return lines
     for trial in view.fault_trials:
@@ -154,11 +153,11 @@ def _prices(
         return words.percent(seconds / found.total_s if found.total_s else None)
 
     def mean(owner: str, seconds: float) -> str:
-        return intervals.get(owner) or words.seconds(seconds)
+        return intervals.get(owner) or quantities.seconds(seconds)
 
     rows = [(p.words, mean(p.text, p.seconds), share(p.seconds)) for p in found.prices]
     if round(found.unattributed_s, 3) > 0:
-        rows.append((UNATTRIBUTED, words.seconds(found.unattributed_s), share(found.unattributed_s)))
+        rows.append((UNATTRIBUTED, quantities.seconds(found.unattributed_s), share(found.unattributed_s)))
     rows.append((TOTAL, mean(TOTAL, found.total_s), ""))
     more = [f"- close: {line(margin_words(m))}" for m in close_margins(found.margins)]
     more += [f"- {line(text)}" for text in (savings(found) if isinstance(found, Recovery) else ())]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Price, Recovery, Round, Segment
 from testbed_runtime.report import words
 from testbed_runtime.report.svg import Scale, Svg, text_width
@@ -90,7 +91,7 @@ def _recovery(svg: Svg, item: Titled, x: Scale, y: float, size: Size) -> float:
 
 def _segment(svg: Svg, segment: Segment, zero_ns: int, *, x: Scale, y: float, size: Size) -> None:
     left, right = (x((t - zero_ns) / 1e9) for t in (segment.start_ns, segment.end_ns))
-    owner, took = segment.words or segment.kind, words.seconds(segment.seconds)
+    owner, took = segment.words or segment.kind, quantities.seconds(segment.seconds)
     svg.rect(left, y, max(right - left - 0.8, 0.8), BAR, css=f"k-{segment.kind}", title=f"{owner}: {took}")
     room, middle = (right - left - LABEL_PADDING) / BOLD, (left + right) / 2
     short = f"{'.'.join(segment.option.split('.')[-2:])} = {segment.value}" if segment.option else ""
@@ -108,7 +109,7 @@ def round_title(number: Round) -> str:
     """`round 2, 23.8 s, because of PartitionNotFoundException: …`."""
     cause = f", because of {number.cause}" if number.cause else ""
     end = {"open": ", not ended"}.get(number.ended_by, "")
-    return f"round {number.number}, {words.seconds(number.seconds)}{end}{cause}"
+    return f"round {number.number}, {quantities.seconds(number.seconds)}{end}{cause}"
 
 
 def fitting(text: str, width: float, font: float) -> str:
@@ -122,7 +123,7 @@ def describe(found: Sequence[Titled]) -> str:
         f"{item.caption}: "
         + "; ".join(
             f"round {n.number}: "
-            + ", ".join(f"{s.words or s.kind} {words.seconds(s.seconds)}" for s in n.segments)
+            + ", ".join(f"{s.words or s.kind} {quantities.seconds(s.seconds)}" for s in n.segments)
             for n in item.rounds
         )
         for item in found

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from testbed_runtime.core.judgement import quantities
 from testbed_runtime.report import words
 from testbed_runtime.report.svg import Scale, Svg, log_ticks, nice_ticks, number, text_width
 from testbed_runtime.report.timeline import Size
@@ -55,7 +56,7 @@ def distributions(comparison: Mapping[str, Any]) -> list[Distribution]:
                 tuple(float(v) for v in group["values"][index]["values"] if v is not None),
                 group["values"][index].get("low"),
                 group["values"][index].get("high"),
-                str(group["values"][index].get("text") or words.DASH),
+                str(group["values"][index].get("text") or quantities.DASH),
             )
             for group in groups
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.report import words
 from testbed_runtime.report.shapes import Shapes, boxes, curve
@@ -226,7 +227,9 @@ class Timeline:
         for segment in (s for r in self.recovery.recoveries for n in r.rounds for s in n.segments):
             left, right = (x((t - start) / 1e9) for t in (segment.start_ns, segment.end_ns))
             title = (
-                f"{segment.words or segment.kind}: {words.seconds(segment.seconds)}" if self.details else ""
+                f"{segment.words or segment.kind}: {quantities.seconds(segment.seconds)}"
+                if self.details
+                else ""
             )
             svg.rect(
                 left, ROUND_LANE, max(right - left, 0.8), ROUND_HEIGHT, css=f"k-{segment.kind}", title=title
@@ -321,7 +324,7 @@ def _draw(svg: Svg, drawn: Drawn, *, size: Size, top: float) -> None:
         svg.line(size.left, y(tick), right, y(tick), css="grid")
         svg.text(size.left - 6, y(tick) + 4, label, css="tick", anchor="end")
     if drawn.baseline:
-        text = f"baseline: {words.count(drawn.baseline)} records per second"
+        text = f"baseline: {quantities.count(drawn.baseline)} records per second"
         svg.line(size.left, y(drawn.baseline), right, y(drawn.baseline), css="baseline", title=text)
     for shape, css in drawn.shapes:
         svg.use(shape, css, left=size.left, top=top, width=right - size.left, height=panel.height)

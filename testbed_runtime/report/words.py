@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from testbed_runtime.core.judgement.metrics import reason_text
+from testbed_runtime.core.judgement.quantities import DASH, count, seconds
 
 TRIAL_PHASES: dict[str, tuple[str, str]] = {
     "deploy": ("Deploy", "until all tasks are running"),
@@ -25,29 +26,8 @@ VERDICT_MEANING = {
     "Inconclusive": "The run does not provide enough evidence for a verdict.",
     "Error": "The run could not be completed.",
 }
-DASH = "–"
 CODE = re.compile(r"`([^`]+)`")
 """A name in a text: the pages set it as code."""
-
-
-def seconds(value: float | None) -> str:
-    """Format a duration: `4.62 s`, `380 ms`, `45 µs`, or a dash for None."""
-    if value is None or not math.isfinite(value):
-        return DASH
-    size = abs(value)
-    if size == 0:
-        return "0 s"
-    if size < 0.000_009_995:
-        return f"{value * 1e6:.3g} µs"
-    if size < 0.000_999_5:
-        return f"{value * 1e6:.0f} µs"
-    if size < 0.009_995:
-        return f"{value * 1e3:.1f} ms"
-    if size < 0.999_5:
-        return f"{value * 1e3:.0f} ms"
-    if size < 9.995:
-        return f"{value:.2f} s"
-    return f"{value:.1f} s" if size < 3_600 else f"{value / 60:.1f} min"
 
 
 def seconds_short(value: float) -> str:
@@ -65,15 +45,6 @@ def short(value: float) -> str:
         if size >= limit:
             return f"{value / limit:g}{unit}"
     return f"{value:g}"
-
-
-def count(value: float | None) -> str:
-    """Format a number: `19,870`, three significant digits below 100, or a dash for None."""
-    if value is None or not math.isfinite(value):
-        return DASH
-    if value == int(value):
-        return f"{int(value):,}"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
 
 
 def percent(share: float | None) -> str:
@@ -124,14 +95,6 @@ def mapping(values: Mapping[str, Any]) -> str:
         if value not in ("", None)
     ]
     return ", ".join(parts) or DASH
-
-
-def quantity(value: float | None, unit: str) -> str:
-    """Format a value with its unit from the metric catalogue: `s`, `records/s`, `ratio`, `count`, `bytes` or empty."""
-    if unit in ("s", "seconds"):
-        return seconds(value)
-    shown = count(value)
-    return shown if unit in ("", "count", "ratio", "text") or shown == DASH else f"{shown} {unit}"
 
 
 def explanation(item: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from testbed_runtime.core.judgement.expectations import format_value
+from testbed_runtime.core.judgement.quantities import apart, seconds
 from testbed_runtime.core.judgement.recovery import Margin, Recovery, TrialRecovery
 from testbed_runtime.core.options import ALIASES
 from testbed_runtime.core.waits import PRODUCT, named_today
@@ -29,9 +29,9 @@ class Cost(Struct, frozen=True, kw_only=True):
         found = []
         if self.expired:
             waits = "wait" if self.expired == 1 else "waits"
-            found.append(f"cost {format_value(self.price_s, 's')} ({self.expired} {waits})")
+            found.append(f"cost {seconds(self.price_s)} ({self.expired} {waits})")
         if self.margin is not None:
-            limit, used = (format_value(v, "s") for v in (self.margin.budget_s, self.margin.waited_s))
+            limit, used = apart(self.margin.budget_s, self.margin.waited_s)
             limited = f"may die from {limit} on" if self.margin.exceeded else f"dies at {limit}"
             found.append(f"{limited}, used {used}")
         return ", ".join(found)

@@ -12,8 +12,9 @@ from testbed_runtime.api.kinds import Objective, TuningStudySpec
 from testbed_runtime.api.validate_kinds import limit_of
 from testbed_runtime.core.judgement import comparison, detector
 from testbed_runtime.core.judgement.detector import Quality
-from testbed_runtime.core.judgement.expectations import PHASE_NAMES, format_value
+from testbed_runtime.core.judgement.expectations import PHASE_NAMES
 from testbed_runtime.core.judgement.metrics import METRICS, NOT_RECOVERED, parse_quantile
+from testbed_runtime.core.judgement.quantities import format_value
 from testbed_runtime.core.judgement.samplesize import CONFIDENCE
 from testbed_runtime.core.judgement.statistics import Interval, mean_interval
 from testbed_runtime.core.judgement.verdict import worst

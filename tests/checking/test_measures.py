@@ -26,6 +26,7 @@ from testbed_runtime.checking.load import vertex_load
 from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.progress import Progress, alive_at_end, progress_of
 from testbed_runtime.checking.timeseries import trial_timeseries
+from testbed_runtime.core.judgement.quantities import seconds
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
 
 NS = 1_000_000_000
@@ -402,7 +403,7 @@ def test_a_quantile_of_markers_needs_one_beyond_it(history: Any, count: int, kno
     found = {r["quantile"]: r["value"] for r in rows if r["value"] is not None}
     assert list(found) == known
     assert found[1.0] == pytest.approx(count / 1000)
-    assert rows[-1]["text"] == f"source → map 9000.0 ms; source → sink {(count + 1) / 2:.1f} ms"
+    assert rows[-1]["text"] == f"source → map 9.00 s; source → sink {seconds((count + 1) / 2_000)}"
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,10 @@ CLOCKS = [
     ([], 0.0, ""),
     (
         [("tm-0-1", 0.05, 0.002), ("runner", -0.02, 0.001)], 0.07,
-        "runner 20 ms behind the recorder; tm-0-1 50 ms ahead of the recorder",
+        "runner 20.0 ms behind the recorder; tm-0-1 50.0 ms ahead of the recorder",
     ),
-    ([("tm-0-1", 0.08, 0.03), ("tm-0-1", 0.05, 0.002)], 0.05, "tm-0-1 50 ms ahead of the recorder"),
-    ([("tm-0-1", -0.05, 0.002), ("tm-1-1", -0.04, 0.002)], 0.05, "tm-0-1 50 ms behind the recorder; tm-1-1 40 ms behind the recorder"),
+    ([("tm-0-1", 0.08, 0.03), ("tm-0-1", 0.05, 0.002)], 0.05, "tm-0-1 50.0 ms ahead of the recorder"),
+    ([("tm-0-1", -0.05, 0.002), ("tm-1-1", -0.04, 0.002)], 0.05, "tm-0-1 50.0 ms behind the recorder; tm-1-1 40.0 ms behind the recorder"),
 ]  # fmt: skip
 
 

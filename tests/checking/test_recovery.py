@@ -62,7 +62,7 @@ def test_each_phase_names_its_largest_owner(history: Any):
     assert found["reconnect"].bounded_by == "connections and partition requests"
     assert found["first-record"].bounded_by == "the first new record at each sink"
     assert (
-        found["catch-up"].bounded_by == "spare capacity of the job (backlog of 4.1 s, 1.0 s of it replayed)"
+        found["catch-up"].bounded_by == "spare capacity of the job (backlog of 4.10 s, 980 ms of it replayed)"
     )
     assert found["downtime"].bounded_by == found["detect"].bounded_by
     assert found["cancel"].bounded_by == ""  # 0 s bound nothing
@@ -544,7 +544,7 @@ def test_a_job_that_goes_on_after_the_effect_has_a_backlog_since_its_checkpoint(
     built = _until_the_failure(history, later)
     (found,) = trial_recovery(built.trial(), history.entry()).recoveries
     backlog = next(p for p in found.prices if p.kind == "catch-up")
-    assert backlog.words == "spare capacity of the job (backlog of 1.9 s, 0.3 s of it replayed)"
+    assert backlog.words == "spare capacity of the job (backlog of 1.90 s, 300 ms of it replayed)"
 
 
 def test_what_the_sinks_received_until_the_failure_is_replayed_too(history: Any):
@@ -552,4 +552,4 @@ def test_what_the_sinks_received_until_the_failure_is_replayed_too(history: Any)
     built = _until_the_failure(history)
     (found,) = trial_recovery(built.trial(), history.entry()).recoveries
     backlog = next(p for p in found.prices if p.kind == "catch-up")
-    assert backlog.words == "spare capacity of the job (backlog of 4.1 s, 2.5 s of it replayed)"
+    assert backlog.words == "spare capacity of the job (backlog of 4.10 s, 2.50 s of it replayed)"

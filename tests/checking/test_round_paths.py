@@ -119,17 +119,17 @@ def test_a_failure_interrupts_the_catch_up(history: Any):
     found = answered(Outage(fault("a", 8, 9), at(8), at(18), rounds, True), [], trial=history.empty().trial())
     last = found.rounds[0].segments[-1]
     assert (last.kind, last.seconds, last.outcome) == ("catch-up", 4, "cancelled")
-    assert last.detail == "backlog of 3.0 s"
+    assert last.detail == "backlog of 3.00 s"
 
 
 @pytest.mark.parametrize(
     ("triggered", "failures", "backlog"),
     [
-        ({1: 5, 2: 6, 3: 7}, (9.5,), "backlog of 4.0 s"),  # of the last restored one
-        ({3: 7.5}, (9.5,), "backlog of 3.5 s"),
-        ({3: 9.2}, (9.1, 9.5), "backlog of 1.8 s"),  # stored after the effect
-        ({3: 9.7}, (9.1, 9.5), "backlog of 1.3 s"),
-        ({}, (9.5,), "backlog of 3.0 s"),
+        ({1: 5, 2: 6, 3: 7}, (9.5,), "backlog of 4.00 s"),  # of the last restored one
+        ({3: 7.5}, (9.5,), "backlog of 3.50 s"),
+        ({3: 9.2}, (9.1, 9.5), "backlog of 1.80 s"),  # stored after the effect
+        ({3: 9.7}, (9.1, 9.5), "backlog of 1.30 s"),
+        ({}, (9.5,), "backlog of 3.00 s"),
     ],
 )
 def test_the_backlog_is_the_outage_and_the_age_of_the_restored_checkpoint(

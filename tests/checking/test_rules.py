@@ -356,7 +356,7 @@ def test_an_answer_has_the_seconds_and_reasons_of_its_outage(history: Any):
     )
     assert one.seconds == pytest.approx(found.total_s)
     backlog = next(p for p in found.prices if p.kind == "catch-up")
-    assert backlog.words == "spare capacity of the job (backlog of 4.1 s, 1.0 s of it replayed)"
+    assert backlog.words == "spare capacity of the job (backlog of 4.10 s, 980 ms of it replayed)"
     written = json.loads(json.dumps(trial_recovery(history.good(), history.entry()).to_json()))
     assert written["recoveries"][0]["rounds"][0]["number"] == 1
     assert Recovery(fault="", effect_ns=NS, end_ns=3 * NS).total_s == 2.0

@@ -132,7 +132,7 @@ def test_checkpoints_that_completed_or_failed_are_marked():
     assert marks(history) == [
         ("checkpoint.completed", 0.0, "checkpoint 2 completed after 120 ms"),
         ("checkpoint.failed", 2.0, "checkpoint 3 failed: expired"),
-        ("checkpoint.failed", 3.0, "checkpoint 4 failed after 1000 ms: declined"),
+        ("checkpoint.failed", 3.0, "checkpoint 4 failed after 1.00 s: declined"),
     ]
 
 

@@ -9,11 +9,11 @@ import pytest
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement.expectations import (
     Expectation,
-    format_value,
     is_number,
     parse_margin,
     show,
 )
+from testbed_runtime.core.judgement.quantities import format_value
 
 
 def item(metric: str, **more: Any) -> Expectation:
@@ -186,29 +186,56 @@ def test_a_text_with_a_reason_cannot_tell():
     [
         (1.0, "s", "1.00 s"),
         (0.99995, "s", "1.00 s"),
-        (0.9999, "s", "999.9 ms"),
+        (0.9999, "s", "1.00 s"),
         (4.618, "s", "4.62 s"),
-        (0.0015, "s", "1.5 ms"),
-        (0.0001, "s", "0.1 ms"),
+        (0.0015, "s", "1.50 ms"),
+        (0.0001, "s", "100 µs"),
+        (0.000_999_6, "s", "1.00 ms"),
+        (9.996, "s", "10.0 s"),
+        (10.36, "s", "10.4 s"),
+        (1_234.5, "s", "1,234 s"),
+        (4_524.0, "s", "75.4 min"),
         (0.000_010_24, "s", "10.2 µs"),
         (0.0, "s", "0 s"),
         (-4.618, "s", "-4.62 s"),
         (0.955, "ratio", "95.5 %"),
-        (19_999.6, "records/s", "20000 records/s"),
+        (19_999.6, "records/s", "20,000 records/s"),
         (3.0, "count", "3"),
         (4, "count", "4"),
-        (1234567.0, "count", "1234567"),
+        (1234567.0, "count", "1,234,567"),
         (0.026_484_4, "count", "0.0265"),
         (99.96, "count", "100"),
-        (1234.5, "count", "1234"),
-        (5_242_880.4, "count", "5242880"),
+        (1234.5, "count", "1,234"),
+        (5_242_880.4, "count", "5,242,880"),
         (float("inf"), "count", "inf"),
         (369_824.0, "bytes", "369,824 bytes"),
     ],
 )
 def test_values_are_shown_with_their_unit(value: float, unit: str, text: str):
-    """Seconds below one are milliseconds."""
+    """Three significant digits, the unit that fits, and no digit before the decimal point is lost."""
     assert format_value(value, unit) == text
+
+
+@pytest.mark.parametrize(
+    ("expectation", "value", "text"),
+    [
+        (item("recovery.total", max="10 s"), 10.36, "10.4 s"),
+        (item("recovery.total", max="10 s"), 9.96, "9.96 s"),
+        (item("recovery.total", max="10 s"), 9.996, "10.0 s"),
+        (item("recovery.total", max="10 s"), 10.004, "10.004 s"),
+        (item("recovery.total", min="100 ms"), 0.099_96, "99.96 ms"),
+        (item("recovery.total", max="2 h"), 7_200.4, "120.01 min"),
+        (item("throughput.relative", phase="fault", min="95 %"), 0.949_96, "94.996 %"),
+        (item("throughput.goodput", min="20000"), 19_999.6, "19,999.6 records/s"),
+        (item("recovery.unattributed", equals="0"), 0.000_04, "0.004 %"),
+        (item("delivery.lost", equals="0"), 1_234, "1,234"),
+    ],
+)
+def test_a_value_beside_its_limit_reads_as_it_was_judged(expectation: Expectation, value: float, text: str):
+    """It gets more digits if three of them would be on the other side of the limit."""
+    row = {"value": value, "text": "", "reason": ""}
+    assert expectation.shown(row) == text
+    assert expectation.shown({**row, "reason": m.NOT_RECOVERED}) == f"at least {text}"
 
 
 def test_a_lower_bound_is_shown_as_one():

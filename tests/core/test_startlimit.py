@@ -56,7 +56,7 @@ def test_a_late_producer_may_use_its_whole_budget_once_more(tmp_path: Any):
     }
     limit = start_limit(plan(tmp_path, "1.12", "40 s", **config))
     assert limit.seconds == pytest.approx(60 + 40 + 162.3 + 7 + 50 + 11)
-    assert "faults before the submission 40 s" in limit.text
+    assert "faults before the submission 40.0 s" in limit.text
     assert "partition requests 162 s" in limit.text
 
 

@@ -475,7 +475,7 @@ def test_a_job_that_did_not_recover_is_shown_with_its_seconds():
     late = {"value": 25.0, "text": "gc", "reason": m.NOT_RECOVERED}
     found = judged(good_rows(recovery_total=late))
     recovers = next(j for j in found.judged if j.text == "the job recovers from its faults")
-    assert (recovers.verdict, recovers.measured) == (INCONCLUSIVE, "at least 25.00 s")
+    assert (recovers.verdict, recovers.measured) == (INCONCLUSIVE, "at least 25.0 s")
 
 
 def test_a_trial_that_never_ran_has_its_cause_from_the_runner():

@@ -38,7 +38,7 @@ def test_the_line_names_the_price_of_each_option_largest_first():
         "main-1: down 2.37 s after dead, caught up after 3.28 s: "
         "1.72 s heartbeat.interval × heartbeat.rpc-failure-threshold = 1 s × 2, 900 ms the backlog of the job, "
         "bounded by its spare capacity, 500 ms restart-strategy.fixed-delay.delay = 500 ms, "
-        "100 ms execution.buffer-timeout.interval = 100 ms, 50 ms others, 10 ms unattributed"
+        "100 ms execution.buffer-timeout.interval = 100 ms, 50.0 ms others, 10.0 ms unattributed"
     )
 
 
@@ -47,7 +47,7 @@ def test_the_line_tells_how_much_has_no_recorded_wait():
     known = killed("main-1")
     found = replace(known, recoveries=(replace(known.recoveries[0], from_events_s=0.25),))
     assert lines(found)[0].endswith(
-        "10 ms unattributed, 250 ms of these from events, without a recorded wait"
+        "10.0 ms unattributed, 250 ms of these from events, without a recorded wait"
     )
     many = [replace(found, trial=f"main-{n}") for n in range(4)]
     assert "250 ms of these from events" in lines(*many)[0]
@@ -59,6 +59,12 @@ def test_a_wait_longer_than_its_guaranteed_limit_has_no_negative_margin():
     assert margin.left_s == 0.0
     text = "waited 25.0 s, 5.00 s longer than the 20.0 s that are guaranteed: such a wait may also expire"
     assert margin_words(margin) == f"{BACKOFF} = 10 s: {text}"
+
+
+def test_a_wait_that_ended_just_before_its_limit_does_not_read_as_the_limit():
+    """The digits tell the two apart."""
+    margin = Margin(option=BACKOFF, value="10 s", kind="partition", budget_s=22.7, waited_s=22.694)
+    assert margin_words(margin) == f"{BACKOFF} = 10 s: waited 22.69 s of 22.70 s, 6.00 ms left"
 
 
 def test_a_wait_that_came_close_to_its_limit_gets_a_line():

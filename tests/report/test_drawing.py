@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.recovery import Recovery
 from testbed_runtime.report import words
 from testbed_runtime.report.loadchart import Load, level_of
@@ -89,12 +90,12 @@ def test_texts_and_attributes_are_escaped():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "–"), (math.nan, "–"), (0.0, "0 s"), (45e-6, "45 µs"), (0.0042, "4.2 ms"), (0.38, "380 ms"), (0.9999, "1.00 s"),
-     (4.618, "4.62 s"), (59.96, "60.0 s"), (754.0, "754.0 s"), (4_524.0, "75.4 min")],
+    [(None, "–"), (math.nan, "–"), (0.0, "0 s"), (45e-6, "45.0 µs"), (0.0042, "4.20 ms"), (0.38, "380 ms"), (0.9999, "1.00 s"),
+     (4.618, "4.62 s"), (59.96, "60.0 s"), (754.0, "754 s"), (4_524.0, "75.4 min")],
 )  # fmt: skip
 def test_seconds_are_written_in_the_usual_units(value: float | None, text: str):
     """Three digits and the unit that fits."""
-    assert words.seconds(value) == text
+    assert quantities.seconds(value) == text
 
 
 @pytest.mark.parametrize(

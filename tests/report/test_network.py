@@ -25,7 +25,7 @@ def test_a_path_is_reported_once_with_the_medians_of_all_trials():
         )
     )
     assert list(found) == [
-        ("Network before the faults, tm-0->tm-1", "round trip 0.30 ms, 0 % lost, 300 MB/s round trip")
+        ("Network before the faults, tm-0->tm-1", "round trip 300 µs, 0 % lost, 300 MB/s round trip")
     ]
 
 
@@ -33,8 +33,8 @@ def test_a_rate_that_was_not_measured_is_not_reported():
     """Some probes did not come back, so nothing large was sent; each path has its line."""
     found = dict(network_of(manifest({"a->b": reading(0.05, lost_percent=4.0), "loopback": reading(0.0001)})))
     assert found == {
-        "Network before the faults, a->b": "round trip 50.00 ms, 4 % lost",
-        "Network before the faults, loopback": "round trip 0.10 ms, 0 % lost",
+        "Network before the faults, a->b": "round trip 50.0 ms, 4 % lost",
+        "Network before the faults, loopback": "round trip 100 µs, 0 % lost",
     }
 
 

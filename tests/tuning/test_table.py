@@ -279,7 +279,7 @@ def test_the_text_of_a_study_is_a_table_and_then_sentences():
     )
     assert text[1] == f"|{' --- |' * 9}"
     assert text[2] == (
-        "| **1 s** | **Pass** | **2** | **1** | **0.123 per day** | **99 %** | **2.00 s** | **30.00 s** | **best, front** |"
+        "| **1 s** | **Pass** | **2** | **1** | **0.123 per day** | **99 %** | **2.00 s** | **30.0 s** | **best, front** |"
     )
     assert text[3] == "| 2 s | Pass | 3 | 1 | – | – | – | – |  |"
     assert text[5] == "| 10 s | Pass | 4 | 1 | – | – | – | – | Flink's defaults, front |"

@@ -21,7 +21,8 @@ from msgspec.structs import replace
 from testbed_runtime.core.documents import SCHEMA
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement import samplesize, statistics
-from testbed_runtime.core.judgement.expectations import Expectation, Row, format_value, parse_margin
+from testbed_runtime.core.judgement.expectations import Expectation, Row, parse_margin
+from testbed_runtime.core.judgement.quantities import format_value
 from testbed_runtime.core.judgement.samplesize import CONFIDENCE
 from testbed_runtime.core.judgement.statistics import Interval
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from testbed_runtime.core.judgement.metrics import (
     parse_quantile,
     trials_needed,
 )
+from testbed_runtime.core.judgement.quantities import format_value, more_exact
 from testbed_runtime.core.judgement.samplesize import CONFIDENCE, trials_for
 
 Row = Mapping[str, Any]
@@ -216,6 +218,23 @@ class Expectation(Struct, frozen=True, kw_only=True):
         holds = self._holds_value(value)
         return None if holds and row["reason"] else holds
 
+    def shown(self, row: Mapping[str, Any]) -> str:
+        """Format a row's value beside this expectation. It has as many digits as it needs to read as it was judged: 10.004 s
+        is not at most 10 s."""
+        unit = METRICS[self.metric].unit
+        if (
+            self.versus
+            or self.problem
+            or unit == "text"
+            or not math.isfinite(row["value"] or 0.0)
+            or row["value"] is None
+        ):
+            return show(row, self.metric)
+        judged = self._holds_value(row["value"])
+        texts = more_exact(row["value"], unit)
+        exact = next((t for t in texts if self._holds_value(read_value(t, unit)) is judged), "")
+        return _bounded(row, exact) or show(row, self.metric)
+
     def decided(self, row: Mapping[str, Any], clocks_s: float) -> bool:
         """Whether clocks that differ by `clocks_s` cannot change what `holds` says about the row. A ratio of times that differing
         clocks distort by an unknown share is never decided."""
@@ -260,15 +279,20 @@ def _matches(pattern: str, text: str) -> bool:
 
 
 def show(row: Mapping[str, Any], metric: str) -> str:
-    """Format a row's value: `4.62 s`, `95 %`, `3`, or its text."""
+    """Format a row's value: `4.62 s`, `95.0 %`, `3`, or its text."""
     unit = METRICS[metric].unit
-    value = row["value"]
     if unit == "text":
         return str(row["text"])
-    if value is None:
-        return ""
-    at_least = "at least " if row["reason"] in LOWER_BOUNDS else ""
-    return at_least + format_value(value, unit)
+    return _bounded(row, "" if row["value"] is None else format_value(row["value"], unit))
+
+
+def _bounded(row: Mapping[str, Any], text: str) -> str:
+    return f"at least {text}" if text and row["reason"] in LOWER_BOUNDS else text
+
+
+def read_value(text: str, unit: str) -> float:
+    """Return what a reader takes a formatted value for."""
+    return parse_bound(text.replace(",", ""), unit)
 
 
 def parse_margin(text: str, unit: str) -> tuple[float, bool]:
@@ -283,21 +307,3 @@ def _at_least_zero(value: float, text: str) -> float:
     if value < 0:
         raise ValueError(f"{text!r} is negative: write 0 or more, such as 20 %")
     return value
-
-
-def format_value(value: float, unit: str) -> str:
-    """Format a value with its unit: `4.62 s`, `1.5 ms`, `10.2 µs`, `0 s`, `95.0 %`, `1,024 bytes`, `3`."""
-    if unit == "s":
-        if value == 0:
-            return "0 s"
-        size = abs(value)
-        if size < 0.000_1:
-            return f"{value * 1e6:.3g} µs"
-        return f"{value:.2f} s" if size >= 0.99995 else f"{value * 1e3:.1f} ms"
-    if unit == "ratio":
-        return f"{value * 100:.1f} %"
-    if unit == "records/s":
-        return f"{value:.0f} records/s"
-    if unit == "bytes":
-        return f"{value:,.0f} bytes"
-    return f"{value:.0f}" if abs(value) >= 100 or float(value).is_integer() else f"{value:.3g}"

@@ -577,7 +577,7 @@ class _VariantJudge:
 
     def _shown(self, expectation: Expectation, trial: TrialFacts | None, row: Row, verdict: Verdict) -> str:
         """Format what was measured. A job that failed unexpectedly is shown with its root cause."""
-        shown = show(row, expectation.metric)
+        shown = expectation.shown(row)
         if row["text"] and m.METRICS[expectation.metric].detailed:
             return f"{shown} ({row['text']})"
         if trial is None or verdict is Verdict.PASS or expectation.metric not in ("job.state", "job.failure"):

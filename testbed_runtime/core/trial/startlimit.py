@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from testbed_runtime.core.exchange.backoff import remote_backoff
 from testbed_runtime.core.job.results import BLOCKING
+from testbed_runtime.core.judgement.quantities import seconds
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.trial.plan import TrialPlan
 
@@ -52,9 +53,9 @@ def start_limit(plan: TrialPlan) -> StartLimit:
             ("slot.request.timeout", options.duration("slot.request.timeout")),
             ("restart delay", _restart_delay_s(options)),
         ]
-    known = [(name, seconds) for name, seconds in parts if seconds > 0]
-    total = min(MOST_S, BASE_S + sum(seconds for _, seconds in known))
-    words = tuple(f"{name} {seconds:.3g} s" for name, seconds in known)
+    known = [(name, limit) for name, limit in parts if limit > 0]
+    total = min(MOST_S, BASE_S + sum(limit for _, limit in known))
+    words = tuple(f"{name} {seconds(limit)}" for name, limit in known)
     return StartLimit(round(total, 3), ("base " + f"{BASE_S:g} s", *words) if words else ())
 
 
