@@ -195,7 +195,7 @@ def _named(wait: Wait, effects: Iterable[FaultEffect], busy: Mapping[str, str], 
         during = begun is not None and begun < wait.end_ns and (ended is None or ended > wait.start_ns)
         if not during or wait.end_ns - wait.start_ns < SLOW_NS:
             continue
-        if family == "registration" and wait.cause == _ANSWER:
+        if family == "registration" and wait.producer_ran:
             continue  # the partition was there
         overlap = min(ended or wait.end_ns, wait.end_ns) - max(begun or 0, wait.start_ns)
         stopped = _stopped_kind(effect) and any(_ordinal(wait.who) == t for t in targets_of(effect))
@@ -222,11 +222,11 @@ def _held_up(wait: Wait, effect: FaultEffect) -> str:
 
 
 def _answering(trial: Trial, wait: Wait) -> Wait:
-    """Return a wait for a partition with `_ANSWER` as its cause if the producer ran all the time: only its answer was missing."""
+    """Return a wait for a partition with `producer_ran` set, if its producer did."""
     if wait.kind != "partition" or wait.cause:
         return wait
     states = [state for t, state in _states(trial).get(wait.what, ()) if t <= wait.start_ns + ANSWERED_NS]
-    return replace(wait, cause=_ANSWER) if states[-1:] == ["RUNNING"] else wait
+    return replace(wait, producer_ran=states[-1:] == ["RUNNING"])
 
 
 def _states(trial: Trial) -> Mapping[str, Sequence[tuple[int, str]]]:
@@ -264,7 +264,7 @@ def _joined_delays(waits: Iterable[Wait]) -> list[Wait]:
 def _waited_for(wait: Wait) -> str:
     if wait.wait == _SUBMISSION:
         return "the JobManager to create the job"
-    if wait.kind == "partition" and wait.cause == _ANSWER:
+    if wait.producer_ran:
         return _ANSWER
     if wait.kind == "restart-delay" and wait.outcome is Outcome.CANCELLED and wait.option:
         return f"{wait.option} = {wait.value}"  # the next failure cut it short

@@ -260,8 +260,17 @@ def test_a_producer_that_runs_owes_an_answer_only(history: Any, kind: str, state
     for t, state in states:
         built.event("task.state", "map-0", t, attempt=0, data={"from": "", "to": state})
     built.wait("partition", "sink-0", "map-0", (2, end), outcome="cancelled")
-    found = read_waits(built.trial(), {}, [fault(kind)], history.at(20))
-    assert [w.cause for w in found if w.kind == "partition"] == [words]
+    (found,) = [w for w in read_waits(built.trial(), {}, [fault(kind)], history.at(20)) if w.kind == "partition"]
+    assert found.cause == words
+    assert found.producer_ran is words.startswith(ANSWER)
+
+
+def test_the_words_of_a_row_do_not_say_whether_a_producer_ran(history: Any):
+    """Only the states of its task do: this producer was never deployed."""
+    built = history.empty()
+    built.wait("partition", "sink-0", "map-0", (2, 7), outcome="failed", cause=ANSWER)
+    found = read_waits(built.trial(), {}, [fault("registration.delay")], history.at(20))
+    assert [w.cause for w in found if w.kind == "partition"] == [f"{PARTITION}, during the fault `f`"]
 
 
 @pytest.mark.parametrize(("later", "expected"), [(1, [(1, 9)]), (2, [(1, 4), (4, 9)])])
