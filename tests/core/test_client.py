@@ -270,3 +270,48 @@ def test_messages_of_a_released_channel_are_not_sent() -> None:
     consumer.channel(0).release()
     expected = [ResumeConsumption(ONE), AckAllUserRecordsProcessed(ONE), NewBufferSize(64, ONE)]
     assert consumer.sent() == [*expected, CancelPartitionRequest(ZERO)]
+
+
+def test_G_13_an_announced_backlog_takes_floating_buffers() -> None:
+    """testReceiveBacklogAnnouncement: 10 segments, 8 floating; a backlog of 5, then of 12."""
+    consumer = Consumer(segments=10, floating=(8, 8))
+    consumer.connect()
+    manager = consumer.channel().buffers
+    assert manager is not None
+    assert (manager.available, manager.available_floating) == (2, 0)
+    for backlog, available, required, floating in ((5, 7, 7, 5), (12, 10, 14, 8)):
+        consumer.client.on_frame(BacklogAnnouncement(backlog, ZERO))
+        assert (manager.available, manager.required, manager.available_floating) == (
+            available,
+            required,
+            floating,
+        )
+
+
+def test_G_14_an_empty_buffer_is_no_error() -> None:
+    """testReceiveEmptyBuffer: it brings its backlog."""
+    consumer = Consumer()
+    consumer.connect()
+    deliver(consumer.client, data_frame(0, 0, 2, b""))
+    assert (consumer.gate.poll(), consumer.channel().error) == (None, None)
+    assert consumer.channel().unannounced_credit == 3
+
+
+def test_G_15_a_request_is_sent_again_with_the_same_credit() -> None:
+    """testRetriggerPartitionRequest and testDoublePartitionRequest: one request at first, and one for each retrigger."""
+    consumer = Consumer(backoff=(1, 2, 1, True))
+    request = PartitionRequest(partition_id(), 0, 0, ZERO, 2)
+    assert consumer.connect() == [request]
+    assert consumer.sent() == []
+    consumer.channel().retrigger(0.0)
+    assert consumer.sent() == [request]
+
+
+def test_G_16_messages_about_a_channel_follow_its_request() -> None:
+    """testResumeConsumption and testAcknowledgeAllRecordsProcessed: each is sent once."""
+    consumer = Consumer()
+    consumer.connect()
+    consumer.channel().resume_consumption()
+    assert consumer.sent() == [ResumeConsumption(ZERO)]
+    consumer.channel().acknowledge_all_records_processed()
+    assert consumer.sent() == [AckAllUserRecordsProcessed(ZERO)]

@@ -2,7 +2,7 @@
 
 from testbed_runtime.core.job.failover import Link, Regions
 
-V1, V2, V3, V4, V5 = (("v", i) for i in range(1, 6))
+SIX = V1, V2, V3, V4, V5, V6 = tuple(("v", i) for i in range(1, 7))
 
 
 def regions(links, tasks=(V1, V2, V3, V4, V5)):
@@ -45,3 +45,19 @@ def test_J_14_upstream_regions_restart_only_if_their_result_is_gone():
     assert restart(built, V3) == {V3}
     assert restart(built, V3, gone={(V1, V3)}) == {V1, V3}
     assert restart(built, V3, gone={(V1, V3), (V2, V3)}) == {V1, V2, V3}
+
+
+def test_J_53_a_failure_inside_a_region_restarts_it_and_what_reads_it():
+    """testRegionFailoverForRegionInternalErrors: {v1, v2} ⇒ {v4, v5} and v3 ⇒ v6, all blocking and available."""
+    built = regions(
+        [(V1, V4, False), (V1, V5, False), (V2, V4, False), (V2, V5, False), (V3, V6, False)], SIX
+    )
+    restarts = {V1: {V1, V4, V5}, V2: {V2, V4, V5}, V3: {V3, V6}, V4: {V4}, V5: {V5}, V6: {V6}}
+    assert {failed: restart(built, failed) for failed in SIX} == restarts
+
+
+def test_J_54_regions_of_several_tasks_restart_as_a_whole():
+    """testRegionFailoverForMultipleVerticesRegions: v1 → v2 ⇒ v3 → v4 ⇒ v5 → v6."""
+    built = regions([(V1, V2, True), (V2, V3, False), (V3, V4, True), (V4, V5, False), (V5, V6, True)], SIX)
+    assert restart(built, V3) == {V3, V4, V5, V6}
+    assert restart(built, V3, lost=V2) == set(SIX)

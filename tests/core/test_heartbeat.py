@@ -42,7 +42,7 @@ def test_J_03_a_successful_call_resets_the_count():
     assert monitor.state is HeartbeatState.RUNNING
 
 
-def test_a_threshold_of_minus_one_turns_unreachable_calls_off():
+def test_J_56_a_threshold_of_minus_one_turns_unreachable_calls_off():
     """As in 1.12."""
     monitor = HeartbeatMonitor(HeartbeatConfig(1, 10, -1), 0.0)
     assert not any(monitor.on_unreachable() for _ in range(100))

@@ -44,3 +44,13 @@ def test_a_parallelism_out_of_bounds_is_refused(parallelism):
     ):
         with pytest.raises(ValueError, match=f"Operator parallelism not within bounds: {parallelism}"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("max_parallelism", "parallelism"), [(1, 1), (13, 1), (13, 2), (32767, 1), (32767, 13), (32767, 32767)]
+)
+def test_J_55_each_key_group_is_in_the_range_of_the_subtask_that_owns_it(max_parallelism, parallelism):
+    """testCreateKeyGroupPartitions: KeyGroupRangeAssignment.computeOperatorIndexForKeyGroup is the other direction."""
+    ranges = [group_range(subtask, parallelism, max_parallelism) for subtask in range(parallelism)]
+    owners = [group * parallelism // max_parallelism for group in range(max_parallelism)]
+    assert all(group in ranges[owner] for group, owner in enumerate(owners))

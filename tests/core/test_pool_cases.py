@@ -6,6 +6,8 @@ from contextlib import nullcontext
 
 import pytest
 from exchange_model import CountingPool, nothing
+from hypothesis import given
+from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.buffers import (
@@ -289,3 +291,139 @@ def test_E_26_who_waits_at_a_pool_gets_what_another_pool_returns(overdraft: int)
         second.recycle(segment)
     second.destroy()
     assert network.outstanding == 0
+
+
+def test_D_15_two_pools_share_what_one_had_and_give_it_back() -> None:
+    """testCreateDestroy, and testUniformDistributionBounded1 with a maximum of all segments."""
+    for most in (MAX_INT, SEGMENTS):
+        network = NetworkBufferPool(SEGMENTS, SEGMENT_BYTES)
+        first = network.create_buffer_pool(1, most)
+        assert first.size == SEGMENTS
+        second = network.create_buffer_pool(1, most)
+        assert (first.size, second.size) == (SEGMENTS // 2, SEGMENTS // 2)
+        first.destroy()
+        assert second.size == SEGMENTS
+
+
+@given(st.lists(st.tuples(st.integers(1, 7), st.none() | st.integers(0, 9)), min_size=1, max_size=32))
+def test_D_16_all_segments_are_distributed_as_far_as_the_pools_take_them(
+    pools: list[tuple[int, int | None]],
+) -> None:
+    """testAllDistributed: after each new pool, whatever their order and bounds."""
+    network, made, wanted = NetworkBufferPool(SEGMENTS, SEGMENT_BYTES), list[LocalBufferPool](), 0
+    for required, more in pools:
+        maximum = MAX_INT if more is None else max(1, more + required)
+        made.append(network.create_buffer_pool(required, maximum))
+        wanted = min(SEGMENTS, wanted + maximum)
+        assert sum(pool.size for pool in made) == wanted
+    for pool in made:
+        pool.destroy()
+    assert (network.free, network.required, network.pools) == (SEGMENTS, 0, [])
+
+
+def test_D_17_the_network_pool_is_available_while_a_segment_is_free() -> None:
+    """testIsAvailableOrNotAfterRequestAndRecycleSingleSegment and …MultiSegments."""
+    network, woken = NetworkBufferPool(2, SEGMENT_BYTES), list[int]()
+    taken = [network.request()]
+    assert network.is_available
+    taken.append(network.request())
+    assert not network.is_available
+    network.when_available(lambda: woken.append(network.free))
+    for segment, free in zip(taken, (1, 2), strict=True):
+        assert segment is not None
+        network.recycle(segment)
+        assert (network.is_available, network.free, woken) == (True, free, [1])
+    network = NetworkBufferPool(10, SEGMENT_BYTES)
+    exclusive = []
+    for available in (True, False):
+        exclusive.append(network.request_unpooled(5).poll() or [])
+        assert network.is_available is available
+    network.recycle_unpooled(exclusive.pop())
+    assert (network.is_available, network.free) == (True, 5)
+
+
+def test_D_18_exclusive_segments_that_a_pool_has_taken_are_waited_for() -> None:
+    """testRequestMemorySegmentsWithBuffersTaken: the pool shrinks, and gives back what is recycled."""
+    network = NetworkBufferPool(10, SEGMENT_BYTES)
+    pool = network.create_buffer_pool(5, 10)
+    buffers = [pool.request() for _ in range(10)]
+    request = network.request_unpooled(5, timeout_s=30.0)
+    assert (pool.size, request.poll(1.0)) == (5, None)
+    for buffer in buffers:
+        assert buffer is not None
+        buffer.recycle()
+    assert len(request.poll(1.1) or ()) == 5
+    with pytest.raises(FlinkError, match="Insufficient number of network buffers"):
+        network.request_unpooled(1)
+
+
+def test_D_19_a_cancelled_request_leaves_nothing_reserved() -> None:
+    """testRequestMemorySegmentsInterruptable2: a pool may require all segments after it."""
+    network = NetworkBufferPool(10, SEGMENT_BYTES)
+    segment = network.request()
+    request = network.request_unpooled(10)
+    with pytest.raises(FlinkError, match="Timeout"):
+        request.poll()
+    assert segment is not None
+    network.recycle(segment)
+    assert network.create_buffer_pool(10, 10).size == 10
+
+
+def test_D_20_destroyed_pools_give_back_all_segments() -> None:
+    """testDestroyAll: three pools take all ten, are destroyed, and refuse requests; then a new one may take all."""
+    network = NetworkBufferPool(10, SEGMENT_BYTES)
+    pools = [network.create_buffer_pool(*bounds) for bounds in ((2, 2), (1, 1), (5, MAX_INT))]
+    taken = [buffer for pool in pools for _ in range(10) if (buffer := pool.request()) is not None]
+    assert (len(taken), network.free) == (10, 0)
+    for pool in pools:
+        pool.destroy()
+    assert (network.pools, network.free) == ([], 0)
+    for buffer in taken:
+        buffer.recycle()
+    assert network.free == 10
+    for pool in pools:
+        with pytest.raises(FlinkError, match="CancelTaskException"):
+            pool.request()
+    assert network.create_buffer_pool(10, MAX_INT).size == 10
+
+
+def test_E_27_a_pool_cannot_be_smaller_than_its_required_segments() -> None:
+    """testSetLessThanRequiredNumBuffers."""
+    pool = NetworkBufferPool(SEGMENTS, SEGMENT_BYTES).create_buffer_pool(1, MAX_INT)
+    pool.set_num_buffers(1)
+    with pytest.raises(FlinkError, match="IllegalArgumentException"):
+        pool.set_num_buffers(0)
+
+
+def test_E_28_what_returns_after_the_end_of_a_pool_goes_to_the_network_pool() -> None:
+    """testRecycleAfterDestroy, and testRequestAfterDestroy of LocalBufferPoolDestroyTest."""
+    network = NetworkBufferPool(SEGMENTS, SEGMENT_BYTES)
+    pool = network.create_buffer_pool(1, MAX_INT)
+    taken = [pool.request() for _ in range(SEGMENTS)]
+    pool.destroy()
+    assert pool.requested == SEGMENTS
+    for buffer in taken:
+        assert buffer is not None
+        buffer.recycle()
+    assert (pool.requested, network.free) == (0, SEGMENTS)
+    with pytest.raises(FlinkError, match=r"CancelTaskException: Buffer pool has already been destroyed\."):
+        pool.request()
+
+
+def test_E_29_a_pool_that_grows_while_its_segment_returns_stays_available() -> None:
+    """testConsistentAvailability: the segments in it and what it says agree at each step."""
+    network = NetworkBufferPool(SEGMENTS, SEGMENT_BYTES)
+    pool = LocalBufferPool(network, 1, MAX_INT)
+    network.pools.append(pool)
+    buffer = pool.request()
+    if buffer is None:
+        pool.refresh()
+        buffer = pool.request()
+    assert buffer is not None
+    assert not pool.is_available
+    pool.set_num_buffers(2)
+    assert pool.is_available
+    buffer.recycle()
+    assert (pool.is_available, pool.available_segments) == (True, 2)
+    pool.destroy()
+    assert network.free == SEGMENTS

@@ -53,7 +53,7 @@ def test_old_subtasks_are_those_of_flinks_mapper(
 def test_a_gate_restores_the_channels_of_flinks_rescaling_descriptor(
     subtask: int, before: int, after: int, subtasks: list[int], channels: list[list[int]], ambiguous: set[int]
 ):
-    """The values of Flink's StateAssignmentOperationTest, where both ends of a keyed exchange are rescaled."""
+    """I-66 and I-67: the values of Flink's StateAssignmentOperationTest, where both ends of a keyed exchange are rescaled."""
     made = GateRescaling.of("hash", subtask, consumers=(before, after), producers=(before, after))
     assert (list(made.subtasks), [list(olds) for olds in made.channels]) == (subtasks, channels)
     assert made.ambiguous == ambiguous

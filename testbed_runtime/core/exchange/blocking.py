@@ -187,7 +187,8 @@ class _Reading:
         return (next_type is not DataType.NONE if credit else next_type.is_event), self.backlog
 
     def resume(self) -> None:
-        raise FlinkError("IllegalStateException", "Should be blocked by checkpoint.")
+        """Raise FlinkError: such a result has no barriers that could have blocked it."""
+        raise FlinkError("UnsupportedOperationException", "Method should never be called.")
 
     def set_buffer_size(self, size: int) -> None:
         """Ignore the debloater: the buffers are written already."""

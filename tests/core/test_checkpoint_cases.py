@@ -1,0 +1,122 @@
+"""Cases of Flink's CheckpointCoordinatorTest and CheckpointRequestDeciderTest: when checkpoints begin, and what becomes of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from testbed_runtime.core.job.checkpoints import (
+    AckOutcome,
+    CheckpointConfig,
+    CheckpointCoordinator,
+    CheckpointFailureReason,
+    Failed,
+    Triggered,
+)
+from testbed_runtime.core.job.messages import AcknowledgeCheckpoint
+
+TASKS = [("v1", 0), ("v2", 0)]
+
+
+def coordinator(**config: object) -> CheckpointCoordinator:
+    """A coordinator that begins at once."""
+    settings = {"interval_s": 0.01, "timeout_s": 200.0, "tolerable_failures": 9, **config}
+    made = CheckpointCoordinator(CheckpointConfig(**settings), draw=min)  # type: ignore[arg-type]
+    made.on_all_running(0.0)
+    return made
+
+
+def acknowledge(made: CheckpointCoordinator, checkpoint: int, *tasks: tuple[str, int]) -> list[AckOutcome]:
+    message = AcknowledgeCheckpoint("attempt", checkpoint, "", 0, 0.0)
+    return [made.acknowledge(task, message) for task in tasks or TASKS]
+
+
+def triggered(made: CheckpointCoordinator, now: float) -> list[int]:
+    """Checkpoints that begin at this time."""
+    return [one.checkpoint for one in made.on_time(now, TASKS) if isinstance(one, Triggered)]
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_J_45_no_more_checkpoints_than_allowed_are_in_progress(most: int) -> None:
+    """testMaxConcurrentAttempts1, 2 and 5: one that completes makes room for one."""
+    made = coordinator(max_concurrent=most)
+    began = [triggered(made, step / 100) for step in range(most + 20)]
+    assert began == [[number] for number in range(1, most + 1)] + [[]] * 20
+    acknowledge(made, 1)
+    assert made.complete(1, 0.3) == []
+    assert triggered(made, 0.3) == [most + 1]
+    assert triggered(made, 0.5) == []
+
+
+def test_J_46_a_completed_checkpoint_makes_room_for_those_that_it_subsumes_too() -> None:
+    """testMaxConcurrentAttemptsWithSubsumption: checkpoint 2 completes, 1 is subsumed, 3 and 4 begin."""
+    made = coordinator(max_concurrent=2)
+    assert [triggered(made, now) for now in (0.0, 0.01, 0.02, 0.03)] == [[1], [2], [], []]
+    acknowledge(made, 2)
+    (subsumed,) = made.complete(2, 0.04)
+    assert (subsumed.checkpoint, subsumed.reason) == (1, CheckpointFailureReason.CHECKPOINT_SUBSUMED)
+    assert triggered(made, 0.04) == [3, 4]
+    assert triggered(made, 0.05) == []
+
+
+def test_J_47_a_checkpoint_that_waits_in_the_queue_keeps_the_pause() -> None:
+    """testMinCheckpointPause: half of the pause after the completion there is none, and one comes at its end."""
+    made = coordinator(interval_s=1.0, min_pause_s=1.0)
+    assert triggered(made, 1.0) == [1]
+    assert triggered(made, 2.0) == []
+    acknowledge(made, 1)
+    made.complete(1, 2.2)
+    assert triggered(made, 2.2) == triggered(made, 2.7) == []
+    assert made.next_deadline() == pytest.approx(3.2)
+    assert triggered(made, 3.2) == [2]
+
+
+def test_J_48_an_interval_below_the_pause_is_raised_to_it() -> None:
+    """testMinTimeBetweenCheckpointsInterval: an interval of 12 ms and a pause of 50 ms."""
+    made = coordinator(interval_s=0.012, min_pause_s=0.05)
+    assert triggered(made, 0.05) == [1]
+    acknowledge(made, 1)
+    made.complete(1, 0.06)
+    assert made.next_deadline() == pytest.approx(0.11)
+    assert triggered(made, 0.109) == []
+    assert triggered(made, 0.11) == [2]
+
+
+def test_J_49_a_checkpoint_that_is_not_acknowledged_by_all_tasks_in_time_expires() -> None:
+    """testCheckpointTimeoutIsolated: the acknowledgement that comes after it is for an unknown checkpoint."""
+    made = coordinator(timeout_s=0.2, interval_s=10.0)
+    assert triggered(made, 0.0) == [1]
+    assert acknowledge(made, 1, TASKS[0]) == [AckOutcome.ACCEPTED]
+    assert made.on_time(0.199, TASKS) == []
+    (expired,) = made.on_time(0.2, TASKS)
+    assert isinstance(expired, Failed)
+    assert expired.reason is CheckpointFailureReason.CHECKPOINT_EXPIRED
+    assert made.pending(1) is None
+    assert acknowledge(made, 1, TASKS[1]) == [AckOutcome.UNKNOWN]
+
+
+def test_J_50_acknowledgements_of_unknown_checkpoints_and_tasks_change_nothing() -> None:
+    """testHandleMessagesForNonExistingCheckpoints: another checkpoint, and another task of the pending one."""
+    made = coordinator()
+    assert triggered(made, 0.0) == [1]
+    assert acknowledge(made, 2, TASKS[0]) == [AckOutcome.UNKNOWN]
+    assert acknowledge(made, 1, ("other", 0)) == [AckOutcome.UNKNOWN]
+    assert acknowledge(made, 1) == [AckOutcome.ACCEPTED, AckOutcome.COMPLETE]
+
+
+def test_J_51_a_declined_checkpoint_leaves_the_other_one() -> None:
+    """testTriggerAndDeclineCheckpointComplex: the second decline of the same checkpoint is ignored."""
+    made = coordinator(max_concurrent=2)
+    assert [triggered(made, now) for now in (0.0, 0.01)] == [[1], [2]]
+    declined = CheckpointFailureReason.CHECKPOINT_DECLINED
+    assert made.fail(1, declined, 0.01) is not None
+    assert made.fail(1, declined, 0.01) is None
+    assert (made.pending(1), made.pending(2) is None) == (None, False)
+    assert acknowledge(made, 2) == [AckOutcome.ACCEPTED, AckOutcome.COMPLETE]
+    assert (made.complete(2, 0.02), made.last_completed) == ([], 2)
+
+
+def test_J_52_without_running_tasks_a_request_is_dropped() -> None:
+    """testPeriodicSchedulingWithInactiveTasks: the next one after a task runs begins a checkpoint."""
+    made = coordinator(max_concurrent=2)
+    assert made.on_time(0.0, []) == []
+    assert triggered(made, 0.01) == [1]
