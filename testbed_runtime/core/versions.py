@@ -80,6 +80,10 @@ ABORTION_NAMES_COMPLETED = Change(
     "the notification about an aborted checkpoint names the latest completed one: a task that missed its notification learns of it then",
 )
 FINALIZATION_COUNTS = Change("1.15", "a checkpoint whose finalization fails counts as failed")
+SAVEPOINTS_DO_NOT_COUNT = Change(
+    "1.15",
+    "the final checkpoint of a stop does not count as failed if it expires or cannot be finalized",
+)
 RESTART_NAMES_TASKMANAGER = Change(
     "1.16", "the failure of tasks whose TaskManager was restarted names the TaskManager"
 )
@@ -153,6 +157,7 @@ CHANGES = (
     ONE_CONNECTION,
     FINALIZATION_COUNTS,
     ABORTION_NAMES_COMPLETED,
+    SAVEPOINTS_DO_NOT_COUNT,
     OUTPUT_BARRIERS_TIME_OUT,
     RESTART_NAMES_TASKMANAGER,
     FAILURE_NAMES_REASON,

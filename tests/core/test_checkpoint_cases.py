@@ -115,6 +115,29 @@ def test_J_51_a_declined_checkpoint_leaves_the_other_one() -> None:
     assert (made.complete(2, 0.02), made.last_completed) == ([], 2)
 
 
+@pytest.mark.parametrize(
+    ("version", "reason", "fails"),
+    [
+        ("1.14", CheckpointFailureReason.CHECKPOINT_EXPIRED, True),
+        ("1.15", CheckpointFailureReason.CHECKPOINT_EXPIRED, False),
+        ("2.x", CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE, False),
+        ("2.x", CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION, True),
+    ],
+)
+def test_the_final_checkpoint_of_a_stop_counts_only_if_a_task_has_failed_it(
+    version: str, reason: CheckpointFailureReason, fails: bool
+) -> None:
+    """CheckpointFailureManager.handleJobLevelCheckpointException: not for a savepoint. It is tried again."""
+    made = coordinator(tolerable_failures=0, flink_version=version)
+    made.on_job_running(0.0)
+    made.stop_with_drain()
+    assert made.on_time(0.5, TASKS) == [Triggered(1, True)]
+    failed = made.fail(1, reason, 1.0)
+    assert failed is not None
+    assert bool(failed.job_failure) is fails
+    assert made.on_time(2.0, TASKS) == [Triggered(2, True)]
+
+
 def test_J_52_without_running_tasks_a_request_is_dropped() -> None:
     """testPeriodicSchedulingWithInactiveTasks: the next one after a task runs begins a checkpoint."""
     made = coordinator(max_concurrent=2)

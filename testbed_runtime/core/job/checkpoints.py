@@ -22,6 +22,7 @@ from testbed_runtime.core.versions import (
     FINALIZATION_COUNTS,
     IO_FAILURES_COUNT,
     LATEST,
+    SAVEPOINTS_DO_NOT_COUNT,
     has,
 )
 
@@ -88,6 +89,8 @@ COUNTED = (
     _R.FINALIZE_CHECKPOINT_FAILURE,
     _R.IO_EXCEPTION,
 )
+JOB_LEVEL = (_R.CHECKPOINT_EXPIRED, _R.FINALIZE_CHECKPOINT_FAILURE, _R.IO_EXCEPTION)
+"""Those of them for which no task is responsible."""
 
 
 class CheckpointFailureManager:
@@ -98,6 +101,7 @@ class CheckpointFailureManager:
         self._counts_io = has(flink_version, IO_FAILURES_COUNT)
         self._counts_finalization = has(flink_version, FINALIZATION_COUNTS)
         self._names_reason = has(flink_version, FAILURE_NAMES_REASON)
+        self._spares_savepoints = has(flink_version, SAVEPOINTS_DO_NOT_COUNT)
         self._counted: set[int] = set()
         self._failures = 0
         self._last_success: int | None = None
@@ -108,10 +112,12 @@ class CheckpointFailureManager:
             self._last_success = checkpoint
             self._reset()
 
-    def on_failure(self, checkpoint: int, reason: CheckpointFailureReason) -> str | None:
+    def on_failure(
+        self, checkpoint: int, reason: CheckpointFailureReason, *, savepoint: bool = False
+    ) -> str | None:
         """Count a failure. Return the text with which the job fails, if it does. A checkpoint counts once, and not if it is older
         than a success; UNKNOWN_CHECKPOINT always counts (until 1.13 like any other id)."""
-        if not self._counts(reason):
+        if not self._counts(reason) or (savepoint and self._spares_savepoints and reason in JOB_LEVEL):
             return None
         if checkpoint != UNKNOWN_CHECKPOINT or not self._counts_io:
             is_late = self._last_success is not None and checkpoint <= self._last_success
@@ -436,7 +442,7 @@ class CheckpointCoordinator:
         if pending.drain:
             self._active = True
             self._drain_from = now + DRAIN_PAUSE_S
-        failure = self._failures.on_failure(pending.id, reason)
+        failure = self._failures.on_failure(pending.id, reason, savepoint=pending.drain)
         return Failed(pending.id, reason, now - pending.triggered_at, failure or "")
 
     def complete(self, checkpoint: int, now: float) -> list[Failed]:
