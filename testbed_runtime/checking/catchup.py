@@ -134,21 +134,22 @@ class CatchUp(Struct, frozen=True):
 
     def since(self, at: int, *, fault_end: int = 0) -> int | None:
         """Return the first moment from `at` on at which every subtask has caught up. None if there is none before the end. Of many
-        subtasks, there is always one whose next record is a little late: each counts from its own moment on.
+        subtasks, there is always one whose next record is a little late: each has caught up from its own moment on, until it
+        falls behind for as long as it has to be good.
 
         `fault_end`: the end of a fault that the job survived. The moment may be before it, if nothing was behind since."""
         times = np.arange(at, self.end + 1, STEP_NS, dtype=np.int64)
         if self.reason or not len(times):
             return None
-        moments: list[int] = []
+        caught_up = np.ones(len(times), dtype=np.bool_)
         ended = int(np.searchsorted(times, max(at, fault_end)))
         for good in self._each_good(times):
             first = _since_when(good, ended)
-            found = _first_run(good[first:], HOLD_NS // STEP_NS)
-            if found is None:
-                return self.finished if self.finished is not None and self.finished >= at else None
-            moments.append(int(times[first + found]))
-        return max(moments, default=at)
+            caught_up[:first] = False
+            caught_up[first:] &= _without_short_runs(good[first:], HOLD_NS // STEP_NS)
+        if caught_up.any():
+            return int(times[np.argmax(caught_up)])
+        return self.finished if self.finished is not None and self.finished >= at else None
 
     def _good(self, times: Ints) -> Bools:
         """Return for each time whether no subtask was behind."""
@@ -197,11 +198,12 @@ def _since_when(good: Bools, at: int) -> int:
     return first if first == 0 or at - first >= EARLY_NS // STEP_NS else at
 
 
-def _first_run(good: Bools, length: int) -> int | None:
-    """Return where the first run of at least `length` starts. A run cut off by the end does not count."""
-    run = 0
-    for index, value in enumerate(good.tolist()):
-        run = run + 1 if value else 0
-        if run >= length:
-            return index - length + 1
-    return None
+def _without_short_runs(good: Bools, length: int) -> Bools:
+    """Return the values with each run shorter than `length` taken for what was before it: at the beginning, for bad. A run cut off
+    by the end is as short as it is."""
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(good)) + 1])
+    lengths = np.diff(np.append(starts, len(good)))
+    last_long = np.maximum.accumulate(np.where(lengths >= length, np.arange(len(starts)), -1))
+    values = (last_long >= 0) & good[starts[last_long]]
+    found: Bools = np.repeat(values, lengths)
+    return found

@@ -173,6 +173,16 @@ def test_many_subtasks_have_caught_up_although_one_of_them_is_always_a_little_la
     assert CatchUp(((lagging(late[0]), 0.5), (lagging([1.0] * 40), 0.5)), 39 * STEP).since(0) is None
 
 
+@pytest.mark.parametrize(("again", "moment"), [(5, 12), (6, 16), (40, None)])
+def test_a_subtask_that_falls_behind_again_before_the_last_one_has_caught_up_is_behind(
+    again: int, moment: int | None
+):
+    """One is good for 1 s, and late for one sample less than follows; the other is good from 1.2 s on. Less than 0.5 s is no backlog."""
+    first = ([0.0] * 10 + [1.0] * again + [0.0] * 40)[:40]
+    found = CatchUp(((lagging(first), 0.5), (lagging([1.0] * 12 + [0.0] * 28), 0.5)), 39 * STEP)
+    assert found.since(0) == (None if moment is None else moment * STEP)
+
+
 def test_a_job_is_behind_while_a_task_waits_for_an_input():
     """The sinks receive the records of the other source, and are not late."""
     found = CatchUp(((lagging([0.0] * 40), 0.5),), 39 * STEP, held=((10 * STEP, 20 * STEP),))

@@ -260,7 +260,9 @@ def test_a_producer_that_runs_owes_an_answer_only(history: Any, kind: str, state
     for t, state in states:
         built.event("task.state", "map-0", t, attempt=0, data={"from": "", "to": state})
     built.wait("partition", "sink-0", "map-0", (2, end), outcome="cancelled")
-    (found,) = [w for w in read_waits(built.trial(), {}, [fault(kind)], history.at(20)) if w.kind == "partition"]
+    (found,) = [
+        w for w in read_waits(built.trial(), {}, [fault(kind)], history.at(20)) if w.kind == "partition"
+    ]
     assert found.cause == words
     assert found.producer_ran is words.startswith(ANSWER)
 
