@@ -133,10 +133,3 @@ def test_a_file_that_is_too_short_releases_the_result_with_the_error() -> None:
     assert view.is_released
     assert view.failure_cause is not None
     assert view.failure_cause.class_name == "IOException"
-
-
-def test_a_reader_of_a_blocking_result_cannot_resume() -> None:
-    """SortMergeSubpartitionReader.resumeConsumption: there are no barriers in it."""
-    view = finished(blocking()).create_view(0, lambda: None)
-    with pytest.raises(FlinkError, match=r"UnsupportedOperationException: Method should never be called\."):
-        view.resume_consumption()
