@@ -4,6 +4,7 @@ finalizers from the objects that stay in the cluster, and delete what the operat
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -140,6 +141,7 @@ async def _main(settings: Settings) -> None:
 
 def main() -> None:
     """Never block an uninstall: errors are only reported."""
+    gc.enable()  # off since the import of `entry`
     try:
         asyncio.run(_main(from_environment(os.environ)))
     except (HeadgateError, TimeoutError, OSError) as error:
