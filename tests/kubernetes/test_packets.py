@@ -151,12 +151,16 @@ def rules_in(space: Space, pod: str) -> Any:
     return json.loads(space.cluster.kubectl(*command[1:]))
 
 
-def path_of(space: Space, name: str) -> dict[str, list[float]]:
-    """The numbers of the one path that was probed; the fault took effect and left nothing."""
+def ended(space: Space, name: str) -> tuple[dict[str, Any], bool]:
+    """The status of a fault that has left nothing, and whether it was seen to take effect."""
     status = phase(space, name, "Complete", END_S)
     found = space.get(f"fault/{name}")
-    assert condition(found, "EffectVerified"), status
     assert condition(found, "NoResidue"), status
+    return status, condition(found, "EffectVerified") is not None
+
+
+def path_of(status: dict[str, Any]) -> dict[str, list[float]]:
+    """The numbers of the one path that was probed."""
     assert status["backend"] in PACKETS
     fields = {k: v for k, v in status["measured"].items() if k.startswith("paths.")}
     assert len({key.rpartition(".")[0] for key in fields}) == 1, fields
@@ -166,23 +170,31 @@ def path_of(space: Space, name: str) -> dict[str, list[float]]:
 
 
 def test_a4_twenty_milliseconds_one_way_are_twenty_to_a_millisecond(space: Space) -> None:
-    """The median of at least 200 probes in the pod is within ±1 ms. On a busy machine probes wait for a CPU: one of three faults is enough."""
-    errors: list[float] = []
+    """The median of at least 200 probes in the pod is within ±1 ms. On a busy machine probes wait for a CPU, before the fault too: one
+    verified fault of three is enough."""
+    seen: list[str] = []
     for name in ("slow", "slow-again", "slow-at-last"):
         space.apply(a_fault(name, duration="5 s", **LATENCY))
-        path = path_of(space, name)
+        status, verified = ended(space, name)
+        if not verified:
+            seen.append("not verified")
+            continue
+        path = path_of(status)
         assert path["probes"][0] >= 200
-        errors.append(abs(path["backward_added_s"][0] - 0.02))
-        if errors[-1] <= 0.001:
+        error_s = abs(path["backward_added_s"][0] - 0.02)
+        if error_s <= 0.001:
             return
-    pytest.fail(f"further off than 1 ms: {errors}")
+        seen.append(f"{error_s:.4f} s off")
+    pytest.fail(f"no fault was verified and within 1 ms: {seen}")
 
 
 def test_a4_five_percent_are_lost(space: Space) -> None:
     """Inside Wilson's 99.99 % interval of at least 2,000 packets; the kernel of the pod is as it was."""
     before = rules_in(space, POD)
     space.apply(a_fault("lossy", duration="6 s", **LOSS))
-    path = path_of(space, "lossy")
+    status, verified = ended(space, "lossy")
+    assert verified, status
+    path = path_of(status)
     low, high = path["backward_interval_percent"]
     assert path["backward_probes"][0] >= 2_000
     assert low <= 5 <= high, path
@@ -209,7 +221,8 @@ def test_a5_a_connection_that_is_there_feels_the_fault_within_a_heartbeat(space:
         said, failed = watch.communicate(timeout=END_S)
     assert said.startswith("felt"), failed
     assert float(said.split()[1]) <= HEARTBEAT_S, said
-    path_of(space, "felt")
+    status, verified = ended(space, "felt")
+    assert verified, status
 
 
 def test_a1_a_killed_agent_lets_packets_pass_and_leaves_nothing(space: Space) -> None:
