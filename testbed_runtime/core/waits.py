@@ -151,7 +151,7 @@ class Wait(Struct, frozen=True, kw_only=True):
     fault: str = ""
     """Name of the fault that `cause` blames; empty if it blames none. `checking` finds it."""
     producer_ran: bool = False
-    """For a partition: its producer ran all the time, so that only its answer was missing. `checking` finds it."""
+    """Whether the producer of the partition ran all the time, so that only its answer was missing. `checking` finds it."""
     detail: str = ""
     """The part of the cause that differs from trial to trial, such as the size of a backlog."""
 

@@ -1,4 +1,4 @@
-"""What a plan of the operator says: its conditions, its Events and its other actions, whatever the kind of its object."""
+"""Readers of the operator's plans: conditions, Events and other actions, whatever the kind of the object."""
 
 from __future__ import annotations
 
