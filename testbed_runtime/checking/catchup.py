@@ -201,6 +201,8 @@ def _since_when(good: Bools, at: int) -> int:
 def _without_short_runs(good: Bools, length: int) -> Bools:
     """Return the values with each run shorter than `length` taken for what was before it: at the beginning, for bad. A run cut off
     by the end is as short as it is."""
+    if not len(good):
+        return good
     starts = np.concatenate([[0], np.flatnonzero(np.diff(good)) + 1])
     lengths = np.diff(np.append(starts, len(good)))
     last_long = np.maximum.accumulate(np.where(lengths >= length, np.arange(len(starts)), -1))

@@ -87,6 +87,12 @@ def test_a_job_has_caught_up_after_half_a_second_or_before_the_end_of_the_fault_
     assert found == (None if since is None else since * STEP)
 
 
+def test_a_job_that_is_behind_until_the_end_has_not_caught_up_from_a_fault_that_outlasts_the_record():
+    """Nothing follows in which it could be good."""
+    found = CatchUp(((lagging([0.0, 0.1, 0.2]), 0.05),), 2 * STEP)
+    assert found.since(0, fault_end=9 * STEP) is None
+
+
 def test_a_job_that_finished_when_it_was_looked_at_is_not_behind():
     """No half second is needed then."""
     found = CatchUp(((lagging([1] * 9), 0.5),), 8 * STEP, finished=4 * STEP)

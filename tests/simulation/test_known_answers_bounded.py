@@ -169,7 +169,7 @@ def test_a_partition_waits_for_the_deployment_of_its_producer(tmp_path: Path):
     _, found = answer(document(case), tmp_path)
     assert [(p.fault, p.kind) for p in found.prices[:2]] == [("slow", "deployment"), ("", "catch-up")]
     assert found.prices[0].seconds == pytest.approx(3.0, abs=TOLERANCE_S)
-    assert found.prices[1].detail == "backlog of 3.0 s"
+    assert found.prices[1].detail == "backlog of 3.00 s"
     assert found.prices[1].seconds == pytest.approx(2.25, abs=0.6)
 
 
@@ -196,7 +196,7 @@ def test_without_checkpoints_everything_is_replayed(tmp_path: Path):
     del found["spec"]["testbed"]["flinkConfiguration"]["execution.checkpointing.interval"]
     _, recovery = answer(found, tmp_path)
     detail = recovery.rounds[-1].segments[-1].detail
-    assert detail.startswith("backlog of 6.1 s, "), "the time since the submission"
+    assert detail.startswith("backlog of 6.10 s, "), "the time since the submission"
     assert "of it replayed" in detail
 
 
