@@ -16,7 +16,7 @@ CASE = re.compile(
 )
 INTRO = """# Cases from Flink's unit tests
 
-Headgate's tests repeat these cases of Flink's own unit tests (flink-runtime 2.0) with the same numbers. The first column names Flink's test
+Headgate's tests repeat these cases of Flink's own unit tests (flink-core and flink-runtime 2.0) with the same numbers. The first column names Flink's test
 class and method. The letter of a case stands for its subject.
 
 | Flink's test | cases | Headgate's tests |

@@ -13,12 +13,13 @@ def split_records(limit: int, splits: int) -> int:
 
 
 class SplitAssigner:
-    """Hands out the splits of one vertex in order, to the subtask that asks first (Flink's DefaultInputSplitAssigner).
+    """Hands out the splits of one vertex to the subtask that asks first (Flink's DefaultInputSplitAssigner).
 
-    A split belongs to its subtask for good: after a restart the subtask gets the same splits in the same order."""
+    The last split goes first. A split belongs to its subtask for good: after a restart the subtask gets the same
+    splits in the same order."""
 
     def __init__(self, splits: int) -> None:
-        self._left = list(range(splits - 1, -1, -1))
+        self._left = list(range(splits))
         self._assigned: dict[int, list[int]] = {}
 
     def next_split(self, subtask: int, index: int) -> int:
