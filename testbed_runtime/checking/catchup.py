@@ -135,7 +135,7 @@ class CatchUp(Struct, frozen=True):
     def since(self, at: int, *, fault_end: int = 0) -> int | None:
         """Return the first moment from `at` on at which every subtask has caught up. None if there is none before the end. Of many
         subtasks, there is always one whose next record is a little late: each has caught up from its own moment on, until it
-        falls behind for as long as it has to be good.
+        falls behind for at least HOLD_NS. It may do so right after that moment: they need not stay good together.
 
         `fault_end`: the end of a fault that the job survived. The moment may be before it, if nothing was behind since."""
         times = np.arange(at, self.end + 1, STEP_NS, dtype=np.int64)
@@ -199,8 +199,8 @@ def _since_when(good: Bools, at: int) -> int:
 
 
 def _without_short_runs(good: Bools, length: int) -> Bools:
-    """Return the values with each run shorter than `length` taken for what was before it: at the beginning, for bad. A run cut off
-    by the end is as short as it is."""
+    """Replace each run shorter than `length` with the value before it. A short run at the start counts as bad. A run that the end
+    cuts off is as short as it is."""
     if not len(good):
         return good
     starts = np.concatenate([[0], np.flatnonzero(np.diff(good)) + 1])

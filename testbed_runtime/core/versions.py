@@ -92,7 +92,7 @@ FAILURE_NAMES_REASON = Change(
 )
 ABORTED_BY_AGE = Change(
     "1.17",
-    "a task remembers as many aborted checkpoints as there may be at a time, and takes older ones for aborted; before, it remembers "
+    "a task remembers as many aborted checkpoints as there may be at a time, and treats older ones as aborted; before, it remembers "
     "128 (FLINK-28474)",
 )
 CANCELLED_BY_CAUSE = Change(

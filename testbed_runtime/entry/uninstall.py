@@ -3,8 +3,6 @@ finalizers from the objects that stay in the cluster, and delete what the operat
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +16,7 @@ from testbed_runtime.cli import heal
 from testbed_runtime.cli.cluster_doctor import OPERATOR_LABELS
 from testbed_runtime.cli.heal import OPERATOR_GONE_S
 from testbed_runtime.core.errors import HeadgateError, UserError
+from testbed_runtime.entry.harness import complain, run_main
 from testbed_runtime.timeouts import timeout
 
 if TYPE_CHECKING:
@@ -141,11 +140,15 @@ async def _main(settings: Settings) -> None:
 
 def main() -> None:
     """Never block an uninstall: errors are only reported."""
-    gc.enable()  # off since the import of `entry`
-    try:
-        asyncio.run(_main(from_environment(os.environ)))
-    except (HeadgateError, TimeoutError, OSError) as error:
-        sys.stderr.write(f"the uninstall is incomplete: {str(error) or type(error).__name__}\n")
+
+    async def work() -> int:
+        try:
+            await _main(from_environment(os.environ))
+        except (HeadgateError, TimeoutError, OSError) as error:
+            complain(f"the uninstall is incomplete: {str(error) or type(error).__name__}")
+        return 0
+
+    run_main(work)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def aborted_limit(options: Options) -> int:
 
 
 class Begun(Enum):
-    """Says how a task handles the barrier of a checkpoint (SubtaskCheckpointCoordinatorImpl.checkpointState)."""
+    """How a task handles the barrier of a checkpoint (SubtaskCheckpointCoordinatorImpl.checkpointState)."""
 
     SNAPSHOT = "snapshot"
     ABORTED = "aborted"
@@ -129,7 +129,7 @@ class TaskCheckpoints:
     def _pass(self, checkpoint: int) -> None:
         self._begun = max(self._begun, checkpoint)
         self._aborted = [c for c in self._aborted if c > self._begun]
-        self._stopping &= self._uploads.keys()
+        self._stopping = {c for c in self._stopping if c in self._uploads or c > self.last_started}
 
     def start(self, taken: TakenSnapshot) -> None:
         """Store and acknowledge in the background."""
@@ -209,6 +209,8 @@ class TaskCheckpoints:
     def abandon(self, checkpoint: int) -> None:
         """End a checkpoint that was cancelled. A snapshot that was taken is not stored."""
         self._pass(checkpoint)
+        if checkpoint not in self._uploads:
+            self._stopping.discard(checkpoint)
         self._files.unpin(checkpoint)
 
     async def decline(self, checkpoint: int, reason: str) -> None:

@@ -93,6 +93,13 @@ def test_a_job_that_is_behind_until_the_end_has_not_caught_up_from_a_fault_that_
     assert found.since(0, fault_end=9 * STEP) is None
 
 
+def test_a_job_has_caught_up_with_its_last_sink_although_another_one_falls_behind_right_after_it():
+    """They need not stay good together: of many subtasks, there is always one that is late."""
+    first, second = [0.0] * 6 + [1.0] * 10 + [0.0] * 15, [1.0] * 5 + [0.0] * 26
+    found = CatchUp(((lagging(first), 0.5), (lagging(second), 0.5)), 3 * NS)
+    assert found.since(0) == 5 * STEP
+
+
 def test_a_job_that_finished_when_it_was_looked_at_is_not_behind():
     """No half second is needed then."""
     found = CatchUp(((lagging([1] * 9), 0.5),), 8 * STEP, finished=4 * STEP)

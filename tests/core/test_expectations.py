@@ -13,7 +13,7 @@ from testbed_runtime.core.judgement.expectations import (
     parse_margin,
     show,
 )
-from testbed_runtime.core.judgement.quantities import format_value
+from testbed_runtime.core.judgement.quantities import apart, format_value
 
 
 def item(metric: str, **more: Any) -> Expectation:
@@ -336,3 +336,11 @@ def test_the_catalogue_knows_directions_phases_quantiles_and_safety():
 def test_a_quantile_over_trials_needs_one_at_or_above_it(quantile: float, trials: int):
     """Never fewer than two, but for the maximum."""
     assert m.trials_needed(quantile) == trials
+
+
+def test_two_durations_that_are_compared_have_one_unit_and_enough_digits():
+    """An hour is in minutes, unless the other one is shorter."""
+    assert apart(3599.7, 3600.0) == ("3,599.7 s", "3,600.0 s")
+    assert apart(3600.0, 4500.0) == ("60.0 min", "75.0 min")
+    assert apart(22.69, 22.70) == ("22.69 s", "22.70 s")
+    assert apart(0.0, 0.0) == ("0 s", "0 s")

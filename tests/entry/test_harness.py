@@ -3,12 +3,15 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from testbed_runtime import entry
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.entry.harness import Process, config_file, run_process
 
@@ -146,27 +149,41 @@ def test_a_missing_configuration_file_is_named(stdin, capsys, monkeypatch):
 
 
 COLLECTS = """
-import gc, sys
-sys.argv[0] = {argv!r}
-import testbed_runtime.entry.harness as harness
-imported = gc.isenabled()
+import atexit, gc, sys
 
-async def work():
-    print(imported, gc.isenabled())
-    return 0
+def look(event, arguments):
+    if event == "import" and arguments[0] == "testbed_runtime.entry.harness":
+        print("imports:", gc.isenabled())
 
-sys.exit(harness.run_main(work))
+sys.addaudithook(look)
+atexit.register(lambda: print("ends:", gc.isenabled()))
 """
 
 
-@pytest.mark.parametrize(("argv", "collects"), [("-m", "False True"), ("pytest", "True True")])
-def test_a_process_collects_no_garbage_while_it_imports_its_modules(argv, collects):
+@pytest.mark.parametrize(
+    ("command", "imports"),
+    [(["-m", "testbed_runtime.entry.store"], False), (["-c", "import testbed_runtime.entry.harness"], True)],
+    ids=["process", "program"],
+)
+def test_a_process_collects_no_garbage_while_it_imports_its_modules(command, imports, tmp_path):
     """It does from then on. A program that imports one of them, as these tests do, keeps its garbage collection."""
+    (tmp_path / "sitecustomize.py").write_text(COLLECTS)
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     done = subprocess.run(
-        [sys.executable, "-c", COLLECTS.format(argv=argv)],
+        [sys.executable, *command],
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stdout.strip()) == (0, collects), done.stderr
+    assert done.stdout.splitlines() == [f"imports: {imports}", "ends: True"], done.stderr
+
+
+def test_every_process_starts_by_the_harness():
+    """It turns on the garbage collection that was off during the imports."""
+    folder = Path(entry.__file__).parent
+    processes = [path for path in folder.glob("*.py") if "__main__" in path.read_text()]
+    assert len(processes) > 10
+    assert [p.name for p in processes if not re.search(r"\brun_(process|main)\(", p.read_text())] == []

@@ -196,6 +196,24 @@ def test_I_63_an_abortion_cancels_a_snapshot_whose_barriers_have_not_all_arrived
     run_virtual(main())
 
 
+def test_an_aborted_checkpoint_whose_barriers_come_after_those_of_the_next_one_is_not_stored():
+    """Several checkpoints may be in progress at a time. A cancelled one leaves nothing to remember."""
+
+    async def main():
+        store, gateway = MemoryBlobStore(), Acknowledged()
+        task, _ = checkpoints(blobs=store, gateway=gateway)
+        for checkpoint in (1, 2, 3):
+            assert task.begin(checkpoint) is Begun.SNAPSHOT
+            task.abort(checkpoint)
+        task.abandon(3)
+        for checkpoint in (1, 2):
+            task.start(taken(checkpoint))
+        await task.drained()
+        assert (gateway.sent, await store.list("")) == ([], [])
+
+    run_virtual(main())
+
+
 def test_I_64_an_abortion_after_the_acknowledgement_changes_nothing():
     """testNotifyCheckpointAbortedAfterAsyncPhase: the task remembers nothing of it."""
 

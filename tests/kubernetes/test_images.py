@@ -118,8 +118,9 @@ def test_nothing_of_the_machine_that_built_it_is_left_in_it(place: Space, image:
 def test_the_processes_of_a_pod_compile_nothing_when_they_start(place: Space):
     """The start of a pod is part of each recovery: what they import was compiled when the image was built, Python's own modules too."""
     modules = "testbed_runtime.entry.pod, testbed_runtime.entry.taskmanager, testbed_runtime.entry.runner"
-    script = f"python -v -c 'import {modules}' 2>&1 | grep -o \"^# code object from '.*'\""
-    origins = said(place, "headgate", "sh", "-c", script).splitlines()
+    script = f"python -v -c 'import {modules}; print(\"imported\")' 2>&1 | grep -o -e \"^# code object from '.*'\" -e ^imported"
+    *origins, last = said(place, "headgate", "sh", "-c", script).splitlines()
+    assert last == "imported"
     assert [one for one in origins if one.endswith(".py'")] == []
     assert sum("/asyncio/" in one for one in origins) > 10
 

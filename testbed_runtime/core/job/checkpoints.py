@@ -90,7 +90,7 @@ COUNTED = (
     _R.IO_EXCEPTION,
 )
 JOB_LEVEL = (_R.CHECKPOINT_EXPIRED, _R.FINALIZE_CHECKPOINT_FAILURE, _R.IO_EXCEPTION)
-"""Those of them for which no task is responsible."""
+"""Counted failures for which no task is responsible."""
 
 
 class CheckpointFailureManager:

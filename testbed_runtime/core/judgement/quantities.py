@@ -19,9 +19,13 @@ def seconds(value: float | None, digits: int = DIGITS) -> str:
     """Format a duration: `4.62 s`, `380 ms`, `1.50 ms`, `45.0 µs`, `754 s`, `75.4 min`. A dash for None."""
     if value is None or not math.isfinite(value):
         return DASH
+    return _duration(value, digits, in_minutes=abs(value) >= LONG_S)
+
+
+def _duration(value: float, digits: int, *, in_minutes: bool) -> str:
     if value == 0:
         return "0 s"
-    if abs(value) >= LONG_S:
+    if in_minutes:
         return f"{number(value / 60, digits)} min"
     for unit, scale in (("µs", 1e6), ("ms", 1e3)):
         if abs(float(f"{value * scale:.{digits - 1}e}")) < 1_000:
@@ -60,8 +64,12 @@ def format_value(value: float, unit: str, digits: int = DIGITS) -> str:
 
 
 def apart(first: float, second: float) -> tuple[str, str]:
-    """Format two durations with so many digits that they read as different, if they are."""
-    found = [(seconds(first, digits), seconds(second, digits)) for digits in range(DIGITS, MOST_DIGITS + 1)]
+    """Format two durations with so many digits that they read as different, if they are. Both are in minutes or neither is."""
+    long = min(abs(first), abs(second)) >= LONG_S
+    found = [
+        (_duration(first, digits, in_minutes=long), _duration(second, digits, in_minutes=long))
+        for digits in range(DIGITS, MOST_DIGITS + 1)
+    ]
     return next((pair for pair in found if pair[0] != pair[1]), found[0])
 
 
