@@ -34,7 +34,7 @@ lint: setup ## format, lint, types, layers
 check: lint ## the quick part: lint and the tests without processes (2 minutes on two cores, no root)
 	@echo "== quick tests"; $(BIN)/python -m pytest -q $(CORES) -m "$(PURE) and not virtual"
 
-test: lint ## everything that needs no Kubernetes: quick tests, virtual time, real processes, real Spark, scenarios (9 minutes on two cores)
+test: lint ## everything that needs no Kubernetes: quick tests, virtual time, real processes, real Spark, scenarios (10 to 20 minutes on two cores)
 	@$(BIN)/python -m tools.cluster packages; log=$$(mktemp); trap 'rm -f $$log; kill $$virtual 2>/dev/null || true' EXIT; \
 	$(IDLE) $(BIN)/python -m pytest -q $(CORES) -m "$(PURE) and virtual" --durations=10 >$$log 2>&1 & virtual=$$!; \
 	echo "== quick tests (scenarios in virtual time run beside these and the next, at the lowest priority; their output comes last)"; \
@@ -77,7 +77,7 @@ chart: setup ## package the Helm chart into dist/; PUSH=registry/prefix pushes i
 	@$(HELM) package helm/headgate --destination dist $(if $(SIGN),--sign --key '$(SIGN)' --keyring "$${GNUPGHOME:-$$HOME/.gnupg}/secring.gpg")
 	@$(if $(PUSH),$(HELM) push dist/headgate-*.tgz 'oci://$(PUSH)')
 
-test-cluster: setup ## the tests on a real Kubernetes, built first if it is missing (22 minutes once it is built; docs/local-cluster.md)
+test-cluster: setup ## the tests on a real Kubernetes, built first if it is missing (20 to 30 minutes once it is built; docs/local-cluster.md)
 	@$(BIN)/python -m tools.cluster prepare
 	@export HEADGATE_TEST_JOURNAL=$$(mktemp); code=0; \
 	if ! $(BIN)/python -m tools.cluster status >/dev/null 2>&1; then \
