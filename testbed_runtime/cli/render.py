@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,8 @@ from testbed_runtime.runner import progress as p
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-PLAIN_EVERY = 50
-"""Samples between two plain lines of numbers: 5 s at ten a second."""
+PLAIN_EVERY_S = 5.0
+"""Between two plain lines of numbers, by the clock on the wall: virtual time passes thousands of times faster."""
 SHOWN_PHASES = {
     "create": "starting the testbed",
     "deploy": "deploying the job",
@@ -49,15 +50,16 @@ def rendering(*, quiet: bool = False) -> Iterator[p.Progress]:
 
 
 class Plain:
-    """Prints one line per event on stderr, and the numbers now and then."""
+    """Prints one line per event on stderr, and the numbers every few seconds of `clock`."""
 
-    def __init__(self) -> None:
-        self._samples = 0
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._numbers_at = clock()
 
     def on_event(self, event: p.ProgressEvent) -> None:
         if isinstance(event, p.Sample):
-            self._samples += 1
-            if self._samples % PLAIN_EVERY == 0:
+            if self._clock() >= self._numbers_at + PLAIN_EVERY_S:
+                self._numbers_at = self._clock()
                 typer.echo(f"  {numbers(event)}", err=True)
             return
         line = line_of(event)
@@ -191,10 +193,13 @@ def time_left(seconds: float | None) -> str:
 
 
 def counts(sample: p.Sample) -> str:
-    """Return the counters, the most important first, because a narrow terminal cuts off the end."""
+    """Return the counters, the most important first, because a narrow terminal cuts off the end.
+
+    The lag of a job is unknown while a task does not run: nobody measures what that task has missed."""
     words = []
+    complete = sample.running_tasks >= sample.total_tasks
     for key, unit in (("records_per_s", "records/s"), ("credits", "credits"), ("lag_s", "s lag")):
-        if key in sample.counters:
+        if key in sample.counters and (complete or key != "lag_s"):
             value = sample.counters[key]
             words.append(f"{value:,.0f} {unit}" if key != "lag_s" else f"{value:.2f} {unit}")
     if sample.total_tasks:  # the status of a cluster does not contain it

@@ -12,6 +12,7 @@ from testbed_runtime.core.job.deployments import Missing
 from testbed_runtime.core.job.executiongraph import ExecutionGraph, ExecutionState
 from testbed_runtime.core.job.failover import Task, name_of
 from testbed_runtime.core.job.leaderelection import revoked_text
+from testbed_runtime.core.job.livecounters import summed
 from testbed_runtime.core.job.messages import (
     JOBMASTER,
     Acknowledge,
@@ -183,12 +184,8 @@ class JobMaster:
         )
 
     def _counters(self) -> dict[str, float]:
-        """Sum up the TaskManagers' heartbeat payloads. Of lags, take the largest."""
-        total: dict[str, float] = {}
-        for payload in self.heartbeats.payloads.values():
-            for key, value in payload.items():
-                is_lag = key.endswith("lag_s")
-                total[key] = max(total.get(key, 0.0), value) if is_lag else total.get(key, 0.0) + value
+        """Sum up the TaskManagers' heartbeat payloads, and add the JobMaster's own counters."""
+        total = summed(self.heartbeats.payloads.values())
         total["checkpoint_duration_s"] = self._checkpoints.last_duration_s
         total["stale_rejected"] = float(self._reports.stale)
         return total

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from testbed_runtime.cli.exits import Interrupted
@@ -19,7 +20,7 @@ from testbed_runtime.cli.running import print_verdict
 from testbed_runtime.runner import progress as p
 from testbed_runtime.runner.engine import RunResult
 
-SAMPLE = p.Sample(7.4, "RUNNING", 5, 6, 1, 12, {"records_per_s": 4980.3, "credits": 18, "lag_s": 0.25})
+SAMPLE = p.Sample(7.4, "RUNNING", 6, 6, 1, 12, {"records_per_s": 4980.3, "credits": 18, "lag_s": 0.25})
 
 
 def judged(**fields: Any) -> dict[str, Any]:
@@ -67,9 +68,17 @@ def test_the_terminal_shows_what_was_measured_and_what_a_quantile_over_trials_sh
 def test_the_numbers_say_state_tasks_rate_credits_lag_and_the_time_that_remains():
     """One line."""
     assert line_of(SAMPLE) == (
-        "job running, 4,980 records/s, 18 credits, 0.25 s lag, 5/6 tasks, 1 restart, 12 checkpoints,"
+        "job running, 4,980 records/s, 18 credits, 0.25 s lag, 6/6 tasks, 1 restart, 12 checkpoints,"
         " 7 s until the drain"
     )
+
+
+def test_no_lag_is_shown_while_a_task_does_not_run():
+    """Such a task is not measured, and 0 s would say that all is well. A cluster's status names no tasks."""
+    line = line_of(structs.replace(SAMPLE, running_tasks=5))
+    assert "5/6 tasks" in line
+    assert "lag" not in line
+    assert "0.25 s lag" in line_of(structs.replace(SAMPLE, running_tasks=0, total_tasks=0))
 
 
 @pytest.mark.parametrize(
@@ -102,10 +111,12 @@ def test_each_event_is_a_line(event, line):
     assert line_of(event) == line
 
 
-def test_plain_progress_shows_numbers_now_and_then(capsys):
-    """Every 50th sample, not each."""
-    plain = Plain()
-    for _ in range(120):
+def test_plain_progress_shows_numbers_every_five_seconds_of_the_wall_clock(capsys):
+    """However many samples there are: in virtual time, a thousand pass in such a moment."""
+    now = [100.0]
+    plain = Plain(clock=lambda: now[0])
+    for step in range(120):
+        now[0] = 100.0 + step * 0.1
         plain.on_event(SAMPLE)
     plain.on_event(p.Happened("[bold] fault f ended"))
     said = capsys.readouterr().err.splitlines()

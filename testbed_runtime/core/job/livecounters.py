@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 RATE_WINDOW_S = 2.0
 """Records a second are those of the last two seconds: two checkpoints in most scenarios, so that one barrier does not show."""
 MAX_READINGS = 64
 """Kept for the rate; ten a second fill six seconds."""
 COUNTED = "records_in"
+
+
+def summed(readings: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the counters of all processes together: sums, and the largest lag."""
+    values: dict[str, float] = {}
+    for counters in readings:
+        for key, value in counters.items():
+            is_lag = key.endswith("lag_s")
+            values[key] = max(values.get(key, 0.0), value) if is_lag else values.get(key, 0.0) + value
+    return values
 
 
 class LiveCounters:
@@ -24,12 +34,9 @@ class LiveCounters:
     def update(self, readings: Mapping[str, Mapping[str, float]], now: float) -> dict[str, float]:
         """`readings`: process (with its incarnation) → its counters; processes that did not answer are left out. `now` in seconds.
 
-        Sums, of lags the largest, and `records_per_s`. A count that decreased belongs to new attempts and started at 0."""
-        values: dict[str, float] = {}
+        What `summed` returns, and `records_per_s`. A count that decreased belongs to new attempts and started at 0."""
+        values = summed(readings.values())
         for process, counters in readings.items():
-            for key, value in counters.items():
-                is_lag = key.endswith("lag_s")
-                values[key] = max(values.get(key, 0.0), value) if is_lag else values.get(key, 0.0) + value
             count = counters.get(COUNTED, 0.0)
             before = self._seen.get(process, 0.0)
             self._total += count - before if count >= before else count
