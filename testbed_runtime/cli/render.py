@@ -195,7 +195,7 @@ def time_left(seconds: float | None) -> str:
 def counts(sample: p.Sample) -> str:
     """Return the counters, the most important first, because a narrow terminal cuts off the end.
 
-    The lag of a job is unknown while a task does not run: nobody measures what that task has missed."""
+    The lag of a job is unknown while a task does not run: what that task has missed is not measured."""
     words = []
     complete = sample.running_tasks >= sample.total_tasks
     for key, unit in (("records_per_s", "records/s"), ("credits", "credits"), ("lag_s", "s lag")):
