@@ -73,7 +73,7 @@ def comparison(recoveries: dict[str, TrialRecovery]) -> dict[str, Any]:
         }[metric]
         middle = mean(v for v in values if v is not None)
         return {"mean": middle, "low": middle * 0.9, "high": middle * 1.1, "values": values, "atLeast": False,
-                "reason": "", "text": f"{middle:.2f} [{middle * 0.9:.2f}, {middle * 1.1:.2f}]"}  # fmt: skip
+                "reason": "", "text": f"{middle:.2f} [{middle * 0.9:.2f}, {middle * 1.1:.2f}] s"}  # fmt: skip
 
     return {
         "schema": 1,
