@@ -6,10 +6,11 @@ import copy
 import difflib
 import inspect
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from testbed_runtime.api.fields import DURATION_HINT, is_duration
 from testbed_runtime.core.errors import UserError
@@ -97,7 +98,7 @@ def _user_error(model: type[BaseModel], loc: list[int | str], item: Any) -> User
         case "extra_forbidden":
             return _unknown_field(model, loc)
         case "missing":
-            return UserError(path, "is missing")
+            return UserError(path, "is missing", _hint_of_missing(model, loc))
         case "exactly_one" | "duration" | "decimal":
             return UserError(path, str(item["msg"]))
         case "literal_error":
@@ -147,9 +148,30 @@ def _is_duration(model: type[BaseModel], loc: Sequence[int | str]) -> bool:
     option = BY_KEY.get(ALIASES.get(name, name))
     if option is not None:
         return option.type == "duration"
+    return any(is_duration(f) for f in _fields_at(model, loc))
+
+
+def _hint_of_missing(model: type[BaseModel], loc: Sequence[int | str]) -> str:
+    """Return what may be written, for a field with few values or a duration; empty for others."""
+    fields = _fields_at(model, loc)
+    if choices := [str(c) for f in fields for c in _choices_in(f.annotation)]:
+        return f"write one of {', '.join(choices)}"
+    return DURATION_HINT if any(is_duration(f) for f in fields) else ""
+
+
+def _choices_in(annotation: Any) -> Iterator[Any]:
+    """Yield the values of the `Literal` inside `X | None` or `Annotated[…]`."""
+    if typing.get_origin(annotation) is typing.Literal:
+        yield from typing.get_args(annotation)
+    else:
+        for inner in typing.get_args(annotation):
+            yield from _choices_in(inner)
+
+
+def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[FieldInfo]:
+    """Return the field of the model at `loc`, or none for a key of a map."""
     part = _model_at(model, loc[:-1])
-    found = [f for n, f in part.model_fields.items() if name in (n, f.alias)] if part else []
-    return any(is_duration(f) for f in found)
+    return [f for n, f in part.model_fields.items() if loc[-1] in (n, f.alias)] if part else []
 
 
 def _length(path: str, kind: str, context: Any) -> UserError:

@@ -433,6 +433,14 @@ BAD = {
     "too many trials": (lambda s: s.update(trials=101), "spec.trials: must be at most 100, got 101"),
     "wrong type": (lambda s: s.update(faults={}), "spec.faults: must be a list, got {}"),
     "missing": (lambda s: s.pop("testbed"), "spec.testbed: is missing"),
+    "missing, with few values": (
+        lambda s: s["faults"][0].update(network={"latency": {"delay": "5 ms"}}, process=None),
+        "spec.faults[0].network.latency.mode: is missing (write one of one-way, round-trip)",
+    ),
+    "missing, a duration": (
+        lambda s: s["faults"][0].update(network={"latency": {"mode": "one-way"}}, process=None),
+        "spec.faults[0].network.latency.delay: is missing (write an integer and a unit",
+    ),
 }
 
 
