@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from msgspec.structs import replace
 
+from testbed_runtime.core.judgement.recovery import Recovery
 from testbed_runtime.report import write_report
 from testbed_runtime.report.advice import FIRST_MAX
 from testbed_runtime.report.aggregate import by_variant, expectations, listed
@@ -205,3 +206,14 @@ def test_page_and_markdown_tell_what_only_events_explain(documents: Documents):
     view = replace(view, trials=tuple(shown))
     for text in (page(view), run_markdown(view)):
         assert "250 ms of these from events, without a recorded wait (" in text
+
+
+def test_a_fault_without_an_outage_is_a_line_without_an_empty_price_list(documents: Documents):
+    """The fault beside it has its list. Markdown leaves out what cost nothing."""
+    view = view_of(documents, variants=1, trials=1)
+    (trial,) = (t for t in view.trials if t.answer is not None and t.answer.recoveries)
+    recoveries = (Recovery(fault="late", effect_ns=5, end_ns=5), *trial.answer.recoveries)
+    view = replace(view, trials=(replace(trial, answer=replace(trial.answer, recoveries=recoveries)),))
+    text, markdown = page(view), run_markdown(view)
+    assert "no outage after late" in text
+    assert text.count(">Total</th>") == markdown.count("| total |") == 1
