@@ -89,6 +89,7 @@ class Operator:
             self.health.delivered(kind, found.path, found.resource_version, gone=gone)
         if kind in self.kinds:
             self.population.seen(obj, self._context.now(), gone=gone)
+        self._context.recent.on_event(obj, gone=gone)
         for key in keys_of(obj):
             if key.kind in self.kinds:
                 itself = key == Key(kind, found.namespace, found.name)
@@ -114,9 +115,10 @@ class Operator:
         return before is not None and before != requested
 
     def begin_term(self) -> None:
-        """Forget what was expected and planned in an earlier term: another replica may have acted since."""
+        """Forget what was expected, planned and read in an earlier term: another replica may have acted since."""
         self.health.forget()
         self._context.claims.clear()
+        self._context.recent.forget()
 
     async def list_all(self, now: float) -> None:
         """List and queue every object of Headgate's kinds. Raises ApiError."""

@@ -9,6 +9,7 @@ from msgspec import Struct, field
 
 from headgate_operator.agents import Agents, Jobs
 from headgate_operator.plan.model import Ask, Key, Plan, api_version_of
+from headgate_operator.recent import Recent
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Resource
@@ -32,10 +33,24 @@ class Context(Struct, frozen=True):
     claims: dict[Key, Mapping[str, Any]] = field(default_factory=dict)
     """Faults that were planned here, until the status is seen in the cluster: two workers must not plan conflicting faults."""
 
+    recent: Recent = field(default_factory=Recent)
+
     async def find(self, view: type[R], kind: str, namespace: str | None, name: str) -> R | None:
-        """Return an object of a core kind or of Headgate's, or None if it does not exist."""
-        found = await self.cluster.get(api_version_of(kind), kind, namespace, name)
+        """Read an object. Returns None if it does not exist."""
+        found = await self.recent.read(
+            (kind, namespace or "", name),
+            lambda: self.cluster.get(api_version_of(kind), kind, namespace, name),
+        )
         return None if found is None else view(found)
+
+    async def recall(
+        self, view: type[R], kind: str, namespace: str, name: str, *, trusted: Callable[[R], bool]
+    ) -> R | None:
+        """Return an object as it was within the last RECENT_S seconds, if it was read and may be `trusted`. Otherwise read it."""
+        known = self.recent.find((kind, namespace, name))
+        if known is not None and trusted(found := view(known)):
+            return found
+        return await self.find(view, kind, namespace, name)
 
 
 class Handler:

@@ -151,14 +151,12 @@ class Health:
         self._delivered[kind, name] = version
         (self._deleted.add if gone else self._deleted.discard)((kind, name))
         expected = self._expected.get((kind, name))
-        if expected and (gone or _reaches(version, expected[0])):
+        if expected and (gone or reaches(version, expected[0])):
             del self._expected[kind, name]
 
     def expect(self, kind: str, name: str, version: str, now: float) -> None:
         """Record that a list or a write of this process returned this version: the watch must deliver it or a later one."""
-        if (kind, name) not in self._expected and not _reaches(
-            self._delivered.get((kind, name), ""), version
-        ):
+        if (kind, name) not in self._expected and not reaches(self._delivered.get((kind, name), ""), version):
             self._expected[kind, name] = (version, now)
 
     def known(self, kind: str) -> dict[str, str]:
@@ -189,7 +187,7 @@ class Health:
         return ""
 
 
-def _reaches(delivered: str, expected: str) -> bool:
+def reaches(delivered: str, expected: str) -> bool:
     """Return whether a version is at least the expected one. Versions that are not numbers must be equal."""
     if delivered.isdecimal() and expected.isdecimal():
         return int(delivered) >= int(expected)

@@ -69,11 +69,15 @@ class Reconciler:
             raise
 
     async def _once(self, handler: Handler, key: Key) -> float | None:
-        observed = await handler.observe(self._context, key)
-        if observed is None:
-            return None
-        plan = handler.plan(observed, self._context.settings, self._context.now())
-        await self._execute(handler, observed, plan)
+        try:
+            observed = await handler.observe(self._context, key)
+            if observed is None:
+                return None
+            plan = handler.plan(observed, self._context.settings, self._context.now())
+            await self._execute(handler, observed, plan)
+        except Exception:
+            self._context.recent.forget(key.namespace)  # what was remembered may be why it failed
+            raise
         return plan.requeue_after_s
 
     async def stalled(self, key: Key, text: str, *, reason: str = STALLED_REASON) -> None:
@@ -116,12 +120,16 @@ class Reconciler:
         match action:
             case Apply(manifest):
                 await cluster.apply(manifest)
+                written = Resource(manifest)
+                self._context.recent.drop(written.kind, written.namespace, written.name)
             case Create(manifest):
                 await cluster.create(manifest)
             case Delete(kind, namespace, name, uid, grace_s):
                 await cluster.delete(api_version_of(kind), kind, namespace, name, uid=uid, grace_s=grace_s)
+                self._context.recent.drop(kind, namespace, name)
             case Patch(kind, namespace, name, patch):
                 await cluster.patch(api_version_of(kind), kind, namespace, name, patch)
+                self._context.recent.drop(kind, namespace, name)
             case Emit(type_, reason, text):
                 await self._emit(obj, type_, reason, text)
             case Ask():

@@ -14,6 +14,7 @@ from headgate_operator import objects_runs
 from headgate_operator.handler import Context
 from headgate_operator.handlers.scenariorun import ScenarioRunHandler
 from headgate_operator.plan import scenariorun
+from headgate_operator.plan.conditions import rfc3339
 from headgate_operator.plan.model import Key
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
@@ -319,6 +320,7 @@ async def test_a_testbed_that_a_runner_made_last_is_seen_when_the_runner_is_seen
 
     api = Late(now=lambda: 0.0)
     api.put(a_run())
+    api.change(*RUN, {"metadata": {"finalizers": ["other"], "deletionTimestamp": rfc3339(0.0)}})
     context = Context(api, Settings(), None, None, lambda: 0.0, lambda: "0", lambda: b"0")
     observed = await ScenarioRunHandler().observe(context, Key(*RUN))
     assert observed is not None

@@ -33,19 +33,29 @@ class FaultHandler(Handler):
             context.claims.pop(key, None)
         if fault is None:
             return None
+        if (fault.terminating and not fault.active) or planner.is_over(fault):
+            return planner.Observed(fault)
         name = fault.testbed
-        testbed = await context.find(Testbed, "Testbed", namespace, name) if name else None
-        if testbed is None or (fault.terminating and not fault.active):
+        # targets are chosen and compared with other Faults from what is read now; later, the plan in the status decides
+        testbed = (
+            await context.recall(Testbed, "Testbed", namespace, name, trusted=lambda _: fault.active)
+            if name
+            else None
+        )
+        if testbed is None:
             return planner.Observed(fault)
         pods = await pods_of(context, namespace, name)
         reach = await reach_of(context, testbed, pods)
         state = await _state(context, fault, testbed, pods, reach)
         agents = [part.agent for part in planner.parts_of(fault, state)]
+        views = await _views(context, fault, reach, agents, pods)
+        if fault.active:
+            return planner.Observed(fault, state, views, claims=context.claims)
         listed = [Fault(o) for o in await cluster.list(naming.API_VERSION, "Fault", namespace)]
         return planner.Observed(
             fault,
             state,
-            await _views(context, fault, reach, agents, pods),
+            views,
             tuple(o for o in listed if o.uid != fault.uid and o.testbed == name),
             await _allows(context, fault),
             context.claims,

@@ -17,28 +17,30 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.fanout import PACKETS, Agent
 
 KindAndName = tuple[str, str]
+ACCOUNT_KINDS = frozenset({"ServiceAccount", "RoleBinding"})
+"""They have no owner: every run and study of the namespace uses them."""
 
 
 class ScenarioRunHandler(Handler):
     kind = "ScenarioRun"
 
     async def observe(self, context: Context, key: Key) -> planner.Observed | None:
-        cluster, namespace = context.cluster, key.namespace
+        namespace = key.namespace
         run = await context.find(Run, key.kind, namespace, key.name)
         if run is None:
             return None
+        active = not run.finished and not run.terminating
+        # a run that ends, is healed or deleted is read anew: what is overlooked then stays in the cluster
+        recent = active and not run.heal_requested
         spark = objects_runs.spark_name(run)
         names = (naming.runner_name(key.name), naming.recorder_name(key.name), spark)
-        pods = await named(context, namespace, [("v1", "Pod", name) for name in names])
+        pods = await named(context, run, [("Pod", name) for name in names], recent=recent)
         # read after the pods: once the runner is gone, no further testbed is created
-        listed = await cluster.list(
-            naming.API_VERSION, "Testbed", namespace, labels={naming.LABEL_RUN: key.name}
-        )
+        testbeds = () if recent else await _testbeds(context, run)
         unfinished, last_end = await _batch(context, run) if ("Pod", spark) in pods else (0, 0.0)
-        report, status_map = await report_of(context, run, RunReport)
-        active = not run.finished and not run.terminating
-        shared = await named(context, namespace, _shared(context, run, spark)) if active else {}
-        own = await named(context, namespace, _own(context, key.name)) if active else {}
+        report, status_map = await report_of(context, run, RunReport, recent=recent)
+        shared = await named(context, run, _shared(context, run, spark), recent=recent) if active else {}
+        own = await named(context, run, _own(context, key.name), recent=recent) if active else {}
         taken = _taken(run, {**pods, **own, **status_map})
         return planner.Observed(
             run,
@@ -47,7 +49,7 @@ class ScenarioRunHandler(Handler):
             present=frozenset(own),
             taken=tuple(sorted(f"{kind} {name}" for kind, name in taken)),
             report=report,
-            testbeds=tuple(t for t in map(Testbed, listed) if t.owned_by(run)),
+            testbeds=testbeds,
             unfinished=unfinished,
             last_end=last_end,
             claim_modes=await _claim_modes(context, run) if active else None,
@@ -77,12 +79,21 @@ async def heal_testbed(context: Context, testbed: Testbed) -> None:
         return
 
 
+async def _testbeds(context: Context, run: Run) -> tuple[Testbed, ...]:
+    """Return the run's testbeds. An active run that is not being healed does not need them."""
+    labels = {naming.LABEL_RUN: run.name}
+    listed = await context.cluster.list(naming.API_VERSION, "Testbed", run.namespace, labels=labels)
+    return tuple(t for t in map(Testbed, listed) if t.owned_by(run))
+
+
 async def report_of(
-    context: Context, owner: Resource, model: type[M]
+    context: Context, owner: Resource, model: type[M], *, recent: bool
 ) -> tuple[M | None, dict[KindAndName, Resource]]:
     """Return `status.json` of the owner's ConfigMap, and that ConfigMap. None: missing, of another owner, or malformed."""
     name = naming.status_name(owner.name)
-    config_map = await context.find(ConfigMap, "ConfigMap", owner.namespace, name)
+    config_map = await context.recall(
+        ConfigMap, "ConfigMap", owner.namespace, name, trusted=lambda found: recent and found.owned_by(owner)
+    )
     if config_map is None:
         return None, {}
     return config_map.report(owner, model), {("ConfigMap", name): config_map}
@@ -95,33 +106,43 @@ def _taken(run: Run, found: Mapping[KindAndName, Resource]) -> set[KindAndName]:
 
 
 async def named(
-    context: Context, namespace: str, wanted: Sequence[tuple[str, str, str]]
+    context: Context, owner: Resource, wanted: Sequence[KindAndName], *, recent: bool
 ) -> dict[KindAndName, Resource]:
-    """Return those of the wanted objects that exist."""
+    """Return those of the wanted objects that exist. `recent`: as they were in the last RECENT_S seconds."""
     found: dict[KindAndName, Resource] = {}
-    for api_version, kind, name in wanted:
-        obj = await context.cluster.get(api_version, kind, namespace, name)
+    for kind, name in wanted:
+        obj = await context.recall(
+            Resource, kind, owner.namespace, name, trusted=lambda obj: recent and _is_settled(obj, owner)
+        )
         if obj is not None:
-            found[kind, name] = Resource(obj)
+            found[kind, name] = obj
     return found
 
 
-def _own(context: Context, run: str) -> list[tuple[str, str, str]]:
+def _is_settled(obj: Resource, owner: Resource) -> bool:
+    """Return whether nothing follows from an object but that it exists. A run waits for an object of another owner to be gone, and
+    is given up because of a pod that does not run."""
+    if obj.kind == "Pod" and not (Pod(obj.raw).alive and Pod(obj.raw).containers_run):
+        return False
+    return obj.owned_by(owner) or obj.kind in ACCOUNT_KINDS
+
+
+def _own(context: Context, run: str) -> list[KindAndName]:
     recorder = naming.recorder_name(run)
-    found = [("v1", "Secret", naming.token_name(run)), ("v1", "Service", recorder)]
+    found = [("Secret", naming.token_name(run)), ("Service", recorder)]
     if context.settings.recorder_storage:
-        found.append(("v1", "PersistentVolumeClaim", recorder))
+        found.append(("PersistentVolumeClaim", recorder))
     return found
 
 
-def _shared(context: Context, run: Run, spark: str) -> list[tuple[str, str, str]]:
-    found = [("v1", "Secret", naming.token_name(spark)), ("v1", "Service", spark)]
+def _shared(context: Context, run: Run, spark: str) -> list[KindAndName]:
+    found = [("Secret", naming.token_name(spark)), ("Service", spark)]
     return found + account_keys(context, run)
 
 
-def account_keys(context: Context, owner: Run | Study) -> list[tuple[str, str, str]]:
+def account_keys(context: Context, owner: Run | Study) -> list[KindAndName]:
     manifests = objects_runs.accounts(owner, context.settings)
-    return [(m["apiVersion"], m["kind"], m["metadata"]["name"]) for m in manifests]
+    return [(m["kind"], m["metadata"]["name"]) for m in manifests]
 
 
 async def _batch(context: Context, run: Run) -> tuple[int, float]:

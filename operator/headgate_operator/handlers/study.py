@@ -23,10 +23,10 @@ class StudyHandler(Handler):
             return None
         if found.terminating:
             return study.Observed(found)
-        shared = frozenset(await named(context, namespace, account_keys(context, found)))
+        shared = frozenset(await named(context, found, account_keys(context, found), recent=True))
         pod = await context.find(Pod, "Pod", namespace, objects_runs.study_pod_name(key.name))
         own = pod if pod is not None and pod.owned_by(found) else None
-        report, _ = await report_of(context, found, StudyReport)
+        report, _ = await report_of(context, found, StudyReport, recent=True)
         return study.Observed(found, own, report, shared)
 
     def plan(self, observed: study.Observed, settings: Settings, now: float) -> Plan:

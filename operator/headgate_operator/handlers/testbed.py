@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from headgate_operator import objects
 from headgate_operator.handler import Context, Handler
@@ -13,6 +13,8 @@ from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Pod, Resource, Secret, Testbed
 from testbed_runtime.core.ids import JOBMANAGER, STORE, is_task_manager
+
+R = TypeVar("R", bound=Resource)
 
 
 class TestbedHandler(Handler):
@@ -29,19 +31,31 @@ class TestbedHandler(Handler):
             return planner.TestbedObserved(testbed)
         listed = await cluster.list("v1", "Pod", namespace, labels={naming.LABEL_TESTBED: key.name})
         pods = tuple(Pod(pod) for pod in listed)
-        secret = await context.find(Secret, "Secret", namespace, testbed.token_secret)
-        name = testbed.certificate_secret
-        certificate = await context.find(Secret, "Secret", namespace, name) if name else None
+        # new pods are made from what is read now; while every process has its pod, none is created
+        own = {pod.process for pod in pods if pod.controller == testbed.uid}
+        recent = own.issuperset(objects.processes(testbed.spec))
+
+        async def beside(view: type[R], kind: str, name: str, *, given: bool = False) -> R | None:
+            """Read an object that pods need. One that was not `given` is of another owner until an earlier Testbed is collected."""
+            if not name:
+                return None
+            return await context.recall(
+                view, kind, namespace, name, trusted=lambda o: recent and (given or o.owned_by(testbed))
+            )
+
+        secret = await beside(Secret, "Secret", testbed.token_secret, given=True)
+        certificate = await beside(Secret, "Secret", testbed.certificate_secret)
+        config_map = await beside(Resource, "ConfigMap", testbed.config_map)
         mounted = any(is_task_manager(pod.process) for pod in pods)
-        makes = bool(name) and certificate is None and not mounted
+        makes = bool(testbed.certificate_secret) and certificate is None and not mounted
         claim = naming.pod_name(key.name, STORE) if objects.store_claim(testbed.raw) else ""
         return planner.TestbedObserved(
             testbed,
             pods,
             secret,
-            await cluster.get("v1", "ConfigMap", namespace, testbed.config_map),
-            await context.find(Resource, "Service", namespace, naming.service_name(key.name)),
-            await context.find(Resource, "PersistentVolumeClaim", namespace, claim) if claim else None,
+            config_map.raw if config_map else None,
+            await beside(Resource, "Service", naming.service_name(key.name)),
+            await beside(Resource, "PersistentVolumeClaim", claim),
             await _job(context, pods, secret),
             context.entropy() if secret is None else "",
             certificate,

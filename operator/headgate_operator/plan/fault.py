@@ -86,13 +86,18 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     del settings
     if observed.fault.terminating:
         return _deletion(observed, now)
-    if observed.phase in (COMPLETE, REJECTED) and not _changed_before_injection(observed):
+    if is_over(observed.fault):
         return Plan(status=faultstatus.seen(observed.fault, now))
     if observed.fault.active:
         if observed.testbed is None:
             return _conclude(observed, now, "TestbedGone", "its testbed is gone, and the processes with it")
         return _follow(observed, observed.testbed, now)
     return _begin(observed, now)
+
+
+def is_over(fault: Fault) -> bool:
+    """Whether nothing is left to be done about it until it is deleted or changed."""
+    return fault.status.phase in (COMPLETE, REJECTED) and not _changed_before_injection(fault)
 
 
 def parts_of(fault: Fault, testbed: TestbedState | None) -> tuple[Part, ...]:
@@ -173,10 +178,10 @@ def _refuse(observed: Observed, reason: str, text: str, now: float) -> Plan:
     return Plan((emit,), faultstatus.refused(observed.fault, reason, text, now))
 
 
-def _changed_before_injection(observed: Observed) -> bool:
+def _changed_before_injection(fault: Fault) -> bool:
     """Whether `plan` was removed from a fault that was only planned, or the spec of a refused one was corrected."""
-    not_injected = observed.status.reason in ("Planned", *faultstatus.REFUSALS)
-    return not_injected and observed.status.observed_generation != observed.fault.generation
+    not_injected = fault.status.reason in ("Planned", *faultstatus.REFUSALS)
+    return not_injected and fault.status.observed_generation != fault.generation
 
 
 # ---- while it is there

@@ -93,7 +93,9 @@ class Plan(Struct, frozen=True):
 
 
 def api_version_of(kind: str) -> str:
-    """Return the API version of a core kind or of one of Headgate's."""
+    """Return the API version of one of the kinds that the operator handles or creates."""
+    if kind == "RoleBinding":
+        return naming.RBAC_VERSION
     return naming.API_VERSION if kind in naming.PLURALS else "v1"
 
 
