@@ -78,7 +78,9 @@ class HeartbeatSender:
         *,
         on_lost: Callable[[Lost], None],
         on_answer: Callable[[TaskManagerID, Heartbeat], None],
+        allocations: Callable[[TaskManagerID], tuple[tuple[int, str], ...]] | None = None,
     ) -> None:
+        """`allocations`: the slots of a TaskManager that a request names."""
         self._services = services
         self._endpoint = endpoint
         self._detector = detector
@@ -88,6 +90,7 @@ class HeartbeatSender:
         self._reachability = reachability_limit(services.options)
         self._on_lost = on_lost
         self._on_answer = on_answer
+        self._allocations = allocations
         self._next_tick = services.clock.now()
         """When the timer fires next, or fired last."""
         self._timer: asyncio.TimerHandle | None = None
@@ -166,7 +169,9 @@ class HeartbeatSender:
 
     async def _ask(self, watch: _Watch, *, counts: bool) -> None:
         rpc = self._services.rpc
-        request = Heartbeat(self._origin, self._services.leader, asked_at=self._services.clock.now())
+        held = self._allocations(watch.taskmanager) if self._allocations is not None else None
+        leader, now = self._services.leader, self._services.clock.now()
+        request = Heartbeat(self._origin, leader, asked_at=now, allocations=held)
         try:
             answer = await rpc.ask(
                 watch.taskmanager.name,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.ids import JOBMANAGER, TaskManagerID
 from testbed_runtime.core.job.deployments import Missing
-from testbed_runtime.core.job.executiongraph import ExecutionGraph, ExecutionState
+from testbed_runtime.core.job.executiongraph import Execution, ExecutionGraph, ExecutionState
 from testbed_runtime.core.job.failover import Task, name_of
 from testbed_runtime.core.job.leaderelection import revoked_text
 from testbed_runtime.core.job.livecounters import summed
@@ -17,6 +17,7 @@ from testbed_runtime.core.job.messages import (
     JOBMASTER,
     Acknowledge,
     DisconnectTaskManager,
+    FailSlot,
     Heartbeat,
     JobStatusReply,
     OfferSlots,
@@ -97,9 +98,7 @@ class JobMaster:
             on_failed=self._fail,
         )
         self._results = BlockingResults(self.graph, self._executors, self._scheduler.holds)
-        self.heartbeats = HeartbeatSender(
-            services, JOBMASTER, "JobMaster", JOBMANAGER, on_lost=self._on_lost, on_answer=self._on_heartbeat
-        )
+        self.heartbeats = self._heartbeats()
         self._failovers = Failovers(
             services,
             self._state,
@@ -116,10 +115,22 @@ class JobMaster:
         self.handlers = self._handlers()
         """The handlers of the endpoint `jobmaster`."""
 
+    def _heartbeats(self) -> HeartbeatSender:
+        return HeartbeatSender(
+            self._services,
+            JOBMASTER,
+            "JobMaster",
+            JOBMANAGER,
+            on_lost=self._on_lost,
+            on_answer=self._on_heartbeat,
+            allocations=self._scheduler.report,
+        )
+
     def _handlers(self) -> dict[type, Handler]:
         return {
             RegisterAtJobMaster: self._register,
             OfferSlots: self._offer_slots,
+            FailSlot: self._fail_slot,
             DisconnectTaskManager: self._disconnect,
             UpdateTaskExecutionState: self._update_state,
             CancelEnded: self._on_cancel_ended,
@@ -379,7 +390,26 @@ class JobMaster:
         taskmanager = TaskManagerID.parse(message.resource_id)
         if taskmanager not in self._executors:
             raise FlinkError("Exception", f"Unknown TaskManager {message.resource_id}")
-        return SlotOfferResult(self._scheduler.offer(taskmanager, [alloc for _, alloc in message.slots]))
+        return SlotOfferResult(self._scheduler.offer(taskmanager, message.slots), self._services.clock.now())
+
+    async def _fail_slot(self, message: FailSlot) -> Acknowledge:
+        """Fail the tasks of a slot that its TaskManager does not hold, and disconnect it if no other slot is there, unless the
+        job has blocking results (JobMaster.internalFailAllocation)."""
+        self._check_leader(message.leader)
+        taskmanager = TaskManagerID.parse(message.resource_id)
+        if not self._scheduler.holds_at(taskmanager, message.allocation):
+            return Acknowledge()
+        self._scheduler.fail_slot(message.allocation, message.cause)
+        cause = Cause("FlinkException", message.cause, "TaskManager", str(taskmanager))
+        for execution in self.graph.executions:
+            if execution.slot is not None and execution.slot.allocation == message.allocation:
+                self._slot_lost(execution, cause)
+        if not self._scheduler.report(taskmanager) and not self.graph.has_blocking:
+            text = f"No more slots registered at JobMaster {taskmanager}."
+            self._taskmanager_lost(Lost(taskmanager, text, "FlinkException"), "JobMaster")
+        self._scheduler.request_slots()
+        self._advance()
+        return Acknowledge()
 
     def _on_lost(self, lost: Lost) -> None:
         """The JobMaster's own heartbeats failed."""
@@ -398,15 +428,18 @@ class JobMaster:
         self._scheduler.lose(lost.taskmanager, lost.text)
         cause = Cause(lost.cause_class, lost.text, detector, str(lost.taskmanager), wait=lost.wait)
         for execution in self.graph.executions:
-            if execution.taskmanager != lost.taskmanager or execution.state.terminal:
-                continue
-            if execution.state is _S.CANCELING:
-                self._tasks.transition(execution.task, _S.CANCELED)
-            elif execution.state not in (_S.CREATED, _S.SCHEDULED):
-                self._fail(execution.task, cause)
+            if execution.taskmanager == lost.taskmanager:
+                self._slot_lost(execution, cause)
         self._failovers.lost(lost.taskmanager, lost.limit)
         self._scheduler.request_slots()
         self._advance()
+
+    def _slot_lost(self, execution: Execution, cause: Cause) -> None:
+        """Fail a task whose slot is gone. One that is being cancelled has ended."""
+        if execution.state is _S.CANCELING:
+            self._tasks.transition(execution.task, _S.CANCELED)
+        elif not execution.state.terminal and execution.state not in (_S.CREATED, _S.SCHEDULED):
+            self._fail(execution.task, cause)
 
     def _on_heartbeat(self, taskmanager: TaskManagerID, heartbeat: Heartbeat) -> None:
         if self._failovers.clear_suspect(taskmanager):

@@ -272,11 +272,20 @@ class Scheduler:
     def slot_refused(self, allocation: str) -> bool:
         return self._pool.unexpect(allocation)
 
-    def offer(self, taskmanager: TaskManagerID, allocations: Iterable[str]) -> tuple[str, ...]:
+    def offer(self, taskmanager: TaskManagerID, slots: Iterable[tuple[int, str]]) -> tuple[str, ...]:
         """Take the slots that were requested. Return their allocations."""
-        accepted = tuple(alloc for alloc in allocations if self._pool.offer(taskmanager, alloc))
+        accepted = tuple(alloc for index, alloc in slots if self._pool.offer(taskmanager, alloc, index))
         self._try_deploy()
         return accepted
+
+    def report(self, taskmanager: TaskManagerID) -> tuple[tuple[int, str], ...]:
+        """Return the slots that the job holds at a TaskManager, by index."""
+        return self._pool.report(taskmanager)
+
+    def fail_slot(self, allocation: str, text: str) -> None:
+        """Give up a slot that its TaskManager does not hold any more."""
+        self._pool.forget(allocation)
+        self._rm.release([allocation], text)
 
     def lose(self, taskmanager: TaskManagerID, text: str) -> None:
         """Drop the slots of a lost TaskManager."""

@@ -317,7 +317,8 @@ class JobConnection:
     """The connection to the JobMaster of one job. Lives while this TaskManager has slots for the job.
 
     Calls `on_lost(connection)` when the JobMaster fell silent or is unreachable, `on_slot_refused(slot, cause)` for a slot that
-    the JobMaster did not accept."""
+    the JobMaster did not accept, `on_slot_gone(connection, allocation, cause)` for one that it accepted and that is not held any
+    more."""
 
     def __init__(
         self,
@@ -328,6 +329,7 @@ class JobConnection:
         scope: WaitScope,
         on_lost: Callable[[JobConnection], None],
         on_slot_refused: Callable[[Slot, str], None],
+        on_slot_gone: Callable[[JobConnection, str, str], None],
         lost: OpenWait | None = None,
         given_up: Limit | None = None,
     ) -> None:
@@ -339,10 +341,14 @@ class JobConnection:
         self._slots = slots
         self._scope = scope
         self._on_slot_refused = on_slot_refused
+        self._on_slot_gone = on_slot_gone
         self.watch = PeerWatch(scope, JOBMASTER_NAME, lambda: on_lost(self))
         self._given_up = given_up or self.watch.given_up
         self._worker: asyncio.Task[None] | None = None
-        self._offer_again = False
+        """The registration."""
+        self._offers: set[asyncio.Task[None]] = set()
+        self._last_offer = 0
+        """Number of the last offer. The answer to an earlier one changes nothing, since the last one has its slots too."""
         self._established = False
         self._wait = lost
 
@@ -361,12 +367,16 @@ class JobConnection:
         return self.watch.given_up if self._established else self._given_up
 
     def offer(self) -> None:
-        """Register if that is not done yet, then offer every slot that is not active."""
-        self._offer_again = True
-        if self._worker is None:
-            self._worker = asyncio.get_running_loop().create_task(
-                self._run(), name=f"job-connection:{self.job}"
-            )
+        """Offer every slot that is not active, after the registration."""
+        loop = asyncio.get_running_loop()
+        if not self._established:
+            self._worker = self._worker or loop.create_task(self._run(), name=f"job-connection:{self.job}")
+        elif offered := self._slots.of_job(self.job, active=False):
+            self._last_offer += 1
+            offering = self._offer_slots(offered, self._last_offer)
+            offer = loop.create_task(offering, name=f"slot-offer:{self.job}")
+            self._offers.add(offer)
+            offer.add_done_callback(self._offers.discard)
 
     def on_heartbeat(self, leader: str) -> bool:
         """Return False when this TaskManager is not connected to that leader: it gets no answer, as in Flink."""
@@ -379,14 +389,11 @@ class JobConnection:
         self.watch.extend(seconds)
 
     async def _run(self) -> None:
-        if not self._established:
-            self._established = await self._register()
-            if self._established:
-                self.watch.start()
-        while self._established and self._offer_again:
-            self._offer_again = False
-            await self._offer_slots()
+        self._established = await self._register()
         self._worker = None
+        if self._established:
+            self.watch.start()
+            self.offer()
 
     async def _register(self) -> bool:
         """Register at the JobMaster, with retries. Return False when it rejected this TaskManager."""
@@ -407,11 +414,8 @@ class JobConnection:
                 return False
             attempt = answer
 
-    async def _offer_slots(self) -> None:
-        """Offer the slots that are not active. Offer again after a timeout; free them after any other failure."""
-        offered = self._slots.of_job(self.job, active=False)
-        if not offered:
-            return
+    async def _offer_slots(self, offered: list[Slot], number: int) -> None:
+        """Offer slots. Offer again after a timeout; free them after any other failure (TaskExecutor.handleAcceptedSlotOffers)."""
         gateway = self.gateway
         message = OfferSlots(
             gateway.resource_id,
@@ -419,17 +423,26 @@ class JobConnection:
             gateway.leader,
             tuple((slot.index, slot.allocation) for slot in offered),
         )
+        answer: SlotOfferResult | Exception
         try:
-            answer: SlotOfferResult = await gateway.ask(message)
-        except AskTimeout:
-            self._offer_again = True
+            answer = await gateway.ask(message)
+        except (AskTimeout, RecipientUnreachable, RemoteFailure) as error:
+            answer = error
+        if number == self._last_offer:
+            self._on_answered_offer(offered, answer)
+
+    def _on_answered_offer(self, offered: list[Slot], answer: SlotOfferResult | Exception) -> None:
+        if isinstance(answer, AskTimeout):
+            self.offer()
             return
-        except (RecipientUnreachable, RemoteFailure) as error:
-            self._refuse(offered, f"Slot offering to JobManager with unknown address failed: {error}")
+        if isinstance(answer, Exception):
+            self._refuse(offered, f"Slot offering to JobManager with unknown address failed: {answer}")
             return
         for slot in offered:
             if slot.allocation in answer.accepted:
-                self._slots.mark_active(slot.allocation, self.job)
+                if not self._slots.mark_active(slot.allocation, self.job, answer.at):
+                    text = f"Could not mark slot {slot.allocation} active."
+                    self._on_slot_gone(self, slot.allocation, text)
             else:
                 self._refuse([slot], f"The slot {slot.allocation} was rejected by the JobManager.")
 
@@ -453,7 +466,9 @@ class JobConnection:
         self.stop_watching()
         if self._wait is not None:
             self._wait.end(Outcome.CANCELLED)
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.wait([self._worker])
-            self._worker = None
+        running = [*self._offers, *([self._worker] if self._worker is not None else [])]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+        self._worker = None

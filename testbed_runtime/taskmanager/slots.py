@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError
 
@@ -15,6 +18,15 @@ class Slot(Struct, frozen=True):
     job: str
     deadline: float
     active: bool = False
+    releasing: bool = False
+    """It is freed when its last task has ended."""
+    accepted_at: float | None = None
+    """When the JobMaster accepted it, in seconds of its clock; None if it has not said so."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is freed at its deadline."""
+        return not (self.active or self.releasing)
 
 
 class TaskSlotTable:
@@ -56,37 +68,59 @@ class TaskSlotTable:
     def get(self, allocation: str) -> Slot | None:
         return self._slots.get(allocation)
 
-    def mark_active(self, allocation: str, job: str) -> bool:
-        """Activate a slot. Return False when the job has no such allocation."""
+    def mark_active(self, allocation: str, job: str, accepted_at: float | None = None) -> bool:
+        """Activate a slot. Return False when the job has no such allocation, or it is about to be free."""
         slot = self._slots.get(allocation)
-        if slot is None or slot.job != job:
+        if slot is None or slot.job != job or slot.releasing:
             return False
-        self._slots[allocation] = Slot(slot.index, allocation, job, slot.deadline, active=True)
+        self._slots[allocation] = replace(slot, active=True, accepted_at=accepted_at or slot.accepted_at)
         return True
+
+    def mark_releasing(self, allocation: str) -> None:
+        """Let a slot be free when its last task has ended, and not by its deadline."""
+        slot = self._slots.get(allocation)
+        if slot is not None:
+            self._slots[allocation] = replace(slot, active=False, releasing=True)
 
     def mark_inactive(self, allocation: str, now: float) -> None:
         """Offer an active slot to a JobMaster again. It is freed if none accepts it in time. One that is not active keeps its
         deadline."""
         slot = self._slots.get(allocation)
         if slot is not None and slot.active:
-            self._slots[allocation] = Slot(slot.index, allocation, slot.job, now + self._timeout_s)
+            deadline = now + self._timeout_s
+            self._slots[allocation] = replace(slot, deadline=deadline, active=False, accepted_at=None)
 
     def release(self, allocation: str) -> Slot | None:
         return self._slots.pop(allocation, None)
 
     def of_job(self, job: str, *, active: bool | None = None) -> list[Slot]:
-        """Return the slots of a job, ordered by index."""
-        found = [s for s in self._slots.values() if s.job == job and active in (None, s.active)]
+        """Return the slots of a job, ordered by index: all of them, the active ones, or those that are to be offered."""
+        slots = (s for s in self._slots.values() if s.job == job)
+        found = [s for s in slots if active is None or (s.active == active and not s.releasing)]
         return sorted(found, key=lambda slot: slot.index)
+
+    def is_allocated(self, index: int, job: str, allocation: str) -> bool:
+        """Return whether the job holds this slot, and keeps it."""
+        slot = self._slots.get(allocation)
+        return slot is not None and (slot.index, slot.job, slot.releasing) == (index, job, False)
+
+    def unused(self, job: str, held: Iterable[tuple[int, str]], asked_at: float) -> list[Slot]:
+        """Return the active slots that the JobMaster did not hold at that time of its clock."""
+        names = {allocation for _, allocation in held}
+        return [
+            slot
+            for slot in self.of_job(job, active=True)
+            if slot.allocation not in names and slot.accepted_at is not None and slot.accepted_at < asked_at
+        ]
 
     def report(self) -> tuple[tuple[int, str], ...]:
         """Return index and allocation of every slot that is not free."""
         return tuple(sorted((slot.index, slot.allocation) for slot in self._slots.values()))
 
     def next_deadline(self) -> float | None:
-        return min((slot.deadline for slot in self._slots.values() if not slot.active), default=None)
+        return min((slot.deadline for slot in self._slots.values() if slot.waits), default=None)
 
     def expired(self, now: float) -> list[Slot]:
         """Return the slots that did not become active in time. They stay until `release`."""
-        found = [slot for slot in self._slots.values() if not slot.active and slot.deadline <= now]
+        found = [slot for slot in self._slots.values() if slot.waits and slot.deadline <= now]
         return sorted(found, key=lambda slot: slot.index)

@@ -24,6 +24,7 @@ from testbed_runtime.core.job.messages import (
     DisconnectJobManager,
     DisconnectResourceManager,
     DisconnectTaskManager,
+    FailSlot,
     FreeSlot,
     Heartbeat,
     NotifyCheckpointAborted,
@@ -89,8 +90,6 @@ class TaskExecutor:
         self._sessions = 0
         """Number of connections to JobMasters so far."""
         self._tasks = TaskTable(services, self._keeper, on_slot_empty=self._on_slot_empty, on_fatal=on_fatal)
-        self._releasing: set[str] = set()
-        """Allocations that become free as soon as their tasks have ended."""
         self._heartbeats = HeartbeatConfig.of(options)
         self._scope = WaitScope(options, services.waits, str(config.resource_id))
         self._ask_timeout_s = options.duration("pekko.ask.timeout")
@@ -211,6 +210,7 @@ class TaskExecutor:
             scope=self._scope,
             on_lost=self._on_job_lost,
             on_slot_refused=self._on_slot_refused,
+            on_slot_gone=self._on_slot_gone,
             lost=lost,
             given_up=given_up,
         )
@@ -221,6 +221,22 @@ class TaskExecutor:
 
     def _on_slot_refused(self, slot: Slot, cause: str) -> None:
         self._give_back(slot, cause)
+
+    def _on_slot_gone(self, connection: JobConnection, allocation: str, cause: str) -> None:
+        """The JobMaster holds a slot that this TaskManager does not."""
+        gateway = connection.gateway
+        message = FailSlot(gateway.resource_id, gateway.leader, allocation, cause)
+        self._keeper.spawn(gateway.tell(message), f"fail-slot:{allocation}")
+
+    def _sync_slots(self, connection: JobConnection, message: Heartbeat) -> None:
+        """Compare the slots with those that the JobMaster holds (TaskExecutor.syncSlotsWithSnapshotFromJobMaster)."""
+        held, job, owner = message.allocations or (), connection.job, self._config.resource_id
+        for index, allocation in held:
+            if not self._slots.is_allocated(index, job, allocation):
+                text = f"Slot {index} on TaskExecutor {owner} is not allocated by job {job}."
+                self._on_slot_gone(connection, allocation, text)
+        for slot in self._slots.unused(job, held, message.asked_at):
+            self._give_back(slot, f"{slot.allocation} is no longer allocated by job {job}.")
 
     def _give_back(self, slot: Slot, cause: str) -> None:
         """Free a slot that no JobMaster uses, and notify the ResourceManager, whose heartbeats show it otherwise."""
@@ -240,21 +256,18 @@ class TaskExecutor:
         if slot is None:
             return
         if self._tasks.fail_slot(allocation, cause):
-            self._slots.mark_active(
-                allocation, slot.job
-            )  # it is freed when its last task ends, not by its deadline
-            self._releasing.add(allocation)
+            self._slots.mark_releasing(allocation)
         else:
             self._slot_is_free(allocation)
 
     def _on_slot_empty(self, allocation: str) -> None:
-        if allocation in self._releasing:
+        slot = self._slots.get(allocation)
+        if slot is not None and slot.releasing:
             self._tasks.release_results(allocation)
             self._slot_is_free(allocation)
 
     def _slot_is_free(self, allocation: str) -> None:
         slot = self._slots.release(allocation)
-        self._releasing.discard(allocation)
         if slot is None or self._slots.of_job(slot.job):
             return
         connection = self._jobs.pop(slot.job, None)
@@ -295,9 +308,7 @@ class TaskExecutor:
                 f"Rejecting the task submission because the job manager leader id {descriptor.leader} does not "
                 f"match the expected job manager leader id {connection.gateway.leader}."
             )
-        if descriptor.allocation in self._releasing or not self._slots.mark_active(
-            descriptor.allocation, descriptor.job
-        ):
+        if not self._slots.mark_active(descriptor.allocation, descriptor.job):
             raise _submission_error(
                 f"No task slot allocated for job ID {descriptor.job} and allocation ID {descriptor.allocation}."
             )
@@ -352,6 +363,8 @@ class TaskExecutor:
         else:
             jobs = [c for c in self._jobs.values() if c.on_heartbeat(message.leader)]
             watches += [c.watch for c in jobs]
+            for connection in jobs:
+                self._sync_slots(connection, message)
             executions = tuple(attempt for c in jobs for attempt in self._tasks.deployed(c.job))
             endpoint = JOBMASTER
         if not watches:
@@ -436,8 +449,7 @@ class TaskExecutor:
         )
         now = asyncio.get_running_loop().time()
         for slot in self._slots.of_job(connection.job):
-            if slot.allocation not in self._releasing:
-                self._slots.mark_inactive(slot.allocation, now)
+            self._slots.mark_inactive(slot.allocation, now)
             self._tasks.fail_slot(slot.allocation, failure)
         self._arm_slot_timer()
         again.offer()

@@ -8,6 +8,9 @@ from msgspec.structs import replace
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.messages import (
+    DisconnectJobManager,
+    FailSlot,
+    Heartbeat,
     NotifySlotAvailable,
     OfferSlots,
     StopWithDrain,
@@ -182,3 +185,63 @@ async def test_J_33_a_taskmanager_that_frees_a_slot_makes_it_available_at_once()
         began = asyncio.get_running_loop().time()
         await cluster.until_running()
         assert asyncio.get_running_loop().time() - began < 1.0
+
+
+@virtually
+async def test_J_62_a_taskmanager_whose_last_slot_has_failed_is_freed_and_disconnected():
+    """JobMaster.internalFailAllocation: the tasks in the slot fail, and no other slot of the job is there."""
+    async with running_job(5) as cluster:
+        owner = cluster.running_on("sink-0")
+        (allocation,) = owner.allocated
+        causes = []
+
+        async def disconnected(message):
+            causes.append(message.cause)
+
+        owner.handlers[DisconnectJobManager] = disconnected
+        message = FailSlot(str(owner.resource_id), owner.leader, allocation, "text")
+        await owner.ask("jobmaster", message)
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        assert causes == [f"No more slots registered at JobMaster {owner.resource_id}."]
+        assert allocation in owner.free
+        (started,) = cluster.rows.events("failover.started")
+        assert (started["text"], data_of(started)["cause_class"]) == ("text", "FlinkException")
+        assert cluster.running_on("sink-0").submitted[-1].allocation != allocation
+
+
+@virtually
+async def test_J_62_a_slot_of_a_taskmanager_that_is_not_connected_cannot_fail():
+    """Nor one that the job does not hold, nor with another leader."""
+    async with running_job(5) as cluster:
+        owner = cluster.running_on("sink-0")
+        other = next(tm for tm in cluster.tms if tm is not owner)
+        (allocation,) = owner.allocated
+        for message in (
+            FailSlot(str(other.resource_id), owner.leader, allocation, "text"),
+            FailSlot("tm-9-1", owner.leader, allocation, "text"),
+            FailSlot(str(owner.resource_id), owner.leader, "unknown", "text"),
+        ):
+            assert (await owner.ask("jobmaster", message)).accepted
+        with pytest.raises(RemoteFailure, match="Fencing token mismatch"):
+            await owner.ask("jobmaster", FailSlot(str(owner.resource_id), "old", allocation, "text"))
+        assert cluster.rows.events("failover.started") == []
+
+
+@virtually
+async def test_J_63_heartbeats_of_the_jobmaster_name_the_slots_that_it_holds():
+    """With their indices (AllocatedSlotReport)."""
+    async with Cluster(4) as cluster:
+        tm = cluster.tms[0]
+        answer, named = tm.handlers[Heartbeat], []
+
+        async def heard(message):
+            if message.origin == "jobmanager":
+                named.append(message.allocations)
+            return await answer(message)
+
+        tm.handlers[Heartbeat] = heard
+        await cluster.submit()
+        await cluster.until_running()
+        await asyncio.sleep(2.5)
+        assert set(named) == {tm.slot_report}
+        assert len(tm.slot_report) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
@@ -84,6 +85,8 @@ class Peer(NamedRows):
         answer = answers.popleft() if len(answers) > 1 or offer else answers[0]
         if callable(answer):
             answer = answer(self)
+        if inspect.isawaitable(answer):
+            answer = await answer
         if isinstance(answer, AskTimeout):
             await asyncio.sleep(timeout_s)
         if isinstance(answer, Exception):
@@ -112,6 +115,7 @@ class Peer(NamedRows):
             scope=self.scope,
             on_lost=lambda connection: self.did("lost"),
             on_slot_refused=lambda slot, cause: self.did("refused", slot.allocation, cause),
+            on_slot_gone=lambda connection, allocation, cause: self.did("gone", allocation, cause),
             lost=lost,
             given_up=given_up,
         )
@@ -330,12 +334,48 @@ def test_a_slot_that_became_active_or_free_during_a_failed_offer_is_not_freed():
     assert [d[0] for d in peer.done] == ["register", ("offer", ((0, "x"), (1, "y")))]
 
 
-def test_offers_that_are_asked_for_during_an_offer_are_one():
-    """A slot may come while the last offer is on its way."""
-    offers = [LATE, SlotOfferResult(("x",))]
-    steps = [(at, lambda c: c.offer()) for at in (0.1, 0.2)]
-    peer = during(2.0, offering("x", offers=offers), *steps, answers=[leader("a")])
-    assert [at for *_, at in peer.done] == [0, 0, 500]
+def accepting(*allocations: str, after_s: float) -> Any:
+    """An answer to an offer that comes after some time."""
+    return lambda peer: asyncio.sleep(after_s, SlotOfferResult(allocations))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"), [((), ("x", "y"), ["x", "y"]), (("x",), (), [])], ids=["J-59", "J-60"]
+)
+def test_J_59_J_60_only_the_answer_to_the_last_offer_counts(
+    first: tuple[str, ...], second: tuple[str, ...], kept: list[str]
+):
+    """A slot that comes while an offer is on its way is offered at once, together with the others."""
+
+    def allocate(connection: JobConnection) -> None:
+        connection._slots.allocate(1, "y", "job", T0_S)
+        connection.offer()
+
+    offers = [accepting(*first, after_s=0.2), accepting(*second, after_s=0.2)]
+    peer = during(1.0, offering("x", offers=offers), (0.1, allocate), answers=[leader("a")])
+    offered = [(("offer", ((0, "x"),)), 500, 0), (both("x", "y"), 500, 100)]
+    assert peer.done[1:3] == offered
+    assert [slot.allocation for slot in peer.slots.of_job("job", active=True)] == kept
+    refused = [name for kind, name, *_ in peer.done[3:] if kind == "refused"]
+    assert refused == [name for name in ("x", "y") if name not in kept]
+
+
+def test_the_timeout_of_an_offer_is_ignored_after_a_later_one():
+    """The later one has the same slot."""
+    offers = [LATE, accepting("x", after_s=0.9)]
+    peer = during(2.0, offering("x", offers=offers), (0.1, lambda c: c.offer()), answers=[leader("a")])
+    assert [at for *_, at in peer.done] == [0, 0, 100]
+    assert [slot.active for slot in peer.slots.of_job("job")] == [True]
+
+
+@pytest.mark.parametrize("act", [TaskSlotTable.release, TaskSlotTable.mark_releasing])
+def test_an_accepted_slot_that_was_freed_meanwhile_is_failed_at_the_jobmaster(act: Any):
+    """It is free already, or when its last task has ended (TaskExecutor.handleAcceptedSlotOffers)."""
+    offers = [accepting("x", "y", after_s=0.2)]
+    step = (0.1, lambda c: act(c._slots, "x"))
+    peer = during(1.0, offering("x", "y", offers=offers), step, answers=[leader("a")])
+    assert peer.done[2:] == [("gone", "x", "Could not mark slot x active.", 200)]
+    assert [slot.allocation for slot in peer.slots.of_job("job", active=True)] == ["y"]
 
 
 def test_a_jobmaster_that_rejects_the_registration_gets_no_slots():

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from testbed_runtime.core.job.messages import (
     CancelTask,
     DisconnectJobManager,
+    FailSlot,
     FreeSlot,
     Heartbeat,
     NotifyCheckpointComplete,
@@ -148,5 +149,37 @@ def test_a_jobmaster_that_disconnects_fails_the_tasks_of_its_own_session(session
         assert status.restarts == restarts
         done = status.completed_checkpoints
         await bed.until(lambda s: s.completed_checkpoints > done)
+
+    running(drive)
+
+
+@pytest.mark.parametrize(("asked_s", "restarts"), [(60.0, 1), (-60.0, 0)], ids=["later", "before the offer"])
+def test_J_61_a_slot_that_the_jobmaster_does_not_hold_is_freed(asked_s: float, restarts: int):
+    """Its heartbeat does not name the slot, although it was sent after the slot was accepted."""
+
+    async def drive(bed: Any, ask: Any) -> None:
+        running = descriptor_of(bed)
+        now = bed.clock.now() + asked_s
+        assert (await ask(Heartbeat("jobmanager", running.leader, asked_at=now, allocations=()))).accepted
+        await asyncio.sleep(1.0)
+        status = await bed.until(lambda s: s.state == "RUNNING" and len(s.placement) == 6)
+        assert (status.restarts > 0) == bool(restarts)
+
+    running(drive)
+
+
+def test_J_61_a_slot_that_the_jobmaster_holds_and_the_taskmanager_does_not_is_failed():
+    """With the next heartbeat. The tasks in it fail with Flink's text, and the job goes on in another slot."""
+
+    async def drive(bed: Any, ask: Any) -> None:
+        executor, lost = bed.taskmanagers["tm-0"].executor, descriptor_of(bed)
+        slot = executor._slots.release(lost.allocation)
+        await bed.until(lambda s: s.state == "RUNNING" and s.restarts == 1)
+        text = f"Slot {slot.index} on TaskExecutor tm-0-1 is not allocated by job {lost.job}."
+        assert bed.events("failover.started")[0]["text"] == text
+        stranger = FailSlot("tm-0-1", lost.leader, "unknown", "text")
+        address = bed.jobmanager_address
+        await bed.client.ask("jobmanager", address, "jobmaster", stranger, timeout_s=5.0)
+        assert (await bed.status()).restarts == 1
 
     running(drive)

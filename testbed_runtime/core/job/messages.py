@@ -88,6 +88,17 @@ class OfferSlots(Struct, frozen=True):
 class SlotOfferResult(Struct, frozen=True):
     accepted: tuple[str, ...]
     """Allocation ids; the others are freed by the TaskExecutor."""
+    at: float = 0.0
+    """When the JobMaster accepted them, in seconds of its clock. A heartbeat that it sent before does not name them yet."""
+
+
+class FailSlot(Struct, frozen=True):
+    """The TaskExecutor does not hold a slot that the JobMaster has accepted: the tasks in it fail."""
+
+    resource_id: str
+    leader: str
+    allocation: str
+    cause: str
 
 
 class UpdateTaskExecutionState(Struct, frozen=True):
@@ -350,7 +361,8 @@ class Heartbeat(Struct, frozen=True):
     """In an answer to the JobMaster: the attempts of its job that the TaskManager holds, and those whose end is not yet reported
     (Flink's ExecutionDeploymentReport)."""
     allocations: tuple[tuple[int, str], ...] | None = None
-    """In an answer to the ResourceManager: the slots that are allocated, by index (Flink's SlotReport)."""
+    """Slots by index. In an answer to the ResourceManager: those that are allocated (Flink's SlotReport). In a request of the
+    JobMaster: those that it holds there (AllocatedSlotReport)."""
 
 
 class ReportQueue(Struct, frozen=True):

@@ -18,6 +18,7 @@ METHODS: dict[str, str] = {
     "RequestPartitionState": "JobMasterGateway.requestPartitionState(IntermediateDataSetID, ResultPartitionID)",
     "RegisterAtJobMaster": "JobMasterGateway.registerTaskManager(JobID, TaskManagerRegistrationInformation, Duration)",
     "OfferSlots": "JobMasterGateway.offerSlots(ResourceID, Collection, Duration)",
+    "FailSlot": "JobMasterGateway.failSlot(ResourceID, AllocationID, Exception)",
     "AcknowledgeCheckpoint": "CheckpointCoordinatorGateway.acknowledgeCheckpoint(JobID, ExecutionAttemptID, long, CheckpointMetrics, SerializedValue)",
     "DeclineCheckpoint": "CheckpointCoordinatorGateway.declineCheckpoint(DeclineCheckpoint)",
     "RegisterTaskManager": "ResourceManagerGateway.registerTaskExecutor(TaskExecutorRegistration, Duration)",

@@ -170,6 +170,8 @@ class HeldSlot(Struct, frozen=True):
     key: SlotKey
     allocation: str
     owner: TaskManagerID
+    index: int = 0
+    """The slot's index at its TaskManager."""
 
 
 class SlotPool:
@@ -196,16 +198,20 @@ class SlotPool:
         self._expected.clear()
         return dropped
 
-    def offer(self, owner: TaskManagerID, allocation: str) -> bool:
+    def offer(self, owner: TaskManagerID, allocation: str, index: int = 0) -> bool:
         """Return whether the offer is accepted. A slot that is held already is accepted again (a repeated call)."""
         key = self._expected.pop(allocation, None)
         if key is not None:
-            self._held[key] = HeldSlot(key, allocation, owner)
+            self._held[key] = HeldSlot(key, allocation, owner, index)
             return True
         return self.holds_at(owner, allocation)
 
     def holds_at(self, owner: TaskManagerID, allocation: str) -> bool:
         return any((held.owner, held.allocation) == (owner, allocation) for held in self._held.values())
+
+    def report(self, owner: TaskManagerID) -> tuple[tuple[int, str], ...]:
+        """Return index and allocation of the slots of a TaskManager (AllocatedSlotReport)."""
+        return tuple(sorted((s.index, s.allocation) for s in self._held.values() if s.owner == owner))
 
     def held(self, key: SlotKey) -> HeldSlot:
         return self._held[key]
