@@ -82,7 +82,12 @@ ABORTION_NAMES_COMPLETED = Change(
 FINALIZATION_COUNTS = Change("1.15", "a checkpoint whose finalization fails counts as failed")
 SAVEPOINTS_DO_NOT_COUNT = Change(
     "1.15",
-    "the final checkpoint of a stop does not count as failed if it expires or cannot be finalized",
+    "the job fails because of the final checkpoint of a stop only if a task declines it; before, also if it expires, or cannot be "
+    "triggered or finalized (FLINK-24344)",
+)
+TRIGGER_FAILURES_ABORT = Change(
+    "1.14",
+    "a checkpoint is aborted if a task cannot be reached with its trigger, or is unknown; before, it expires (FLINK-21246)",
 )
 RESTART_NAMES_TASKMANAGER = Change(
     "1.16", "the failure of tasks whose TaskManager was restarted names the TaskManager"
@@ -152,6 +157,7 @@ CHANGES = (
     NO_EXCLUSIVE_BUFFERS,
     CHECKPOINTS_AFTER_FINISH,
     IO_FAILURES_COUNT,
+    TRIGGER_FAILURES_ABORT,
     BUFFER_DEBLOATING,
     CANCELLED_BY_CAUSE,
     ONE_CONNECTION,

@@ -31,7 +31,7 @@ from testbed_runtime.core.job.messages import (
     NotifyCheckpointComplete,
     TriggerCheckpoint,
 )
-from testbed_runtime.core.versions import ABORTION_NAMES_COMPLETED, has
+from testbed_runtime.core.versions import ABORTION_NAMES_COMPLETED, TRIGGER_FAILURES_ABORT, has
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.completed import CompletedCheckpoints
@@ -72,7 +72,7 @@ class _NotTriggered(Struct, frozen=True):
 class Checkpoints:
     """Triggers, collects and completes the checkpoints of one job. Runs in the JobMaster's mailbox.
 
-    Calls `on_job_failure(text)` when too many checkpoints failed, `on_settled` when a checkpoint that was being stored is
+    Calls `on_job_failure(class, text)` when too many checkpoints failed, or the final one, `on_settled` when a checkpoint that was being stored is
     complete or has failed, so that a restart may go on, and `on_refused` when the final checkpoint is impossible."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Checkpoints:
         executors: TaskExecutors,
         completed: CompletedCheckpoints,
         *,
-        on_job_failure: Callable[[str], None],
+        on_job_failure: Callable[[str, str], None],
         on_settled: Callable[[], None],
         on_refused: Callable[[], None],
     ) -> None:
@@ -145,7 +145,7 @@ class Checkpoints:
             self._arm()
 
     def stop_with_drain(self) -> None:
-        self._coordinator.stop_with_drain()
+        self._aborted(self._coordinator.stop_with_drain(self._services.clock.now()))
         self._refuse_drain()
         self._arm()
 
@@ -226,7 +226,8 @@ class Checkpoints:
             return  # it may have been triggered: the checkpoint's own timeout decides
 
     async def _on_not_triggered(self, message: _NotTriggered) -> None:
-        self._fail(message.checkpoint, CheckpointFailureReason.TRIGGER_CHECKPOINT_FAILURE)
+        if has(self._services.options.flink_version, TRIGGER_FAILURES_ABORT):
+            self._fail(message.checkpoint, CheckpointFailureReason.TRIGGER_CHECKPOINT_FAILURE)
 
     # ---- answers
 
@@ -257,15 +258,22 @@ class Checkpoints:
                 self._store_next()
         return True
 
-    def decline(self, message: DeclineCheckpoint) -> None:
-        self._fail(message.checkpoint, CheckpointFailureReason.of(message.reason))
+    def decline(self, execution: Execution, message: DeclineCheckpoint) -> None:
+        self._fail(message.checkpoint, CheckpointFailureReason.of(message.reason), by=execution)
 
-    def _fail(self, checkpoint: int, reason: CheckpointFailureReason) -> None:
-        if checkpoint in self._finalizing:
+    def _fail(self, checkpoint: int, reason: CheckpointFailureReason, *, by: Execution | None = None) -> None:
+        """Fail a checkpoint. One too many that was declined `by` a task fails the job only if that still runs
+        (failGlobalIfExecutionIsStillRunning)."""
+        pending = self._coordinator.pending(checkpoint)
+        if pending is None or checkpoint in self._finalizing:
             return
-        failed = self._coordinator.fail(checkpoint, reason, self._services.clock.now())
-        if failed is not None:
+        now = self._services.clock.now()
+        failed = self._coordinator.fail(checkpoint, reason, now, by_task=by is not None)
+        running = (ExecutionState.RUNNING, ExecutionState.INITIALIZING)
+        if failed is not None and (by is None or pending.drain or by.state in running):
             self._failed(failed)
+        elif failed is not None:
+            self._abort(failed)
         self._arm()
 
     def _abort(self, failed: Failed) -> None:
@@ -283,7 +291,7 @@ class Checkpoints:
     def _failed(self, failed: Failed) -> None:
         self._abort(failed)
         if failed.job_failure:
-            self._on_job_failure(failed.job_failure)
+            self._on_job_failure(failed.cause_class, failed.job_failure)
 
     # ---- completion
 

@@ -331,10 +331,10 @@ class JobMaster:
         if execution is not None and execution.state is _S.CANCELING:
             self._cancelled(execution.task)
 
-    def _on_checkpoints_failed(self, text: str) -> None:
-        """Too many checkpoints failed: the whole job restarts."""
+    def _on_checkpoints_failed(self, class_name: str, text: str) -> None:
+        """Too many checkpoints failed, or the final one: the whole job restarts."""
         if self.state == "RUNNING":
-            cause = Cause("FlinkRuntimeException", text, "JobMaster", wait="checkpoint")
+            cause = Cause(class_name, text, "JobMaster", wait="checkpoint")
             self._failovers.restart(self.graph.tasks, cause)
 
     async def _on_restart_due(self, message: RestartDue) -> None:

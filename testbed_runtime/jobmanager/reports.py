@@ -85,9 +85,10 @@ class TaskReports:
         return self._reject(message.attempt, "acknowledgement", checkpoint=message.checkpoint, reason=reason)
 
     async def _decline(self, message: DeclineCheckpoint) -> Acknowledge:
-        if self._current(message.attempt) is None:
+        execution = self._current(message.attempt)
+        if execution is None:
             return Acknowledge(False, NOT_FOUND.format(message.attempt))
-        self._checkpoints.decline(message)
+        self._checkpoints.decline(execution, message)
         return Acknowledge()
 
     async def _commit_records(self, message: CommitRecords) -> Acknowledge:

@@ -8,6 +8,7 @@ from testbed_runtime.core.job.checkpoints import (
     AckOutcome,
     CheckpointConfig,
     CheckpointCoordinator,
+    CheckpointFailureManager,
     CheckpointFailureReason,
     Failed,
     Triggered,
@@ -115,27 +116,53 @@ def test_J_51_a_declined_checkpoint_leaves_the_other_one() -> None:
     assert (made.complete(2, 0.02), made.last_completed) == ([], 2)
 
 
+R = CheckpointFailureReason
+
+
 @pytest.mark.parametrize(
-    ("version", "reason", "fails"),
+    ("version", "reason", "by_task", "fails"),
     [
-        ("1.14", CheckpointFailureReason.CHECKPOINT_EXPIRED, True),
-        ("1.15", CheckpointFailureReason.CHECKPOINT_EXPIRED, False),
-        ("2.x", CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE, False),
-        ("2.x", CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION, True),
+        ("1.12", R.TRIGGER_CHECKPOINT_FAILURE, False, True),
+        ("1.14", R.CHECKPOINT_EXPIRED, False, True),
+        ("1.15", R.CHECKPOINT_EXPIRED, False, False),
+        ("2.x", R.FINALIZE_CHECKPOINT_FAILURE, False, False),
+        ("1.14", R.CHECKPOINT_DECLINED_TASK_NOT_READY, True, True),
+        ("2.x", R.CHECKPOINT_DECLINED_TASK_NOT_READY, True, True),
+        ("2.x", R.CHECKPOINT_ASYNC_EXCEPTION, True, True),
     ],
 )
-def test_the_final_checkpoint_of_a_stop_counts_only_if_a_task_has_failed_it(
-    version: str, reason: CheckpointFailureReason, fails: bool
+def test_J_64_a_final_checkpoint_that_a_task_declines_fails_the_job_whatever_is_tolerated(
+    version: str, reason: R, by_task: bool, fails: bool
 ) -> None:
-    """CheckpointFailureManager.handleJobLevelCheckpointException: not for a savepoint. It is tried again."""
+    """jobFailsIfInFlightSynchronousSavepointIsDiscarded: its tasks would wait for it without end. It is tried again."""
+    made = coordinator(tolerable_failures=9, flink_version=version)
+    made.on_job_running(0.0)
+    made.stop_with_drain(0.0)
+    assert made.on_time(0.5, TASKS) == [Triggered(1, True)]
+    failed = made.fail(1, reason, 1.0, by_task=by_task)
+    assert failed == Failed(1, reason, 0.5, reason.value if fails else "", "CheckpointException")
+    assert made.on_time(2.0, TASKS) == [Triggered(2, True)]
+
+
+@pytest.mark.parametrize("version", ["1.12", "2.x"])
+def test_a_final_checkpoint_that_ends_with_a_restart_fails_the_job_no_second_time(version: str) -> None:
+    """Its tasks end anyway."""
     made = coordinator(tolerable_failures=0, flink_version=version)
     made.on_job_running(0.0)
-    made.stop_with_drain()
-    assert made.on_time(0.5, TASKS) == [Triggered(1, True)]
-    failed = made.fail(1, reason, 1.0)
-    assert failed is not None
-    assert bool(failed.job_failure) is fails
-    assert made.on_time(2.0, TASKS) == [Triggered(2, True)]
+    made.stop_with_drain(0.0)
+    made.on_time(0.5, TASKS)
+    assert [failed.job_failure for failed in made.on_restart(1.0)] == [""]
+
+
+def test_J_65_failures_of_checkpoints_before_the_last_success_do_not_count() -> None:
+    """testIgnoresPastCheckpoints: two are tolerated; 1 fails again after the success of 2."""
+    manager = CheckpointFailureManager(2)
+    expired = CheckpointFailureReason.CHECKPOINT_EXPIRED
+    failures = [manager.on_failure(1, expired), manager.on_failure(2, expired)]
+    manager.on_success(2)
+    failures += [manager.on_failure(number, expired) for number in (1, 3, 4)]
+    assert failures == [None] * 5
+    assert manager.on_failure(5, expired)
 
 
 def test_J_52_without_running_tasks_a_request_is_dropped() -> None:

@@ -335,40 +335,40 @@ def test_a_completed_checkpoint_subsumes_older_ones():
     assert [(f.checkpoint, f.reason) for f in finish(made, 2, 2.5)] == [(1, R.CHECKPOINT_SUBSUMED)]
 
 
-def test_the_final_checkpoint_waits_for_the_pending_one_and_is_the_last():
-    """Stop with drain; no interval needed."""
+def test_the_final_checkpoint_aborts_the_pending_one_and_is_the_last():
+    """Stop with drain; no interval needed. Another request changes nothing."""
     made = coordinator()
     made.on_time(1.0, TASKS)
-    made.stop_with_drain()
-    assert made.on_time(1.1, TASKS) == []
-    finish(made, 1, 1.2)
+    aborted = Failed(1, R.CHECKPOINT_COORDINATOR_SUSPEND, pytest.approx(0.1))
+    assert made.stop_with_drain(1.1) == [aborted]
     assert made.on_time(1.2, TASKS) == [Triggered(2, True)]
+    assert made.stop_with_drain(1.2) == []
     finish(made, 2, 1.3)
     assert made.next_deadline() == float("inf")
     without = coordinator(interval_s=0.0)
     assert without.next_deadline() == float("inf")
-    without.stop_with_drain()
+    without.stop_with_drain(0.0)
     assert without.on_time(0.5, TASKS) == [Triggered(1, True)]
 
 
 def test_a_final_checkpoint_that_is_given_up_leaves_the_periodic_ones():
     """A new one may be wanted after that."""
     made = coordinator()
-    made.stop_with_drain()
+    made.stop_with_drain(0.0)
     assert (made.draining, made.drain_refused) == (True, None)
     made.refuse_drain(R.CHECKPOINT_DECLINED)
     assert (made.draining, made.drain_due, made.drain_refused) == (False, False, R.CHECKPOINT_DECLINED)
     assert made.on_time(1.0, TASKS) == [Triggered(1, False)]
-    made.stop_with_drain()
+    made.stop_with_drain(0.0)
     assert (made.draining, made.drain_refused) == (True, None)
 
 
 def test_a_final_checkpoint_that_fails_is_tried_again():
-    """Declined, after a pause: a TaskManager that is gone fails it again at the same moment; and after a failover."""
+    """After a pause: a TaskManager that is gone fails it again at the same moment; and after a failover."""
     made = coordinator(tolerable_failures=9)
-    made.stop_with_drain()
+    made.stop_with_drain(0.0)
     assert made.on_time(0.1, TASKS) == [Triggered(1, True)]
-    assert made.fail(1, R.CHECKPOINT_DECLINED, 0.2) is not None
+    assert made.fail(1, R.TRIGGER_CHECKPOINT_FAILURE, 0.2) is not None
     assert made.on_time(0.2, TASKS) == []
     assert made.next_deadline() == 0.2 + DRAIN_PAUSE_S
     assert made.on_time(0.2 + DRAIN_PAUSE_S, TASKS) == [Triggered(2, True)]
@@ -380,7 +380,7 @@ def test_a_final_checkpoint_that_fails_is_tried_again():
 def test_a_final_checkpoint_without_running_tasks_is_tried_again_after_a_pause():
     """A deadline that stays in the past would keep the JobMaster busy."""
     made = coordinator()
-    made.stop_with_drain()
+    made.stop_with_drain(0.0)
     assert made.on_time(0.1, []) == []
     assert made.next_deadline() == 0.1 + DRAIN_PAUSE_S
     assert made.on_time(0.1 + DRAIN_PAUSE_S, TASKS) == [Triggered(1, True)]

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.errors import FlinkError, HeadgateError
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.messages import (
     AcknowledgeCheckpoint,
@@ -16,6 +16,7 @@ from testbed_runtime.core.job.messages import (
     RequestJobStatus,
     RequestPartitionState,
     StopWithDrain,
+    TriggerCheckpoint,
 )
 from testbed_runtime.ports.rpc import AskTimeout, RemoteFailure
 from testbed_runtime.simulation.loop import run_virtual
@@ -299,6 +300,64 @@ async def test_a_declined_checkpoint_fails_and_the_next_one_is_triggered():
         notified = sorted(a for tm in cluster.tms for a in tm.aborted)
         assert notified == sorted((attempt, 1) for tm in cluster.tms for attempt in tm.tasks)
         assert (2, "completed", "") in states
+
+
+@virtually
+async def test_J_64_a_job_restarts_if_a_task_declines_the_final_checkpoint_of_its_stop():
+    """However many failures are tolerated. The stop is tried again afterwards."""
+    async with running_job(4, {"execution.checkpointing.tolerable-failed-checkpoints": "5"}) as cluster:
+        for tm in cluster.tms:
+            tm.acknowledges = False
+        await cluster.dispatch(StopWithDrain(""))
+        await cluster.until(lambda: any(r["state"] == "triggered" for r in cluster.rows.table("checkpoints")))
+        number = cluster.rows.table("checkpoints")[-1]["checkpoint"]
+        decline = DeclineCheckpoint(
+            cluster.attempt_of("count-0"), number, "CHECKPOINT_DECLINED_TASK_NOT_READY"
+        )
+        for tm in cluster.tms:
+            tm.acknowledges = True
+        await cluster.running_on("count-0").ask("jobmaster", decline)
+        await cluster.until_state("FINISHED")
+        (started,) = cluster.rows.events("failover.started")
+        assert started["text"] == "Checkpoint was declined (tasks not ready)"
+        assert data_of(started)["cause_class"] == "CheckpointException"
+        assert len(data_of(started)["region"]) == 6
+
+
+@virtually
+async def test_one_declined_checkpoint_too_many_of_a_task_that_has_finished_fails_no_job():
+    """DefaultExecutionGraph.failGlobalIfExecutionIsStillRunning."""
+    async with Cluster(4) as cluster:
+        for tm in cluster.tms:
+            tm.acknowledges = False
+        await cluster.submit()
+        await cluster.until(partial(reached, cluster, 1, "triggered"))
+        owner, attempt = cluster.running_on("sink-0"), cluster.attempt_of("sink-0")
+        await owner.report(attempt, "FINISHED")
+        await owner.ask("jobmaster", DeclineCheckpoint(attempt, 1, "CHECKPOINT_DECLINED"))
+        assert reached(cluster, 1, "failed")
+        assert cluster.rows.events("failover.started") == []
+
+
+@virtually
+async def test_whether_a_trigger_that_no_task_gets_aborts_its_checkpoint_depends_on_the_version():
+    """FLINK-21246: before 1.14, it expires."""
+
+    async def refuse(message):
+        raise FlinkError("CheckpointException", f"unknown task {message.attempt}")
+
+    options = {
+        "execution.checkpointing.timeout": "2 s",
+        "execution.checkpointing.tolerable-failed-checkpoints": "5",
+    }
+    for version, reason in (("1.13", "CHECKPOINT_EXPIRED"), ("1.14", "TRIGGER_CHECKPOINT_FAILURE")):
+        async with Cluster(4, options, flink_version=version) as cluster:
+            for tm in cluster.tms:
+                tm.handlers[TriggerCheckpoint] = refuse
+            await cluster.submit()
+            await cluster.until(partial(reached, cluster, 1, "failed"))
+            failed = [r["reason"] for r in cluster.rows.table("checkpoints") if r["state"] == "failed"]
+            assert failed == [reason]
 
 
 @virtually

@@ -89,8 +89,8 @@ COUNTED = (
     _R.FINALIZE_CHECKPOINT_FAILURE,
     _R.IO_EXCEPTION,
 )
-JOB_LEVEL = (_R.CHECKPOINT_EXPIRED, _R.FINALIZE_CHECKPOINT_FAILURE, _R.IO_EXCEPTION)
-"""Counted failures for which no task is responsible."""
+ENDS_ANYWAY = (_R.CHECKPOINT_COORDINATOR_SHUTDOWN, _R.CHECKPOINT_COORDINATOR_SUSPEND, _R.JOB_FAILOVER_REGION)
+"""Why a checkpoint ends together with the attempts of its tasks."""
 
 
 class CheckpointFailureManager:
@@ -112,12 +112,15 @@ class CheckpointFailureManager:
             self._last_success = checkpoint
             self._reset()
 
-    def on_failure(
-        self, checkpoint: int, reason: CheckpointFailureReason, *, savepoint: bool = False
-    ) -> str | None:
+    def on_stop_failure(self, reason: CheckpointFailureReason, *, by_task: bool) -> bool:
+        """Return whether the job fails because of the final checkpoint of a stop, whose tasks would wait for it without end.
+        What is tolerated does not matter. `by_task`: a task has declined it."""
+        return by_task or not (self._spares_savepoints or reason in ENDS_ANYWAY)
+
+    def on_failure(self, checkpoint: int, reason: CheckpointFailureReason) -> str | None:
         """Count a failure. Return the text with which the job fails, if it does. A checkpoint counts once, and not if it is older
         than a success; UNKNOWN_CHECKPOINT always counts (until 1.13 like any other id)."""
-        if not self._counts(reason) or (savepoint and self._spares_savepoints and reason in JOB_LEVEL):
+        if not self._counts(reason):
             return None
         if checkpoint != UNKNOWN_CHECKPOINT or not self._counts_io:
             is_late = self._last_success is not None and checkpoint <= self._last_success
@@ -223,6 +226,7 @@ class Failed(Struct, frozen=True):
     reason: CheckpointFailureReason
     age_s: float
     job_failure: str = ""
+    cause_class: str = "FlinkRuntimeException"
 
 
 class AckOutcome(Enum):
@@ -317,10 +321,12 @@ class CheckpointCoordinator:
     def _abort_pending(self, reason: CheckpointFailureReason, now: float) -> list[Failed]:
         return [self._fail(p, reason, now) for p in list(self._pending.values()) if not p.finalizing]
 
-    def stop_with_drain(self) -> None:
-        """Take one final checkpoint; no periodic ones follow."""
+    def stop_with_drain(self, now: float) -> list[Failed]:
+        """Take one final checkpoint; no periodic ones follow. Pending ones are aborted (SchedulerBase.stopWithSavepoint)."""
+        repeated = self._drain_wanted
         self._drain_wanted = True
         self.drain_refused = None
+        return [] if repeated else self._abort_pending(_R.CHECKPOINT_COORDINATOR_SUSPEND, now)
 
     def refuse_drain(self, reason: CheckpointFailureReason) -> None:
         """Give the final checkpoint up. Periodic ones go on."""
@@ -347,10 +353,12 @@ class CheckpointCoordinator:
         return len(self._pending) >= self._config.max_concurrent
 
     def _next_trigger(self) -> float:
-        if not self._active or self._full:
+        if not self._active:
             return FOREVER
         if self._drain_wanted:
-            return self._drain_from if not self._pending else FOREVER
+            return self._drain_from
+        if self._full:
+            return FOREVER
         return min(self._recheck, self._due if self._queued else max(self._due, self._pause_end))
 
     def on_time(self, now: float, tasks: list[Task]) -> list[Triggered | Failed]:
@@ -432,18 +440,30 @@ class CheckpointCoordinator:
         pending.finalizing = True
         return AckOutcome.COMPLETE
 
-    def fail(self, checkpoint: int, reason: CheckpointFailureReason, now: float) -> Failed | None:
-        """Fail a checkpoint that was declined, or could not be triggered or finalized. Return None when it is not pending."""
+    def fail(
+        self, checkpoint: int, reason: CheckpointFailureReason, now: float, *, by_task: bool = False
+    ) -> Failed | None:
+        """Fail a checkpoint that a task has declined, or that could not be triggered or finalized. Return None when it is not
+        pending."""
         pending = self._pending.get(checkpoint)
-        return None if pending is None else self._fail(pending, reason, now)
+        return None if pending is None else self._fail(pending, reason, now, by_task=by_task)
 
-    def _fail(self, pending: PendingCheckpoint, reason: CheckpointFailureReason, now: float) -> Failed:
+    def _fail(
+        self,
+        pending: PendingCheckpoint,
+        reason: CheckpointFailureReason,
+        now: float,
+        *,
+        by_task: bool = False,
+    ) -> Failed:
         self._remove(pending.id, now)
-        if pending.drain:
-            self._active = True
-            self._drain_from = now + DRAIN_PAUSE_S
-        failure = self._failures.on_failure(pending.id, reason, savepoint=pending.drain)
-        return Failed(pending.id, reason, now - pending.triggered_at, failure or "")
+        age_s = now - pending.triggered_at
+        if not pending.drain:
+            return Failed(pending.id, reason, age_s, self._failures.on_failure(pending.id, reason) or "")
+        self._active = True
+        self._drain_from = now + DRAIN_PAUSE_S
+        fails = self._failures.on_stop_failure(reason, by_task=by_task)
+        return Failed(pending.id, reason, age_s, reason.value if fails else "", "CheckpointException")
 
     def complete(self, checkpoint: int, now: float) -> list[Failed]:
         """Complete a checkpoint that is in the store. Older pending ones are subsumed."""
