@@ -10,6 +10,8 @@ from typing import Any
 
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming, podsettings
+from testbed_runtime.api.compile import compile_testbed
+from testbed_runtime.api.kinds import TestbedResourceSpec
 from testbed_runtime.api.manifest import manifest, metadata_of
 from testbed_runtime.api.models import Resources
 from testbed_runtime.api.podsettings import POD_SECURITY, RESTRICTED
@@ -24,6 +26,7 @@ from testbed_runtime.core.ids import (
     task_manager_names,
 )
 from testbed_runtime.core.job import functions
+from testbed_runtime.core.trial.plan import plan_to_json
 
 GRACE_S = 10
 """Twice the time that the supervisor takes to stop."""
@@ -72,7 +75,7 @@ def processes(spec: Manifest) -> tuple[str, ...]:
 
 
 def testbed_json(testbed: Manifest) -> dict[str, Any]:
-    """Return the configuration that every process of the testbed reads (decision 0006)."""
+    """Return the configuration of the testbed, as its spec describes it (decision 0006)."""
     spec, metadata = testbed["spec"], testbed["metadata"]
     return {
         "name": metadata["name"],
@@ -121,7 +124,10 @@ def configuration(testbed: Manifest) -> str:
 
 
 def config_map(testbed: Manifest) -> dict[str, Any]:
-    text = json.dumps(testbed_json(testbed), sort_keys=True, indent=1)
+    """Return what every process of the testbed reads. The spec is compiled here once: a pod starts without the models of documents."""
+    config = testbed_json(testbed)
+    plan = compile_testbed(TestbedResourceSpec.model_validate(testbed["spec"]), seed=config["seed"])
+    text = json.dumps({**config, "plan": plan_to_json(plan)}, sort_keys=True, indent=1)
     return manifest("ConfigMap", _metadata(testbed, Testbed(testbed).config_map), data={"testbed.json": text})
 
 

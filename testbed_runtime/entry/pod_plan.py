@@ -10,14 +10,12 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from pydantic import ValidationError
 
 from testbed_runtime.api import naming
-from testbed_runtime.api.compile import compile_testbed
-from testbed_runtime.api.kinds import TestbedResourceSpec
+from testbed_runtime.api.views import Testbed
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, STORE, TASKMANAGER, ordinal_of
-from testbed_runtime.core.trial.plan import TestbedPlan
+from testbed_runtime.core.trial.plan import TestbedPlan, plan_from_json
 from testbed_runtime.ports.network import Address
 from testbed_runtime.process.config import ProcessConfig
 from testbed_runtime.supervisor.config import SupervisorConfig
@@ -116,7 +114,7 @@ def document_of(data: bytes, where: str) -> Document:
     try:
         raw: dict[str, Any] = json.loads(data)
         recorder, seed = raw.get("recorder"), int(raw.get("seed") or 1)
-        spec = TestbedResourceSpec.model_validate(raw["spec"])
+        spec = raw["spec"]
         return Document(
             name=str(raw["name"]),
             namespace=str(raw["namespace"]),
@@ -124,15 +122,29 @@ def document_of(data: bytes, where: str) -> Document:
             trial=str(raw.get("trial") or ""),
             seed=seed,
             recorder=(str(recorder[0]), int(recorder[1]), str(recorder[2])) if recorder else None,
-            plan=compile_testbed(spec, seed=seed),
-            submits_job=spec.job_state == "running",
+            plan=plan_from_json(raw.get("plan")) or _compiled(spec, seed, where),
+            submits_job=Testbed({"spec": spec}).submits_job,
         )
+    except UserError:
+        raise
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise UserError(where, f"cannot be read: {error!r}", "let the operator write it again") from None
+
+
+def _compiled(spec: Mapping[str, Any], seed: int, where: str) -> TestbedPlan:
+    """Compile the spec as the operator does. Importing the models takes a third of a supervisor's start, so only a pod does it whose
+    testbed.json an operator of another version wrote."""
+    from pydantic import ValidationError
+
+    from testbed_runtime.api.compile import compile_testbed
+    from testbed_runtime.api.kinds import TestbedResourceSpec
+
+    try:
+        return compile_testbed(TestbedResourceSpec.model_validate(spec), seed=seed)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         path = ".".join(str(step) for step in ("spec", *first["loc"]))
         raise UserError(path, first["msg"], f"fix the Testbed that {where} was made from") from None
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise UserError(where, f"cannot be read: {error!r}", "let the operator write it again") from None
 
 
 def peer_addresses(document: Document) -> dict[str, Address]:

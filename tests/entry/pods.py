@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.compile import compile_testbed
+from testbed_runtime.api.kinds import TestbedResourceSpec
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.trial.plan import plan_to_json
 from testbed_runtime.faults.http import ControlClient, FaultClient
 from testbed_runtime.ports.hosts import JOB_PATH
 from testbed_runtime.transport.names import HOSTS_VARIABLE
@@ -58,7 +61,7 @@ class Pods:
         self.write()
 
     def write(self):
-        """testbed.json."""
+        """Write testbed.json as the operator does."""
         document = {
             "name": TESTBED,
             "namespace": NAMESPACE,
@@ -67,6 +70,7 @@ class Pods:
             "seed": 7,
             "recorder": self.trial,
             "spec": self.spec,
+            "plan": plan_to_json(compile_testbed(TestbedResourceSpec.model_validate(self.spec), seed=7)),
         }
         (self.folder / "testbed.json").write_text(json.dumps(document))
 

@@ -1,9 +1,13 @@
 """The process of a pod, from its environment and its testbed.json."""
 
 import json
+import subprocess
+import sys
 
 import pytest
+from msgspec.structs import replace
 
+from headgate_operator import objects
 from testbed_runtime.api import naming
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.jobgraph import JobGraph
@@ -162,6 +166,75 @@ def test_a_damaged_testbed_json_names_the_field(data, field):
     with pytest.raises(UserError) as raised:
         document_of(data, "testbed.json")
     assert raised.value.path == field
+
+
+def written(**spec):
+    """The operator's testbed.json."""
+    metadata = {"name": "shop", "namespace": "ns", "uid": "u", "generation": 1}
+    whole = {**SPEC, "run": "r", "trial": "main-1", "seed": 7, **spec}
+    testbed = {"apiVersion": naming.API_VERSION, "kind": "Testbed", "metadata": metadata, "spec": whole}
+    return json.loads(objects.config_map(testbed)["data"]["testbed.json"])
+
+
+def read(raw):
+    return document_of(json.dumps(raw).encode(), "testbed.json")
+
+
+IMPORTED = """
+import sys
+from pathlib import Path
+from testbed_runtime.entry import pod, pod_plan
+for name in sys.argv[1:]:
+    document = pod_plan.document_of(Path(name).read_bytes(), name)
+    print(document.plan.slots, "pydantic" in sys.modules)
+"""
+
+
+def test_a_pod_starts_without_the_models_of_documents(tmp_path):
+    """The operator has compiled the plan. Only one of another version is compiled from the spec."""
+    raw = written()
+    files = {"own.json": raw, "other.json": {**raw, "plan": {**raw["plan"], "field_of_another_version": 1}}}
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    command = [sys.executable, "-c", IMPORTED, *(str(tmp_path / name) for name in files)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["1", "False", "1", "True"]
+
+
+EVERYTHING = {
+    "flinkConfiguration": {"security.ssl.internal.enabled": "true"},
+    "pods": {"proxy": True, "packetFaults": True},
+    "jobState": "suspended",
+    "taskManagers": {"replicas": 3, "slots": 2, "replaceLost": "Never"},
+}
+
+
+@pytest.mark.parametrize("spec", [{}, EVERYTHING])
+def test_the_plan_of_the_operator_is_that_of_the_spec(spec):
+    """A pod of another version compiles the spec, and does the same."""
+    raw = written(**spec)
+    compiled = read({k: v for k, v in raw.items() if k != "plan"})
+    given = read(raw)
+    assert given.plan == replace(compiled.plan, resource={})
+    assert replace(given, plan=compiled.plan) == compiled
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda plan: {**plan, "slots": "two"},
+        lambda plan: {**plan, "new": 1},
+        lambda plan: {k: v for k, v in plan.items() if k != "frame_faults"},
+        lambda plan: {**plan, "job": {**plan["job"], "new": 1}},
+        lambda plan: None,
+    ],
+)
+def test_the_plan_of_another_version_is_not_used(changed):
+    """A field that is missing, new or of another type may change what the others mean, so the spec is compiled."""
+    raw = written()
+    wrong = changed({**raw["plan"], "replicas": 99})
+    assert read({**raw, "plan": {**raw["plan"], "replicas": 99}}).plan.replicas == 99
+    assert read({**raw, "plan": wrong}).plan.replicas == 2
 
 
 async def test_an_agent_knows_the_taskmanagers_that_came_by_scaling(tmp_path):

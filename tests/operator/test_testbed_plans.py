@@ -13,6 +13,7 @@ from headgate_operator.plan.conditions import moment, rfc3339
 from headgate_operator.plan.model import Apply, Create, Delete, Plan
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import TestbedStatus, to_json
+from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.api.views import Pod, Resource, Secret, Testbed
 from tests.operator.planned import conditions, events, message
 from tests.operator.test_scenario_study import NOW, SETTINGS
@@ -61,8 +62,9 @@ def pods(raw: Obj, without: tuple[str, ...] = (), **changed: Obj) -> tuple[Pod, 
 
 def look(raw: Obj, there: tuple[Pod, ...] | None = None, *, now: float = NOW, **more: Any) -> Plan:
     claim = objects.store_claim(raw)
+    more.setdefault("config_map", None if validate_kind(raw).errors else objects.config_map(raw))
     given = {
-        "pods": pods(raw) if there is None else there, "secret": a_secret(), "config_map": objects.config_map(raw),
+        "pods": pods(raw) if there is None else there, "secret": a_secret(),
         "service": Resource(objects.service(raw)), "claim": Resource(claim) if claim else None, "job": RUNNING, **more,
     }  # fmt: skip
     return planner.plan(planner.TestbedObserved(Testbed(raw), **given), SETTINGS, now)

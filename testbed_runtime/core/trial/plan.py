@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.core.exchange.tls import is_encrypted
 from testbed_runtime.core.ids import task_manager_names
@@ -84,6 +86,20 @@ class TestbedPlan(Struct, frozen=True, kw_only=True):
         retention = Options(self.configuration).text(RETENTION)
         kept = ["jobs"] if retention == "RETAIN_ON_CANCELLATION" else []
         return kept + [v.sink.path or v.name for v in self.job.vertices if v.sink and v.sink.kind == "file"]
+
+
+def plan_to_json(plan: TestbedPlan) -> Any:
+    """Return the plan as JSON for the pods, without the resource that it was compiled from."""
+    return msgspec.json.decode(msgspec.json.encode(replace(plan, resource={})))
+
+
+def plan_from_json(data: Any) -> TestbedPlan | None:
+    """Read what `plan_to_json` wrote. None: nothing, or the plan of another version, whose fields may mean something else."""
+    try:
+        plan = msgspec.convert(data, TestbedPlan)
+    except msgspec.ValidationError:
+        return None
+    return plan if plan_to_json(plan) == data else None
 
 
 class Windows(Struct, frozen=True, kw_only=True):
