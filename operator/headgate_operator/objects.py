@@ -248,9 +248,11 @@ def _container(testbed: Manifest, process: str, incarnation: int, settings: Sett
     for number, name in enumerate(function_maps(testbed, process)):
         folder = f"{functions.FOLDER}/{name}"
         mounts.append({"name": f"{naming.FUNCTIONS_VOLUME}{number}", "mountPath": folder, "readOnly": True})
-    command = ["testbed_runtime.entry.pod", role]
+    command, env = ["testbed_runtime.entry.pod", role], _identity(process, incarnation)
+    if role != TASKMANAGER:
+        env |= naming.NO_BUNDLE
     return {
-        **restricted_container(role, settings.image, settings, command, _identity(process, incarnation)),
+        **restricted_container(role, settings.image, settings, command, env),
         "ports": container_ports(_ports(role)),
         "resources": _resources(testbed["spec"], role),
         "volumeMounts": mounts,
@@ -269,7 +271,7 @@ def _agent(process: str, incarnation: int, settings: Settings) -> dict[str, Any]
 
     It is a sidecar: it restarts when it is killed, even in a pod whose TaskManager must not, and it does not keep a pod
     alive whose TaskManager ended."""
-    command, env = ["testbed_runtime.entry.agent"], _identity(process, incarnation)
+    command, env = ["testbed_runtime.entry.agent"], _identity(process, incarnation) | naming.NO_BUNDLE
     alive = probe("/healthz", naming.AGENT_PORT, LIVENESS_PERIOD_S, LIVENESS_FAILURES)
     return {
         **restricted_container("agent", settings.agent_image, settings, command, env),

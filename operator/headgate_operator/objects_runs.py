@@ -117,9 +117,9 @@ def recorder_pod(run: Run, settings: Settings) -> dict[str, Any]:
     data: dict[str, Any] = (
         {"persistentVolumeClaim": {"claimName": name}} if settings.recorder_storage else {"emptyDir": {}}
     )
-    command = ["testbed_runtime.entry.pod", "recorder"]
+    command, env = ["testbed_runtime.entry.pod", "recorder"], {"HEADGATE_RUN": run.name, **naming.NO_BUNDLE}
     container = {
-        **_container("recorder", settings.image, settings, command, {"HEADGATE_RUN": run.name}),
+        **_container("recorder", settings.image, settings, command, env),
         "ports": container_ports({"recorder": naming.RECORDER_PORT, "supervisor": naming.SUPERVISOR_PORT}),
         **_probes(naming.SUPERVISOR_PORT),
         "volumeMounts": [*_mounts(), {"name": "data", "mountPath": naming.DATA_FOLDER}],

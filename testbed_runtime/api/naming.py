@@ -71,6 +71,10 @@ DATA_FOLDER = "/var/lib/headgate"
 USER_ID = 10001
 SHARED_CLOCK = {"HEADGATE_CLOCK": "shared"}
 """In the environment of every pod: pods of one testbed may be on several nodes (testbed_runtime.process.clock)."""
+NO_BUNDLE = {"SSL_CERT_FILE": "/dev/null"}
+"""In the environment of every container whose processes connect only to pods, without TLS or with the testbed's own certificate: aiohttp reads
+the bundle of public authorities twice when it is imported, a tenth of a second. OpenSSL would still find an authority in its folder. Not for
+TaskManagers, which run users' functions, and not for pods that call the API server or a telemetry collector."""
 STARTS_PER_POD = 100
 """The number of child starts that one pod can count: more than the supervisor's limit of incarnations."""
 

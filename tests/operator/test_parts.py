@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import ssl
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -380,6 +385,35 @@ def test_every_pod_reads_times_that_mean_the_same_on_every_node() -> None:
     values = [{e["name"]: e.get("value") for e in c["env"]} for c in containers]
     assert {v.get(clock.CLOCK_VARIABLE) for v in values} == {clock.SHARED}
     assert {clock.CLOCK_VARIABLE: clock.SHARED} == naming.SHARED_CLOCK
+
+
+def test_only_containers_that_connect_to_pods_alone_load_no_public_authorities() -> None:
+    """A TaskManager runs users' functions. Runner, study and Spark call servers outside of the testbed."""
+    run, bench = Run(a_run()), a_testbed(pods={"packetFaults": True, "proxy": True})
+    run.metadata["uid"], bench["metadata"]["uid"] = "u2", "u1"
+    processes = ("jobmanager", "tm-0", "store", "proxy")
+    pods = [objects.pod(bench, p, incarnation=1, secret_uid="s1", settings=Settings()) for p in processes]
+    pods += [
+        make(run, Settings())
+        for make in (objects_runs.recorder_pod, objects_runs.runner_pod, objects_runs.spark_pod)
+    ]
+    containers = [
+        c for pod in pods for part in ("initContainers", "containers") for c in pod["spec"].get(part, ())
+    ]
+    without = {c["name"] for c in containers if {"name": "SSL_CERT_FILE", "value": "/dev/null"} in c["env"]}
+    assert without == {"jobmanager", "store", "proxy", "recorder", "agent"}
+    assert {c["name"] for c in containers} - without == {"taskmanager", "runner", "spark"}
+
+
+def test_an_empty_bundle_leaves_the_folder_of_authorities() -> None:
+    """So a connection that needs a public authority would still find it, one at a time."""
+    code = "import ssl; print(len(ssl.create_default_context().get_ca_certs()), bool(ssl.get_default_verify_paths().capath))"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SSL_CERT_")} | naming.NO_BUNDLE
+    out = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert out.stdout.split()[0] == "0"
+    assert out.stdout.split()[1] == str(Path(ssl.get_default_verify_paths().openssl_capath).is_dir())
 
 
 def test_a_jobmanager_that_gives_no_usable_answer_is_no_answer() -> None:
