@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import typer
-
 from testbed_runtime.runner import progress as p
 
 if TYPE_CHECKING:
@@ -60,11 +58,11 @@ class Plain:
         if isinstance(event, p.Sample):
             if self._clock() >= self._numbers_at + PLAIN_EVERY_S:
                 self._numbers_at = self._clock()
-                typer.echo(f"  {numbers(event)}", err=True)
+                sys.stderr.write(f"  {numbers(event)}\n")
             return
         line = line_of(event)
         if line:
-            typer.echo(line, err=True)
+            sys.stderr.write(f"{line}\n")
 
 
 class Live:
