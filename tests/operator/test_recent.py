@@ -218,6 +218,7 @@ def test_a_fault_that_acts_is_followed_with_two_requests() -> None:
         looks = sum(kind == "Fault" for _, kind, _ in calls)
         assert looks >= RECENT_S / 2
         assert not [c for c in calls if c[:2] == ("list", "Fault")]
+        assert sum(c[:2] == ("get", "Secret") for c in calls) <= 2
         begun = len(lab.api.calls)
         await lab.phase("Complete", limit_s=90)
         await asyncio.sleep(5)

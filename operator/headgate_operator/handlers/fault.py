@@ -45,7 +45,7 @@ class FaultHandler(Handler):
         if testbed is None:
             return planner.Observed(fault)
         pods = await pods_of(context, namespace, name)
-        reach = await reach_of(context, testbed, pods)
+        reach = await reach_of(context, testbed, pods, recent=fault.active and not fault.terminating)
         state = await _state(context, fault, testbed, pods, reach)
         agents = [part.agent for part in planner.parts_of(fault, state)]
         views = await _views(context, fault, reach, agents, pods)
@@ -105,9 +105,15 @@ async def pods_of(context: Context, namespace: str, testbed: str) -> dict[str, P
     return {pod.name.removeprefix(f"{testbed}-"): pod for pod in map(Pod, pods)}
 
 
-async def reach_of(context: Context, testbed: Testbed, pods: Mapping[str, Pod]) -> Reach:
-    """Return the present addresses and the token. A pod that took over an address rejects another testbed's token."""
-    secret = await context.find(Secret, "Secret", testbed.namespace, testbed.token_secret)
+async def reach_of(
+    context: Context, testbed: Testbed, pods: Mapping[str, Pod], *, recent: bool = False
+) -> Reach:
+    """Return the present addresses and the token. A pod that took over an address rejects another testbed's token.
+
+    With `recent`, the Secret may be as it was within the last RECENT_S seconds."""
+    secret = await context.recall(
+        Secret, "Secret", testbed.namespace, testbed.token_secret, trusted=lambda _: recent
+    )
     hosts = {process: pod.address for process, pod in pods.items() if pod.address and pod.phase == "Running"}
     return Reach(hosts, secret.token if secret else "")
 
