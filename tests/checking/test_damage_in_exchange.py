@@ -221,7 +221,9 @@ WEIGHT = "delivery.parquet, column weight: adds up to {} for b-0, which received
         ({5: None, 6: None}, [WEIGHT.format(0)]),
         ({6: {"attempt": 1}}, []),
         ({6: {"attempt": 1}, 5: {"weight": 199}}, [WEIGHT.format(199)]),
-        *(({6: {"weight": 299}, 4: [HEALTHY[4], event(kind, "b-0", attempt=0)]}, []) for kind in ("receive-queue.closed", "stale.rejected", "function.dropped")),
+        *(({5: None, 6: None, 4: [HEALTHY[4], event(kind, "b-0", attempt=0)]}, []) for kind in ("receive-queue.closed", "stale.rejected", "function.dropped")),
+        ({5: None, 6: None, 4: [HEALTHY[4], event("stale.rejected", "b-0", attempt=0, what="record")]}, []),
+        ({5: None, 6: None, 4: [HEALTHY[4], event("stale.rejected", "b-0", attempt=0, what="acknowledgement")]}, [WEIGHT.format(0)]),
     ],
 )  # fmt: skip
 def test_a_sink_that_finished_committed_what_it_received(changes: dict[int, Any], expected: list[str]):

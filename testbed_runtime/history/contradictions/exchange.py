@@ -130,15 +130,22 @@ def _totals(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
                 return
 
 
+def _dropped(trial: Trial) -> bool:
+    """Whether records were dropped or rejected. A rejected acknowledgement is none: the next checkpoint commits its records."""
+    rejected = (parsed(event["data"]) for _, event in events(trial, "stale.rejected"))
+    return bool(events(trial, "receive-queue.closed", "function.dropped")) or any(
+        data.get("what") != "acknowledgement" for data in rejected
+    )
+
+
 def _committed(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield the commits of a sink that finished, if a whole one is missing, or if they have much less or much more than it received. A
     few records more or less are no damage: delivery judges a sink that writes a record twice, or never. A record of a window stands
     for several."""
     table = trial.table("delivery")
-    dropped = events(trial, "receive-queue.closed", "stale.rejected", "function.dropped")
     if (
         entry.get("drained") is not True
-        or dropped
+        or _dropped(trial)
         or "delivery" not in trial.tables
         or not recorded_to_its_end(trial)
     ):
