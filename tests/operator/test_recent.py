@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
+from headgate_operator import objects
+from headgate_operator.handler import Context, Handler
+from headgate_operator.handlers.testbed import TestbedHandler
+from headgate_operator.plan.model import Action, Apply, Delete, Key, Patch, Plan
+from headgate_operator.plan.scenario import Observed
 from headgate_operator.plan.testbed import LATER_S
 from headgate_operator.recent import RECENT_S, Address, Recent
+from headgate_operator.reconciler import Reconciler
+from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
+from testbed_runtime.api.views import Pod, Testbed
 from testbed_runtime.kube.api import ApiError
 from testbed_runtime.simulation.loop import run_virtual
 from tests.operator.actors import a_fault
-from tests.operator.model import Obj
+from tests.operator.model import ModelApi, Obj
 from tests.operator.test_faults import Lab as FaultLab
 from tests.operator.test_faults import play as play_fault
 from tests.operator.test_runs import Lab, play
 from tests.operator.test_testbed import ready
-from tests.operator.world import World, simulate
+from tests.operator.world import World, a_testbed, simulate
 
 CONFLICT = ApiError(409, "Conflict", "the object has been modified")
 ADDRESS: Address = ("Pod", "lab", "bench-tm-0")
@@ -248,3 +257,72 @@ def test_a_failed_reconcile_reads_everything_again() -> None:
         assert secrets() > before
 
     play(scenario)
+
+
+def a_context(api: ModelApi) -> Context:
+    return Context(api, Settings(), None, None, lambda: 0.0, lambda: "0", lambda: b"0")
+
+
+async def test_what_new_pods_are_made_from_is_read_anew() -> None:
+    """A pod with an outdated token would be replaced at the next look. While every process has its pod, none is created."""
+    api = ModelApi(now=lambda: 0.0)
+    bench = api.put(a_testbed(pods={"tokenSecret": "given"}))
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "given", "namespace": "lab"}}
+    context, key = a_context(api), Key("Testbed", "lab", "bench")
+
+    async def uid_seen() -> str:
+        observed = await TestbedHandler().observe(context, key)
+        assert observed is not None
+        assert observed.secret is not None
+        return observed.secret.uid
+
+    def replaced() -> str:
+        api.remove(("Secret", "lab", "given"))
+        return str(api.put(secret)["metadata"]["uid"])
+
+    first = str(api.put(secret)["metadata"]["uid"])
+    assert await uid_seen() == first
+    second = replaced()
+    assert await uid_seen() == second
+    for process in objects.processes(bench["spec"]):
+        api.put(objects.pod(bench, process, incarnation=1, secret_uid=second, settings=Settings()))
+    third = replaced()
+    assert await uid_seen() == second
+    api.remove(("Pod", "lab", "bench-tm-0"))
+    assert await uid_seen() == third
+
+
+class Acting(Handler):
+    """Plans one action."""
+
+    kind = "Testbed"
+
+    def __init__(self, action: Action) -> None:
+        self._action = action
+
+    async def observe(self, context: Context, key: Key) -> Any:
+        bench = await context.find(Testbed, key.kind, key.namespace, key.name)
+        return Observed(bench.raw) if bench else None
+
+    def plan(self, observed: Any, settings: Settings, now: float) -> Plan:
+        return Plan((self._action,))
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        Apply({"apiVersion": "v1", **a_pod("7")}),
+        Patch("Pod", "lab", "bench-tm-0", {"metadata": {"labels": {"a": "b"}}}),
+        Delete("Pod", "lab", "bench-tm-0"),
+    ],
+)
+async def test_the_operator_sees_its_own_last_write(action: Action) -> None:
+    """No event has arrived yet, so the next look reads the object."""
+    api = ModelApi(now=lambda: 0.0)
+    api.put(a_testbed())
+    api.put({"apiVersion": "v1", **a_pod("7")})
+    context = a_context(api)
+    await context.find(Pod, "Pod", "lab", "bench-tm-0")
+    assert context.recent.find(ADDRESS) is not None
+    await Reconciler(context, {"Testbed": Acting(action)}).reconcile(Key("Testbed", "lab", "bench"))
+    assert context.recent.find(ADDRESS) is None
