@@ -29,7 +29,7 @@ CAUSAL_NS = NS // 20
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 ATTEMPT = ("process", "task", "attempt")
-EVENT_COLUMNS = ("process", "seq", "t_ns", "kind", "subject", "attempt", "checkpoint", "data")
+EVENT_COLUMNS = ("process", "seq", "t_ns", "kind", "subject", "attempt", "checkpoint", "text", "data")
 UNREAD = ("network.buffers", "network.pools", "socket.state", "cpu.spent", "backpressure.sampled")
 """Kinds of events that no rule reads. They are many."""
 PARSED_TEXTS = 4096

@@ -31,6 +31,7 @@ from testbed_runtime.history.columns import (
     TOLERANCE_NS,
     Ints,
     Owned,
+    distinct,
     filled_buckets,
     first_true,
     ints,
@@ -43,7 +44,7 @@ from testbed_runtime.history.contradictions.clocks import has_one_clock
 from testbed_runtime.history.contradictions.owners import check_owners
 from testbed_runtime.history.crosschecks import check_across
 from testbed_runtime.history.damage import Damage
-from testbed_runtime.history.manifest import tasks_of
+from testbed_runtime.history.manifest import tasks_of, vertices
 from testbed_runtime.history.schema import (
     ADDED_LATER,
     EVENT_KINDS,
@@ -551,4 +552,14 @@ def _check_names(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     if (row := first_true(wrong)) >= 0:
         vertex, task = (table.column(c)[row].as_py() for c in ("vertex", "task"))
         return [Damage("tasks", "vertex", row, f"is {vertex[:60]!r}, but the task is {task}")]
+    return _check_roles(trial, entry)
+
+
+def _check_roles(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
+    """Return the first sample of a task in another role than that of its vertex in the manifest."""
+    roles = {v["name"]: v["role"] for v in vertices(entry) if v.get("role")}
+    for row, r in distinct(trial, "tasks", "vertex", "role"):
+        if r["role"] != roles.get(r["vertex"], r["role"]):
+            problem = f"is {r['role'][:60]!r}, but {r['vertex']} is a {roles[r['vertex']]} (manifest)"
+            return [Damage("tasks", "role", row, problem)]
     return []

@@ -97,6 +97,17 @@ def test_each_row_of_an_attempt_is_where_that_was_deployed(row: int, change: Row
     assert found({18: {"t": 8}, row: change}) == ([expected] if expected else [])
 
 
+@pytest.mark.parametrize(("t", "is_damaged"), [(8.0, False), (8.001, True)])
+def test_an_earlier_attempt_is_not_sampled_long_after_a_later_one_has_begun(t: float, is_damaged: bool):
+    """Its TaskManager may take one more sample while it cancels it."""
+    rows = [sample("a-0", 7, attempt=1), sample("a-0", 7.5, attempt=1), sample("a-0", t, attempt=0)]
+    changes: dict[int, Any] = {7: {"data": HEALTHY[0][1]["data"]}, 11: rows}
+    changes |= {n: {"process": TM} for n in (10, 12, 13, 15, 16)}
+    damage = [text for text in found(changes) if "column attempt" in text]
+    expected = "tasks.parquet, column attempt, row 3: is 0, but a-0 had been sampled in attempt 1 for 1.0 s"
+    assert damage == ([expected] if is_damaged else [])
+
+
 def test_one_row_of_a_table_is_enough():
     """Others with the same damage say no more."""
     (one,) = found({2: {"attempt": 8}, 11: {"attempt": 7}, 18: {"t": 8}})

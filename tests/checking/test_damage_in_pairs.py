@@ -220,6 +220,7 @@ def test_an_attempt_that_finished_has_all_its_rows(missing: int, expected: list[
     changes: dict[int, Any] = {missing: None}
     assert found(changes) == expected
     assert found(changes | NOT_RECORDED) == []
+    changes[21] = {} if missing != 15 else {"records_in": 0}
     for gone in (LOST, EXIT):
         assert found({**changes, 28: [HEALTHY[28], gone]}) == []
     assert found({**changes, 28: [HEALTHY[28], ENDED]}) == expected
@@ -329,6 +330,23 @@ def test_a_restart_starts_for_the_cause_of_one_of_its_failures(name: str):
     assert found({3: [other]}) == [problem]
     assert found({3: [other, HEALTHY[3]]}) == []
     assert found({3: None, 14: None}) == []
+
+
+def test_a_restart_has_the_text_of_one_of_its_failures():
+    """One that differs from all of them was changed. Without a failure nothing is known."""
+    problem = "events.parquet, column text, row 3: of failover.started 1 is not that of any failover.failure of it: 'other'"
+    assert found({4: {"text": "other"}}) == [problem]
+    assert found({3: [HEALTHY[3], ("events", HEALTHY[3][1] | {"text": "other"})], 4: {"text": "other"}}) == []
+    assert found({3: None, 4: {"text": "other"}, 14: None}) == []
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {21: {"records_in": 0}}, {21: {"task": "a-0"}}, {15: HEALTHY[15][1]}]
+)
+def test_a_task_that_received_records_had_requested_a_partition(changes: dict[int, Any]):
+    """Also one whose TaskManager was killed, which loses only its last rows. A source requests none."""
+    expected = [] if changes else lacks("events", "partition.request of attempt 0 of b-0, which received records (records_in in tasks)")  # fmt: skip
+    assert found({15: None, 28: [HEALTHY[28], LOST]} | changes) == expected
 
 
 @pytest.mark.parametrize(

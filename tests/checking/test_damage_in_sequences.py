@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from testbed_runtime.history.contradictions.kinds import OF_STATE, WITHOUT_ATTEMPT, check_kinds
+from testbed_runtime.history.contradictions.kinds import CAUSED, OF_STATE, WITHOUT_ATTEMPT, check_kinds
 from testbed_runtime.history.contradictions.owners import check_owners
 from testbed_runtime.history.contradictions.sequences import BEFORE, MAY_REPEAT, check_sequences
 from testbed_runtime.history.crosschecks import check_across
@@ -198,9 +198,13 @@ def test_a_state_of_a_checkpoint_has_its_columns(what: str, column: str):
         (event("note", checkpoint=0), "events.parquet, column checkpoint, row 1: is 0, but note is of no checkpoint"),
         (event("gate.connected", "a-0", attempt=0), ""),
         (event("task.restored", "a-0", attempt=0, checkpoint=1), ""),
+        (event("task.restored", "a-0", attempt=0), "events.parquet, column checkpoint, row 1: is -1, but task.restored is of a checkpoint"),
+        (event("job.restored", "job"), "events.parquet, column checkpoint, row 1: is -1, but job.restored is of a checkpoint"),
+        *((event(kind, "1"), f"events.parquet, column text, row 1: of {kind} is empty, but every one has a cause") for kind in CAUSED),
+        *((("events", event(kind, "1")[1] | {"text": "lost"}), "") for kind in CAUSED),
         (event("network.buffers", TM, process=TM), ""),
         (event("network.buffers", "tm-9-1", process=TM), "events.parquet, column subject, row 1: of network.buffers is 'tm-9-1', but tm-0-1 wrote it"),
-        (event("taskmanager.lost", "tm-9-1"), ""),
+        (("events", event("taskmanager.lost", "tm-9-1")[1] | {"text": "lost"}), ""),
         (sample("a-0", role="source", records_in=1), "tasks.parquet, column records_in, row 0: is 1, which no source has"),
         (sample("a-0", role="source", bytes_in=1), "tasks.parquet, column bytes_in, row 0: is 1, which no source has"),
         (sample("a-0", role="sink", records_out=1), "tasks.parquet, column records_out, row 0: is 1, which no sink has"),

@@ -366,6 +366,18 @@ def test_each_sample_is_of_a_task_of_the_job(task: str, vertex: str, expected: s
     assert check_times(wrote(*rows), {"phases": PHASES}) == []
 
 
+@pytest.mark.parametrize(("role", "is_damaged"), [("sink", False), ("operator", True)])
+def test_each_sample_has_the_role_of_its_vertex(role: str, is_damaged: bool):
+    """A vertex without a role in the manifest may have any."""
+    job = {"vertices": [{"name": "a", "parallelism": 2, "role": "sink"}]}
+    rows = [sample("a-0", 1, role="sink"), sample("a-1", 2, role=role)]
+    problem = "tasks.parquet, column role, row 1: is 'operator', but a is a sink (manifest)"
+    found = check_times(wrote(*rows), {"phases": PHASES, "job": job})
+    assert texts(found) == ([problem] if is_damaged else [])
+    del job["vertices"][0]["role"]
+    assert check_times(wrote(*rows), {"phases": PHASES, "job": job}) == []
+
+
 # ---- schemas and findings
 
 

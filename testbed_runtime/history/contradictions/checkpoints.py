@@ -66,7 +66,7 @@ def check_checkpoints(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         _complete(trial, entry, found),
         _sizes(entry, found),
         _aligned(entry, found),
-        _commits(trial, found),
+        _commits(trial, entry, found),
         _weights(trial, entry),
         _waits(trial, found),
     )
@@ -191,13 +191,14 @@ def _aligned(entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Dama
                 yield Damage("checkpoints", "persisted_bytes", r["row"], problem)
 
 
-def _commits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
+def _commits(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield commits of a checkpoint that was not complete or not the last one, and of an attempt that was not the last one. A JobManager may commit again what an earlier one completed, whose last
     rows are lost."""
     table = trial.table("delivery")
     if not recorded_to_its_end(trial) or not sound(table, "process", "seq", "checkpoint", "attempt"):
         return
     managers = {c.triggered["process"] for c in found}
+    exactly_once = {v["name"] for v in vertices(entry) if v.get("delivery") == "exactly-once"}
     done = {
         c.ended["checkpoint"]: c.ended["seq"]
         for c in found
@@ -219,6 +220,11 @@ def _commits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
         if earlier and attempt != max(earlier):
             problem = f"is {attempt}, but attempt {max(earlier)} of {task} was the last one deployed then (task.state in events)"
             yield Damage("delivery", "attempt", row, problem)
+        if number < 0 and task.rpartition("-")[0] in exactly_once:
+            problem = (
+                f"is {number}, but {task} commits exactly once, with a checkpoint (delivery in the manifest)"
+            )
+            yield Damage("delivery", "checkpoint", row, problem)
         if number >= 0 and done.get(number, seq) >= seq:
             problem = f"is {number}, which was not completed when {task} committed (checkpoints)"
             yield Damage("delivery", "checkpoint", row, problem)

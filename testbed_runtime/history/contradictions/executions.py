@@ -8,9 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome
-from testbed_runtime.history.columns import NS, TOLERANCE_NS, deployments, distinct, events, parsed, sound
+from testbed_runtime.history.columns import (
+    ATTEMPT,
+    NS,
+    TOLERANCE_NS,
+    Owned,
+    deployments,
+    distinct,
+    events,
+    first_true,
+    ints,
+    numbered,
+    parsed,
+    sound,
+)
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.manifest import tasks_of
 from testbed_runtime.history.schema import Trial
@@ -39,7 +54,7 @@ def check_executions(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     rules = (
         _attempts(trial, deployed), _attempts_of_events(trial, deployed), _attempts_of_waits(trial, deployed, known),
         _places(trial, deployed), _sampled(trial, states), _restarts(trial, deployed), _restored(trial, deployed, running),
-        _lost(trial),
+        _lost(trial), _older(trial),
     )  # fmt: skip
     return [damage for rule in rules for damage in rule]
 
@@ -69,6 +84,25 @@ def _attempts(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
             if (r["task"], r["attempt"]) not in deployed:
                 yield Damage(name, "attempt", row, _never(r["task"], r["attempt"]))
                 break
+
+
+def _older(trial: Trial) -> Iterator[Damage]:
+    """Yield a sample of an attempt that its TaskManager took long after those of a later attempt of the task had begun."""
+    table = trial.table("tasks")
+    if not sound(table, *ATTEMPT, "seq", "t_ns"):
+        return
+    owned = Owned.of(numbered([table], ("process", "task")), ints(table, "seq"))
+    attempt, t_ns = ints(table, "attempt")[owned.order], ints(table, "t_ns")[owned.order]
+    for start, size in zip(owned.starts.tolist(), owned.sizes.tolist(), strict=True):
+        mine, times = attempt[start : start + size], t_ns[start : start + size]
+        newest = np.maximum.accumulate(mine)
+        since = times[np.searchsorted(newest, newest)]
+        if (at := first_true((mine < newest) & (times - since > TOLERANCE_NS))) >= 0:
+            row = int(owned.order[start + at])
+            task = table.column("task")[row].as_py()
+            problem = f"is {mine[at]}, but {task} had been sampled in attempt {newest[at]} for {(times[at] - since[at]) / NS:.1f} s"
+            yield Damage("tasks", "attempt", row, problem)
+            return
 
 
 def _never(task: str, attempt: int) -> str:

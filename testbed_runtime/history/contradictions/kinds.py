@@ -27,6 +27,10 @@ OF_STATE = {
     "failed": frozenset(("reason", "duration_ns")),
 }
 """The columns that the rows of a checkpoint's states have. The others are empty or 0."""
+RESTORED = ("task.restored", "job.restored")
+"""Events that are always of a checkpoint."""
+CAUSED = ("failover.started", "failover.failure", "taskmanager.lost")
+"""Events whose text is always a cause."""
 OF_ROLE = {
     "source": ("records_in", "bytes_in"),
     "sink": ("records_out", "bytes_out"),
@@ -38,17 +42,26 @@ OF_ROLE = {
 def check_kinds(trial: Trial) -> list[Damage]:
     """Return the rows that none of their kind is like, at most one for each rule."""
     rules = (
-        _numbers_of_events(trial), _subjects(trial), _states(trial), _roles(trial), _ids(trial), _limits(trial), _links(trial),
+        _numbers_of_events(trial), _causes(trial), _subjects(trial), _states(trial), _roles(trial), _ids(trial), _limits(trial), _links(trial),
     )  # fmt: skip
     return [one for rule in rules for one in list(rule)[:1]]
 
 
 def _numbers_of_events(trial: Trial) -> Iterator[Damage]:
-    """Yield the attempt or the checkpoint of an event that is of none."""
+    """Yield the attempt or the checkpoint of an event that is of none, and a restored state that is of no checkpoint."""
     for row, r in distinct(trial, "events", "kind", "attempt", "checkpoint"):
+        if r["kind"] in RESTORED and r["checkpoint"] < 0:
+            yield Damage("events", "checkpoint", row, f"is -1, but {r['kind']} is of a checkpoint")
         for column in {"attempt", "checkpoint"} - columns_of_event(r["kind"]):
             if r[column] >= 0:
                 yield Damage("events", column, row, f"is {r[column]}, but {r['kind']} is of no {column}")
+
+
+def _causes(trial: Trial) -> Iterator[Damage]:
+    """Yield a failure without a cause."""
+    for row, r in distinct(trial, "events", "kind", "text"):
+        if r["kind"] in CAUSED and not r["text"]:
+            yield Damage("events", "text", row, f"of {r['kind']} is empty, but every one has a cause")
 
 
 def _subjects(trial: Trial) -> Iterator[Damage]:
