@@ -240,6 +240,36 @@ class TaskCheckpoints:
         self._uploads.clear()
 
 
+class FinalCheckpoint:
+    """The checkpoint that a task waits for at its end (StreamTask.afterInvoke)."""
+
+    def __init__(self, options: Options) -> None:
+        self._enabled = (
+            options.duration("execution.checkpointing.interval") > 0 and options.checkpoints_after_finish
+        )
+        self._first = 0
+        """The first one after the end of the data."""
+        self.stop = 0
+        """That of a stop. Others that are complete do not count any more."""
+
+    def begin(self, checkpoint: int, *, ended: bool, stop: bool) -> None:
+        """Note a checkpoint. `ended`: it comes after the end of the data."""
+        if stop:
+            self.stop = checkpoint
+        if ended and not self._first:
+            self._first = checkpoint
+
+    def may_finish(self, last_completed: int, *, ended: bool, processed: bool) -> bool:
+        """`processed`: the consumers have processed everything. Without checkpoints after tasks have finished, this task may
+        finish before them."""
+        covered = self._enabled and ended
+        if covered and not processed:
+            return False
+        if self.stop:
+            return last_completed >= self.stop
+        return not covered or 0 < self._first <= last_completed
+
+
 def snapshot_key(job: str, attempt: str, snapshot: SubtaskSnapshot) -> str:
     """Return the blob key of a snapshot. It contains the attempt, so that no attempt overwrites the snapshot of another: a
     new JobManager may reuse a checkpoint id while a task of its predecessor still stores its own."""

@@ -57,6 +57,11 @@ class TaskInput:
             )
 
     @property
+    def is_recovering(self) -> bool:
+        """Whether restored channel state has not been read yet. No checkpoint begins before."""
+        return bool(self._recovered)
+
+    @property
     def is_available(self) -> bool:
         """Whether `poll` may return something now."""
         if self._recovered:

@@ -19,7 +19,7 @@ from testbed_runtime.ports.execution import Clock, Cpu
 from testbed_runtime.ports.network import Network
 from testbed_runtime.ports.storage import BlobStore, HistorySink
 from testbed_runtime.taskmanager.backchannel import IterationBroker
-from testbed_runtime.taskmanager.checkpoints import TaskCheckpoints
+from testbed_runtime.taskmanager.checkpoints import FinalCheckpoint, TaskCheckpoints
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
 from testbed_runtime.taskmanager.gateway import JobMasterGateway, RecordCommitter
 from testbed_runtime.taskmanager.input import TaskInput
@@ -89,12 +89,13 @@ class TaskRun:
     gateway: JobMasterGateway
     now: Callable[[], float]
     """The time of `services.clock`."""
+    final: FinalCheckpoint
     work: TaskWork | None = None
     """Pays for processor time; None if work costs nothing."""
     running_at: float = 0.0
     """When it switched to RUNNING."""
     triggers: deque[TriggerCheckpoint] = field(default_factory=deque)
-    """Checkpoints that a source has to take."""
+    """Checkpoints that begin at this task: at a source, or after all its producers have finished."""
     on_rate: Callable[[float], None] = lambda _: None
     """Called with the rate that the coordinator of flow control sets; set by a source."""
     on_completed: Callable[[int], None] = lambda _: None

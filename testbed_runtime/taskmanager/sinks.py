@@ -30,8 +30,6 @@ class SinkWriter:
         self.sink = make_sink(config, run.subtask, run.descriptor.attempt_number)
         self.at_once = config.delivery == AT_LEAST_ONCE
         """Whether it reports what it wrote at once, not with checkpoints."""
-        self.savepoint = 0
-        """The savepoint of a drain. It is complete before a producer ends its partition."""
         self._flush_at: float | None = None
         self._flushes = 0
         self._seen = False
@@ -133,12 +131,8 @@ class SinkWriter:
         the last checkpoint is committed only by an end of the job's input (a bounded job without checkpoints)."""
         if self.at_once:
             self._flush()
-        elif finished and self._run.services.options.ends_uncovered:
-            self.completed(max(self.savepoint, self._run.checkpoints.last_completed))
-        elif finished and self._run.checkpoints.last_started:
-            self.completed(
-                self._run.checkpoints.last_started
-            )  # otherwise no producer would have ended its partition
+        elif finished and (self._run.services.options.ends_uncovered or self._run.checkpoints.last_started):
+            self.completed(self._run.checkpoints.last_completed)
         elif finished and self.sink.uncut:
             if isinstance(self.sink, FileSink):
                 self._publish_part(self.sink, WHOLE_OUTPUT)

@@ -72,7 +72,6 @@ class SourceTask:
             raise UserError("source.kind", f"{config.kind!r} is not a source", "write generated or socket")
         self._policy = BarrierPolicy.of(run.services.options)
         self._checkpointing = run.services.options.duration("execution.checkpointing.interval") > 0
-        self._ends_uncovered = run.services.options.ends_uncovered
         self._batch = BATCH_RECORDS
         self._waits = 0
         self._drained = False
@@ -84,8 +83,6 @@ class SourceTask:
         self._deferring = False
         """It has emitted everything that was due, and waits for its flusher."""
         self._idle = False
-        self._final_checkpoint = 0
-        """First checkpoint taken after the end of data."""
         self._final_wait: OpenWait | None = None
         self._final_outcome = Outcome.FIRED
         """How the wait for it ends: by its interval, or by a stop of the job."""
@@ -281,9 +278,9 @@ class SourceTask:
         if trigger.drain and not self._ended:
             self._drained = True
             self._end_data()
-        if self._ended and not self._final_checkpoint:
-            self._final_checkpoint = trigger.checkpoint
-            self._final_outcome = Outcome.COMPLETED if trigger.drain else Outcome.FIRED
+        run.final.begin(trigger.checkpoint, ended=self._ended, stop=trigger.drain)
+        if trigger.drain:
+            self._final_outcome = Outcome.COMPLETED
         begun = run.checkpoints.begin(trigger.checkpoint)
         if begun is not Begun.SNAPSHOT:
             if begun is Begun.ABORTED:
@@ -309,7 +306,7 @@ class SourceTask:
         self._run.event("source.end", data={"next": self.source.next_sequence})
 
     async def _finish(self) -> None:
-        """After the last record, wait until all consumers have processed it and, with checkpoints, one covers it."""
+        """After the last record, wait with checkpoints until all consumers have processed it, and one covers it."""
         run = self._run
         if not self._ended:
             self._end_data()
@@ -340,14 +337,8 @@ class SourceTask:
             self._final_wait.end(outcome)
 
     def _may_finish(self) -> bool:
-        run = self._run
-        if self._ends_uncovered and not self._drained:
-            return True
-        if not run.output.all_data_processed:
-            return False
-        if not self._checkpointing and not self._drained:
-            return True
-        return 0 < self._final_checkpoint <= run.checkpoints.last_completed
+        run, processed = self._run, self._run.output.all_data_processed
+        return run.final.may_finish(run.checkpoints.last_completed, ended=self._ended, processed=processed)
 
     # ---- sockets -------------------------------------------------------------------------------------------
 

@@ -28,9 +28,11 @@ from testbed_runtime.core.exchange.events import (
     EndOfSuperstep,
     Event,
     EventAnnouncement,
+    SnapshotType,
 )
 from testbed_runtime.core.exchange.memory import Buffer, recycle_all
 from testbed_runtime.core.job.flowcontrol import FlowControl
+from testbed_runtime.core.job.messages import TriggerCheckpoint
 from testbed_runtime.core.options import LATENCY_INTERVAL
 from testbed_runtime.taskmanager.checkpoints import Begun, TakenSnapshot
 from testbed_runtime.taskmanager.debloating import TaskDebloating
@@ -70,6 +72,8 @@ class StreamTask:
         """The unaligned checkpoint whose barriers have not all arrived."""
         self._tracks_latency = run.services.options.duration(LATENCY_INTERVAL) > 0
         self._data_ended = False
+        self._open = dict.fromkeys(range(run.input.channel_count))
+        """The channels that have not ended."""
         self._superstep_ends = 0
         """Number of channels that have ended the current superstep of an iteration."""
         self._connected = False
@@ -134,6 +138,8 @@ class StreamTask:
         while not finished:
             if self._receiving is not None:
                 self._receiving.raise_if_failed()
+            if run.triggers and not run.input.is_recovering:
+                await self._on_trigger(run.triggers.popleft())
             if (due := self._next_timer()) is not None and due <= run.now():
                 await self._on_timers()
             if not (run.output.is_available or run.input.has_priority):
@@ -208,6 +214,7 @@ class StreamTask:
         elif isinstance(item, EndOfSuperstep):
             await self._on_end_of_superstep()
         elif isinstance(item, EndOfPartition):
+            del self._open[channel]
             self._perform(self._barriers.on_end_of_partition(channel, self._run.now()))
 
     async def _take(self, records: Records, channel: int) -> None:
@@ -311,6 +318,19 @@ class StreamTask:
 
     # ---- checkpoints -----------------------------------------------------------------------------------------
 
+    async def _on_trigger(self, trigger: TriggerCheckpoint) -> None:
+        """Take a checkpoint that the JobMaster triggers here, because all producers of this task have finished
+        (StreamTask.triggerCheckpointAsync)."""
+        if self._receiving is not None:
+            await self._receiving.idle()
+        kind = SnapshotType.SAVEPOINT_TERMINATE if trigger.drain else SnapshotType.CHECKPOINT
+        ended = self._data_ended
+        barrier = self._policy.barrier(trigger.checkpoint, trigger.timestamp_ms, kind, ended=ended)
+        if self._open:
+            self._perform(self._barriers.on_trigger(list(self._open), barrier, self._run.now()))
+        else:
+            self._checkpoint(Trigger(barrier, 0.0))
+
     def _perform(self, effects: list[Effect]) -> None:
         run = self._run
         for effect in effects:
@@ -348,6 +368,8 @@ class StreamTask:
         """Take the snapshot, unless the checkpoint was aborted. An unaligned one is stored once the barriers of all channels have
         arrived."""
         run, barrier = self._run, trigger.barrier
+        stop = barrier.snapshot_type is SnapshotType.SAVEPOINT_TERMINATE
+        run.final.begin(barrier.checkpoint_id, ended=self._data_ended, stop=stop)
         begun = run.checkpoints.begin(barrier.checkpoint_id)
         if begun is not Begun.SNAPSHOT:
             if begun is Begun.ABORTED:
@@ -360,8 +382,6 @@ class StreamTask:
         taken = TakenSnapshot(snapshot, alignment_s=trigger.alignment_s)
         if self._sink is not None:
             taken.commit, taken.snapshot, taken.before = self._sink.cut(snapshot)
-            if barrier.snapshot_type.is_savepoint:
-                self._sink.savepoint = barrier.checkpoint_id
         if barrier.alignment is AlignmentType.UNALIGNED:
             taken.inputs = {c: [self._incomplete(c)] for c in range(run.input.channel_count)}
             taken.open_inputs = set(taken.inputs)
@@ -422,10 +442,18 @@ class StreamTask:
         self._run.output.broadcast(EndOfSuperstep())
 
     async def _finish(self) -> None:
-        """Wait, after the end of the input, until everything that was emitted has been read. Without checkpoints after tasks have
-        finished, this task may finish before its consumers."""
+        """Wait, after the end of the input, until everything that was emitted has been read and, with checkpoints, one covers the end
+        (StreamTask.afterInvoke). Checkpoints that are triggered here meanwhile are taken."""
         run = self._run
-        while not run.services.options.ends_uncovered and not run.output.all_data_processed:
+        while run.triggers or not self._may_finish():
+            if run.triggers:
+                await self._on_trigger(run.triggers.popleft())
+                continue
             run.meter.enter(IDLE)
             await run.wakeup.wait()
             run.meter.enter(BUSY)
+
+    def _may_finish(self) -> bool:
+        run, processed = self._run, self._run.output.all_data_processed
+        last = run.checkpoints.last_completed
+        return run.final.may_finish(last, ended=self._data_ended, processed=processed)

@@ -22,11 +22,16 @@ from testbed_runtime.core.job.messages import (
 )
 from testbed_runtime.core.job.outcome import cancels, reported
 from testbed_runtime.core.job.rescaling import GateRescaling
-from testbed_runtime.core.versions import TASKS_INITIALIZE, has
+from testbed_runtime.core.versions import SAVEPOINTS_DO_NOT_COUNT, TASKS_INITIALIZE, has
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
-from testbed_runtime.taskmanager.checkpoints import TaskCheckpoints, load_snapshots, restore_snapshots
+from testbed_runtime.taskmanager.checkpoints import (
+    FinalCheckpoint,
+    TaskCheckpoints,
+    load_snapshots,
+    restore_snapshots,
+)
 from testbed_runtime.taskmanager.gateway import JobMasterGateway, RecordCommitter, StateReports
 from testbed_runtime.taskmanager.input import TaskInput
 from testbed_runtime.taskmanager.iteration import (
@@ -48,6 +53,7 @@ from testbed_runtime.workload.partitioners import Partitioner
 from testbed_runtime.workload.snapshots import ChannelState, SubtaskSnapshot
 
 _S = ExecutionState
+STOP_FAILED = "Stop-with-savepoint failed."
 SLOW_REGISTRATION_S = 0.001
 """A registration of partitions that is faster is not recorded as a wait."""
 SLOW_OPEN_S = 0.001
@@ -188,8 +194,16 @@ class Task:
         self._wakeup.set()
 
     def notify_checkpoint_aborted(self, checkpoint: int, latest_completed: int = 0) -> None:
+        """Handle an aborted checkpoint. A task that has begun the final one of a stop cannot go on, as its data has ended: it fails
+        (StreamTask.notifyCheckpointAbortAsync). Until 1.14 the JobMaster fails the job."""
         self.notify_checkpoint_complete(latest_completed)
-        if self.state is _S.RUNNING:
+        if self.state is not _S.RUNNING or self._run is None:
+            return
+        if checkpoint == self._run.final.stop and has(
+            self._services.options.flink_version, SAVEPOINTS_DO_NOT_COUNT
+        ):
+            self.fail(FlinkError("FlinkRuntimeException", STOP_FAILED, wait="checkpoint"))
+        else:
             self.checkpoints.abort(checkpoint)
 
     async def wait_ended(self) -> None:
@@ -273,6 +287,7 @@ class Task:
             requests=self._requests,
             gateway=self._gateway,
             now=self._services.clock.now,
+            final=FinalCheckpoint(self._services.options),
         )
         if (cores := self._services.cores) is not None:
             self._run.work = TaskWork(cores, self.meter, self._run.output)

@@ -170,3 +170,101 @@ def test_J_52_without_running_tasks_a_request_is_dropped() -> None:
     made = coordinator(max_concurrent=2)
     assert made.on_time(0.0, []) == []
     assert triggered(made, 0.01) == [1]
+
+
+def test_J_81_one_request_waits_until_a_checkpoint_ends() -> None:
+    """testEnqueueOnTooManyPending: it begins then, at once."""
+    made = coordinator(max_concurrent=1)
+    assert triggered(made, 0.0) == [1]
+    assert triggered(made, 0.01) == []
+    assert made.fail(1, R.CHECKPOINT_DECLINED_TASK_CLOSING, 0.012) is not None
+    assert triggered(made, 0.012) == [2]
+
+
+def test_J_82_no_more_than_a_thousand_requests_wait() -> None:
+    """testQueueSizeLimit: of the 2000 that come within 20 s, the others are dropped."""
+    made = coordinator(max_concurrent=1)
+    began, served = triggered(made, 0.0), -1
+    while began:
+        served += 1
+        acknowledge(made, began[0])
+        made.complete(began[0], 20.0)
+        began = triggered(made, 20.0)
+    assert served == 1000
+
+
+def test_J_83_a_savepoint_needs_no_pause_and_a_periodic_checkpoint_is_dropped_within_it() -> None:
+    """testSavepointTiming and testCheckpointTiming: the pause is 10 s after the last completion."""
+    for stops, expected in ((True, [2]), (False, [])):
+        made = coordinator(min_pause_s=10.0)
+        assert triggered(made, 10.0) == [1]
+        acknowledge(made, 1)
+        made.complete(1, 19.5)
+        if stops:
+            made.stop_with_drain(20.0)
+        assert triggered(made, 20.0) == expected
+    assert made.next_deadline() == 29.5
+
+
+def test_J_84_a_savepoint_comes_before_a_checkpoint_that_waits() -> None:
+    """testSavepointPrioritized: and no periodic one after it."""
+    made = coordinator(max_concurrent=1)
+    assert triggered(made, 0.0) == [1]
+    assert triggered(made, 0.015) == []
+    assert [failed.checkpoint for failed in made.stop_with_drain(0.02)] == [1]
+    assert made.on_time(0.02, TASKS) == [Triggered(2, True)]
+    assert made.on_time(5.0, TASKS) == []
+
+
+def test_J_85_a_checkpoint_is_complete_with_the_last_acknowledgement() -> None:
+    """testTriggerAndConfirmSimpleCheckpoint: a repeated one changes nothing. The next checkpoint has the next id."""
+    made = coordinator()
+    assert made.on_time(0.0, TASKS) == [Triggered(1, False)]
+    first, second = TASKS
+    assert acknowledge(made, 1, first, first) == [AckOutcome.ACCEPTED, AckOutcome.DUPLICATE]
+    pending = made.pending(1)
+    assert pending is not None
+    assert (list(pending.waiting), list(pending.acknowledged), pending.finalizing) == (
+        [second],
+        [first],
+        False,
+    )
+    assert acknowledge(made, 1, second) == [AckOutcome.COMPLETE]
+    assert made.complete(1, 0.005) == []
+    assert (made.pending(1), made.last_completed) == (None, 1)
+    assert triggered(made, 0.01) == [2]
+
+
+@pytest.mark.parametrize("reason", [R.CHECKPOINT_DECLINED, R.CHECKPOINT_ASYNC_EXCEPTION])
+def test_J_86_a_declined_checkpoint_is_gone(reason: R) -> None:
+    """testTriggerAndDeclineSyncCheckpointFailureSimple, testTriggerAndDeclineAsyncCheckpointFailureSimple: later declines and
+    acknowledgements of it change nothing. With no failure tolerated, the job fails once."""
+    made = coordinator(tolerable_failures=0)
+    assert triggered(made, 0.0) == [1]
+    assert acknowledge(made, 1, TASKS[1]) == [AckOutcome.ACCEPTED]
+    failed = made.fail(1, reason, 0.004, by_task=True)
+    assert failed is not None
+    assert failed.job_failure.startswith("Exceeded checkpoint tolerable failure threshold.")
+    assert made.fail(1, reason, 0.004, by_task=True) is None
+    assert (made.pending(1), acknowledge(made, 1, TASKS[0])) == (None, [AckOutcome.UNKNOWN])
+
+
+def test_J_87_checkpoints_are_periodic_until_the_scheduler_stops() -> None:
+    """testPeriodicTriggering and testStopPeriodicScheduler: those in progress are aborted. After a restart they begin anew."""
+    made = coordinator(max_concurrent=9)
+    assert [triggered(made, step / 100) for step in range(5)] == [[1], [2], [3], [4], [5]]
+    aborted = made.on_restart(0.05)
+    assert [failed.checkpoint for failed in aborted] == [1, 2, 3, 4, 5]
+    assert {failed.reason for failed in aborted} == {R.CHECKPOINT_COORDINATOR_SUSPEND}
+    assert (made.next_deadline(), made.on_time(9.0, TASKS)) == (float("inf"), [])
+    made.on_task_running(10.0)
+    assert triggered(made, 10.0) == [6]
+
+
+def test_J_88_a_checkpoint_that_expires_counts_against_the_tolerable_failures() -> None:
+    """testExpiredCheckpointExceedsTolerableFailureNumber: none is tolerated."""
+    made = coordinator(tolerable_failures=0, timeout_s=0.02)
+    assert triggered(made, 0.0) == [1]
+    (failed,) = (one for one in made.on_time(0.02, TASKS) if isinstance(one, Failed))
+    assert (failed.checkpoint, failed.reason) == (1, R.CHECKPOINT_EXPIRED)
+    assert failed.job_failure.startswith("Exceeded checkpoint tolerable failure threshold.")

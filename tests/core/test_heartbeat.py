@@ -32,6 +32,14 @@ def test_J_02_a_threshold_of_one_is_crossed_by_the_first_unreachable_call():
     assert monitor.state is HeartbeatState.UNREACHABLE
 
 
+def test_J_89_the_fifth_unreachable_call_crosses_a_threshold_of_five():
+    """testHeartbeatManagerMarksTargetUnreachableOnRecipientUnreachableException: long before the timeout of 10 s."""
+    monitor = HeartbeatMonitor(HeartbeatConfig(1, 10, 5), 0.0)
+    assert [monitor.on_unreachable() for _ in range(5)] == [False] * 4 + [True]
+    assert not monitor.on_unreachable()
+    assert monitor.state is HeartbeatState.UNREACHABLE
+
+
 def test_J_03_a_successful_call_resets_the_count():
     """Fail, fail, ok, fail under a threshold of 3."""
     monitor = HeartbeatMonitor(HeartbeatConfig(1, 10, 3), 0.0)
@@ -57,7 +65,7 @@ def test_a_stall_of_ones_own_extends_the_deadline():
 
 
 def test_a_cancelled_monitor_never_judges():
-    """Unmonitored."""
+    """J-90: it is not monitored any more (testTargetUnmonitoring)."""
     monitor = HeartbeatMonitor(HeartbeatConfig(1, 5, 1), 0.0)
     monitor.cancel()
     assert not monitor.on_time(100)

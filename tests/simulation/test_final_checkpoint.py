@@ -55,6 +55,8 @@ def test_a_source_takes_the_checkpoints_that_were_triggered_before_it_could_fini
                 await asyncio.sleep(STEP_S)
             assert (task.state, task.checkpoints.last_started) == ("FINISHED", 2)
             assert not task.trigger_checkpoint(second)
+            for sink in world.processes.get("tm-1").shell.tasks:
+                sink.notify_checkpoint_complete(2)
             await asyncio.sleep(1)
 
     run_virtual(run())

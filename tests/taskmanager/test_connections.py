@@ -151,7 +151,7 @@ def registered(leader: str) -> Any:
 
 
 def test_a_taskmanager_registers_once_however_often_it_is_asked():
-    """The wait for it ends with the answer."""
+    """J-91: testSimpleSuccessfulRegistration. The wait for it ends with the answer."""
     peer = during(1.0, registering, (0.0, lambda c: c.connect()), answers=[leader("a")])
     assert peer.done == [("register", 100, 0)]
     assert peer.waits == [
@@ -172,7 +172,7 @@ def test_a_taskmanager_registers_once_however_often_it_is_asked():
 def test_a_registration_is_tried_again_after_a_delay_by_its_outcome(
     answer: Any, times: list[int], option: str
 ):
-    """A delay decides when the wait ends. A timeout doubles, without a pause."""
+    """J-92: testRetryOnError, testRetryConnectOnFailure. A delay decides when the wait ends. A timeout doubles, without a pause."""
     peer = during(10.0, registering, answers=[answer, leader("a")])
     timeouts = [100, 200 if answer is LATE else 100]
     assert peer.done[:2] == [("register", timeout, at) for timeout, at in zip(timeouts, times, strict=True)]
@@ -181,7 +181,7 @@ def test_a_registration_is_tried_again_after_a_delay_by_its_outcome(
 
 
 def test_a_rejected_taskmanager_terminates():
-    """With the reason, also of its wait."""
+    """J-93: testRegistrationRejection. With the reason, also of its wait."""
     peer = during(10.0, registering, answers=[REJECTED])
     text = "The ResourceManager rejected this TaskManager: unknown job"
     assert peer.done == [("register", 100, 0), ("fatal", text, 0)]

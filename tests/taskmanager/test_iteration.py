@@ -77,12 +77,8 @@ class Results:
         assert isinstance(event, OtherEvent)
         return read_worker_done(event)
 
-    async def end(self) -> None:
-        """Read the rest, so that the task may finish."""
-        self.views[2].acknowledge_all_data_processed()
-        for view in self.views[:2]:
-            view.acknowledge_all_data_processed()
-        await self.task.settle()
+    def leave(self) -> None:
+        """Leave the loop, as the tail does at its end."""
         self.task.services.iterations.leave(self.task.services.iterations.key(self.task.descriptor, "work"))
 
 
@@ -116,11 +112,10 @@ def test_a_bulk_iteration_passes_its_input_and_then_each_result_to_the_step_func
         await task.at(700)
         results.answer(termination())
         await task.settle()
-        assert await results.read(2) == [8, EndOfData(StopMode.DRAIN)]
-        assert await results.read(0) == [EndOfData(StopMode.DRAIN)]
-        assert task.states[-1] == "RUNNING"
-        await results.end()
-        assert (await results.read(2), task.states[-1]) == ([EndOfPartition()], "FINISHED")
+        end = [EndOfData(StopMode.DRAIN), EndOfPartition()]
+        assert await results.read(2) == [8, *end]
+        assert (await results.read(0), task.states[-1]) == (end, "FINISHED")
+        results.leave()
         assert all(path for made in results.records[:-1] for path in made["path"].tolist())
         meter = task.task.meter
         assert (meter.records_in, meter.records_out) == (2, 6)
@@ -145,9 +140,9 @@ def test_a_delta_iteration_begins_with_its_whole_solution_set_and_ends_with_it()
         results.tail(0, 0, 0)
         assert await results.counted() == (0, 0)
         results.answer(termination())
-        assert len(await results.read(2)) == len(every) + 1
+        assert len(await results.read(2)) == len(every) + 2  # and the two events of the end
         assert all(path for made in results.records for path in made["path"].tolist())
-        await results.end()
+        results.leave()
 
     assert head(drive, DELTAS).noted("function.dropped") == [{}]
 
@@ -162,7 +157,7 @@ def test_an_answer_that_is_none_fails_the_head():
         await task.settle()
         results.answer(EndOfSuperstep())
         await task.settle()
-        await results.end()
+        results.leave()
 
     task = head(drive)
     text = "EndOfSuperstep is not the answer of a synchronization task."
@@ -178,7 +173,7 @@ def test_an_iteration_that_is_cancelled_is_a_cancelled_wait():
         results.tail(0, 3, 3)
         task.task.cancel()
         await task.settle()
-        await results.end()
+        results.leave()
 
     task = head(drive)
     assert task.waits("iteration") == [("work", 0, 300, Outcome.CANCELLED)]

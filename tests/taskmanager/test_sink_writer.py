@@ -296,25 +296,19 @@ async def test_the_rest_of_a_sink_is_reported_at_its_end(
 
 
 @pytest.mark.parametrize(
-    ("options", "started", "completed", "savepoint", "published"),
-    [
-        (CHECKPOINTS, 5, 4, 0, ["4", "5"]),
-        (UNCOVERED, 5, 4, 0, ["4"]),
-        (UNCOVERED, 5, 4, 5, ["4", "5"]),
-        (UNCOVERED, 5, 0, 4, ["4"]),
-    ],
-    ids=["last started", "uncovered: last completed", "uncovered: savepoint", "savepoint alone"],
+    ("options", "completed", "published"),
+    [(CHECKPOINTS, 5, ["4", "5"]), (UNCOVERED, 4, ["4"]), (UNCOVERED, 0, [])],
+    ids=["covered", "uncovered", "none"],
 )
 async def test_a_finished_file_sink_publishes_what_its_last_checkpoint_covers(
-    options: dict[str, str], started: int, completed: int, savepoint: int, published: list[str]
+    options: dict[str, str], completed: int, published: list[str]
 ):
-    """Its producers end their partitions only after a complete one; the notification may come too late for this task."""
+    """Its task ends after it is complete, unless it may end uncovered."""
     sink = Sink(FILE, options)
     for checkpoint in (4, 5):
         sink.write(checkpoint, 1)
         sink.writer.cut(snapshot(checkpoint))
-    sink.run.checkpoints = SimpleNamespace(last_started=started, last_completed=completed)
-    sink.writer.savepoint = savepoint
+    sink.run.checkpoints = SimpleNamespace(last_started=5, last_completed=completed)
     sink.writer.end(finished=True)
     assert [key[-1] for key in await sink.keys()] == published
     assert sink.counts() == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeAlias
@@ -177,6 +178,8 @@ class BarrierHandler(Protocol):
 
     def on_barrier(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]: ...
 
+    def on_trigger(self, channels: Iterable[int], barrier: CheckpointBarrier, now: float) -> list[Effect]: ...
+
     def on_cancellation(self, channel: int, checkpoint_id: int, now: float) -> list[Effect]: ...
 
     def on_end_of_partition(self, channel: int, now: float) -> list[Effect]: ...
@@ -198,6 +201,8 @@ class AlignedBarrierHandler:
         """Channels whose barrier has arrived or that have ended since the first one, in this order."""
         self._blocked: dict[int, None] = {}
         self._target = 0
+        self._triggered = False
+        """Whether the JobMaster has sent what is handled, instead of a producer."""
         self._started = 0.0
         self.deadline: float | None = None
         """When `on_time` turns the pending checkpoint into an unaligned one."""
@@ -234,6 +239,17 @@ class AlignedBarrierHandler:
         self._settle()
         return effects
 
+    def on_trigger(self, channels: Iterable[int], barrier: CheckpointBarrier, now: float) -> list[Effect]:
+        """Handle a checkpoint that the JobMaster triggers at this task: it counts as the barrier of these channels, which are the
+        open ones, and blocks none (StreamTask.triggerUnfinishedChannelsCheckpoint)."""
+        effects: list[Effect] = []
+        for channel in channels:
+            if not self._is_stale(barrier.checkpoint_id):
+                self._triggered = True
+                effects += self.on_barrier(channel, barrier, now)
+                self._triggered = False
+        return effects
+
     def on_cancellation(self, channel: int, checkpoint_id: int, now: float) -> list[Effect]:
         """Abort a newer checkpoint, or the pending one once one of its barriers has arrived. An older one that is
         pending ends without a word, as in Flink."""
@@ -264,8 +280,12 @@ class AlignedBarrierHandler:
         del channel, sequence, now
         return []
 
+    def _block(self, channel: int) -> None:
+        if not self._triggered:
+            self._blocked[channel] = None
+
     def _receive(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
-        self._blocked[channel] = None
+        self._block(channel)
         return self._trigger(barrier, now) if len(self._aligned) >= self._target else []
 
     def _end(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
@@ -387,7 +407,7 @@ class AlternatingBarrierHandler(AlignedBarrierHandler):
         """Block the channel of an aligned barrier. It is aligned with the last barrier even if that is too old."""
         overtakes = barrier.alignment is AlignmentType.UNALIGNED
         if not overtakes:
-            self._blocked[channel] = None
+            self._block(channel)
         if not (overtakes or self._unaligned):
             self._announced.pop(channel, None)
             if self._all_received:
@@ -508,6 +528,10 @@ class BarrierTracker:
             if len(self._pending) > MAX_CHECKPOINTS_TO_TRACK:
                 self._pending.popleft()
         return self._complete(found, now) if found.mark(channel) else []
+
+    def on_trigger(self, channels: Iterable[int], barrier: CheckpointBarrier, now: float) -> list[Effect]:
+        """Count a checkpoint that the JobMaster triggers at this task as the barrier of these channels."""
+        return [effect for channel in channels for effect in self.on_barrier(channel, barrier, now)]
 
     def _acts_at_once(self, checkpoint_id: int) -> bool:
         return checkpoint_id > self._latest and self._open == 1
