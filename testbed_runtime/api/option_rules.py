@@ -135,7 +135,7 @@ def value_errors(where: str, canonical: str, value: str, version: str) -> Iterat
 def _between(options: Options, path: str) -> Iterator[UserError]:
     """Yield values that contradict each other, or with which no process would start."""
     if options.duration(RETRY_PERIOD) <= 0:
-        yield UserError(f"{path}[{RETRY_PERIOD}]", "must be more than 0", "the default is 5 s")
+        yield UserError(f"{path}[{RETRY_PERIOD}]", "must be greater than 0", "the default is 5 s")
     if options.duration(RETRY_PERIOD) >= options.duration(RENEW_DEADLINE):
         yield UserError(
             f"{path}[{RENEW_DEADLINE}]",
@@ -166,7 +166,7 @@ def _limits(options: Options, path: str) -> Iterator[UserError]:
         yield UserError(f"{path}[{ratio}]", "must be between 0 and 1", "the default is 0.5")
     if options.duration("pekko.ask.timeout") <= 0:
         yield UserError(
-            f"{path}[{options.name_of('pekko.ask.timeout')}]", "must be more than 0", "the default is 10 s"
+            f"{path}[{options.name_of('pekko.ask.timeout')}]", "must be greater than 0", "the default is 10 s"
         )
 
 

@@ -22,7 +22,7 @@ MAX_VALUE_SHOWN = 60
 _BOUNDS = {
     "greater_than_equal": ("must be at least", "ge"),
     "less_than_equal": ("must be at most", "le"),
-    "greater_than": ("must be more than", "gt"),
+    "greater_than": ("must be greater than", "gt"),
     "less_than": ("must be less than", "lt"),
 }
 _KINDS_OF_VALUE = {
@@ -105,7 +105,9 @@ def _user_error(model: type[BaseModel], loc: list[int | str], item: Any) -> User
             return _not_one_of(path, value, str(context.get("expected", "")))
         case "string_pattern_mismatch":
             return UserError(
-                path, f"{show(value)} is not a name", "lower-case letters, digits and dashes, a letter first"
+                path,
+                f"{show(value)} is not a valid name",
+                "use lower-case letters, digits and dashes, beginning with a letter",
             )
         case "string_type":
             hint = _unit_hint(value) if _is_duration(model, loc) else _quote_hint(value)
@@ -118,7 +120,7 @@ def _user_error(model: type[BaseModel], loc: list[int | str], item: Any) -> User
         case _ if kind in _KINDS_OF_VALUE and isinstance(value, float):
             takes_text = _is_union_step(item["loc"][-1])
             hint = f"write it in quotes: '{value}'" if takes_text else "write a whole number"
-            return UserError(path, f"{value} has a fraction", hint)
+            return UserError(path, f"{value} is not an integer", hint)
         case _ if kind in _KINDS_OF_VALUE:
             return UserError(path, f"must be {_KINDS_OF_VALUE[kind]}, got {show(value)}")
         case _:
@@ -192,13 +194,13 @@ def _not_one_of(path: str, value: Any, expected: str) -> UserError:
         return UserError(path, f"{value} is a number", f"write the version in quotes: '{nearest(text)}'")
     if path.endswith("flinkVersion") and nearest(str(value)):
         return unknown_version(path, value)
-    return UserError(path, f"{show(value)} is not known", _did_you_mean(str(value), choices))
+    return UserError(path, f"{show(value)} is not valid", _did_you_mean(str(value), choices))
 
 
 def _did_you_mean(word: str, choices: Sequence[str]) -> str:
     near = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
     listed = ", ".join(choices)
-    return f"did you mean {near[0]}? there are {listed}" if near else f"write one of {listed}"
+    return f"did you mean {near[0]}? valid are {listed}" if near else f"write one of {listed}"
 
 
 def _unknown_field(model: type[BaseModel], loc: list[int | str]) -> UserError:

@@ -25,7 +25,7 @@ def faults(
         bool, typer.Option("--metrics", help="List the metrics that `expect` can name.")
     ] = False,
 ) -> None:
-    """List the fault kinds with their backends here, or why one is not possible, and the active faults."""
+    """List the fault kinds with the backends that this machine offers, or the reason why none does, and the active faults."""
     if metrics:
         _list_metrics()
         return

@@ -294,7 +294,7 @@ BAD = {
     ),
     "zero duration": (
         lambda s: s["faults"][0].update(duration="0 s"),
-        "spec.faults[0].duration: must be more than 0",
+        "spec.faults[0].duration: must be greater than 0",
     ),
     "too few slots": (
         lambda s: s["testbed"]["taskManagers"].update(replicas=3),
@@ -394,7 +394,7 @@ BAD = {
     ),
     "bound that is a float": (
         lambda s: s["expect"].append({"metric": "recovery.detect", "max": 5.5}),
-        "spec.expect[1].max: 5.5 has a fraction (write it in quotes: '5.5')",
+        "spec.expect[1].max: 5.5 is not an integer (write it in quotes: '5.5')",
     ),
     "variant twice": (
         lambda s: s["variants"].append({"name": "short"}),
@@ -406,7 +406,7 @@ BAD = {
     ),
     "name that is no label": (
         lambda s: s["faults"][0].update(name="Long GC"),
-        "spec.faults[0].name: 'Long GC' is not a name (lower-case letters, digits and dashes, a letter first)",
+        "spec.faults[0].name: 'Long GC' is not a valid name (use lower-case letters, digits and dashes, beginning with a letter)",
     ),
     "comparison with an unknown variant": (
         lambda s: s["expect"].append({"metric": "recovery.detect", "versus": "shrt", "improvesBy": "20 %"}),

@@ -28,7 +28,7 @@ def found(wrong: Fault, **more: Any) -> list[str]:
     ("change", "expected"),
     [
         ({}, []),
-        ({"duration_s": 0.0}, ["at.duration: must be more than 0"]),
+        ({"duration_s": 0.0}, ["at.duration: must be greater than 0"]),
         ({"duration_s": MAX_DURATION_S}, []),
         ({"duration_s": MAX_DURATION_S + 1}, ["at.duration: 86401.0 s is out of range"]),
         ({"duration_s": float("nan")}, ["at.duration: nan s is out of range"]),
@@ -48,14 +48,14 @@ def test_the_fields_of_a_fault_are_in_range(change: dict[str, Any], expected: li
     [
         ({}, []),
         ({"latency_s": None}, ["at.network.latency.delay: network.latency needs it"]),
-        ({"latency_s": 0}, ["at.network.latency.delay: must be more than 0"]),
+        ({"latency_s": 0}, ["at.network.latency.delay: must be greater than 0"]),
         ({"mode": "both"}, ["at.network.latency.mode: 'both' is not one of one-way, round-trip"]),
         ({"correlation": 100, "jitter_s": 0.1}, []),
         ({"correlation": 101, "jitter_s": 0.1}, ["at.network.latency.correlation: 101 is out of range"]),
         ({"correlation": -1}, ["at.network.latency.correlation: -1 is out of range"]),
         ({"jitter_s": 0.1}, []),
         ({"jitter_s": 0.11}, ["at.network.latency.jitter: is more than the delay, so bytes would arrive before they were sent"]),
-        ({"latency_s": 0, "jitter_s": 0.11}, ["at.network.latency.delay: must be more than 0"]),
+        ({"latency_s": 0, "jitter_s": 0.11}, ["at.network.latency.delay: must be greater than 0"]),
     ],
 )  # fmt: skip
 def test_the_parameters_of_a_kind_are_in_range(change: dict[str, Any], expected: list[str]):

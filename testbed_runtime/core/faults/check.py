@@ -100,7 +100,7 @@ def _range(
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     space = f" {unit}" if unit else ""
     if number and value <= low and above:
-        yield UserError(path, f"must be more than {low:g}", f"for example '2{space}'")
+        yield UserError(path, f"must be greater than {low:g}", f"for example '2{space}'")
     elif not number or value < low or value > high:
         bound = "above" if above else "at least"
         yield UserError(

@@ -58,7 +58,7 @@ _TAPS = "Taps on both sides (before the interceptor, after receipt), matched by 
 _RULE_RESIDUE = "The rule is still in a process, or frames are still held there."
 _CALL_RESIDUE = "The rule is still in a process."
 _POD_GONE = "The API server no longer has the pod, or has another one with its name."
-_NO_PROCESS_LEFT = "Nothing can be left: the process is gone."
+_NO_PROCESS_LEFT = "None is possible: the killed process no longer exists."
 _NOT_WITHOUT_PACKETS = (
     "use network.latency or network.bandwidth for the effect that loss has on a TCP connection, or frames.drop to lose frames "
     "of the protocol"
@@ -266,7 +266,7 @@ _FRAMES = (
     ),
     Kind(
         name="frames.drop",
-        doc="Frames of a class vanish.",
+        doc="Frames of a class are dropped.",
         backends=("channel",),
         parameters=(_FRAME_CLASS, percent("Share of the frames, in percent, drawn from the seed.", default=100)),
         asked="{percent} % of the {frame_class} frames of {targets} dropped{direction}{for}",
@@ -304,7 +304,7 @@ _CALLS = (
             "the first {attempts} requests for partitions[ of {vertex}] on {targets} find nothing",
             "partitions[ of {vertex}] on {targets} are registered {delay} late",
         ),
-        measured="The TaskManagers' own count: a registration waited, and for at least 80 % of the requested time.",
+        measured="The TaskManagers' own count: a registration waited for at least 80 % of the requested time.",
         residue=_CALL_RESIDUE,
         limits="It delays only partitions that are registered while it lasts: with `at: deploy` those of the first deployment. It does not "
         "slow the task itself.",
@@ -391,7 +391,7 @@ _PROCESSES = (
         backends=(POD_BACKEND,),
         asked="the pod of {targets} is deleted",
         measured=_POD_GONE,
-        residue="Nothing can be left: the pod is gone.",
+        residue="None is possible: the pod no longer exists.",
         limits="There is no grace period, so nothing in the pod can shut down cleanly. It works only in a cluster.",
         in_process=True,
         instead=_NOT_WITHOUT_PODS,
@@ -403,7 +403,7 @@ _PROCESSES = (
         backends=(POD_BACKEND,),
         asked="the pod of {targets} is evicted",
         measured=_POD_GONE,
-        residue="Nothing can be left: the pod is gone.",
+        residue="None is possible: the pod no longer exists.",
         limits="A disruption budget may refuse it; then it did not take effect. It works only in a cluster.",
         in_process=True,
         instead=_NOT_WITHOUT_PODS,
@@ -415,7 +415,7 @@ _PROCESSES = (
         backends=("supervisor",),
         asked="kill of the JobManager, restarted after {duration}",
         measured="The process id is gone (or a zombie).",
-        residue=f"{_NO_PROCESS_LEFT} It restarts at the same address.",
+        residue=f"{_NO_PROCESS_LEFT} A new one starts at the same address.",
         limits="There is no standby: the next incarnation recovers the job and the latest checkpoint from the store.",
         hides=Hides.PROCESS,
     ),

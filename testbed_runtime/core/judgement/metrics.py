@@ -143,7 +143,7 @@ REASONS: dict[str, Reason] = {
         "Raise `trials`.",
     ),
     INDISTINGUISHABLE: Reason(
-        "the trials do not decide: the required difference is within the confidence interval",
+        "the trials do not decide it: the required difference is within the confidence interval",
         "Raise `trials`: more of them narrow the interval.",
     ),
     NO_SHARE: Reason(
@@ -160,10 +160,10 @@ REASONS: dict[str, Reason] = {
     ),
     RESIDUE: Reason(
         "a fault left residue behind",
-        "`headgate heal --all`. The report says what was left, and where.",
+        "Run `headgate heal --all`. The report says what the residue is, and where.",
     ),
     RESIDUE_NOT_MEASURED: Reason(
-        "it was not checked whether the fault left residue behind",
+        "whether the fault left residue behind could not be checked",
         "The target or its agent did not answer after the fault: `headgate faults` shows what is still active. Run again.",
     ),
     HISTORY_INCOMPLETE: Reason(
@@ -195,7 +195,7 @@ REASONS: dict[str, Reason] = {
         "The verdict has the error; `logs/<trial>` in the run's folder has the output of each process.",
     ),
     HEALED: Reason(
-        "the run was stopped because its faults were healed",
+        "the run was stopped because its faults were healed (`headgate heal`)",
         "Run it again.",
     ),
     AMBIGUOUS: Reason(
@@ -233,14 +233,14 @@ class Metric(Struct, frozen=True):
 
 
 _WAITED_FOR = {
-    "detect": "the failure to be detected",
-    "cancel": "the tasks of the region to be canceled",
+    "detect": "the detection of the failure",
+    "cancel": "the cancellation of the region's tasks",
     "slots": "slots, including the restart delay and the replacement of TaskManagers",
-    "restore": "state to be restored",
+    "restore": "the restoring of state",
     "deploy": "the deployment of the tasks, or a JobManager that does not answer",
     "reconnect": "the producers' partitions",
     "first-record": "the first new record at a sink",
-    "catch-up": "the backlog to be processed, or for the end of a fault that the job survived",
+    "catch-up": "the processing of the backlog, or for the end of a fault that the job survived",
 }
 PHASE_DOCS = {
     phase: f"seconds of its critical path spent waiting for {what}" for phase, what in _WAITED_FOR.items()
@@ -266,7 +266,7 @@ METRICS: dict[str, Metric] = {
         Metric("job.failure", "text", None, "Flink's class name of the terminal failure cause; empty if the job did not fail.", "the `job.state` event FAILED"),
         Metric("job.cause", "text", None, "Last root cause of a job that failed or was restarting when the observation ended; empty if it ran.", "`job.state` and `failover.started` events"),
         Metric("deployment.spread", "s", None, "Time between the deployments of the first and the last task at the first start. Consumers that wait for a first record or a full result are deployed later.", "`task.state` events of the first attempt of each task"),
-        Metric("failovers.count", "count", True, "Restarts of the whole trial, with its start and drain, as Flink counts them: a failure while the job is restarting counts too, unless the restart strategy merges it with the one before.", "`failover.started` events with `counted`"),
+        Metric("failovers.count", "count", True, "Restarts during the whole trial, including its start and drain, as Flink counts them: a failure while the job is restarting also counts, unless the restart strategy merges it with the previous one.", "`failover.started` events with `counted`"),
         Metric("restarts.attempts", "count", True, "Deployments of all restarts that had their slots.", "`failover.attempt` events"),
         Metric("restarts.tasks", "count", True, "Tasks that were deployed again. The text names them.", "`task.state` events of attempts above 0", detailed=True),
         Metric("detection.text", "text", None, "Text of the first failure cause that the JobManager knew.", "the first `failover.started`, or else `taskmanager.lost`, or else the job's failure"),
@@ -277,7 +277,7 @@ METRICS: dict[str, Metric] = {
         Metric("recovery.total", "s", True, "From the effect of the fault until the lag of every task has become normal: at most the baseline's 95th percentile, or the buffer timeouts of the exchanges before the task, and no task waits for an input or its state. It is the sum of the phases up to catch-up and of the unattributed time.", "`faults` (injected) → samples of all tasks (`tasks`): for each source and sink subtask the first moment from which its lag was normal for half a second; the latest of these moments", clocks=True),
         Metric("recovery.rounds", "count", True, "Deployments of the recovery: those that failed, and the last one.", "failures that restarted the job (`failover.started`, `job.state`)"),
         Metric("recovery.unattributed", "ratio", True, "Share of the recovery that neither a recorded wait nor a step explains.", "segments of the critical path without an owner"),
-        Metric("recovery.from-events", "ratio", True, "Share of the recovery without a recorded wait. It is named after the step between two events of the failover.", "segments of the critical path whose owner is a step, not a recorded wait"),
+        Metric("recovery.from-events", "ratio", True, "Share of the recovery without a recorded wait. These seconds are named after the step between two events of the failover.", "segments of the critical path whose owner is a step, not a recorded wait"),
         Metric("throughput.records-per-second", "records/s", False, "Records received by the sinks, including those that are replayed after a failover.", "samples of the sinks, ten per second", phased=True),
         Metric("throughput.slowest-sink", "records/s", False, "Records received by the sink vertex that received least. The text has every sink vertex.", "as `throughput.records-per-second`, for each sink vertex", phased=True),
         Metric("throughput.fastest-sink", "records/s", False, "Records received by the sink vertex that received most. The text has every sink vertex.", "as `throughput.records-per-second`, for each sink vertex", phased=True),
