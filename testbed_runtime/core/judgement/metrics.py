@@ -236,7 +236,7 @@ _WAITED_FOR = {
     "detect": "the detection of the failure",
     "cancel": "the cancellation of the region's tasks",
     "slots": "slots, including the restart delay and the replacement of TaskManagers",
-    "restore": "the restoring of state",
+    "restore": "the restore of the state",
     "deploy": "the deployment of the tasks, or a JobManager that does not answer",
     "reconnect": "the producers' partitions",
     "first-record": "the first new record at a sink",
