@@ -14,7 +14,7 @@ from testbed_runtime.checking.common import NS, Entry, Window, Windows, data, ev
 from testbed_runtime.checking.latency import merge_sinks
 from testbed_runtime.checking.progress import Progress, all_received, progress_of
 from testbed_runtime.core.judgement.metrics import NO_BASELINE, NO_DATA
-from testbed_runtime.history.columns import Ints, first_true, ints
+from testbed_runtime.history.columns import Ints, ints
 from testbed_runtime.history.schema import Trial
 
 EPSILON_S = 0.2
@@ -123,21 +123,6 @@ class CatchUp(Struct, frozen=True):
     def good_between(self, start: int, end: int) -> bool:
         """Return whether no subtask was behind from `start` to `end`."""
         return bool(self._good(np.arange(start, end, STEP_NS, dtype=np.int64)).all())
-
-    def fell_behind(self, start: int, end: int) -> int:
-        """Return when the first subtask fell behind between `start` and `end`: what it lacked was due from then on. `end` if none
-        was behind before that."""
-        times = np.arange(start, end, STEP_NS, dtype=np.int64)
-        found = end
-        for good in self._each_good(times):
-            if (first := first_true(~good)) >= 0:
-                found = min(found, int(times[first]))
-        lags = [
-            lag
-            for one, limit in self.subtasks
-            if (lag := float(one.lag_at(np.asarray([found], dtype=np.int64), tolerated_s=limit)[0])) > limit
-        ]
-        return max(start, found - round(max(lags, default=0.0) * NS)) if found < end else end
 
     def behind_since(self, at: int) -> int | None:
         """Return since when a subtask has been behind until the end, from `at` on. None if none is behind at the end."""

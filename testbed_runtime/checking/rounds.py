@@ -343,8 +343,9 @@ def _with_failovers(
     if fault is not None and fault.begun_ns >= since:
         effect = fault.begun_ns
     elif fault is not None and fault.fault in lasting - began and (_stops(fault) or _stops_jobmanager(fault)):
-        # it stopped a part of the job before that had recovered from the outage before, and the job fell behind later
-        effect = record.catch_up.fell_behind(since, at)
+        effect = (
+            since  # it stopped a part of the job shortly before that had recovered from the outage before
+        )
     else:
         effect = _suspended(record.trial, since, effect)
     used = 1
