@@ -82,8 +82,8 @@ ABORTION_NAMES_COMPLETED = Change(
 FINALIZATION_COUNTS = Change("1.15", "a checkpoint whose finalization fails counts as failed")
 SAVEPOINTS_DO_NOT_COUNT = Change(
     "1.15",
-    "the job fails because of the final checkpoint of a stop only if a task declines it; before, also if it expires, or cannot be "
-    "triggered or finalized (FLINK-24344)",
+    "if the final checkpoint of a stop expires or cannot be finalized, the tasks that have begun it fail; before, the JobMaster fails "
+    "the job, also if it could not be triggered (FLINK-24344)",
 )
 TRIGGER_FAILURES_ABORT = Change(
     "1.14",

@@ -348,7 +348,7 @@ class JobConnection:
         """The registration."""
         self._offers: set[asyncio.Task[None]] = set()
         self._last_offer = 0
-        """Number of the last offer. The answer to an earlier one changes nothing, since the last one has its slots too."""
+        """Number of the last offer. It has the slots of earlier ones that are still inactive: only its answer decides on them."""
         self._established = False
         self._wait = lost
 
@@ -430,6 +430,11 @@ class JobConnection:
             answer = error
         if number == self._last_offer:
             self._on_answered_offer(offered, answer)
+        elif isinstance(answer, SlotOfferResult):
+            for slot in offered:  # the last offer has those that no task has activated meanwhile
+                current = self._slots.get(slot.allocation)
+                if current is not None and current.active and slot.allocation in answer.accepted:
+                    self._slots.mark_active(slot.allocation, self.job, answer.at)
 
     def _on_answered_offer(self, offered: list[Slot], answer: SlotOfferResult | Exception) -> None:
         if isinstance(answer, AskTimeout):

@@ -223,7 +223,7 @@ class PartitionRequests:
         """Forget a worker. A bug in it fails the task, which would wait for its partition forever."""
         self._workers.pop(name, None)
         if not worker.cancelled() and (error := worker.exception()) is not None:
-            self._on_verdict(FlinkError(type(error).__name__, str(error)))
+            self._on_verdict(FlinkError(type(error).__name__, str(error) or repr(error)))
 
     async def close(self) -> None:
         self._closed = True

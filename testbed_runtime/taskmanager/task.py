@@ -235,7 +235,7 @@ class Task:
         except (
             Exception
         ) as error:  # the failure boundary: user code and bugs end one task, never its TaskManager
-            self.failure = self.failure or FlinkError(type(error).__name__, str(error))
+            self.failure = self.failure or FlinkError(type(error).__name__, str(error) or repr(error))
             self.failure.__cause__ = error
             outcome = _S.FAILED
         for announcing in self._announcing:

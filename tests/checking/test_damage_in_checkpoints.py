@@ -168,13 +168,20 @@ def test_a_checkpoint_is_as_large_as_its_parts(changes: dict[int, Any], entry: R
     assert found(changes, entry) == expected
 
 
-@pytest.mark.parametrize(("delivery", "is_damaged"), [("exactly-once", True), ("at-least-once", False)])
-def test_a_sink_that_commits_exactly_once_commits_with_a_checkpoint(delivery: str, is_damaged: bool):
-    """One that writes at least once has no checkpoint."""
+@pytest.mark.parametrize(
+    ("delivery", "interval", "is_damaged"),
+    [("exactly-once", "1 s", True), ("at-least-once", "1 s", False), ("exactly-once", None, False)],
+)
+def test_a_sink_that_commits_exactly_once_commits_with_a_checkpoint(
+    delivery: str, interval: str | None, is_damaged: bool
+):
+    """One that writes at least once has none, and without periodic checkpoints the end of a bounded input has none."""
     problem = "delivery.parquet, column checkpoint, row 0: is -1, but a-0 commits exactly once, with a checkpoint (delivery in the manifest)"
-    changes = {9: {"checkpoint": -1}}
-    assert found(changes, {"job": {"vertices": [{**VERTEX, "delivery": delivery}]}}) == ([problem] if is_damaged else [])  # fmt: skip
-    assert found({}, {"job": {"vertices": [{**VERTEX, "delivery": delivery}]}}) == []
+    entry: Row = {"job": {"vertices": [{**VERTEX, "delivery": delivery}]}, "configuration": OVERTAKING}
+    if interval:
+        entry["configuration"] = OVERTAKING | {"execution.checkpointing.interval": interval}
+    assert found({9: {"checkpoint": -1}}, entry) == ([problem] if is_damaged else [])
+    assert found({}, entry) == []
 
 
 NEXT = [point("triggered", 2.1, 2), *(point("acknowledged", 2.2, 2, t, duration_ns=100 * MS) for t in ("a-0", "a-1")), point("finalizing", 2.2, 2, duration_ns=100 * MS), point("completed", 2.3, 2, duration_ns=200 * MS)]  # fmt: skip

@@ -341,15 +341,6 @@ def test_a_restart_has_the_text_of_one_of_its_failures():
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {21: {"records_in": 0}}, {21: {"task": "a-0"}}, {15: HEALTHY[15][1]}]
-)
-def test_a_task_that_received_records_had_requested_a_partition(changes: dict[int, Any]):
-    """Also one whose TaskManager was killed, which loses only its last rows. A source requests none."""
-    expected = [] if changes else lacks("events", "partition.request of attempt 0 of b-0, which received records (records_in in tasks)")  # fmt: skip
-    assert found({15: None, 28: [HEALTHY[28], LOST]} | changes) == expected
-
-
-@pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({25: None}, lacks("waits", "checkpoint for checkpoint 1, which was completed (checkpoints)")),

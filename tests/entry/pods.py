@@ -60,8 +60,8 @@ class Pods:
         self.hosts.write_text("{}")
         self.write()
 
-    def write(self):
-        """Write testbed.json as the operator does."""
+    def write(self, *, compiled=True):
+        """Write testbed.json as the operator does. One of an earlier version has not `compiled` the spec."""
         document = {
             "name": TESTBED,
             "namespace": NAMESPACE,
@@ -70,8 +70,10 @@ class Pods:
             "seed": 7,
             "recorder": self.trial,
             "spec": self.spec,
-            "plan": plan_to_json(compile_testbed(TestbedResourceSpec.model_validate(self.spec), seed=7)),
         }
+        if compiled:
+            spec = TestbedResourceSpec.model_validate(self.spec)
+            document["plan"] = plan_to_json(compile_testbed(spec, seed=7))
         (self.folder / "testbed.json").write_text(json.dumps(document))
 
     async def start(self, role, name="", *, incarnation=1, fresh=True, ready=True):

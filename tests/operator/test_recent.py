@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headgate_operator import objects
+from headgate_operator.app import Operator
 from headgate_operator.handler import Context, Handler
 from headgate_operator.handlers.testbed import TestbedHandler
 from headgate_operator.plan.model import Action, Apply, Delete, Key, Patch, Plan
@@ -174,6 +175,29 @@ def test_a_run_that_works_is_looked_at_with_one_request() -> None:
         assert looks > 3 * RECENT_S / 5
         assert len(found) < 2 * looks + 4 * 12
 
+    play(scenario)
+
+
+@pytest.mark.parametrize("late_s", [2.0, RECENT_S - 1.0, 5 * RECENT_S])
+def test_a_runner_that_has_ended_is_not_started_again_while_the_event_of_its_report_is_late(
+    late_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pods and status maps have watches of their own: the pod has Succeeded, and the report that is remembered says Running."""
+    handle = Operator.on_event
+
+    def on_event(self: Operator, type_: str | None, obj: Obj) -> None:
+        if obj["kind"] == "ConfigMap":
+            asyncio.get_running_loop().call_later(late_s, handle, self, type_, obj)
+        else:
+            handle(self, type_, obj)
+
+    async def scenario(lab: Lab) -> None:
+        lab.start()
+        await lab.complete()
+        assert (lab.status["verdict"], lab.status["runnerStarts"]) == ("Pass", 1)
+        assert "RunnerLost" not in lab.reasons()
+
+    monkeypatch.setattr(Operator, "on_event", on_event)
     play(scenario)
 
 

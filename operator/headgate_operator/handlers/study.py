@@ -26,7 +26,8 @@ class StudyHandler(Handler):
         shared = frozenset(await named(context, found, account_keys(context, found), recent=True))
         pod = await context.find(Pod, "Pod", namespace, objects_runs.study_pod_name(key.name))
         own = pod if pod is not None and pod.owned_by(found) else None
-        report, _ = await report_of(context, found, StudyReport, recent=True)
+        runs = own is not None and own.alive and own.containers_run  # one that has ended reported that before
+        report, _ = await report_of(context, found, StudyReport, recent=runs)
         return study.Observed(found, own, report, shared)
 
     def plan(self, observed: study.Observed, settings: Settings, now: float) -> Plan:

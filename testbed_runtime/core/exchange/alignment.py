@@ -202,7 +202,7 @@ class AlignedBarrierHandler:
         self._blocked: dict[int, None] = {}
         self._target = 0
         self._triggered = False
-        """Whether the JobMaster has sent what is handled, instead of a producer."""
+        """Whether the barrier at hand comes from a trigger of the JobMaster, not from a producer."""
         self._started = 0.0
         self.deadline: float | None = None
         """When `on_time` turns the pending checkpoint into an unaligned one."""

@@ -270,7 +270,7 @@ METRICS: dict[str, Metric] = {
         Metric("restarts.attempts", "count", True, "Deployments of all restarts that had their slots.", "`failover.attempt` events"),
         Metric("restarts.tasks", "count", True, "Tasks that were deployed again. The text names them.", "`task.state` events of attempts above 0", detailed=True),
         Metric("detection.text", "text", None, "Text of the first failure cause that the JobManager knew.", "the first `failover.started`, or else `taskmanager.lost`, or else the job's failure"),
-        Metric("detection.detector", "text", None, "Which component detected the failure first: JobMaster, ResourceManager or Task.", "the same event"),
+        Metric("detection.detector", "text", None, "Which component detected the failure first: JobMaster, ResourceManager, TaskManager or Task.", "the same event"),
         *(Metric(f"recovery.{p}", "s", True, f"Recovery: {PHASE_DOCS[p]}, summed over its rounds.", "the critical path over `waits` and the steps that `events` show (`recovery.json`)", clocks=True) for p in PHASE_DOCS),
         Metric("recovery.steady", "s", True, "After the recovery: until throughput stays within 5 % of the baseline for 3 s.", "samples of the sinks, from the end of the recovery on", clocks=True),
         Metric("recovery.downtime", "s", True, "From the effect of the fault to the first new record at the last affected sink subtask. A sink behind a window whose next result comes in time counts from when every task runs.", "`faults` (injected) → `sink.first-record` of the last restarted sink subtask", clocks=True),

@@ -192,12 +192,14 @@ def _aligned(entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Dama
 
 
 def _commits(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage]:
-    """Yield commits of a checkpoint that was not complete or not the last one, and of an attempt that was not the last one. A JobManager may commit again what an earlier one completed, whose last
-    rows are lost."""
+    """Yield commits of a checkpoint that was not complete or not the last one, and of an attempt that was not the last one. A
+    JobManager may commit again what an earlier one completed, whose last rows are lost. Without periodic checkpoints, a sink commits
+    when its input ends."""
     table = trial.table("delivery")
     if not recorded_to_its_end(trial) or not sound(table, "process", "seq", "checkpoint", "attempt"):
         return
     managers = {c.triggered["process"] for c in found}
+    periodic = "configuration" in entry and options_of(entry).duration("execution.checkpointing.interval") > 0
     exactly_once = {v["name"] for v in vertices(entry) if v.get("delivery") == "exactly-once"}
     done = {
         c.ended["checkpoint"]: c.ended["seq"]
@@ -220,7 +222,7 @@ def _commits(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) ->
         if earlier and attempt != max(earlier):
             problem = f"is {attempt}, but attempt {max(earlier)} of {task} was the last one deployed then (task.state in events)"
             yield Damage("delivery", "attempt", row, problem)
-        if number < 0 and task.rpartition("-")[0] in exactly_once:
+        if number < 0 and periodic and task.rpartition("-")[0] in exactly_once:
             problem = (
                 f"is {number}, but {task} commits exactly once, with a checkpoint (delivery in the manifest)"
             )

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.trial.sampling import sampling_of
@@ -110,7 +109,7 @@ def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> l
     rules = [
         _ends(trial, waits, finished), _inputs(trial, entry, waits, finished), _deployments(trial, waits, deployed, finished),
         _restarts(trial, waits), _checkpoints(trial, waits), _losses(trial, waits), _peers(trial, entry), _unsampled(trial, entry), _unmeasured(trial, finished),
-        _silent(trial, deployed), _causes(trial), _received(trial, entry, deployed.keys() - finished),
+        _silent(trial, deployed), _causes(trial),
     ]  # fmt: skip
     if one_clock:
         rules.append(_spent(trial, deployed))
@@ -239,23 +238,6 @@ def _inputs(trial: Trial, entry: Mapping[str, Any], waits: Waits, finished: set[
             yield Damage("events", "kind", -1, f"has no partition.request {of}")
         elif vertex in inner and (task, attempt) not in waited:
             yield Damage("waits", "kind", -1, f"has no partition {of}")
-
-
-def _received(trial: Trial, entry: Mapping[str, Any], unfinished: set[Attempt]) -> Iterator[Damage]:
-    """Yield a task that did not finish and received records without a request for a partition. A process that is killed loses its
-    last rows, and a task requests partitions before it receives records."""
-    tasks = trial.table("tasks")
-    inner = {target for _, target, _ in edges(entry)}
-    requested = {(e["subject"], e["attempt"]) for _, e in events(trial, "partition.request")}
-    if not sound(tasks, "task", "attempt", "records_in"):
-        return
-    received = tasks.filter(pc.greater(tasks.column("records_in"), 0)).select(["task", "attempt"])
-    for r in received.group_by(["task", "attempt"]).aggregate([]).to_pylist():
-        task, attempt = r["task"], r["attempt"]
-        if task.rpartition("-")[0] in inner and (task, attempt) in unfinished - requested:
-            problem = f"has no partition.request of attempt {attempt} of {task}, which received records (records_in in tasks)"
-            yield Damage("events", "kind", -1, problem)
-            return
 
 
 def _deployments(trial: Trial, waits: Waits, deployed: Deployed, finished: set[Attempt]) -> Iterator[Damage]:
