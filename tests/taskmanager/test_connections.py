@@ -360,6 +360,23 @@ def test_J_59_J_60_only_the_answer_to_the_last_offer_counts(
     assert refused == [name for name in ("x", "y") if name not in kept]
 
 
+def test_the_answer_to_an_earlier_offer_says_when_a_slot_was_accepted_that_a_task_has_activated():
+    """The last offer does not have that slot. Without this time, a heartbeat that does not name it any more would not free it."""
+
+    def activate(connection: JobConnection) -> None:
+        connection._slots.mark_active("x", "job")
+        connection._slots.allocate(1, "y", "job", T0_S)
+        connection.offer()
+
+    def accepted(name: str, at: float) -> Any:
+        return lambda peer: asyncio.sleep(0.2, SlotOfferResult((name,), at))
+
+    offers = [accepted("x", 3.0), accepted("y", 4.0)]
+    peer = during(1.0, offering("x", offers=offers), (0.1, activate), answers=[leader("a")])
+    assert [d[1] for d in peer.done if d[0] == "refused"] == []
+    assert [s.allocation for s in peer.slots.unused("job", ((1, "y"),), asked_at=3.5)] == ["x"]
+
+
 def test_the_timeout_of_an_offer_is_ignored_after_a_later_one():
     """The later one has the same slot."""
     offers = [LATE, accepting("x", after_s=0.9)]
