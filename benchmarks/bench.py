@@ -34,6 +34,10 @@ from testbed_runtime.workload.sources import GeneratedSource
 RECORD = struct.Struct("<4sHHIQqqQIHH52s")
 """A generated record of 100 bytes with its length, for the bare loop."""
 BUFFER_RECORDS = 315
+FLOATING = (transport_bench.FLOATING, 32)
+"""Floating buffers per gate of the exchange. They decide how many buffers a turn of the loop moves (benchmarks/transport.md)."""
+GATES = {"asyncio": (0.50, 0.65), "uvloop": (0.60, 0.80)}
+"""Gate and goal of the exchange's share of a raw socket, by loop."""
 JOB_BENCH = Path(__file__).with_name("job_bench.py")
 UNITS = ("records/s of CPU", "records/s")
 JOB_LEFT = "numpy calls per run of buffers at source and sink (benchmarks/job.md)"
@@ -56,13 +60,17 @@ class Row:
         return f"{self.what:<66} {ratio:5.2f} ({spread})  gate {self.gate:.2f}, goal {self.goal:.2f}: {result}{why}"
 
 
-def exchange_ratios(loops: tuple[str, ...], rounds: int, megabytes: int) -> dict[str, list[float]]:
-    """Return the whole exchange's share of the raw socket's MB per second of CPU time, for each round."""
-    buffers, ratios = megabytes * 1_000_000 // transport_bench.SEGMENT, {loop: [] for loop in loops}
+def exchange_ratios(rounds: int, megabytes: int) -> dict[tuple[str, int], list[float]]:
+    """Return the whole exchange's share of the raw socket's MB per second of CPU time, for each round, by loop and floating buffers."""
+    buffers = megabytes * 1_000_000 // transport_bench.SEGMENT
+    ratios: dict[tuple[str, int], list[float]] = {
+        (loop, floating): [] for loop in ("asyncio", "uvloop") for floating in FLOATING
+    }
     for _ in range(rounds):
         raw = transport_bench.measure("raw", "blocking", buffers)
-        for loop in loops:
-            ratios[loop].append(transport_bench.measure("exchange", loop, buffers).cpu / raw.cpu)
+        for (loop, floating), found in ratios.items():
+            setup = transport_bench.Setup(floating=floating)
+            found.append(transport_bench.measure("exchange", loop, buffers, setup).cpu / raw.cpu)
     return ratios
 
 
@@ -175,11 +183,10 @@ def main() -> None:
     parser.add_argument("--flink-records", type=int, default=16_000_000)
     parser.add_argument("--without-flink", action="store_true", help="do not compare with a real Flink")
     asked = parser.parse_args()
-    exchange = exchange_ratios(("asyncio", "uvloop"), asked.rounds, asked.megabytes)
-    layers = "Python calls in every layer, the receiver's copy and 0.2 turns of both loops a buffer (benchmarks/transport.md)"
-    what = "32 KiB buffers with credit, one connection, of a raw socket"
-    print(Row(f"{what}, asyncio", exchange["asyncio"], 0.50, 0.65, layers))
-    print(Row(f"{what}, uvloop", exchange["uvloop"], 0.60, 0.80, layers))
+    layers = "a turn of both loops for every few buffers of a small credit (benchmarks/transport.md)"
+    for (loop, floating), ratios in exchange_ratios(asked.rounds, asked.megabytes).items():
+        what = f"32 KiB buffers, credit 2 + {floating}, one connection, of a raw socket, {loop}"
+        print(Row(what, ratios, *GATES[loop], layers))
     what = "32 KiB buffers with credit and TLS (AES-GCM), of the same without TLS"
     copies = "encryption, and four more copies of each byte (docs/decisions/0012-tls.md)"
     print(Row(what, tls_ratios(asked.rounds, asked.megabytes), 0.35, 0.50, copies))

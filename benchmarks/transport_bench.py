@@ -1,13 +1,14 @@
 """Throughput of the TCP path against a raw blocking socket, in the same run: two processes, 32 KiB payloads, loopback.
 
-    python benchmarks/transport_bench.py [--megabytes 2000] [--rounds 3]
+    python benchmarks/transport_bench.py [--megabytes 2000] [--rounds 3] [--floating 8 16 32]
 
 Two figures for each case, both as a share of the raw socket's: by the clock, and by processor time (the busier of the two
 processes bounds the rate; this hardly depends on what else the machine does).
 
 raw       blocking sendall(header + payload) to recv_into(MSG_WAITALL)
 frames    TcpNetwork: encode, sendmsg; one receive buffer, ClientDecoder, one copy into a segment
-exchange  the whole exchange: ResultPartition, credit 2 + 8, DataServer, ConnectionManager, InputGate; both ends wait as tasks do
+exchange  the whole exchange: ResultPartition, credit, DataServer, ConnectionManager, InputGate; both ends wait as tasks do. Credit is
+          2 exclusive and `--floating` floating buffers, 8 by default as in Flink; with several numbers, each is a case
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ from testbed_runtime.transport.tcp import TcpNetwork
 
 SEGMENT = 32 * 1024
 HEADER = 47
-FRAMES_PER_TURN = 10
+EXCLUSIVE, FLOATING = 2, 8
 """The credit of one channel by default."""
+FRAMES_PER_TURN = EXCLUSIVE + FLOATING
 RECEIVER = InputChannelID(bytes(16))
 PARTITION = ResultPartitionID.from_bytes(bytes(60))
 FACTORIES = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -64,6 +66,13 @@ class Setup:
     certificate: str = ""
     segment: int = SEGMENT
     credit: bool = True
+    floating: int = FLOATING
+    """`taskmanager.network.memory.floating-buffers-per-gate`, on both sides. The channel has `EXCLUSIVE` buffers besides."""
+
+    @property
+    def pool(self) -> int:
+        """The buffers of the producer's pool, as Flink sizes it for one subpartition."""
+        return EXCLUSIVE + self.floating
 
     def options(self) -> Options:
         return Options({"taskmanager.network.credit-model": str(self.credit).lower()})
@@ -200,9 +209,9 @@ async def send_frames(port: int, buffers: int, setup: Setup, way: Way) -> int:
 
 
 async def produce(buffers: int, setup: Setup, way: Way) -> float:
-    pools = NetworkBufferPool(16, setup.segment)
+    pools = NetworkBufferPool(setup.pool, setup.segment)
     manager = ResultPartitionManager(started=asyncio.get_running_loop().time())
-    pool, consumed = pools.create_buffer_pool(2, 10, subpartitions=1), asyncio.Event()
+    pool, consumed = pools.create_buffer_pool(EXCLUSIVE, setup.pool, subpartitions=1), asyncio.Event()
     part = ResultPartition(PARTITION, 1, pool, on_consumed=lambda _: consumed.set())
     manager.register(part)
     server = DataServer(way(setup), manager, name="tm-0", options=setup.options())
@@ -231,8 +240,8 @@ async def consume(port: int, buffers: int, setup: Setup, way: Way) -> int:
     """Return how often credit was announced."""
     del buffers
     ready, options, announced = Wakeup(), setup.options(), 0
-    pools = NetworkBufferPool(16, setup.segment)
-    gate = InputGate(pools, pools.create_buffer_pool(1, 8), ready.set)
+    pools = NetworkBufferPool(setup.pool, setup.segment)
+    gate = InputGate(pools, pools.create_buffer_pool(1, setup.floating), ready.set)
     channel = gate.add_remote(
         PARTITION, 0, receiver=channel_id(1, bytes(12)), backoff=remote_backoff(options)
     )
@@ -335,21 +344,28 @@ def main() -> None:
     )
     parser.add_argument("--megabytes", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--floating", nargs="+", type=int, default=[FLOATING], help="floating buffers per gate"
+    )
     parser.add_argument("--child", nargs=4)
     asked = parser.parse_args()
     if asked.child:
         run_child(asked.child, plain)
         return
     buffers = asked.megabytes * 1_000_000 // SEGMENT
-    cases = [
-        ("raw", "blocking"),
-        *((m, loop) for loop in ("asyncio", "uvloop") for m in ("frames", "exchange")),
-    ]
+    plain_setup = Setup()
+    cases = [("raw blocking", "raw", "blocking", plain_setup)]
+    for loop in ("asyncio", "uvloop"):
+        cases.append((f"frames {loop}", "frames", loop, plain_setup))
+        cases.extend(
+            (f"exchange {loop}, {floating} floating", "exchange", loop, Setup(floating=floating))
+            for floating in asked.floating
+        )
     results: dict[str, list[Measured]] = {}
     for _ in range(asked.rounds):
         # interleaved, so that other work on the machine affects all cases alike
-        for mode, loop in cases:
-            results.setdefault(f"{mode} {loop}", []).append(measure(mode, loop, buffers))
+        for case, mode, loop, setup in cases:
+            results.setdefault(case, []).append(measure(mode, loop, buffers, setup))
     raw = results["raw blocking"]
     for name, rounds in results.items():
         print(json.dumps({"case": name, **summary(rounds, raw)}))

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.processes
         (
             "bench.py --rounds 1 --megabytes 3 --records 1000000 --without-flink",
             [
-                "of a raw socket, asyncio",
-                "of a raw socket, uvloop",
+                "credit 2 + 8, one connection, of a raw socket, asyncio",
+                "credit 2 + 32, one connection, of a raw socket, uvloop",
                 "of the same without TLS",
                 "of a bare loop",
                 "sink, Headgate",
