@@ -1,7 +1,8 @@
-"""Checkpoints: how many completed or failed, and how long the longest took."""
+"""Checkpoints: how many completed or failed, and how long they took."""
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 from msgspec import Struct
@@ -14,6 +15,7 @@ class Checkpoints(Struct, frozen=True):
     completed: int
     failed: int
     longest_s: float | None
+    median_s: float | None
     alignment_s: float | None
     """Longest alignment of a task; None if no task acknowledged a checkpoint."""
     completion_s: float | None
@@ -36,6 +38,7 @@ def check_checkpoints(trial: Trial, window: Window) -> Checkpoints:
         len(completed),
         len(failed),
         max(completed.values()) / NS if completed else None,
+        median(completed.values()) / NS if completed else None,
         max(aligned) / NS if aligned else None,
         _longest_completion_s(rows, window),
         max(_persisted(rows).values(), default=None),

@@ -368,6 +368,7 @@ def _checkpoints(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -
         _value(answers, "checkpoints.completed", found.completed if found else None, phase)
         _value(answers, "checkpoints.failed", found.failed if found else None, phase)
         _value(answers, "checkpoints.duration", found.longest_s if found else None, phase)
+        _value(answers, "checkpoints.median-duration", found.median_s if found else None, phase)
         _value(answers, "checkpoints.completion", found.completion_s if found else None, phase)
         _value(answers, "checkpoints.persisted", found.persisted_bytes if found else None, phase)
         _value(answers, "checkpoints.size", found.size_bytes if found else None, phase)

@@ -154,6 +154,7 @@ def test_checkpoints_are_summed_over_their_tasks(history: Any):
     trial = built.trial()
     found = check_checkpoints(trial, Window(history.at(1), history.at(5)))
     assert (found.completed, found.failed, found.longest_s, found.alignment_s) == (2, 1, 2.0, 3.0)
+    assert found.median_s == 1.25
     assert found.completion_s == pytest.approx(1.7), "the third one never ended"
     assert (found.persisted_bytes, found.size_bytes, found.full_bytes) == (14, 40.0, 150.0)
     early = check_checkpoints(trial, Window(history.at(1), history.at(2)))

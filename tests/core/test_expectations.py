@@ -299,7 +299,7 @@ NEITHER = {
 }  # fmt: skip
 PHASED = {
     "buffers.used", "buffers.in-pool-usage", "buffers.out-pool-usage", "lag.max", "liveness.longest-stall", "tasks.backpressured",
-    "tasks.backpressured-sampled", "tasks.buffers-per-record", "tasks.busy", "tasks.cpu-per-record", "tasks.idle", "checkpoints.completed", "checkpoints.failed", "checkpoints.duration",
+    "tasks.backpressured-sampled", "tasks.buffers-per-record", "tasks.busy", "tasks.cpu-per-record", "tasks.idle", "checkpoints.completed", "checkpoints.failed", "checkpoints.duration", "checkpoints.median-duration",
     "checkpoints.completion", "checkpoints.persisted", "checkpoints.size", "checkpoints.full-size", "checkpoints.alignment",
     "throughput.records-per-second", "throughput.slowest-sink", "throughput.fastest-sink", "throughput.goodput", "throughput.relative",
     "throughput.relative-to-control", "latency", "latency.markers", "latency.relative", "latency.relative-to-control",

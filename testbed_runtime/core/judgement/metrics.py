@@ -307,6 +307,7 @@ METRICS: dict[str, Metric] = {
         Metric("checkpoints.completed", "count", False, "Completed checkpoints.", "`checkpoints` that ended in the phase", phased=True),
         Metric("checkpoints.failed", "count", True, "Failed checkpoints.", "`checkpoints` that ended in the phase", phased=True),
         Metric("checkpoints.duration", "s", True, "Longest completed checkpoint.", "`checkpoints` that ended in the phase", phased=True),
+        Metric("checkpoints.median-duration", "s", True, "Median duration of the completed checkpoints.", "the same", phased=True),
         Metric("checkpoints.completion", "s", True, "Longest time for which a checkpoint was in progress although every task had acknowledged it.", "`finalizing`, `completed` and `failed` rows of `checkpoints`", phased=True),
         Metric("checkpoints.persisted", "bytes", None, "Largest number of bytes of channel state in a checkpoint: data that its barriers have overtaken.", "acknowledgements in `checkpoints`", phased=True),
         Metric("checkpoints.size", "bytes", True, "Bytes that a completed checkpoint stored, on average. An incremental one stores only new files.", "acknowledgements in `checkpoints`", phased=True),
