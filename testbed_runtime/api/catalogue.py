@@ -103,8 +103,6 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("slot.idle.timeout", "50 s"),
     KnownKey("slotmanager.number-of-slots.max", "", "1.11"),
     KnownKey("slotmanager.redundant-taskmanager-num", "0", "1.12"),
-    KnownKey("cluster.evenly-spread-out-slots", "false", "1.10"),
-    KnownKey("taskmanager.load-balance.mode", "NONE", "1.19"),
     KnownKey("resourcemanager.taskmanager-timeout", "30 s"),
     KnownKey("resourcemanager.taskmanager-registration.timeout", "5 min", "1.17"),
     KnownKey("resourcemanager.job.timeout", "5 min"),

@@ -178,6 +178,8 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.registration.timeout", "duration", "5 min", "A TaskManager that cannot register with a ResourceManager for this long terminates."),
     Option("taskmanager.slot.timeout", "duration", "10 s", "An allocated slot is freed if no JobMaster accepts it for this long; `pekko.ask.timeout` if unset.", fallback="pekko.ask.timeout", since="1.13"),
     Option("slot.request.timeout", "duration", "5 min", "A job that does not get its slots for this long fails."),
+    Option("cluster.evenly-spread-out-slots", "boolean", "true", "`true`: slots are spread over all TaskManagers. `false`: one TaskManager is filled after the other, which is Flink's default. Headgate's default is `true`, so that every TaskManager has tasks.", since="1.10"),
+    Option("taskmanager.load-balance.mode", "string", "NONE", "`SLOTS`: as `cluster.evenly-spread-out-slots: true`. `NONE`: that option decides, and if it is not set either, one TaskManager is filled after the other. `TASKS` is not implemented.", choices=("NONE", "SLOTS"), since="1.19"),
     Option("task.cancellation.timeout", "duration", "180 s", "A task that takes longer to cancel terminates its TaskManager."),
     Option("web.backpressure.num-samples", "integer", "100", "Samples of back-pressure in one round.", removed="1.13"),
     Option("web.backpressure.delay-between-samples", "duration", "50 ms", "Time between two of them.", removed="1.13"),

@@ -22,7 +22,7 @@ from testbed_runtime.core.job.messages import (
     RegistrationResult,
     RequestSlot,
 )
-from testbed_runtime.core.job.slots import SlotKey, SlotState, SlotTable
+from testbed_runtime.core.job.slots import SlotKey, SlotState, SlotTable, spreads_slots
 from testbed_runtime.core.versions import DECLARATIVE_SLOTS, RESTART_NAMES_TASKMANAGER, RM_TELLS_JOBS, has
 from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
 from testbed_runtime.jobmanager.services import Services
@@ -78,7 +78,7 @@ class ResourceManager:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._table = SlotTable()
+        self._table = SlotTable(spread=spreads_slots(services.options))
         self._registered: dict[TaskManagerID, Address] = {}
         self._owner: SlotOwner | None = None
         self._on_job_lost: Callable[[Lost, str], None] = lambda *_: None

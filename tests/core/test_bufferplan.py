@@ -42,6 +42,14 @@ def test_a_local_forward_exchange_needs_no_exclusive_buffers():
     assert (only.exclusive, only.required) == (0, 3)
 
 
+def test_tasks_are_planned_where_the_jobmanager_places_them():
+    """2 TaskManagers × 2 slots, 2 → 2: one subtask of each vertex on both, or all on the first."""
+    for even, expected in (("true", [(2, 1), (2, 1)]), ("false", [(4, 0), (0, 0)])):
+        options = Options({"cluster.evenly-spread-out-slots": even})
+        plan = buffer_plan(job(2, 2), 2, 2, options)
+        assert [(t.tasks, t.remote_channels) for t in plan.taskmanagers] == expected
+
+
 @pytest.mark.parametrize(
     ("sizes", "keys"),
     [

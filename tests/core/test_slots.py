@@ -1,8 +1,11 @@
 """Needed slots, placement, and the two books of slots."""
 
+import pytest
+
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
-from testbed_runtime.core.job.slots import SlotPool, SlotState, SlotTable, needed_slots
+from testbed_runtime.core.job.slots import SlotPool, SlotState, SlotTable, needed_slots, spreads_slots
+from testbed_runtime.core.options import Options
 
 TM = [TaskManagerID(i, 1) for i in range(4)]
 
@@ -21,8 +24,8 @@ def test_needed_slots_are_the_largest_parallelism_of_each_group():
     assert needed_slots(graph) == [("src", 0), ("src", 1), ("main", 0), ("main", 1), ("main", 2)]
 
 
-def table(*slots):
-    made = SlotTable()
+def table(*slots, spread=True):
+    made = SlotTable(spread=spread)
     for taskmanager, count in zip(TM, slots, strict=False):
         made.register(taskmanager, count)
     return made
@@ -32,6 +35,35 @@ def test_placement_spreads_and_begins_with_the_lowest_ordinal():
     """Three TaskManagers with two slots, four allocations."""
     taken = table(2, 2, 2).take(["a", "b", "c", "d"])
     assert [(s.owner.ordinal, s.index) for s in taken] == [(0, 0), (1, 0), (2, 0), (0, 1)]
+
+
+def test_taskmanagers_are_filled_one_after_the_other_unless_slots_are_spread():
+    """Flink's default. A suspended TaskManager is left out, and a slot that is free again is the next one."""
+    made = table(2, 2, 2, spread=False)
+    made.suspend(TM[1], True)
+    taken = made.take(["a", "b", "c"])
+    assert [(s.owner.ordinal, s.index) for s in taken] == [(0, 0), (0, 1), (2, 0)]
+    made.mark("b", SlotState.FREE)
+    assert [(s.owner.ordinal, s.index) for s in made.take(["d", "e"])] == [(0, 1), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "even", "expected"),
+    [
+        ("", "", True),
+        ("", "false", False),
+        ("", "true", True),
+        ("NONE", "", False),
+        ("NONE", "true", True),
+        ("NONE", "false", False),
+        ("SLOTS", "", True),
+        ("slots", "false", True),
+    ],
+)
+def test_the_load_balance_mode_decides_before_the_older_option(mode: str, even: str, expected: bool):
+    """TaskManagerLoadBalanceMode.loadFromConfiguration: any mode but NONE counts. Without both, Headgate spreads."""
+    values = {"taskmanager.load-balance.mode": mode, "cluster.evenly-spread-out-slots": even}
+    assert spreads_slots(Options({key: text for key, text in values.items() if text})) is expected
 
 
 def test_all_or_nothing():

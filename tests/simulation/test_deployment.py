@@ -86,6 +86,24 @@ def test_eager_consumers_are_deployed_with_their_producers(tmp_path: Path):
     assert set(deployed_s(run).values()) == {0.0}
 
 
+@pytest.mark.parametrize(
+    ("options", "owners"),
+    [
+        ({}, {"tm-0-1", "tm-1-1", "tm-2-1"}),
+        ({"cluster.evenly-spread-out-slots": "false"}, {"tm-0-1", "tm-1-1"}),
+    ],
+    ids=["spread", "filled"],
+)
+def test_slots_are_spread_over_the_taskmanagers_or_fill_one_after_the_other(
+    options: dict[str, str], owners: set[str], tmp_path: Path
+):
+    """Three groups of one slot each, three TaskManagers with two slots. Headgate spreads by default, Flink fills."""
+    run = ran(tmp_path, job=job(), options=options, replicas=3, slots=2, observation="2 s")
+    rows = [r for r in run.trial.rows("events") if r["kind"] == "task.state"]
+    placed = {json.loads(r["data"]).get("taskmanager") for r in rows} - {None, ""}
+    assert placed == owners
+
+
 def test_a_restart_waits_for_a_first_record_again(tmp_path: Path):
     """A TaskManager dies: the next attempt deploys the consumer after its producers too, and nothing is lost."""
     fault = {"duration": "1 s", "target": {"taskManagers": {"running": "merge", "mode": "one"}}, "process": {"kill": {}}}  # fmt: skip

@@ -34,6 +34,7 @@ def ran(
     options: dict[str, str] | None = None,
     version: str = "1.20",
     replicas: int = 5,
+    slots: int = 1,
     replace: str = "Never",
     observation: str = "20 s",
     job: dict[str, Any] | None = None,
@@ -49,7 +50,7 @@ def ran(
                 "seed": 3,
                 "testbed": {
                     "flinkVersion": version,
-                    "taskManagers": {"replicas": replicas, "slots": 1, "replaceLost": replace},
+                    "taskManagers": {"replicas": replicas, "slots": slots, "replaceLost": replace},
                     "flinkConfiguration": {**OPTIONS, **(options or {})},
                     "job": job or {"vertices": [SOURCE, COUNT, SINK], "edges": [HASH, FORWARD]},
                 },

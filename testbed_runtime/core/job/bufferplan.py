@@ -19,7 +19,7 @@ from testbed_runtime.core.ids import TaskManagerID, task_manager_names
 from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex
 from testbed_runtime.core.job.keygroups import group_range
 from testbed_runtime.core.job.results import PIPELINED
-from testbed_runtime.core.job.slots import SlotKey, SlotTable, needed_slots, slot_key
+from testbed_runtime.core.job.slots import SlotKey, SlotTable, needed_slots, slot_key, spreads_slots
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.processmemory import (
     FLINK,
@@ -92,7 +92,7 @@ class BufferPlan(Struct, frozen=True):
 def buffer_plan(graph: JobGraph, taskmanagers: int, slots: int, options: Options) -> BufferPlan:
     """Return the need of each TaskManager, with the tasks placed as the JobManager places them. Raises UserError if there are
     too few slots, and MemoryRefused."""
-    owners = _placed(graph, taskmanagers, slots)
+    owners = _placed(graph, taskmanagers, slots, options)
     plans = {name: TaskManagerPlan(name) for name in task_manager_names(taskmanagers)}
     for vertex in graph.vertices:
         for subtask in range(vertex.parallelism):
@@ -105,9 +105,9 @@ def buffer_plan(graph: JobGraph, taskmanagers: int, slots: int, options: Options
     )
 
 
-def _placed(graph: JobGraph, taskmanagers: int, slots: int) -> dict[SlotKey, str]:
+def _placed(graph: JobGraph, taskmanagers: int, slots: int, options: Options) -> dict[SlotKey, str]:
     """Return the TaskManager of each slot of the job."""
-    keys, table = needed_slots(graph), SlotTable()
+    keys, table = needed_slots(graph), SlotTable(spread=spreads_slots(options))
     for ordinal in range(taskmanagers):
         table.register(TaskManagerID(ordinal, 1), slots)
     taken = table.take([f"{group}/{index}" for group, index in keys])

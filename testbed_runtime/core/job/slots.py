@@ -1,4 +1,4 @@
-"""Slots: which ones a job needs (sharing groups), where they are allocated (spread, lowest ordinal first), and their owners."""
+"""Slots: which ones a job needs (sharing groups), where they are allocated (spread or filled, lowest ordinal first), and their owners."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
+from testbed_runtime.core.options import Options
 
 SlotKey = tuple[str, int]
 """(slot sharing group, index): hosts subtask `index` of every vertex of the group."""
@@ -31,6 +32,15 @@ def slots_of_groups(vertices: Iterable[tuple[str, int]]) -> dict[str, int]:
     for group, parallelism in vertices:
         largest[group] = max(largest.get(group, 0), parallelism)
     return largest
+
+
+def spreads_slots(options: Options) -> bool:
+    """Return whether slots are spread over the TaskManagers (Flink's TaskManagerLoadBalanceMode.loadFromConfiguration, with
+    another default)."""
+    mode, spread = "taskmanager.load-balance.mode", "cluster.evenly-spread-out-slots"
+    if options.string(mode) == "SLOTS":
+        return True
+    return options.boolean(spread) and (options.is_set(spread) or not options.is_set(mode))
 
 
 class SlotState(Enum):
@@ -63,9 +73,11 @@ class _TaskManager:
 
 
 class SlotTable:
-    """The slots of all registered TaskManagers, as the ResourceManager knows them."""
+    """The slots of all registered TaskManagers, as the ResourceManager knows them. `spread`: a slot is allocated on the TaskManager
+    with the fewest used ones; otherwise, one TaskManager is filled after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, spread: bool = True) -> None:
+        self._spread = spread
         self._taskmanagers: dict[TaskManagerID, _TaskManager] = {}
         self._by_allocation: dict[str, Slot] = {}
 
@@ -105,8 +117,8 @@ class SlotTable:
         )
 
     def take(self, allocations: Sequence[str]) -> list[Slot]:
-        """Allocate a slot for each allocation, all or none ([]): each on the TaskManager with the fewest used, then the lowest
-        ordinal, then the lowest index."""
+        """Allocate a slot for each allocation, all or none ([]): each on the TaskManager with the fewest used (if slots are spread),
+        then the lowest ordinal, then the lowest index."""
         if self.free < len(allocations):
             return []
         taken = []
@@ -119,7 +131,7 @@ class SlotTable:
 
     def _best(self) -> Slot:
         candidates = [
-            (known.used, owner, slot)
+            (known.used if self._spread else 0, owner, slot)
             for owner, known in self._taskmanagers.items()
             if not known.suspended
             for slot in known.slots[:]
