@@ -72,8 +72,11 @@ async def _operator(api: Api) -> Finding:
     ready = [d for d in found if d.get("status", {}).get("readyReplicas")]
     if not ready:
         names = ", ".join(_full(d) for d in found) or "none"
+        spaces = sorted({d["metadata"]["namespace"] for d in found})
+        selector = ",".join(f"{key}={value}" for key, value in OPERATOR_LABELS.items())
+        look = "; ".join(f"kubectl -n {space} describe pods -l {selector}" for space in spaces)
         return Finding(
-            "operator", BAD, f"not ready: {names}", INSTALL if not found else "look at its pod's log"
+            "operator", BAD, f"not ready: {names}", f"look at its pod: {look}" if found else INSTALL
         )
     return Finding("operator", GOOD, ", ".join(_full(d) for d in ready), "reconciles what is applied")
 

@@ -50,23 +50,22 @@ SIMULATION = Capabilities(
 
 
 def choose_backend(
-    kind: Kind, capabilities: Capabilities, *, params: Mapping[str, Any] | None = None
+    kind: Kind, capabilities: Capabilities, *, params: Mapping[str, Any] | None = None, path: str = "faults"
 ) -> tuple[str, str]:
     """Return (backend, reason): the first of the kind's backends that the environment offers and that can carry `params`.
 
-    Raises UserError with the kind, the environment, the reason and an alternative."""
-    wanted = kind.backends
-    for parameter in kind.parameters:
-        if parameter.backends and parameter.is_given(params or {}):
-            wanted = tuple(name for name in wanted if name in parameter.backends)
+    Raises UserError with `path`, the kind, the environment, the reason and an alternative."""
+    narrow = [p for p in kind.parameters if p.backends and p.is_given(params or {})]
+    wanted = tuple(name for name in kind.backends if all(name in p.backends for p in narrow))
     reasons = {name: capabilities.missing.get(name, "not offered in this environment") for name in wanted}
     chosen = next((name for name in wanted if name in capabilities.backends), None)
     if chosen is None:
+        given = " and ".join(p.name for p in narrow)
         raise UserError(
-            f"faults.{kind.name}",
-            f"{kind.name} is not possible in the environment {capabilities.environment!r}: "
-            f"it needs {' or '.join(wanted)}, but {'; '.join(sorted(set(reasons.values())))}",
-            kind.instead,
+            path,
+            f"{kind.name} is not possible {f'with {given} ' if given else ''}in the environment {capabilities.environment!r}: "
+            f"it needs {' or '.join(wanted)}, but {', and '.join(sorted(set(reasons.values())))}",
+            f"leave {given} out, or choose another environment" if given else kind.instead,
         )
     skipped = [f"{name} ({reasons[name]})" for name in wanted[: wanted.index(chosen)]]
     preferred = f"; preferred but not available here: {'; '.join(skipped)}" if skipped else ""
@@ -75,6 +74,7 @@ def choose_backend(
 
 def check_fault(fault: Fault, capabilities: Capabilities) -> tuple[str, str]:
     """Validate a fault before the run starts. Return (backend, reason) or raise UserError."""
-    for problem in check.problems(fault, f"faults[{fault.name}]"):
+    path = f"faults[{fault.name}]"
+    for problem in check.problems(fault, path):
         raise problem
-    return choose_backend(kind_of(fault), capabilities, params=fault.params)
+    return choose_backend(kind_of(fault), capabilities, params=fault.params, path=path)

@@ -35,7 +35,7 @@ GONE_LIMIT_S = 180.0
 """Time limit from deletion to the end of the last pod. The API server may be unreachable for a minute in between."""
 POLL_S = 0.5
 CREATE_MARGIN_S = 30.0
-PACKETS_OFF = "the testbed has no agent with NET_ADMIN; set testbed.pods.packetFaults: true"
+PACKETS_OFF = "the testbed has no agent with NET_ADMIN (set testbed.pods.packetFaults: true)"
 
 
 def capabilities(*, packet_faults: bool) -> Capabilities:

@@ -154,7 +154,7 @@ def test_validate_checks_what_a_run_checks_before_it_starts(headgate, tmp_path, 
     offering(monkeypatch)
     lossy = SCENARIOS / "07-packet-loss"
     assert headgate("validate", lossy).returncode == exits.PASS
-    assert "warning: faults.network.loss: network.loss is not possible" in headgate("validate", lossy).stdout
+    assert "network.loss is not possible" in headgate("validate", lossy).stdout
     assert headgate("validate", lossy, "--on", "local").returncode == exits.ERROR
     assert headgate("validate", lossy, "--on", "kubernetes").returncode == exits.PASS
 

@@ -69,8 +69,22 @@ def test_a_correlation_of_jitter_is_refused_where_there_are_no_packets():
     )
     with pytest.raises(UserError, match="it needs netem or nfqueue") as caught:
         check_fault(correlated, LOCAL)
+    assert "with correlation in the environment 'local'" in caught.value.problem
     assert "leave correlation out" in caught.value.hint
     assert check_fault(correlated, Capabilities("pods", ("proxy", "nfqueue")))[0] == "nfqueue"
+
+
+def test_a_fault_without_any_backend_is_refused_with_the_reason_of_each():
+    """The hint names no parameter that was not given."""
+    pods = Capabilities("pods", ("channel",), {"proxy": "no proxy (set a)", "netem": "no agent (set b)"})
+    late = fault("network.latency", params={"latency_s": 0.1, "mode": "one-way"})
+    with pytest.raises(UserError) as caught:
+        check_fault(late, pods)
+    assert str(caught.value) == (
+        "faults[f]: network.latency is not possible in the environment 'pods': it needs netem or nfqueue or proxy, but "
+        "no agent (set b), and no proxy (set a), and not offered in this environment "
+        "(choose another fault kind or another environment)"
+    )
 
 
 def test_a_pod_is_deleted_only_where_there_are_pods():

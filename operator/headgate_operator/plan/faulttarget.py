@@ -23,8 +23,8 @@ from testbed_runtime.faults.fanout import Part, split
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.faults.targets import resolve_targets
 
-NO_AGENT = "the testbed has no agent container; set spec.pods.packetFaults: true in the Testbed"
-NO_PROXY = "the testbed has no proxy; set spec.pods.proxy: true in the Testbed"
+NO_AGENT = "the testbed has no agent container (set spec.pods.packetFaults: true in the Testbed)"
+NO_PROXY = "the testbed has no proxy (set spec.pods.proxy: true in the Testbed)"
 AGENT_SILENT = "the agent container does not answer yet"
 
 

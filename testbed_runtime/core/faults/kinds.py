@@ -146,7 +146,6 @@ _NETWORK = (
         residue=_PROXY_RESIDUE.replace("2 ms", "2 ms (or half the requested delay)"),
         limits="The proxy delays bytes, not packets: TCP on either side sees the same round trip as before, so its window and its timers do not "
         "change. New connections are accepted at once; only the data sent on them is late.",
-        instead="leave correlation out, or choose another environment",
     ),
     _packets(
         "network.loss",
