@@ -190,6 +190,19 @@ class ActiveFault(Model, frozen=True):
     """When it ends by itself."""
 
 
+class JobNow(Model, frozen=True):
+    """The job of the current trial, when its JobManager last answered the runner."""
+
+    running_tasks: int = 0
+    total_tasks: int = 0
+    """0: unknown."""
+    restarts: int = 0
+    checkpoints: int = 0
+    """Completed checkpoints."""
+    counters: Mapping[str, float] = {}
+    """Rates and lags of its tasks, as in the terminal's progress line."""
+
+
 class RoundResult(Model, frozen=True):
     """A round of an outage: core.judgement.recovery.Round, with the seconds of each owner instead of its segments."""
 
@@ -254,6 +267,7 @@ class RunProgress(Status, frozen=True):
     """Planned time until the end of the last trial."""
     job_state: str = ""
     """State of the job of the current trial."""
+    job: JobNow = JobNow()
     answer: tuple[str, ...] = ()
     """How long each trial was down, which wait cost each second, and what lower values save: the lines of the terminal."""
     recovery: RecoveryResult = RecoveryResult()

@@ -194,14 +194,15 @@ def counts(sample: p.Sample) -> str:
     """Return the counters, the most important first, because a narrow terminal cuts off the end.
 
     The lag of a job is unknown while a task does not run: what that task has missed is not measured."""
+    if not sample.total_tasks:
+        return ""
     words = []
     complete = sample.running_tasks >= sample.total_tasks
-    for key, unit in (("records_per_s", "records/s"), ("credits", "credits"), ("lag_s", "s lag")):
+    for key, unit in zip(p.SHOWN_COUNTERS, ("records/s", "credits", "s lag"), strict=True):
         if key in sample.counters and (complete or key != "lag_s"):
             value = sample.counters[key]
             words.append(f"{value:,.0f} {unit}" if key != "lag_s" else f"{value:.2f} {unit}")
-    if sample.total_tasks:  # the status of a cluster does not contain it
-        words.append(f"{sample.running_tasks}/{sample.total_tasks} tasks")
+    words.append(f"{sample.running_tasks}/{sample.total_tasks} tasks")
     if sample.restarts:
         words.append(plural(sample.restarts, "restart"))
     words.append(plural(sample.checkpoints, "checkpoint"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed_runtime.api import models, naming
-from testbed_runtime.api.status import COMPLETE, EVALUATING, RECORDER_LOST
+from testbed_runtime.api.status import COMPLETE, EVALUATING, RECORDER_LOST, JobNow, read
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.documents import SCHEMA
 from testbed_runtime.core.errors import HeadgateError, UserError
@@ -89,18 +89,20 @@ def events_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[p.Pro
     return found
 
 
-def _numbers(status: Mapping[str, Any]) -> tuple[Any, Any]:
-    return status.get("remainingSeconds"), status.get("jobState")
+def _numbers(status: Mapping[str, Any]) -> tuple[Any, ...]:
+    return status.get("remainingSeconds"), status.get("jobState"), status.get("job")
 
 
 def _sample(status: Mapping[str, Any]) -> p.Sample:
+    job = read(JobNow, status.get("job"))
     return p.Sample(
         remaining_s=status.get("remainingSeconds"),
         job_state=str(status.get("jobState") or ""),
-        running_tasks=0,
-        total_tasks=0,
-        restarts=0,
-        checkpoints=0,
+        running_tasks=job.running_tasks,
+        total_tasks=job.total_tasks,
+        restarts=job.restarts,
+        checkpoints=job.checkpoints,
+        counters=job.counters,
     )
 
 

@@ -28,6 +28,7 @@ from testbed_runtime.api.status import (
     STATUS_KEY,
     ActiveFault,
     FaultResult,
+    JobNow,
     OutageResult,
     RecoveryResult,
     RoundResult,
@@ -86,7 +87,12 @@ class RunStatus:
                 self._set(phase="Running", trials_total=event.trials, message="")
             case p.TrialStarted():
                 self._set(
-                    phase="Running", trial=event.trial, trial_phase="create", job_state="", active_faults=()
+                    phase="Running",
+                    trial=event.trial,
+                    trial_phase="create",
+                    job_state="",
+                    job=JobNow(),
+                    active_faults=(),
                 )
             case p.PhaseEntered():
                 left = _rounded(event.remaining_s)
@@ -94,7 +100,8 @@ class RunStatus:
             case p.Sample():
                 if event.job_state != self.report.job_state:
                     self._set(job_state=event.job_state)
-                self.report = replace(self.report, remaining_seconds=_rounded(event.remaining_s))
+                left = _rounded(event.remaining_s)
+                self.report = replace(self.report, remaining_seconds=left, job=_job(event))
             case p.Happened():
                 self._set(message=event.text[:MAX_TEXT])
             case p.FaultChanged():
@@ -110,7 +117,7 @@ class RunStatus:
     def complete(self, verdict: str, *, reason: str, text: str, **more: Any) -> None:
         """Set the final report."""
         self._set(
-            phase=COMPLETE, trial="", trial_phase="", remaining_seconds=None, verdict=verdict, reason=reason,
+            phase=COMPLETE, trial="", trial_phase="", remaining_seconds=None, job=JobNow(), verdict=verdict, reason=reason,
             text=text[:MAX_TEXT], message="", active_faults=(), **more,
         )  # fmt: skip
 
@@ -124,6 +131,17 @@ class RunStatus:
     def _set(self, **fields: Any) -> None:
         self.report = replace(self.report, **fields)
         self.changed = True
+
+
+def _job(event: p.Sample) -> JobNow:
+    counters = {name: round(event.counters[name], 3) for name in p.SHOWN_COUNTERS if name in event.counters}
+    return JobNow(
+        running_tasks=event.running_tasks,
+        total_tasks=event.total_tasks,
+        restarts=event.restarts,
+        checkpoints=event.checkpoints,
+        counters=counters,
+    )
 
 
 def _active(event: p.FaultChanged, now: datetime) -> tuple[ActiveFault, ...]:

@@ -34,6 +34,10 @@ class PhaseEntered(Struct, frozen=True):
     """Whether it is a control trial, which spends the phase `fault` without a fault."""
 
 
+SHOWN_COUNTERS = ("records_per_s", "credits", "lag_s")
+"""The counters of a sample that are shown, the most important first."""
+
+
 class Sample(Struct, frozen=True):
     """The current state of the job."""
 
@@ -41,6 +45,7 @@ class Sample(Struct, frozen=True):
     job_state: str
     running_tasks: int
     total_tasks: int
+    """0: neither the tasks nor anything below is known."""
     restarts: int
     checkpoints: int
     counters: Mapping[str, float] = field(default_factory=dict)

@@ -275,6 +275,29 @@ def test_the_clients_events_are_those_of_a_local_run():
     ]
 
 
+def test_the_numbers_of_a_job_reach_the_terminal_through_the_status_of_its_run():
+    """Without the counters that no line shows. The next trial begins without numbers."""
+    counters = {"records_per_s": 511.23456, "credits": 2.0, "lag_s": 0.01, "records_in": 9.0}
+    sample = p.Sample(
+        remaining_s=5.0,
+        job_state="RUNNING",
+        running_tasks=2,
+        total_tasks=3,
+        restarts=1,
+        checkpoints=4,
+        counters=counters,
+    )
+    status = RunStatus()
+    status.apply(p.TrialStarted("main-1", 1, 9.0), NOW)
+    before = to_json(status.report)
+    status.apply(sample, NOW)
+    shown = {"records_per_s": 511.235, "credits": 2.0, "lag_s": 0.01}
+    after = to_json(status.report)
+    assert client_run.events_of(before, after)[-1] == replace(sample, counters=shown)
+    status.apply(p.TrialStarted("main-2", 2, 9.0), NOW)
+    assert to_json(status.report)["job"] == {}
+
+
 def test_the_run_of_a_document_is_valid_and_its_name_is_short_enough():
     """Also for a scenario with the longest name."""
     document = {
