@@ -385,11 +385,7 @@ def read(model: type[M], value: Any) -> M:
 def carried(progress: RunProgress | StudyProgress) -> dict[str, Any]:
     """Return the fields that the operator copies from a report into the status, by attribute.
 
-    `phase`, `observedGeneration` and `conditions` are the operator's own. A field without a value stays as it was."""
+    `phase`, `observedGeneration` and `conditions` are the operator's own."""
     common = RunProgress if isinstance(progress, RunProgress) else StudyProgress
     own = ("observed_generation", "conditions", "phase")
-    return {
-        f.name: value
-        for f in msgspec.structs.fields(common)
-        if f.name not in own and (value := getattr(progress, f.name)) is not None
-    }
+    return {f.name: getattr(progress, f.name) for f in msgspec.structs.fields(common) if f.name not in own}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,7 @@ from testbed_runtime.core.trial.plan import RunPlan
 from testbed_runtime.evaluation.process import SparkWorker
 from testbed_runtime.ports.hosts import Evaluator, TestbedHost
 from testbed_runtime.runner.manifest import RunInfo
-from testbed_runtime.runner.progress import Evaluating, Progress
-
-EVALUATION_STAGES = {
-    "histories": "looking at the recorded histories",
-    "spark": "starting Spark",
-    "trials": "computing the metrics of each trial",
-    "results": "writing the results",
-}
-"""The stages of an evaluation (`evaluation.judge.STAGES`) as progress texts."""
+from testbed_runtime.runner.progress import Progress, evaluating
 
 
 def local(
@@ -50,11 +41,7 @@ def spark(progress: Progress, worker: SparkWorker) -> Evaluator:
     """Return an evaluator that reports its stages as progress."""
     from testbed_runtime.local.evaluator import SparkEvaluator
 
-    def report(line: Mapping[str, Any]) -> None:
-        stage = str(line.get("stage", ""))
-        progress.on_event(Evaluating(f"  {EVALUATION_STAGES.get(stage, stage)}"))
-
-    return SparkEvaluator(worker, on_progress=report)
+    return SparkEvaluator(worker, on_progress=lambda line: progress.on_event(evaluating(line)))
 
 
 def new_run(out: Path, loaded: Loaded, environment: str) -> tuple[Path, RunInfo]:

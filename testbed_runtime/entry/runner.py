@@ -25,7 +25,6 @@ from testbed_runtime.api.status import COMPLETE, MAX_TEXT, RunReport
 from testbed_runtime.api.validate import InvalidScenario, validate
 from testbed_runtime.api.views import ConfigMap, Run
 from testbed_runtime.cli import telemetry
-from testbed_runtime.cli.environments import EVALUATION_STAGES
 from testbed_runtime.cli.render import Plain
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.metrics import RUN_FAILED
@@ -42,7 +41,7 @@ from testbed_runtime.report.answer import read_recoveries
 from testbed_runtime.runner import judge
 from testbed_runtime.runner.engine import RunControl, Runner, RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo
-from testbed_runtime.runner.progress import Evaluating, Happened
+from testbed_runtime.runner.progress import Happened, evaluating
 
 FIELD_MANAGER = naming.RUNNER_ACCOUNT
 SPARK_TOKEN_FILE = "/etc/headgate/spark-token/token"  # noqa: S105 - where it is, not what it is
@@ -186,7 +185,7 @@ class RunnerPod:
             run=around.run,
             recorder=around.recorder,
             recorder_token=around.token,
-            on_progress=lambda line: progress.on_event(Evaluating(_stage(line))),
+            on_progress=lambda line: progress.on_event(evaluating(line)),
         )
         runner = Runner(
             request, host=host, evaluator=evaluator, progress=progress, control=self._control, folder=folder
@@ -232,11 +231,6 @@ class RunnerPod:
             self._control.resume()
         if run.heal_requested:
             self._control.heal(f"the annotation {naming.ANNOTATION_HEAL} was set on the ScenarioRun")
-
-
-def _stage(line: Mapping[str, Any]) -> str:
-    stage = str(line.get("stage", ""))
-    return f"  {EVALUATION_STAGES.get(stage, stage)}"
 
 
 def machine_facts() -> dict[str, Any]:

@@ -80,7 +80,7 @@ def events_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[p.Pro
     if message and message != before.get("message"):
         evaluating = after.get("phase") == EVALUATING
         found.append(p.Evaluating(f"  {message}") if evaluating else p.Happened(message))
-    if trial and _numbers(after) != _numbers(before):
+    if trial and after.get("jobState") and _numbers(after) != _numbers(before):
         found.append(_sample(after))
     known = {t["name"] for t in before.get("trials") or ()}
     found += [_trial_ended(t) for t in after.get("trials") or () if t["name"] not in known]

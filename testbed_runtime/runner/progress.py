@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from msgspec import Struct, field
 
@@ -79,6 +79,24 @@ class TrialEnded(Struct, frozen=True):
 
 class Evaluating(Struct, frozen=True):
     text: str
+
+
+STAGES = {
+    "fetch": "fetching the recorded histories",
+    "histories": "looking at the recorded histories",
+    "spark": "starting Spark",
+    "spark-again": "starting Spark again, because it ended",
+    "trials": "computing the metrics of each trial",
+    "results": "writing the results",
+}
+"""The stages of an evaluation (`evaluation.judge`, and `kube.spark.service` around it) as texts."""
+
+
+def evaluating(line: Mapping[str, Any]) -> Evaluating:
+    """Return what an evaluation answers while it lasts, as an event: a stage, or the runs that it waits for."""
+    stage = str(line.get("stage", ""))
+    waits = "waiting until Spark has evaluated other runs"
+    return Evaluating(f"  {waits if 'waiting' in line else STAGES.get(stage, stage)}")
 
 
 class RunEnded(Struct, frozen=True):

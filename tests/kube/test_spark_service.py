@@ -42,7 +42,7 @@ class Service:
             spark_token=spark_token,
             recorder=self.recorder,
             recorder_token=run_token,
-            on_progress=lambda line: self.stages.append(line["stage"]),
+            on_progress=lambda line: self.stages.append(line.get("stage", "waiting")),
             away_limit_s=90.0,
         )
 

@@ -288,15 +288,15 @@ def test_only_a_run_that_has_not_begun_can_be_suspended(starts: int, runner: Pod
 @pytest.mark.parametrize(
     ("fields", "progress", "remaining"),
     [
-        ({"trialsDone": 1, "trialsTotal": 3}, "1/3", "old"),
-        ({"trialsDone": 0, "trialsTotal": 0}, "0/9", "old"),
+        ({"trialsDone": 1, "trialsTotal": 3}, "1/3", ""),
+        ({"trialsDone": 0, "trialsTotal": 0}, "0/9", ""),
         ({"remainingSeconds": 12.4}, "0/9", "12 s"),
         ({"remainingSeconds": -2.0}, "0/9", "0 s"),
         ({"remainingSeconds": 0.4}, "0/9", "0 s"),
     ],
 )
 def test_the_status_mirrors_how_far_the_runner_is(fields: Obj, progress: str, remaining: str) -> None:
-    """All that it does not report stays as it was."""
+    """The progress stays as it was until the number of trials is known. A countdown that is not reported is over."""
     found = status_of(look(made({**KNOWN, "progress": "0/9", "remaining": "old"}), report=report(**fields)))
     assert (found.progress, found.remaining) == (progress, remaining)
 

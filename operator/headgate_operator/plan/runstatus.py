@@ -219,7 +219,7 @@ def _mirrored(before: ScenarioRunStatus, report: RunReport | None) -> ScenarioRu
         active_faults=status.active_faults[:MAX_FAULTS],
         faults=status.faults[:MAX_FAULTS],
         progress=f"{report.trials_done}/{report.trials_total}" if report.trials_total else before.progress,
-        remaining=before.remaining if left is None else f"{max(0.0, left):.0f} s",
+        remaining="" if left is None else f"{max(0.0, left):.0f} s",
     )
 
 

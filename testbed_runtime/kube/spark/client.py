@@ -107,8 +107,7 @@ class KubeEvaluator:
                     return rows
                 if "error" in line:
                     raise HeadgateError(str(line["error"]))
-                if "stage" in line:
-                    self._began = True
-                    if self._on_progress is not None:
-                        self._on_progress(line)
+                self._began = self._began or "stage" in line
+                if self._on_progress is not None and ("stage" in line or "waiting" in line):
+                    self._on_progress(line)
         raise ConnectionError("the answer ended before the result")
