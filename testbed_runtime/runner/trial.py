@@ -22,6 +22,7 @@ from testbed_runtime.core.errors import (
 )
 from testbed_runtime.core.faults.lease import LEASE_S
 from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.job.livecounters import COUNTED
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.trial import timeline
 from testbed_runtime.core.trial.plan import CONTROL, TrialPlan
@@ -84,10 +85,10 @@ class Rate:
     def __init__(self) -> None:
         self._count = 0.0
         self._at: float | None = None
-        self.per_second = 0.0
+        self.per_second: float | None = None
 
-    def update(self, count: float, now: float) -> float:
-        """Return the rate between the last two values that differed."""
+    def update(self, count: float, now: float) -> float | None:
+        """Return the rate between the last two values that differed. None before there are two."""
         if count != self._count:
             if self._at is not None and count > self._count and now > self._at:
                 self.per_second = (count - self._count) / (now - self._at)
@@ -375,7 +376,8 @@ class TrialRun:
             self.outcome.cause = ""
         self._changed.set()
         now = asyncio.get_running_loop().time()
-        rate = self._rate.update(status.counters.get("records_in", 0.0), now)
+        rate = self._rate.update(status.counters.get(COUNTED, 0.0), now)
+        known = {} if rate is None else {"records_per_s": rate}
         self.progress.on_event(
             Sample(
                 remaining_s=self._schedule.remaining(now),
@@ -384,7 +386,7 @@ class TrialRun:
                 total_tasks=status.total_tasks,
                 restarts=status.restarts,
                 checkpoints=status.completed_checkpoints,
-                counters={"records_per_s": rate, **status.counters},
+                counters={**known, **status.counters},
             )
         )
 
