@@ -19,6 +19,7 @@ from testbed_runtime.history.contradictions.faults import check_faults
 from testbed_runtime.history.contradictions.frames import check_frames
 from testbed_runtime.history.contradictions.kinds import check_kinds
 from testbed_runtime.history.contradictions.pairs import check_pairs
+from testbed_runtime.history.contradictions.regular import check_regular
 from testbed_runtime.history.contradictions.sequences import check_sequences
 from testbed_runtime.history.contradictions.waits import check_waits
 from testbed_runtime.history.damage import Damage
@@ -42,7 +43,7 @@ def check_across(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         + check_samples(trial)
     )
     found += check_faults(trial, entry, one_clock=one_clock) + check_kinds(trial)
-    found += check_frames(trial)
+    found += check_frames(trial) + check_regular(trial)
     found += check_sequences(trial, entry, one_clock=one_clock) + check_pairs(
         trial, entry, one_clock=one_clock
     )

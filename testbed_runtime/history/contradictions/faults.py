@@ -17,6 +17,8 @@ from testbed_runtime.history.columns import (
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import Trial
 
+ACTED = frozenset(("injected", "verified", "unverified", "ended"))
+"""The states of a fault that has targets."""
 KILLS = frozenset(("process.kill", "jobmanager.kill"))
 
 
@@ -64,6 +66,11 @@ def _planned(rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[D
             yield Damage("faults", "kind", row, problem)
         elif fault.get("targets") and (more := set(_list(r["targets"])) - set(fault["targets"])):
             problem = f"has {min(more)}, but {r['fault']} is on {', '.join(fault['targets'])} (manifest)"
+            yield Damage("faults", "targets", row, problem)
+        elif fault.get("targets") and r["state"] in ACTED and not _list(r["targets"]):
+            problem = (
+                f"is {r['targets'][:60]!r}, but {r['fault']} is on {', '.join(fault['targets'])} (manifest)"
+            )
             yield Damage("faults", "targets", row, problem)
 
 
