@@ -18,7 +18,9 @@ class Missing(Struct, frozen=True):
     """Rows that the history lacks. The last rows of a killed process cannot be counted: nothing records that they existed."""
 
     gaps: Mapping[str, int]
-    """Rows per process whose numbers are missing; their tables are unknown."""
+    """Rows per process whose numbers are missing. Their tables are unknown: the process may have written to any of `wrote`."""
+    wrote: Mapping[str, tuple[str, ...]]
+    """The tables in which each of these processes has rows."""
     shed: Mapping[tuple[str, str], int]
     """Rows per process and table that the process dropped, because the recorder did not take them."""
     empty: tuple[str, ...]
@@ -30,7 +32,10 @@ class Missing(Struct, frozen=True):
     @property
     def text(self) -> str:
         """The missing rows in words."""
-        parts = [f"column seq: {process} lacks {count} rows" for process, count in self.gaps.items()]
+        parts = [
+            f"column seq of {', '.join(self.wrote[process])}: {process} lacks {count} rows"
+            for process, count in self.gaps.items()
+        ]
         parts += [f"{process} shed {count} rows of {table}" for (process, table), count in self.shed.items()]
         return "; ".join(parts + [f"{table} is empty" for table in self.empty if self.gaps])
 
@@ -41,16 +46,18 @@ def missing_rows(trial: Trial) -> Missing | None:
     if not counts:
         return None
     gaps: dict[str, int] = {}
+    wrote: dict[str, tuple[str, ...]] = {}
     for row in counts:
         gap = row["highest"] + 1 - row["distinct"]
         if gap > 0:
             gaps[row["process"]] = gaps.get(row["process"], 0) + gap
+            wrote[row["process"]] = tuple(sorted({*wrote.get(row["process"], ()), *row["tables"]}))
     shed: dict[tuple[str, str], int] = {}
     for event in events(trial, "history.shed"):
         more = data(event)
         key = (str(event["process"]), str(more.get("table")))
         shed[key] = shed.get(key, 0) + int(more.get("rows", 0))
-    return Missing(gaps, shed, tuple(t for t in NEVER_EMPTY if not len(trial.table(t))))
+    return Missing(gaps, wrote, shed, tuple(t for t in NEVER_EMPTY if not len(trial.table(t))))
 
 
 def delivery_incomplete(trial: Trial) -> str:

@@ -19,7 +19,6 @@ from testbed_runtime.history.contradictions.faults import check_faults
 from testbed_runtime.history.contradictions.frames import check_frames
 from testbed_runtime.history.contradictions.kinds import check_kinds
 from testbed_runtime.history.contradictions.pairs import check_pairs
-from testbed_runtime.history.contradictions.regular import check_regular
 from testbed_runtime.history.contradictions.sequences import check_sequences
 from testbed_runtime.history.contradictions.waits import check_waits
 from testbed_runtime.history.damage import Damage
@@ -40,10 +39,10 @@ def check_across(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         check_exchange(trial, entry)
         + check_waits(trial, entry)
         + check_balance(trial, entry)
-        + check_samples(trial)
+        + check_samples(trial, entry)
     )
     found += check_faults(trial, entry, one_clock=one_clock) + check_kinds(trial)
-    found += check_frames(trial) + check_regular(trial)
+    found += check_frames(trial, one_clock=one_clock)
     found += check_sequences(trial, entry, one_clock=one_clock) + check_pairs(
         trial, entry, one_clock=one_clock
     )

@@ -41,6 +41,7 @@ COUNTS_SCHEMA = pa.schema(
             "repeated_in",
             pa.string(),
         ),  # the first table with a number that the process used before, else empty
+        ("tables", pa.list_(pa.string())),  # in which the process has rows
     ]
 )
 SPARSE = 64
@@ -86,14 +87,16 @@ def add_up(parts: pa.Table) -> pa.Table:
 
 def _add(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     distinct = np.zeros(0, dtype=np.int64)
-    rows, repeated_in = 0, ""
+    rows, repeated_in, tables = 0, "", []
     for table, several in groupby(parts, key=lambda p: str(p["table"])):
         mine = list(several)
+        tables.append(table)
         rows += sum(p["rows"] for p in mine)
         distinct = _distinct(np.concatenate([distinct, *(_numbers(p) for p in mine)]))
         if rows > len(distinct) and not repeated_in:
             repeated_in = table
-    return {"rows": rows, "distinct": len(distinct), "highest": int(distinct[-1]), "repeated_in": repeated_in}
+    counts = {"rows": rows, "distinct": len(distinct), "highest": int(distinct[-1])}
+    return {**counts, "repeated_in": repeated_in, "tables": tables}
 
 
 def counts_of(trial: Trial) -> pa.Table:

@@ -84,15 +84,15 @@ def test_a_sample_differs_from_the_one_before(changed: str):
     second = channel(**SAMPLE | ({changed: 6} if changed else {}))
     trial = wrote(TO_B, wait("slot"), channel(**SAMPLE), *others, second)
     repeated = "channels.parquet, column seq, row 5: is of a sample of a-0 with b-0 that repeats the one before: they are taken on a change"
-    assert texts(check_samples(trial)) == ([] if changed else [repeated])
-    assert check_samples(wrote(TO_B, channel(**SAMPLE), second)) == []
-    assert check_samples(wrote(wait("slot"), channel(**SAMPLE), second)) == []
+    assert texts(check_samples(trial, {})) == ([] if changed else [repeated])
+    assert check_samples(wrote(TO_B, channel(**SAMPLE), second), {}) == []
+    assert check_samples(wrote(wait("slot"), channel(**SAMPLE), second), {}) == []
 
 
 def test_the_first_of_several_repeated_samples_is_named():
     """It is the first row of the file that repeats one."""
     rows = [channel(**SAMPLE, peer="b-9"), *(channel(**SAMPLE, peer=p) for p in ("b-1", "b-0", "b-0", "b-1"))]
-    (found,) = check_samples(wrote(TO_B, wait("slot"), *rows))
+    (found,) = check_samples(wrote(TO_B, wait("slot"), *rows), {})
     assert found.row == 3
 
 
@@ -115,7 +115,45 @@ def test_a_channel_is_local_where_its_peer_was_deployed(
     """A peer that was deployed to several may be at any of them. A peer that was not deployed is at none."""
     deployed = [state("b-0", "SCHEDULED", "DEPLOYING", attempt=n, on=tm) for n, tm in enumerate(places)]
     rows = [channel(peer="c-0", local=True), channel(peer="c-1"), channel(process=process, local=local)]
-    found = texts(check_samples(wrote(*deployed, wait("slot"), *rows)))
+    found = texts(check_samples(wrote(*deployed, wait("slot"), *rows), {}))
     there = ", ".join(sorted(places))
     problem = f"channels.parquet, column local, row 2: is {local} in {process}, but b-0 was deployed to {there} (task.state in events)"
     assert found == ([problem] if is_damaged else [])
+
+
+JOB = {
+    "vertices": [{"name": "a", "parallelism": 1}, {"name": "b", "parallelism": 1}],
+    "edges": [{"from": "a", "to": "b"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds", "more", "is_damaged"),
+    [
+        (20, 5.0, {}, True),
+        (19, 5.0, {}, False),
+        (20, 4.9, {}, False),
+        (20, 5.0, {"local": True}, False),
+        (20, 5.0, {"peer": "a-0", "task": "b-0", "side": "consumer", "process": "tm-1-1"}, True),
+    ],
+)
+def test_both_ends_of_a_channel_are_sampled(rows: int, seconds: float, more: Row, is_damaged: bool):
+    """A few samples of one end prove nothing, nor do those of a job that is too large or reads files. A local channel has no credit."""
+    samples = [channel(t=seconds * n / (rows - 1), used=n, **more) for n in range(rows)]
+    trial = wrote(TO_B, state("a-0", "SCHEDULED", "DEPLOYING"), wait("slot"), *samples)
+    side, task = str(more.get("side", "producer")), str(more.get("task", "a-0"))
+    peer, other = ("a-0", "producer") if side == "consumer" else ("b-0", "consumer")
+    problem = f"channels.parquet, column side: is never {other!r} for {peer}, of whose channel {task} recorded 20 samples ({side})"
+    if not more.get("local"):
+        assert texts(check_samples(trial, {"job": JOB})) == ([problem] if is_damaged else [])
+    both = wrote(TO_B, wait("slot"), *samples, channel(other, task=peer, peer=task))
+    large = {**JOB, "vertices": [{"name": "a", "parallelism": 128}, {"name": "b", "parallelism": 1}]}
+    files = {**JOB, "edges": [{"from": "a", "to": "b", "result": "blocking"}]}
+    assert all(
+        "is never" not in str(d)
+        for found in (
+            check_samples(both, {"job": JOB}),
+            *(check_samples(trial, {"job": job}) for job in (large, files)),
+        )
+        for d in found
+    )

@@ -484,3 +484,28 @@ def test_a_taskmanager_on_which_a_task_ran_for_long_wrote_rows(
         ]
         problem = [f"tasks.parquet, column process: {expected}"] if expected and on != TM else []
         assert found({28: [HEALTHY[28], *states]}) == problem
+
+
+BUFFERS = event("network.buffers", TM, process=TM, used=1, total=9)
+POOLS = event("network.pools", TM, process=TM, pools=[], free=0, others=0)
+
+
+@pytest.mark.parametrize(
+    ("wrote", "samples", "expected"),
+    [
+        ((BUFFERS, POOLS), 20, ""),
+        ((POOLS,), 20, "network.buffers"),
+        ((BUFFERS,), 20, "network.pools"),
+        ((), 19, ""),
+    ],
+)
+def test_a_taskmanager_that_samples_a_task_records_its_buffers(
+    wrote: tuple[Written, ...], samples: int, expected: str
+):
+    """Once a second, if they changed: the first time they have. A job without connections has none."""
+    taken = [sample("b-0", 3 + n / 10, role="operator", records_in=5) for n in range(samples)]
+    changes = {21: [*wrote, *taken], 22: None, 23: None}
+    problem = lacks("events", f"{expected} of {TM}, which took {samples} samples of b-0 (tasks)")
+    assert found(changes) == (problem if expected else [])
+    no_edges = {"drained": True, "job": {"vertices": VERTICES, "edges": []}}
+    assert not [text for text in found(changes, no_edges) if "network." in text]

@@ -286,6 +286,12 @@ A, B = ("a", "x"), ("b", "x")
         ([(*A, 0), ("a", "y", 1), (*A, 2)], "boot_id, row 1: is 'y', but 'x' has no row 1 (seq)"),
         ([(*A, 1), (*A, 2), (*B, 0)], "process, row 2: is 'b', but 'a' has no row 0 (seq)"),
         ([(*A, 1), (*B, 1)], ""),
+        (
+            [(*A, 0), ("a", "y", 1), ("a", "z", 2), (*A, 3)],
+            "boot_id, row 1: is 'y', but 'x' has no row 1 (seq)",
+        ),
+        ([(*A, 0), (*B, 1), ("c", "y", 2), (*A, 3)], "process, row 1: is 'b', but 'a' has no row 1 (seq)"),
+        ([(*A, 0), (*B, 1), ("c", "y", 3), (*A, 4)], ""),
     ],
 )
 def test_rows_of_a_process_that_never_began_are_those_that_another_one_lacks(rows: list[Any], expected: str):

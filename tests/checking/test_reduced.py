@@ -110,8 +110,8 @@ def test_rows_are_counted_by_their_numbers(numbers: list[int]):
     found = counts_of(trial).to_pylist()
     repeated = "" if len(set(numbers)) == len(numbers) else "events"
     assert [tuple(c.values()) for c in found] == [
-        ("tm-0-1", "sim", len(numbers), len(set(numbers)), max(numbers), repeated),
-        ("tm-1-1", "sim", 1, 1, 0, ""),
+        ("tm-0-1", "sim", len(numbers), len(set(numbers)), max(numbers), repeated, ["events"]),
+        ("tm-1-1", "sim", 1, 1, 0, "", ["events"]),
     ]
     events = trial.table("events")
     parts = [count_part({"events": events.slice(0, 2)}), count_part({"events": events.slice(2)})]

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from testbed_runtime.core.job.results import BLOCKING
+from testbed_runtime.core.trial.sampling import SAMPLED_SUBTASKS
 from testbed_runtime.history.columns import (
     Owned,
     deployments,
@@ -19,13 +22,16 @@ from testbed_runtime.history.columns import (
     parsed,
     sound,
 )
+from testbed_runtime.history.contradictions.executions import LONG_NS
 from testbed_runtime.history.damage import Damage
-from testbed_runtime.history.manifest import options_of
+from testbed_runtime.history.manifest import options_of, tasks_of
 from testbed_runtime.history.schema import Trial
 
 EXCLUSIVE = "taskmanager.network.memory.buffers-per-channel"
 CHANNEL = ("process", "side", "task", "attempt", "peer")
 MEASURED = ("credit", "announced", "used", "backlog", "queued", "floating", "exclusive")
+SAMPLES_MIN = 20
+"""A task of whose channel the other end has so many samples, during LONG_NS, has one too."""
 ARRIVING = 1
 """Maximum buffers of a channel that have arrived in part."""
 Deployed = Mapping[tuple[str, int], Mapping[str, Any]]
@@ -48,13 +54,14 @@ def check_balance(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     return list(_unbalanced(trial.table("channels"), exact=True))
 
 
-def check_samples(trial: Trial) -> list[Damage]:
-    """Return a sample that repeats the one before, although they are taken on a change, and a channel that is local although its ends
-    were deployed to different TaskManagers, or the reverse. Processes have written them."""
+def check_samples(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
+    """Return a sample that repeats the one before, although they are taken on a change, a channel that is local although its ends were
+    deployed to different TaskManagers, or the reverse, and one of which only one end was sampled. Processes have written them."""
     deployed = deployments(trial)
     if not deployed or not len(trial.table("waits")):
         return []
-    return list(_repeated(trial.table("channels"))) + list(_local(trial, deployed))
+    found = [*_repeated(trial.table("channels")), *_local(trial, deployed)]
+    return found + list(_one_sided(trial.table("channels"), entry))
 
 
 def _repeated(table: pa.Table) -> Iterator[Damage]:
@@ -84,6 +91,34 @@ def _local(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
         if there and (r["process"] not in there if r["local"] else there == {r["process"]}):
             problem = f"is {r['local']} in {r['process']}, but {r['peer']} was deployed to {', '.join(sorted(there))} (task.state in events)"
             yield Damage("channels", "local", row, problem)
+            return
+
+
+def _one_sided(table: pa.Table, entry: Mapping[str, Any]) -> Iterator[Damage]:
+    """Yield a task without samples as the producer or as the consumer of its channels, although the other ends have many. In a large job only
+    some channels are sampled, and the reader of a blocking result has no producer that runs."""
+    job = entry.get("job")
+    edges = (job.get("edges") or ()) if isinstance(job, Mapping) else ()
+    blocking = any(e.get("result") == BLOCKING for e in edges)
+    if (
+        blocking
+        or not 0 < len(tasks_of(entry)) <= SAMPLED_SUBTASKS
+        or not sound(table, "side", "task", "peer", "local", "t_ns")
+    ):
+        return
+    remote = table.select(["side", "task", "peer", "t_ns"]).filter(pc.invert(table.column("local")))
+    ends = (
+        remote.group_by(["side", "task", "peer"])
+        .aggregate([("t_ns", "min"), ("t_ns", "max"), ("t_ns", "count")])
+        .to_pylist()
+    )
+    sampled = {(r["side"], r["task"]) for r in ends}
+    for r in sorted(ends, key=lambda r: (r["side"], r["task"], r["peer"])):
+        other = "consumer" if r["side"] == "producer" else "producer"
+        many = r["t_ns_count"] >= SAMPLES_MIN and r["t_ns_max"] - r["t_ns_min"] >= LONG_NS
+        if many and (other, r["peer"]) not in sampled:
+            problem = f"is never {other!r} for {r['peer']}, of whose channel {r['task']} recorded {r['t_ns_count']} samples ({r['side']})"
+            yield Damage("channels", "side", -1, problem)
             return
 
 

@@ -17,8 +17,8 @@ from testbed_runtime.history.columns import (
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import Trial
 
-ACTED = frozenset(("injected", "verified", "unverified", "ended"))
-"""The states of a fault that has targets."""
+TOOK_EFFECT = frozenset(("injected", "verified"))
+"""States of a fault that has targets, if the manifest has some."""
 KILLS = frozenset(("process.kill", "jobmanager.kill"))
 
 
@@ -64,13 +64,13 @@ def _planned(rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[D
         elif r["kind"] != fault["kind"]:
             problem = f"is {r['kind'][:60]!r}, but {r['fault']} is {fault['kind']} (manifest)"
             yield Damage("faults", "kind", row, problem)
+        elif not isinstance(found := _parsed(r["targets"]), list):
+            yield Damage("faults", "targets", row, f"is no list: {r['targets'][:60]!r}")
+        elif fault.get("targets") and not found and r["state"] in TOOK_EFFECT:
+            problem = f"is empty, but {r['fault']} is on {', '.join(fault['targets'])} (manifest)"
+            yield Damage("faults", "targets", row, problem)
         elif fault.get("targets") and (more := set(_list(r["targets"])) - set(fault["targets"])):
             problem = f"has {min(more)}, but {r['fault']} is on {', '.join(fault['targets'])} (manifest)"
-            yield Damage("faults", "targets", row, problem)
-        elif fault.get("targets") and r["state"] in ACTED and not _list(r["targets"]):
-            problem = (
-                f"is {r['targets'][:60]!r}, but {r['fault']} is on {', '.join(fault['targets'])} (manifest)"
-            )
             yield Damage("faults", "targets", row, problem)
 
 
@@ -89,11 +89,15 @@ def _unasked(trial: Trial, rows: list[dict[str, Any]], entry: Mapping[str, Any])
         yield Damage("faults", "fault", -1, f"lacks {missing[0]}, which the manifest has")
 
 
-def _list(text: str) -> list[str]:
+def _parsed(text: str) -> object:
     try:
-        value = json.loads(text or "[]")
+        return json.loads(text)
     except ValueError:
-        return []
+        return None
+
+
+def _list(text: str) -> list[str]:
+    value = _parsed(text)
     return [str(v) for v in value] if isinstance(value, list) else []
 
 

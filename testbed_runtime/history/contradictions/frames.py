@@ -11,7 +11,18 @@ import pyarrow.compute as pc
 from testbed_runtime.core.faults.frame_classes import FRAME_CLASSES
 from testbed_runtime.core.faults.links import owner_of
 from testbed_runtime.core.ids import ABSTRACT_ID_BYTES, InputChannelID
-from testbed_runtime.history.columns import Flags, Owned, distinct, first_true, ints, numbered, sound
+from testbed_runtime.history.columns import (
+    CAUSAL_NS,
+    NS,
+    Flags,
+    Owned,
+    distinct,
+    equal,
+    first_true,
+    ints,
+    numbered,
+    sound,
+)
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.schema import Trial
 
@@ -19,17 +30,21 @@ BUFFERS = ("buffer", "event", "barrier")
 """The classes that have a size, and whose numbers are the sequence numbers of their channel."""
 TO_CONSUMER = (*BUFFERS, "backlog")
 """The classes that go from the producer to the consumer. The others of FRAME_CLASSES go back."""
+SIDES = ("sent", "received")
+TAPPED_MIN = 1000
+"""So many frames are not all lost on their way."""
 COUNTED_CHANNELS = 100
 """A process of which more channels were sampled may have more of them than counters (`faults.channel.frames`), and begin to count
 the frames of one anew."""
 
 
-def check_frames(trial: Trial) -> list[Damage]:
+def check_frames(trial: Trial, *, one_clock: bool) -> list[Damage]:
     """Return the contradictions between frames, at most one for each rule."""
     table = trial.table("frames")
     if not sound(table, "process", "seq", "side", "link", "channel", "frame_class", "number", "size"):
         return []
-    rules = (_channels(trial), _sizes(table), _numbers(table))
+    rules = [_channels(trial), _sizes(table), _numbers(table), _one_sided(trial)]
+    rules += [_early(table)] if one_clock else []
     return [one for rule in rules for one in list(rule)[:1]]
 
 
@@ -95,6 +110,36 @@ def _numbers(table: pa.Table) -> Iterator[Damage]:
         process, kind = (table.column(c)[row].as_py() for c in ("process", "frame_class"))
         problem = f"is {number[at]}, but {process} had recorded {number[at - 1]} of this channel before this {kind} frame"
         yield Damage("frames", "number", row, problem)
+
+
+def _one_sided(trial: Trial) -> Iterator[Damage]:
+    """Yield frames that were sent and of which none was received, or the reverse: every TaskManager records both."""
+    sides = trial.table("frames").column("side")
+    counts = {side: pc.sum(pc.equal(sides, side)).as_py() for side in SIDES}
+    for side, other in (SIDES, SIDES[::-1]):
+        if counts[side] >= TAPPED_MIN and not counts[other]:
+            yield Damage(
+                "frames", "side", -1, f"is {side!r} in all {counts[side]} rows: no frame was {other}"
+            )
+
+
+def _early(table: pa.Table) -> Iterator[Damage]:
+    """Yield a frame that was received before it was sent. One of several with one number was sent first."""
+    if not sound(table, "t_ns"):
+        return
+    t_ns, sent = ints(table, "t_ns"), equal(table, "side", "sent")
+    owned = Owned.of(numbered([table], ("link", "channel", "frame_class", "number")), t_ns)
+    times, unknown = t_ns[owned.order], np.iinfo(np.int64).max
+    begun = owned.spread(np.minimum.reduceat(np.where(sent[owned.order], times, unknown), owned.starts))
+    early = ~sent[owned.order] & (begun < unknown) & (times < begun - CAUSAL_NS)
+    if (at := first_true(early)) >= 0:
+        row = int(owned.order[at])
+        link, process = (table.column(c)[row].as_py() for c in ("link", "process"))
+        problem = (
+            f"is {(begun[at] - t_ns[row]) / NS:.3f} s before the frame was sent on {link}: the clock of {process}, or that of the sender, "
+            "is not comparable"
+        )
+        yield Damage("frames", "t_ns", row, problem)
 
 
 def _carries(table: pa.Table) -> Flags:

@@ -17,16 +17,25 @@ Numbers = Mapping[tuple[str, str], Ints]
 
 
 def check_owners(trial: Trial) -> list[Damage]:
-    """Return the first rows of a process that never wrote row 0, if they are all that another one lacks. Every process begins with 0."""
+    """Return the first rows of a process that never wrote row 0, if they are all that another one lacks, alone or together with those of
+    others that did not. Every process begins with 0."""
     strangers = _strangers(trial)
     found = _numbers(trial) if strangers else {}
     for one, other in permutations(found, 2):
         if not {one, other} & strangers or len(found[one]) > len(found[other]):
             continue
-        together = np.sort(np.concatenate([found[one], found[other]]))
-        if np.array_equal(together, np.arange(len(together))):
+        if _gapless(found[one], found[other]):
             return [_named(trial, one, other)]
+    for other in sorted(found.keys() - strangers):
+        for several in ({o for o in strangers if o[0] == other[0]}, strangers):
+            if len(several) > 1 and _gapless(found[other], *(found[one] for one in several)):
+                return [_named(trial, min(several), other)]
     return []
+
+
+def _gapless(*numbers: Ints) -> bool:
+    together = np.sort(np.concatenate(numbers))
+    return np.array_equal(together, np.arange(len(together)))
 
 
 def _strangers(trial: Trial) -> set[tuple[str, str]]:

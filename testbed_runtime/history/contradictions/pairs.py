@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.trial.sampling import sampling_of
-from testbed_runtime.core.waits import Outcome
+from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome
 from testbed_runtime.history.columns import (
     ATTEMPT,
     NS,
@@ -77,6 +77,10 @@ OF_RESTART = (
 WAIT_OF_RESTART = {"failover.cancelled": "cancellation", "failover.slots": "slot"}
 """The wait of the JobMaster that these events end."""
 
+ABOUT_BUFFERS = ("network.buffers", "network.pools")
+"""Events of each TaskManager while it has tasks, when they change. The first is a change."""
+DETECTED = ("heartbeat", "connection")
+"""The waits that end with a lost TaskManager when the JobMaster notices a failure. It also notices others, for example of an ask."""
 UNSAMPLED = 20
 """A process that runs takes a sample of a task within this many intervals."""
 SAMPLES = 10
@@ -84,6 +88,7 @@ SAMPLES = 10
 
 Attempt = tuple[str, int]
 Deployed = Mapping[Attempt, Mapping[str, Any]]
+Row = Mapping[str, Any]
 Waits = list[tuple[int, dict[str, Any]]]
 
 
@@ -93,7 +98,9 @@ def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> l
     found = list(_unrecorded(trial, entry, waits, deployed)) + list(_emptied(trial, entry, waits))
     if not deployed or not waits:
         return found
-    found += list(_data(trial))[:1]
+    found += [
+        one for rule in (_data(trial), _stalls(trial, waits), _given_up(trial)) for one in list(rule)[:1]
+    ]
     if not recorded_to_its_end(trial):
         return found
     ended = {
@@ -109,7 +116,7 @@ def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> l
     rules = [
         _ends(trial, waits, finished), _inputs(trial, entry, waits, finished), _deployments(trial, waits, deployed, finished),
         _restarts(trial, waits), _checkpoints(trial, waits), _losses(trial, waits), _peers(trial, entry), _unsampled(trial, entry), _unmeasured(trial, finished),
-        _silent(trial, deployed), _causes(trial),
+        _silent(trial, deployed), _unbuffered(trial, entry, finished), _causes(trial),
     ]  # fmt: skip
     if one_clock:
         rules.append(_spent(trial, deployed))
@@ -349,6 +356,50 @@ def _checkpoints(trial: Trial, waits: Waits) -> Iterator[Damage]:
             )
 
 
+def _stalls(trial: Trial, waits: Waits) -> Iterator[Damage]:
+    """Yield a wait for a stalled process without its event, which is written before, and an event without its wait, if the process
+    wrote other rows after it."""
+
+    def together(wait: Row, event: Row) -> bool:
+        near: bool = abs(wait["t_ns"] - event["t_ns"]) <= TOLERANCE_NS
+        same: bool = wait["process"] == event["process"]
+        return near and same
+
+    stalled = events(trial, "loop.stall")
+    waited = [r for _, r in waits if r["kind"] == "stalled"]
+    for wait in waited:
+        if not any(together(wait, event) for _, event in stalled):
+            problem = f"has no loop.stall of {wait['process']}, which has a wait of that kind (waits)"
+            yield Damage("events", "kind", -1, problem)
+    for row, event in stalled:
+        if not any(together(wait, event) for wait in waited) and _went_on(trial, event):
+            problem = f"has no stall of {event['process']} (loop.stall in events, row {row})"
+            yield Damage("waits", "kind", -1, problem)
+
+
+def _went_on(trial: Trial, event: Row) -> bool:
+    """Whether the process wrote more than one row after this event."""
+    last = 0
+    for table in trial.tables.values():
+        if sound(table, "process", "seq"):
+            last = max(
+                last, int(ints(table, "seq")[equal(table, "process", event["process"])].max(initial=0))
+            )
+    return last > event["seq"] + 1
+
+
+def _given_up(trial: Trial) -> Iterator[Damage]:
+    """Yield a failure because of a TaskManager that a detector gave up, without the event of its loss, which is written before."""
+    lost = {event["subject"] for _, event in events(trial, "taskmanager.lost")}
+    for row, event in events(trial, "failover.failure"):
+        data = parsed(event["data"])
+        detector, gone = data.get("detector"), data.get("taskmanager")
+        given_up = detector == RM_NAME or (detector == JOBMASTER_NAME and data.get("wait") in DETECTED)
+        if given_up and gone and gone not in lost:
+            problem = f"has no taskmanager.lost of {gone}, which a failover.failure names (row {row})"
+            yield Damage("events", "kind", -1, problem)
+
+
 def _losses(trial: Trial, waits: Waits) -> Iterator[Damage]:
     """Yield a TaskManager that was lost without a wait for its heartbeat."""
     expired = [r for _, r in waits if r["kind"] == "heartbeat" and r["outcome"] == Outcome.EXPIRED]
@@ -443,6 +494,20 @@ def _silent(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
             problem = f"lacks {there}, on which {event['subject']} ran for {(event['t_ns'] - begun) / NS:.0f} s (task.state in events)"
             yield Damage("tasks", "process", -1, problem)
             return
+
+
+def _unbuffered(trial: Trial, entry: Mapping[str, Any], finished: set[Attempt]) -> Iterator[Damage]:
+    """Yield a TaskManager that sampled a task, which finished, and did not record its network buffers or their pools. It looks at them
+    once a second, with the samples."""
+    table = trial.table("tasks")
+    if not any(edges(entry)) or not sound(table, *ATTEMPT):
+        return
+    wrote = {(r["kind"], r["process"]) for _, r in distinct(trial, "events", "kind", "process")}
+    for (process, task, attempt), rows in sorted(places_of(trial, "tasks", *ATTEMPT).items()):
+        for kind in ABOUT_BUFFERS if (task, attempt) in finished and len(rows) >= UNSAMPLED else ():
+            if (kind, process) not in wrote:
+                problem = f"has no {kind} of {process}, which took {len(rows)} samples of {task} (tasks)"
+                yield Damage("events", "kind", -1, problem)
 
 
 def _unmeasured(trial: Trial, finished: set[Attempt]) -> Iterator[Damage]:
