@@ -148,7 +148,8 @@ def _delivery(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> N
     del spans
     found = check_delivery(trial, entry)
     reason = found.reason
-    answers.add("delivery.lost", found.lost, text=found.detail, reason=reason)
+    detail = f"column bitmap of delivery: {found.detail}" if found.examples else found.detail
+    answers.add("delivery.lost", found.lost, text=detail, reason=reason)
     # at-least-once allows duplicates after a failover
     at_least_once = (
         found.at_least_once or options(entry).string("execution.checkpointing.mode") == "AT_LEAST_ONCE"
@@ -157,11 +158,12 @@ def _delivery(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> N
     answers.add(
         "delivery.duplicated",
         found.duplicated,
-        text=AT_LEAST_ONCE if allowed else found.detail,
+        text=AT_LEAST_ONCE if allowed else detail,
         reason=reason,
     )
-    answers.add("delivery.corrupted", found.corrupted, text=found.detail, reason=reason)
-    answers.add("delivery.out-of-order", found.out_of_order, reason=reason)
+    answers.add("delivery.corrupted", found.corrupted, text=detail, reason=reason)
+    disorder = "column out_of_order of delivery" if found.out_of_order else ""
+    answers.add("delivery.out-of-order", found.out_of_order, text=disorder, reason=reason)
     known = len(trial.table("delivery"))
     answers.add("delivery.committed", found.committed, reason="" if known else NO_DATA)
 
@@ -178,7 +180,8 @@ def _credit(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> Non
     reason = JOB_FAILED if terminal_failure(trial) else NOT_SAMPLED if finished else NO_DATA
     if found.samples or found.only_local:
         reason = ""
-    answers.add("credit.violations", None if reason else found.violations, text=found.detail, reason=reason)
+    detail = f"columns credit, announced, used of channels: {found.detail}" if found.detail else ""
+    answers.add("credit.violations", None if reason else found.violations, text=detail, reason=reason)
 
 
 def _buffers(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:

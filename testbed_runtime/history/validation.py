@@ -386,7 +386,7 @@ def _checkpoints(table: pa.Table) -> Iterator[Damage]:
 
 
 def _delivery(table: pa.Table) -> Iterator[Damage]:
-    """Yield bitmaps of another length, and chunks that begin elsewhere than at a multiple of it."""
+    """Yield bitmaps of another length, chunks that begin elsewhere than at a multiple of it, and more records out of order than there are."""
     lengths = np.asarray(pc.binary_length(table.column("bitmap")), dtype=np.int64)
     if (row := first_true(lengths > CHUNK_RECORDS // 8)) >= 0:
         yield Damage(
@@ -395,6 +395,12 @@ def _delivery(table: pa.Table) -> Iterator[Damage]:
     if (row := first_true(ints(table, "base") % CHUNK_RECORDS)) >= 0:
         base = table.column("base")[row].as_py()
         yield Damage("delivery", "base", row, f"is {base}, which is not a multiple of {CHUNK_RECORDS}")
+    bits = [int.from_bytes(bitmap, "little").bit_count() for bitmap in table.column("bitmap").to_pylist()]
+    records = np.array(bits, dtype=np.int64) + ints(table, "duplicated")
+    late = ints(table, "out_of_order")
+    if (row := first_true(late > records)) >= 0:
+        problem = f"is {late[row]}, more than the {records[row]} records of the row (bitmap, duplicated)"
+        yield Damage("delivery", "out_of_order", row, problem)
 
 
 _OF_TABLE: Mapping[str, Callable[[pa.Table], Iterator[Damage]]] = {

@@ -297,6 +297,7 @@ def test_an_emptied_table_never_passes(history: Any, tmp_path: Path, table: str)
         assert f"{table} is empty" in missing["measured"]
         assert "column seq of " in missing["measured"]
         assert "waits: jobmanager-1 lacks" in missing["measured"]
+        assert missing["measured"] in verdict["summary"]
 
 
 @pytest.mark.parametrize("key", ["execution.state-recovery.path", "execution.savepoint.path"])

@@ -143,6 +143,8 @@ def fault(what: str, t: float, **more: Any) -> Written:
         ([fault("asked", 1), fault("injected", 2), fault("injected", 9), fault("ended", 3)], []),
         ([("delivery", {"bitmap": b"\0" * (CHUNK_RECORDS // 8), "base": CHUNK_RECORDS})], []),
         ([("delivery", {"bitmap": b"\0" * (CHUNK_RECORDS // 8 + 1)})], [f"bitmap, row 0: has {CHUNK_RECORDS // 8 + 1} bytes, at most {CHUNK_RECORDS // 8} are possible"]),
+        ([("delivery", {"bitmap": b"\x03", "duplicated": 1, "out_of_order": 3})], []),
+        ([("delivery", {"bitmap": b"\x03", "duplicated": 1, "out_of_order": 4})], ["out_of_order, row 0: is 4, more than the 3 records of the row (bitmap, duplicated)"]),
         ([("delivery", {"base": 1})], [f"base, row 0: is 1, which is not a multiple of {CHUNK_RECORDS}"]),
         ([("delivery", {"checkpoint": -2})], ["checkpoint, row 0: is -2, which is below -1"]),
         ([("delivery", {"weight": -1})], ["weight, row 0: is -1, which is below 0"]),

@@ -441,6 +441,17 @@ def test_a_leaked_buffer_fails_every_run_and_none_is_claimed_that_was_not_counte
     assert found.verdict is verdict
 
 
+@pytest.mark.parametrize(("value", "shown"), [(1, " (column bitmap of delivery: x)"), (0, "")])
+def test_a_violation_of_safety_is_shown_with_its_rows(value: int, shown: str):
+    """The reason of the verdict names them too. Without a violation there are none to show."""
+    text = "column bitmap of delivery: x"
+    found = judged(good_rows(delivery_lost={"value": value, "text": text}))
+    (item,) = [j for j in found.judged if j.metric == "delivery.lost"]
+    assert item.measured.endswith(shown)
+    assert (text in item.measured) is bool(value)
+    assert (text in found.summary) is bool(value)
+
+
 def test_a_failed_job_is_named_with_its_root_cause():
     """It fails the scenario. The cause stands in the summary, once, and in verdict.json."""
     failed = {"job_state": {"text": "FAILED"}, "delivery_lost": {"value": None, "reason": m.JOB_FAILED}}

@@ -7,6 +7,7 @@ shows units.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -210,6 +211,12 @@ def reason_text(reason: str) -> str:
     return REASONS[reason].text if reason in REASONS else reason
 
 
+def with_rows(reason: str, why: str, measured: Mapping[str, str]) -> str:
+    """Return `why`, with the rows that are missing if that is the reason. `measured` maps the metrics of the trial to their texts."""
+    missing = measured.get("history.missing", "") if reason == HISTORY_INCOMPLETE else ""
+    return f"{why.removesuffix('.')}: {missing}" if missing else why
+
+
 class Metric(Struct, frozen=True):
     """A metric. `unit` is `s`, `count`, `bytes`, `ratio`, `records/s` or `text`."""
 
@@ -230,6 +237,10 @@ class Metric(Struct, frozen=True):
     """The metric compares times that were taken by different processes, so it is as exact as their clocks."""
     safety: bool = False
     """The metric is judged in every trial, even without an expectation: anything above 0 is Fail."""
+
+    def shows_text(self, *, failed: bool) -> bool:
+        """Whether an expectation shows the text beside the value. A violation of safety shows the rows that it follows from."""
+        return self.detailed or (failed and self.safety)
 
 
 _WAITED_FOR = {

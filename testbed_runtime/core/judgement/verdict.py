@@ -169,13 +169,13 @@ class RunVerdict(Struct, frozen=True):
             claim = f"{where or 'the run'} could not be completed"
         measured = f"measured {first.measured}" if first.measured else ""
         why = (first.measured if self.verdict is Verdict.ERROR else "") or first.explanation or measured
+        why = m.with_rows(first.reason, why, {j.metric: j.measured for j in worst if j.trial == first.trial})
         more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
         # a judgement of no trial in particular may be explained by any of them, which is named
         trial = first.trial or next(iter(self.causes), "")
         cause = self.causes.get(trial, "")
         known = not cause or cause in f"{first.text}{why}"
-        of = "" if first.trial else f" in {trial}"
-        last = "" if known else f" Last failure of the job{of}: {cause}"
+        last = "" if known else f" Last failure of the job{'' if first.trial else f' in {trial}'}: {cause}"
         return f"{claim}: {why.removesuffix('.')}{more}.{last}"
 
     @property
@@ -576,9 +576,9 @@ class _VariantJudge:
         )  # fmt: skip
 
     def _shown(self, expectation: Expectation, trial: TrialFacts | None, row: Row, verdict: Verdict) -> str:
-        """Format what was measured. A job that failed unexpectedly is shown with its root cause."""
+        """Format what was measured. A job that failed unexpectedly is shown with its root cause, a broken safety with its rows."""
         shown = expectation.shown(row)
-        if row["text"] and m.METRICS[expectation.metric].detailed:
+        if row["text"] and m.METRICS[expectation.metric].shows_text(failed=verdict is Verdict.FAIL):
             return f"{shown} ({row['text']})"
         if trial is None or verdict is Verdict.PASS or expectation.metric not in ("job.state", "job.failure"):
             return shown
