@@ -385,7 +385,7 @@ def _went_on(trial: Trial, event: Row) -> bool:
             last = max(
                 last, int(ints(table, "seq")[equal(table, "process", event["process"])].max(initial=0))
             )
-    return last > event["seq"] + 1
+    return last > int(event["seq"]) + 1
 
 
 def _given_up(trial: Trial) -> Iterator[Damage]:
