@@ -118,7 +118,6 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("execution.checkpointing.unaligned.max-subtasks-per-channel-state-file", "5", "1.17"),
     KnownKey("execution.checkpointing.dir", "", "1.20", "", ("state.checkpoints.dir",)),
     KnownKey("execution.checkpointing.savepoint-dir", "", "1.20", "", ("state.savepoints.dir",)),
-    KnownKey("execution.checkpointing.num-retained", "1", "1.20", "", ("state.checkpoints.num-retained",)),
     KnownKey("execution.checkpointing.storage", "", "1.20", "", ("state.checkpoint-storage",)),
     KnownKey("execution.checkpointing.local-backup.enabled", "false", "1.20"),
     KnownKey("state.backend.rocksdb.memory.high-prio-pool-ratio", "0.1", "1.10"),

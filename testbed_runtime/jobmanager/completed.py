@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
+from testbed_runtime.core.job.checkpoints import retained_checkpoints
 from testbed_runtime.core.job.executiongraph import Restore
 from testbed_runtime.core.job.failover import name_of
 from testbed_runtime.core.job.messages import SinkCommit
 from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, restore_of
 from testbed_runtime.jobmanager.services import Services
 
-RETAINED = 2
-"""Completed checkpoints kept: a task that restores may still read the one before the latest."""
+SHARING = 2
+"""The latest completed checkpoints whose shared files are kept, retained or not: the next one may refer to a file of either,
+because a task bases it on the latest one that it was notified of."""
 MAX_UNRECORDED = 100
 """Further completed checkpoints kept while the recorder is unreachable: no history has their commits yet."""
 
@@ -25,7 +27,9 @@ class CompletedCheckpoints:
         self._services = services
         self.job = job
         self._store = store
+        self._most = retained_checkpoints(services.options)
         self._retained = [latest] if latest is not None else []
+        self._sharing = self._retained[:]
         unrecorded = (*latest.unrecorded, latest.checkpoint) if latest is not None else ()
         self._unrecorded: dict[int, None] = dict.fromkeys(unrecorded)
         self._flush_first = False
@@ -74,7 +78,7 @@ class CompletedCheckpoints:
     def _record_commits(self, completed: CompletedCheckpoint) -> None:
         committed = self._services.committed
         committed[self.job, completed.checkpoint] = None
-        if len(committed) > RETAINED + MAX_UNRECORDED:
+        if len(committed) > self._most + MAX_UNRECORDED:
             del committed[next(iter(committed))]
         for task in completed.tasks:
             for part in task.commits:
@@ -95,14 +99,16 @@ class CompletedCheckpoints:
         a kept one refers to."""
         retained = self._retained
         retained.append(completed)
+        self._sharing = [*self._sharing, completed][-SHARING:]
         before = len(retained)
-        while len(retained) > RETAINED and (
-            retained[0].checkpoint not in self._unrecorded or len(retained) > RETAINED + MAX_UNRECORDED
+        while len(retained) > self._most and (
+            retained[0].checkpoint not in self._unrecorded or len(retained) > self._most + MAX_UNRECORDED
         ):
             self._unrecorded.pop(retained.pop(0).checkpoint, None)
         if len(retained) < before:
-            kept = frozenset(key for c in retained for t in c.tasks for key in t.objects)
-            drop = self._store.drop_before(completed.job, retained[0].checkpoint, kept)
+            kept = {key for c in retained for t in c.tasks for key in t.objects}
+            kept.update(key for c in self._sharing for t in c.tasks for key in t.shared)
+            drop = self._store.drop_before(completed.job, retained[0].checkpoint, frozenset(kept))
             self._services.tasks.spawn(_ignoring_disk(drop), f"drop-before-{retained[0].checkpoint}")
 
 

@@ -1,7 +1,7 @@
 """The files of keyed state: on the TaskManager's disk, and their copies in the checkpoint store (`state.backend.type: rocksdb`).
 
 With incremental checkpoints a file is uploaded once. Later checkpoints refer to the same object, so every checkpoint between
-two that contain a file refers to it too, and the JobManager deletes it with the last one that is retained.
+two that contain a file refers to it too, and the JobManager deletes it with the last one whose files it keeps.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from testbed_runtime.core.job.checkpoints import (
     Failed,
     Triggered,
     parts_to_commit,
+    retained_checkpoints,
 )
 from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, SinkCommit
 from testbed_runtime.core.options import Options
@@ -443,3 +444,9 @@ def test_J_15_the_failure_of_the_job_names_the_reason_from_1_17_on(version, name
     assert (
         text.removeprefix("Exceeded checkpoint tolerable failure threshold.").partition(" before")[0] == named
     )
+
+
+@pytest.mark.parametrize(("value", "kept"), [("10", 10), ("1", 1), ("0", 1), ("-1", 1)])
+def test_J_95_at_least_one_checkpoint_is_retained(value: str, kept: int):
+    """Too small a number does not count."""
+    assert retained_checkpoints(Options({"execution.checkpointing.num-retained": value})) == kept

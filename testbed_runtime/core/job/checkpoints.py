@@ -204,6 +204,12 @@ class CheckpointConfig(Struct, frozen=True):
         )
 
 
+def retained_checkpoints(options: Options) -> int:
+    """Return how many completed checkpoints are kept. Too small a number is replaced by Flink's default
+    (DefaultCompletedCheckpointStoreUtils.getMaximumNumberOfRetainedCheckpoints)."""
+    return max(1, options.integer(PREFIX + "num-retained"))
+
+
 @dataclass(slots=True)
 class PendingCheckpoint:
     id: int
