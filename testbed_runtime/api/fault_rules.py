@@ -105,6 +105,13 @@ def _target(
         yield from _selection(managers, f"{where}.target.taskManagers", testbed)
     if peers is not None:
         yield from _known(peers, f"{where}.target.peers", testbed)
+        alone = set(managers.names) if managers is not None else set()
+        if len(alone) == 1 and alone == set(peers.names) and not peers.running:
+            yield UserError(
+                f"{where}.target.peers",
+                f"{peers.names[0]!r} is the target itself, and no link leads from a process to itself",
+                "name another process",
+            )
 
 
 def _selection(

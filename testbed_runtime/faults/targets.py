@@ -15,7 +15,7 @@ def resolve_targets(
 ) -> tuple[str, ...]:
     """Return logical names, or `target->peer` links when the fault names peers (the fault's direction is seen from the target).
 
-    `placement` maps `vertex-subtask` to an ordinal name. Raises UserError when the fault hits no process.
+    `placement` maps `vertex-subtask` to an ordinal name. Raises UserError when the fault hits no process or no link.
     """
     chosen = _narrow(fault, _candidates(fault.target, placement, task_managers), seed)
     if not chosen:
@@ -25,9 +25,18 @@ def resolve_targets(
             f"faults[{fault.name}].target", problem, "name a vertex whose subtasks run, or TaskManagers"
         )
     peers = _peers(fault.target, placement)
-    if not peers:
+    if not peers and not fault.target.peers_running:
         return tuple(chosen)
-    return tuple(f"{name}->{peer}" for name in chosen for peer in peers if peer != name)
+    links = tuple(f"{name}->{peer}" for name in chosen for peer in peers if peer != name)
+    if not links:
+        raise UserError(
+            f"faults[{fault.name}].target.peers",
+            "there is no link to another process"
+            if peers
+            else f"no TaskManager runs vertex {fault.target.peers_running!r}",
+            "name a vertex whose subtasks run elsewhere, or other TaskManagers",
+        )
+    return links
 
 
 def _candidates(target: Target, placement: Mapping[str, str], task_managers: Sequence[str]) -> list[str]:

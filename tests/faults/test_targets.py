@@ -43,6 +43,20 @@ def test_a_target_that_selects_no_process_is_an_error():
         resolve(Target(running="window"))
 
 
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        (Target(names=("tm-0",), peers_running="window"), "no TaskManager runs vertex 'window'"),
+        (Target(names=("tm-0",), peers=("tm-0",)), "there is no link to another process"),
+        (Target(running="sink", peers_running="sink"), "there is no link to another process"),
+    ],
+)
+def test_peers_that_make_no_link_are_an_error(target, problem):
+    """Without its peers the fault would hit every link of its target, or nothing."""
+    with pytest.raises(UserError, match=problem):
+        resolve(target)
+
+
 @given(seed=st.integers(0, 2**63 - 1), value=st.integers(1, 12))
 def test_a_draw_depends_on_the_seed_alone_and_has_the_requested_size(seed, value):
     """The draw is the same in every environment, and a subset in order."""
