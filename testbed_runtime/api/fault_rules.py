@@ -105,6 +105,12 @@ def _target(
         yield from _selection(managers, f"{where}.target.taskManagers", testbed)
     if peers is not None:
         yield from _known(peers, f"{where}.target.peers", testbed)
+        if not peers.names and not peers.running:
+            yield UserError(
+                f"{where}.target.peers",
+                "names no process, so the fault would affect every link of the target",
+                "leave peers out, or write names or running",
+            )
         alone = set(managers.names) if managers is not None else set()
         if len(alone) == 1 and alone == set(peers.names) and not peers.running:
             yield UserError(

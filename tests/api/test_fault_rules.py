@@ -1,4 +1,4 @@
-"""Faults that need a process which another fault has killed."""
+"""Faults that need a process which another fault has killed, and links that lead nowhere."""
 
 from __future__ import annotations
 
@@ -61,3 +61,25 @@ def test_a_jobmanager_that_is_killed_before_the_submission_is_refused():
     assert any("faults[0].at: the job cannot be submitted" in e for e in found), found
     paused = {**JM_KILL, "at": "deploy", "jobmanager": {"pause": {}}}
     assert not any("submitted" in e for e in errors(lambda s: s.update(faults=[paused])))
+
+
+@pytest.mark.parametrize(
+    ("peers", "problem"),
+    [
+        ({"names": ["tm-1"]}, "'tm-1' is the target itself, and no link leads from a process to itself"),
+        ({}, "names no process, so the fault would affect every link of the target"),
+        ({"names": ["tm-1", "tm-2"]}, ""),
+        ({"names": ["tm-1"], "running": "sink"}, ""),
+    ],
+)
+def test_peers_that_make_no_link_are_refused(peers, problem):
+    """The fault would have no effect, or one on links that it does not name."""
+    cut = {
+        "name": "cut",
+        "duration": "2 s",
+        "target": {"taskManagers": {"names": ["tm-1"]}, "peers": peers},
+        "network": {"partition": {}},
+    }
+    found = [e for e in errors(lambda s: s.update(faults=[cut])) if "target.peers" in e]
+    assert bool(found) is bool(problem)
+    assert all(problem in e for e in found)

@@ -368,13 +368,6 @@ BAD = {
         fault(process={"kill": {}}, target={"taskManagers": {}, "peers": {"names": ["tm-1"]}}),
         "spec.faults[0].target.peers: process.kill hits processes, not links",
     ),
-    "peer of itself": (
-        fault(
-            network={"partition": {}},
-            target={"taskManagers": {"names": ["tm-1"]}, "peers": {"names": ["tm-1"]}},
-        ),
-        "spec.faults[0].target.peers: 'tm-1' is the target itself, and no link leads from a process to itself",
-    ),
     "vertex of a registration": (
         fault(registration={"delay": {"attempts": 2, "vertex": "sorce"}}),
         "spec.faults[0].registration.delay.vertex: the vertex 'sorce' does not exist (did you mean source?)",
