@@ -61,29 +61,6 @@ def durations(off_ns: int) -> dict[int, Any]:
     return {row: {"duration_ns": HEALTHY[row][1]["duration_ns"] + off_ns} for row in (3, 4, 5, 6)}
 
 
-OPEN = "state, row 5: says that checkpoint 2 was triggered, which has no end although checkpoint {} was triggered after it"
-SEVERAL: Row = {"configuration": {**OVERTAKING, "execution.checkpointing.max-concurrent-checkpoints": "2"}}
-
-
-@pytest.mark.parametrize(
-    ("following", "entry", "expected"),
-    [
-        ([], ENTRY, []),
-        ([point("triggered", 5, 3)], ENTRY, [OPEN.format(3)]),
-        ([point("triggered", 5, 9)], ENTRY, [OPEN.format(9)]),
-        ([point("triggered", 5, 3)], {**ENTRY, **SEVERAL}, []),
-        ([point("triggered", 5, 3, process="jobmanager-2")], ENTRY, []),
-        ([point("triggered", 5, 2)], ENTRY, []),
-        ([point("triggered", 5, 1)], ENTRY, []),
-    ],
-)
-def test_a_checkpoint_ends_before_the_next_one_is_triggered(
-    following: list[Written], entry: Row, expected: list[str]
-):
-    """If only one is taken at a time. A JobManager that died or lost its leadership leaves one without an end."""
-    assert found({13: following, 14: None}, entry) == expected
-
-
 USUAL = "duration_ns, row 1: is 0.502 s for checkpoint 1, and most are not the time since it was triggered"
 
 
@@ -133,7 +110,7 @@ MISSING = "state, row 3: says that checkpoint 1 was completed, but a-1 has not a
         ({4: None, 6: [point("completed", 2, duration_ns=NS, state_bytes=10), FINISHED]}, [MISSING]),
         ({4: None, 6: [point("completed", 2, duration_ns=NS, state_bytes=10), ("events", FINISHED[1] | {"process": "jobmanager-2"})]}, []),
         ({4: [state("a-1", "RUNNING", "CANCELED", 1.6)], 6: {"state_bytes": 10}}, [MISSING]),
-        ({4: None, 6: None, 8: None, 9: None, 10: None, 11: None, 12: None, 14: None}, []),
+        ({4: None, 6: None, 8: None, 9: None, 10: None, 11: None}, []),
         ({4: {"task": "b-0"}}, ["task, row 2: is 'b-0', which the job does not have"]),
         ({4: [point("acknowledged", 1.6, task="a-0", duration_ns=3 * NS // 5)], 6: {"state_bytes": 10}},
          ["task, row 2: is a-0, which had acknowledged checkpoint 1", MISSING.replace("row 3", "row 4")]),

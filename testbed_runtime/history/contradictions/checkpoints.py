@@ -31,7 +31,6 @@ from testbed_runtime.history.schema import Trial
 
 USUAL_NS = 2_000_000
 """Durations are whole milliseconds, and their rows are written at once: most differ by less."""
-CONCURRENT = "execution.checkpointing.max-concurrent-checkpoints"
 INCREMENTAL = "execution.checkpointing.incremental"
 UNALIGNED = "execution.checkpointing.unaligned.enabled"
 
@@ -64,7 +63,6 @@ def check_checkpoints(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         damage,
         _usual(trial, found),
         _durations(found),
-        _open(entry, found),
         _complete(trial, entry, found),
         _sizes(entry, found),
         _aligned(entry, found),
@@ -134,19 +132,6 @@ def _durations(found: list[Checkpoint]) -> Iterator[Damage]:
             if r["alignment_ns"] > r["duration_ns"] + ROUNDING_NS:
                 problem = f"is {r['alignment_ns'] / NS:g} s, longer than the checkpoint ({r['duration_ns'] / NS:g} s)"
                 yield Damage("checkpoints", "alignment_ns", r["row"], problem)
-
-
-def _open(entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage]:
-    """Yield a checkpoint that neither completed nor failed before its JobManager triggered the next one, if there is only one at a
-    time. A new leader session, which may begin with an earlier number, forgets the one that was in progress."""
-    if options_of(entry).integer(CONCURRENT) != 1:
-        return
-    for one, following in pairwise(found):
-        same = one.triggered["process"] == following.triggered["process"]
-        number, after = one.triggered["checkpoint"], following.triggered["checkpoint"]
-        if same and one.ended is None and after > number:
-            problem = f"says that checkpoint {number} was triggered, which has no end although checkpoint {after} was triggered after it"
-            yield Damage("checkpoints", "state", one.triggered["row"], problem)
 
 
 def _complete(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage]:
