@@ -302,6 +302,17 @@ def test_a_checkpoint_expires_and_may_fail_the_job():
     assert made.acknowledge(TASKS[1], ack(TASKS[1], 1)) is AckOutcome.UNKNOWN
 
 
+@pytest.mark.parametrize(("tolerable", "next_one"), [(0, []), (1, [Triggered(2, False)])])
+def test_no_checkpoint_begins_when_one_that_expired_fails_the_job(tolerable: int, next_one: list[Triggered]):
+    """The restart would abort it before it is triggered. One that is tolerated is followed by the next, which is due."""
+    made = coordinator(interval_s=0.5, timeout_s=0.5, tolerable_failures=tolerable)
+    made.on_time(0.5, TASKS)
+    failed, *following = made.on_time(1.0, TASKS)
+    assert isinstance(failed, Failed)
+    assert bool(failed.job_failure) is (tolerable == 0)
+    assert following == next_one
+
+
 def test_acknowledgements_count_once_and_only_from_those_asked():
     """Duplicates and strangers."""
     made = coordinator()

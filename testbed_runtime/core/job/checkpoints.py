@@ -368,13 +368,16 @@ class CheckpointCoordinator:
         return min(self._recheck, self._due if self._queued else max(self._due, self._pause_end))
 
     def on_time(self, now: float, tasks: list[Task]) -> list[Triggered | Failed]:
-        """Expire old checkpoints and trigger what is due. `tasks` must acknowledge: all that have not finished. Without tasks a
-        periodic request is dropped, and a final one is tried again after a pause."""
-        done: list[Triggered | Failed] = [
+        """Expire old checkpoints and trigger what is due, unless the job fails because of one that expired. `tasks` must acknowledge:
+        all that have not finished. Without tasks a periodic request is dropped, and a final one is tried again after a pause."""
+        expired = [
             self._fail(pending, _R.CHECKPOINT_EXPIRED, now)
             for pending in list(self._pending.values())
             if not pending.finalizing and now >= pending.triggered_at + self._config.timeout_s
         ]
+        done: list[Triggered | Failed] = [*expired]
+        if any(failed.job_failure for failed in expired):
+            return done
         if self._drain_wanted:
             if now >= self._next_trigger() and tasks:
                 done.append(self._trigger(now, tasks))
