@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -424,15 +426,41 @@ def _in_pieces(decoder, data: bytes, cuts: list[int]) -> list[Frame]:
     return found
 
 
+DAMAGED = {**FRAMES, **ERRORS}
+
+
 @settings(max_examples=100, deadline=None)
 @given(
-    data=st.binary(max_size=300),
-    prefix=st.sampled_from([b"", header(60, 0xBADC0FFE, 0), header(60, 0xBADC0FFE, 1)]),
+    name=st.sampled_from(list(DAMAGED)),
+    damage=st.binary(max_size=40),
+    where=st.integers(0, 80),
+    cuts=st.lists(st.integers(1, 90), min_size=1, max_size=30),
 )
-def test_no_bytes_make_a_decoder_fail_otherwise(data: bytes, prefix: bytes) -> None:
-    """Whatever comes, the only failure is RemoteProtocolError."""
-    for decoder in (ServerDecoder(WireVersion.V2), ClientDecoder(WireVersion.V2, lambda *_: Memory())):
+def test_damaged_bytes_are_read_or_refused_the_same_however_they_are_cut(
+    name: str, damage: bytes, where: int, cuts: list[int]
+) -> None:
+    """The only failure is RemoteProtocolError, at the same place and with the same text, and the frames before it are the same."""
+    whole = vectors(WireVersion.V2)[name]
+    data = whole + whole[:where] + damage + whole[where + len(damage) :]
+    decoder_of = partial(decoder_for, DAMAGED[name], WireVersion.V2)
+    first, *_ = found = _read(decoder_of(), data, [len(data)])
+    assert first == DAMAGED[name]
+    assert _read(decoder_of(), data, cuts) == found
+
+
+def _read(decoder, data: bytes, cuts: list[int]) -> list[Frame | str]:
+    """All frames, and the text of the error that ends them."""
+    found: list[Frame | str] = []
+    rest = memoryview(data)
+    for cut in cycle(cuts):
+        piece, rest = rest[:cut], rest[cut:]
         try:
-            drain(decoder, prefix + data)
-        except RemoteProtocolError:
-            continue
+            while piece:
+                piece = piece[decoder.feed(piece) :]
+                while (frame := decoder.next()) is not None:
+                    found.append(plain(frame))
+        except RemoteProtocolError as error:
+            return [*found, str(error)]
+        if not rest:
+            return found
+    return found

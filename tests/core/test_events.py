@@ -144,13 +144,15 @@ def test_an_event_that_flink_cannot_read_is_refused_with_its_text(data: bytes, t
 
 
 @given(data=st.binary(max_size=60))
-def test_no_bytes_make_decoding_fail_otherwise(data: bytes) -> None:
-    """Whatever comes, the only failure is RemoteProtocolError."""
-    for prefix in (b"", b"\x00\x00\x00\x01", b"\x00\x00\x00\x03", b"\x00\x00\x00\x06"):
+def test_any_bytes_are_refused_or_are_an_event_that_is_written_as_it_was_read(data: bytes) -> None:
+    """The only failure is RemoteProtocolError; what is read starts the bytes, and the rest is padding."""
+    for kind in range(-1, 15):
+        whole = kind.to_bytes(4, "big", signed=True) + data
         try:
-            decode_event(prefix + data)
+            event = decode_event(whole)
         except RemoteProtocolError:
             continue
+        assert whole.startswith(encode_event(event))
 
 
 @given(
