@@ -61,7 +61,6 @@ class Receiving:
 
     def put(self, records: Records, channel: int) -> None:
         """Queue the records. Raises FlinkError (OutOfMemoryError) when they do not fit and none may be dropped."""
-        self.raise_if_failed()
         fitting = min(len(records), self._queue.room(records.itemsize))
         if fitting < len(records):
             if not self._flow.drops:

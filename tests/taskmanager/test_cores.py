@@ -146,6 +146,12 @@ def test_of_two_tasks_that_have_received_the_same_the_one_on_the_core_goes_on(fi
     assert "".join(order_of(("b", 0, (first_ms,)), ("a", 4.1, (4, 1)), ("b", 5, (4,)))) == order
 
 
+def test_a_task_keeps_a_core_for_a_tick_also_if_its_last_owner_had_to_make_room():
+    """A thread was woken while `a` had used its slice. That is over when `a` has left the core."""
+    work = [("a", 0, (2,)), ("b", 1.5, (0.5, 0.5, 0.5)), ("c", 2.1, (0.5,))]
+    assert "".join(order_of(*work)) == "abbbc"
+
+
 def test_a_newcomer_is_owed_a_tick_at_most_counted_from_the_task_that_has_received_the_least():
     """Here one that waits, with 1 ms: so the newcomer is owed that, and runs before it."""
     work = [("b", 0, (1,)), ("x", 0.5, (0.1,)), ("a", 1.2, (0.5, 9.5)), ("b", 1.3, (1,)), ("c", 5, (1,))]
