@@ -16,6 +16,7 @@ from testbed_runtime.core.exchange.events import (
 )
 from testbed_runtime.core.exchange.frames import BufferResponse, ResumeConsumption
 from testbed_runtime.taskmanager.input import TaskInput
+from testbed_runtime.workload.snapshots import ChannelState
 from tests.core.exchange_model import Consumer, barrier, data_frame, deliver, partition_id, receiver_id
 
 
@@ -133,6 +134,23 @@ def test_a_barrier_resumes_the_channel_of_its_own_gate() -> None:
     assert [gates.poll() for _ in places] == [barrier(1)] * 3
     for number, (gate, channel) in enumerate(places):
         assert gates.resumed(number) == [(gate, receiver_id(channel))]
+
+
+def test_restored_channel_state_is_read_before_anything_that_arrives() -> None:
+    """In the order in which it was stored, also before a priority event. Meanwhile it is the task's input, and it is recovering."""
+    gates = Gates(1, 2)
+    gates.data(0, 0)
+    gates.event(0, 0, barrier(1, AlignmentType.UNALIGNED))
+    gates.input.recover([ChannelState(1, 1, (b"a", b"b")), ChannelState(0, 0, (b"c",))])
+    read = []
+    while gates.input.is_recovering:
+        assert (gates.input.is_available, gates.input.has_priority) == (True, False)
+        number, element = gates.input.poll(9) or (None, [])
+        assert isinstance(element, list)
+        read.append((number, [bytes(buffer.view()) for buffer in element]))
+    assert read == [(2, [b"a"]), (2, [b"b"]), (0, [b"c"])]
+    assert gates.input.has_priority
+    assert [gates.poll(), gates.poll(), gates.poll()] == [barrier(1, AlignmentType.UNALIGNED), 0, None]
 
 
 @pytest.mark.parametrize(
