@@ -61,11 +61,12 @@ def choose_backend(
     chosen = next((name for name in wanted if name in capabilities.backends), None)
     if chosen is None:
         given = " and ".join(p.name for p in narrow)
+        without = any(name in capabilities.backends for name in kind.backends)
         raise UserError(
             path,
             f"{kind.name} is not possible {f'with {given} ' if given else ''}in the environment {capabilities.environment!r}: "
             f"it needs {' or '.join(wanted)}, but {', and '.join(sorted(set(reasons.values())))}",
-            f"leave {given} out, or choose another environment" if given else kind.instead,
+            f"leave {given} out, or choose another environment" if given and without else kind.instead,
         )
     skipped = [f"{name} ({reasons[name]})" for name in wanted[: wanted.index(chosen)]]
     preferred = f"; preferred but not available here: {'; '.join(skipped)}" if skipped else ""

@@ -31,7 +31,7 @@ Flags = npt.NDArray[np.bool_]
 ATTEMPT = ("process", "task", "attempt")
 EVENT_COLUMNS = ("process", "seq", "t_ns", "kind", "subject", "attempt", "checkpoint", "text", "data")
 UNREAD = ("network.buffers", "network.pools", "socket.state", "cpu.spent", "backpressure.sampled")
-"""Kinds of events that no rule reads. They are many."""
+"""Kinds of events whose data is compared with no other row. They are many."""
 PARSED_TEXTS = 4096
 """Number of JSON texts that stay parsed: the events of a large job have far fewer, and each is read several times."""
 

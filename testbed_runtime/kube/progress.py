@@ -68,6 +68,8 @@ MAX_CAUSE = 300
 REPORT_TEXTS = ("verdict.json", "manifest.json", "junit.xml", "report.md", COMPARISON_FILE, RECOVERY_FILE)
 """The most important file is first: there is always room for it."""
 PAGE = "report.html"
+NO_JOB: Mapping[str, Any] = {"job": JobNow(), "job_state": "", "remaining_seconds": None}
+"""The fields about a job, while there is none."""
 
 
 class RunStatus:
@@ -90,9 +92,8 @@ class RunStatus:
                     phase="Running",
                     trial=event.trial,
                     trial_phase="create",
-                    job_state="",
-                    job=JobNow(),
                     active_faults=(),
+                    **NO_JOB,
                 )
             case p.PhaseEntered():
                 left = _rounded(event.remaining_s)
@@ -110,14 +111,14 @@ class RunStatus:
             case p.TrialEnded():
                 self._ended(event)
             case p.Evaluating():
-                self._set(phase=EVALUATING, trial="", trial_phase="", message=event.text.strip())
+                self._set(phase=EVALUATING, trial="", trial_phase="", message=event.text.strip(), **NO_JOB)
             case p.RunEnded():
                 self._set(message="")
 
     def complete(self, verdict: str, *, reason: str, text: str, **more: Any) -> None:
         """Set the final report."""
         self._set(
-            phase=COMPLETE, trial="", trial_phase="", remaining_seconds=None, job=JobNow(), verdict=verdict, reason=reason,
+            phase=COMPLETE, trial="", trial_phase="", **NO_JOB, verdict=verdict, reason=reason,
             text=text[:MAX_TEXT], message="", active_faults=(), **more,
         )  # fmt: skip
 
@@ -126,7 +127,9 @@ class RunStatus:
         trial = TrialResult(name=event.trial, job_state=event.job_state, voided=event.voided, reason=reason)
         others = [t for t in self.report.trials if t.name != event.trial]
         trials = (*others, trial)[-MAX_TRIALS:]
-        self._set(trials=trials, trials_done=_counted(trials), active_faults=())  # its testbed is gone
+        self._set(
+            trials=trials, trials_done=_counted(trials), active_faults=(), **NO_JOB
+        )  # its testbed is gone
 
     def _set(self, **fields: Any) -> None:
         self.report = replace(self.report, **fields)

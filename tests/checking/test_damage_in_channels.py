@@ -11,7 +11,7 @@ from testbed_runtime.history.contradictions.channels import (
     check_credit,
     check_samples,
 )
-from tests.checking.written import Written, state, texts, wait, wrote
+from tests.checking.written import Written, sample, state, texts, wait, wrote
 
 Row = dict[str, Any]
 UNLIMITED = 2**31 - 1
@@ -128,25 +128,28 @@ JOB = {
 
 
 @pytest.mark.parametrize(
-    ("rows", "seconds", "more", "is_damaged"),
+    ("rows", "seconds", "ran", "more", "is_damaged"),
     [
-        (20, 5.0, {}, True),
-        (19, 5.0, {}, False),
-        (20, 4.9, {}, False),
-        (20, 5.0, {"local": True}, False),
-        (20, 5.0, {"peer": "a-0", "task": "b-0", "side": "consumer", "process": "tm-1-1"}, True),
+        (20, 5.0, 20, {}, True),
+        (19, 5.0, 20, {}, False),
+        (20, 4.9, 20, {}, False),
+        (20, 5.0, 19, {}, False),
+        (20, 5.0, 20, {"local": True}, False),
+        (20, 5.0, 20, {"peer": "a-0", "task": "b-0", "side": "consumer", "process": "tm-1-1"}, True),
     ],
 )
-def test_both_ends_of_a_channel_are_sampled(rows: int, seconds: float, more: Row, is_damaged: bool):
-    """A few samples of one end prove nothing, nor do those of a job that is too large or reads files. A local channel has no credit."""
+def test_both_ends_of_a_channel_are_sampled(rows: int, seconds: float, ran: int, more: Row, is_damaged: bool):
+    """A few samples of one end prove nothing, nor do those of a job that is too large or reads files. A local channel has no credit, and a
+    source may end before its channels are sampled."""
     samples = [channel(t=seconds * n / (rows - 1), used=n, **more) for n in range(rows)]
-    trial = wrote(TO_B, state("a-0", "SCHEDULED", "DEPLOYING"), wait("slot"), *samples)
+    ends = [sample(more.get("peer", "b-0"), n / 10) for n in range(ran)]
+    trial = wrote(TO_B, state("a-0", "SCHEDULED", "DEPLOYING"), wait("slot"), *samples, *ends)
     side, task = str(more.get("side", "producer")), str(more.get("task", "a-0"))
     peer, other = ("a-0", "producer") if side == "consumer" else ("b-0", "consumer")
     problem = f"channels.parquet, column side: is never {other!r} for {peer}, of whose channel {task} recorded 20 samples ({side})"
     if not more.get("local"):
         assert texts(check_samples(trial, {"job": JOB})) == ([problem] if is_damaged else [])
-    both = wrote(TO_B, wait("slot"), *samples, channel(other, task=peer, peer=task))
+    both = wrote(TO_B, wait("slot"), *samples, *ends, channel(other, task=peer, peer=task))
     large = {**JOB, "vertices": [{"name": "a", "parallelism": 128}, {"name": "b", "parallelism": 1}]}
     files = {**JOB, "edges": [{"from": "a", "to": "b", "result": "blocking"}]}
     assert all(

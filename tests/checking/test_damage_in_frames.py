@@ -133,7 +133,7 @@ def test_the_channels_of_a_recorded_history_name_their_consumers():
     [(1.0, True, False), (0.96, True, False), (0.94, True, True), (0.94, False, False)],
 )
 def test_a_frame_is_received_after_it_was_sent(received: float, one_clock: bool, is_damaged: bool):
-    """A fault may copy it. On several clocks, the times are not compared."""
+    """A little earlier is the exactness of the clock. On several clocks, the times are not compared."""
     sent = [frame("buffer", 0, t=t) for t in (1.0, 1.5)]
     trial = wrote(*sent, frame("buffer", 0, process="tm-1-1", side="received", t=received))
     problem = (

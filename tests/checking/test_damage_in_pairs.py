@@ -488,6 +488,7 @@ def test_a_taskmanager_on_which_a_task_ran_for_long_wrote_rows(
 
 BUFFERS = event("network.buffers", TM, process=TM, used=1, total=9)
 POOLS = event("network.pools", TM, process=TM, pools=[], free=0, others=0)
+OTHER_POOLS = event("network.pools", "tm-9-1", process="tm-9-1", pools=[], free=0, others=0)
 
 
 @pytest.mark.parametrize(
@@ -495,14 +496,15 @@ POOLS = event("network.pools", TM, process=TM, pools=[], free=0, others=0)
     [
         ((BUFFERS, POOLS), 20, ""),
         ((POOLS,), 20, "network.buffers"),
-        ((BUFFERS,), 20, "network.pools"),
+        ((BUFFERS, OTHER_POOLS), 20, "network.pools"),
+        ((BUFFERS,), 20, ""),
         ((), 19, ""),
     ],
 )
 def test_a_taskmanager_that_samples_a_task_records_its_buffers(
     wrote: tuple[Written, ...], samples: int, expected: str
 ):
-    """Once a second, if they changed: the first time they have. A job without connections has none."""
+    """Once a second, if they changed: the first time they have. A job without connections has none, and an earlier version no pools."""
     taken = [sample("b-0", 3 + n / 10, role="operator", records_in=5) for n in range(samples)]
     changes = {21: [*wrote, *taken], 22: None, 23: None}
     problem = lacks("events", f"{expected} of {TM}, which took {samples} samples of b-0 (tasks)")

@@ -60,7 +60,7 @@ def test_a_stall_has_an_event_and_a_wait(changes: dict[int, Row | None], expecte
         ({4: None}, [NOT_LOST[0].format(2)]),
         ({4: {"subject": "tm-2-1"}}, [NOT_LOST[0].format(3)]),
         ({4: None, 5: event("failover.failure", **FAILED | {"detector": "ResourceManager", "wait": ""})[1]}, [NOT_LOST[0].format(2)]),
-        ({4: None, 5: event("failover.failure", **FAILED | {"wait": "connection"})[1]}, [NOT_LOST[0].format(2)]),
+        ({4: None, 5: event("failover.failure", **FAILED | {"wait": "connection"})[1]}, []),
         ({4: None, 5: event("failover.failure", **FAILED | {"wait": "deployment"})[1]}, []),
         ({4: None, 5: event("failover.failure", **FAILED | {"detector": "Task"})[1]}, []),
         ({4: None, 5: event("failover.failure", **FAILED | {"taskmanager": ""})[1]}, []),

@@ -85,6 +85,10 @@ def test_a_fault_without_any_backend_is_refused_with_the_reason_of_each():
         "no agent (set b), and no proxy (set a), and not offered in this environment "
         "(choose another fault kind or another environment)"
     )
+    correlated = fault("network.latency", params={**late.params, "jitter_s": 0.01, "correlation": 25})
+    with pytest.raises(UserError) as caught:
+        check_fault(correlated, pods)
+    assert "correlation" not in caught.value.hint, "without it, there is no backend either"
 
 
 def test_a_pod_is_deleted_only_where_there_are_pods():

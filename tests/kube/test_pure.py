@@ -295,8 +295,16 @@ def test_the_numbers_of_a_job_reach_the_terminal_through_the_status_of_its_run()
     shown = {"records_per_s": 511.235, "credits": 2.0, "lag_s": 0.01}
     after = to_json(status.report)
     assert client_run.events_of(before, after)[-1] == replace(sample, counters=shown)
-    status.apply(p.TrialStarted("main-2", 2, 9.0), NOW)
-    assert to_json(status.report)["job"] == {}
+    ends = [
+        p.TrialStarted("main-2", 2, 9.0),
+        p.TrialEnded("main-1", "FINISHED", True, False),
+        p.Evaluating("evaluating"),
+    ]
+    for end in ends:
+        status.apply(sample, NOW)
+        status.apply(end, NOW)
+        left = to_json(status.report)
+        assert (left["job"], left.get("jobState"), left.get("remainingSeconds")) == ({}, None, None)
 
 
 def test_the_run_of_a_document_is_valid_and_its_name_is_short_enough():

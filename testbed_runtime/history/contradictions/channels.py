@@ -61,7 +61,7 @@ def check_samples(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     if not deployed or not len(trial.table("waits")):
         return []
     found = [*_repeated(trial.table("channels")), *_local(trial, deployed)]
-    return found + list(_one_sided(trial.table("channels"), entry))
+    return found + list(_one_sided(trial, entry))
 
 
 def _repeated(table: pa.Table) -> Iterator[Damage]:
@@ -94,9 +94,11 @@ def _local(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
             return
 
 
-def _one_sided(table: pa.Table, entry: Mapping[str, Any]) -> Iterator[Damage]:
+def _one_sided(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield a task without samples as the producer or as the consumer of its channels, although the other ends have many. In a large job only
-    some channels are sampled, and the reader of a blocking result has no producer that runs."""
+    some channels are sampled, the reader of a blocking result has no producer that runs, and a short task may end before its channels are
+    sampled."""
+    table, tasks = trial.table("channels"), trial.table("tasks")
     job = entry.get("job")
     edges = (job.get("edges") or ()) if isinstance(job, Mapping) else ()
     blocking = any(e.get("result") == BLOCKING for e in edges)
@@ -104,6 +106,7 @@ def _one_sided(table: pa.Table, entry: Mapping[str, Any]) -> Iterator[Damage]:
         blocking
         or not 0 < len(tasks_of(entry)) <= SAMPLED_SUBTASKS
         or not sound(table, "side", "task", "peer", "local", "t_ns")
+        or not sound(tasks, "task")
     ):
         return
     remote = table.select(["side", "task", "peer", "t_ns"]).filter(pc.invert(table.column("local")))
@@ -113,10 +116,11 @@ def _one_sided(table: pa.Table, entry: Mapping[str, Any]) -> Iterator[Damage]:
         .to_pylist()
     )
     sampled = {(r["side"], r["task"]) for r in ends}
+    ran = {r["values"]: r["counts"] for r in pc.value_counts(tasks.column("task")).to_pylist()}
     for r in sorted(ends, key=lambda r: (r["side"], r["task"], r["peer"])):
         other = "consumer" if r["side"] == "producer" else "producer"
         many = r["t_ns_count"] >= SAMPLES_MIN and r["t_ns_max"] - r["t_ns_min"] >= LONG_NS
-        if many and (other, r["peer"]) not in sampled:
+        if many and ran.get(r["peer"], 0) >= SAMPLES_MIN and (other, r["peer"]) not in sampled:
             problem = f"is never {other!r} for {r['peer']}, of whose channel {r['task']} recorded {r['t_ns_count']} samples ({r['side']})"
             yield Damage("channels", "side", -1, problem)
             return

@@ -77,10 +77,9 @@ OF_RESTART = (
 WAIT_OF_RESTART = {"failover.cancelled": "cancellation", "failover.slots": "slot"}
 """The wait of the JobMaster that these events end."""
 
-ABOUT_BUFFERS = ("network.buffers", "network.pools")
+BUFFERS = "network.buffers"
+ABOUT_BUFFERS = (BUFFERS, "network.pools")
 """Events of each TaskManager while it has tasks, when they change. The first is a change."""
-DETECTED = ("heartbeat", "connection")
-"""The waits that end with a lost TaskManager when the JobMaster notices a failure. It also notices others, for example of an ask."""
 UNSAMPLED = 20
 """A process that runs takes a sample of a task within this many intervals."""
 SAMPLES = 10
@@ -389,12 +388,13 @@ def _went_on(trial: Trial, event: Row) -> bool:
 
 
 def _given_up(trial: Trial) -> Iterator[Damage]:
-    """Yield a failure because of a TaskManager that a detector gave up, without the event of its loss, which is written before."""
+    """Yield a failure because of a TaskManager that a detector gave up, without the event of its loss, which is written before. A JobMaster
+    that does not reach a TaskManager to deploy a task does not give it up."""
     lost = {event["subject"] for _, event in events(trial, "taskmanager.lost")}
     for row, event in events(trial, "failover.failure"):
         data = parsed(event["data"])
         detector, gone = data.get("detector"), data.get("taskmanager")
-        given_up = detector == RM_NAME or (detector == JOBMASTER_NAME and data.get("wait") in DETECTED)
+        given_up = detector == RM_NAME or (detector == JOBMASTER_NAME and data.get("wait") == "heartbeat")
         if given_up and gone and gone not in lost:
             problem = f"has no taskmanager.lost of {gone}, which a failover.failure names (row {row})"
             yield Damage("events", "kind", -1, problem)
@@ -503,8 +503,10 @@ def _unbuffered(trial: Trial, entry: Mapping[str, Any], finished: set[Attempt]) 
     if not any(edges(entry)) or not sound(table, *ATTEMPT):
         return
     wrote = {(r["kind"], r["process"]) for _, r in distinct(trial, "events", "kind", "process")}
+    known = {kind for kind, _ in wrote}  # earlier versions recorded no pools
+    kinds = [kind for kind in ABOUT_BUFFERS if kind == BUFFERS or kind in known]
     for (process, task, attempt), rows in sorted(places_of(trial, "tasks", *ATTEMPT).items()):
-        for kind in ABOUT_BUFFERS if (task, attempt) in finished and len(rows) >= UNSAMPLED else ():
+        for kind in kinds if (task, attempt) in finished and len(rows) >= UNSAMPLED else ():
             if (kind, process) not in wrote:
                 problem = f"has no {kind} of {process}, which took {len(rows)} samples of {task} (tasks)"
                 yield Damage("events", "kind", -1, problem)
