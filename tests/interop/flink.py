@@ -76,6 +76,8 @@ class Flink:
 
     name: str
     class_path: str
+    scratch: Path
+    """Flink's folder for records that are larger than a buffer, and for partitions on disk."""
 
     def java(self, mode: str, *arguments: str, **options: object) -> list[str]:
         """Run the command. `_` in a name stands for `-`; Flink's keys go into `flink={…}`."""
@@ -83,7 +85,8 @@ class Flink:
         words = [*arguments]
         words += [f"{key.replace('_', '-')}={value}" for key, value in options.items()]
         words += [f"{key}={value}" for key, value in flink.items()]
-        return ["java", *QUICK_JVM, "-cp", self.class_path, "dev.headgate.interop.Main", mode, *words]
+        jvm = [*QUICK_JVM, f"-Djava.io.tmpdir={self.scratch}"]
+        return ["java", *jvm, "-cp", self.class_path, "dev.headgate.interop.Main", mode, *words]
 
     def serve(self, **options: object) -> Running:
         return Running(self.java("serve", **{"partition": PARTITION} | options)).listening()
@@ -113,7 +116,8 @@ def build(name: str, folder: Path) -> Flink:
             except NoFlinkError as error:
                 failed.write_text(str(error))
                 raise
-    return Flink(name, kept.read_text())
+    (scratch := folder / "scratch").mkdir(exist_ok=True)
+    return Flink(name, kept.read_text(), scratch)
 
 
 def _compiled(name: str, folder: Path) -> str:
