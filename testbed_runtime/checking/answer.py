@@ -30,6 +30,7 @@ from testbed_runtime.checking.common import (
 from testbed_runtime.checking.criticalpath import DELAY_CATCH_UP, EPSILON_NS, NEAR_NS, attribute
 from testbed_runtime.checking.failovers import Cause, counted
 from testbed_runtime.checking.faults import FaultEffect, check_faults
+from testbed_runtime.checking.prices import margins, prices
 from testbed_runtime.checking.progress import (
     LAST_NS,
     SAMPLE_NS,
@@ -64,15 +65,12 @@ from testbed_runtime.core.judgement.metrics import JOB_FAILED, NOT_RECOVERED
 from testbed_runtime.core.judgement.quantities import seconds
 from testbed_runtime.core.judgement.recovery import (
     UNATTRIBUTED,
-    Margin,
-    Price,
     Recovery,
     Round,
-    Segment,
     SharedFault,
     TrialRecovery,
 )
-from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, Outcome, Wait
+from testbed_runtime.core.waits import KINDS, Outcome, Wait
 from testbed_runtime.history.manifest import vertices
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.waits import INT64_MAX
@@ -537,50 +535,3 @@ def has_spare_slots(entry: Entry) -> bool:
 def _nothing(kind: str, at: int) -> Wait:
     """Return a wait of 0 s: it owns nothing, and names the kind of the step from which the walk begins."""
     return Wait(wait="", kind=kind, who="", what="", start_ns=at, end_ns=at)
-
-
-def prices(segments: Iterable[Segment]) -> tuple[Price, ...]:
-    """Return the seconds of each owner: an option with its value, or a cause. Largest first."""
-    groups: dict[tuple[str, str], list[Segment]] = {}
-    for segment in segments:
-        if segment.kind != UNATTRIBUTED:
-            detail = "" if segment.fault else segment.detail  # whatever it held up, it is one fault
-            groups.setdefault((segment.text, detail), []).append(segment)
-    found = []
-    for (text, _), group in groups.items():
-        first = max(group, key=lambda s: (bool(s.option), s.seconds))
-        seconds = sum(s.seconds for s in group)
-        found.append(
-            Price(text=text, seconds=seconds, kind=first.kind, option=first.option, value=first.value, count=len(group), detail=first.detail, fault=first.fault)
-        )  # fmt: skip
-    return tuple(sorted(found, key=lambda p: (-p.seconds, p.words)))
-
-
-def margins(waits: Iterable[Wait], start: int, end: int) -> tuple[Margin, ...]:
-    """Return how close the completed waits of a span came to the limit of their option: the closest of each option. A report to
-    the JobManager may be answered after the span in which it was sent: a task runs before its JobMaster knows that."""
-    closest: dict[str, Wait] = {}
-    for wait in waits:
-        done = wait.outcome is Outcome.COMPLETED and wait.option and wait.budget_ns > 0
-        if wait.kind == "heartbeat" and wait.end_ns - wait.start_ns > wait.budget_ns:
-            continue  # the waiting process itself had stopped, which extends its deadlines
-        if wait.kind == "cancellation" and wait.who == JOBMASTER_NAME:
-            continue  # each TaskManager counts its timeout from when it cancels a task
-        within = wait.end_ns <= end + EPSILON_NS or (wait.kind == "jobmanager" and wait.start_ns <= end)
-        if done and wait.end_ns > wait.start_ns and start < wait.end_ns and within:
-            known = closest.get(wait.option)
-            if known is None or wait.seconds / wait.budget_ns > known.seconds / known.budget_ns:
-                closest[wait.option] = wait
-    found = [
-        Margin(
-            option=w.option,
-            value=w.value,
-            kind=w.kind,
-            budget_s=w.budget_ns / NS,
-            waited_s=w.seconds,
-            who=w.who,
-            what=w.what,
-        )
-        for w in closest.values()
-    ]
-    return tuple(sorted(found, key=lambda m: (-m.waited_s / m.budget_s, m.option)))

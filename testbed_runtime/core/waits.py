@@ -77,6 +77,8 @@ def named_today(option: str) -> str:
 
 JOBMASTER_NAME, RM_NAME = "JobMaster", "ResourceManager"
 """Their names in waits and causes."""
+GROWN = ", now "
+"""In the value of a limit, between the option's value and the delay that has grown from it."""
 EVERYTHING = "everything"
 """Waits for a process that a fault has stopped."""
 POD_STEPS = ("pending", "image")

@@ -23,7 +23,7 @@ from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.metrics import METRIC_FIELDS
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.verdict import variant_of
-from testbed_runtime.core.waits import named_today
+from testbed_runtime.core.waits import GROWN, named_today
 
 FOLDER = ".catalogue"
 """Name of the dataset's folder beside the folders of the runs."""
@@ -110,7 +110,9 @@ def _prices(found: TrialRecovery) -> Iterable[dict[str, Any]]:
         }
         for price in recovery.prices:
             option = named_today(price.option)  # one row for jobs of several versions
-            yield {**common, **asdict(price), "option": option, "owner": price.text, "waits": price.count}
+            value = price.value.partition(GROWN)[0]  # and for all delays that grew from it
+            own = {"option": option, "value": value, "owner": price.text, "waits": price.count}
+            yield {**common, **asdict(price), **own}
 
 
 def _replace(catalogue: Path, name: str, run: str, trials: Mapping[str, Sequence[Row]]) -> None:

@@ -37,7 +37,7 @@ from testbed_runtime.api.status import (
     to_json,
 )
 from testbed_runtime.api.views import Run
-from testbed_runtime.checking.answer import prices
+from testbed_runtime.checking.prices import prices
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
 from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Price, Recovery, Round, TrialRecovery

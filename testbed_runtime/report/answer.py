@@ -24,6 +24,7 @@ from testbed_runtime.core.judgement.recovery import (
     Recovery,
     Segment,
     TrialRecovery,
+    grown_together,
 )
 from testbed_runtime.core.judgement.samplesize import CONFIDENCE
 from testbed_runtime.core.judgement.statistics import mean_interval
@@ -228,7 +229,7 @@ def savings(recovery: Recovery) -> Iterator[str]:
     progress at the same time, and decides then."""
     owned: dict[str, list[Segment]] = {}
     for segment in (s for r in recovery.rounds for s in r.segments if s.option):
-        owned.setdefault(segment.text, []).append(segment)
+        owned.setdefault(segment.owner, []).append(segment)
     for owner, segments in owned.items():
         saved = sum(s.seconds if s.slack_ns < 0 else s.slack_ns / 1e9 for s in segments)
         if sum(s.seconds for s in segments) - saved >= NOTABLE_SAVING_S:
@@ -321,7 +322,7 @@ class VariantAnswer(Struct, frozen=True):
 
 def _seconds_of(price: Price, recovery: Recovery) -> float:
     """Return the seconds of the price's owner in one recovery."""
-    return sum(p.seconds for p in recovery.prices if p.text == price.text)
+    return sum(p.seconds for p in recovery.prices if p.owner == price.owner)
 
 
 @lru_cache(maxsize=256)
@@ -364,11 +365,17 @@ def typical_prices(recoveries: Sequence[Recovery]) -> tuple[Price, ...]:
     """Return the mean seconds of each owner over all recoveries, largest first, so that they still add up.
 
     Details, such as the size of a backlog, differ from trial to trial and are left out."""
-    sums: dict[str, tuple[Price, float]] = {}
+    groups: dict[str, list[Price]] = {}
     for price in (p for r in recoveries for p in r.prices):
-        first, seconds = sums.get(price.text, (price, 0.0))
-        sums[price.text] = (first, seconds + price.seconds)
+        groups.setdefault(price.owner, []).append(price)
     found = [
-        replace(p, seconds=seconds / len(recoveries), count=1, detail="") for p, seconds in sums.values()
+        replace(
+            group[0],
+            text=grown_together(p.text for p in group),
+            seconds=sum(p.seconds for p in group) / len(recoveries),
+            count=1,
+            detail="",
+        )
+        for group in groups.values()
     ]
     return tuple(sorted(found, key=lambda p: -p.seconds))

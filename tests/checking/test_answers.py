@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from testbed_runtime.checking.answer import margins, prices, trial_recovery
+from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.common import JobShape, windows
 from testbed_runtime.checking.failovers import check_failovers
 from testbed_runtime.checking.lostwaits import lost_waits
+from testbed_runtime.checking.prices import margins, prices
 from testbed_runtime.checking.progress import Progress
 from testbed_runtime.checking.rounds import start_of
 from testbed_runtime.checking.steps import failing_at_once, next_checkpoint

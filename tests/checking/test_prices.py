@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from testbed_runtime.checking.answer import margins, prices
+from testbed_runtime.checking.prices import margins, prices
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Margin, Segment
 from testbed_runtime.core.waits import Outcome, Wait
 from tests.checking.test_rules import NS, waited
@@ -50,3 +50,27 @@ def test_the_margin_of_an_option_is_its_closest_wait():
     assert [m.exceeded for m in found] == [True, False, False]
     assert not Margin(option="o", value="", kind="slot", budget_s=1.0, waited_s=1.0005).exceeded
     assert Margin(option="o", value="", kind="slot", budget_s=1.0, waited_s=1.0015).exceeded
+
+
+def test_a_delay_that_grew_from_its_option_is_one_owner():
+    """A value of the option costs the sum, however far each restart had grown; `up to` names the longest. Another option and a cause
+    with the same words stay apart."""
+    key, most = "restart.initial-backoff", "restart.max-backoff"
+    values = ["1 s", "1 s, now 2 s", "1 s, now 16 s", "1 s, now 8 s"]
+    parts, now = [], 0
+    for option, value, length in [
+        *((key, v, 4) for v in values),
+        (most, "1 min", 9),
+        ("", "a cause, now it", 1),
+    ]:
+        text = f"{option} = {value}" if option else value
+        parts.append(
+            Segment(kind="restart-delay", phase="", start_ns=now, end_ns=now + length * NS, text=text, option=option, value=value if option else "")
+        )  # fmt: skip
+        now += length * NS
+    assert [(p.text, p.seconds, p.value, p.count) for p in prices(parts)] == [
+        (f"{key} = 1 s, now up to 16 s", 16.0, "1 s, now up to 16 s", 4),
+        (f"{most} = 1 min", 9.0, "1 min", 1),
+        ("a cause, now it", 1.0, "", 1),
+    ]
+    assert [p.text for p in prices(parts[1:2])] == [f"{key} = 1 s, now 2 s"]

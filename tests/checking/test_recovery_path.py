@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from testbed_runtime.checking.answer import has_spare_slots, prices, trial_recovery
+from testbed_runtime.checking.answer import has_spare_slots, trial_recovery
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.common import windows
 from testbed_runtime.checking.criticalpath import attribute
 from testbed_runtime.checking.faults import check_faults
+from testbed_runtime.checking.prices import prices
 from testbed_runtime.checking.rounds import FirstRecord, last_due_arrival, outages_of, start_of
 from testbed_runtime.checking.trace import PATH, ROUNDS, trace, trace_events
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment, TrialRecovery

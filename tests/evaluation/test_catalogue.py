@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.recovery import Price, Recovery, TrialRecovery
@@ -128,6 +129,14 @@ def test_an_option_has_one_name_in_the_prices_of_all_versions(tmp_path: Path, op
     answers = {"t1": outage("t1", price(option, 2.0))}
     catalogue.write_run(tmp_path, manifest("a", "2026-11-01T00:00:00", "t1"), rows, answers)
     assert read(tmp_path, catalogue.PRICES).column("option").to_pylist() == ["pekko.ask.timeout"]
+
+
+def test_a_delay_that_grew_has_the_value_of_its_option(tmp_path: Path):
+    """`headgate trend` adds up what a value costs, however far the delay had grown in each run."""
+    rows = [metric("t1", "recovery.total", 3.0)]
+    answers = {"t1": outage("t1", replace(price(DELAY, 2.0), value="1 s, now 4 s"))}
+    catalogue.write_run(tmp_path, manifest("a", "2026-11-01T00:00:00", "t1"), rows, answers)
+    assert read(tmp_path, catalogue.PRICES).column("value").to_pylist() == ["1 s"]
 
 
 def test_an_evaluation_replaces_what_an_earlier_one_wrote(two_runs: Path):

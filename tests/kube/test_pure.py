@@ -28,7 +28,7 @@ from testbed_runtime.api.status import (
     to_json,
 )
 from testbed_runtime.api.views import Run
-from testbed_runtime.checking.answer import prices
+from testbed_runtime.checking.prices import prices
 from testbed_runtime.core.judgement.recovery import Recovery, Round, Segment, TrialRecovery
 from testbed_runtime.kube import client_run
 from testbed_runtime.kube.api import encoded

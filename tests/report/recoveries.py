@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.answer import prices
+from testbed_runtime.checking.prices import prices
 from testbed_runtime.core.judgement.recovery import (
     UNATTRIBUTED,
     Margin,

@@ -18,7 +18,7 @@ from testbed_runtime.report.answer import (
     savings,
     typical_prices,
 )
-from tests.report.recoveries import BACKOFF, killed, late_producer, segments, unfinished
+from tests.report.recoveries import BACKOFF, killed, late_producer, recovery, segments, unfinished
 
 
 def entry(trial: str, variant: str = "main", role: str = "fault", **more: object) -> dict[str, object]:
@@ -204,6 +204,19 @@ def test_backlogs_of_many_trials_are_one_owner():
     bare = Recovery(fault="dead", effect_ns=0, end_ns=1, rounds=(), prices=())
     (price,) = typical_prices([replace(bare, prices=(p,)) for p in spare])
     assert (price.text, price.seconds) == ("spare capacity of the job", pytest.approx(0.2))
+
+
+def test_a_delay_that_grows_is_one_owner_over_all_recoveries():
+    """The share of its option is that of all restarts, not that of those with the same delay."""
+    key = "restart-strategy.exponential-delay.initial-backoff"
+
+    def delayed(value: str, seconds: float) -> Recovery:
+        return recovery(segments(0, ("restart-delay", seconds, f"{key} = {value}", "fired")))
+
+    grown = [delayed("1 s", 1), delayed("1 s, now 2 s", 2), delayed("1 s, now 9 s", 9)]
+    (mean,) = typical_prices(grown)
+    assert (mean.text, mean.seconds) == (f"{key} = 1 s, now up to 9 s", 4.0)
+    assert [p.text for p in typical_prices(grown[1:2])] == [f"{key} = 1 s, now 2 s"]
 
 
 def test_control_and_void_trials_have_no_answer():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from testbed_runtime.core.exchange.backoff import local_backoff, remote_backoff
 from testbed_runtime.core.job.restart import settings_in_effect
 from testbed_runtime.core.options import Options
-from testbed_runtime.core.waits import PRODUCT, REPLACE_LOST, Limit
+from testbed_runtime.core.waits import GROWN, PRODUCT, REPLACE_LOST, Limit
 
 BACKOFF_MAX = "taskmanager.network.request-backoff.max"
 REQUEST_TIMEOUT = "taskmanager.network.partition-request-timeout"
@@ -23,7 +23,7 @@ def restart_delay(options: Options, key: str, seconds: float) -> Limit:
     exact = round(options.duration(key) * 1000) == round(
         seconds * 1000
     )  # options count in whole milliseconds
-    return Limit(key, configured if exact else f"{configured}, now {seconds:g} s", seconds)
+    return Limit(key, configured if exact else f"{configured}{GROWN}{seconds:g} s", seconds)
 
 
 def replacement_limit(seconds: float) -> Limit:

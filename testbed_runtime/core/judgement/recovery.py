@@ -6,15 +6,19 @@ read it. Segment, Price and Margin share no base class, because `option` means s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct, convert, to_builtins
+
+from testbed_runtime.core.waits import GROWN
 
 RECOVERY_FILE = "recovery.json"
 """In the run's folder: {trial id: TrialRecovery}."""
 _BUSY = ".service-time = "
 """In the text of an owner that is a busy component."""
+UP_TO = "up to "
+"""In the text of an owner whose delays differ, before the longest one."""
 UNATTRIBUTED = "unattributed"
 """The kind of a segment that no recorded wait or step covers."""
 
@@ -22,6 +26,21 @@ UNATTRIBUTED = "unattributed"
 def with_detail(text: str, detail: str) -> str:
     """Return the text, with its detail in parentheses if there is one."""
     return f"{text} ({detail})" if detail else text
+
+
+def grown_together(texts: Iterable[str]) -> str:
+    """Return the text of one owner from those of its waits, which differ if a delay grew from its option's value: `= 1 s, now up to 4 s`."""
+    known = list(dict.fromkeys(texts))
+    base = known[0].partition(GROWN)[0]
+    grown = [t.partition(GROWN)[2].removeprefix(UP_TO) for t in known if GROWN in t]
+    if len(known) == 1 or not grown:
+        return known[0]
+    return f"{base}{GROWN}{UP_TO}{max(grown, key=_delay_s)}"
+
+
+def _delay_s(text: str) -> float:
+    number = text.partition(" ")[0]
+    return float(number) if number.replace(".", "", 1).isdigit() else 0.0
 
 
 class Segment(Struct, frozen=True, kw_only=True):
@@ -55,6 +74,11 @@ class Segment(Struct, frozen=True, kw_only=True):
     @property
     def seconds(self) -> float:
         return (self.end_ns - self.start_ns) / 1e9
+
+    @property
+    def owner(self) -> str:
+        """The owner without its detail, and without how far the option's delay has grown."""
+        return self.text.partition(GROWN)[0] if self.option else self.text
 
     @property
     def words(self) -> str:
@@ -96,6 +120,11 @@ class Price(Struct, frozen=True, kw_only=True):
     """The part of the owner that differs from trial to trial, such as the size of a backlog."""
     fault: str = ""
     """Name of the fault that the owner is; empty for any other owner."""
+
+    @property
+    def owner(self) -> str:
+        """The owner without its detail, and without how far the option's delay has grown."""
+        return self.text.partition(GROWN)[0] if self.option else self.text
 
     @property
     def words(self) -> str:

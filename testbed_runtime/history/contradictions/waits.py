@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from testbed_runtime.core.options import BY_KEY
-from testbed_runtime.core.waits import PRODUCT, Outcome, named_today
+from testbed_runtime.core.waits import GROWN, PRODUCT, Outcome, named_today
 from testbed_runtime.history.columns import (
     JOB_PROCESSES,
     NS,
@@ -35,8 +35,6 @@ EXACT_SHARE, TIMEOUT_SHARE = 0.95, 0.45
 OWN_BUDGET = frozenset(("partition", "credit"))
 """Kinds of waits whose budget follows from several requests, or that have none."""
 COLUMNS = ("kind", "outcome", "option", "value", "budget_ns", "start_ns", "t_ns")
-GROWN = ", now "
-"""Follows the value of a delay that has grown."""
 
 
 def check_waits(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
