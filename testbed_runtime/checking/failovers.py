@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from testbed_runtime.checking.common import data, events
-from testbed_runtime.core.job.causes import FAILURE_REPORT, ended_wait
+from testbed_runtime.core.job.causes import FAILURE_REPORT, FUNCTION, ended_wait
 from testbed_runtime.history.schema import Trial
 
 SAME_NS = 1_000_000
@@ -31,6 +31,8 @@ class Cause(Struct, frozen=True):
     """The job did not restart."""
     kind: str = FAILURE_REPORT
     """The kind of the wait whose end was this failure."""
+    own: bool = False
+    """A function of the scenario raised it, so that no fault is behind it."""
     root: str = ""
     """The cause that `text` wraps, as `class: text`; empty if it wraps none."""
 
@@ -96,6 +98,7 @@ def round_causes(trial: Trial) -> list[Cause]:
 def cause_of(event: Mapping[str, Any], *, terminal: bool = False) -> Cause:
     """Return the cause recorded in a `failover.started`, `taskmanager.lost` or `job.state` event."""
     more = data(event)
+    wait = str(more.get("wait") or "")
     taskmanager = more.get("taskmanager") or (event["subject"] if event["kind"] == "taskmanager.lost" else "")
     return Cause(
         t_ns=int(event["t_ns"]),
@@ -104,7 +107,8 @@ def cause_of(event: Mapping[str, Any], *, terminal: bool = False) -> Cause:
         detector=str(more.get("detector") or "Task"),
         taskmanager=str(taskmanager),
         terminal=terminal,
-        kind=ended_wait(str(more.get("cause_class") or ""), str(more.get("wait") or "")),
+        kind=ended_wait(str(more.get("cause_class") or ""), "" if wait == FUNCTION else wait),
+        own=wait == FUNCTION,
         root=str(more.get("root") or ""),
     )
 

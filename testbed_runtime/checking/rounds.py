@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.catchup import EPSILON_S, CatchUp
 from testbed_runtime.checking.common import NS, Window, data, events
-from testbed_runtime.checking.failovers import Cause, round_causes
+from testbed_runtime.checking.failovers import TOGETHER_NS, Cause, round_causes
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.progress import LAST_NS, raw_rate, sinks_of
 from testbed_runtime.checking.waits import LOSSES, created_ns, submission_wait, targets_of
@@ -461,7 +461,12 @@ def _until_all_ended(record: _Record, outage: Outage) -> Outage:
 
 
 def responsible(injected: Sequence[FaultEffect], cause: Cause) -> FaultEffect | None:
-    """Return the fault behind a failure: one on the TaskManager that it names, else the last one before it."""
+    """Return the fault behind a failure: one on the TaskManager that it names, else the last one before it. None for an error of a
+    function, which no fault explains: only a JobManager that had stopped hears of it late."""
+    if cause.own:
+        late = [e for e in injected if _stops_jobmanager(e) and e.begun_ns <= cause.t_ns]
+        late = [e for e in late if e.ended_ns is None or cause.t_ns <= e.ended_ns + TOGETHER_NS]
+        return max(late, key=lambda e: e.begun_ns, default=None)
     before = [e for e in injected if e.begun_ns <= cause.t_ns]
     before.sort(key=lambda e: e.begun_ns)
     before = [

@@ -138,12 +138,14 @@ def costly(recoveries: Iterable[Recovery]) -> tuple[Recovery, ...]:
 
 
 def headline(recovery: Recovery) -> str:
-    """`down 1.76 s after dead-consumer, caught up after 2.00 s, 3 rounds`."""
+    """`down 1.76 s after dead-consumer, caught up after 2.00 s, 3 rounds`. Without a fault it is `after` the failure, by its class."""
     after = f" after {' and '.join(recovery.faults)}" if recovery.faults else ""
     if recovery.recovered and recovery.total_s == 0:
         return f"no outage{after}"
     if recovery.reason == JOB_FAILED:
         return _failed(recovery, after)
+    first = recovery.rounds[0].cause_class if recovery.rounds else ""
+    after = after or (f" after {first}" if first else "")
     down = f"down {quantities.seconds(recovery.downtime_s)}" if recovery.downtime_s is not None else "outage"
     total = quantities.seconds(recovery.total_s)
     end = f"caught up after {total}" if recovery.recovered else f"not recovered after {total}{_end(recovery)}"

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError, UserError
+from testbed_runtime.core.job.causes import FUNCTION
 from testbed_runtime.core.job.jobgraph import FUNCTIONS, OperatorConfig
 from testbed_runtime.workload.functions import UserFunction, UserRecord, load_function
 from testbed_runtime.workload.iteration import SolutionSet, records_of
@@ -270,11 +271,11 @@ class PythonFunction(Operator):
 
     def _raised(self, error: Exception, record: UserRecord) -> FlinkError:
         where = f"raised by {self._reference} on record {record.sequence} of {record.source}"
-        return FlinkError(type(error).__name__, f"{error} ({where})")
+        return FlinkError(type(error).__name__, f"{error} ({where})", wait=FUNCTION)
 
     def _wrong(self, answer: object, wanted: str = "a UserRecord, an int (a new key) or None") -> FlinkError:
         text = f"{self._reference} returned {type(answer).__name__} instead of {wanted}"
-        return FlinkError("TypeError", text)
+        return FlinkError("TypeError", text, wait=FUNCTION)
 
 
 class FlatMap(PythonFunction):

@@ -414,6 +414,26 @@ def test_a_store_that_fails_is_to_blame_for_checkpoints_although_a_process_was_k
     assert blamed.fault == name
 
 
+@pytest.mark.parametrize(
+    ("kind", "target", "ended", "blamed"),
+    [
+        ("process.kill", "tm-0", 5, False),
+        ("process.pause", "tm-0", 20, False),
+        ("rpc.delay", "jobmanager", 20, False),
+        ("jobmanager.pause", "jobmanager", 20, True),
+        ("jobmanager.kill", "jobmanager", 8.95, True),
+        ("jobmanager.pause", "jobmanager", 8.5, False),
+    ],
+)
+def test_a_function_that_raises_an_error_is_no_effect_of_a_fault(
+    kind: str, target: str, ended: float, blamed: bool
+):
+    """Except that a JobManager which had stopped hears of it late. A fault that begins later has nothing to do with it either."""
+    effects = [fault("f", 4, ended, kind, target), fault("later", 12, 13, "jobmanager.pause", "jobmanager")]
+    raised = Cause(at(9), "t", "ValueError", "Task", "", own=True)
+    assert responsible(effects, raised) is (effects[0] if blamed else None)
+
+
 @pytest.mark.parametrize(("slow_until", "blamed"), [(20, "slow"), (17, "rst")])
 def test_a_fault_from_which_the_job_had_recovered_is_not_blamed_for_what_another_one_does(
     history: Any, slow_until: float, blamed: str

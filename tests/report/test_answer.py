@@ -112,6 +112,15 @@ def test_a_job_that_failed_for_good_is_no_outage_that_goes_on(fault: str, total_
     assert line.startswith(f"main-1: the job failed {since}: ")
 
 
+def test_an_outage_without_a_fault_names_its_failure():
+    """A function that raises restarts the job, and no fault is behind it."""
+    (known,) = killed("main-1").recoveries
+    first = replace(known.rounds[0], cause_class="ValueError")
+    own = replace(known, fault="", rounds=(first, *known.rounds[1:]))
+    assert headline(own) == headline(known).replace("after dead,", "after ValueError,", 1)
+    assert " after ValueError, caught up after " in headline(own)
+
+
 def test_a_job_that_failed_at_once_says_why():
     """No wait explains it. One sentence of Flink's text is enough on this line."""
     (known,) = late_producer("main-1").recoveries

@@ -31,6 +31,16 @@ from tests.simulation.test_known_answers import (
 
 pytestmark = pytest.mark.virtual
 
+RAISING = """seen = []
+
+
+def once_late(record):
+    seen.append(None)
+    if len(seen) == 750:
+        raise LookupError("late")
+    return record
+"""
+"""Each attempt loads it again, and gets about 100 records a second."""
 SERVICE = "headgate.jobmanager.service-time"
 SLOW_HEARTBEATS = {"heartbeat.interval": "5 s", "heartbeat.timeout": "20 s", "pekko.ask.timeout": "60 s"}
 CASES = [
@@ -77,6 +87,23 @@ CASES = [
 def test_the_answer_names_what_happened(case: Case, tmp_path: Path):
     """The owner of the largest share is the option or cause that is known beforehand."""
     check_answer(case, tmp_path)
+
+
+def test_a_function_that_fails_after_a_recovery_is_no_effect_of_the_fault(tmp_path: Path):
+    """It raises an error by itself, seconds after the job has recovered from a kill. That is an outage without a fault."""
+    (tmp_path / "raising.py").write_text(RAISING)
+    case = Case(
+        "raising", [fault("kill", "1 s", SINK, **KILL)], "", 0.0, options=QUICK,
+        vertex={"operator": "python", "function": "raising.py:once_late"}, observation="12 s",
+    )  # fmt: skip
+    trial, metrics = answer(case, tmp_path)
+    assert [(r.faults, r.rounds[0].cause_class) for r in trial.recoveries] == [
+        (("kill",), "ResourceManagerException"),
+        ((), "LookupError"),
+    ]
+    assert metrics["failovers.count"] == 2
+    for found in trial.recoveries:
+        check_sums(found)
 
 
 def test_a_sink_behind_a_window_waits_for_its_end(tmp_path: Path):

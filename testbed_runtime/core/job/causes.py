@@ -4,6 +4,8 @@ from __future__ import annotations
 
 FAILURE_REPORT = "failure-report"
 """The kind of the wait that no other kind explains."""
+FUNCTION = "function"
+"""In place of the kind: a function of the scenario raised an error. No fault is behind it, and it ended no wait."""
 RECOVERED = "JobManagerRestarted"
 """The class of the cause with which a new JobManager recovers the job."""
 _BY_CLASS = {
