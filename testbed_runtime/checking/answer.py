@@ -49,11 +49,13 @@ from testbed_runtime.checking.steps import (
     steps,
 )
 from testbed_runtime.checking.waits import (
+    LOSSES,
     busy_texts,
     fault_wait,
     lasts_until,
     read_waits,
     starved_words,
+    targets_of,
     window_text,
     windows_before_sinks,
     without_splits,
@@ -67,6 +69,7 @@ from testbed_runtime.core.judgement.recovery import (
     UNATTRIBUTED,
     Recovery,
     Round,
+    Segment,
     SharedFault,
     TrialRecovery,
 )
@@ -261,6 +264,9 @@ class _Paths:
             spare=self.spare,
             known=span.cause is not None,
         )
+        if begun > span.start and segments:
+            begun = self._since_loss(outage, segments[0])
+            segments = (replace(segments[0], start_ns=begun), *segments[1:])
         if begun > span.start:
             lasted = self._lasted(outage, begun)
             segments = (
@@ -278,6 +284,20 @@ class _Paths:
             failure="" if failure is None else failure.text,
             segments=segments,
         )
+
+    def _since_loss(self, outage: Outage, first: Segment) -> int:
+        """Return since when the first segment waited for the replacement of a process that an earlier fault of the outage had ended. A failover
+        that joined the outage later does not shorten that wait."""
+        lost = {target for fault in outage.earlier if fault.kind in LOSSES for target in targets_of(fault)}
+        waited = [
+            w
+            for w in self.waits
+            if w.kind == first.kind == "replacement"
+            and w.what == first.what
+            and w.what in lost
+            and w.start_ns < first.start_ns < w.end_ns
+        ]
+        return max(outage.effect, min((w.start_ns for w in waited), default=first.start_ns))
 
     def _last(
         self, outage: Outage, span: RoundSpan, stepped: Sequence[Wait], end: int

@@ -65,6 +65,11 @@ CASES = [
         "replacement-after-expired-requests", [fault("kill", "1 s", SINK, **KILL)], "replaceLost", 15.0, rounds=2,
         options={**QUICK, SLOT: "10 s"}, managers={**NO_SPARE, "replaceLost": "15 s"}, observation="25 s",
     ),
+    Case(  # it has run since the first kill, although the failover comes with the next JobManager
+        "replacement-past-another-jobmanager",
+        [fault("kill", "1 s", SINK, **KILL), fault("jm", "2 s", JOBMANAGER, at="1 s", jobmanager={"kill": {}})], "replaceLost", 8.0,
+        options=QUICK, managers={**NO_SPARE, "replaceLost": "8 s"}, observation="25 s",
+    ),
     Case(  # a longer timeout would have saved this job
         "replacement-after-the-last-request", [fault("kill", "1 s", SINK, **KILL)], SLOT, 10.0,
         options={**QUICK, SLOT: "10 s", "restart-strategy.fixed-delay.attempts": "1"},
