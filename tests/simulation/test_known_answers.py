@@ -146,13 +146,13 @@ CASES = [
         "restart-delay", [fault("kill", "1 s", SINK, **KILL)], "restart-strategy.fixed-delay.delay", 10.0, failovers=1,
         options={**QUICK, "restart-strategy.fixed-delay.delay": "10 s"}, observation="20 s",
     ),
-    Case(
+    Case(  # 2 s and 4 s: both grow from the option's value
         "exponential-delay",
         [
             fault("late", "10 s", ALL, registration={"delay": {"delay": "20 s"}}),
             fault("kill", "1 s", SOURCE, at="500 ms", **KILL),
         ],
-        "restart-strategy.exponential-delay.initial-backoff", 4.0, rounds=3, failovers=3, version="1.20", value="1 s, now 4 s",
+        "restart-strategy.exponential-delay.initial-backoff", 2 + 4, rounds=3, failovers=3, version="1.20", value="1 s, now up to 4 s",
         options={
             **QUICK, "restart-strategy.type": "exponential-delay",
             "restart-strategy.exponential-delay.initial-backoff": "1 s",

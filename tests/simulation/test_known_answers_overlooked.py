@@ -101,7 +101,7 @@ CASES = [
     ),
     Case(  # connections are refused within a millisecond of each restart, which the strategy merges with the one before: delays of 1 s,
         # 1.5 s and 2.25 s, and three restarts
-        "refused-in-the-millisecond-of-a-restart", [fault("rst", "4 s", SINK, **RESET)], f"{EXPONENTIAL}.initial-backoff", 2.25, rounds=3,
+        "refused-in-the-millisecond-of-a-restart", [fault("rst", "4 s", SINK, **RESET)], f"{EXPONENTIAL}.initial-backoff", 1 + 1.5 + 2.25, rounds=3,
         failovers=3, version="1.19", options={**QUICK, "restart-strategy.type": "exponential-delay", f"{EXPONENTIAL}.jitter-factor": "0"},
     ),
     Case(  # the restore had lasted for 1.1 s of 2 s
