@@ -12,8 +12,9 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement import comparison
 from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
 from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.judgement.judge import judge
 from testbed_runtime.core.judgement.metrics import INDISTINGUISHABLE, METRIC_FIELDS, NOT_ENOUGH_TRIALS
-from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, controls_of, judge
+from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, controls_of
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.runner.manifest import write_json
 

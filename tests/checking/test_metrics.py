@@ -14,6 +14,7 @@ from testbed_runtime.checking.metrics import METRIC_FIELDS, METRICS, control_met
 from testbed_runtime.checking.progress import raw_rate
 from testbed_runtime.core.job.ledger import Ledger
 from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE, Expectation
+from testbed_runtime.core.judgement.judge import judge
 from testbed_runtime.core.judgement.metrics import (
     CONTROL_UNSTABLE,
     FAULT_NOT_VERIFIED,
@@ -23,7 +24,7 @@ from testbed_runtime.core.judgement.metrics import (
     NOT_DRAINED,
     NOT_SAMPLED,
 )
-from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, Verdict, judge
+from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, Verdict
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
 
 ASKED = [

@@ -15,9 +15,10 @@ from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.recovery import milestones, no_window
 from testbed_runtime.checking.rounds import Outage, RoundSpan
 from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.judgement.judge import judge
 from testbed_runtime.core.judgement.metrics import NO_FAULT, NO_OUTAGE, NO_SUCH_PHASE
 from testbed_runtime.core.judgement.recovery import Price, Recovery, SharedFault, TrialRecovery
-from testbed_runtime.core.judgement.verdict import Judged, TrialFacts, Verdict, judge
+from testbed_runtime.core.judgement.verdict import Judged, TrialFacts, Verdict
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.report.answer import headline
 

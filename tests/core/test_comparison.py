@@ -27,7 +27,8 @@ from testbed_runtime.core.judgement.comparison import (
     sample,
 )
 from testbed_runtime.core.judgement.expectations import Expectation, parse_margin
-from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, Verdict, judge
+from testbed_runtime.core.judgement.judge import judge
+from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, Verdict
 
 DETECT = Key("recovery.detect")
 GOODPUT = Key("throughput.records-per-second")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.judgement.judge import judge
 from testbed_runtime.core.judgement.verdict import (
     RunVerdict,
     TrialFacts,
@@ -17,7 +18,6 @@ from testbed_runtime.core.judgement.verdict import (
     aggregate,
     controls_of,
     exit_code,
-    judge,
 )
 
 PASS, INCONCLUSIVE, FAIL, ERROR = Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.ERROR

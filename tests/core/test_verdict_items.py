@@ -8,7 +8,8 @@ import pytest
 
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement.expectations import Expectation
-from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, controls_of, judge
+from testbed_runtime.core.judgement.judge import judge
+from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, controls_of
 from tests.core.test_verdict import (
     CONTROL,
     DETECT,

@@ -11,8 +11,9 @@ from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.metrics import control_metrics, trial_metrics
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.core.judgement.expectations import Expectation
+from testbed_runtime.core.judgement.judge import judge
 from testbed_runtime.core.judgement.recovery import TrialRecovery
-from testbed_runtime.core.judgement.verdict import TrialFacts, judge
+from testbed_runtime.core.judgement.verdict import TrialFacts
 from tests.report import synthetic
 
 EXPECT: dict[str, list[dict[str, Any]]] = {

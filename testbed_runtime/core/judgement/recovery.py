@@ -28,6 +28,11 @@ def with_detail(text: str, detail: str) -> str:
     return f"{text} ({detail})" if detail else text
 
 
+def owner_of(text: str, option: str) -> str:
+    """Return an owner's text without its detail, and without how far an option's delay has grown."""
+    return text.partition(GROWN)[0] if option else text
+
+
 def grown_together(texts: Iterable[str]) -> str:
     """Return the text of one owner from those of its waits, which differ if a delay grew from its option's value: `= 1 s, now up to 4 s`."""
     known = list(dict.fromkeys(texts))
@@ -77,8 +82,8 @@ class Segment(Struct, frozen=True, kw_only=True):
 
     @property
     def owner(self) -> str:
-        """The owner without its detail, and without how far the option's delay has grown."""
-        return self.text.partition(GROWN)[0] if self.option else self.text
+        """The same for all waits of one owner."""
+        return owner_of(self.text, self.option)
 
     @property
     def words(self) -> str:
@@ -123,8 +128,8 @@ class Price(Struct, frozen=True, kw_only=True):
 
     @property
     def owner(self) -> str:
-        """The owner without its detail, and without how far the option's delay has grown."""
-        return self.text.partition(GROWN)[0] if self.option else self.text
+        """The same for all waits of one owner."""
+        return owner_of(self.text, self.option)
 
     @property
     def words(self) -> str:
