@@ -15,6 +15,7 @@ from typing import Any
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation import ERROR_PREFIX
+from testbed_runtime.evaluation.run import remove_scratch
 from testbed_runtime.timeouts import timeout
 
 START_LIMIT_S = 180.0
@@ -211,13 +212,14 @@ def _die_with_parent(parent: int) -> Callable[[], None]:
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
-    """Wait until the whole group is gone and the pipes are closed."""
+    """Wait until the whole group and its files are gone and the pipes are closed."""
     if child.returncode is None:
         _signal_group(child, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             async with timeout(GRACE_S):
                 await child.wait()
     _signal_group(child, signal.SIGKILL)
+    await asyncio.to_thread(remove_scratch, child.pid)
     if child.stdin is not None:
         child.stdin.close()
     with contextlib.suppress(TimeoutError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,13 +17,23 @@ TEXT_MAX = 600
 """The longest message in characters."""
 
 
+def _prefix(pid: int) -> str:
+    return f"headgate-spark-{pid}-"
+
+
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
     """Give a temporary folder for the files that Spark writes."""
-    folder = Path(tempfile.mkdtemp(prefix="headgate-spark-"))
+    folder = Path(tempfile.mkdtemp(prefix=_prefix(os.getpid())))
     try:
         yield folder
     finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_scratch(pid: int) -> None:
+    """Remove the scratch folder of a process that was killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_prefix(pid)}*"):
         shutil.rmtree(folder, ignore_errors=True)
 
 

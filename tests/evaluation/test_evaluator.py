@@ -163,6 +163,21 @@ async def pids_of(folder: Path) -> list[int]:
 
 
 @pytest.mark.processes
+async def test_the_scratch_folder_of_a_killed_process_is_removed(tmp_path: Path):
+    """A process that the kernel kills for want of memory removes nothing itself."""
+    body = """
+from testbed_runtime.evaluation.run import scratch_folder
+with scratch_folder() as scratch:
+    (scratch / 'shuffle').write_text('blocks')
+    open(folder + '/scratch', 'w').write(str(scratch))
+    os.kill(os.getpid(), 9)
+"""
+    with pytest.raises(HeadgateError, match="killed by SIGKILL"):
+        await evaluated(tmp_path, body)
+    assert not Path((tmp_path / "scratch").read_text()).exists()
+
+
+@pytest.mark.processes
 async def test_a_cancelled_evaluation_leaves_no_process_behind(tmp_path: Path):
     """The whole process group ends, including a process that ignores SIGTERM."""
     task = asyncio.create_task(evaluated(tmp_path, GRANDCHILD))
