@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 import threading
@@ -39,6 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    # a command's `main` asks for it, and DuckDB would report what is frozen as leaked
+    atexit.unregister(gc.freeze)
     if WARM_SPARK in config.stash:
         config.stash[WARM_SPARK].close()
 
