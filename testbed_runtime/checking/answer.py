@@ -30,6 +30,7 @@ from testbed_runtime.checking.common import (
 from testbed_runtime.checking.criticalpath import DELAY_CATCH_UP, EPSILON_NS, NEAR_NS, attribute
 from testbed_runtime.checking.failovers import Cause, counted
 from testbed_runtime.checking.faults import FaultEffect, check_faults
+from testbed_runtime.checking.lasting import capped, lasting_wait, share_slack
 from testbed_runtime.checking.prices import margins, prices
 from testbed_runtime.checking.progress import (
     LAST_NS,
@@ -178,7 +179,7 @@ class _Paths:
         """The lag of the subtasks, if it is known."""
 
     def recovery(self, outage: Outage, unknown: str) -> Recovery:
-        rounds = tuple(self._round(outage, n, span) for n, span in enumerate(outage.rounds, start=1))
+        rounds = self._rounds(outage)
         segments = [s for r in rounds for s in r.segments]
         reason = "" if outage.recovered else NOT_RECOVERED
         if any(r.failure is not None and r.failure.terminal for r in outage.rounds):
@@ -216,7 +217,18 @@ class _Paths:
         last = data(states[-1]).get("to") if states else ""
         return str(last) if last in TERMINAL_JOB_STATES else ""
 
-    def _round(self, outage: Outage, number: int, span: RoundSpan) -> Round:
+    def _rounds(self, outage: Outage) -> tuple[Round, ...]:
+        """Return the rounds, the last one first found: a wait with which its path begins may have begun in the round before."""
+        found: list[Round] = []
+        lasting: Wait | None = None
+        for number, span in reversed(list(enumerate(outage.rounds, start=1))):
+            found.insert(0, self._round(outage, number, span, lasting))
+            lasting = lasting_wait(self.waits, found[0].segments)
+        failed = [r.failure for r in outage.rounds[:-1]]
+        needless = [False, *(f is not None and f.kind == "slot" for f in failed)]
+        return tuple(replace(r, segments=capped(r.segments)) for r in share_slack(found, needless))
+
+    def _round(self, outage: Outage, number: int, span: RoundSpan, lasting: Wait | None) -> Round:
         end = min(span.end, outage.end)
         since = span.start if span.cause is None else span.cause.t_ns
         failing = failing_at_once(self.trial, since, end) if span.cause is not None else []
@@ -240,8 +252,9 @@ class _Paths:
                 due = next_checkpoint(self.trial, self.entry, begun, span.cause.t_ns)
                 stepped += [] if due is None else [due]
         waits, last = self._last(outage, span, stepped, end)
+        last = last if lasting is None else lasting
         unanswered = self.busy.get("jobmanager", "")
-        if unanswered and span.failure is not None and span.failure.report_expired:
+        if lasting is None and unanswered and span.failure is not None and span.failure.report_expired:
             unheard = replace(
                 last,
                 start_ns=last.end_ns,
@@ -263,6 +276,7 @@ class _Paths:
             terminal=terminal,
             spare=self.spare,
             known=span.cause is not None,
+            lasts=lasting is not None,
         )
         if begun > span.start and segments:
             begun = self._since_loss(outage, segments[0])

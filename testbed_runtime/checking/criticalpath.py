@@ -112,16 +112,18 @@ def attribute(
     terminal: bool = False,
     spare: bool = False,
     known: bool = False,
+    lasts: bool = False,
 ) -> tuple[Segment, ...]:
     """Return the segments of [start, end], without gaps and overlaps. `last` is the wait that ended the span: the walk
     begins with it. `detected`: when the failure that began the span was known. `steps` own what no wait covers.
     `terminal`: the job failed for good when the span ended. `spare`: there are more slots than the job needs. `known`: a failure began
-    the span, so that no stall after `detected` is part of a detection."""
+    the span, so that no stall after `detected` is part of a detection. `lasts`: `last` goes on after the span, and the path after it has
+    led back to it."""
     if end <= start:
         return ()
     lasting = [w for w in waits if w.end_ns > w.start_ns]
     walk = _Walk(_without_own_pauses(lasting), steps, start, detected, last if terminal else None)
-    walk.from_end(end, last)
+    walk.from_end(end, last, lasts=lasts)
     beside = _BESIDE if spare else _BESIDE | _OF_SLOTS
     pieces = _merged(reversed(walk.pieces))
     return tuple(_segment(p, walk.slack(p.wait, beside), known=known and p.start >= detected) for p in pieces)
@@ -155,6 +157,7 @@ class _Walk:
     def __init__(
         self, waits: Sequence[Wait], steps: Sequence[Wait], start: int, detected: int, fatal: Wait | None
     ) -> None:
+        self._all = waits
         self.waits = sorted((w for w in waits if w.end_ns > start), key=lambda w: (w.end_ns, w.wait))
         self._ends = [w.end_ns for w in self.waits]
         self.steps = steps
@@ -162,7 +165,7 @@ class _Walk:
         self.detected = detected
         self.fatal = fatal
         """The wait whose failure ended the job, if one did."""
-        self.at = start
+        self.at = self.end = start
         self.pieces: list[_Piece] = []
         self._ids = {w.wait: w for w in self.waits if w.wait}
         self._joins: list[tuple[int, Collection[str]]] = []
@@ -172,13 +175,20 @@ class _Walk:
         self._taken: set[int] = set()
         """Waits of the path. None of them can delay another one: two that ended together would delay each other."""
 
-    def from_end(self, end: int, last: Wait) -> None:
-        self.at = end
+    def from_end(self, end: int, last: Wait, *, lasts: bool = False) -> None:
+        self.at = self.end = end
         current = last
         if last.end_ns < end - EPSILON_NS:
             self._fill(max(last.end_ns, self.start))
+        if lasts:  # whatever this span still needed is needed when it ends, too
+            self._joins.append((last.end_ns, _needed("slot") if last.kind in _OF_SLOTS else ()))
         while self.at > self.start:
-            self._take(current)
+            if lasts and current is last:
+                self._taken.add(id(last))
+                self._later[id(last)] = len(self._joins)
+                self._add(max(last.start_ns, self.start), last)
+            else:
+                self._take(current)
             self._joins.append((self.at, _needed(current.kind)))
             before = self._before(current)
             if before is None:
@@ -264,36 +274,57 @@ class _Walk:
                     w.kind in beside
                     and w.kind in kinds
                     and wait.start_ns + TIE_NS < w.end_ns <= at + EPSILON_NS
-                    and w.start_ns < wait.end_ns - TIE_NS
+                    and w.start_ns < min(wait.end_ns - TIE_NS, self.end)
                     and w.option != wait.option
                     and id(w) not in self._taken
                     and _caused(w)
+                    and not _follows(w, wait)
                 ):
                     slack = max(0, at - w.end_ns)
                     known = found.get((w.kind, w.end_ns))
                     found[w.kind, w.end_ns] = min(known or (slack, w), (slack, w), key=_first_and_name)
+        best: tuple[int, Wait] | None = None
         for slack, other in sorted(found.values(), key=_first_and_name)[:TRIED]:
-            if slack >= wait.end_ns - wait.start_ns:
-                return None
-            if (owner := self._owner_until(other, wait)) is not None:
-                return slack, owner
-        return None
+            if slack >= (wait.end_ns - wait.start_ns if best is None else best[0]):
+                break
+            owner, needless = self._owner_until(other, wait)
+            if owner is not None and slack + needless < (
+                wait.end_ns - wait.start_ns if best is None else best[0]
+            ):
+                best = slack + needless, owner
+        return best
 
-    def _owner_until(self, other: Wait, wait: Wait) -> Wait | None:
+    def _owner_until(self, other: Wait, wait: Wait) -> tuple[Wait | None, int]:
         """Return the owner of most of the time from the start of `wait` to the end of `other`, as the path leads there: a cancellation
-        ends when the loss of a TaskManager is noticed. None if it needed the option of `wait` too."""
-        path = _Walk(self.waits, self.steps, wait.start_ns, self.detected, self.fatal)
+        ends when the loss of a TaskManager is noticed. None if it needed the option of `wait` too. And return how much of that time a
+        replacement that comes earlier makes needless: its registration shows that the process before it is lost."""
+        path = _Walk(self._all, self.steps, wait.start_ns, self.detected, self.fatal)
         path.from_end(other.end_ns, other)
         lasted: dict[str, tuple[int, Wait]] = {}
+        needless = 0
         for piece in path.pieces:
             if piece.wait is None:
                 continue
+            if wait.kind == "replacement" and self._notices_loss(piece.wait):
+                needless += piece.end - piece.start
+                continue
             same_option = _is_of_option(piece.wait) and piece.wait.option == wait.option
             if same_option and piece.end - piece.start > TIE_NS:
-                return None
+                return None, 0
             owner = owner_text(piece.wait)
             lasted[owner] = (lasted.get(owner, (0, other))[0] + piece.end - piece.start, piece.wait)
-        return max(lasted.values(), key=_first_and_name, default=(0, other))[1]
+            if piece.wait.who == EVERYTHING:
+                break  # a fault began then, whatever was in progress
+        if needless and not any(ns > TIE_NS for ns, _ in lasted.values()):
+            return None, 0
+        return max(lasted.values(), key=_first_and_name, default=(0, other))[1], needless
+
+    def _notices_loss(self, wait: Wait) -> bool:
+        """Whether a wait is for the loss of a TaskManager to be noticed that is replaced: its name is that of the replacement, or the
+        replacement's without the number of its process."""
+        lost = wait.what.rpartition("-")[0] if wait.kind in ("heartbeat", "fencing") else ""
+        replaced = (w.what for w in self._all if w.kind == "replacement") if lost else ()
+        return any(lost in (name, name.rpartition("-")[0]) for name in replaced)
 
     def _missing_taskmanager(self, slots: Wait) -> Wait | None:
         """Return the wait for a TaskManager that came after the requests for slots had expired: no longer timeout would have helped.
@@ -378,7 +409,10 @@ class _Walk:
             named = self._checkpoint_before(current)
         if named:
             return _latest(named, current)
-        later_loss = current.kind == "replacement" and current.start_ns > self.detected + EPSILON_NS
+        later_loss = current.kind == "replacement" and current.start_ns > self.start + EPSILON_NS
+        later_loss = (
+            later_loss and abs(current.start_ns - self.detected) > EPSILON_NS
+        )  # not the loss that restarts the job
         overtaken = self.at < current.start_ns - TIE_NS  # what delayed it had begun before it
         if current.kind not in _EVENTS and not later_loss and not overtaken:
             return _latest(self._last_ended(_needed(current.kind)), current)
@@ -441,6 +475,12 @@ class _Walk:
 
 def _first_and_name(pair: tuple[int, Wait]) -> tuple[int, str]:
     return pair[0], pair[1].wait
+
+
+def _follows(wait: Wait, replacement: Wait) -> bool:
+    """Whether a TaskManager registered with the JobMaster when this replacement completed the slots that it asks for."""
+    registered = (wait.kind, wait.what) == ("registration", JOBMASTER_NAME)
+    return registered and replacement.kind == "replacement" and wait.end_ns >= replacement.end_ns - EPSILON_NS
 
 
 def _concerns(holder: Wait, wait: Wait) -> bool:
@@ -515,7 +555,7 @@ def _segment(piece: _Piece, slack: tuple[int, Wait] | None, *, known: bool) -> S
         detail=wait.detail,
         fault="" if own else wait.fault,
         from_events=not wait.wait,
-        slack_ns=-1 if slack is None else min(slack[0], piece.end - piece.start),
+        slack_ns=-1 if slack is None else slack[0],
         next="" if slack is None else owner_text(slack[1]),
     )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from testbed_runtime.checking.common import NS
 from testbed_runtime.checking.criticalpath import EPSILON_NS
+from testbed_runtime.checking.lasting import continues
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Margin, Price, Segment, grown_together
 from testbed_runtime.core.waits import JOBMASTER_NAME, Outcome, Wait
 
@@ -25,9 +26,21 @@ def prices(segments: Iterable[Segment]) -> tuple[Price, ...]:
         grown = grown_together(s.text for s in group)
         value = grown.removeprefix(f"{first.option} = ") if first.option else ""
         found.append(
-            Price(text=grown, seconds=seconds, kind=first.kind, option=first.option, value=value, count=len(group), detail=first.detail, fault=first.fault)
+            Price(text=grown, seconds=seconds, kind=first.kind, option=first.option, value=value, count=_count(group), detail=first.detail, fault=first.fault)
         )  # fmt: skip
     return tuple(sorted(found, key=lambda p: (-p.seconds, p.words)))
+
+
+def _count(group: Sequence[Segment]) -> int:
+    """Return the number of waits: those that lasted over the end of a round or a fault held up one after the other are one, and what is
+    shorter than clocks differ is none, unless there is nothing else."""
+    begun = [s for n, s in enumerate(group) if not n or not _goes_on(group[n - 1], s)]
+    return sum(s.end_ns - s.start_ns >= EPSILON_NS for s in begun) or 1
+
+
+def _goes_on(before: Segment, after: Segment) -> bool:
+    held_up = after.fault and before.fault == after.fault and before.end_ns == after.start_ns
+    return bool(held_up) or continues(before, after)
 
 
 def margins(waits: Iterable[Wait], start: int, end: int) -> tuple[Margin, ...]:

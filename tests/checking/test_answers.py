@@ -250,7 +250,7 @@ def test_a_fault_has_one_price_whatever_it_held_up():
         )
 
     assert [(p.seconds, p.detail, p.count) for p in prices([part(0, 1, "a"), part(1, 4, "b")])] == [
-        (4.0, "b", 2)
+        (4.0, "b", 1)
     ]
     assert len(prices([part(0, 1, "a", ""), part(1, 4, "b", "")])) == 2
 

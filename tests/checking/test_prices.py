@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from testbed_runtime.checking.prices import margins, prices
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Margin, Segment
 from testbed_runtime.core.waits import Outcome, Wait
@@ -74,3 +76,13 @@ def test_a_delay_that_grew_from_its_option_is_one_owner():
         ("a cause, now it", 1.0, "", 1),
     ]
     assert [p.text for p in prices(parts[1:2])] == [f"{key} = 1 s, now 2 s"]
+
+
+@pytest.mark.parametrize(("gap", "fault", "count"), [(0, "pause", 1), (1, "pause", 2), (0, "", 2)])
+def test_what_a_fault_held_up_one_after_the_other_is_one_wait(gap: int, fault: str, count: int):
+    """A TaskManager waits for a paused JobManager, which then stands still until the end of the pause."""
+    parts = [
+        Segment(kind=kind, phase="", start_ns=start * NS, end_ns=end * NS, text="the JobManager's return", fault=fault)
+        for kind, start, end in (("jobmanager", 0, 1), ("stalled", 1 + gap, 9))
+    ]  # fmt: skip
+    assert [p.count for p in prices(parts)] == [count]

@@ -21,7 +21,7 @@ from testbed_runtime.checking.prices import prices
 from testbed_runtime.checking.rounds import FirstRecord, last_due_arrival, outages_of, start_of
 from testbed_runtime.checking.trace import PATH, ROUNDS, trace, trace_events
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment, TrialRecovery
-from testbed_runtime.core.waits import KINDS, Outcome, Wait
+from testbed_runtime.core.waits import EVERYTHING, KINDS, Outcome, Wait
 
 SECOND = 1_000_000_000
 
@@ -139,6 +139,34 @@ def test_of_several_waits_the_one_with_the_least_slack_decides():
     ]
     (delay,) = (s for s in segments(waits, 3.2) if s.kind == "restart-delay")
     assert (delay.slack_ns, delay.next) == (SECOND, KINDS["start"].doc)
+
+
+@pytest.mark.parametrize(
+    ("lost", "more", "slack"),
+    [
+        # its registration shows the loss, so of the detection and the delay only the delay is left
+        ("tm-0-1", (), (8 - 3, "restart-strategy.fixed-delay.delay = 3 s")),
+        ("tm-1-1", (), (8 - 5, "restart-strategy.fixed-delay.delay = 3 s")),
+        # a TaskManager registers with the JobMaster because its slot is needed then
+        ("tm-0-1", (wait("registration", 2, 8, what="JobMaster"),), (8 - 3, "restart-strategy.fixed-delay.delay = 3 s")),
+        ("tm-0-1", (wait("registration", 2, 7.5, what="JobMaster"),), (0.5, KINDS["registration"].doc)),
+        # it registers again when a fault has ended that began while the replacement ran
+        ("tm-0-1", (wait("stalled", 4, 7, who=EVERYTHING), wait("registration", 7, 7.5)), (0.5, KINDS["stalled"].doc)),
+    ],
+)  # fmt: skip
+def test_an_earlier_replacement_shows_the_loss_that_it_replaces(
+    lost: str, more: tuple[Wait, ...], slack: tuple[float, str]
+):
+    """A TaskManager was lost at 0 s and noticed at 2 s. The restart waits 3 s for its delay, and for the replacement until 8 s."""
+    waits = [
+        wait("heartbeat", 0, 2, Outcome.EXPIRED, what=lost, option="heartbeat.timeout", value="2 s"),
+        wait("restart-delay", 2, 5, Outcome.FIRED, **DELAY),
+        wait("replacement", 0, 8, Outcome.FIRED, what="tm-0", option="replaceLost", value="8 s"),
+        wait("slot", 5, 8),
+        *more,
+    ]
+    (part,) = (s for s in segments(waits, 8, detected=2) if s.kind == "replacement")
+    assert (part.slack_ns / SECOND, part.next) == slack
 
 
 SPANS = st.tuples(st.integers(-5, 40), st.integers(0, 30))

@@ -590,5 +590,5 @@ def test_a_pause_has_one_price_before_and_after_a_kill(tmp_path: Path):
     (found,) = trial.recoveries
     check_sums(found)
     assert found.fault == "gc"
-    assert (found.prices[0].fault, found.prices[0].count) == ("gc", 2)
+    assert (found.prices[0].fault, found.prices[0].count) == ("gc", 1)
     assert found.prices[0].seconds == pytest.approx(3.0, abs=TOLERANCE_S)

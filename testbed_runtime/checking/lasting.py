@@ -1,0 +1,81 @@
+"""Waits that go on when a round ends with a failure: the path of the next round leads to them, so they own the end of this one too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from testbed_runtime.checking.criticalpath import EPSILON_NS
+from testbed_runtime.core.judgement.recovery import Round, Segment
+from testbed_runtime.core.waits import Wait
+
+_ENDED = frozenset({"restart-delay", "slot", "checkpoint", "connection", "failure-report", "catch-up", "fault", "credit", "first-record"})  # fmt: skip
+"""A failure ends them, or they say nothing about the next round."""
+
+
+def lasting_wait(waits: Iterable[Wait], segments: Sequence[Segment]) -> Wait | None:
+    """Return the wait with which the path of a round begins, if it had begun before the round."""
+    if not segments or segments[0].kind in _ENDED:
+        return None
+    first = segments[0]
+    found = [
+        w
+        for w in waits
+        if (w.kind, w.who, w.what) == (first.kind, first.who, first.what)
+        and w.start_ns < first.start_ns - EPSILON_NS
+        and first.end_ns <= w.end_ns + EPSILON_NS
+    ]
+    return max(found, key=lambda w: w.start_ns, default=None)
+
+
+def continues(before: Segment, after: Segment) -> bool:
+    """Whether two neighbours are one wait that lasted over the end of a round."""
+    one, other = ((s.kind, s.who, s.what, s.text) for s in (before, after))
+    return one == other and before.end_ns == after.start_ns and after.kind not in _ENDED
+
+
+def share_slack(rounds: Sequence[Round], needless: Sequence[bool]) -> tuple[Round, ...]:
+    """Return the rounds with the slack of each wait that lasts over several of them shared among its parts: what can be saved of all of
+    them together. No part can be made shorter than another one allows.
+
+    `needless`: whether a round began only because that wait lasted too long, as requests for slots expired meanwhile. Then
+    nothing in it limits what can be saved."""
+    found = list(rounds)
+    last = len(found) - 1
+    while last > 0:
+        first = last
+        while first > 0 and found[first].segments and found[first - 1].segments:
+            if not continues(found[first - 1].segments[-1], found[first].segments[0]):
+                break
+            first -= 1
+            if len(found[first].segments) > 1:
+                break
+        if first < last:
+            found[first : last + 1] = _shared(found[first : last + 1], needless[first + 1 : last + 1])
+        last = min(first, last - 1)
+    return tuple(found)
+
+
+def _shared(rounds: Sequence[Round], needless: Sequence[bool]) -> list[Round]:
+    parts = [r.segments[-1] for r in rounds[:-1]] + [rounds[-1].segments[0]]
+    limits = [p for p, less in zip(parts, (False, *needless), strict=True) if not less and p.slack_ns >= 0]
+    decisive = min(limits, key=lambda s: s.slack_ns, default=None)
+    left = None if decisive is None else decisive.slack_ns
+    found = []
+    for number, part in reversed(list(enumerate(parts))):
+        length = part.end_ns - part.start_ns
+        if left is None or decisive is None or left >= length:
+            new = replace(part, slack_ns=-1, next="")
+        else:
+            new = replace(part, slack_ns=left, next=decisive.next)
+        left = None if left is None else max(0, left - length)
+        one = rounds[number]
+        segments = (new, *one.segments[1:]) if number == len(parts) - 1 else (*one.segments[:-1], new)
+        found.append(replace(one, segments=segments))
+    return found[::-1]
+
+
+def capped(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    """Return the segments with a slack of at most their length."""
+    return tuple(replace(s, slack_ns=min(s.slack_ns, s.end_ns - s.start_ns)) for s in segments)

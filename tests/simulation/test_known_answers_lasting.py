@@ -1,0 +1,114 @@
+"""Known answers of waits that a failure does not end: they own their seconds in every round over which they last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed_runtime.core.judgement.recovery import Recovery
+from testbed_runtime.report.answer import savings
+from tests.simulation.test_known_answers import (
+    JOBMANAGER,
+    KILL,
+    NO_SPARE,
+    QUICK,
+    SINK,
+    SLOT,
+    TOLERANCE_S,
+    Case,
+    fault,
+)
+from tests.simulation.test_known_answers_partial import REGIONS, of_case, of_region, seconds
+
+pytestmark = pytest.mark.virtual
+
+DELAY = "restart-strategy.fixed-delay.delay"
+LOST = [fault("kill", "1 s", SINK, **KILL)]
+EXPIRING = {**QUICK, SLOT: "4 s", DELAY: "1 s"}
+
+
+def recovery(case: Case, folder: Path, job: dict[str, Any] | None = None) -> Recovery:
+    folder.mkdir(exist_ok=True)
+    (found,) = of_case(case, folder, job).recoveries
+    return found
+
+
+def test_a_pause_has_every_second_although_a_timeout_expires_in_it(tmp_path: Path):
+    """The only spare slot is taken by the region that failed first, so the other one needs the TaskManager that comes back 8 s after
+    the pause began. No shorter heartbeat.timeout would have helped."""
+    faults = [
+        fault("gc", "8 s", of_region("a"), process={"pause": {}}),
+        fault("kill", "1 s", of_region("b"), at="2 s", **KILL),
+    ]
+    case = Case("regions", faults, "", 0.0, options=QUICK, managers={"replicas": 5}, observation="20 s")
+    found = recovery(case, tmp_path, REGIONS)
+    assert len(found.rounds) == 2
+    assert found.prices[0].fault == "gc"
+    assert found.prices[0].seconds == pytest.approx(8.0, abs=TOLERANCE_S)
+
+
+def test_a_taskmanager_that_pauses_in_a_replacement_has_the_seconds_after_it(tmp_path: Path):
+    """The replacement would have come 2 s after the pause began, but the job needs both, and the pause ends last."""
+    faults = [
+        *LOST,
+        fault("gc", "7 s", {"taskManagers": {"names": ["tm-0"]}}, at="4 s", process={"pause": {}}),
+    ]
+    case = Case("pause", faults, "", 0.0, options=QUICK, managers={**NO_SPARE, "replaceLost": "6 s"}, observation="30 s")  # fmt: skip
+    found = recovery(case, tmp_path)
+    assert len(found.rounds) == 2
+    assert seconds(found, "tm-0's return") == pytest.approx(7.0, abs=TOLERANCE_S)
+    assert seconds(found, "replaceLost") == pytest.approx(4.0, abs=TOLERANCE_S)
+    assert seconds(found, "heartbeat") == pytest.approx(0.0, abs=TOLERANCE_S)
+
+
+def test_two_regions_that_lose_a_taskmanager_each_wait_for_both_replacements(tmp_path: Path):
+    """The second one is lost 1 s after the first: until then the first replacement ran, and then the second one for its 4 s. Neither
+    detection cost anything."""
+    faults = [fault(r, "1 s", of_region(r), at=at, **KILL) for r, at in (("a", "0 s"), ("b", "1 s"))]
+    case = Case(
+        "regions", faults, "", 0.0, options={**QUICK, DELAY: "1 s"},
+        managers={**NO_SPARE, "replaceLost": "4 s"}, observation="20 s",
+    )  # fmt: skip
+    found = recovery(case, tmp_path, REGIONS)
+    (price, *_) = found.prices
+    assert (len(found.rounds), price.option, price.count) == (2, "replaceLost", 2)
+    assert price.seconds == pytest.approx(1 + 4, abs=TOLERANCE_S)
+
+
+def test_an_earlier_replacement_saves_what_the_report_says_over_several_rounds(tmp_path: Path):
+    """Requests for slots expire twice before it comes. If it comes at once, its registration shows that the process before it is lost,
+    so only the restart delay is left."""
+    found = {
+        after: recovery(
+            Case("rounds", LOST, "", 0.0, options=EXPIRING, managers={**NO_SPARE, "replaceLost": after}, observation="25 s"),
+            tmp_path / after,
+        )
+        for after in ("13500 ms", "50 ms")
+    }  # fmt: skip
+    long, short = found["13500 ms"], found["50 ms"]
+    assert (len(long.rounds), len(short.rounds)) == (3, 1)
+    assert (long.prices[0].option, long.prices[0].count) == ("replaceLost", 1)
+    assert long.prices[0].seconds == pytest.approx(13.5, abs=TOLERANCE_S)
+    parts = [s for r in long.rounds for s in r.segments if s.option == "replaceLost"]
+    saved = sum(s.seconds if s.slack_ns < 0 else s.slack_ns / 1e9 for s in parts)
+    assert saved == pytest.approx(long.total_s - short.total_s, abs=TOLERANCE_S)
+    (line,) = savings(long)
+    assert line.endswith(f"then the job waits for {DELAY} = 1 s")
+
+
+def test_a_jobmanager_that_is_back_before_a_replacement_cost_nothing(tmp_path: Path):
+    """It is away from 4 to 7 s after the kill, and requests for slots expire once more, but the replacement after 12 s decides. An
+    earlier one helps until the TaskManagers give the dead JobManager up, 8.9 s after the kill."""
+    faults = [*LOST, fault("jm", "3 s", JOBMANAGER, at="4 s", jobmanager={"kill": {}})]
+    options = {**QUICK, SLOT: "3 s"}
+    case = Case("jm", faults, "", 0.0, options=options, managers={**NO_SPARE, "replaceLost": "12 s"}, observation="30 s")  # fmt: skip
+    found = recovery(case, tmp_path)
+    assert len(found.rounds) == 3
+    assert (found.prices[0].option, found.prices[0].count) == ("replaceLost", 1)
+    assert found.prices[0].seconds == pytest.approx(12.0, abs=TOLERANCE_S)
+    (line,) = savings(found)
+    assert line.startswith(
+        "replaceLost = 12 s: a lower value saves at most 3.10 s, then the job waits for the JobManager's return"
+    )
