@@ -37,7 +37,8 @@ from testbed_runtime.taskmanager.environment import NetworkEnvironment
 from testbed_runtime.taskmanager.output import OutputFlusher
 from testbed_runtime.taskmanager.waiting import Wakeup
 from testbed_runtime.timeouts import timeout
-from testbed_runtime.transport.simulated import LinkProfile, SimulatedFabric
+from testbed_runtime.transport.links import LinkProfile
+from testbed_runtime.transport.simulated import SimulatedFabric
 
 LIMIT_S = 3600.0
 """Virtual seconds until a trace that does not end is given up."""

@@ -28,8 +28,9 @@ from testbed_runtime.faults.proxy.observe import (
 from testbed_runtime.ports.network import PLANE_DATA, PLANE_RPC
 from testbed_runtime.simulation.probe import FabricProbe, RpcProbe
 from testbed_runtime.simulation.processes import Processes
+from testbed_runtime.transport.links import LOOPBACK_LATENCY_S, LinkProfile
 from testbed_runtime.transport.rpc_memory import Switchboard
-from testbed_runtime.transport.simulated import LOOPBACK_LATENCY_S, LinkProfile, SimulatedFabric
+from testbed_runtime.transport.simulated import SimulatedFabric
 
 BEFORE_LIMIT_S = 0.5
 

@@ -21,48 +21,21 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import TypeAlias
 
-from msgspec import Struct
-
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.exchange.frames import BytesLike
 from testbed_runtime.ports.network import Address, ConnectionHandler
 from testbed_runtime.timeouts import timeout
 from testbed_runtime.transport.busythread import BusyThread
+from testbed_runtime.transport.links import Link, LinkProfile
 from testbed_runtime.transport.tcp import HIGH_WATERMARK_BYTES, LOW_WATERMARK_BYTES, format_address
 
 WINDOW_BYTES = 256 * 1024
 """Maximum bytes in flight or unread per direction: the socket buffers of both ends."""
 FIRST_PORT = 20_000
-LOOPBACK_LATENCY_S = 50e-6
-"""One-way latency, about that of loopback TCP between two processes."""
 
 _Frame: TypeAlias = tuple[object, int]
 """A frame on its way, with its size on the wire."""
 _Payload: TypeAlias = "bytes | _Frame | Exception | None"
-
-
-class LinkProfile(Struct, frozen=True):
-    """The properties of one direction. Jitter is uniform in ±`jitter_s`; bandwidth 0 means unlimited."""
-
-    latency_s: float = LOOPBACK_LATENCY_S
-    jitter_s: float = 0.0
-    bandwidth_bytes_per_s: float = 0.0
-
-
-class _Link:
-    """The state of one direction between two processes."""
-
-    __slots__ = ("free_at", "gone", "held", "lost", "profile", "refused", "stalled")
-
-    def __init__(self, profile: LinkProfile) -> None:
-        self.profile = profile
-        self.free_at = 0.0
-        self.lost = False
-        self.stalled = False
-        self.refused = False
-        self.gone = False
-        self.held = False
-        """Lost or stalled."""
 
 
 class SimulatedConnection:
@@ -260,7 +233,7 @@ class SimulatedConnection:
         profile = link.profile
         due = self._loop.time() + profile.latency_s
         if profile.bandwidth_bytes_per_s or profile.jitter_s or link.free_at:
-            due = self._shaped(link, profile, size)
+            due = link.due(self._loop.time(), size, self._fabric.random)
         if due > self._last_arrival or not self._under_way:
             self._last_arrival = max(due, self._last_arrival)
             self._under_way.append((self._last_arrival, []))
@@ -273,21 +246,17 @@ class SimulatedConnection:
             self._writable = False
             self._thread.work(seconds)
 
-    def _shaped(self, link: _Link, profile: LinkProfile, size: int) -> float:
-        """Return when data arrives over a link with limited bandwidth or jitter."""
-        start = max(self._loop.time(), link.free_at)
-        if profile.bandwidth_bytes_per_s and size:
-            start += size / profile.bandwidth_bytes_per_s
-            link.free_at = start
-        delay = profile.latency_s
-        if profile.jitter_s:
-            delay = max(0.0, delay + self._fabric.random.uniform(-profile.jitter_s, profile.jitter_s))
-        return start + delay
-
     def _arm(self) -> None:
         if self._arrival is None and self._under_way and not self._link.held:
             due = self._under_way[0][0]
             self._arrival = self._loop.call_at(due, self._arrive, context=self._fabric.kernel)
+
+    def hasten(self) -> None:
+        """Deliver what only the bandwidth of the outgoing link had held up, which has no limit any more."""
+        latest = self._loop.time() + self._link.profile.latency_s
+        self._under_way = deque((min(due, latest), parts) for due, parts in self._under_way)
+        self._last_arrival = min(self._last_arrival, latest)
+        self.link_changed()
 
     def link_changed(self) -> None:
         """React to a fault that started or ended on the outgoing link: held bytes continue in order."""
@@ -421,7 +390,7 @@ class SimulatedFabric:
     def __init__(self, random: Random, default: LinkProfile | None = None) -> None:
         self.random = random
         self._default = default or LinkProfile()
-        self._links: dict[tuple[str, str], _Link] = {}
+        self._links: dict[tuple[str, str], Link] = {}
         self._listeners: dict[Address, SimulatedListener] = {}
         self._connections: dict[SimulatedConnection, None] = {}
         self._waiting: dict[asyncio.Future[None], tuple[str, str]] = {}
@@ -436,16 +405,20 @@ class SimulatedFabric:
         survives the process."""
         return SimulatedNetwork(self, name, name if owner is None else owner)
 
-    def link(self, source: str, destination: str) -> _Link:
+    def link(self, source: str, destination: str) -> Link:
         """Return the state of one direction between two logical names."""
-        return self._links.setdefault((source, destination), _Link(self._default))
+        return self._links.setdefault((source, destination), Link(self._default))
 
     def shape(self, source: str, destination: str, profile: LinkProfile | None) -> None:
         """Set latency, jitter and bandwidth of one direction from now on. None restores the default."""
         link = self.link(source, destination)
+        limited = link.profile.bandwidth_bytes_per_s
         link.profile = profile or self._default
         if not link.profile.bandwidth_bytes_per_s:
             link.free_at = 0.0
+            for connection in self._connections if limited else ():
+                if (connection.local, connection.remote) == (source, destination):
+                    connection.hasten()
 
     def hold(
         self,

@@ -22,7 +22,7 @@ from testbed_runtime.core.job.jobgraph import (
 )
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.store.blobstore import MemoryBlobStore
-from testbed_runtime.transport.simulated import LinkProfile
+from testbed_runtime.transport.links import LinkProfile
 from tests.simulation.smallworld import SmallWorld, small_world
 
 UNALIGNED = "execution.checkpointing.unaligned.enabled"

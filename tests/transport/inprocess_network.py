@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from testbed_runtime.transport.simulated import LinkProfile, SimulatedFabric, SimulatedNetwork
+from testbed_runtime.transport.links import LinkProfile
+from testbed_runtime.transport.simulated import SimulatedFabric, SimulatedNetwork
 
 
 class InProcessNetwork(SimulatedNetwork):

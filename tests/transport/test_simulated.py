@@ -8,7 +8,8 @@ import selectors
 
 import pytest
 
-from testbed_runtime.transport.simulated import LinkProfile, SimulatedFabric
+from testbed_runtime.transport.links import LinkProfile
+from testbed_runtime.transport.simulated import SimulatedFabric
 from tests.transport.conformance import LIMIT_S, Pair, Watcher
 
 
@@ -77,6 +78,29 @@ def test_bandwidth_is_a_ceiling() -> None:
             pair.client.connection.send([bytes(10_000)])
         await pair.server.until(lambda: len(pair.server.received) == 1_000_000)
         assert asyncio.get_running_loop().time() - start == pytest.approx(1.0, rel=0.01)
+        await pair.close()
+
+    virtually(main)
+
+
+def test_what_a_bandwidth_held_up_arrives_when_it_ends() -> None:
+    """10 KB at 1 KB/s take 10 s. After 2 s the limit is gone, and the rest has only the latency before it; so has what follows."""
+
+    async def main() -> None:
+        fabric = SimulatedFabric(random.Random(1), LinkProfile(latency_s=0.1))
+        fabric.shape("tm-1", "tm-0", LinkProfile(latency_s=0.1, bandwidth_bytes_per_s=1e3))
+        pair = await opened(fabric)
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        for _ in range(10):
+            pair.client.connection.send([bytes(1000)])
+        await pair.server.until(lambda: len(pair.server.received) == 2000)
+        await asyncio.sleep(start + 2.5 - loop.time())
+        fabric.shape("tm-1", "tm-0", None)
+        pair.client.connection.send([b"after"])
+        await pair.server.until(lambda: len(pair.server.received) == 10_005)
+        assert loop.time() - start == pytest.approx(2.6, abs=0.01)
+        assert pair.server.received.endswith(b"after")
         await pair.close()
 
     virtually(main)
