@@ -345,8 +345,8 @@ class _Paths:
         """Return the waits of a catch-up, one after the other: it also waits for the end of each fault that stops a part of the job."""
         backlog, at = self._backlog(outage, start), start
         found: list[Wait] = []
-        for fault in self._stopping(outage, start, end):
-            begun, ended = max(at, fault.begun_ns), min(fault.ended_ns or end, end)
+        for fault, (since, ended) in self._stopping(outage, start, end):
+            begun = max(at, since)
             if begun < ended:
                 found += [self._catch_up(at, begun, Outcome.COMPLETED, backlog=backlog)] if at < begun else []
                 found.append(replace(fault_wait(fault, begun, ended, self.waits), kind="catch-up"))
@@ -355,9 +355,9 @@ class _Paths:
             found += self._catch_ups(at, end, outcome, backlog=backlog)
         return [found[0], *(replace(w, after=(b.wait,)) for b, w in pairwise(found))]
 
-    def _stopping(self, outage: Outage, start: int, end: int) -> list[FaultEffect]:
-        """Return the faults that starved a task for a part of the span, by their beginning. Each is judged by the time in which no other
-        one lasted, if there is enough of it."""
+    def _stopping(self, outage: Outage, start: int, end: int) -> list[tuple[FaultEffect, tuple[int, int]]]:
+        """Return the faults that starved a task for a part of the span, by their beginning, and when they did. Each is judged by the time
+        in which no other one lasted, if there is enough of it, or by its end, when the job had worked off what it had."""
         lasting = []
         for fault in sorted(_faults_of(outage), key=lambda f: f.begun_ns):
             span = max(fault.begun_ns, start), min(fault.ended_ns or end, end)
@@ -367,9 +367,20 @@ class _Paths:
         found = []
         for fault, span in lasting:
             alone = _without(span, [other for one, other in lasting if one is not fault])
+            last = alone[-1] if alone else (span[1], span[1])
+            since, until = self._idle_since(*last), last[1]
             if self._starved(alone if sum(b - a for a, b in alone) >= NS else [span]):
-                found.append(fault)
+                found.append((fault, span))
+            elif until - since >= NS and self._starved([(since, until)]):
+                found.append((fault, (since, until)))
         return found
+
+    def _idle_since(self, start: int, end: int) -> int:
+        """Return since when, up to the end of a span, no vertex was busy for half of the time."""
+        step, at = NS // 2, end
+        while at - step >= start and 2 * busiest(self.trial, at - step, at)[1] < step:
+            at -= step
+        return at
 
     def _starved(self, spans: Sequence[tuple[int, int]]) -> bool:
         """Return whether a task received less than half of the records that it receives in the baseline. One behind a window gets

@@ -16,6 +16,7 @@ from tests.simulation.test_known_answers import (
     QUICK,
     SINK,
     SLOT,
+    SOURCE,
     TOLERANCE_S,
     Case,
     fault,
@@ -112,3 +113,13 @@ def test_a_jobmanager_that_is_back_before_a_replacement_cost_nothing(tmp_path: P
     assert line.startswith(
         "replaceLost = 12 s: a lower value saves at most 3.10 s, then the job waits for the JobManager's return"
     )
+
+
+def test_a_pause_in_a_catch_up_has_the_seconds_in_which_nothing_was_left_to_do(tmp_path: Path):
+    """The counts process 1/7 ms = 143 records per second of 100. A source pauses from 3 to 6 s after the kill, and they work off what the
+    other one has sent and sends until they wait, about 1 s after the pause began."""
+    pause = fault("gc", "3 s", SOURCE, at="3 s", process={"pause": {}})
+    case = Case("idle", [*LOST, pause], "", 0.0, options=QUICK, managers={"replicas": 6}, observation="30 s", vertex={"serviceTime": "7 ms"})  # fmt: skip
+    found = recovery(case, tmp_path)
+    assert seconds(found, "end of the fault `gc`") == pytest.approx(2.0, abs=0.3)
+    assert seconds(found, "spare capacity of `count`") == pytest.approx(8.0, abs=0.3)
