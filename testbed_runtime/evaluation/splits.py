@@ -18,8 +18,10 @@ from testbed_runtime.evaluation.tables import TrialFiles
 from testbed_runtime.history.contradictions.owners import check_owners
 from testbed_runtime.history.crosschecks import check_across
 from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.digests import changed, recounted
 from testbed_runtime.history.numbers import NUMBERS
 from testbed_runtime.history.schema import TABLES, Trial, with_later_columns
+from testbed_runtime.history.sealing import sealed_blocks
 from testbed_runtime.history.validation import (
     DamagedHistory,
     check_causality,
@@ -28,6 +30,7 @@ from testbed_runtime.history.validation import (
     check_repeated,
     check_rows,
     check_schema,
+    check_sealed,
     check_times,
 )
 
@@ -95,6 +98,9 @@ def _footer(trial: TrialFiles, table: str) -> pq.FileMetaData:
     with _opened(trial, table) as file:
         if file.metadata.num_rows != trial.rows.get(table, file.metadata.num_rows):
             raise _miscounted(trial, table, file.metadata.num_rows)
+        blocks = sealed_blocks(trial.folder).get(table)
+        if more := recounted(table, blocks, file.metadata.num_rows):
+            raise DamagedHistory(f"history/{trial.trial}", more)
         return file.metadata
 
 
@@ -103,15 +109,18 @@ def read(split: Split, trial: TrialFiles) -> dict[str, pa.Table]:
     Raises HeadgateError with the path of a file that is missing or unreadable, and DamagedHistory with table, column and row."""
     tables: dict[str, pa.Table] = {}
     found: list[Damage] = []
+    blocks = sealed_blocks(trial.folder)
     for table, groups in split.groups.items():
         tables[table], first_row = _read(trial, table, groups, columns(table, whole=split.whole))
         problems = check_rows(table, tables[table], run=trial.run, trial=trial.trial)
-        problems += _together(trial, {table: tables[table]}) if not split.whole else []
+        if not split.whole:
+            problems += _together(trial, {table: tables[table]})
+            problems = problems or changed(table, blocks.get(table, ()), tables[table], first_row)
         found += [replace(p, row=p.row + first_row) if p.row >= 0 else p for p in problems]
     if split.whole:
         whole = Trial(trial.run, trial.trial, tables)
         found += _together(trial, tables) + check_owners(whole) + check_causality(whole)
-        found = found or check_across(whole, trial.entry)
+        found = found or check_across(whole, trial.entry) or check_sealed(whole, blocks)
     if found:
         raise DamagedHistory(f"history/{trial.trial}", found)
     return tables

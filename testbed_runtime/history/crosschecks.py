@@ -47,9 +47,10 @@ def check_across(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         trial, entry, one_clock=one_clock
     )
     found += check_clocks(trial) if one_clock else []
-    return [] if found and _lacks_rows(trial) else found
+    return [] if found and lacks_rows(trial) else found
 
 
-def _lacks_rows(trial: Trial) -> bool:
+def lacks_rows(trial: Trial) -> bool:
+    """Whether rows are known to be missing: a process shed them, or its numbers have gaps."""
     shed = bool(events(trial, "history.shed"))
     return shed or any(c["highest"] + 1 > c["distinct"] for c in counts_of(trial).to_pylist())

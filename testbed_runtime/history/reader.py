@@ -14,7 +14,7 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.history.journal import SEGMENTS_FOLDER, SUFFIX
 from testbed_runtime.history.schema import SCHEMA_VERSION, TABLES, Trial, arrow_schema, with_later_columns
 from testbed_runtime.history.sealing import SEALED, SealReport, read_sealed
-from testbed_runtime.history.validation import DamagedHistory, check_schema, require_sound
+from testbed_runtime.history.validation import DamagedHistory, check_schema, check_sealed, require_sound
 
 
 def read_trial(
@@ -38,7 +38,11 @@ def read_trial(
         tables=tables,
         problems=tuple(report.problems),
     )
-    return found if entry is None else require_sound(found, f"history/{found.trial}", entry)
+    if entry is not None:
+        require_sound(found, f"history/{found.trial}", entry)
+        if changed := check_sealed(found, report.blocks):
+            raise DamagedHistory(f"history/{found.trial}", changed)
+    return found
 
 
 def _report(folder: Path) -> SealReport:

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.files import sync, write_whole
+from testbed_runtime.history.digests import Block, block_of
 from testbed_runtime.history.journal import SEGMENTS_FOLDER, SUFFIX, RecordingError
 from testbed_runtime.history.schema import SCHEMA_VERSION, TABLES, Trial, arrow_schema
 from testbed_runtime.history.segments import Segment, scan
@@ -34,12 +35,14 @@ class SealingError(HeadgateError):
 
 
 class SealReport(Struct, frozen=True, kw_only=True):
-    """The contents of the tables. `streams` maps a file name to bytes, rows and missing rows; `problems` are sentences."""
+    """The contents of the tables. `streams` maps a file name to bytes, rows and missing rows; `problems` are sentences. `blocks` maps a
+    table to the digests of its rows; earlier versions wrote none."""
 
     schema: int
     rows: dict[str, int]
     streams: dict[str, dict[str, int]]
     problems: list[str]
+    blocks: dict[str, list[Block]] = {}
 
 
 def read_sealed(folder: Path) -> SealReport | None:
@@ -48,6 +51,21 @@ def read_sealed(folder: Path) -> SealReport | None:
     if not path.exists():
         return None
     return msgspec.json.decode(path.read_bytes(), type=SealReport)
+
+
+class _Blocks(Struct, frozen=True):
+    blocks: dict[str, list[Block]] = {}
+
+
+def sealed_blocks(folder: Path) -> dict[str, list[Block]]:
+    """Return the digests of each table of a sealed folder. Empty if an earlier version sealed it. Raises HeadgateError if they are
+    damaged."""
+    try:
+        return msgspec.json.decode((folder / SEALED).read_bytes(), type=_Blocks).blocks
+    except (OSError, msgspec.MsgspecError) as error:
+        raise HeadgateError(
+            f"history/{folder.name}/{SEALED} is truncated or damaged: {error}. Run the scenario again."
+        ) from None
 
 
 def seal(folder: Path, *, problems: list[str] | None = None) -> SealReport:
@@ -84,6 +102,7 @@ def write_trial(folder: Path, trial: Trial) -> SealReport:
         with _TableWriter(folder, table) as writer:
             writer.add(rows)
         report.rows[table] = len(rows)
+        report.blocks[table] = writer.blocks
     _mark_sealed(folder, report)
     return report
 
@@ -110,8 +129,9 @@ def _write(folder: Path, files: list[Path], problems: list[str]) -> SealReport:
                 writers[segment.table_name].add(rows)
                 report.rows[segment.table_name] += len(rows)
             report.streams[path.name] = _account(path, seqs, report)
-        for writer in writers.values():
+        for table, writer in writers.items():
             writer.finish()
+            report.blocks[table] = writer.blocks
     finally:
         for writer in writers.values():
             writer.abandon()
@@ -145,6 +165,7 @@ class _TableWriter:
         self._schema = arrow_schema(table)
         self._gathered: list[pa.Table] = []
         self._count = 0
+        self.blocks: list[Block] = []
         self._writer: pq.ParquetWriter | None = pq.ParquetWriter(
             self._temporary, self._schema, compression="zstd"
         )
@@ -182,7 +203,10 @@ class _TableWriter:
 
     def _put_group(self) -> None:
         if self._count and self._writer is not None:
-            self._writer.write_table(pa.concat_tables(self._gathered).cast(self._schema), ROW_GROUP_ROWS)
+            rows = pa.concat_tables(self._gathered).cast(self._schema)
+            self._writer.write_table(rows, ROW_GROUP_ROWS)
+            starts = range(0, len(rows), ROW_GROUP_ROWS)
+            self.blocks += [block_of(rows.slice(start, ROW_GROUP_ROWS)) for start in starts]
         self._gathered = []
         self._count = 0
 

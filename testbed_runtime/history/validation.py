@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,9 @@ from testbed_runtime.history.columns import (
 from testbed_runtime.history.contradictions.channels import check_credit
 from testbed_runtime.history.contradictions.clocks import has_one_clock
 from testbed_runtime.history.contradictions.owners import check_owners
-from testbed_runtime.history.crosschecks import check_across
+from testbed_runtime.history.crosschecks import check_across, lacks_rows
 from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.digests import Block, changed, recounted
 from testbed_runtime.history.manifest import tasks_of, vertices
 from testbed_runtime.history.schema import (
     ADDED_LATER,
@@ -147,6 +148,14 @@ def require_sound(trial: Trial, where: str, entry: Mapping[str, Any] | None = No
     if found:
         raise DamagedHistory(where, found)
     return trial
+
+
+def check_sealed(trial: Trial, blocks: Mapping[str, Sequence[Block]]) -> list[Damage]:
+    """Return the columns that differ from what was sealed. None if rows are known to be missing, as in `check_across`."""
+    found: list[Damage] = []
+    for name, table in trial.tables.items():
+        found += recounted(name, blocks.get(name), len(table)) or changed(name, blocks.get(name, ()), table)
+    return [] if found and lacks_rows(trial) else found
 
 
 def check_table(name: str, table: pa.Table, *, run: str, trial: str) -> list[Damage]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -14,7 +13,8 @@ from benchmarks.histories import write_run
 from testbed_runtime.evaluation import judge, pipeline, splits, tables
 from testbed_runtime.evaluation.session import spark_session
 from testbed_runtime.history.manifest import read_manifest
-from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, arrow_schema
+from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
+from tests.evaluation.rewritten import rewrite
 from tests.report import synthetic
 
 NS = 1_000_000_000
@@ -48,11 +48,9 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for row in rows:
         if row["role"] == "sink" and start <= row["t_ns"] < start + NS // 2:
             row["records_in"] -= int((row["t_ns"] - start) / NS * 1000)
-    pq.write_table(pa.Table.from_pylist(rows, arrow_schema("tasks")), history / "tasks.parquet")
+    rewrite(history, "tasks", rows)
     windows = pq.read_table(history / "latency.parquet").to_pylist()
-    pq.write_table(
-        pa.Table.from_pylist(_later(windows, start), arrow_schema("latency")), history / "latency.parquet"
-    )
+    rewrite(history, "latency", _later(windows, start))
     return folder
 
 

@@ -19,6 +19,7 @@ from testbed_runtime.evaluation import pipeline, splits, tables
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.schema import Trial, arrow_schema
 from tests.evaluation.oracle import GOODPUT, LAG, QUANTILES, STALL, Oracle
+from tests.evaluation.rewritten import rewrite
 from tests.simulation.test_known_answers import CASES, answer
 
 PHASES = ("baseline", "fault", "observation", "")
@@ -161,7 +162,7 @@ def test_delivery_with_losses_and_duplicates(generated: Path, tmp_path: Path):
     rows = pq.read_table(history / "delivery.parquet").to_pylist()
     rows[0]["bitmap"] = bytes(512)
     rows[5]["bitmap"] = rows[-1]["bitmap"] = bytes([255] * 512)
-    pq.write_table(pa.Table.from_pylist(rows, arrow_schema("delivery")), history / "delivery.parquet")
+    rewrite(history, "delivery", rows)
     _, oracle, found = judged(folder)[1]
     other = oracle.delivery()
     assert other["lost"] > 0
