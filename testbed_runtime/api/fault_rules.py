@@ -111,7 +111,7 @@ def _target(
                 "names no process, so the fault would affect every link of the target",
                 "leave peers out, or write names or running",
             )
-        alone = set(managers.names) if managers is not None else set()
+        alone = {JOBMANAGER} if managers is None else set(managers.names)
         if len(alone) == 1 and alone == set(peers.names) and not peers.running:
             yield UserError(
                 f"{where}.target.peers",

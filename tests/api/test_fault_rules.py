@@ -63,21 +63,29 @@ def test_a_jobmanager_that_is_killed_before_the_submission_is_refused():
     assert not any("submitted" in e for e in errors(lambda s: s.update(faults=[paused])))
 
 
+TM_1, THE_JOBMANAGER = {"taskManagers": {"names": ["tm-1"]}}, {"jobManager": {}}
+
+
 @pytest.mark.parametrize(
-    ("peers", "problem"),
+    ("target", "peers", "problem"),
     [
-        ({"names": ["tm-1"]}, "'tm-1' is the target itself, and no link leads from a process to itself"),
-        ({}, "names no process, so the fault would affect every link of the target"),
-        ({"names": ["tm-1", "tm-2"]}, ""),
-        ({"names": ["tm-1"], "running": "sink"}, ""),
+        (TM_1, {"names": ["tm-1"]}, "'tm-1' is the target itself, and no link leads from a process to itself"),
+        (TM_1, {}, "names no process, so the fault would affect every link of the target"),
+        (TM_1, {"names": ["tm-1", "tm-2"]}, ""),
+        (TM_1, {"names": ["tm-1"], "running": "sink"}, ""),
+        (TM_1, {"names": ["jobmanager"]}, ""),
+        (THE_JOBMANAGER, {"names": ["jobmanager"]}, "'jobmanager' is the target itself, and no link leads from a process to itself"),
+        (THE_JOBMANAGER, {"names": ["jobmanager", "tm-1"]}, ""),
+        (THE_JOBMANAGER, {"names": ["tm-1"]}, ""),
     ],
-)
-def test_peers_that_make_no_link_are_refused(peers, problem):
+)  # fmt: skip
+def test_peers_that_make_no_link_are_refused(target, peers, problem):
     """The fault would have no effect, or one on links that it does not name."""
     cut = {
         "name": "cut",
         "duration": "2 s",
-        "target": {"taskManagers": {"names": ["tm-1"]}, "peers": peers},
+        "target": {**target, "peers": peers},
+        "plane": "rpc",
         "network": {"partition": {}},
     }
     found = [e for e in errors(lambda s: s.update(faults=[cut])) if "target.peers" in e]
