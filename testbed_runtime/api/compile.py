@@ -72,9 +72,13 @@ def compile_run(
             if number == 1 and control and setting.control and setting.faults:
                 trials.append(_trial(spec, setting, testbed, CONTROL, 1))
             trials.append(_trial(spec, setting, testbed, FAULT, number))
+    return RunPlan(seed=spec.seed, trials=tuple(trials), looks=planned_looks(spec))
+
+
+def planned_looks(spec: models.ScenarioSpec) -> tuple[int, ...]:
+    """Return after how many trials a run that may stop early looks at its comparisons; empty for one that may not."""
     stop = spec.stop_early
-    planned = looks(stop.min_trials, spec.trials) if stop else ()
-    return RunPlan(seed=spec.seed, trials=tuple(trials), looks=planned)
+    return looks(stop.min_trials, spec.trials) if stop else ()
 
 
 def _check_variants(spec: models.ScenarioSpec, wanted: Sequence[str]) -> None:

@@ -128,11 +128,15 @@ def _selection(
         yield UserError(where, "has both names and running", "keep one of them")
     needs_value = chosen.mode in ("fixed", "percent")
     if needs_value and chosen.value is None:
-        yield UserError(f"{where}.value", f"mode {chosen.mode} needs a value")
+        yield UserError(f"{where}.value", f"mode {chosen.mode} needs a value", "write value: 1 or more")
     if not needs_value and chosen.value is not None:
         yield UserError(
             f"{where}.value", f"mode {chosen.mode} takes no value", "leave it out, or write mode: fixed"
         )
+    replicas = testbed.task_managers.replicas if testbed else math.inf
+    if chosen.mode == "fixed" and (chosen.value or 0) > replicas:
+        there = "there is only 1" if replicas == 1 else f"there are only {replicas}"
+        yield UserError(f"{where}.value", f"{chosen.value} is too many TaskManagers", there)
     if chosen.mode == "percent" and (chosen.value or 0) > 100:
         yield UserError(f"{where}.value", f"{chosen.value} % is more than 100 %", "write 1 to 100")
 
@@ -149,6 +153,5 @@ def _known(
     names = task_manager_names(testbed.task_managers.replicas)
     for index, name in enumerate(chosen.names):
         if name not in names and not (isinstance(chosen, models.Peers) and name == JOBMANAGER):
-            yield UserError(
-                f"{where}.names[{index}]", f"{name!r} does not exist", f"there are {names[0]} to {names[-1]}"
-            )
+            there = f"there are {names[0]} to {names[-1]}" if len(names) > 1 else f"there is only {names[0]}"
+            yield UserError(f"{where}.names[{index}]", f"{name!r} does not exist", there)

@@ -8,7 +8,7 @@ api.validate.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
 from pydantic.alias_generators import to_camel
@@ -61,15 +61,31 @@ class Part(BaseModel):
     )
 
 
+def _parts(part: BaseModel) -> set[str]:
+    """Return the aliases of the optional fields that hold a part."""
+    fields = type(part).model_fields
+    return {
+        str(field.alias or name)
+        for name, field in fields.items()
+        if any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in get_args(field.annotation))
+    }
+
+
 def exactly_one(part: BaseModel, names: Iterable[str], what: str = "") -> None:
     """Raise PydanticCustomError unless exactly one of these fields of `part` is set."""
     fields = type(part).model_fields
     aliases = {name: str(fields[name].alias or name) for name in names}
     given = [alias for name, alias in aliases.items() if getattr(part, name) is not None]
-    if len(given) != 1:
-        found = "none" if not given else " and ".join(given)
-        listed = ", ".join(aliases.values())
-        raise PydanticCustomError("exactly_one", f"needs exactly one {what}of {listed}; there is {found}")
+    if len(given) == 1:
+        return
+    found = f"; there are {' and '.join(given)}" if given else "; there is none"
+    # `kill:` without a value is null in YAML
+    empty = next((aliases[name] for name in aliases if name in part.model_fields_set), "")
+    if empty and not given:
+        value = f"{empty}: {{}}, or its fields below it" if empty in _parts(part) else "it behind the colon"
+        found = f": {empty} has no value (write {value})"
+    listed = ", ".join(aliases.values())
+    raise PydanticCustomError("exactly_one", f"needs exactly one {what}of {listed}{found}")
 
 
 # ---- Testbed --------------------------------------------------------------------------------------------------
@@ -289,8 +305,7 @@ class TargetSpec(Part):
 
     @model_validator(mode="after")
     def _one_side(self) -> TargetSpec:
-        if (self.task_managers is None) == (self.job_manager is None):
-            raise PydanticCustomError("exactly_one", "needs exactly one of taskManagers, jobManager")
+        exactly_one(self, ("task_managers", "job_manager"))
         return self
 
 

@@ -116,13 +116,15 @@ def _user_error(model: type[BaseModel], loc: list[int | str], item: Any) -> User
             return _length(path, kind, context)
         case _ if kind in _BOUNDS:
             words, bound = _BOUNDS[kind]
-            return UserError(path, f"{words} {context[bound]}, got {show(value)}")
+            return UserError(path, f"{words} {context[bound]}, got {show(value)}", _number_hint(model, loc))
         case _ if kind in _KINDS_OF_VALUE and isinstance(value, float):
             takes_text = _is_union_step(item["loc"][-1])
-            hint = f"write it in quotes: '{value}'" if takes_text else "write a whole number"
+            hint = f"write it in quotes: '{value}'" if takes_text else _number_hint(model, loc)
+            hint = f"write {value:.0f}" if value.is_integer() and not takes_text else hint
             return UserError(path, f"{value} is not an integer", hint)
         case _ if kind in _KINDS_OF_VALUE:
-            return UserError(path, f"must be {_KINDS_OF_VALUE[kind]}, got {show(value)}")
+            hint = _value_hint(model, loc, kind, value)
+            return UserError(path, f"must be {_KINDS_OF_VALUE[kind]}, got {show(value)}", hint)
         case _:
             return UserError(path, f"{item['msg']}, got {show(value)}")
 
@@ -131,6 +133,47 @@ def show(value: Any) -> str:
     """Return a value for a message, shortened to a readable length."""
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= MAX_VALUE_SHOWN else text[: MAX_VALUE_SHOWN - 1] + "…"
+
+
+def _value_hint(model: type[BaseModel], loc: Sequence[int | str], kind: str, value: Any) -> str:
+    """Return what to write instead of a value of another type; empty if the problem says it."""
+    if kind == "bool_type" or not loc:
+        return ""
+    if value is None:  # a key without a value in YAML
+        optional = not any(f.is_required() for f in _fields_at(model, loc))
+        return f"{'leave it out, or ' if optional else ''}{_below(model, loc, kind)}"
+    if "int" not in kind:
+        return _example(model, loc)
+    text = str(value).strip()
+    return f"write it without quotes: {text}" if text.isdigit() else _number_hint(model, loc)
+
+
+def _below(model: type[BaseModel], loc: Sequence[int | str], kind: str) -> str:
+    if "int" in kind:
+        return _number_hint(model, loc)
+    return f"write its {'items' if kind == 'list_type' else 'fields'} below it"
+
+
+def _example(model: type[BaseModel], loc: Sequence[int | str]) -> str:
+    """Return how to write an item of a list of mappings, with the fields that it needs; empty elsewhere."""
+    part = _model_at(model, loc) if isinstance(loc[-1], int) else None
+    needed = [f.alias or name for name, f in part.model_fields.items() if f.is_required()] if part else []
+    return f"write {{{', '.join(f'{name}: …' for name in needed)}}}" if needed else ""
+
+
+def _number_hint(model: type[BaseModel], loc: Sequence[int | str]) -> str:
+    """Return which whole numbers the field at `loc` takes."""
+    bounds = [b for f in _fields_at(model, loc) for b in (*f.metadata, *_bounds_in(f.annotation))]
+    low = next((b.ge for b in bounds if hasattr(b, "ge")), None)
+    high = next((b.le for b in bounds if hasattr(b, "le")), None)
+    return "write a whole number" if None in (low, high) else f"write a whole number from {low} to {high}"
+
+
+def _bounds_in(annotation: Any) -> Iterator[Any]:
+    """Yield the metadata of the `Annotated` inside `X | None`."""
+    yield from getattr(annotation, "__metadata__", ())
+    for inner in typing.get_args(annotation):
+        yield from _bounds_in(inner)
 
 
 def _quote_hint(value: Any) -> str:
@@ -158,6 +201,8 @@ def _hint_of_missing(model: type[BaseModel], loc: Sequence[int | str]) -> str:
     fields = _fields_at(model, loc)
     if choices := [str(c) for f in fields for c in _choices_in(f.annotation)]:
         return f"write one of {', '.join(choices)}"
+    if any(f.annotation is int for f in fields):
+        return _number_hint(model, loc)
     return DURATION_HINT if any(is_duration(f) for f in fields) else ""
 
 
@@ -199,6 +244,8 @@ def _not_one_of(path: str, value: Any, expected: str) -> UserError:
 
 def _did_you_mean(word: str, choices: Sequence[str]) -> str:
     near = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    if len(choices) == 1:
+        return f"write {choices[0]}"
     listed = ", ".join(choices)
     return f"did you mean {near[0]}? valid are {listed}" if near else f"write one of {listed}"
 

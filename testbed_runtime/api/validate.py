@@ -16,7 +16,13 @@ from msgspec import Struct
 from pydantic import ValidationError
 
 from testbed_runtime.api import fault_rules, job_rules, models, option_rules
-from testbed_runtime.api.compile import MAIN_VARIANT, MergedVariant, compile_expectation, merged_variants
+from testbed_runtime.api.compile import (
+    MAIN_VARIANT,
+    MergedVariant,
+    compile_expectation,
+    merged_variants,
+    planned_looks,
+)
 from testbed_runtime.api.fields import without_unit
 from testbed_runtime.api.problems import model_errors, show, without_refused
 from testbed_runtime.core.errors import HeadgateError, UserError, nearest
@@ -150,10 +156,11 @@ def _expectation_problems(spec: models.ScenarioSpec) -> list[UserError]:
 
 
 def _expectation_doubts(spec: models.ScenarioSpec) -> list[str]:
+    looks = len(planned_looks(spec)) or 1
     return [
         f"{path}.{doubt}"
         for path, item in _expectations(spec)
-        for doubt in compile_expectation(item).doubts(spec.trials)
+        for doubt in compile_expectation(item).doubts(spec.trials, looks=looks)
     ]
 
 
@@ -189,5 +196,6 @@ def expectation_problem(path: str, item: models.Expectation) -> UserError | None
         near = difflib.get_close_matches(item.metric, list(METRICS), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "`headgate faults --metrics` lists them"
         return UserError(f"{path}.metric", f"{show(item.metric)} is not a metric", hint)
-    problem = compile_expectation(item).problem
-    return UserError(path, problem) if problem else None
+    compiled = compile_expectation(item)
+    field = f".{compiled.problem_field}" if compiled.problem_field else ""
+    return UserError(f"{path}{field}", compiled.problem) if compiled.problem else None

@@ -183,7 +183,9 @@ def _objective_problem(
     if metric not in METRICS:
         hint = nearest(metric, [*METRICS, *DETECTOR_METRICS], "`headgate faults --metrics` lists them")
         return UserError(f"{path}.metric", f"{show(metric)} is not a metric", hint)
-    return expectation_problem(f"{path}.metric", asked(objective))
+    if METRICS[metric].unit == "text":
+        return UserError(f"{path}.metric", f"{metric} is a text, so no value is better", "name another metric")
+    return expectation_problem(path, asked(objective))
 
 
 def limit_of(objective: kinds.Objective) -> float | None:

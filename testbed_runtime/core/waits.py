@@ -79,6 +79,8 @@ JOBMASTER_NAME, RM_NAME = "JobMaster", "ResourceManager"
 """Their names in waits and causes."""
 GROWN = ", now "
 """In the value of a limit, between the option's value and the delay that has grown from it."""
+DETECTORS = (JOBMASTER_NAME, RM_NAME, "TaskManager", "JobManager", "Task")
+"""The components that detect a failure."""
 EVERYTHING = "everything"
 """Waits for a process that a fault has stopped."""
 POD_STEPS = ("pending", "image")

@@ -16,7 +16,7 @@ _S = ExecutionState
 
 
 class Cause(Struct, frozen=True):
-    """Why something failed. `detector` is `Task`, `JobMaster`, `ResourceManager` or `JobManager`."""
+    """Why something failed. `detector` is one of waits.DETECTORS."""
 
     class_name: str
     text: str

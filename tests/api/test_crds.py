@@ -117,7 +117,7 @@ def test_a_fault_of_its_own_becomes_one_of_a_timeline():
     bad = copy.deepcopy(documents.good("Fault"))
     bad["spec"]["target"] = {"taskManagers": {"mode": "fixed"}}
     found = [str(e) for e in validate_kind(bad).errors]
-    assert found == ["spec.target.taskManagers.value: mode fixed needs a value"]
+    assert found == ["spec.target.taskManagers.value: mode fixed needs a value (write value: 1 or more)"]
 
 
 def test_an_unknown_kind_is_reported_with_the_known_ones():

@@ -1,4 +1,4 @@
-"""Faults that need a process which another fault has killed, and links that lead nowhere."""
+"""Faults that need a process which another fault has killed, links that lead nowhere, and targets that a fault cannot hit."""
 
 from __future__ import annotations
 
@@ -91,3 +91,60 @@ def test_peers_that_make_no_link_are_refused(target, peers, problem):
     found = [e for e in errors(lambda s: s.update(faults=[cut])) if "target.peers" in e]
     assert bool(found) is bool(problem)
     assert all(problem in e for e in found)
+
+
+LATENCY = {"network": {"latency": {"delay": "5 ms", "mode": "one-way"}}}
+DROP = {"frames": {"drop": {"frameClass": "buffer"}}}
+LATE = {"registration": {"delay": {"delay": "1 s"}}}
+ONLY_PEER, ALSO_PEER = ({**TM_1, "peers": {"names": n}} for n in (["jobmanager"], ["jobmanager", "tm-2"]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({**LATENCY, "target": THE_JOBMANAGER}, "target: the JobManager has no part"),
+        ({**LATENCY, "target": ONLY_PEER}, "target.peers: the JobManager has no part"),
+        ({**LATENCY, "target": ALSO_PEER}, ""),
+        ({**LATENCY, "target": {**TM_1, "peers": {"names": ["jobmanager"], "running": "sink"}}}, ""),
+        ({**LATENCY, "target": THE_JOBMANAGER, "plane": "rpc"}, ""),
+        ({**LATENCY, "target": ONLY_PEER, "plane": "both"}, ""),
+        ({**DROP, "target": THE_JOBMANAGER, "plane": "rpc"}, "target: the JobManager has no part"),
+        ({**DROP, "target": ONLY_PEER}, "target.peers: the JobManager has no part"),
+        ({**LATE, "target": THE_JOBMANAGER}, "target: the JobManager has no part"),
+        ({"heartbeats": {"mute": {"direction": "request"}}, "target": THE_JOBMANAGER}, ""),
+        ({"store": {"failing": {}}, "target": THE_JOBMANAGER}, ""),
+        ({**DROP}, ""),
+    ],
+)  # fmt: skip
+def test_a_fault_of_the_exchange_is_refused_at_the_jobmanager(fields, refused):
+    """No bytes of the exchange start or end there, so the trial would be Inconclusive after all its seconds."""
+    found = errors(lambda s: s.update(faults=[{"name": "nothing", "duration": "2 s", **fields}]))
+    assert [f"spec.faults[0].{refused}" in e for e in found] == ([True] if refused else []), found
+
+
+@pytest.mark.parametrize(
+    ("chosen", "problem"),
+    [
+        ({"mode": "fixed"}, "value: mode fixed needs a value (write value: 1 or more)"),
+        ({"mode": "fixed", "value": 6}, "value: 6 is too many TaskManagers (there are only 5)"),
+        ({"mode": "fixed", "value": 5}, ""),
+        ({"mode": "percent", "value": 101}, "value: 101 % is more than 100 % (write 1 to 100)"),
+        ({"names": ["tm-5"]}, "names[0]: 'tm-5' does not exist (there are tm-0 to tm-4)"),
+    ],
+)
+def test_a_selection_that_the_testbed_cannot_satisfy_is_refused(chosen, problem):
+    """With the number of TaskManagers that there are."""
+    pause = {"name": "p", "duration": "2 s", "target": {"taskManagers": chosen}, "process": {"pause": {}}}
+    found = errors(lambda s: s.update(faults=[pause]))
+    assert found == ([f"spec.faults[0].target.taskManagers.{problem}"] if problem else [])
+
+
+def test_a_testbed_of_one_taskmanager_is_named_in_the_singular():
+    """`there are tm-0 to tm-0` reads as a mistake."""
+
+    def change(spec):
+        spec["testbed"]["taskManagers"].update(replicas=1, slots=8)
+        spec["faults"][0]["target"] = {"taskManagers": {"names": ["tm-1"]}}
+
+    (found,) = errors(change)
+    assert found.endswith("names[0]: 'tm-1' does not exist (there is only tm-0)")

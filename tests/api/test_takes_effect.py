@@ -9,7 +9,7 @@ from tests.api.test_validate import errors
 BAD = {
     "fraction of a whole number": (
         lambda s: s["testbed"]["job"]["vertices"][0]["source"].update(recordsPerSecond=2.5),
-        "spec.testbed.job.vertices[0].source.recordsPerSecond: 2.5 is not an integer (write a whole number)",
+        "spec.testbed.job.vertices[0].source.recordsPerSecond: 2.5 is not an integer (write a whole number from 1 to",
     ),
     "bounds the wrong way round": (
         lambda s: s["expect"].append({"metric": "recovery.detect", "min": "3 s", "max": "2 s"}),

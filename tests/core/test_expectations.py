@@ -25,7 +25,7 @@ PROBLEMS = [
     ("recovery.detect", {}, "set either `equals`, or `min`, `max` or both"),
     ("recovery.detect", {"max": "1 s", "equals": "1 s"}, "set either `equals`, or `min`, `max` or both"),
     ("recovery.detect", {"min": "1 s", "equals": "1 s"}, "set either `equals`, or `min`, `max` or both"),
-    ("recovery.detect", {"phase": "fault", "max": "1 s"}, "recovery.detect has no phases"),
+    ("recovery.detect", {"phase": "fault", "max": "1 s"}, "recovery.detect has no phases: leave it out"),
     ("lag.max", {"phase": "warmUp", "max": "1 s"}, "unknown phase 'warmUp': use one of baseline, fault, observation, outage, catch-up, recovered"),
     ("latency", {"max": "1 s"}, "latency needs a quantile: use one of 0.5, 0.9, 0.95, 0.99, 0.999, 1.0"),
     ("latency", {"quantile": "0.42", "max": "1 s"}, "latency needs a quantile: use one of 0.5, 0.9, 0.95, 0.99, 0.999, 1.0"),
@@ -41,10 +41,10 @@ PROBLEMS = [
     ("recovery.detect", {"within": "20 %"}, "`improvesBy` and `within` need `versus`: name the variant to compare with"),
     ("recovery.detect", {"versus": "a", "within": "1 s", "improves_by": "1 s"}, "with `versus`, set either `improvesBy` or `within`"),
     ("recovery.detect", {"versus": "a", "within": "1 s", "min": "1 s"}, "with `versus`, leave out `min`, `max` and `equals`: write them in another expectation"),
-    ("delivery.committed", {"versus": "a", "improves_by": "1"}, "delivery.committed has no better direction, so it cannot improve"),
+    ("delivery.committed", {"versus": "a", "improves_by": "1"}, "delivery.committed has no better direction, so it cannot improve: write within instead"),
     ("job.state", {"versus": "a", "within": "1"}, "job.state is a text, which has no mean to compare"),
     ("latency", {"versus": "a", "within": "1 s"}, "latency needs a quantile: use one of 0.5, 0.9, 0.95, 0.99, 0.999, 1.0"),
-    ("recovery.detect", {"versus": "a", "within": "1 s", "quantile": "0.5"}, "`versus` compares the means over trials, so recovery.detect takes no quantile"),
+    ("recovery.detect", {"versus": "a", "within": "1 s", "quantile": "0.5"}, "`versus` compares the means over trials, so recovery.detect takes no quantile: leave it out"),
     ("recovery.detect", {"versus": "a", "within": "-1 s"}, "'-1 s' is negative: write 0 or more, such as 20 %"),
     ("recovery.detect", {"versus": "a", "within": "-1 %"}, "'-1 %' is negative: write 0 or more, such as 20 %"),
     ("job.state", {"equals": "RUNNING"}, ""),
@@ -102,7 +102,7 @@ def test_an_expectation_is_worded_as_it_was_asked(metric: str, more: dict[str, A
         ("latency", {"quantile": "p99", "max": "2 s"}, []),
         ("job.state", {"equals": "RUN*"}, []),
         ("job.state", {"equals": "RUNING"}, [
-            "equals: no job has the state RUNING (there are CANCELED, CANCELLING, CREATED, FAILED, FAILING, FINISHED, INITIALIZING, RECONCILING, RESTARTING, RUNNING, SUSPENDED)",
+            "equals: job.state is never RUNING (there are CANCELED, CANCELLING, CREATED, FAILED, FAILING, FINISHED, INITIALIZING, RECONCILING, RESTARTING, RUNNING, SUSPENDED)",
         ]),
     ],
 )  # fmt: skip
@@ -113,12 +113,68 @@ def test_a_bound_that_probably_means_something_else_is_doubted(
     assert item(metric, **more).doubts(20) == doubts
 
 
-@pytest.mark.parametrize(("trials", "doubted"), [(1, True), (5, True), (6, False)])
-def test_a_comparison_over_too_few_trials_is_doubted(trials: int, doubted: bool):
-    """Below 6 trials there is no interval."""
-    found = item("recovery.total", versus="old", within="5 %").doubts(trials)
-    text = f"versus: a comparison needs 6 trials, there are {trials}: the answer will be Inconclusive (write trials: 6 or more)"
-    assert found == ([text] if doubted else [])
+@pytest.mark.parametrize(
+    ("metric", "more", "doubt"),
+    [
+        ("job.state", {"equals": "running"}, "equals: job.state is never running (write RUNNING)"),
+        ("detection.detector", {"equals": "Jobmaster"}, "equals: detection.detector is never Jobmaster (write JobMaster)"),
+        ("detection.detector", {"equals": "TaskExecutor"}, "equals: detection.detector is never TaskExecutor (there are JobMaster, ResourceManager, TaskManager, JobManager, Task)"),
+        ("detection.detector", {"equals": "*Manager"}, ""),
+        ("job.failure", {"equals": "Jobmaster"}, ""),
+        ("failovers.count", {"equals": "1.5"}, "equals: failovers.count is never 1.5 (write a whole number)"),
+        ("failovers.count", {"max": "1.5"}, ""),
+        ("buffers.pool-deviation", {"equals": "0.5"}, ""),
+        ("fault.verified", {"equals": "200 %"}, "equals: 200 % is more than fault.verified can be (write at most 100 %)"),
+        ("fault.verified", {"min": "101 %"}, "min: 101 % is more than fault.verified can be (write at most 100 %)"),
+        ("fault.verified", {"equals": "50 %"}, "equals: fault.verified is never 50 % (write 0 % or 100 %)"),
+        ("fault.verified", {"min": "50 %"}, ""),
+        ("fault.verified", {"equals": "100 %"}, ""),
+        ("tasks.busy", {"phase": "fault", "max": "101 %"}, "max: 101 % is more than tasks.busy can be (write at most 100 %)"),
+        ("tasks.busy", {"phase": "fault", "equals": "99.5 %"}, ""),
+        ("throughput.relative", {"phase": "recovered", "max": "110 %"}, ""),
+    ],
+)  # fmt: skip
+def test_a_value_that_the_metric_never_has_is_doubted(metric: str, more: dict[str, Any], doubt: str):
+    """The expectation would always fail, or never."""
+    assert item(metric, **more).doubts(20) == ([doubt] if doubt else [])
+
+
+@pytest.mark.parametrize(
+    ("metric", "more", "field"),
+    [
+        ("delivery.lots", {"equals": 0}, "metric"),
+        ("recovery.detect", {}, ""),
+        ("recovery.detect", {"phase": "fault", "max": "1 s"}, "phase"),
+        ("lag.max", {"phase": "warmUp", "max": "1 s"}, "phase"),
+        ("latency", {"max": "1 s"}, "quantile"),
+        ("recovery.detect", {"quantile": "1.5", "max": "1 s"}, "quantile"),
+        ("recovery.detect", {"min": "1 s", "max": "soon"}, "max"),
+        ("recovery.detect", {"min": "soon", "max": "late"}, "min"),
+        ("recovery.detect", {"equals": "soon"}, "equals"),
+        ("recovery.detect", {"versus": "a", "within": "-1 s"}, "within"),
+        ("recovery.detect", {"versus": "a", "improves_by": "soon"}, "improvesBy"),
+        ("recovery.detect", {"min": "2 s", "max": "1 s"}, ""),
+    ],
+)
+def test_the_field_of_a_problem_is_named(metric: str, more: dict[str, Any], field: str):
+    """Empty if the problem is between fields."""
+    assert item(metric, **more).problem_field == field
+
+
+@pytest.mark.parametrize(
+    ("trials", "looks", "text"),
+    [
+        (1, 1, "versus: a comparison needs 6 trials, there is 1: the answer will be Inconclusive (write trials: 6 or more)"),
+        (5, 1, "versus: a comparison needs 6 trials, there are 5: the answer will be Inconclusive (write trials: 6 or more)"),
+        (6, 1, ""),
+        (6, 3, "versus: a comparison with 3 looks needs 7 trials, there are 6: the answer will be Inconclusive (write trials: 7 or more)"),
+        (7, 3, ""),
+    ],
+)  # fmt: skip
+def test_a_comparison_over_too_few_trials_is_doubted(trials: int, looks: int, text: str):
+    """Below 6 trials there is no interval; each look of a run that may stop early costs confidence."""
+    found = item("recovery.total", versus="old", within="5 %").doubts(trials, looks=looks)
+    assert found == ([text] if text else [])
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from testbed_runtime.core.faults.kinds import FAMILIES, kind_of
 from testbed_runtime.core.faults.links import DIRECTIONS, PLANES
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import Constraint, Kind, Parameter, Type
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job import messages
 from testbed_runtime.core.job.rpcnames import METHODS
 
@@ -102,10 +103,10 @@ def _range(
     if number and value <= low and above:
         yield UserError(path, f"must be greater than {low:g}", f"for example '2{space}'")
     elif not number or value < low or value > high:
-        bound = "above" if above else "at least"
-        yield UserError(
-            path, f"{value!r}{space} is out of range", f"write {bound} {low:g} and at most {high:g}{space}"
-        )
+        shown = f"{value:g}" if number else repr(value)
+        bound = "more than" if above else "at least"
+        hint = f"write {bound} {low:g} and at most {high:g}{space}"
+        yield UserError(path, f"{shown}{space} is out of range", hint)
 
 
 def target_problems(
@@ -122,6 +123,8 @@ def target_problems(
         yield UserError(f"{where}.target", f"{fault.kind} needs its pods", example)
     if problem := _callee(fault, selects=selects or not written):
         yield UserError(f"{where}.target", *problem)
+    if written and not family.jobmanager_only:
+        yield from _without_exchange(fault, where, on_jobmanager=not selects)
     if peers and not family.links:
         yield UserError(f"{where}.target.peers", f"{fault.kind} hits processes, not links", "leave peers out")
     if fault.before_submit and (fault.target.running or fault.target.peers_running):
@@ -129,6 +132,21 @@ def target_problems(
             f"{where}.target",
             "nothing runs before the job is submitted, so `running` selects no process",
             "write names, or all TaskManagers",
+        )
+
+
+def _without_exchange(fault: Fault, where: str, *, on_jobmanager: bool) -> Iterator[UserError]:
+    """Yield a fault on the exchange between TaskManagers that only names the JobManager as an end."""
+    family = FAMILIES[kind_of(fault).family]
+    on_data_plane = family.name == "network" and fault.plane == "data"
+    only_peer = family.links and fault.target.peers == (JOBMANAGER,) and not fault.target.peers_running
+    if (family.exchange or on_data_plane) and (on_jobmanager or only_peer):
+        field = "target" if on_jobmanager else "target.peers"
+        problem = (
+            "the JobManager has no part in the exchange between TaskManagers, so the fault has no effect"
+        )
+        yield UserError(
+            f"{where}.{field}", problem, "write plane: rpc" if on_data_plane else "name TaskManagers"
         )
 
 

@@ -36,8 +36,19 @@ FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
         Family("network", "network fault", "Acts on bytes between processes.", links=True),
-        Family("frames", "frame fault", "Acts on frames of Flink's exchange, by class.", links=True),
-        Family("registration", "registration fault", "Acts on partitions that a producer registers."),
+        Family(
+            "frames",
+            "frame fault",
+            "Acts on frames of Flink's exchange, by class.",
+            links=True,
+            exchange=True,
+        ),
+        Family(
+            "registration",
+            "registration fault",
+            "Acts on partitions that a producer registers.",
+            exchange=True,
+        ),
         Family(
             "heartbeats", "heartbeat fault", "Acts on heartbeats between the JobManager and TaskManagers."
         ),

@@ -94,6 +94,8 @@ class Family(Struct, frozen=True):
     doc: str
     links: bool = False
     """Its kinds act on links, so `target.peers` has a meaning."""
+    exchange: bool = False
+    """Its kinds act on the exchange between TaskManagers, of which the JobManager has no part."""
     jobmanager_only: bool = False
     """The target is the JobManager and is not written."""
     target: str = ""

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from testbed_runtime.core.job.messages import JOB_STATES
 from testbed_runtime.core.judgement.metrics import (
     LOWER_BOUNDS,
     METRICS,
     MILESTONE_PHASES,
     QUANTILES,
     TRIAL_PHASES,
+    Metric,
     is_phase,
     parse_bound,
     parse_quantile,
     trials_needed,
 )
 from testbed_runtime.core.judgement.quantities import format_value, more_exact
-from testbed_runtime.core.judgement.samplesize import CONFIDENCE, trials_for
+from testbed_runtime.core.judgement.samplesize import CONFIDENCE, corrected, trials_for
 
 Row = Mapping[str, Any]
 """One metric row (metrics.METRIC_FIELDS)."""
@@ -52,16 +52,18 @@ class Expectation(Struct, frozen=True, kw_only=True):
     within: str | None = None
     problem: str = ""
     """Why the expectation cannot be judged; empty if it can."""
+    problem_field: str = ""
+    """The field of a document that the problem is in; empty if it is in no single one."""
 
     @classmethod
     def from_item(cls, item: Mapping[str, Any]) -> Expectation:
         """Build an expectation from an `expect` item of a scenario. Never raises; `problem` says what is wrong with it."""
-        quantile, problem = None, ""
+        quantile, problem = None, ("", "")
         try:
             if item.get("quantile") is not None:
                 quantile = parse_quantile(item["quantile"])
         except ValueError as error:
-            problem = str(error)
+            problem = ("quantile", str(error))
         phase = str(item.get("phase") or "")
         draft = cls(
             metric=str(item.get("metric", "")),
@@ -74,103 +76,94 @@ class Expectation(Struct, frozen=True, kw_only=True):
             improves_by=_text(item.get("improves_by")),
             within=_text(item.get("within")),
         )
-        return replace(draft, problem=problem or draft.check())
+        field, text = problem if problem[1] else draft.check()
+        return replace(draft, problem=text, problem_field=field)
 
-    def check(self) -> str:
-        """Return what is wrong with the expectation, in words. Empty if it is valid."""
+    def check(self) -> tuple[str, str]:
+        """Return the field that is wrong, or an empty string for several, and what is wrong in words. Both are empty if it is valid."""
         info = METRICS.get(self.metric)
         if info is None:
-            return f"unknown metric {self.metric!r}"
-        compared = self.versus or self.improves_by is not None or self.within is not None
-        if compared and (problem := self._check_comparison()):
+            return "metric", f"unknown metric {self.metric!r}"
+        compared = bool(self.versus) or self.improves_by is not None or self.within is not None
+        if compared and (problem := self._check_comparison())[1]:
             return problem
         if not compared and (self.equals is None) == (self.min is None and self.max is None):
-            return "set either `equals`, or `min`, `max` or both"
+            return "", "set either `equals`, or `min`, `max` or both"
         if self.phase and not info.phased:
-            return f"{self.metric} has no phases"
+            return "phase", f"{self.metric} has no phases: leave it out"
         if self.phase and not is_phase(self.phase):
-            return f"unknown phase {self.phase!r}: use one of {', '.join((*TRIAL_PHASES, *MILESTONE_PHASES))}"
+            known = ", ".join((*TRIAL_PHASES, *MILESTONE_PHASES))
+            return "phase", f"unknown phase {self.phase!r}: use one of {known}"
         if info.quantiles and self.quantile not in QUANTILES:
-            return f"{self.metric} needs a quantile: use one of {', '.join(map(str, QUANTILES))}"
-        return "" if compared else self._check_bounds(info.unit)
+            return "quantile", f"{self.metric} needs a quantile: use one of {', '.join(map(str, QUANTILES))}"
+        return ("", "") if compared else self._check_bounds(info.unit)
 
-    def _check_comparison(self) -> str:
+    def _check_comparison(self) -> tuple[str, str]:
         info = METRICS[self.metric]
         if not self.versus:
-            return "`improvesBy` and `within` need `versus`: name the variant to compare with"
+            return "versus", "`improvesBy` and `within` need `versus`: name the variant to compare with"
         if (self.improves_by is None) == (self.within is None):
-            return "with `versus`, set either `improvesBy` or `within`"
+            return "", "with `versus`, set either `improvesBy` or `within`"
         if (self.min, self.max, self.equals) != (None, None, None):
-            return "with `versus`, leave out `min`, `max` and `equals`: write them in another expectation"
+            return "", "with `versus`, leave out `min`, `max` and `equals`: write them in another expectation"
         if info.unit == "text":
-            return f"{self.metric} is a text, which has no mean to compare"
+            return "versus", f"{self.metric} is a text, which has no mean to compare"
         if info.lower_is_better is None and self.within is None:
-            return f"{self.metric} has no better direction, so it cannot improve"
+            problem = f"{self.metric} has no better direction, so it cannot improve: write within instead"
+            return "improvesBy", problem
         if self.quantile is not None and not info.quantiles:
-            return f"`versus` compares the means over trials, so {self.metric} takes no quantile"
+            problem = f"`versus` compares the means over trials, so {self.metric} takes no quantile: leave it out"
+            return "quantile", problem
+        field, margin = ("within", self.within) if self.improves_by is None else ("improvesBy", self.improves_by)
         try:
-            parse_margin(str(self.within if self.improves_by is None else self.improves_by), info.unit)
+            parse_margin(str(margin), info.unit)
         except ValueError as error:
-            return str(error)
-        return ""
+            return field, str(error)
+        return "", ""
 
-    def _check_bounds(self, unit: str) -> str:
+    def _check_bounds(self, unit: str) -> tuple[str, str]:
         if unit == "text":
             if self.equals is None or self.quantile is not None:
-                return f"{self.metric} is a text: use `equals`, without a quantile"
-            return ""
-        try:
-            bounds = [parse_bound(b, unit) for b in (self.min, self.max, self.equals) if b is not None]
-        except ValueError as error:
-            return str(error)
-        if len(bounds) > 1 and bounds[0] > bounds[1]:
-            return f"no value is at least {self.min} and at most {self.max}: swap `min` and `max`"
-        return ""
+                return "", f"{self.metric} is a text: use `equals`, without a quantile"
+            return "", ""
+        values = []
+        for field, bound in self._bounds():
+            try:
+                values.append(parse_bound(bound, unit))
+            except ValueError as error:
+                return field, str(error)
+        if len(values) > 1 and values[0] > values[1]:
+            return "", f"no value is at least {self.min} and at most {self.max}: swap `min` and `max`"
+        return "", ""
 
-    def doubts(self, trials: int) -> list[str]:
-        """Return what is valid and probably means something else: a ratio far above 1, a duration without a unit, a state that no
-        job has, a quantile or a comparison over too few of the variant's trials."""
+    def _bounds(self) -> list[tuple[str, str]]:
+        """Return the bounds that are set, with their fields."""
+        named = (("min", self.min), ("max", self.max), ("equals", self.equals))
+        return [(field, bound) for field, bound in named if bound is not None]
+
+    def doubts(self, trials: int, *, looks: int = 1) -> list[str]:
+        """Return what is valid and probably means something else, each with its field: a ratio far above 1, a duration without a
+        unit, a value that the metric never has, a quantile or a comparison over too few of the variant's trials. `looks`: how
+        often a sequential comparison looks."""
         info = METRICS.get(self.metric)
-        bounds = (("min", self.min), ("max", self.max), ("equals", self.equals))
+        if info is None or self.problem:
+            return []
+        there = "there is 1" if trials == 1 else f"there are {trials}"
+        inconclusive = f"{there}: the answer will be Inconclusive"
         found = []
-        if self.over_trials and not self.problem and trials < (needed := trials_needed(self.quantile or 0)):
-            found.append(
-                f"quantile: p{(self.quantile or 0) * 100:g} over trials needs {needed}, there are {trials}: the answer will "
-                f"be Inconclusive (write trials: {needed}, or leave the quantile out)"
-            )
-        if self.versus and not self.problem and trials < (needed := trials_for(CONFIDENCE)):
-            found.append(
-                f"versus: a comparison needs {needed} trials, there are {trials}: the answer will be Inconclusive "
-                f"(write trials: {needed} or more)"
-            )
+        if self.over_trials and trials < (needed := trials_needed(self.quantile or 0)):
+            p = f"p{(self.quantile or 0) * 100:g}"
+            hint = f"write trials: {needed}, or leave the quantile out"
+            found.append(f"quantile: {p} over trials needs {needed}, {inconclusive} ({hint})")
+        if self.versus and trials < (needed := trials_for(corrected(CONFIDENCE, looks))):
+            often = f" with {looks} looks" if looks > 1 else ""
+            hint = f"write trials: {needed} or more"
+            found.append(f"versus: a comparison{often} needs {needed} trials, {inconclusive} ({hint})")
         most = self.improves_by
-        shrinks = bool(info and info.lower_is_better) and self.asked_share and not self.problem
-        if most and shrinks and parse_margin(most, "ratio")[0] > 1:
+        if most and info.lower_is_better and self.asked_share and parse_margin(most, "ratio")[0] > 1:
             found.append(f"improvesBy: {most} is impossible: a value of 0 is an improvement by 100 %")
-        if (
-            self.metric == "job.state"
-            and self.equals
-            and not any(_matches(self.equals, s) for s in JOB_STATES)
-        ):
-            found.append(
-                f"equals: no job has the state {self.equals} (there are {', '.join(sorted(JOB_STATES))})"
-            )
-        for name, bound in bounds:
-            if bound is None or info is None or self.problem or info.unit == "text":
-                continue
-            if parse_bound(bound, info.unit) < 0:
-                found.append(f"{name}: {bound} is negative, and no value is (write 0 or more)")
-            if not is_number(bound):
-                continue
-            value = float(bound)
-            if info.unit == "ratio" and value > (RATIO_MOST if info.lower_is_better else 1.0):
-                found.append(
-                    f"{name}: {bound} is {value * 100:,.10g} % (write '{bound} %' or '{value / 100:g}')"
-                )
-            elif info.unit == "s" and value != 0:
-                found.append(
-                    f"{name}: {bound} has no unit, so it is {bound} s (write '{bound} s' or '{bound} ms')"
-                )
+        for field, bound in self._bounds():
+            found += [f"{field}: {doubt}" for doubt in _doubts(info, field, bound)]
         return found
 
     @property
@@ -259,6 +252,29 @@ class Expectation(Struct, frozen=True, kw_only=True):
         if most is None and self.min is not None and at_least >= parse_bound(self.min, unit):
             return True
         return None
+
+
+def _doubts(info: Metric, field: str, bound: str) -> Iterator[str]:
+    """Yield why a bound on this metric was probably not meant as it is written."""
+    if info.unit == "text":
+        if info.values and bound and not any(_matches(bound, value) for value in info.values):
+            # `running` is meant as RUNNING
+            meant = next((f"write {v}" for v in info.values if v.lower() == bound.lower()), "")
+            hint = meant or f"there are {', '.join(info.values)}"
+            yield f"{info.name} is never {bound} ({hint})"
+        return
+    value = parse_bound(bound, info.unit)
+    if value < 0:
+        yield f"{bound} is negative, and no value is (write 0 or more)"
+    elif is_number(bound) and info.unit == "ratio" and value > (RATIO_MOST if info.lower_is_better else 1.0):
+        yield f"{bound} is {value * 100:,.10g} % (write '{bound} %' or '{value / 100:g}')"
+    elif is_number(bound) and info.unit == "s" and value != 0:
+        yield f"{bound} has no unit, so it is {bound} s (write '{bound} s' or '{bound} ms')"
+    elif value > info.most:  # only shares have a largest value
+        yield f"{bound} is more than {info.name} can be (write at most {info.most * 100:g} %)"
+    elif field == "equals" and info.whole and value != int(value):
+        kind = "0 % or 100 %" if info.unit == "ratio" else "a whole number"
+        yield f"{info.name} is never {bound} (write {kind})"
 
 
 def is_number(text: str) -> bool:

@@ -6,10 +6,14 @@ shows units.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
 from msgspec import Struct
+
+from testbed_runtime.core.job.messages import JOB_STATES
+from testbed_runtime.core.waits import DETECTORS
 
 METRIC_FIELDS: tuple[tuple[str, str], ...] = (
     ("run", "string"),
@@ -235,8 +239,21 @@ class Metric(Struct, frozen=True):
     """An expectation shows the text of the metric beside its value."""
     clocks: bool = False
     """The metric compares times that were taken by different processes, so it is as exact as their clocks."""
+    values: tuple[str, ...] = ()
+    """All values of a text that has few of them."""
+    most: float = math.inf
+    """The largest possible value."""
+    flag: bool = False
+    """The value is 0 or 1."""
+    fractional: bool = False
+    """The metric is a count that need not be a whole number."""
     safety: bool = False
     """The metric is judged in every trial, even without an expectation: anything above 0 is Fail."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every value is a whole number."""
+        return self.flag or (self.unit == "count" and not self.fractional)
 
     def shows_text(self, *, failed: bool) -> bool:
         """Whether an expectation shows the text beside the value. A violation of safety shows the rows that it follows from."""
@@ -268,12 +285,12 @@ METRICS: dict[str, Metric] = {
         Metric("delivery.committed", "count", None, "Distinct records committed by the sinks.", "commits; after a window, the sum of its counts"),
         Metric("credit.violations", "count", True, "Samples in which a channel used more credit than was announced, or in which the counters contradict each other.", "samples of both ends of every remote channel (`channels`)", safety=True),
         Metric("buffers.leaked", "count", True, "Network buffers that were still in use after every task had ended, over the TaskManagers that ended by themselves.", "`network.buffers` events of TaskManagers that shut down, after their tasks and connections had ended", safety=True),
-        Metric("buffers.used", "ratio", None, "Largest share of its network buffers that a TaskManager had in use. The text has every TaskManager.", "`network.buffers` events, at most one a second; only changes are recorded", phased=True),
-        Metric("buffers.in-pool-usage", "ratio", None, "Largest share of its buffers that an input gate had in use: Flink's inPoolUsage. The text has every exchange.", "`network.pools` events, at most one a second; not recorded in large simulations", phased=True),
-        Metric("buffers.out-pool-usage", "ratio", None, "Largest share of its buffers that a result partition had in use: Flink's outPoolUsage. An overdraft makes it larger than 1. The text has every exchange.", "the same", phased=True),
+        Metric("buffers.used", "ratio", None, "Largest share of its network buffers that a TaskManager had in use. The text has every TaskManager.", "`network.buffers` events, at most one a second; only changes are recorded", phased=True, most=1),
+        Metric("buffers.in-pool-usage", "ratio", None, "Largest share of its buffers that an input gate had in use: Flink's inPoolUsage. The text has every exchange.", "`network.pools` events, at most one a second; not recorded in large simulations", phased=True, most=1),
+        Metric("buffers.out-pool-usage", "ratio", None, "Largest share of its buffers that a result partition had in use: Flink's outPoolUsage. An overdraft makes it larger than 1. The text has every exchange.", "`network.pools` events, at most one a second; not recorded in large simulations", phased=True),
         Metric("buffers.gate", "count", None, "Largest number of buffers of an input gate: channels × buffers-per-channel + the size of its pool of floating buffers. The text has the largest gate of every exchange.", "`network.pools` events, at most one a second; only changes are recorded", detailed=True),
-        Metric("buffers.pool-deviation", "count", True, "Largest difference between the size of a pool and its share of the network memory. Shares are whole buffers, so it is below 1.", "`network.pools` events with every pool of the TaskManager"),
-        Metric("job.state", "text", None, "State of the job when the observation ended (before the drain).", "`job.state` events"),
+        Metric("buffers.pool-deviation", "count", True, "Largest difference between the size of a pool and its share of the network memory. Shares are whole buffers, so it is below 1.", "`network.pools` events with every pool of the TaskManager", fractional=True),
+        Metric("job.state", "text", None, "State of the job when the observation ended (before the drain).", "`job.state` events", values=tuple(sorted(JOB_STATES))),
         Metric("job.failure", "text", None, "Flink's class name of the terminal failure cause; empty if the job did not fail.", "the `job.state` event FAILED"),
         Metric("job.cause", "text", None, "Last root cause of a job that failed or was restarting when the observation ended; empty if it ran.", "`job.state` and `failover.started` events"),
         Metric("deployment.spread", "s", None, "Time between the deployments of the first and the last task at the first start. Consumers that wait for a first record or a full result are deployed later.", "`task.state` events of the first attempt of each task"),
@@ -281,44 +298,44 @@ METRICS: dict[str, Metric] = {
         Metric("restarts.attempts", "count", True, "Deployments of all restarts that had their slots.", "`failover.attempt` events"),
         Metric("restarts.tasks", "count", True, "Tasks that were deployed again. The text names them.", "`task.state` events of attempts above 0", detailed=True),
         Metric("detection.text", "text", None, "Text of the first failure cause that the JobManager knew.", "the first `failover.started`, or else `taskmanager.lost`, or else the job's failure"),
-        Metric("detection.detector", "text", None, "Which component detected the failure first: JobMaster, ResourceManager, TaskManager or Task.", "the same event"),
+        Metric("detection.detector", "text", None, f"Which component detected the failure first: {', '.join(DETECTORS[:-1])} or {DETECTORS[-1]}.", "the first `failover.started`, or else `taskmanager.lost`, or else the job's failure", values=DETECTORS),
         *(Metric(f"recovery.{p}", "s", True, f"Recovery: {PHASE_DOCS[p]}, summed over its rounds.", "the critical path over `waits` and the steps that `events` show (`recovery.json`)", clocks=True) for p in PHASE_DOCS),
         Metric("recovery.steady", "s", True, "After the recovery: until throughput stays within 5 % of the baseline for 3 s.", "samples of the sinks, from the end of the recovery on", clocks=True),
         Metric("recovery.downtime", "s", True, "From the effect of the fault to the first new record at the last affected sink subtask. A sink behind a window whose next result comes in time counts from when every task runs.", "`faults` (injected) → `sink.first-record` of the last restarted sink subtask", clocks=True),
         Metric("recovery.total", "s", True, "From the effect of the fault until the lag of every task has become normal: at most the baseline's 95th percentile, or the buffer timeouts of the exchanges before the task, and no task waits for an input or its state. It is the sum of the phases up to catch-up and of the unattributed time.", "`faults` (injected) → samples of all tasks (`tasks`): for each source and sink subtask the first moment from which its lag was normal for half a second; the latest of these moments", clocks=True),
         Metric("recovery.rounds", "count", True, "Deployments of the recovery: those that failed, and the last one.", "failures that restarted the job (`failover.started`, `job.state`)"),
-        Metric("recovery.unattributed", "ratio", True, "Share of the recovery that neither a recorded wait nor a step explains.", "segments of the critical path without an owner"),
-        Metric("recovery.from-events", "ratio", True, "Share of the recovery without a recorded wait. These seconds are named after the step between two events of the failover.", "segments of the critical path whose owner is a step, not a recorded wait"),
+        Metric("recovery.unattributed", "ratio", True, "Share of the recovery that neither a recorded wait nor a step explains.", "segments of the critical path without an owner", most=1),
+        Metric("recovery.from-events", "ratio", True, "Share of the recovery without a recorded wait. These seconds are named after the step between two events of the failover.", "segments of the critical path whose owner is a step, not a recorded wait", most=1),
         Metric("throughput.records-per-second", "records/s", False, "Records received by the sinks, including those that are replayed after a failover.", "samples of the sinks, ten per second", phased=True),
         Metric("throughput.slowest-sink", "records/s", False, "Records received by the sink vertex that received least. The text has every sink vertex.", "as `throughput.records-per-second`, for each sink vertex", phased=True),
         Metric("throughput.fastest-sink", "records/s", False, "Records received by the sink vertex that received most. The text has every sink vertex.", "as `throughput.records-per-second`, for each sink vertex", phased=True),
-        Metric("throughput.goodput", "records/s", False, "Distinct records received by the sinks: without those that are replayed after a failover.", "the same; an attempt restored from a checkpoint continues at its predecessor's count at that checkpoint", phased=True),
+        Metric("throughput.goodput", "records/s", False, "Distinct records received by the sinks: without those that are replayed after a failover.", "samples of the sinks, ten per second; an attempt restored from a checkpoint continues at its predecessor's count at that checkpoint", phased=True),
         Metric("throughput.relative", "ratio", False, "Goodput relative to the baseline, which is the offered rate if the job sustained it.", "goodput, divided by the baseline's. The baseline ends before the last sample of a killed task, and is the offered rate if within 5 % of it", phased=True),
         Metric("throughput.relative-to-control", "ratio", False, "Goodput relative to the same phase of the control trial.", "goodput, divided by the value of the variant's control trial (or of one with the same settings)", phased=True),
         Metric("throughput.noise", "ratio", True, "Largest deviation of the goodput over 3 s from its mean while nothing is injected. It widens what counts as steady.", "goodput of the baseline; of the control trial, from its baseline to its drain"),
         Metric("latency", "s", True, "From the due time of a record to its arrival at a sink.", "histograms of the sinks (`latency`), windows of 250 ms; buckets grow by 25 %", phased=True, quantiles=True, clocks=True),
         Metric("latency.markers", "s", True, "From the emission of a latency marker at a source to its arrival at a sink. Markers bypass the operators' records (metrics.latency.interval). The text has the median of every source vertex and receiving vertex.", "`latency.markers` events of the sinks, which list every latency", phased=True, quantiles=True, clocks=True),
-        Metric("latency.relative", "ratio", True, "Latency relative to the baseline phase.", "the same, divided by the baseline's", phased=True, quantiles=True, clocks=True),
-        Metric("latency.relative-to-control", "ratio", True, "Latency relative to the same phase of the control trial.", "the same, divided by the value of the variant's control trial (or of one with the same settings)", phased=True, quantiles=True, clocks=True),
+        Metric("latency.relative", "ratio", True, "Latency relative to the baseline phase.", "`latency`, divided by that of the baseline", phased=True, quantiles=True, clocks=True),
+        Metric("latency.relative-to-control", "ratio", True, "Latency relative to the same phase of the control trial.", "`latency`, divided by the value of the variant's control trial (or of one with the same settings)", phased=True, quantiles=True, clocks=True),
         Metric("lag.max", "s", True, "Largest lag of a source or sink subtask behind the due time. It grows while the subtask is dead or frozen.", "samples of sources and sinks, and the time since the newest record that they handled", phased=True, clocks=True),
         Metric("liveness.longest-stall", "s", True, "Longest time in which any sink subtask received no new record.", "samples of the sinks", phased=True),
-        Metric("liveness.at-end", "ratio", False, "1 if records arrived at the sinks in the last 2 s before the drain, or they had received everything, which includes all that was read from sockets.", "samples of the sinks"),
-        Metric("network.in-flight", "count", True, "Buffers that were sent and not yet received, on the channel with most of them: the median of its samples.", "samples of both ends of each remote channel (`channels`)"),
+        Metric("liveness.at-end", "ratio", False, "1 if records arrived at the sinks in the last 2 s before the drain, or they had received everything, which includes all that was read from sockets.", "samples of the sinks", most=1, flag=True),
+        Metric("network.in-flight", "count", True, "Buffers that were sent and not yet received, on the channel with most of them: the median of its samples.", "samples of both ends of each remote channel (`channels`)", fractional=True),
         Metric("network.push-back", "s", None, "With TCP alone: time from the moment at which the consumer stops reading until the source waits. The text has the time of each step on every connection. Only on Linux, and not in virtual time.", "`socket.state` events: TCP_INFO, SIOCINQ and SIOCOUTQ of each data connection, ten per second, and the samples of the sources", detailed=True),
-        Metric("network.window-limited", "ratio", None, "With TCP alone: share of the time in which the receiver's window limited what a connection sent.", "`rwnd_limited` of TCP_INFO"),
+        Metric("network.window-limited", "ratio", None, "With TCP alone: share of the time in which the receiver's window limited what a connection sent.", "`rwnd_limited` of TCP_INFO", most=1),
         Metric("network.window-probes", "count", None, "With TCP alone: largest number of zero-window probes in a row.", "the backoff of the persist timer in TCP_INFO, at ten samples per second"),
         Metric("backpressure.reach", "s", None, "From the first record at a sink until a source first waited for buffers: the time that back-pressure needs to reach the source.", "`sink.first-record`, and the samples of the sources"),
-        Metric("tasks.backpressured", "ratio", True, "Share of time for which the most back-pressured subtask waited for buffers. The text has every vertex, with Flink's OK, LOW or HIGH.", "samples of all tasks", phased=True),
-        Metric("tasks.backpressured-sampled", "ratio", True, "Share of samples in which the worst subtask was back-pressured, as Flink measured it until 1.12. It covers the rounds of samples that ended in the phase. The text has every vertex, with OK, LOW or HIGH.", "rounds of `web.backpressure.num-samples` instants of all tasks", phased=True),
-        Metric("tasks.buffers-per-record", "count", True, "Buffers that all tasks sent for each record that a sink received, in virtual time with headgate.simulation.cost.", "`cpu.spent` events and samples of the sinks", phased=True),
-        Metric("tasks.busy", "ratio", None, "Share of time for which the busiest subtask worked. The text has every vertex.", "samples of all tasks", phased=True),
+        Metric("tasks.backpressured", "ratio", True, "Share of time for which the most back-pressured subtask waited for buffers. The text has every vertex, with Flink's OK, LOW or HIGH.", "samples of all tasks", phased=True, most=1),
+        Metric("tasks.backpressured-sampled", "ratio", True, "Share of samples in which the worst subtask was back-pressured, as Flink measured it until 1.12. It covers the rounds of samples that ended in the phase. The text has every vertex, with OK, LOW or HIGH.", "rounds of `web.backpressure.num-samples` instants of all tasks", phased=True, most=1),
+        Metric("tasks.buffers-per-record", "count", True, "Buffers that all tasks sent for each record that a sink received, in virtual time with headgate.simulation.cost.", "`cpu.spent` events and samples of the sinks", phased=True, fractional=True),
+        Metric("tasks.busy", "ratio", None, "Share of time for which the busiest subtask worked. The text has every vertex.", "samples of all tasks", phased=True, most=1),
         Metric("tasks.cpu-per-record", "s", True, "Processor time of all tasks for each record that a sink received, in virtual time with headgate.simulation.cost.", "`cpu.spent` events and samples of the sinks", phased=True),
-        Metric("tasks.idle", "ratio", None, "Share of time for which the least idle subtask waited for input. The text has every vertex.", "samples of all tasks", phased=True),
+        Metric("tasks.idle", "ratio", None, "Share of time for which the least idle subtask waited for input. The text has every vertex.", "samples of all tasks", phased=True, most=1),
         Metric("stale.rejected", "count", None, "Acknowledgements, commits and records of stale attempts that were rejected.", "`stale.rejected` events of the JobManager"),
         Metric("checkpoints.completed", "count", False, "Completed checkpoints.", "`checkpoints` that ended in the phase", phased=True),
         Metric("checkpoints.failed", "count", True, "Failed checkpoints.", "`checkpoints` that ended in the phase", phased=True),
         Metric("checkpoints.duration", "s", True, "Longest completed checkpoint.", "`checkpoints` that ended in the phase", phased=True),
-        Metric("checkpoints.median-duration", "s", True, "Median duration of the completed checkpoints.", "the same", phased=True),
+        Metric("checkpoints.median-duration", "s", True, "Median duration of the completed checkpoints.", "`checkpoints` that ended in the phase", phased=True),
         Metric("checkpoints.completion", "s", True, "Longest time for which a checkpoint was in progress although every task had acknowledged it.", "`finalizing`, `completed` and `failed` rows of `checkpoints`", phased=True),
         Metric("checkpoints.persisted", "bytes", None, "Largest number of bytes of channel state in a checkpoint: data that its barriers have overtaken.", "acknowledgements in `checkpoints`", phased=True),
         Metric("checkpoints.size", "bytes", True, "Bytes that a completed checkpoint stored, on average. An incremental one stores only new files.", "acknowledgements in `checkpoints`", phased=True),
@@ -332,9 +349,9 @@ METRICS: dict[str, Metric] = {
         Metric("taskmanagers.lost", "count", True, "TaskManagers that the JobManager marked as lost.", "`taskmanager.lost` events, each TaskManager once"),
         Metric("clocks.difference", "s", True, "Largest difference between the clocks of two processes of a trial; 0 if it is below 5 ms. The text has every process whose clock differs from the recorder's.", "`clock.offset` events: a process compared its clock with the recorder's when it sent rows", detailed=True),
         Metric("loop.stall", "s", True, "Longest time for which a process of the testbed did not run.", "`loop.stall` events: a process noticed that it had stalled"),
-        Metric("fault.verified", "ratio", False, "1 if every fault of the trial was observed to take effect.", "`faults`: the measurement of every target"),
+        Metric("fault.verified", "ratio", False, "1 if every fault of the trial was observed to take effect.", "`faults`: the measurement of every target", most=1, flag=True),
         Metric("fault.residue", "count", True, "Faults that left residue behind.", "`faults`: the measurement after the end"),
-        Metric("control.stable", "ratio", False, "1 if the control trial (without a fault) kept its baseline.", "the control trial: the job ran, no failover, throughput within 10 % of its own baseline"),
+        Metric("control.stable", "ratio", False, "1 if the control trial (without a fault) kept its baseline.", "the control trial: the job ran, no failover, throughput within 10 % of its own baseline", most=1, flag=True),
         Metric("history.missing", "count", True, "History rows that were dropped or lost.", "gaps in each process's row numbers, and rows that it reported as dropped"),
     )
 }  # fmt: skip

@@ -30,7 +30,7 @@ from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.manifest import tasks_of
 from testbed_runtime.history.schema import Trial
 
-DETECTORS = (JOBMASTER_NAME, RM_NAME)
+GIVING_UP = (JOBMASTER_NAME, RM_NAME)
 LONG_NS = 5 * NS
 """A task that ran for longer than this, and finished, has written samples."""
 WITH_ATTEMPTS = ("tasks", "channels", "latency", "delivery")
@@ -261,7 +261,7 @@ def _lost(trial: Trial) -> Iterator[Damage]:
         for _, e in events(trial, "taskmanager.lost")
     ]
     for row, r in enumerate(table.select(["who", "what", "kind", "outcome", "t_ns"]).to_pylist()):
-        if r["kind"] != "heartbeat" or r["who"] not in DETECTORS or r["outcome"] != Outcome.EXPIRED:
+        if r["kind"] != "heartbeat" or r["who"] not in GIVING_UP or r["outcome"] != Outcome.EXPIRED:
             continue
         apart = [abs(t - r["t_ns"]) for s, d, t in lost if s == r["what"] and d == r["who"]]
         if min(apart, default=TOLERANCE_NS + 1) > TOLERANCE_NS:

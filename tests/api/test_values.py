@@ -1,0 +1,85 @@
+"""Values that do not fit their field: the error names the field and what to write."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.api.test_validate import errors, fault
+
+BAD = {
+    "too many trials": (
+        lambda s: s.update(trials=101),
+        "spec.trials: must be at most 100, got 101 (write a whole number from 1 to 100)",
+    ),
+    "number in quotes": (
+        lambda s: s.update(trials="5"),
+        "spec.trials: must be an integer, got '5' (write it without quotes: 5)",
+    ),
+    "number with a unit": (
+        fault(network={"loss": {"percent": "5 %"}}),
+        "spec.faults[0].network.loss.percent: must be an integer, got '5 %' (write a whole number from 1 to 100)",
+    ),
+    "number with a fraction": (
+        fault(network={"loss": {"percent": 0.5}}),
+        "spec.faults[0].network.loss.percent: 0.5 is not an integer (write a whole number from 1 to 100)",
+    ),
+    "number with an exponent": (
+        lambda s: s["testbed"]["job"]["vertices"][0]["source"].update(recordsPerSecond=1e6),
+        "source.recordsPerSecond: 1000000.0 is not an integer (write 1000000)",
+    ),
+    "number that is missing": (
+        fault(network={"bandwidth": {}}),
+        "spec.faults[0].network.bandwidth.bytesPerSecond: is missing (write a whole number from 1 to",
+    ),
+    "number that is null": (
+        lambda s: s["testbed"]["taskManagers"].update(replicas=None),
+        "spec.testbed.taskManagers.replicas: must be an integer, got nothing (leave it out, or write a whole number from 1 to",
+    ),
+    "mapping that is null": (
+        lambda s: s["testbed"].update(flinkConfiguration=None),
+        "spec.testbed.flinkConfiguration: must be a mapping, got nothing (leave it out, or write its fields below it)",
+    ),
+    "required mapping that is null": (
+        lambda s: s["testbed"].update(job=None),
+        "spec.testbed.job: must be a mapping, got nothing (write its fields below it)",
+    ),
+    "list that is null": (
+        lambda s: s.update(expect=None),
+        "spec.expect: must be a list, got nothing (leave it out, or write its items below it)",
+    ),
+    "item that is a text": (
+        lambda s: s["testbed"]["job"]["edges"].append("source -> count"),
+        "spec.testbed.job.edges[2]: must be a mapping, got 'source -> count' (write {from: …, to: …})",
+    ),
+    "fault kind that is null": (
+        fault(process={"kill": None}),
+        "spec.faults[0].process: needs exactly one kind of process fault of kill, pause: kill has no value (write kill: {}, or its",
+    ),
+    "target that is null": (
+        fault(process={"kill": {}}, target={"jobManager": None}),
+        "spec.faults[0].target: needs exactly one of taskManagers, jobManager: jobManager has no value (write jobManager: {}",
+    ),
+    "role that is null": (
+        lambda s: s["testbed"]["job"]["vertices"][1].update(operator=None),
+        "spec.testbed.job.vertices[1]: needs exactly one of source, operator, sink, iteration: operator has no value (write it behind",
+    ),
+    "two kinds of one family": (
+        fault(process={"kill": {}, "pause": {}}),
+        "needs exactly one kind of process fault of kill, pause; there are kill and pause",
+    ),
+    "only one field is possible": (
+        fault(network={"bandwidth": {"rate": "10 MB"}}),
+        "spec.faults[0].network.bandwidth.rate: is an unknown field (write bytesPerSecond)",
+    ),
+    "duration beyond its bounds": (
+        fault(process={"pause": {}}, duration="25 h"),
+        "spec.faults[0].duration: 90000 s is out of range (write more than 0 and at most 86400 s)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "text"), BAD.values(), ids=BAD.keys())
+def test_a_value_that_does_not_fit_is_refused_with_what_fits(change, text):
+    """Wrong types, bounds with both ends, and keys without a value, which are null in YAML."""
+    found = errors(change)
+    assert any(text in line for line in found), found
