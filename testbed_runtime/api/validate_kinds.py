@@ -184,7 +184,9 @@ def _objective_problem(
         hint = nearest(metric, [*METRICS, *DETECTOR_METRICS], "`headgate faults --metrics` lists them")
         return UserError(f"{path}.metric", f"{show(metric)} is not a metric", hint)
     if METRICS[metric].unit == "text":
-        return UserError(f"{path}.metric", f"{metric} is a text, so no value is better", "name another metric")
+        return UserError(
+            f"{path}.metric", f"{metric} is a text, so no value is better", "name another metric"
+        )
     return expectation_problem(path, asked(objective))
 
 

@@ -408,7 +408,13 @@ def _summaries(pairs: Sequence[tuple[str, str]], contrasts: Sequence[Contrast]) 
     if few and all(c.answer == UNKNOWN for c in contrasts):
         fewest, needed = min(few), samplesize.trials_for(contrasts[0].confidence)
         there = "there is 1" if fewest == 1 else f"there are {fewest}"
-        return [f"Differences may be chance: an interval needs {needed} trials of each, and {there}"]
+        if (alone := samplesize.trials_for(CONFIDENCE)) == needed:
+            return [f"Differences may be chance: an interval needs {needed} trials of each, and {there}"]
+        # an expectation is judged by its own interval, so it needs fewer trials than this table
+        together = f"{len(contrasts)} intervals that all hold with {CONFIDENCE * 100:g} % confidence"
+        return [
+            f"Differences may be chance: {together} need {needed} trials of each, and {there} (one with `versus` needs {alone})"
+        ]
     return [_summary(reference, name, contrasts) for reference, name in pairs]
 
 

@@ -112,9 +112,13 @@ class Expectation(Struct, frozen=True, kw_only=True):
             problem = f"{self.metric} has no better direction, so it cannot improve: write within instead"
             return "improvesBy", problem
         if self.quantile is not None and not info.quantiles:
-            problem = f"`versus` compares the means over trials, so {self.metric} takes no quantile: leave it out"
+            problem = (
+                f"`versus` compares the means over trials, so {self.metric} takes no quantile: leave it out"
+            )
             return "quantile", problem
-        field, margin = ("within", self.within) if self.improves_by is None else ("improvesBy", self.improves_by)
+        field, margin = (
+            ("within", self.within) if self.improves_by is None else ("improvesBy", self.improves_by)
+        )
         try:
             parse_margin(str(margin), info.unit)
         except ValueError as error:

@@ -30,7 +30,7 @@ from testbed_runtime.history.schema import Trial
 EXCLUSIVE = "taskmanager.network.memory.buffers-per-channel"
 CHANNEL = ("process", "side", "task", "attempt", "peer")
 MEASURED = ("credit", "announced", "used", "backlog", "queued", "floating", "exclusive")
-SAMPLES_MIN = 20
+PEER_SAMPLES_MIN = 20
 """A task of whose channel the other end has so many samples, during LONG_NS, has one too."""
 ARRIVING = 1
 """Maximum buffers of a channel that have arrived in part."""
@@ -119,8 +119,8 @@ def _one_sided(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     ran = {r["values"]: r["counts"] for r in pc.value_counts(tasks.column("task")).to_pylist()}
     for r in sorted(ends, key=lambda r: (r["side"], r["task"], r["peer"])):
         other = "consumer" if r["side"] == "producer" else "producer"
-        many = r["t_ns_count"] >= SAMPLES_MIN and r["t_ns_max"] - r["t_ns_min"] >= LONG_NS
-        if many and ran.get(r["peer"], 0) >= SAMPLES_MIN and (other, r["peer"]) not in sampled:
+        many = r["t_ns_count"] >= PEER_SAMPLES_MIN and r["t_ns_max"] - r["t_ns_min"] >= LONG_NS
+        if many and ran.get(r["peer"], 0) >= PEER_SAMPLES_MIN and (other, r["peer"]) not in sampled:
             problem = f"is never {other!r} for {r['peer']}, of whose channel {r['task']} recorded {r['t_ns_count']} samples ({r['side']})"
             yield Damage("channels", "side", -1, problem)
             return

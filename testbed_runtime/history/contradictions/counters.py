@@ -30,7 +30,10 @@ from testbed_runtime.history.manifest import options_of, vertices
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 
 SPENT = ("busy_ns", "backpressured_ns", "idle_ns")
-SAMPLES_MIN = 3
+OFF_MIN = 3
+"""Samples that are off before a task is damaged: one may be taken while its process is paused."""
+SINK_SAMPLES_MIN = 3
+"""Fewer samples of a sink say nothing about the windows of its latencies."""
 SPENT_NS = NS // 10
 """The times that a task spent and the clock are read one after the other."""
 REPEATED_MIN = 6
@@ -65,7 +68,7 @@ def _spent(tasks: pa.Table, owned: Owned) -> Iterator[Damage]:
     begun = (ints(tasks, "t_ns") - sum(ints(tasks, c) for c in SPENT))[owned.order]
     usual = [int(np.median(one)) for one in np.split(begun, owned.starts[1:])]
     off = np.abs(begun - owned.spread(np.array(usual, dtype=np.int64))) > SPENT_NS
-    if (owner := first_true(np.add.reduceat(off, owned.starts) >= SAMPLES_MIN)) < 0:
+    if (owner := first_true(np.add.reduceat(off, owned.starts) >= OFF_MIN)) < 0:
         return
     row, first = int(owned.order[owned.ends[owner]]), int(owned.order[owned.starts[owner]])
     column = max(SPENT, key=lambda c: tasks.column(c)[row].as_py() - tasks.column(c)[first].as_py())
@@ -238,7 +241,7 @@ class _Sinks:
         once it is processed."""
         for rows in np.split(np.arange(len(self.sampled)), self.owned.starts[1:]):
             at = rows[self.sampled[rows]]
-            if len(at) < SAMPLES_MIN:
+            if len(at) < SINK_SAMPLES_MIN:
                 continue
             old = (
                 np.searchsorted(
