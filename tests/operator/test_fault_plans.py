@@ -43,6 +43,7 @@ def test_a_fault_waits_ten_minutes_for_its_testbed(
     found = look(made(age_s=age_s), bench(ready=False) if there else None)
     words = text if phase == "Pending" else f"{text}; given up after 600 s"
     assert (status_of(found).phase, status_of(found).message, found.requeue_after_s) == (phase, words, again)
+    assert status_of(found).kind == "process.pause", "`kubectl get faults` shows it from the start"
     assert conditions(found)["Ready"] == f"False/{reason}"
     assert events(found) == ([] if phase == "Pending" else [("Warning", reason, words)])
 
@@ -117,14 +118,17 @@ def test_only_a_fault_that_injected_nothing_and_was_edited_begins_again(
 
 
 @pytest.mark.parametrize(
-    ("spec", "reason", "text"),
+    ("spec", "kind", "reason", "text"),
     [
-        ({"duration": "-1 s"}, "Invalid", "duration"),
-        ({"network": {"loss": {"percent": 5}}}, "Invalid", "spec.pods.packetFaults: true"),
-        ({"target": {"taskManagers": {"names": ["tm-9"]}}}, "Invalid", "tm-9"),
+        ({"duration": "-1 s"}, "process.pause", "Invalid", "duration"),
+        ({"network": {"loss": {"percent": 5}}}, "network.loss", "Invalid", "spec.pods.packetFaults: true"),
+        ({"target": {"taskManagers": {"names": ["tm-9"]}}}, "process.pause", "Invalid", "tm-9"),
+        ({"network": {}}, "", "Invalid", "needs exactly one kind"),
     ],
 )
-def test_a_fault_that_is_never_possible_is_refused_at_once(spec: Obj, reason: str, text: str) -> None:
+def test_a_fault_that_is_never_possible_is_refused_at_once(
+    spec: Obj, kind: str, reason: str, text: str
+) -> None:
     """With a Warning of the same text."""
     found = look(made(**spec), bench())
     assert (status_of(found).phase, status_of(found).reason, found.requeue_after_s) == (
@@ -133,7 +137,8 @@ def test_a_fault_that_is_never_possible_is_refused_at_once(spec: Obj, reason: st
         None,
     )
     assert text in status_of(found).message
-    assert [(kind, why) for kind, why, _ in events(found)] == [("Warning", reason)]
+    assert status_of(found).kind == kind
+    assert [(level, why) for level, why, _ in events(found)] == [("Warning", reason)]
     assert status_of(found).ended_at == rfc3339(NOW)
 
 

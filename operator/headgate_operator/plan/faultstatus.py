@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from headgate_operator.agents import View
 from headgate_operator.plan.conditions import moment, no, rfc3339, unknown, with_conditions, yes
-from headgate_operator.plan.faulttarget import Resolved
+from headgate_operator.plan.faulttarget import Resolved, kind_of
 from testbed_runtime.api.status import (
     ACTIVE,
     COMPLETE,
@@ -41,7 +41,8 @@ _Views = Mapping[Agent, View]
 
 
 def waiting(fault: Fault, reason: str, text: str, now: float) -> FaultStatus:
-    return with_conditions(fault, replace(fault.status, phase="Pending", message=text), [
+    status = replace(fault.status, phase="Pending", kind=kind_of(fault), message=text)
+    return with_conditions(fault, status, [
         yes("Accepted", "Valid"),
         yes("Reconciling", reason, text),
         no("Ready", reason, text),
@@ -54,7 +55,9 @@ def waiting(fault: Fault, reason: str, text: str, now: float) -> FaultStatus:
 
 def refused(fault: Fault, reason: str, text: str, now: float) -> FaultStatus:
     """Return the status of a Fault that is not injected: it failed, so it is neither Complete nor free of residue."""
-    status = replace(fault.status, phase=REJECTED, reason=reason, message=text, ended_at=rfc3339(now))
+    status = replace(
+        fault.status, phase=REJECTED, kind=kind_of(fault), reason=reason, message=text, ended_at=rfc3339(now)
+    )
     return with_conditions(fault, status, [
         no("Accepted", reason, text),
         no("Reconciling", reason),
