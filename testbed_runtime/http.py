@@ -27,7 +27,7 @@ def bearer_token(token: str, *, open_paths: tuple[str, ...] = ()) -> Middleware:
         given = request.headers.get("Authorization", "")
         right = bool(token) and hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
         if not right and request.path not in open_paths:
-            return web.json_response({"error": "this endpoint wants the testbed's token"}, status=401)
+            return web.json_response({"error": "this endpoint needs the testbed's token"}, status=401)
         return await handler(request)
 
     return check

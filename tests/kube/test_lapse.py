@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.models import TestbedSpec
-from testbed_runtime.core.errors import FaultLapsed
+from testbed_runtime.core.errors import FaultLapsed, HeadgateError
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.agent import FaultAgent
 from testbed_runtime.faults.api import routes
 from testbed_runtime.faults.backend import FaultRequest, Measurement, Unreachable
-from testbed_runtime.http import serve
+from testbed_runtime.http import bad_input, serve
 from testbed_runtime.kube.host import capabilities
 from testbed_runtime.kube.testbed import KubeTestbed, TrialAccess
 from testbed_runtime.ports.hosts import TrialContext
@@ -54,19 +54,24 @@ class NoPackets:
 
 
 class World:
-    """A testbed and one agent, which keeps its address when it restarts."""
+    """A testbed and one agent. The agent keeps its port when it restarts; the address of its pod is `host`."""
 
     def __init__(self) -> None:
         self.agent = FaultAgent({}, PACKETS)
         self.runner: web.AppRunner | None = None
-        self.address: Address = ("127.0.0.1", 0)
+        self.host, self.port = "127.0.0.1", 0
+
+    def address(self, process: str, port: int) -> Address:
+        del process, port
+        return self.host, self.port
 
     async def start(self) -> None:
         """Start an agent that knows no fault."""
         self.agent = FaultAgent({"nfqueue": NoPackets()}, PACKETS)
-        app = web.Application()
+        app = web.Application(middlewares=[bad_input])
         app.add_routes(routes(self.agent))
-        self.runner, self.address = await serve(app, self.address)
+        # reachable at each address of its pods
+        self.runner, (_, self.port) = await serve(app, ("0.0.0.0", self.port))
 
     async def die(self) -> None:
         """Stop the agent; its port is closed."""
@@ -76,7 +81,7 @@ class World:
 
     async def open(self) -> None:
         await self.start()
-        access = TrialAccess("token", NO_ADDRESS, "", PACKETS, lambda process, port: self.address)
+        access = TrialAccess("token", NO_ADDRESS, "", PACKETS, self.address)
         self.testbed = KubeTestbed(
             compile_testbed(TestbedSpec.model_validate(SPEC), seed=7),
             TrialContext("run", "main-1", 7),
@@ -109,6 +114,13 @@ async def silent(world: World) -> None:
     await world.die()
 
 
+async def replaced(world: World) -> None:
+    """The next pod of the process has its own address, and an agent that knows no fault."""
+    await world.die()
+    world.host = "127.0.0.2"
+    await world.start()
+
+
 async def test_a_fault_that_was_held_until_its_end_is_healed_without_an_error():
     """The agent's journal has its end."""
     async with world() as made:
@@ -131,14 +143,46 @@ async def test_an_agent_that_died_in_its_pod_is_a_lapse_at_the_end(
             await made.testbed.heal("main-1/loss")
 
 
-async def test_a_replaced_pod_is_no_lapse():
-    """Its address changed, as after a pod was killed, and `onTargetRestart` applies."""
+@pytest.mark.parametrize("rule", ["Expire", "Reapply", "Fail"])
+async def test_a_replaced_pod_is_no_lapse(rule: str):
+    """The target restarted with its agent, also if no renewal found that before the end."""
+    async with world() as made:
+        await made.inject(on_target_restart=rule)
+        await replaced(made)
+        await made.testbed.heal("main-1/loss")
+        assert made.agent.journal.since(0) == [], "nothing was injected in the new pod"
+
+
+async def test_a_fault_expires_with_its_pod():
+    """The renewal drops the part: the end needs no answer from the new pod's agent."""
     async with world() as made:
         await made.inject()
-        await restarted(made)
-        made.testbed._agent_faults._active["main-1/loss"].pods.update(
-            dict.fromkeys(made.testbed._agent_faults._active["main-1/loss"].pods, "127.0.0.9")
-        )
+        await replaced(made)
+        await made.testbed.renew("main-1/loss")
+        assert made.agent.journal.since(0) == []
+        await silent(made)
+        await made.testbed.heal("main-1/loss")
+
+
+async def test_a_fault_is_applied_again_in_a_replaced_pod():
+    """For the time that remains, and until its end."""
+    async with world() as made:
+        await made.inject(on_target_restart="Reapply")
+        await replaced(made)
+        await made.testbed.renew("main-1/loss")
+        (held,) = made.agent.active()
+        assert 0 < held["remaining_s"] <= LOSS.duration_s
+        await made.testbed.heal("main-1/loss")
+        assert made.agent.active() == []
+
+
+async def test_a_fault_fails_with_its_pod():
+    """`onTargetRestart: Fail` names the process, and is still no lapse at the end."""
+    async with world() as made:
+        await made.inject(on_target_restart="Fail")
+        await replaced(made)
+        with pytest.raises(HeadgateError, match="the pod of tm-0 was replaced while the fault was active"):
+            await made.testbed.renew("main-1/loss")
         await made.testbed.heal("main-1/loss")
 
 
@@ -146,7 +190,7 @@ async def test_an_unreachable_agent_of_a_replaced_pod_is_an_error_before_the_dea
     """It is unknown whether that part ended."""
     async with world() as made:
         await made.inject()
-        made.testbed._agent_faults._active["main-1/loss"].pods.clear()
+        await replaced(made)
         await silent(made)
         with pytest.raises(Unreachable):
             await made.testbed.heal("main-1/loss")
