@@ -44,11 +44,20 @@ def duration_problem(text: str) -> str:
 
 
 def _at(text: str) -> str:
-    return text if text == AT_DEPLOY else _duration(text)
+    return _word_or_duration(text, AT_DEPLOY)
 
 
 def _replace_lost(text: str) -> str:
-    return text if text == NEVER else _duration(text)
+    return _word_or_duration(text, NEVER)
+
+
+def _word_or_duration(text: str, word: str) -> str:
+    if text == word:
+        return text
+    if not re.search(r"\d", text):
+        problem = f"{text!r} is neither {word} nor a duration such as '10 s'"
+        raise PydanticCustomError("duration", "{problem}", {"problem": problem})
+    return _duration(text)
 
 
 def _decimal(text: str) -> str:

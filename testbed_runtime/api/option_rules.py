@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from testbed_runtime.api import models
-from testbed_runtime.api.catalogue import Standing, judge, value_doubt, value_problem
+from testbed_runtime.api.catalogue import OWN_PREFIX, Standing, judge, value_doubt, value_problem
 from testbed_runtime.api.iteration_rules import iterations
 from testbed_runtime.api.job_rules import has_blocking
-from testbed_runtime.core.errors import FlinkError, OptionRefused, UserError
+from testbed_runtime.core.errors import FlinkError, OptionRefused, UserError, nearest
 from testbed_runtime.core.exchange import tls
 from testbed_runtime.core.exchange.alignment import BarrierPolicy
 from testbed_runtime.core.exchange.debloat import check_debloating
@@ -100,9 +100,11 @@ def _judge_key(
         collected.warnings.append(f"{where}: {judgement.note}")
     match judgement.standing:
         case Standing.TYPO:
-            collected.errors.append(
-                UserError(where, "is not a Flink option", f"did you mean {judgement.canonical}?")
-            )
+            problem, hint = "is not a Flink option", f"did you mean {judgement.canonical}?"
+            if key.startswith(OWN_PREFIX):
+                own = [k for k in BY_KEY if k.startswith(OWN_PREFIX)]
+                problem, hint = "is not an option of Headgate", nearest(key, own)
+            collected.errors.append(UserError(where, problem, hint))
         case Standing.WITHOUT_EFFECT | Standing.UNKNOWN if SECRET.search(judgement.canonical):
             problem = "is a secret, which would become part of the run's record"
             collected.errors.append(UserError(where, problem, "leave it out: it has no effect here"))

@@ -109,6 +109,8 @@ def _user_error(model: type[BaseModel], loc: list[int | str], item: Any) -> User
                 f"{show(value)} is not a valid name",
                 "use lower-case letters, digits and dashes, beginning with a letter",
             )
+        case "string_type" if isinstance(value, dict) and "Configuration" in str(loc[-2:]):
+            return UserError(path, "is nested", f"write the whole key in one line: {_flat(loc[-1], value)}")
         case "string_type":
             hint = _unit_hint(value) if _is_duration(model, loc) else _quote_hint(value)
             return UserError(path, f"must be text, got {show(value)}", hint)
@@ -174,6 +176,14 @@ def _bounds_in(annotation: Any) -> Iterator[Any]:
     yield from getattr(annotation, "__metadata__", ())
     for inner in typing.get_args(annotation):
         yield from _bounds_in(inner)
+
+
+def _flat(key: int | str, value: Any) -> str:
+    """Return the first option of a nested mapping as one key, as in `heartbeat.timeout: '5 s'`."""
+    if isinstance(value, dict) and value:
+        inner, first = next(iter(value.items()))
+        return _flat(f"{key}.{inner}", first)
+    return f"{key}: '{value}'"
 
 
 def _quote_hint(value: Any) -> str:

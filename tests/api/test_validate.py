@@ -160,7 +160,7 @@ BAD = {
     ),
     "own option unknown": (
         lambda s: s["testbed"]["flinkConfiguration"].update({"headgate.fence": "1 s"}),
-        "spec.testbed.flinkConfiguration[headgate.fence]: is not a Flink option (did you mean headgate.",
+        "spec.testbed.flinkConfiguration[headgate.fence]: is not an option of Headgate (",
     ),
     "option value": (
         lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timeout": "soon"}),

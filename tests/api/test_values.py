@@ -71,6 +71,26 @@ BAD = {
         fault(network={"bandwidth": {"rate": "10 MB"}}),
         "spec.faults[0].network.bandwidth.rate: is an unknown field (write bytesPerSecond)",
     ),
+    "option of Headgate far from any": (
+        lambda s: s["testbed"]["flinkConfiguration"].update({"headgate.nope": "1 s"}),
+        "flinkConfiguration[headgate.nope]: is not an option of Headgate (there are headgate.",
+    ),
+    "option of Headgate near to one": (
+        lambda s: s["testbed"]["flinkConfiguration"].update({"headgate.flow-controll": "tcp"}),
+        "is not an option of Headgate (did you mean headgate.flow-control?)",
+    ),
+    "options nested as in config.yaml": (
+        lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat": {"timeout": "5 s"}}),
+        "flinkConfiguration.heartbeat: is nested (write the whole key in one line: heartbeat.timeout: '5 s')",
+    ),
+    "replaceLost in another case": (
+        lambda s: s["testbed"]["taskManagers"].update(replaceLost="never"),
+        "spec.testbed.taskManagers.replaceLost: 'never' is neither Never nor a duration such as '10 s'",
+    ),
+    "begin that is no time": (
+        fault(process={"pause": {}}, at="soon"),
+        "spec.faults[0].at: 'soon' is neither deploy nor a duration such as '10 s'",
+    ),
     "duration beyond its bounds": (
         fault(process={"pause": {}}, duration="25 h"),
         "spec.faults[0].duration: 90000 s is out of range (write more than 0 and at most 86400 s)",
