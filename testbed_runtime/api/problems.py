@@ -145,7 +145,7 @@ def _value_hint(model: type[BaseModel], loc: Sequence[int | str], kind: str, val
         optional = not any(f.is_required() for f in _fields_at(model, loc))
         return f"{'leave it out, or ' if optional else ''}{_below(model, loc, kind)}"
     if "int" not in kind:
-        return _example(model, loc)
+        return _example(model, loc) if isinstance(loc[-1], int) else ""
     text = str(value).strip()
     return f"write it without quotes: {text}" if text.isdigit() else _number_hint(model, loc)
 
@@ -157,8 +157,8 @@ def _below(model: type[BaseModel], loc: Sequence[int | str], kind: str) -> str:
 
 
 def _example(model: type[BaseModel], loc: Sequence[int | str]) -> str:
-    """Return how to write an item of a list of mappings, with the fields that it needs; empty elsewhere."""
-    part = _model_at(model, loc) if isinstance(loc[-1], int) else None
+    """Return how to write a mapping, with the fields that it needs; empty for other values."""
+    part = _model_at(model, loc)
     needed = [f.alias or name for name, f in part.model_fields.items() if f.is_required()] if part else []
     return f"write {{{', '.join(f'{name}: …' for name in needed)}}}" if needed else ""
 
@@ -213,6 +213,8 @@ def _hint_of_missing(model: type[BaseModel], loc: Sequence[int | str]) -> str:
         return f"write one of {', '.join(choices)}"
     if any(f.annotation is int for f in fields):
         return _number_hint(model, loc)
+    if needed := _example(model, loc):
+        return needed
     return DURATION_HINT if any(is_duration(f) for f in fields) else ""
 
 

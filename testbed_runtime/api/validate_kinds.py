@@ -31,8 +31,9 @@ def validate_kind(data: Any) -> KindFindings:
     kind = data.get("kind") if isinstance(data, Mapping) else None
     model = kinds.KINDS.get(str(kind))
     if model is None:
-        hint = f"write one of {', '.join(kinds.KINDS)}"
-        return Findings(None, (UserError("kind", f"{show(kind)} is not a kind of {API_VERSION}", hint),))
+        hint = nearest(str(kind), kinds.KINDS, f"write one of {', '.join(kinds.KINDS)}")
+        problem = "is missing" if kind is None else f"{show(kind)} is not a kind of {API_VERSION}"
+        return Findings(None, (UserError("kind", problem, hint),))
     plain = as_written(data)
     if kind == "Scenario":
         return validate(plain)

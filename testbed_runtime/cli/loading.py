@@ -92,7 +92,7 @@ def read(path: Path) -> Document:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(str(path), "there is no such file") from None
+        raise UserError(str(path), "the file or folder does not exist") from None
     except UnicodeDecodeError:
         raise UserError(str(path), "is not UTF-8 text") from None
     except PermissionError as error:

@@ -63,6 +63,10 @@ BAD = {
         lambda s: s["testbed"]["job"]["vertices"][1].update(operator=None),
         "spec.testbed.job.vertices[1]: needs exactly one of source, operator, sink, iteration: operator has no value (write it behind",
     ),
+    "mapping that is missing": (
+        lambda s: s["testbed"].pop("job"),
+        "spec.testbed.job: is missing (write {vertices: …})",
+    ),
     "two kinds of one family": (
         fault(process={"kill": {}, "pause": {}}),
         "needs exactly one kind of process fault of kill, pause; there are kill and pause",
