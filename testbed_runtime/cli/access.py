@@ -61,9 +61,10 @@ def access_for(environment: str, namespace: str, context: str, kubeconfig: str) 
     """Return the access of a command with `--on`. Raises UserError for flags of a cluster where none is used."""
     access = Access(namespace, context, kubeconfig)
     if environment != "kubernetes" and access.given:
-        problem = f"have no effect on a run with --on {environment}"
-        hint = "add --on kubernetes, or leave them out"
-        raise UserError("--namespace, --context, --kubeconfig", problem, hint)
+        flags = {"--namespace": namespace, "--context": context, "--kubeconfig": kubeconfig}
+        given = ", ".join(flag for flag, value in flags.items() if value)
+        problem = f"needs a cluster, and this command has --on {environment}"
+        raise UserError(given, problem, "add --on kubernetes, or leave it out")
     return access
 
 

@@ -46,9 +46,7 @@ def find(path: Path) -> Path:
     if path.is_dir():
         path /= SCENARIO_FILE
     if not path.is_file():
-        raise UserError(
-            str(path), "there is no such scenario", f"name a folder with a {SCENARIO_FILE}, or a file"
-        )
+        raise UserError(str(path), "does not exist", f"name a folder with a {SCENARIO_FILE}, or a file")
     return path
 
 
@@ -64,10 +62,10 @@ def _instead_of(folder: Path) -> str:
 
 def find_all(folder: Path) -> list[Path]:
     """Return every scenario file of a folder, sorted by name. Raises UserError if there is none."""
+    if folder.is_file():
+        raise UserError(str(folder), "is a file, not a folder", f"`headgate run {folder}` runs one scenario")
     if not folder.is_dir():
-        raise UserError(
-            str(folder), "there is no such folder", "name a folder of scenarios, such as scenarios/"
-        )
+        raise UserError(str(folder), "does not exist", "name a folder of scenarios, such as scenarios/")
     if (folder / SCENARIO_FILE).is_file():
         return [folder / SCENARIO_FILE]
     found = sorted(folder.glob(f"*/{SCENARIO_FILE}"))

@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from testbed_runtime.api.limits import MAX_RATE
-from testbed_runtime.cli import questions
+from testbed_runtime.cli import options, questions
 from testbed_runtime.core.errors import UserError, nearest
-from testbed_runtime.core.options import Options
 
 
 def _names(incomplete: str) -> list[str]:
@@ -63,7 +62,7 @@ def new(  # noqa: PLR0917 - typer passes by name
         chosen, shape = _ask(shape)
     else:
         raise UserError("QUESTION", "is missing", f"write one of {', '.join(questions.BY_NAME)}")
-    Options({}, flink_version=shape.flink_version)  # raises UserError for an unknown one
+    options.known_version(shape.flink_version)
     text = questions.document(chosen, shape)
     _check(text)
     if str(output) == "-":
@@ -81,7 +80,7 @@ def find(name: str) -> questions.Question:
     """Return the question of that name. Raises UserError with the nearest one."""
     if name in questions.BY_NAME:
         return questions.BY_NAME[name]
-    raise UserError("QUESTION", f"there is no question {name!r}", nearest(name, questions.BY_NAME))
+    raise UserError("QUESTION", f"the question {name!r} does not exist", nearest(name, questions.BY_NAME))
 
 
 def write(path: Path, text: str) -> None:

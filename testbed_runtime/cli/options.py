@@ -13,7 +13,7 @@ import typer
 
 from testbed_runtime.core.documents import versioned
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.options import ALIASES, Options
+from testbed_runtime.core.options import ALIASES, BY_KEY, Options, unknown_version
 from testbed_runtime.core.versions import VERSIONS
 
 
@@ -52,12 +52,19 @@ def show(data: Mapping[str, Any], lines: Iterable[str], *, as_json: bool) -> Non
     typer.echo(json.dumps(versioned(data), indent=1, ensure_ascii=False) if as_json else "\n".join(lines))
 
 
+def known_version(version: str) -> str:
+    """Return the value of `--flink-version`. Raises UserError for a version that is not reproduced."""
+    if version not in VERSIONS:
+        raise unknown_version("--flink-version", version)
+    return version
+
+
 def flink_options(
     settings: list[str], flink_version: str, *, named: Mapping[str, str] | None = None
 ) -> Options:
     """Read the `-D KEY=VALUE` of a command, and warn about keys without an effect. `named`: options of the command that stand for
     a key, which errors then name. Raises UserError for a key that is a typo."""
-    from testbed_runtime.api.catalogue import Standing, judge
+    from testbed_runtime.api.catalogue import Standing, judge, value_doubt
     from testbed_runtime.api.option_rules import value_errors
 
     values: dict[str, str] = {}
@@ -68,15 +75,17 @@ def flink_options(
         if ALIASES.get(key, key) in values:
             raise UserError("-D", f"{key!r} is a duplicate", "keep one of them")
         values[ALIASES.get(key, key)] = value
-    options = Options(values, flink_version=flink_version)
+    options = Options(values, flink_version=known_version(flink_version))
     for key, value in values.items():
         judgement = judge(key, flink_version)
         if judgement.standing is Standing.TYPO:
-            raise UserError("-D", f"{key!r} is not a key of Flink", f"{judgement.canonical!r} is")
+            raise UserError("-D", f"{key!r} is not a Flink option", f"did you mean {judgement.canonical}?")
         if judgement.standing is Standing.EFFECTIVE:
             where = (named or {}).get(key, f"-D {key}")
             for error in value_errors(where, judgement.canonical, value, flink_version):
                 raise error
+            if doubt := value_doubt(BY_KEY[judgement.canonical], value, written=key):
+                typer.echo(f"warning: {where}: {doubt}", err=True)
         else:
             typer.echo(f"warning: -D {key}: has no effect here", err=True)
         if judgement.note:

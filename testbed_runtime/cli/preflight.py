@@ -64,9 +64,9 @@ def kept_checkpoints(plan: RunPlan) -> dict[str, dict[str, bytes]]:
 
 
 def checkpoint_folder(path: str) -> FolderBlobStore:
-    """Open the folder of a kept checkpoint. Raises UserError if there is no such folder."""
+    """Open the folder of a kept checkpoint. Raises UserError if it does not exist."""
     if not Path(path).is_dir():
-        raise UserError(path, "there is no such folder", "name the folder files/<trial> of a run")
+        raise UserError(path, "is not a folder", "name the folder files/<trial> of a run")
     return FolderBlobStore(path)
 
 

@@ -11,7 +11,7 @@ import typer
 
 from testbed_runtime.cli.options import AsJson, FlinkVersion, Settings, flink_options, show
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.options import parse_duration
+from testbed_runtime.core.options import missing_unit, parse_duration
 
 if TYPE_CHECKING:
     from testbed_runtime.simulation.buffertrace import Sent, Step
@@ -54,6 +54,8 @@ def trace(  # noqa: PLR0917 - options of the command line
             seconds[name] = parse_duration(text)
         except ValueError as error:
             raise UserError(name, str(error)) from None
+        if doubt := missing_unit(text):
+            typer.echo(f"warning: {name}: {doubt}", err=True)
     if not sent and (rate or seconds["--barriers"]):
         name = "--rate" if rate else "--barriers"
         raise UserError(name, "is only valid with --sent", f"add --sent, or leave out {name}")

@@ -78,14 +78,28 @@ def load_study(path: Path) -> tuple[TuningStudy, dict[str, Any]]:
     from testbed_runtime.api.validate_kinds import validate_kind
     from testbed_runtime.cli import loading
 
+    if path.is_dir() and not (path / STUDY_FILE).is_file():
+        raise UserError(str(path), f"contains no {STUDY_FILE}", _instead_of(path))
     path = path / STUDY_FILE if path.is_dir() else path
     if not path.is_file():
-        raise UserError(str(path), "there is no such study", "name a study, such as those of studies/")
+        raise UserError(str(path), "does not exist", "name a study, such as those of studies/")
     document = loading.read(path)
     resource = loading.valid(document, validate_kind(document.data))
     if not isinstance(resource, TuningStudy):
-        raise UserError(f"{path}: kind", "is no TuningStudy", "`headgate run` runs a Scenario")
+        kind = document.data["kind"]
+        hint = f"`headgate run {path}` runs a scenario" if kind == "Scenario" else "name a study"
+        raise UserError(f"{path}: kind", f"is {kind}, not TuningStudy", hint)
     return resource, document.data
+
+
+def _instead_of(folder: Path) -> str:
+    """Say what to do with a folder that is not a study."""
+    from testbed_runtime.cli.loading import SCENARIO_FILE
+
+    if (folder / SCENARIO_FILE).is_file():
+        return f"`headgate run {folder}` runs a scenario"
+    studies = sorted(str(p.parent) for p in folder.glob(f"*/{STUDY_FILE}"))
+    return f"name one of {', '.join(studies)}" if studies else "name a study, such as those of studies/"
 
 
 def beside(study: Path) -> list[Path]:

@@ -36,7 +36,7 @@ class KeptCheckpoint(Struct, frozen=True):
         jobs = await store.jobs()
         latest = await store.latest(jobs[-1].job) if jobs else None
         if latest is None:
-            hint = f"set {RETENTION} to RETAIN_ON_CANCELLATION in the run"
+            hint = f"name the folder files/<trial> of a run with {RETENTION}: RETAIN_ON_CANCELLATION"
             raise UserError(folder, "contains no checkpoint", hint)
         return cls(blobs, jobs[-1], latest)
 

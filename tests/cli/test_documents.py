@@ -66,7 +66,7 @@ def test_new_never_overwrites_a_document(headgate, tmp_path):
     [
         (["late-produser"], "did you mean late-producer?"),
         ([], "QUESTION: is missing (write one of taskmanager-killed,"),
-        (["late-producer", "--flink-version", "3.0"], "flinkVersion"),
+        (["late-producer", "--flink-version", "3.0"], "--flink-version: '3.0' is not a known"),
     ],
 )
 def test_new_says_what_it_needs(headgate, tmp_path, monkeypatch, arguments, words):

@@ -58,7 +58,10 @@ def test_the_text_has_every_part_and_the_young_generation(headgate):
             "--flink-size: is what --flink-ratio calculates",
         ),
         (["-D", "taskmanager.memory.segment-size=0"], "'0' is too small: it must be at least 1 byte"),
-        (["-D", "taskmanager.memory.proces.size=1g"], "is not a key of Flink"),
+        (
+            ["-D", "taskmanager.memory.proces.size=1g"],
+            "is not a Flink option (did you mean taskmanager.memory.process.size?)",
+        ),
         (
             ["--process-size", "1g", "-D", "taskmanager.memory.process.size=2g"],
             "'taskmanager.memory.process.size' is a duplicate",

@@ -116,7 +116,7 @@ def test_a_kept_checkpoint_that_does_not_fit_is_refused_before_anything_starts(
     refused = [
         ("run", "256", "--from-checkpoint", "kept", "Cannot map operator count with max parallelism 128 to new program with max parallelism 256."),
         ("simulate", "256", "-s", "kept", "Cannot map operator count with max parallelism 128 to new program with max parallelism 256."),
-        ("run", "128", "-s", "nowhere", "nowhere: there is no such folder (name the folder files/<trial> of a run)"),
+        ("run", "128", "-s", "nowhere", "nowhere: is not a folder (name the folder files/<trial> of a run)"),
         ("run", "128", "-s", "empty", "empty: contains no checkpoint"),
         ("run", "256", "-s", "kept", "Cannot map operator count with max parallelism 128 to new program with max parallelism 256.", "--on", "kubernetes"),
     ]  # fmt: skip
@@ -130,7 +130,7 @@ def test_a_kept_checkpoint_that_does_not_fit_is_refused_before_anything_starts(
     said = headgate(
         "run", "scenario.yaml", "-s", "nowhere"
     )  # the option of the command replaces that of the document
-    assert "nowhere: there is no such folder" in said.stderr
+    assert "nowhere: is not a folder" in said.stderr
     assert not list((tmp_path / "runs").rglob("*.*"))
 
 

@@ -106,7 +106,7 @@ def test_a_folder_without_a_checkpoint_says_which_option_keeps_one(headgate, tmp
     """Bad input."""
     said = headgate("state", str(tmp_path))
     assert said.returncode == 2
-    assert "externalized-checkpoint-retention to RETAIN_ON_CANCELLATION" in said.stderr
+    assert "externalized-checkpoint-retention: RETAIN_ON_CANCELLATION" in said.stderr
     assert "is more than the max parallelism" in _too_wide(headgate, tmp_path)
 
 

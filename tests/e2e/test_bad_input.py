@@ -129,7 +129,7 @@ def test_every_kind_of_bad_document_is_reported_with_file_field_and_hint(world: 
         if not any(words in line for line in reported[name])
     }
     assert not silent, said.err
-    assert any(f"{missing}: there is no such scenario" in line for line in lines)
+    assert any(f"{missing}: does not exist" in line for line in lines)
     for name in WITH_LINES:
         assert re.search(rf"{re.escape(str(paths[name]))}:\d+: ", said.err), name
     assert said.out == ""
