@@ -281,7 +281,7 @@ class RemoteInputChannel(InputChannelBase):
                 self.on_error(FlinkError("IOException", str(error)))
                 return
             if barrier is not None and event.data_type.requires_announcement:
-                self._announce(barrier, sequence)
+                self._announce_barrier(barrier, sequence)
                 priority = True
         if was_empty or (priority and first_priority):
             self._owner.on_channel_ready(self.index, priority=priority)
@@ -320,7 +320,7 @@ class RemoteInputChannel(InputChannelBase):
                 )
             )
 
-    def _announce(self, barrier: CheckpointBarrier, sequence: int) -> None:
+    def _announce_barrier(self, barrier: CheckpointBarrier, sequence: int) -> None:
         """Announce, ahead of the queued data, a barrier that may time out."""
         payload = encode_event(EventAnnouncement(sequence, barrier))
         announcement = Buffer.unpooled(payload, DataType.PRIORITIZED_EVENT_BUFFER)

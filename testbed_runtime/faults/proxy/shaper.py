@@ -1,4 +1,5 @@
-"""One direction of a proxied connection: which bytes may pass when. Pure: bytes and `now` in, due bytes out.
+"""One direction of a proxied connection under a fault's latency, jitter, bandwidth or stall: when each byte may pass. Pure:
+bytes and `now` in, due bytes out.
 
 Order is exact: no byte overtakes another, and the end of the stream (orderly or reset) is queued behind the bytes. A change of shape
 also applies to bytes that are already held, so a healed flow releases everything at once, in order.
