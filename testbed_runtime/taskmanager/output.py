@@ -9,7 +9,7 @@ from functools import partial
 from random import Random
 
 from testbed_runtime.core.exchange.events import CheckpointBarrier, Event
-from testbed_runtime.core.exchange.partition import ResultPartition
+from testbed_runtime.core.exchange.partition import EVERY, ResultPartition
 from testbed_runtime.core.exchange.subpartition import SendReason
 from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, TaskMeter
 from testbed_runtime.taskmanager.waiting import Wakeup
@@ -184,7 +184,7 @@ class TaskOutput:
 
     async def _emit(self, partition: ResultPartition, part: Part) -> None:
         subpartition, data, count = part
-        self._meter.bytes_out += len(data)
+        self._meter.bytes_out += len(data) * (len(partition.subpartitions) if subpartition == EVERY else 1)
         single, size = count == 1, len(data) // count
         done = partition.emit(subpartition, data, record_bytes=size, extend=single)
         while done < len(data):

@@ -9,11 +9,12 @@ from typing import TypeAlias
 
 import numpy as np
 
+from testbed_runtime.core.exchange.partition import EVERY
 from testbed_runtime.workload.keys import Ints, key_groups, subtasks_of
 from testbed_runtime.workload.records import Block, Records, framed, picked
 
 Part: TypeAlias = "tuple[int, memoryview, int]"
-"""A subpartition, the bytes for it, and the number of records."""
+"""A subpartition (or EVERY one), the bytes for it, and the number of records."""
 
 SMALL_KEYS = 1 << 16
 """Keys below this have a table of their subtasks: a lookup instead of fifteen passes over a batch."""
@@ -71,21 +72,28 @@ class Partitioner:
         return self._partitioning in ("hash", "rebalance")
 
     @property
+    def _is_shared(self) -> bool:
+        """Whether several subpartitions get every record."""
+        return self._partitioning == "broadcast" and self._subpartitions > 1
+
+    @property
     def supports_unaligned(self) -> bool:
         """Whether barriers may overtake records. Like Flink, not on pointwise and broadcast connections."""
         return self._partitioning in ("hash", "rebalance")
 
     def parts(self, records: Records) -> list[Part]:
-        """Return the non-empty subpartitions in order, each with the bytes of its records on the wire and their number."""
+        """Return the non-empty subpartitions in order, each with the bytes of its records on the wire and their number. What all
+        get is returned once."""
+        if self._is_shared and len(records):
+            return [(EVERY, framed(records), len(records))]
         return [(index, framed(part), len(part)) for index, part in self.split(records)]
 
     def parts_of(self, block: Block, start: int, end: int) -> list[Part]:
         """Like `parts`, for some records of a block. It is grouped by subpartition once, not for each of its parts."""
         if self._subpartitions == 1 or self._partitioning == "forward":
             return [(0, block.framed(start, end), end - start)]
-        if self._partitioning == "broadcast":
-            data = block.framed(start, end)
-            return [(index, data, end - start) for index in range(self._subpartitions)]
+        if self._is_shared:
+            return [(EVERY, block.framed(start, end), end - start)]
         if self._partitioning == "rebalance" or end - start == len(block):
             return self.parts(block.records[start:end])
         if self._division is None or self._division.block is not block:
@@ -98,7 +106,7 @@ class Partitioner:
             return []
         if self._subpartitions == 1 or self._partitioning == "forward":
             return [(0, records)]
-        if self._partitioning == "broadcast":
+        if self._is_shared:
             return [(index, records) for index in range(self._subpartitions)]
         if self._partitioning == "rebalance":
             return self._deal(records)

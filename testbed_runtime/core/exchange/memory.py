@@ -352,6 +352,24 @@ class BufferBuilder:
         home, self._home = self._home, None
         return Buffer(self._bytes(start, self.written), self.data_type, self._segment, home)
 
+    def share(self, consumers: int) -> list[BufferConsumer]:
+        """Return readers for this many queues, instead of putting the builder into one. Each owns a reference."""
+        self._references = consumers
+        return [BufferConsumer(self) for _ in range(consumers)]
+
+    def part(self, start: int) -> Buffer:
+        """Return what was written from `start` on, as a Buffer with a reference of its own. It can be read again."""
+        self._references += 1
+        return Buffer(self._kept(start), self.data_type, self._segment, self)
+
+    def _kept(self, start: int) -> memoryview:
+        parts = self._parts
+        if parts is None:
+            return self._view[start : self.written]
+        if len(parts) != 1:
+            parts[:] = [memoryview(b"".join(parts))]
+        return parts[0][start:] if start else parts[0]
+
     def release(self) -> None:
         """Release the queue's reference. Call it only once."""
         if self._segment is not None:
@@ -367,3 +385,52 @@ class BufferBuilder:
     def recycle_all(self, segments: list[MemorySegment]) -> None:
         for segment in segments:
             self.recycle(segment)
+
+
+class BufferConsumer:
+    """A reader of a builder that is in several queues at once, as a record for all subpartitions is (Flink's BufferConsumer).
+    The segment returns when all of them have read it."""
+
+    __slots__ = ("_builder", "_read", "known_finished")
+
+    data_type: ClassVar = DataType.DATA_BUFFER
+    is_buffer: ClassVar = True
+
+    def __init__(self, builder: BufferBuilder) -> None:
+        self._builder = builder
+        self._read = 0
+        self.known_finished = False
+
+    @property
+    def finished(self) -> bool:
+        return self._builder.finished
+
+    @property
+    def is_full(self) -> bool:
+        return self._builder.is_full
+
+    @property
+    def readable(self) -> int:
+        """Number of bytes written but not yet read here."""
+        return self._builder.written - self._read
+
+    def unread(self) -> bytes:
+        """Return a copy of what was written but not yet read here."""
+        buffer = self._builder.part(self._read)
+        data = bytes(buffer.view())
+        buffer.recycle()
+        return data
+
+    def build(self) -> Buffer:
+        start, self._read = self._read, self._builder.written
+        self.known_finished = self._builder.finished
+        return self._builder.part(start)
+
+    def build_last(self) -> Buffer:
+        """Combine `build` and `release` for a finished builder."""
+        buffer = self.build()
+        self.release()
+        return buffer
+
+    def release(self) -> None:
+        self._builder.release()

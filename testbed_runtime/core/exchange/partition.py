@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO
 
 import numpy as np
@@ -23,10 +23,13 @@ from testbed_runtime.core.exchange.events import (
 from testbed_runtime.core.exchange.frames import BytesLike, DataType
 from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder
 from testbed_runtime.core.exchange.pending import Pending
-from testbed_runtime.core.exchange.subpartition import PipelinedSubpartition, SubpartitionView
+from testbed_runtime.core.exchange.subpartition import Element, PipelinedSubpartition, SubpartitionView
 from testbed_runtime.core.ids import ResultPartitionID
 
 _DATA = DataType.DATA_BUFFER
+
+EVERY = -1
+"""Stands for all subpartitions: `emit` copies the records once."""
 
 
 def byte_view(data: BytesLike | np.ndarray[tuple[int, ...], np.dtype[np.void]]) -> memoryview:
@@ -79,11 +82,12 @@ class ResultPartition:
             else BlockingSubpartition(i, self, self._file, name=name, exclusive=exclusive)
             for i in range(subpartitions)
         ]
-        self._builders: list[BufferBuilder | None] = [None] * subpartitions
+        self._builders: list[BufferBuilder | None] = [None] * (subpartitions + 1)
+        """The unfinished buffer of each subpartition, and at EVERY the one that all of them share. Never both."""
+        self._shares = False
+        """Whether the latest buffer is shared."""
         self._written: dict[int, None] = {}
-        """Subpartitions that were written since the last flush: an all-to-all job has far more of them than records."""
-        self._has_events = False
-        """Whether every subpartition has got an event since the last flush."""
+        """Subpartitions that were written since the last flush, or EVERY: an all-to-all job has far more of them than records."""
         self._unacknowledged = Pending(subpartitions if file is None else 0)
         self._unconsumed = Pending(subpartitions)
         self._closed = False
@@ -110,7 +114,8 @@ class ResultPartition:
         overdraft: bool = False,
         extend: bool = True,
     ) -> int:
-        """Copy framed records (any number, split anywhere) from data[offset:] into buffers. Return the bytes accepted.
+        """Copy framed records (any number, split anywhere) from data[offset:] into buffers of a subpartition, or into buffers
+        that EVERY subpartition shares. Return the bytes accepted.
 
         If not all bytes are accepted, await `pool.when_available` and emit the rest before anything else goes to this
         subpartition. A new buffer has room for the rest of a record of `record_bytes`, even if the debloater asks for less.
@@ -129,6 +134,8 @@ class ResultPartition:
         pool = self.pool
         while position < end:
             if builder is None:
+                if self._shares is not (subpartition == EVERY):
+                    self._change_mode()
                 if not pool.is_available and not overdraft:
                     break
                 if self._whole_bytes and (filled := self._fill(subpartition, view, position)):
@@ -149,11 +156,23 @@ class ResultPartition:
             self._written[subpartition] = None
         return position - offset
 
+    def _change_mode(self) -> None:
+        """Finish what was written for single subpartitions before a buffer is shared, and the other way round, to keep the order."""
+        self._shares = not self._shares
+        self._finish_builders()
+
+    def _finish_builders(self) -> None:
+        builders = self._builders
+        for index, builder in enumerate(builders):
+            if builder is not None:
+                builder.finish()
+                builders[index] = None
+
     def _fill(self, subpartition: int, view: memoryview, position: int) -> int:
         """Copy as many whole segments from view[position:] as are free. Return the number of bytes."""
         size, target = self._whole_bytes, self.subpartitions[subpartition]
         count = (len(view) - position) // size
-        if not count or 0 < target.buffer_size < size:
+        if not count or subpartition == EVERY or 0 < target.buffer_size < size:
             return 0
         segments, start = self.pool.request_run(count, subpartition), position
         home, run = self.pool.home_of(subpartition), []
@@ -168,13 +187,21 @@ class ResultPartition:
         return start - position
 
     def _new_builder(self, subpartition: int, least: int) -> BufferBuilder | None:
-        builder = self.pool.request_builder(subpartition)
-        if builder is not None:
-            target = self.subpartitions[subpartition]
-            if 0 < target.buffer_size < self.pool.segment_bytes:
-                builder.trim(max(target.buffer_size, least))
-            self._builders[subpartition] = builder
-            target.add(builder)
+        """Return a buffer of the size that the receiver's debloater asks for, with room for `least` bytes. One that is shared has
+        the smallest size of all, and counts as one of the first subpartition."""
+        builder = self.pool.request_builder(max(0, subpartition))
+        if builder is None:
+            return None
+        self._builders[subpartition] = builder
+        shared, targets = subpartition == EVERY, self.subpartitions
+        if not shared:
+            targets = targets[subpartition : subpartition + 1]
+        wanted = min([target.buffer_size for target in targets])
+        if 0 < wanted < self.pool.segment_bytes:
+            builder.trim(max(wanted, least))
+        elements: Sequence[Element] = builder.share(len(targets)) if shared else [builder]
+        for target, element in zip(targets, elements, strict=True):
+            target.add(element)
         return builder
 
     def flush(self, subpartition: int) -> None:
@@ -183,8 +210,8 @@ class ResultPartition:
     def flush_all(self) -> None:
         """Notify the reader of each subpartition that has new elements. Called by the output flusher."""
         written: Iterable[int] = self._written
-        if self._has_events:
-            written, self._has_events = range(len(self.subpartitions)), False
+        if EVERY in self._written:
+            written = range(len(self.subpartitions))
         self._written = {}
         for index in written:
             self.subpartitions[index].flush()
@@ -255,13 +282,10 @@ class ResultPartition:
             raise FlinkError("IllegalStateException", "Partition already finished.")
 
     def _broadcast(self, payload: bytes, data_type: DataType, *, last: bool = False) -> None:
-        event, builders = BufferBuilder.of_event(payload, data_type), self._builders
-        self._has_events = True
-        for index, subpartition in enumerate(self.subpartitions):
-            builder = builders[index]
-            if builder is not None:
-                builder.finish()
-                builders[index] = None
+        event = BufferBuilder.of_event(payload, data_type)
+        self._written[EVERY] = None
+        self._finish_builders()
+        for subpartition in self.subpartitions:
             subpartition.add(event, last=last)
 
     # ---- readers and the end ---------------------------------------------------------------------------------
@@ -324,10 +348,7 @@ class ResultPartition:
         self._released = True
         self._barriers.clear()
         self.failure_cause = cause
-        for index, builder in enumerate(self._builders):
-            if builder is not None:
-                builder.finish()
-                self._builders[index] = None
+        self._finish_builders()
         for subpartition in self.subpartitions:
             subpartition.release()
         if self._file is not None:

@@ -12,7 +12,7 @@ from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.events import CheckpointBarrier, decode_event, encode_event
 from testbed_runtime.core.exchange.frames import LAST_SEQUENCE_NUMBER, DataType, next_sequence_number
 from testbed_runtime.core.exchange.javaser import producer_failed
-from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder, recycle_all
+from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder, BufferConsumer, recycle_all
 from testbed_runtime.core.options import MAX_INT
 
 _UNFINISHED_HEAD = "When there are multiple buffers, an unfinished bufferConsumer can not be at the head of the buffers queue."
@@ -51,7 +51,7 @@ class Run:
             yield buffer, self.backlog - number, self.sequence + number
 
 
-Element: TypeAlias = BufferBuilder | Buffer
+Element: TypeAlias = BufferBuilder | Buffer | BufferConsumer
 NO_RUN = Run()
 
 
