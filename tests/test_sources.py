@@ -106,7 +106,7 @@ def test_every_declared_case_of_flinks_unit_tests_is_repeated_by_a_test():
     cases = {
         case for methods in CONFORMANCE.declared().values() for found in methods.values() for case in found
     }
-    assert len(cases) == 351
+    assert len(cases) == 371
     assert cases - set(CONFORMANCE.tests_by_case()) == set()
 
 
@@ -117,6 +117,7 @@ def test_every_declared_case_of_flinks_unit_tests_is_repeated_by_a_test():
         ("test_G_01_and_G_02_credit", ["G-01", "G-02"]),
         ("test_F_09_F_10_resumption", ["F-09", "F-10"]),
         ("J-21: Flink's text", ["J-21"]),
+        ("test_F_99_to_F_101_barriers", ["F-99", "F-100", "F-101"]),
         ("test_a_job_of_10_tasks", []),
     ],
 )

@@ -12,7 +12,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 DECLARED = Path(__file__).with_name("conformance.yaml")
 CASE = re.compile(
-    r"\b(?:test_)?([A-J])[-_](\d\d)(?:_to_(?:[A-J]_)?(\d\d))?|_([A-J])_(\d\d)(?:_to_(?:[A-J]_)?(\d\d))?"
+    r"\b(?:test_)?([A-J])[-_](\d{2,3})(?:_to_(?:[A-J]_)?(\d{2,3}))?|_([A-J])_(\d{2,3})(?:_to_(?:[A-J]_)?(\d{2,3}))?"
 )
 INTRO = """# Cases from Flink's unit tests
 

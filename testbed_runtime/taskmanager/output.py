@@ -236,22 +236,20 @@ class TaskOutput:
 
     async def barriers_sent(self, barrier: CheckpointBarrier) -> tuple[ChannelState, ...]:
         """Wait until a barrier that may time out has left every subpartition. At its timeout, let it overtake. Return the
-        data that it overtook."""
-        checkpoint_id = barrier.checkpoint_id
-        holding = [o for o in enumerate(self.partitions) if o[1].holds_barrier(checkpoint_id)]
-        if not holding:
-            return ()
-        sent = Wakeup()
-        for _, partition in holding:
+        data that it overtook. Raises FlinkError IllegalStateException if a later such barrier comes before."""
+        checkpoint_id, sent = barrier.checkpoint_id, Wakeup()
+        holding = [partition for partition in self.partitions if partition.holds_barrier(checkpoint_id)]
+        for partition in holding:
             partition.on_barriers_sent = sent.set
         deadline, now = barrier.deadline, asyncio.get_running_loop().time
-        while any(p.holds_barrier(checkpoint_id) for _, p in holding) and now() < deadline:
-            await sent.wait(deadline)
-        return tuple(
-            state
-            for number, partition in holding
-            for state in _states(number, partition.time_out_barriers(checkpoint_id))
-        )
+        try:
+            while any(p.holds_barrier(checkpoint_id) for p in holding) and now() < deadline:
+                await sent.wait(deadline)
+            overtaken = [partition.time_out_barriers(checkpoint_id) for partition in self.partitions]
+        finally:
+            for partition in self.partitions:
+                partition.forget_barriers(checkpoint_id)
+        return tuple(state for number, data in enumerate(overtaken) for state in _states(number, data))
 
     def recover(self, states: Iterable[ChannelState]) -> None:
         """Queue output channel state before anything is emitted."""

@@ -29,14 +29,16 @@ def mixed(count: int) -> list[bytes]:
 @pytest.mark.parametrize(
     ("records", "segment"),
     [
-        pytest.param(numbers(10), 1, id="F-71"),
-        pytest.param(numbers(64), 64, id="F-72"),
-        pytest.param(numbers(248), 31, id="F-73"),
-        pytest.param([Random(i).randbytes(i % 200) for i in range(10_000)], 127, id="F-74"),
-        pytest.param(mixed(9), 32 * 1024, id="F-75"),
+        pytest.param(numbers(10), 1, id="F-100"),
+        pytest.param(numbers(64), 64, id="F-101"),
+        pytest.param(numbers(248), 31, id="F-102"),
+        pytest.param([Random(i).randbytes(i % 200) for i in range(10_000)], 127, id="F-103"),
+        pytest.param(mixed(9), 32 * 1024, id="F-104"),
     ],
 )
-def test_F_71_to_F_75_records_survive_the_segments_that_they_span(records: list[bytes], segment: int) -> None:
+def test_F_100_to_F_104_records_survive_the_segments_that_they_span(
+    records: list[bytes], segment: int
+) -> None:
     """Numbers in segments of a byte, of a multiple of their size and of another size; random ones; large ones among small ones. Those
     of more than 5 MiB wait in a file."""
     deserializer = RecordDeserializer(BytesIO)
@@ -54,13 +56,13 @@ def test_F_71_to_F_75_records_survive_the_segments_that_they_span(records: list[
 @pytest.mark.parametrize(
     ("size", "segment", "left_over"),
     [
-        pytest.param(4, 1024, b"", id="F-76"),
-        pytest.param(4, 1, b"", id="F-77"),
-        pytest.param(300, 1, b"", id="F-78"),
-        pytest.param(300, 1, bytes((42, 43, 44)), id="F-79"),
+        pytest.param(4, 1024, b"", id="F-105"),
+        pytest.param(4, 1, b"", id="F-106"),
+        pytest.param(300, 1, b"", id="F-107"),
+        pytest.param(300, 1, bytes((42, 43, 44)), id="F-108"),
     ],
 )
-def test_F_76_to_F_79_what_is_not_consumed_is_all_that_arrived_of_the_record(
+def test_F_105_to_F_108_what_is_not_consumed_is_all_that_arrived_of_the_record(
     size: int, segment: int, left_over: bytes
 ) -> None:
     """Byte by byte, its length too. What is left over after its end stays, and is gone once it is discarded."""
@@ -79,7 +81,7 @@ def test_F_76_to_F_79_what_is_not_consumed_is_all_that_arrived_of_the_record(
         assert deserializer.incomplete == b""
 
 
-def test_F_80_F_81_a_buffer_size_reaches_its_reader_and_is_ignored_without_one() -> None:
+def test_F_109_F_110_a_buffer_size_reaches_its_reader_and_is_ignored_without_one() -> None:
     """testNewBufferSize: the next buffers have 16 bytes. testReceivingNewBufferSizeBeforeReaderIsCreated: no error is sent."""
     producer = Producer(segment=32)
     producer.receive(NewBufferSize(16, RECEIVER))

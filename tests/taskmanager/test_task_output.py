@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from testbed_runtime.core.errors import FlinkError
+from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.events import AlignmentType, CheckpointBarrier
+from testbed_runtime.core.exchange.partition import EVERY, ResultPartition
 from testbed_runtime.core.exchange.subpartition import SendReason
 from testbed_runtime.core.job.jobgraph import MIN_RECORD_BYTES
 from testbed_runtime.simulation.loop import run_virtual
@@ -19,6 +22,7 @@ from testbed_runtime.taskmanager.output import OutputFlusher, TaskOutput
 from testbed_runtime.taskmanager.waiting import Wakeup
 from testbed_runtime.workload.records import Block, latency_marker
 from testbed_runtime.workload.snapshots import ChannelState
+from tests.core.exchange_model import partition_id
 
 T0_S = 1000.0
 """The time at which a virtual loop begins."""
@@ -40,6 +44,7 @@ class Partition:
         self.held: dict[int, tuple[bytes, ...]] = {}
         """Data that a held barrier overtakes at its timeout, by subpartition."""
         self.holding = False
+        self.forgotten: list[int] = []
         self.all_data_processed = False
         self.on_barriers_sent: Any = None
 
@@ -71,6 +76,9 @@ class Partition:
     def time_out_barriers(self, checkpoint: int) -> dict[int, tuple[bytes, ...]]:
         return self.held if self.holding else {}
 
+    def forget_barriers(self, checkpoint: int) -> None:
+        self.forgotten.append(checkpoint)
+
     def add_recovered(self, channel: int, data: Any) -> None:
         self.got.append((channel, tuple(data)))
 
@@ -101,7 +109,10 @@ class Output:
     """A task's output to these partitions, and how its meter was set."""
 
     def __init__(
-        self, *outputs: tuple[Partition, Any], timeout_ms: float = 100.0, random: Random | None = None
+        self,
+        *outputs: tuple[Partition | ResultPartition, Any],
+        timeout_ms: float = 100.0,
+        random: Random | None = None,
     ) -> None:
         self.modes: list[int] = []
         self.first: list[Any] = []
@@ -117,6 +128,15 @@ def records(count: int = 1) -> Any:
 
 
 # ---- records
+
+
+def test_a_record_for_every_subpartition_is_written_once_and_counts_for_each():
+    """Its bytes are in one buffer, and leave three times."""
+    shared = Partition(3)
+    output = Output((shared, to(EVERY, b"x" * 40, spreads=False)))
+    run_virtual(output.made.emit(records()))
+    assert [one[:3] for one in shared.parts()] == [(EVERY, 0, 40)]
+    assert output.meter.bytes_out == 120
 
 
 def test_records_go_to_every_output_or_to_the_ones_that_are_named():
@@ -343,6 +363,27 @@ def test_a_barrier_that_is_held_overtakes_at_its_timeout(
         return [state.group for state in found], loop.time() - T0_S
 
     assert run_virtual(main()) == (states, ended_s)
+
+
+def test_a_barrier_that_a_later_one_supersedes_fails_its_checkpoint():
+    """Both may time out. The first one waits behind data, and its channel state is not known when the second one comes."""
+    network = NetworkBufferPool(8, 64)
+    result = ResultPartition(partition_id(), 1, network.create_buffer_pool(2, 8, subpartitions=1))
+
+    async def main() -> tuple[str, float, Any]:
+        output, loop = Output((result, to(0, b""))).made, asyncio.get_running_loop()
+        first, second = (CheckpointBarrier(n, int(T0_S * 1000), AlignmentType.ALIGNED, 1000) for n in (3, 4))
+        result.emit(0, b"data")
+        output.send_barrier(first)
+        loop.call_later(0.5, output.send_barrier, second)
+        with pytest.raises(FlinkError) as failed:
+            await output.barriers_sent(first)
+        waited = loop.time() - T0_S
+        return failed.value.class_name, waited, await output.barriers_sent(second)
+
+    class_name, waited, states = run_virtual(main())
+    assert (class_name, waited) == ("IllegalStateException", 0.5)
+    assert states == (ChannelState(0, 0, (b"data",)),)
 
 
 def test_recovered_data_is_queued_at_its_output_and_announces_it():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import IO
 
 import numpy as np
@@ -31,6 +32,9 @@ _DATA = DataType.DATA_BUFFER
 EVERY = -1
 """Stands for all subpartitions: `emit` copies the records once."""
 
+MAX_LOST = 16
+"""Most checkpoints without their output channel state that are remembered. No task asks for one that was aborted."""
+
 
 def byte_view(data: BytesLike | np.ndarray[tuple[int, ...], np.dtype[np.void]]) -> memoryview:
     """Return the bytes of any contiguous object without a copy. A structured array has no memoryview of its own."""
@@ -42,6 +46,19 @@ def byte_view(data: BytesLike | np.ndarray[tuple[int, ...], np.dtype[np.void]]) 
 
 def _nothing() -> None:
     return
+
+
+def _superseded(name: str, newer: int, checkpoint_id: int) -> FlinkError:
+    text = (
+        f"{name} has uncompleted channelStateFuture of checkpointId={checkpoint_id}, but it received a new timeoutable checkpoint "
+        f"barrier of checkpointId={newer}, it maybe a bug due to currently not supported concurrent unaligned checkpoint."
+    )
+    return FlinkError("IllegalStateException", text)
+
+
+def _released(checkpoint_id: int) -> FlinkError:
+    del checkpoint_id
+    return FlinkError("IllegalStateException", "The PipelinedSubpartition is released")
 
 
 def check_index(subpartition: int, count: int) -> None:
@@ -94,9 +111,11 @@ class ResultPartition:
         self._consumed_callbacks = [] if on_consumed is None else [on_consumed]
         self._on_all_data_processed = on_all_data_processed
         self._barriers: dict[int, set[int]] = {}
-        """Subpartitions in which the barrier of a checkpoint may still time out."""
+        """Subpartitions in which the barrier of the latest checkpoint may still time out."""
+        self._lost: dict[int, FlinkError] = {}
+        """The latest checkpoints whose output channel state cannot be known any more, until `forget_barriers`."""
         self.on_barriers_sent: Callback = _nothing
-        """Called when no queued barrier can time out any more."""
+        """Called when no queued barrier of a checkpoint can time out any more."""
         self.on_task_event: Callable[[Event], None] | None = None
         """Called for each event that a reader sends back; set by the task that subscribes."""
         self._released = False
@@ -232,6 +251,7 @@ class ResultPartition:
         if barrier.alignment is AlignmentType.UNALIGNED:
             overtaken = {s.index: data for s in self.subpartitions if (data := s.in_flight())}
         elif barrier.is_timeoutable:
+            self._lose_barriers(partial(_superseded, self.name, barrier.checkpoint_id))
             self._barriers[barrier.checkpoint_id] = set(range(len(self.subpartitions)))
         self.broadcast_event(barrier)
         return overtaken
@@ -241,7 +261,10 @@ class ResultPartition:
         return not self._released and checkpoint_id in self._barriers
 
     def time_out_barriers(self, checkpoint_id: int) -> dict[int, tuple[bytes, ...]]:
-        """Let the queued barriers of a checkpoint overtake. Return what they overtake, by subpartition."""
+        """Let the queued barriers of a checkpoint overtake. Return what they overtake, by subpartition. Raises FlinkError
+        IllegalStateException if a barrier was still queued when a later one that may time out came, or at `release`."""
+        if checkpoint_id in self._lost:
+            raise self._lost[checkpoint_id]
         overtaken = {}
         for index in sorted(self._barriers.pop(checkpoint_id, ())):
             data = self.subpartitions[index].overtake(checkpoint_id)
@@ -249,15 +272,28 @@ class ResultPartition:
                 overtaken[index] = data
         return overtaken
 
+    def forget_barriers(self, checkpoint_id: int) -> None:
+        """End the wait for the barriers of a checkpoint: they do not time out any more (PipelinedSubpartition.abortCheckpoint)."""
+        self._barriers.pop(checkpoint_id, None)
+        self._lost.pop(checkpoint_id, None)
+
+    def _lose_barriers(self, error: Callable[[int], FlinkError]) -> None:
+        """Fail the channel state of the checkpoints whose barriers are queued."""
+        lost = {checkpoint_id: error(checkpoint_id) for checkpoint_id in self._barriers}
+        if lost:
+            self._lost |= lost
+            for checkpoint_id in list(self._lost)[:-MAX_LOST]:
+                del self._lost[checkpoint_id]
+            self._barriers.clear()
+            self.on_barriers_sent()
+
     def on_barrier_sent(self, index: int) -> None:
-        """Record that a subpartition has handed out a barrier that could have timed out. Barriers leave in order."""
-        for checkpoint_id, left in self._barriers.items():
-            if index in left:
-                left.discard(index)
-                if not left:
-                    del self._barriers[checkpoint_id]
-                    self.on_barriers_sent()
-                return
+        """Record that a subpartition has handed out the newest barrier that could have timed out."""
+        for checkpoint_id, left in list(self._barriers.items()):
+            left.discard(index)
+            if not left:
+                del self._barriers[checkpoint_id]
+                self.on_barriers_sent()
 
     def add_recovered(self, subpartition: int, data: tuple[bytes, ...]) -> None:
         """Queue output channel state, before anything else is written. It needs no network buffers."""
@@ -346,7 +382,7 @@ class ResultPartition:
         if self._released:
             return
         self._released = True
-        self._barriers.clear()
+        self._lose_barriers(_released)
         self.failure_cause = cause
         self._finish_builders()
         for subpartition in self.subpartitions:

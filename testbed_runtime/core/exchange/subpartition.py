@@ -393,9 +393,8 @@ class PipelinedSubpartition:
         data_type = element.data_type
         if data_type is not _DATA_BUFFER:
             self._blocked = self._blocked or data_type.is_blocking_upstream
-            if data_type is DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER:
-                if element is self._timeoutable:
-                    self._timeoutable = None
+            if element is self._timeoutable:
+                self._timeoutable = None
                 self._owner.on_barrier_sent(self.index)
             self.end_delivered = self.end_delivered or data_type is DataType.END_OF_PARTITION
         sequence = self._sequence
