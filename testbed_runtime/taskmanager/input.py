@@ -14,13 +14,15 @@ from testbed_runtime.core.exchange.gate import InputGate, PolledRun
 from testbed_runtime.core.exchange.localchannel import LocalInputChannel
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partitions import PARTITION_EXCEPTIONS
+from testbed_runtime.core.exchange.pending import Pending
 from testbed_runtime.workload.snapshots import ChannelState
 
 
 class TaskInput:
     """Channels are numbered across the gates, in the descriptor's order."""
 
-    def __init__(self, gates: Sequence[InputGate]) -> None:
+    def __init__(self, gates: Sequence[InputGate], announced: Sequence[bool] = ()) -> None:
+        """`announced`: whether the producers of each gate announce the end of their restored data; by default all do."""
         self.gates = list(gates)
         self._offsets: list[int] = []
         self.channel_count = 0
@@ -31,6 +33,12 @@ class TaskInput:
         """Gates with something to read, in the order in which it came. Not used with one gate."""
         self._ready_priority: deque[int] = deque()
         """Gates with a priority event. They are not in `_ready`."""
+        self._announced = [n for n in range(len(self.gates)) if not announced or announced[n]]
+        self._recovering = Pending(self.channel_count)
+        """Channels whose producers have not announced the end of their restored data yet."""
+        for number in set(range(len(self.gates))) - set(self._announced):
+            for index in range(len(self.gates[number].channels)):
+                self._recovering.discard(self._offsets[number] + index)
         self._recovered: deque[tuple[int, list[Buffer]]] = deque()
         for number, gate in enumerate(self.gates if len(self.gates) > 1 else ()):
             gate.on_ready = partial(self._on_ready, number)
@@ -106,6 +114,18 @@ class TaskInput:
             if found is not None:
                 return self._offsets[number] + found[0], found[1]
         return None
+
+    def on_producer_recovered(self, channel: int) -> None:
+        """Handle the end of a producer's restored data. All producers are resumed when the last one has recovered
+        (UpstreamRecoveryTracker). Raises FlinkError IllegalStateException if it comes twice."""
+        if not self._recovering:
+            return
+        if not self._recovering.discard(channel):
+            raise FlinkError("IllegalStateException", f"already restored: {channel}")
+        if not self._recovering:
+            for gate in (self.gates[number] for number in self._announced):
+                for index in range(len(gate.channels)):
+                    gate.resume_consumption(index)
 
     def resume(self, channel: int) -> None:
         """Resume the producer after a barrier."""

@@ -258,6 +258,11 @@ class TaskOutput:
                 self._announce()
             self._outputs[state.group][0].add_recovered(state.channel, state.data)
 
+    def end_recovery(self, numbers: Iterable[int]) -> None:
+        """Announce to the readers of these outputs that nothing more is restored."""
+        for number in numbers:
+            self.partitions[number].end_recovery()
+
     def notify_end_of_data(self, *, drain: bool) -> None:
         self._announce()
         for partition, _ in self._outputs:

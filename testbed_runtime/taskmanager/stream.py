@@ -24,6 +24,7 @@ from testbed_runtime.core.exchange.events import (
     CancelCheckpointMarker,
     CheckpointBarrier,
     EndOfData,
+    EndOfOutputChannelState,
     EndOfPartition,
     EndOfSuperstep,
     Event,
@@ -213,6 +214,8 @@ class StreamTask:
             await self._on_end_of_data()
         elif isinstance(item, EndOfSuperstep):
             await self._on_end_of_superstep()
+        elif isinstance(item, EndOfOutputChannelState):
+            self._run.input.on_producer_recovered(channel)
         elif isinstance(item, EndOfPartition):
             del self._open[channel]
             self._perform(self._barriers.on_end_of_partition(channel, self._run.now()))

@@ -263,7 +263,7 @@ class Task:
         gates: list[InputGate] = []
         for gate in descriptor.gates:
             gates.append(environment.create_gate(gate, self._wakeup, self._requests.on_not_found))
-            self._input = TaskInput(gates)
+            self._input = TaskInput(gates, [d.announced_recovery for d in descriptor.gates])
             await environment.set_up(gates[-1])
         await self._register_partitions()
         self._switch(_S.INITIALIZING, report=has(self._services.options.flink_version, TASKS_INITIALIZE))
@@ -296,6 +296,7 @@ class Task:
         if self._run.now() - begun >= SLOW_OPEN_S:
             self._run.wait("open", self.descriptor.vertex.name, since_s=begun)
         await self._restore(invokable)
+        self._run.output.end_recovery(n for n, d in enumerate(descriptor.partitions) if d.announced_recovery)
         self._requests.connect(list(zip(gates, descriptor.gates, strict=True)))
         self._run.running_at = self._run.now()
         self._switch(_S.RUNNING)

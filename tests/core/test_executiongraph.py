@@ -1,6 +1,7 @@
 """The execution graph: states, attempts, descriptors."""
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import LocalProtocolError
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
@@ -12,7 +13,7 @@ from testbed_runtime.core.job.executiongraph import (
     ExecutionState,
     Restore,
 )
-from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex
+from testbed_runtime.core.job.jobgraph import IterationConfig, JobEdge, JobGraph, JobVertex
 from testbed_runtime.core.job.messages import RescaledExchange
 from testbed_runtime.core.job.slots import HeldSlot
 
@@ -96,6 +97,29 @@ def test_a_descriptor_connects_all_to_all_and_forward():
     assert [(c.producer, c.subpartition) for c in sink.gates[0].channels] == [("tm-1-1", 0)]
     assert count.partitions[0].subpartitions == 1
     assert sink.job_vertices == ("source", "count", "sink")
+
+
+@pytest.mark.parametrize(
+    ("changed", "announced"),
+    [({}, True), ({"result": "blocking"}, False)],
+    ids=["pipelined", "complete"],
+)
+def test_both_ends_of_a_connection_know_whether_the_end_of_restored_data_is_announced(changed, announced):
+    """Not by a result that is read when it is complete."""
+    edges = (replace(GRAPH.edges[0], **changed), *GRAPH.edges[1:])
+    built = placed(ExecutionGraph(replace(GRAPH, edges=edges), "job", epoch=1))
+    source, count = (built.descriptor((name, 0), context()) for name in ("source", "count"))
+    assert source.partitions[0].announced_recovery is announced
+    assert count.gates[0].announced_recovery is announced
+    assert count.partitions[0].announced_recovery
+
+
+def test_no_task_announces_the_end_of_restored_data_in_a_job_with_an_iteration():
+    """Flink's tasks of an iteration restore nothing."""
+    source, count, sink = GRAPH.vertices
+    head = replace(count, iteration=IterationConfig("count"))
+    built = placed(ExecutionGraph(replace(GRAPH, vertices=(source, head, sink)), "job", epoch=1))
+    assert not built.descriptor(("source", 0), context()).partitions[0].announced_recovery
 
 
 def test_all_consumers_share_the_names_of_a_producer_until_it_restarts():

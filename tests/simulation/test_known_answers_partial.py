@@ -161,14 +161,15 @@ def test_a_delay_that_a_failure_cuts_short_has_its_seconds(tmp_path: Path):
 
 
 def test_a_dropped_buffer_is_missed_and_its_producer_is_not(tmp_path: Path):
-    """The first buffer of a channel was dropped, and nothing sends it again: its consumer waits for it until the end."""
+    """The first buffer of each channel was dropped: the end of what its producer restored. Nothing sends it again, and each producer
+    waits until its consumer has those of all."""
     faults = [
         fault("drop", "4 s", ALL, frames={"drop": {"frameClass": "buffer"}}),
         fault("kill", "1 s", SOURCE, at="500 ms", **KILL),
     ]
     (found,) = of_case(Case("dropped", faults, "", 0.0, options=QUICK), tmp_path).recoveries
     assert not found.recovered
-    assert found.prices[0].text == "the answer of a channel's producer, which the fault `drop` has dropped"
+    assert found.prices[0].text == "the first new record at a sink, during the fault `drop`"
     assert not seconds(found, "the partition of")
 
 

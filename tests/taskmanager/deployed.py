@@ -13,6 +13,7 @@ from testbed_runtime.core.exchange.events import (
     AlignmentType,
     CheckpointBarrier,
     EndOfData,
+    EndOfOutputChannelState,
     Event,
     StopMode,
     decode_event,
@@ -112,7 +113,7 @@ class NotedCpu(SleepingCpu):
 class Deployed:
     """One task with `channels` producers on another TaskManager, and a reader of its first subpartition. Times are ms since
     the start. `outputs`: the partitioning, the number of subpartitions and the consumer of each result. An `idle` task is
-    not started."""
+    not started. `recovered`: its producers have announced the end of their restored data."""
 
     def __init__(
         self,
@@ -133,6 +134,7 @@ class Deployed:
         started: bool = True,
         reading: bool = True,
         idle: bool = False,
+        recovered: bool = True,
         **options: str,
     ) -> None:
         configuration = {"execution.buffer-timeout.interval": "0 ms", **options}
@@ -141,7 +143,7 @@ class Deployed:
         self.channels = (0 if vertex.source else 2) if channels is None else channels
         self.announced, self.started, self.restored = announced, started, restore
         self.outputs, self.subtask, self.reading = outputs, subtask, reading
-        self.idle, self.registration = idle, registration
+        self.idle, self.registration, self.recovered = idle, registration, recovered
         self.answers = answers or {}
         self.network = network or InProcessNetwork()
         self.messages: list[tuple[float, Any]] = []
@@ -183,6 +185,8 @@ class Deployed:
         for number in range(self.channels):
             wanted = ResultPartitionDescriptor(str(partition_id(number)), "work", "hash", 1, 128)
             self.producers.append(self.upstream.create_partition(wanted, Wakeup()))
+            if self.recovered:
+                self.producers[-1].end_recovery()
         board = Switchboard()
         self.jobmanager, self.rpc = MemoryRpc("jobmanager", board), MemoryRpc("tm-0", board)
         await self.jobmanager.start()
@@ -348,6 +352,9 @@ class Deployed:
             buffer.recycle()
 
     def _on_event(self, event: Event) -> None:
+        if isinstance(event, EndOfOutputChannelState):
+            self.view.resume_consumption()
+            return
         self.received.append((self.ms, event))
         blocks = isinstance(event, CheckpointBarrier) and event.alignment is not AlignmentType.UNALIGNED
         if blocks and self.resumes:

@@ -9,6 +9,7 @@ import pytest
 
 from testbed_runtime.core.exchange.events import (
     EndOfData,
+    EndOfOutputChannelState,
     EndOfPartition,
     EndOfSuperstep,
     Event,
@@ -55,7 +56,11 @@ class Results:
                     self.records.append(made.copy())
                     found += made["sequence"].tolist()
             else:
-                found.append(decode_event(bytes(buffer.view())))
+                event = decode_event(bytes(buffer.view()))
+                if isinstance(event, EndOfOutputChannelState):
+                    self.views[number].resume_consumption()
+                else:
+                    found.append(event)
             buffer.recycle()
         return found
 

@@ -59,7 +59,7 @@ def test_the_results_of_the_subtasks_are_not_all_written_to_the_same_consumer_fi
     async def drive(task: Deployed) -> None:
         task.send(0, data(0, 1))
         await task.settle()
-        written = [[len(sub) for sub in made.subpartitions] for made in task.task.partitions]
+        written = [[sub.backlog_buffers for sub in made.subpartitions] for made in task.task.partitions]
         assert written == [[int(number == place) for number in range(3)] for place in first]
 
     vertex = JobVertex("work", 3, 128, operator=OperatorConfig())

@@ -15,6 +15,7 @@ from testbed_runtime.core.exchange.events import (
     AlignmentType,
     CheckpointBarrier,
     EndOfData,
+    EndOfOutputChannelState,
     EndOfPartition,
     Event,
     StopMode,
@@ -302,6 +303,12 @@ class ResultPartition:
             for start in range(0, len(part), size):
                 chunk = part[start : start + size]
                 self.subpartitions[subpartition].add(BufferBuilder.of_event(chunk, DataType.DATA_BUFFER))
+
+    def end_recovery(self) -> None:
+        """Announce that the output channel state is complete. Each subpartition of a pipelined result is blocked until its reader
+        resumes: until all producers of that task have recovered (PipelinedResultPartition.finishReadRecoveredState)."""
+        if self._file is None:
+            self.broadcast_event(EndOfOutputChannelState())
 
     def notify_end_of_data(self, drain: bool = True) -> None:
         """Announce that no more records follow. Readers acknowledge when they have processed all of them."""

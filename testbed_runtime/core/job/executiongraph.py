@@ -365,6 +365,7 @@ class ExecutionGraph:
             announced=edge.deployment == FIRST_RECORD,
             blocking=edge.result == BLOCKING,
             rescaled=self._rescaled(edge, restore) is not None,
+            announced_recovery=self._announces_recovery(edge),
         )
 
     def _gate(self, edge: JobEdge, consumer: int, context: DeploymentContext) -> InputGateDescriptor:
@@ -388,4 +389,11 @@ class ExecutionGraph:
                 )
             )
         rescaled = self._rescaled(edge, context.restore)
-        return InputGateDescriptor(edge.source, edge.partitioning, tuple(channels), rescaled)
+        return InputGateDescriptor(
+            edge.source, edge.partitioning, tuple(channels), rescaled, self._announces_recovery(edge)
+        )
+
+    def _announces_recovery(self, edge: JobEdge) -> bool:
+        """Whether the producers of a connection announce the end of what they restore: not with iterations (isGraphContainingLoops),
+        and not if the result is complete when it is read."""
+        return edge.result != BLOCKING and not any(vertex.iteration for vertex in self.graph.vertices)

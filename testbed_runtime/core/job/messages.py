@@ -264,6 +264,8 @@ class InputGateDescriptor(Struct, frozen=True):
     partitioning: str
     channels: tuple[InputChannelDescriptor, ...]
     rescaled: RescaledExchange | None = None
+    announced_recovery: bool = True
+    """Its producers announce the end of the data that they restore, and wait."""
 
 
 class ResultPartitionDescriptor(Struct, frozen=True):
@@ -280,6 +282,8 @@ class ResultPartitionDescriptor(Struct, frozen=True):
     """It is written to a file and read when it is complete."""
     rescaled: bool = False
     """Its data in flight is restored by its consumers."""
+    announced_recovery: bool = True
+    """Its end of restored data is announced."""
 
 
 class TaskDeploymentDescriptor(Struct, frozen=True):
