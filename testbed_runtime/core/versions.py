@@ -111,6 +111,11 @@ ONE_CONNECTION = Change(
 EXPONENTIAL_DELAY_EXISTS = Change(
     "1.13", "the restart strategy `exponential-delay` exists; before, it is refused"
 )
+END_OF_DATA_TRIGGERS = Change(
+    "1.18",
+    "a checkpoint begins as soon as the data of every task has ended, without min-pause; before, the next periodic one covers the end "
+    "(FLINK-28386)",
+)
 PEKKO = Change("1.18", "`pekko.*` instead of `akka.*` in error texts (FLINK-32468)")
 REQUESTS_WAIT_AT_PRODUCER = Change(
     "1.19", "a partition request waits at the producer instead of being refused and repeated (FLINK-25055)"
@@ -168,6 +173,7 @@ CHANGES = (
     RESTART_NAMES_TASKMANAGER,
     FAILURE_NAMES_REASON,
     ABORTED_BY_AGE,
+    END_OF_DATA_TRIGGERS,
     PEKKO,
     REQUESTS_WAIT_AT_PRODUCER,
     EXPONENTIAL_DELAY,

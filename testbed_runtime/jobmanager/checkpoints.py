@@ -9,6 +9,7 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
+from testbed_runtime.core.ids import ExecutionAttemptID
 from testbed_runtime.core.job.checkpoints import (
     FOREVER,
     AckOutcome,
@@ -21,7 +22,7 @@ from testbed_runtime.core.job.checkpoints import (
     parts_to_commit,
 )
 from testbed_runtime.core.job.executiongraph import Execution, ExecutionGraph, ExecutionState
-from testbed_runtime.core.job.failover import name_of
+from testbed_runtime.core.job.failover import Task, name_of
 from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import (
     JOBMASTER,
@@ -103,6 +104,8 @@ class Checkpoints:
         """Checkpoints that every task has acknowledged and the store has not completed yet."""
         self._to_store: deque[PendingCheckpoint] = deque()
         """The same checkpoints, stored one after the other: a later one must not be replaced by an earlier one, as in Flink."""
+        self._ended: dict[Task, ExecutionAttemptID] = {}
+        """The attempt of each task whose data has ended."""
         self._waits: dict[int, OpenWait] = {}
         self._timeout = option_limit(services.options, "execution.checkpointing.timeout")
         self._timer: asyncio.TimerHandle | None = None
@@ -137,6 +140,13 @@ class Checkpoints:
 
     def all_running(self) -> None:
         self._follow(self._coordinator.on_all_running)
+
+    def data_ended(self, execution: Execution) -> None:
+        """The data of a task has ended. With that of all tasks, a checkpoint begins at once. A task that restarts has to say it again."""
+        self._ended[execution.task] = execution.attempt
+        executions = self._graph.executions
+        if len(self._ended) == len(executions) and all(self._ended[e.task] == e.attempt for e in executions):
+            self._follow(self._coordinator.on_end_of_data)
 
     def _follow(self, change: Callable[[float], None]) -> None:
         """Tell the coordinator of a change. A batch job takes no checkpoints, also no final one: it ends with its sources."""

@@ -10,6 +10,7 @@ from testbed_runtime.core.job.messages import (
     AcknowledgeCheckpoint,
     CommitRecords,
     DeclineCheckpoint,
+    NotifyEndOfData,
     PartitionState,
     RequestPartitionState,
     SinkCommit,
@@ -47,6 +48,7 @@ class TaskReports:
             RequestPartitionState: self._partition_state,
             AcknowledgeCheckpoint: self._acknowledge,
             DeclineCheckpoint: self._decline,
+            NotifyEndOfData: self._data_ended,
             CommitRecords: self._commit_records,
         }
 
@@ -89,6 +91,13 @@ class TaskReports:
         if execution is None:
             return Acknowledge(False, NOT_FOUND.format(message.attempt))
         self._checkpoints.decline(execution, message)
+        return Acknowledge()
+
+    async def _data_ended(self, message: NotifyEndOfData) -> Acknowledge:
+        execution = self._current(message.attempt)
+        if execution is None:
+            return Acknowledge(False, NOT_FOUND.format(message.attempt))
+        self._checkpoints.data_ended(execution)
         return Acknowledge()
 
     async def _commit_records(self, message: CommitRecords) -> Acknowledge:

@@ -13,11 +13,12 @@ from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.messages import (
     AcknowledgeCheckpoint,
     DeclineCheckpoint,
+    NotifyEndOfData,
     SinkCommit,
     TaskDeploymentDescriptor,
 )
 from testbed_runtime.core.options import Options
-from testbed_runtime.core.versions import ABORTED_BY_AGE, has
+from testbed_runtime.core.versions import ABORTED_BY_AGE, END_OF_DATA_TRIGGERS, has
 from testbed_runtime.ports.storage import BlobStore
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.localstate import LocalState
@@ -88,6 +89,7 @@ class TaskCheckpoints:
     ) -> None:
         self._limit = aborted_limit(options)
         self._by_age = has(options.flink_version, ABORTED_BY_AGE)
+        self._notifies_end = covers_end(options) and has(options.flink_version, END_OF_DATA_TRIGGERS)
         self._job = descriptor.job
         self._attempt = descriptor.attempt
         self._local = local
@@ -223,6 +225,15 @@ class TaskCheckpoints:
         self._uploads[-checkpoint] = task
         task.add_done_callback(lambda _: self._uploads.pop(-checkpoint, None))
 
+    def data_ended(self) -> None:
+        """The data of this task has ended: notify the JobMaster in the background, if a checkpoint is to cover that
+        (StreamTask.notifyEndOfData)."""
+        if self._notifies_end:
+            name = f"end-of-data:{self._attempt[-12:]}"
+            telling = self._gateway.tell(NotifyEndOfData(self._attempt))
+            self._uploads[0] = asyncio.get_running_loop().create_task(telling, name=name)
+            self._uploads[0].add_done_callback(lambda _: self._uploads.pop(0, None))
+
     def completed(self, checkpoint: int) -> None:
         self.last_completed = max(self.last_completed, checkpoint)
 
@@ -240,13 +251,16 @@ class TaskCheckpoints:
         self._uploads.clear()
 
 
+def covers_end(options: Options) -> bool:
+    """Return whether a task waits at its end for a checkpoint."""
+    return options.duration("execution.checkpointing.interval") > 0 and options.checkpoints_after_finish
+
+
 class FinalCheckpoint:
     """The checkpoint that a task waits for at its end (StreamTask.afterInvoke)."""
 
     def __init__(self, options: Options) -> None:
-        self._enabled = (
-            options.duration("execution.checkpointing.interval") > 0 and options.checkpoints_after_finish
-        )
+        self._enabled = covers_end(options)
         self._first = 0
         """The first one after the end of the data."""
         self.stop = 0

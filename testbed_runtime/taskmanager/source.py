@@ -303,6 +303,7 @@ class SourceTask:
     def _end_data(self) -> None:
         self._ended = True
         self._run.output.notify_end_of_data(drain=True)
+        self._run.checkpoints.data_ended()
         self._run.event("source.end", data={"next": self.source.next_sequence})
 
     async def _finish(self) -> None:

@@ -431,6 +431,8 @@ class StreamTask:
             await self._operate(self.operator.finish)
         run.output.notify_end_of_data(drain=run.input.draining)
         run.input.acknowledge_end_of_data()
+        if run.input.draining:
+            run.checkpoints.data_ended()
         if self._sink is not None:
             run.event("sink.end")
 

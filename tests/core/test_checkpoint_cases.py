@@ -216,6 +216,27 @@ def test_J_84_a_savepoint_comes_before_a_checkpoint_that_waits() -> None:
     assert made.on_time(5.0, TASKS) == []
 
 
+def test_a_checkpoint_at_the_end_of_all_data_keeps_no_pause_and_comes_before_one_that_waits() -> None:
+    """It is not periodic (CheckpointRequestDecider). Without checkpoints there is none (FLINK-32663)."""
+    made = coordinator(interval_s=10.0, min_pause_s=10.0)
+    assert triggered(made, 10.0) == [1]
+    made.on_end_of_data(11.0)
+    assert triggered(made, 11.0) == []
+    acknowledge(made, 1)
+    made.complete(1, 12.0)
+    assert made.next_deadline() <= 12.0
+    assert triggered(made, 12.0) == [2]
+    acknowledge(made, 2)
+    made.complete(2, 13.0)
+    assert (made.next_deadline(), triggered(made, 13.0)) == (23.0, [])
+    made.on_end_of_data(14.0)
+    made.on_restart(14.0)
+    assert (made.next_deadline(), triggered(made, 14.0)) == (float("inf"), [])
+    without = coordinator(interval_s=0.0)
+    without.on_end_of_data(1.0)
+    assert triggered(without, 1.0) == []
+
+
 def test_J_85_a_checkpoint_is_complete_with_the_last_acknowledgement() -> None:
     """testTriggerAndConfirmSimpleCheckpoint: a repeated one changes nothing. The next checkpoint has the next id."""
     made = coordinator()

@@ -94,6 +94,25 @@ def test_a_bounded_source_ends_the_job_after_a_covering_checkpoint():
     run_virtual(main())
 
 
+@pytest.mark.parametrize(("version", "at_once"), [("1.17", False), ("1.18", True), ("2.x", True)])
+def test_J_96_a_checkpoint_begins_when_the_data_of_all_tasks_has_ended(version, at_once):
+    """SchedulerBase.notifyEndOfData, from 1.18 on: a job with a checkpoint each 20 s ends with its last record, min-pause or not. In
+    1.17 it waits for the next one."""
+    options = {"execution.checkpointing.interval": "20 s", "execution.checkpointing.min-pause": "10 s"}
+
+    async def main():
+        async with a_testbed(version=version, **options) as bed:
+            await bed.submit(graph(limit=1000))
+            begun = bed.clock.now()
+            await bed.until(lambda s: s.state == "FINISHED", timeout_s=30)
+            assert (bed.clock.now() - begun < 3) is at_once
+            triggered = [r["checkpoint"] for r in bed.rows("checkpoints") if r["state"] == "triggered"]
+            assert triggered == [1]
+            bed.assert_exact()
+
+    run_virtual(main())
+
+
 AFTER_FINISH = "execution.checkpointing.checkpoints-after-tasks-finish"
 
 

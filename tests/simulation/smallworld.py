@@ -12,6 +12,7 @@ from typing import Any
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.options import Options
+from testbed_runtime.core.versions import LATEST
 from testbed_runtime.history.writer import MemoryHistory
 from testbed_runtime.jobmanager.client import POLL_S, JobClient
 from testbed_runtime.simulation.processes import BOOT_ID, JOBMANAGER_ADDRESS, Processes, World
@@ -52,6 +53,7 @@ class SmallWorld(Judging):
         pace: Pace = QUIET,
         blobs: MemoryBlobStore | None = None,
         configuration: Mapping[str, str] | None = None,
+        version: str = LATEST,
     ) -> None:
         self.configuration = {k: v for k, v in {**CONFIGURATION, **(configuration or {})}.items() if v}
         self.history = MemoryHistory(run="small", trial=f"seed-{seed}", boot_id=BOOT_ID)
@@ -59,7 +61,7 @@ class SmallWorld(Judging):
         self.blobs = blobs or MemoryBlobStore()
         self._switchboard = Switchboard()
         world = World(
-            options=Options(self.configuration),
+            options=Options(self.configuration, flink_version=version),
             seed=seed,
             slots=slots,
             fabric=self.fabric,

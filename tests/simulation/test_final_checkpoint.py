@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -41,7 +42,9 @@ def test_a_source_takes_the_checkpoints_that_were_triggered_before_it_could_fini
             JobVertex("sink", 1, 128, "b", sink=SinkConfig()),
         )
         configuration = {"execution.checkpointing.interval": "1 h"}
-        async with small_world(taskmanagers=2, slots=1, configuration=configuration) as world:
+        # in 1.17 the end of the data triggers no checkpoint
+        world_of = partial(small_world, taskmanagers=2, slots=1, version="1.17")
+        async with world_of(configuration=configuration) as world:
             await world.submit(JobGraph(JOB, vertices, (JobEdge("source", "sink", "hash"),)))
             while (task := source_of(world)) is None:
                 await asyncio.sleep(STEP_S)

@@ -14,6 +14,7 @@ from testbed_runtime.core.exchange.events import (
     StopMode,
 )
 from testbed_runtime.core.job.jobgraph import JobVertex, OperatorConfig, SourceConfig
+from testbed_runtime.core.job.messages import NotifyEndOfData
 from tests.taskmanager.deployed import Deployed, data, driven
 
 CHECKPOINTS = {"execution.checkpointing.interval": "1 s"}
@@ -91,6 +92,35 @@ def test_I_68_to_I_70_a_checkpoint_that_the_jobmaster_triggers_counts_as_the_bar
         EndOfData(StopMode.DRAIN),
         EndOfPartition(),
     ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "sent"),
+    [
+        (StopMode.DRAIN, CHECKPOINTS, 1),
+        (StopMode.NO_DRAIN, CHECKPOINTS, 0),
+        (StopMode.DRAIN, {}, 0),
+        (
+            StopMode.DRAIN,
+            {**CHECKPOINTS, "execution.checkpointing.checkpoints-after-tasks-finish": "false"},
+            0,
+        ),
+    ],
+)
+def test_J_96_a_task_notifies_the_jobmaster_of_the_end_of_its_data(
+    mode: StopMode, options: dict[str, str], sent: int
+):
+    """StreamTask.notifyEndOfData: when the data of all channels has ended by itself. Where no checkpoint covers the end, that would
+    change nothing."""
+
+    async def drive(task: Deployed) -> None:
+        for channel in range(2):
+            assert task.heard(NotifyEndOfData) == []
+            task.send(channel, EndOfData(mode))
+            await task.settle()
+
+    task = driven(work(), drive, channels=2, **options)
+    assert len(task.heard(NotifyEndOfData)) == sent
 
 
 def test_a_triggered_checkpoint_meets_the_barriers_of_producers_that_had_not_finished():

@@ -268,6 +268,8 @@ class CheckpointCoordinator:
         """Periodic checkpoints that were requested and not triggered yet."""
         self._recheck = FOREVER
         """When the queue is looked at again."""
+        self._at_once = FOREVER
+        """Since when a checkpoint is wanted that keeps no pause."""
         self._pause_end = -FOREVER
         self._drain_wanted = False
         self._drain_from = 0.0
@@ -297,6 +299,12 @@ class CheckpointCoordinator:
             self._all_ran = True
             self._start(now)
 
+    def on_end_of_data(self, now: float) -> None:
+        """The data of all tasks has ended: take a checkpoint that keeps no pause, so that they need not wait for the next periodic
+        one (SchedulerBase.notifyEndOfData)."""
+        if self._interval_s < FOREVER:
+            self._at_once = now
+
     def _start(self, now: float) -> None:
         """Begin to trigger checkpoints. The first one is due after the drawn delay (from 2.3 on, after min-pause), a wanted final one
         at once."""
@@ -320,7 +328,7 @@ class CheckpointCoordinator:
         finalized."""
         failed = self._abort_pending(_R.CHECKPOINT_COORDINATOR_SUSPEND, now)
         self._active = False
-        self._due = self._recheck = FOREVER
+        self._due = self._recheck = self._at_once = FOREVER
         self._queued = 0
         return failed
 
@@ -365,7 +373,8 @@ class CheckpointCoordinator:
             return self._drain_from
         if self._full:
             return FOREVER
-        return min(self._recheck, self._due if self._queued else max(self._due, self._pause_end))
+        periodic = self._due if self._queued else max(self._due, self._pause_end)
+        return min(self._at_once, self._recheck, periodic)
 
     def on_time(self, now: float, tasks: list[Task]) -> list[Triggered | Failed]:
         """Expire old checkpoints and trigger what is due, unless the job fails because of one that expired. `tasks` must acknowledge:
@@ -405,7 +414,12 @@ class CheckpointCoordinator:
 
     def _choose(self, now: float) -> bool:
         """Take a request from the queue. Return False if there is none or it is refused (Flink's CheckpointRequestDecider)."""
-        if self._full or not self._queued:
+        if self._full:
+            return False
+        if self._at_once <= now:
+            self._at_once = FOREVER
+            return True
+        if not self._queued:
             return False
         self._queued -= 1
         if self._pause_end > now:

@@ -128,6 +128,12 @@ class NotifyPartitionDataAvailable(Struct, frozen=True):
     partition: str
 
 
+class NotifyEndOfData(Struct, frozen=True):
+    """TaskExecutor → JobMaster: the data of a task has ended. When that of every task has, a checkpoint begins."""
+
+    attempt: str
+
+
 class RequestNextInputSplit(Struct, frozen=True):
     attempt: str
     index: int

@@ -24,6 +24,7 @@ METHODS: dict[str, str] = {
     "RegisterTaskManager": "ResourceManagerGateway.registerTaskExecutor(TaskExecutorRegistration, Duration)",
     "NotifySlotAvailable": "ResourceManagerGateway.notifySlotAvailable(InstanceID, SlotID, AllocationID)",
     "NotifyPartitionDataAvailable": "JobMasterGateway.notifyPartitionDataAvailable(ResultPartitionID)",
+    "NotifyEndOfData": "JobMasterGateway.notifyEndOfData(ExecutionAttemptID)",
     "RequestNextInputSplit": "JobMasterGateway.requestNextInputSplit(JobVertexID, ExecutionAttemptID)",
     "CancelJob": "DispatcherGateway.cancelJob(JobID, Duration)",
     "RequestJobStatus": "DispatcherGateway.requestJobStatus(JobID, Duration)",

@@ -1,0 +1,61 @@
+"""The checkpoint that the JobMaster takes when the data of all tasks has ended."""
+
+from __future__ import annotations
+
+import asyncio
+
+from testbed_runtime.core.job.messages import NotifyEndOfData, StopWithDrain
+from tests.jobmanager.harness import Cluster, running_job, virtually
+
+RARE = {"execution.checkpointing.interval": "1 h", "execution.checkpointing.min-pause": "30 min"}
+TASKS = tuple(f"{vertex}-{subtask}" for vertex in ("source", "count", "sink") for subtask in (0, 1))
+
+
+async def end(cluster: Cluster, *names: str) -> list[bool]:
+    """The data of these subtasks ends. Return whether the JobMaster accepted it."""
+    tm = cluster.tms[0]
+    answers = [await tm.ask("jobmaster", NotifyEndOfData(cluster.attempt_of(name))) for name in names]
+    await asyncio.sleep(1)
+    return [answer.accepted for answer in answers]
+
+
+def triggered(cluster: Cluster) -> list[int]:
+    return [r["checkpoint"] for r in cluster.rows.table("checkpoints") if r["state"] == "triggered"]
+
+
+@virtually
+async def test_J_96_tasks_that_restart_after_the_end_of_their_data_have_to_end_again():
+    """testRestoreVertexEndOfDataListener: those of the attempts before do not count, and are not known any more."""
+    async with running_job(4, RARE) as cluster:
+        await end(cluster, *TASKS[:-1], *TASKS[:-1])
+        assert triggered(cluster) == []
+        await end(cluster, TASKS[-1])
+        assert triggered(cluster) == [1]
+        old = cluster.attempt_of("count-0")
+        await cluster.running_on("count-0").report(old, "FAILED", "Exception", "x")
+        await cluster.until_running()
+        answer = await cluster.tms[0].ask("jobmaster", NotifyEndOfData(old))
+        assert not answer.accepted
+        assert await end(cluster, *TASKS[1:]) == [True] * 5
+        assert triggered(cluster) == [1]
+        await end(cluster, TASKS[0])
+        assert triggered(cluster) == [1, 2]
+
+
+@virtually
+async def test_the_end_of_all_data_waits_for_a_checkpoint_in_progress():
+    """As many as may be at a time are pending: CheckpointRequestDecider queues the request."""
+    async with running_job(4, {"execution.checkpointing.interval": "2 s"}, acknowledges=False) as cluster:
+        await cluster.until(lambda: triggered(cluster))
+        await end(cluster, *TASKS)
+        assert triggered(cluster) == [1]
+
+
+@virtually
+async def test_a_stop_has_its_final_checkpoint_and_needs_no_other_one():
+    """Its data ends before the final checkpoint."""
+    async with running_job(4, RARE, finishes=False) as cluster:
+        await cluster.dispatch(StopWithDrain(""))
+        await cluster.until(lambda: triggered(cluster))
+        await end(cluster, *TASKS)
+        assert triggered(cluster) == [1]
