@@ -11,9 +11,6 @@ from testbed_runtime.core.job.messages import SinkCommit
 from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, restore_of
 from testbed_runtime.jobmanager.services import Services
 
-SHARING = 2
-"""The latest completed checkpoints whose shared files are kept, retained or not: the next one may refer to a file of either,
-because a task bases it on the latest one that it was notified of."""
 MAX_UNRECORDED = 100
 """Further completed checkpoints kept while the recorder is unreachable: no history has their commits yet."""
 
@@ -29,7 +26,6 @@ class CompletedCheckpoints:
         self._store = store
         self._most = retained_checkpoints(services.options)
         self._retained = [latest] if latest is not None else []
-        self._sharing = self._retained[:]
         unrecorded = (*latest.unrecorded, latest.checkpoint) if latest is not None else ()
         self._unrecorded: dict[int, None] = dict.fromkeys(unrecorded)
         self._flush_first = False
@@ -96,10 +92,9 @@ class CompletedCheckpoints:
 
     def retain(self, completed: CompletedCheckpoint) -> None:
         """Keep the newest checkpoints and the unrecorded ones. Delete all older ones, failed ones too, except for objects that
-        a kept one refers to."""
+        a kept one refers to: a file of an older one that a later checkpoint needs is in every one between them."""
         retained = self._retained
         retained.append(completed)
-        self._sharing = [*self._sharing, completed][-SHARING:]
         before = len(retained)
         while len(retained) > self._most and (
             retained[0].checkpoint not in self._unrecorded or len(retained) > self._most + MAX_UNRECORDED
@@ -107,7 +102,6 @@ class CompletedCheckpoints:
             self._unrecorded.pop(retained.pop(0).checkpoint, None)
         if len(retained) < before:
             kept = {key for c in retained for t in c.tasks for key in t.objects}
-            kept.update(key for c in self._sharing for t in c.tasks for key in t.shared)
             drop = self._store.drop_before(completed.job, retained[0].checkpoint, frozenset(kept))
             self._services.tasks.spawn(_ignoring_disk(drop), f"drop-before-{retained[0].checkpoint}")
 

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.job.messages import (
     Acknowledge,
-    AcknowledgeCheckpoint,
     CommitRecords,
     NotifyCheckpointComplete,
     SinkCommit,
@@ -155,30 +154,6 @@ async def test_J_94_one_retained_checkpoint_leaves_only_the_latest_in_the_store(
         await asyncio.sleep(0.2)
         kept = {key.split("/")[3] for key in await cluster.blobs.list(f"jobs/{job}/checkpoints/")}
         assert kept == {"4", "latest"}
-
-
-@virtually
-async def test_a_file_of_a_checkpoint_that_is_not_retained_stays_for_the_next_one_that_may_refer_to_it():
-    """A task that was not notified of the latest checkpoint in time bases its next one on that before it."""
-    async with Cluster(4, {"execution.checkpointing.num-retained": "1"}, commit=COMMIT) as cluster:
-        folder = ""
-        for tm in cluster.tms:
-            ask = tm.ask
-
-            async def with_file(endpoint, message, ask=ask):
-                if isinstance(message, AcknowledgeCheckpoint):
-                    file = f"{folder}{message.checkpoint}/file"
-                    await cluster.blobs.put(file, b"x")
-                    message = replace(message, shared_state=(file,))
-                return await ask(endpoint, message)
-
-            tm.ask = with_file
-        folder = f"jobs/{await cluster.submit()}/checkpoints/"
-        await cluster.until(lambda: any(r["checkpoint"] == 4 for r in cluster.rows.table("delivery")))
-        await asyncio.sleep(0.2)
-        kept = await cluster.blobs.list(folder)
-        assert [key.removeprefix(folder) for key in kept if key.endswith("/file")] == ["3/file", "4/file"]
-        assert f"{folder}3/_metadata" not in kept
 
 
 class SlowFor(MemoryBlobStore):
