@@ -10,11 +10,13 @@ from typing import Protocol
 from msgspec import Struct
 
 from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.heartbeat import UNREACHABLE_CLASS
 from testbed_runtime.core.job.messages import (
     RESOURCEMANAGER,
     TASKEXECUTOR,
     Acknowledge,
     DisconnectResourceManager,
+    DisconnectTaskExecutor,
     FreeSlot,
     Heartbeat,
     NotifySlotAvailable,
@@ -80,6 +82,8 @@ class ResourceManager:
         self._services = services
         self._table = SlotTable(spread=spreads_slots(services.options))
         self._registered: dict[TaskManagerID, Address] = {}
+        self._sessions: dict[TaskManagerID, int] = {}
+        """The number of each registration."""
         self._owner: SlotOwner | None = None
         self._on_job_lost: Callable[[Lost, str], None] = lambda *_: None
         self._wanted: list[SlotKey] = []
@@ -103,6 +107,7 @@ class ResourceManager:
     def handlers(self) -> dict[type, Handler]:
         return {
             RegisterTaskManager: self._register,
+            DisconnectTaskExecutor: self._disconnect,
             NotifySlotAvailable: self._on_available,
             _Requested: self._on_requested,
             _Freed: self._on_freed,
@@ -171,6 +176,7 @@ class ResourceManager:
         for older in [t for t in self._registered if t.ordinal == taskmanager.ordinal and t < taskmanager]:
             self.heartbeats.unwatch(older)
             self._on_lost(restarted(older, self._services.options.flink_version))
+        self._sessions[taskmanager] = message.session
         address = (message.rpc_address[0], message.rpc_address[1])
         if self._registered.get(taskmanager) != address:
             self._registered[taskmanager] = address
@@ -185,18 +191,36 @@ class ResourceManager:
         owner = self._owner
         return [slot for slot in message.allocations if owner and owner.holds_at(taskmanager, slot[1])]
 
+    async def _disconnect(self, message: DisconnectTaskExecutor) -> Acknowledge:
+        """A TaskManager has given this ResourceManager up (ResourceManager.disconnectTaskManager), and registers again."""
+        taskmanager, leader = TaskManagerID.parse(message.resource_id), self._services.leader
+        if message.leader == leader and self._sessions.get(taskmanager) == message.session:
+            self.heartbeats.unwatch(taskmanager)
+            self._remove(taskmanager)
+            if self._tells_job:
+                lost = Lost(taskmanager, message.cause, UNREACHABLE_CLASS["TaskExecutor"], wait="heartbeat")
+                self._on_job_lost(lost, "TaskManager")
+            self._assign()
+        return Acknowledge()
+
     def _on_silent(self, lost: Lost) -> None:
         self._on_lost(lost, tells_job=self._tells_job)
 
+    def _remove(self, taskmanager: TaskManagerID) -> Address | None:
+        """Forget a TaskManager and its slots. Return where it was."""
+        self._sessions.pop(taskmanager, None)
+        address = self._registered.pop(taskmanager, None)
+        for allocation in self._table.remove(taskmanager):
+            self._want_again(allocation)
+        return address
+
     def _on_lost(self, lost: Lost, *, tells_job: bool = True) -> None:
         """Remove a TaskManager. It is disconnected, and so is the job that has slots there if `tells_job`."""
-        address = self._registered.pop(lost.taskmanager, None)
+        address = self._remove(lost.taskmanager)
         if address is not None:
             disconnect = DisconnectResourceManager(self._services.leader, lost.text)
             telling = self._tell(lost.taskmanager, address, disconnect)
             self._services.tasks.spawn(telling, f"disconnect-{lost.taskmanager}")
-        for allocation in self._table.remove(lost.taskmanager):
-            self._want_again(allocation)
         data = {"detector": "ResourceManager", "cause_class": lost.cause_class, "wait": lost.wait}
         self._services.event("taskmanager.lost", str(lost.taskmanager), text=lost.text, data=data)
         if tells_job:

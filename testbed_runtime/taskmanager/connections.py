@@ -6,12 +6,19 @@ import asyncio
 from collections.abc import Callable, Coroutine
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.core.ids import JOBMANAGER
-from testbed_runtime.core.job.heartbeat import HeartbeatConfig, HeartbeatMonitor
+from testbed_runtime.core.job.heartbeat import (
+    HeartbeatConfig,
+    HeartbeatMonitor,
+    timed_out_text,
+    unreachable_text,
+)
 from testbed_runtime.core.job.limits import option_limit, reachability_limit
 from testbed_runtime.core.job.messages import (
     RESOURCEMANAGER,
+    DisconnectTaskExecutor,
     OfferSlots,
     RegisterAtJobMaster,
     RegisterTaskManager,
@@ -199,7 +206,9 @@ class ResourceManagerConnection:
         *,
         message: Callable[[], RegisterTaskManager],
         on_fatal: Callable[[str], None],
+        on_given_up: Callable[[DisconnectTaskExecutor], None],
     ) -> None:
+        """`on_given_up`: the ResourceManager was given up. The message is to be sent to it."""
         self._rpc = rpc
         self._address = address
         self._scope = scope
@@ -207,7 +216,9 @@ class ResourceManagerConnection:
         self._limit = option_limit(scope.options, "taskmanager.registration.timeout")
         self._wait: OpenWait | None = None
         self._message = message
+        self._session = 0
         self._on_fatal = on_fatal
+        self._on_given_up = on_given_up
         self.watch = PeerWatch(scope, RM_NAME, self._on_lost)
         self._worker: asyncio.Task[None] | None = None
         self._registered = asyncio.Event()
@@ -260,6 +271,12 @@ class ResourceManagerConnection:
         self.connect()
 
     def _on_lost(self) -> None:
+        """Disconnect from the ResourceManager, and register again (TaskExecutor.reconnectToResourceManager)."""
+        peer = "ResourceManager", self.leader
+        text = unreachable_text(*peer) if self.watch.unreachable else timed_out_text("TaskExecutor", *peer)
+        who, session = self._scope.who, self._session
+        self._on_given_up(DisconnectTaskExecutor(who, self.leader, session, text))
+        self._session += 1
         self.leader = ""
         self._registered.clear()
         self._wait = self._scope.away(RM_NAME, self.watch.last_seen)
@@ -271,8 +288,9 @@ class ResourceManagerConnection:
         attempt, deadline = registration.first(), loop.time() + (self._limit.seconds or 0.0)
         while loop.time() < deadline:
             await asyncio.sleep(attempt.delay_s)
+            message = replace(self._message(), session=self._session)
             ask = self._rpc.ask(
-                JOBMANAGER, self._address, RESOURCEMANAGER, self._message(), timeout_s=attempt.timeout_s
+                JOBMANAGER, self._address, RESOURCEMANAGER, message, timeout_s=attempt.timeout_s
             )
             answer = await _try_register(
                 ask,

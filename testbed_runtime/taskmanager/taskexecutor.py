@@ -23,6 +23,7 @@ from testbed_runtime.core.job.messages import (
     CancelTask,
     DisconnectJobManager,
     DisconnectResourceManager,
+    DisconnectTaskExecutor,
     DisconnectTaskManager,
     FailSlot,
     FreeSlot,
@@ -95,7 +96,12 @@ class TaskExecutor:
         self._ask_timeout_s = options.duration("pekko.ask.timeout")
         self.sampler = self._tasks.sampler
         self.resourcemanager = ResourceManagerConnection(
-            rpc, config.jobmanager, self._scope, message=self._registration_message, on_fatal=on_fatal
+            rpc,
+            config.jobmanager,
+            self._scope,
+            message=self._registration_message,
+            on_fatal=on_fatal,
+            on_given_up=self._on_resourcemanager_given_up,
         )
 
         self._retrieval = LeaderRetrieval(options, services.blobs, self._on_leader)
@@ -159,6 +165,10 @@ class TaskExecutor:
             boot_id=config.boot_id,
             allocations=self._slots.report(),
         )
+
+    def _on_resourcemanager_given_up(self, message: DisconnectTaskExecutor) -> None:
+        self._note(message.cause)
+        self._keeper.spawn(self._tell(RESOURCEMANAGER, message), "disconnect-from-resourcemanager")
 
     async def _request_slot(self, message: RequestSlot) -> Acknowledge:
         leader = self.resourcemanager.leader

@@ -59,11 +59,14 @@ def test_J_37_a_jobmaster_that_answers_do_not_reach_is_given_up(threshold, lost,
     run_virtual(main())
 
 
-def test_J_38_a_resourcemanager_that_answers_do_not_reach_is_registered_at_again():
-    """The tasks go on."""
+@pytest.mark.parametrize(("version", "restarts"), [("1.19", 0), ("1.20", 1), ("2.x", 1)])
+def test_J_38_a_resourcemanager_that_answers_do_not_reach_is_disconnected_and_registered_at_again(
+    version, restarts
+):
+    """From 1.20 on it passes the disconnection on to the job, whose tasks there fail. Before, they go on."""
 
     async def main():
-        async with a_testbed(**HEARTBEATS) as bed:
+        async with a_testbed(version=version, **HEARTBEATS) as bed:
             await bed.submit(graph(rate=100.0))
             await bed.until(lambda s: set(s.tasks.values()) == {"RUNNING"})
             lose_answers(bed.rpcs["tm-0"], "resourcemanager", 2)
@@ -71,7 +74,31 @@ def test_J_38_a_resourcemanager_that_answers_do_not_reach_is_registered_at_again
             waits = [r for r in bed.rows("waits") if r["who"] == "tm-0-1" and r["what"] == "ResourceManager"]
             assert [r["kind"] for r in waits] == ["registration", "heartbeat", "jobmanager"]
             assert bed.taskmanagers["tm-0"].is_registered
-            assert (await bed.status()).restarts == 0
+            await bed.until(lambda s: set(s.tasks.values()) == {"RUNNING"})
+            assert (await bed.status()).restarts == restarts
+            text = f"ResourceManager with id {bed.manager.leader} is no longer reachable."
+            assert [r["text"] for r in bed.events("failover.started")] == [text] * restarts
+            registered = [r["subject"] for r in bed.events("taskmanager.registered")]
+            assert sorted(registered) == ["tm-0-1", "tm-0-1", "tm-1-1", "tm-2-1"]
             assert (await bed.drain()).state == "FINISHED"
+
+    run_virtual(main())
+
+
+def test_J_97_a_silent_resourcemanager_is_disconnected_and_registered_at_again():
+    """testHeartbeatTimeoutWithResourceManager: its heartbeats do not come, and it gets those of nobody."""
+
+    async def main():
+        short = {"heartbeat.interval": "1 s", "heartbeat.timeout": "3 s"}
+        async with a_testbed(**short) as bed:
+            manager = bed.manager.resourcemanager
+            manager.heartbeats.close()
+            await asyncio.sleep(3.5)
+            texts = {r["subject"]: r["text"] for r in bed.events("note")}
+            text = f"The heartbeat of ResourceManager with id {bed.manager.leader} timed out."
+            assert texts == dict.fromkeys(("tm-0-1", "tm-1-1", "tm-2-1"), text)
+            assert len(bed.events("taskmanager.registered")) == 6
+            assert manager.taskmanagers == ("tm-0-1", "tm-1-1", "tm-2-1")
+            assert all(tm.is_registered for tm in bed.taskmanagers.values())
 
     run_virtual(main())

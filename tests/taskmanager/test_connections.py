@@ -14,6 +14,7 @@ from testbed_runtime.core.job.limits import option_limit, reachability_limit
 from testbed_runtime.core.job.messages import (
     OfferSlots,
     RegisterAtJobMaster,
+    RegisterTaskManager,
     RegistrationResult,
     SlotOfferResult,
 )
@@ -46,6 +47,7 @@ DOWN, LATE, BROKEN = (
     AskTimeout("late"),
     RemoteFailure("Exception", "no leader"),
 )
+REGISTRATION = RegisterTaskManager("tm-0-1", ("tm-0", 1), ("tm-0", 2), 1)
 REFUSED, REJECTED = RegistrationResult("failure"), RegistrationResult("rejection", reason="unknown job")
 
 
@@ -96,8 +98,9 @@ class Peer(NamedRows):
     def resourcemanager(self) -> ResourceManagerConnection:
         given: Any = self
         return ResourceManagerConnection(
-            given, ("jobmanager", 1), self.scope, message=lambda: "register",  # type: ignore[arg-type, return-value]
+            given, ("jobmanager", 1), self.scope, message=lambda: REGISTRATION,
             on_fatal=lambda text: self.did("fatal", text),
+            on_given_up=lambda message: self.did("given up", message.cause),
         )  # fmt: skip
 
     def job(self, *allocations: str, lost: Any = None, given_up: Any = None) -> JobConnection:
@@ -203,7 +206,8 @@ def test_a_taskmanager_that_cannot_register_in_time_terminates():
 def test_a_taskmanager_registers_again_when_the_resourcemanager_falls_silent():
     """The wait is that for the JobManager, since it was heard of last. It was there all the time if it answers at once."""
     peer = during(6.4, registering, (1.0, registered("a")), (1.5, registered("b")), answers=[leader("a")])
-    assert [at for *_, at in peer.done] == [0, 6000]
+    text = "The heartbeat of ResourceManager with id a timed out."
+    assert peer.done == [("register", 100, 0), ("given up", text, 6000), ("register", 100, 6000)]
     assert peer.waits[1:] == [
         ("heartbeat", "ResourceManager", 1.0, 6.0, "heartbeat.timeout", "expired"),
         ("jobmanager", "ResourceManager", 1.0, 6.0, "heartbeat.timeout", "expired"),
@@ -231,7 +235,7 @@ def test_a_taskmanager_registers_again_when_the_resourcemanager_falls_silent():
 def test_a_taskmanager_registers_again_when_it_was_given_up(step: Any, registrations: int):
     """Its ResourceManager gave it up, or there is a new one. After a stall of a whole timeout it was given up too."""
     peer = during(4.0, registering, (1.0, step), answers=[leader("a")])
-    assert len(peer.done) == registrations
+    assert [what for what, *_ in peer.done].count("register") == registrations
 
 
 def test_a_new_leader_replaces_a_registration_that_is_in_progress():

@@ -34,6 +34,18 @@ class RegisterTaskManager(Struct, frozen=True):
     boot_id: str = ""
     allocations: tuple[tuple[int, str], ...] = ()
     """The slots that are allocated, by index: Flink's slot report."""
+    session: int = 0
+    """How often this TaskManager has given its ResourceManager up."""
+
+
+class DisconnectTaskExecutor(Struct, frozen=True):
+    """TaskExecutor → ResourceManager: it has given the ResourceManager up, and registers again."""
+
+    resource_id: str
+    leader: str
+    session: int
+    """That of its registration. A later one is not meant."""
+    cause: str
 
 
 class NotifySlotAvailable(Struct, frozen=True):
