@@ -86,6 +86,18 @@ def test_every_test_states_its_rule():
     assert not undocumented
 
 
+def test_no_comment_makes_a_statement_take_more_lines():
+    """A comment stands above a statement that does not fit with it into one line; behind its closing bracket it would explain nothing."""
+    behind = re.compile(r"^ *[)\]}]+[:,]?  # (?!fmt: skip|noqa|type: ignore)")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in PYTHON
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if behind.match(line)
+    ]
+    assert found == []
+
+
 FRAGMENT = r'"""(?:Of|Until|For|Who|What|By|From|Where|Soon)\b'
 TEXTS = ("*.py", "*.md", "*.yaml", "*.tpl", "*.txt", "*.html", "*.sh", "Makefile", "Dockerfile")
 EXEMPT = (

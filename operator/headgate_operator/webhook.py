@@ -113,9 +113,8 @@ async def _renew(context: ssl.SSLContext, folder: Path, used: bytes) -> None:
         try:
             if (found := _version(folder)) == used:
                 continue
-            renewed = _load(
-                folder
-            )  # a context of its own: OpenSSL takes a certificate before it refuses its key
+            # a context of its own: OpenSSL takes a certificate before it refuses its key
+            renewed = _load(folder)
         except OSError as error:
             log.warning("the renewed certificate of the webhook cannot be used", extra={"error": str(error)})
             continue

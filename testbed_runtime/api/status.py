@@ -371,9 +371,8 @@ MODELS: dict[str, type[Status]] = {
 
 def to_json(model: Model) -> dict[str, Any]:
     """Return the model as it is written to the API server or to `status.json`."""
-    found: dict[str, Any] = msgspec.json.decode(
-        msgspec.json.encode(model)
-    )  # lists, where to_builtins keeps tuples
+    # lists, where to_builtins keeps tuples
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(model))
     return found
 
 

@@ -410,9 +410,8 @@ class _Walk:
         if named:
             return _latest(named, current)
         later_loss = current.kind == "replacement" and current.start_ns > self.start + EPSILON_NS
-        later_loss = (
-            later_loss and abs(current.start_ns - self.detected) > EPSILON_NS
-        )  # not the loss that restarts the job
+        # not the loss that restarts the job
+        later_loss = later_loss and abs(current.start_ns - self.detected) > EPSILON_NS
         overtaken = self.at < current.start_ns - TIE_NS  # what delayed it had begun before it
         if current.kind not in _EVENTS and not later_loss and not overtaken:
             return _latest(self._last_ended(_needed(current.kind)), current)

@@ -55,9 +55,10 @@ def check_faults(trial: Trial, entry: Entry) -> list[FaultEffect]:
         asked = []
     names = dict.fromkeys([*asked, *(r["fault"] for r in rows if r["fault"])])
     end = windows(trial, entry).end
+    # by itself, before the drain
     ended = any(
         data(e).get("to") in TERMINAL_JOB_STATES for e in events(trial, "job.state") if int(e["t_ns"]) < end
-    )  # by itself, before the drain
+    )
     return [_effect(trial, name, ended=ended) for name in names]
 
 

@@ -127,9 +127,8 @@ class RunStatus:
         trial = TrialResult(name=event.trial, job_state=event.job_state, voided=event.voided, reason=reason)
         others = [t for t in self.report.trials if t.name != event.trial]
         trials = (*others, trial)[-MAX_TRIALS:]
-        self._set(
-            trials=trials, trials_done=_counted(trials), active_faults=(), **NO_JOB
-        )  # its testbed is gone
+        # its testbed is gone
+        self._set(trials=trials, trials_done=_counted(trials), active_faults=(), **NO_JOB)
 
     def _set(self, **fields: Any) -> None:
         self.report = replace(self.report, **fields)

@@ -98,9 +98,8 @@ def page(view: RunView) -> str:
     figures = [_figures(index, trial, view) for index, trial in enumerate(chosen)]
     answers = aggregate.by_variant(view.trials)
     repeated = len(view.fault_trials) > len({t.variant for t in view.fault_trials})
-    found = (
-        distributions(view.comparison) if repeated else []
-    )  # one dot each would show no more than the table
+    # one dot each would show no more than the table
+    found = distributions(view.comparison) if repeated else []
     return template.render(
         run=view,
         strips=_both(strips_svg(found, WIDE, key="di-w"), strips_svg(found, NARROW, key="di-n")),

@@ -362,9 +362,8 @@ def test_slots_of_a_replacement_name_the_delay_and_its_start(history: Any):
     ]
     assert found.prices[0].text == "replaceLost = 2 s"
     assert [(m.option, round(m.left_s, 2)) for m in found.margins] == [("slot.request.timeout", 297.15)]
-    built.wait(
-        "pending", "Kubernetes", "tm-1-2", (9, 10)
-    )  # Kubernetes' whole seconds: created after 9.0, scheduled after 10.0
+    # Kubernetes' whole seconds: created after 9.0, scheduled after 10.0
+    built.wait("pending", "Kubernetes", "tm-1-2", (9, 10))
     built.wait("image", "Kubernetes", "tm-1-2", (10, 10.5))
     found = trial_recovery(built.trial(), entry).recoveries[0]
     assert [(s.kind, round(s.seconds, 3), s.text) for s in found.rounds[0].segments][1:3] == [

@@ -127,9 +127,8 @@ def test_a_kept_checkpoint_that_does_not_fit_is_refused_before_anything_starts(
     in_document = RESTORED.format(groups=256) + "    flinkConfiguration: {execution.savepoint.path: kept}\n"
     (tmp_path / "scenario.yaml").write_text(in_document)
     assert "max parallelism 256" in headgate("run", "scenario.yaml").stderr
-    said = headgate(
-        "run", "scenario.yaml", "-s", "nowhere"
-    )  # the option of the command replaces that of the document
+    # the option of the command replaces that of the document
+    said = headgate("run", "scenario.yaml", "-s", "nowhere")
     assert "nowhere: is not a folder" in said.stderr
     assert not list((tmp_path / "runs").rglob("*.*"))
 

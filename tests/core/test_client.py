@@ -40,9 +40,8 @@ def test_G_01_and_G_02_credit_is_announced_for_the_backlog() -> None:
         deliver(consumer.client, data_frame(number, 0, 1))
     assert [consumer.channel(n).unannounced_credit for n in (0, 1)] == [2, 2]
     assert consumer.sent() == [AddCredit(2, ZERO), AddCredit(2, ONE)]
-    deliver(
-        consumer.client, data_frame(0, 1, 1)
-    )  # G-02: nothing is pulled while the connection is not writable
+    # G-02: nothing is pulled while the connection is not writable
+    deliver(consumer.client, data_frame(0, 1, 1))
     assert [consumer.channel(n).unannounced_credit for n in (0, 1)] == [1, 0]
     assert consumer.sent() == [AddCredit(1, ZERO)]
     assert [consumer.channel(n).unannounced_credit for n in (0, 1)] == [0, 0]

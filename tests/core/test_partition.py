@@ -120,9 +120,8 @@ def test_the_flusher_changes_nothing_under_back_pressure() -> None:
     """As long as buffers wait for credit, a flush neither cuts a buffer short nor notifies the reader again."""
     plain, flushed = sent_under_back_pressure(flushes=False), sent_under_back_pressure(flushes=True)
     assert set(plain[0]) == {32}
-    assert (
-        len(plain[0]) == (60 * 20) // 32 - 1
-    )  # 37 whole buffers and a begun one were written, and two have stayed
+    # 37 whole buffers and a begun one were written, and two have stayed
+    assert len(plain[0]) == (60 * 20) // 32 - 1
     assert flushed[0] == plain[0]
     assert flushed[1] == plain[1] == 1
     assert (plain[2], flushed[2]) == (16, 16)  # 1200 bytes are 37 whole buffers and 16 bytes

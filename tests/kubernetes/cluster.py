@@ -20,9 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 UP_LIMIT_S = 3600  # a first time builds Kubernetes
 DOWN_LIMIT_S = 60
 COMMAND_LIMIT_S = 120
-IMAGE = os.environ.get(
-    "HEADGATE_TEST_IMAGE", settings.BUSYBOX_IMAGE
-)  # any busybox, for a cluster that is given
+# any busybox, for a cluster that is given
+IMAGE = os.environ.get("HEADGATE_TEST_IMAGE", settings.BUSYBOX_IMAGE)
 LAYOUT = settings.layout(os.environ)
 
 

@@ -27,10 +27,11 @@ REQUIRED = os.environ.get("HEADGATE_REQUIRE_CLUSTER") == "1"
 TEST_LIMIT_S = 1200
 """Limit for a test that has none of its own, with several pods on a busy machine."""
 BUILD_LIMIT_S = 1200  # the first time: a base, Python packages, Java and PySpark
+# start and stop clusters of their own, so before the shared one is up
 FIRST = (
     "test_local_cluster_goes",
     "test_registry",
-)  # start and stop clusters of their own, so before the shared one is up
+)
 LONGEST = (
     "test_scenarios",
     "test_runs",
@@ -97,9 +98,8 @@ def nothing_up() -> Iterator[None]:
         pytest.skip(reason)
     if is_up():
         pytest.skip("a cluster is up: `make cluster-down` first")
-    tool(
-        "down", limit=DOWN_LIMIT_S
-    )  # leftovers of a node that ended together with the process that started it
+    # leftovers of a node that ended together with the process that started it
+    tool("down", limit=DOWN_LIMIT_S)
     yield
     tool("down", limit=DOWN_LIMIT_S)
 

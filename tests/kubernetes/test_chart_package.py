@@ -52,9 +52,8 @@ def test_a_signed_chart_is_pushed_and_pulled(checkout: Path, tmp_path: Path):
     run(*GPG, "--quick-generate-key", KEY, "rsa2048", cwd=tmp_path, environment=environment)
     for ring, export in (("secring.gpg", "--export-secret-keys"), ("pubring.gpg", "--export")):
         run(*GPG, "--output", str(keys / ring), export, KEY, cwd=tmp_path, environment=environment)
-    run(
-        "gpgconf", "--kill", "gpg-agent", cwd=tmp_path, environment=environment
-    )  # gpg started it for this folder
+    # gpg started it for this folder
+    run("gpgconf", "--kill", "gpg-agent", cwd=tmp_path, environment=environment)
     with local_registry.serving(tmp_path / "registry", tls=tls) as registry:
         make = ("make", "--no-print-directory", "-o", "setup", "chart")
         push = (f"PUSH={registry.address}/charts", f"SIGN={KEY}")

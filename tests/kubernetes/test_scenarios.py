@@ -75,9 +75,8 @@ def test_a_shipped_scenario_passes_in_pods(scenario: str, space: Space, tmp_path
     assert json.loads((folder / "verdict.json").read_text())["verdict"] == "Pass"
     assert (folder / "report.html").stat().st_size > 10_000
     assert space.get("testbeds")["items"] == []
-    space.kubectl(
-        "delete", "scenariorun", "--all", "--wait=false"
-    )  # its recorder would keep its share of the processors
+    # its recorder would keep its share of the processors
+    space.kubectl("delete", "scenariorun", "--all", "--wait=false")
 
 
 @pytest.mark.soak

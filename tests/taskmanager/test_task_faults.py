@@ -136,9 +136,8 @@ def test_a_taskmanager_without_its_jobmanager_ends_its_tasks_and_registers_again
         async with a_testbed(**options) as bed:
             await bed.submit(graph())
             await bed.until(lambda s: s.completed_checkpoints >= 1)
-            bed.board.pause(
-                "jobmanager"
-            )  # what is sent to it stays away; what it sends arrives until it gives up
+            # what is sent to it stays away; what it sends arrives until it gives up
+            bed.board.pause("jobmanager")
             await asyncio.sleep(3.5)
             assert all(not t.tasks for t in bed.taskmanagers.values())
             assert all(t.executor.free_slots == 2 for t in bed.taskmanagers.values())

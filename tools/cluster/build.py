@@ -16,9 +16,8 @@ from .say import say, step
 from .settings import ClusterError, Layout
 
 KUBERNETES_MODULE = "k8s.io/kubernetes"
-STAGING_VERSION = (
-    "v0." + settings.KUBERNETES.split(".", 1)[1]
-)  # staging modules are published as 0.minor.patch
+# staging modules are published as 0.minor.patch
+STAGING_VERSION = "v0." + settings.KUBERNETES.split(".", 1)[1]
 UNPUBLISHED = "v0.0.0"  # the version of staging modules in Kubernetes's own go.mod
 GO_FOLDER = "/usr/local/go/bin"  # where Go's own archive is unpacked
 ERROR_TAIL_LINES = 15

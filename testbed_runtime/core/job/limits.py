@@ -20,9 +20,8 @@ def restart_delay(options: Options, key: str, seconds: float) -> Limit:
     """Return the limit of a restart strategy's delay, which may have grown from the option's value or carry a jitter."""
     options = settings_in_effect(options)
     configured = options.shown(key)
-    exact = round(options.duration(key) * 1000) == round(
-        seconds * 1000
-    )  # options count in whole milliseconds
+    # options count in whole milliseconds
+    exact = round(options.duration(key) * 1000) == round(seconds * 1000)
     return Limit(key, configured if exact else f"{configured}{GROWN}{seconds:g} s", seconds)
 
 

@@ -124,9 +124,8 @@ def judge_loss(now: PathReading, ways: tuple[bool, bool], asked: float, burst: f
     ok = any(ways) and now.sent > 0
     if now.answered and not now.fenced:
         return Judged(False, values, "the probes were still on their way when the measurement had to end")
-    echoed = now.echoed or (
-        0 if ways[0] else now.sent
-    )  # no way to tell: nothing was requested on the way there
+    # no way to tell: nothing was requested on the way there
+    echoed = now.echoed or (0 if ways[0] else now.sent)
     series = (("forward", now.sent, now.echoed), ("backward", echoed, now.answered))
     for (name, sent, came), hit in zip(series, ways, strict=True):
         if not hit:

@@ -75,9 +75,8 @@ class ProxyBackend:
 
     async def apply(self, request: FaultRequest) -> float:
         rule = rule_of(request)
-        self._rules.add(
-            request.rule_id, rule
-        )  # before the call, so that no other fault takes its path for free
+        # before the call, so that no other fault takes its path for free
+        self._rules.add(request.rule_id, rule)
         answer = await self._call("PUT", f"/v1/rules/{request.rule_id}", to_builtins(rule))
         return float(answer["now"])
 

@@ -196,9 +196,8 @@ def _restarts(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
         attempts[task] = attempts.get(task, 0) + 1
     task = max(attempts, key=lambda t: attempts[t], default="")
     begun = sum(parsed(e["data"]).get("restarted") is True for _, e in failures)
-    most = max(
-        len(started), len(failures)
-    )  # a failure may be merged into a restart that has already deployed
+    # a failure may be merged into a restart that has already deployed
+    most = max(len(started), len(failures))
     if len(started) < begun:
         problem = (
             f"has {len(started)} failover.started, but {begun} failures restarted the job (failover.failure)"

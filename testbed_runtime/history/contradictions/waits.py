@@ -117,9 +117,8 @@ def _options(rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[D
         if not all(key in BY_KEY for key in keys) or not keys:
             continue
         value = PRODUCT.join(options.shown(key) for key in keys)
-        earlier = PRODUCT.join(
-            options.text(key) for key in keys
-        )  # versions that left out the unit of a bare number
+        # versions that left out the unit of a bare number
+        earlier = PRODUCT.join(options.text(key) for key in keys)
         if r["value"].partition(GROWN)[0] not in (value, earlier):
             problem = (
                 f"is {r['value'][:60]!r}, but {r['option']} is {value!r} (configuration in the manifest)"
