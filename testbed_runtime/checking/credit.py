@@ -28,10 +28,11 @@ CHANNELS_SCHEMA = pa.schema(
         ("samples", pa.int64()),  # 0 for a local channel, which has no credit
         ("violations", pa.int64()),
         ("details", pa.list_(pa.string())),
+        # median of the buffers that were sent and not yet received; null if one side is missing
         (
             "in_flight",
             pa.float64(),
-        ),  # median of the buffers that were sent and not yet received; null if one side is missing
+        ),
     ]
 )
 MAX_DETAILS = 3

@@ -43,11 +43,12 @@ _HELD_BY = {
     "cancellation": ("heartbeat", "registration", *_STARTING, *_ANYWHERE),
     "registration": ("start", *_ANYWHERE),
     "deployment": ("open", *_ANYWHERE),
+    # a channel of the result is silent until the iteration has ended
     "partition": (
         "iteration",
         "deployment",
         *_ANYWHERE,
-    ),  # a channel of the result is silent until the iteration has ended
+    ),
     "first-record": ("partition", "open", "restore", "iteration", *_ANYWHERE),
     "catch-up": DELAY_CATCH_UP,
 }

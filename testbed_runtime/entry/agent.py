@@ -79,9 +79,8 @@ class Neighbours:
 
     def _hosts(self) -> Mapping[str, str]:
         if self._document is not None:
-            with contextlib.suppress(
-                OSError, ValueError, KeyError
-            ):  # the file is being written: keep what is known
+            # the file is being written: keep what is known
+            with contextlib.suppress(OSError, ValueError, KeyError):
                 found = hosts_of(json.loads(self._document.read_bytes()))
                 self._config = replace(self._config, hosts=found)
         return self._config.hosts

@@ -37,10 +37,11 @@ COUNTS_SCHEMA = pa.schema(
         ("rows", pa.int64()),
         ("distinct", pa.int64()),
         ("highest", pa.int64()),
+        # the first table with a number that the process used before, else empty
         (
             "repeated_in",
             pa.string(),
-        ),  # the first table with a number that the process used before, else empty
+        ),
         ("tables", pa.list_(pa.string())),  # in which the process has rows
     ]
 )

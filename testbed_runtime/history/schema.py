@@ -113,10 +113,11 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
         ("busy_ns", pa.int64()),
         ("backpressured_ns", pa.int64()),
         ("idle_ns", pa.int64()),
+        # source: how far emission is behind schedule; sink: latency of the last record received
         (
             "lag_ns",
             pa.int64(),
-        ),  # source: how far emission is behind schedule; sink: latency of the last record received
+        ),
     ],
     # one row per sink subtask and 250 ms window with records
     "latency": [
@@ -139,10 +140,11 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
         ("duplicated", pa.int64()),
         ("out_of_order", pa.int64()),
         ("corrupted", pa.int64()),
+        # of the commit: on one of its rows, 0 on the others, so that weights can be summed
         (
             "weight",
             pa.int64(),
-        ),  # of the commit: on one of its rows, 0 on the others, so that weights can be summed
+        ),
     ],
     "checkpoints": [
         ("checkpoint", pa.int64()),
@@ -156,10 +158,11 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
     ],
     "faults": [
         ("fault", pa.string()),  # its name in the scenario
+        # asked | injected | verified | unverified | ended | clean | residue | failed | voided
         (
             "state",
             pa.string(),
-        ),  # asked | injected | verified | unverified | ended | clean | residue | failed | voided
+        ),
         ("kind", pa.string()),  # `network.latency`, …
         ("backend", pa.string()),
         ("targets", pa.string()),  # JSON list
@@ -188,10 +191,11 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
         ("link", pa.string()),  # `tm-0->tm-1` in the direction of the frame
         ("channel", pa.string()),  # receiver id, hex
         ("frame_class", pa.string()),  # buffer | event | barrier | credit | backlog | request | other
+        # BufferResponse: its sequence number; otherwise the count of this class on this channel
         (
             "number",
             pa.int64(),
-        ),  # BufferResponse: its sequence number; otherwise the count of this class on this channel
+        ),
         ("size", pa.int32()),
     ],
 }

@@ -556,9 +556,8 @@ def _check_names(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         return []
     names = table.column("task").combine_chunks().dictionary_encode()
     for code, task in enumerate(names.dictionary.to_pylist()):
-        if task not in known and not task.rpartition("-")[0].endswith(
-            "-sync"
-        ):  # the head of an iteration has it
+        # the head of an iteration has it
+        if task not in known and not task.rpartition("-")[0].endswith("-sync"):
             row = first_true(pc.equal(names.indices, code))
             return [Damage("tasks", "task", row, f"is {task[:60]!r}, which the job does not have")]
     wrong = pc.not_equal(

@@ -214,10 +214,11 @@ class SegmentWriter:
     def _cut_table(self, index: int, table: str, rows: int) -> None:
         try:
             body = encode_table(self._buffer.take(table))
+        # a value does not fit: drop the segment, record that, and continue
         except (
             pa.ArrowException,
             OverflowError,
-        ):  # a value does not fit: drop the segment, record that, and continue
+        ):
             self._count_shed(table, rows)
             return
         segment = Segment(number=self._number, table=index, body=body)

@@ -246,9 +246,8 @@ class Runner:
         except (HeadgateError, OSError, ExceptionGroup) as error:
             entry["error"] = words_of(error)
         except asyncio.CancelledError:
-            if (
-                self.control.healed.is_set()
-            ):  # before anything was submitted there is no history that could be judged
+            # before anything was submitted there is no history that could be judged
+            if self.control.healed.is_set():
                 entry.update(voided=True, void_reason=self.control.why, abandoned=not entry.get("phases"))
             raise
         finally:

@@ -261,10 +261,11 @@ def indented(data: Any) -> str:
     written in Python."""
     try:
         return msgspec.json.format(json.dumps(data, ensure_ascii=False), indent=1)
+    # a NaN, or half of a surrogate pair: msgspec knows neither
     except (
         msgspec.DecodeError,
         UnicodeEncodeError,
-    ):  # a NaN, or half of a surrogate pair: msgspec knows neither
+    ):
         return json.dumps(data, indent=1, ensure_ascii=False)
 
 

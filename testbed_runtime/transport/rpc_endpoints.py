@@ -78,9 +78,8 @@ class EndpointRpc(ABC):
         forget: Callable[[], object] | None = None
         timer: asyncio.TimerHandle | None = None
         try:
-            if (
-                self._resolver is None and not self._endpoints.interceptor.active
-            ):  # nothing to wait for but the answer
+            # nothing to wait for but the answer
+            if self._resolver is None and not self._endpoints.interceptor.active:
                 timer = loop.call_later(timeout_s, _expire, answer)
                 forget = self._send(asked, call_id, answer)
                 result = await answer

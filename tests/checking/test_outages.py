@@ -228,11 +228,12 @@ def test_faults_within_an_outage_share_it(history: Any):
 @pytest.mark.parametrize(
     ("fault_begun", "failures", "expected"),
     [
+        # it has recovered from the fault before it fails again
         (
             8,
             {9: "x", 13: "y"},
             [("a", 8, 12), ("a", 13, 15)],
-        ),  # it has recovered from the fault before it fails again
+        ),
         (8, {9: "x", 11.9: "y"}, [("a", 8, 15)]),
         (12, {9: "x", 13: "y"}, [("", 9, 12), ("a", 12, 15)]),  # the fault begins when the first outage ends
         (20, {9: "x", 13: "y"}, [("", 9, 12), ("", 13, 15), ("a", 20, 20)]),

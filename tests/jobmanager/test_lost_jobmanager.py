@@ -63,7 +63,7 @@ def test_J_37_a_jobmaster_that_answers_do_not_reach_is_given_up(threshold, lost,
 def test_J_38_a_resourcemanager_that_answers_do_not_reach_is_disconnected_and_registered_at_again(
     version, restarts
 ):
-    """From 1.20 on it passes the disconnection on to the job, whose tasks there fail. Before, they go on."""
+    """It also passes the disconnection on to the job from 1.20 on, so that the tasks there fail. Before, they go on."""
 
     async def main():
         async with a_testbed(version=version, **HEARTBEATS) as bed:
@@ -86,7 +86,7 @@ def test_J_38_a_resourcemanager_that_answers_do_not_reach_is_disconnected_and_re
 
 
 def test_J_97_a_silent_resourcemanager_is_disconnected_and_registered_at_again():
-    """testHeartbeatTimeoutWithResourceManager: its heartbeats do not come, and it gets those of nobody."""
+    """testHeartbeatTimeoutWithResourceManager: no heartbeat passes in either direction."""
 
     async def main():
         short = {"heartbeat.interval": "1 s", "heartbeat.timeout": "3 s"}

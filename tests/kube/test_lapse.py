@@ -165,7 +165,7 @@ async def test_a_fault_expires_with_its_pod():
 
 
 async def test_a_fault_is_applied_again_in_a_replaced_pod():
-    """For the time that remains, and until its end."""
+    """The fault lasts for the time that remains."""
     async with world() as made:
         await made.inject(on_target_restart="Reapply")
         await replaced(made)

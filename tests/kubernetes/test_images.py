@@ -16,11 +16,12 @@ from tools.images import archive, settings
 
 pytestmark = pytest.mark.cluster
 RUN_LIMIT_S = 400.0
+# not compressed; what is there now and a little
 SIZES_MB = {
     "headgate": 555,
     "headgate-agent": 565,
     "headgate-spark": 1300,
-}  # not compressed; what is there now and a little
+}
 RESTRICTED = {
     "readOnlyRootFilesystem": True,
     "allowPrivilegeEscalation": False,
@@ -62,9 +63,8 @@ def pod(name: str, image: str, *command: str, user: dict[str, Any] | None = None
                     "imagePullPolicy": "IfNotPresent",
                     "command": list(command),
                     "securityContext": user or RESTRICTED,
-                    "resources": {
-                        "requests": {"cpu": "50m"}
-                    },  # without any, it waits for all others on a busy node
+                    # without any, it waits for all others on a busy node
+                    "resources": {"requests": {"cpu": "50m"}},
                     "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
                 }
             ],

@@ -88,6 +88,5 @@ def test_a_run_in_which_pods_are_evicted_and_deleted_loses_nothing(space: Space)
         for step in ("image", "pending")
     ]
     owners = {owner["kind"] for outage in status["recovery"]["outages"] for owner in outage["owners"]}
-    assert "start" in owners, status[
-        "recovery"
-    ]  # the others may take less than a second, the resolution of Kubernetes
+    # the others may take less than a second, the resolution of Kubernetes
+    assert "start" in owners, status["recovery"]

@@ -312,9 +312,8 @@ async def test_a_run_whose_agents_are_killed_three_times_repeats_the_trial_that_
     if not followed.space.cluster.own:
         pytest.skip("an agent's process can be killed from outside only on the test cluster's own node")
     document = copy.deepcopy(SMALL)
-    document["spec"]["faults"] = [
-        {**SLOW, "duration": "10 s"}
-    ]  # long enough to be seen and hit while it lasts
+    # long enough to be seen and hit while it lasts
+    document["spec"]["faults"] = [{**SLOW, "duration": "10 s"}]
     # with the agents' requests, the pods still fit beside those of other tests
     document["spec"]["testbed"]["pods"] = {"packetFaults": True, "resources": {"cpu": "50m"}}
     document["spec"]["timeline"] |= {"baseline": "8 s", "observation": "16 s"}

@@ -126,10 +126,11 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
     starts = observed.status.runner_starts
     if given_up := given_up_because(observed.runner, starts, "the runner"):
         return _conclude(observed, now, verdict=Verdict.ERROR, reason="RunnerLost", text=given_up)
+    # the testbed may have Spark's place until its last pod is gone
     needed = [
         observed.recorder,
         observed.runner,
-    ]  # the testbed may have Spark's place until its last pod is gone
+    ]
     if late := unschedulable([pod for pod in needed if pod is not None], now):
         return _conclude(observed, now, verdict=Verdict.ERROR, reason=UNSCHEDULABLE, text=late)
     if observed.taken:

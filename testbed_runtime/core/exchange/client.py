@@ -203,9 +203,8 @@ class PartitionRequestClient:
     def _translate(self, error: Exception | None) -> FlinkError:
         if isinstance(error, FlinkError):
             return error
-        if error is None or isinstance(
-            error, BrokenPipeError
-        ):  # a write may notice it before the reader does
+        # a write may notice it before the reader does
+        if error is None or isinstance(error, BrokenPipeError):
             return self._remote(
                 f"Connection unexpectedly closed by remote task manager '{self.description}'. "
                 "This might indicate that the remote task manager was lost."
