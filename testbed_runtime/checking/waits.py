@@ -460,17 +460,18 @@ def _worked_for(trial: Trial, wait: Wait, windows: Mapping[str, Sequence[str]], 
 def _rejoining(wait: Wait, effects: Iterable[FaultEffect]) -> Wait:
     """Return a wait for a JobManager that a fault had stopped from the end of the fault on: until then the fault owns it.
     A source asks for a split, not to register."""
-    for effect in effects:
-        ended = effect.ended_ns
-        if (
-            _stopped_kind(effect) == wait.kind == "jobmanager"
-            and wait.what != NEXT_SPLIT
-            and ended is not None
-            and wait.start_ns < ended < wait.end_ns
-        ):
-            text = "the TaskManagers to register again"
-            return replace(wait, kind="registration", start_ns=ended, cause=text, fault="")
-    return wait
+    ends = [
+        e.ended_ns
+        for e in effects
+        if _stopped_kind(e) == wait.kind == "jobmanager"
+        and e.ended_ns is not None
+        and wait.start_ns < e.ended_ns < wait.end_ns
+    ]
+    if not ends or wait.what == NEXT_SPLIT:
+        return wait
+    return replace(
+        wait, kind="registration", start_ns=max(ends), cause="the TaskManagers to register again", fault=""
+    )
 
 
 def lasts_until(effect: FaultEffect, end_ns: int, *, missed: bool) -> int:

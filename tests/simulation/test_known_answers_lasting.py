@@ -123,3 +123,19 @@ def test_a_pause_in_a_catch_up_has_the_seconds_in_which_nothing_was_left_to_do(t
     found = recovery(case, tmp_path)
     assert seconds(found, "end of the fault `gc`") == pytest.approx(2.0, abs=0.3)
     assert seconds(found, "spare capacity of `count`") == pytest.approx(8.0, abs=0.3)
+
+
+def test_a_jobmanager_that_is_killed_again_is_waited_for_twice(tmp_path: Path):
+    """Each kill takes 3 s, and it is back for 1 s between them. The TaskManagers, which ask for it since the first one, register when
+    it is back for good."""
+    faults = [
+        fault(name, "3 s", JOBMANAGER, at=at, jobmanager={"kill": {}})
+        for name, at in (("a", "0 s"), ("b", "4 s"))
+    ]
+    case = Case("twice", faults, "", 0.0, options=QUICK, managers={"replicas": 5}, observation="30 s")
+    found = recovery(case, tmp_path)
+    assert len(found.rounds) == 2
+    for name in "ab":
+        own = f"the JobManager's return (killed by the fault `{name}`)"
+        assert seconds(found, own) == pytest.approx(3.0, abs=TOLERANCE_S)
+    assert seconds(found, "to register again") < 0.6
