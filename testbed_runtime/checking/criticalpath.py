@@ -64,6 +64,8 @@ _MUST_FAIL = frozenset({"heartbeat", "lease", "checkpoint"})
 """They cause something only when they fail."""
 _DETECTION = frozenset({"heartbeat", "lease", "connection", "failure-report", "checkpoint"})
 """They end with a failure. After it they explain nothing."""
+_LOSS = ("heartbeat", "fencing")
+"""They end when the loss of a TaskManager is noticed."""
 _EVENTS = _DETECTION | {"stalled", "jobmanager"}
 """They begin with an event from outside. Before them comes whatever was in progress at that time."""
 _TIMED = frozenset({"heartbeat", "fencing", "cancellation", "restart-delay"})
@@ -322,10 +324,17 @@ class _Walk:
 
     def _notices_loss(self, wait: Wait) -> bool:
         """Whether a wait is for the loss of a TaskManager to be noticed that is replaced: its name is that of the replacement, or the
-        replacement's without the number of its process."""
-        lost = wait.what.rpartition("-")[0] if wait.kind in ("heartbeat", "fencing") else ""
-        replaced = (w.what for w in self._all if w.kind == "replacement") if lost else ()
-        return any(lost in (name, name.rpartition("-")[0]) for name in replaced)
+        replacement's without the number of its process. A cancellation may end with that loss."""
+        lost = [wait] if wait.kind in _LOSS else []
+        if (
+            wait.kind == "cancellation"
+            and _is_of_option(wait)
+            and KINDS["heartbeat"].may_be_limited_by(wait.option)
+        ):
+            lost = [w for w in self._all if w.kind in _LOSS and abs(w.end_ns - wait.end_ns) <= TIE_NS]
+        names = {w.what.rpartition("-")[0] for w in lost if w.outcome is Outcome.EXPIRED} - {""}
+        replaced = [w.what for w in self._all if w.kind == "replacement"] if names else []
+        return not names.isdisjoint([*replaced, *(name.rpartition("-")[0] for name in replaced)])
 
     def _missing_taskmanager(self, slots: Wait) -> Wait | None:
         """Return the wait for a TaskManager that came after the requests for slots had expired: no longer timeout would have helped.

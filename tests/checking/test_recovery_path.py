@@ -147,6 +147,9 @@ def test_of_several_waits_the_one_with_the_least_slack_decides():
         # its registration shows the loss, so of the detection and the delay only the delay is left
         ("tm-0-1", (), (8 - 3, "restart-strategy.fixed-delay.delay = 3 s")),
         ("tm-1-1", (), (8 - 5, "restart-strategy.fixed-delay.delay = 3 s")),
+        # so does a cancellation that ends with the loss
+        ("tm-0-1", (wait("cancellation", 0, 7, Outcome.EXPIRED, option="heartbeat.timeout", value="7 s"), wait("fencing", 0, 7, Outcome.EXPIRED, what="tm-0-1", option="heartbeat.timeout", value="7 s")), (8 - 3, "restart-strategy.fixed-delay.delay = 3 s")),
+        ("tm-0-1", (wait("cancellation", 0, 7, Outcome.EXPIRED, option="heartbeat.timeout", value="7 s"), wait("fencing", 0, 7, Outcome.EXPIRED, what="tm-1-1", option="heartbeat.timeout", value="7 s")), (1, "heartbeat.timeout = 7 s")),
         # a TaskManager registers with the JobMaster because its slot is needed then
         ("tm-0-1", (wait("registration", 2, 8, what="JobMaster"),), (8 - 3, "restart-strategy.fixed-delay.delay = 3 s")),
         ("tm-0-1", (wait("registration", 2, 7.5, what="JobMaster"),), (0.5, KINDS["registration"].doc)),

@@ -139,3 +139,20 @@ def test_a_jobmanager_that_is_killed_again_is_waited_for_twice(tmp_path: Path):
         own = f"the JobManager's return (killed by the fault `{name}`)"
         assert seconds(found, own) == pytest.approx(3.0, abs=TOLERANCE_S)
     assert seconds(found, "to register again") < 0.6
+
+
+def test_a_replacement_that_outruns_the_detection_saves_all_its_seconds(tmp_path: Path):
+    """Tasks on the lost TaskManager are cancelled when its loss is noticed: after 1.9 s, or when its replacement registers."""
+    found = {
+        after: recovery(
+            Case(
+                "outrun", [fault("kill", "1 s", {"taskManagers": {"names": ["tm-0"]}}, **KILL)], "", 0.0, options=QUICK,
+                managers={"replicas": 2, "slots": 2, "replaceLost": after}, observation="15 s",
+            ),
+            tmp_path / after,
+        )
+        for after in ("4 s", "100 ms")
+    }  # fmt: skip
+    assert found["4 s"].prices[0].option == "replaceLost"
+    assert found["100 ms"].downtime_s == pytest.approx(0.1, abs=0.05)
+    assert not list(savings(found["4 s"]))
