@@ -337,7 +337,7 @@ class _Walk:
         return not names.isdisjoint([*replaced, *(name.rpartition("-")[0] for name in replaced)])
 
     def _missing_taskmanager(self, slots: Wait) -> Wait | None:
-        """Return the wait for a TaskManager that came after the requests for slots had expired: no longer timeout would have helped.
+        """Return the wait for a TaskManager that came, or came back, after the requests for slots had expired: no longer timeout would have helped.
         A busy ResourceManager counts if it did not answer for half of the time."""
         coming = [w for w in self.waits if w.start_ns < slots.end_ns < w.end_ns and _caused(w)]
         half = slots.start_ns + (slots.end_ns - slots.start_ns) // 2
@@ -345,7 +345,9 @@ class _Walk:
         own = [
             w
             for w in coming
-            if w.kind in ("replacement", "start") or (w.kind, w.what) == ("registration", RM_NAME)
+            if w.kind in ("replacement", "start")
+            or (w.kind, w.what) == ("registration", RM_NAME)
+            or (w.kind, w.who) == ("stalled", EVERYTHING)
         ]
         return max(own or busy, key=lambda w: (w.end_ns, w.wait), default=None)
 

@@ -124,6 +124,9 @@ def test_a_busy_judge_noticed_late_that_heartbeats_were_missing(
         ([wait("jobmanager", 4, 7, what="ResourceManager")], False, [("slot", 2), ("jobmanager", 2)]),
         # nothing that comes: the option owns it, and so it does if the job failed for good
         ([wait("replacement", 3, 7, Outcome.FIRED, **LIMIT)], True, [("slot", 4)]),
+        ([wait("stalled", 1, 7, who="everything", what="tm-0")], False, [("stalled", 5)]),  # it comes back
+        ([wait("stalled", 1, 7, who="tm-0-1")], False, [("slot", 4)]),
+        ([wait("stalled", 1, 6, who="everything", what="tm-0")], False, [("slot", 4)]),
         ([wait("replacement", 3, 7, Outcome.OPEN)], False, [("slot", 4)]),
         ([wait("replacement", 3, 6, Outcome.FIRED, **LIMIT)], False, [("slot", 4)]),
         ([wait("jobmanager", 4.1, 7, what="ResourceManager")], False, [("slot", 4)]),  # less than half of it

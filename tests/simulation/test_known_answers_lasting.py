@@ -156,3 +156,14 @@ def test_a_replacement_that_outruns_the_detection_saves_all_its_seconds(tmp_path
     assert found["4 s"].prices[0].option == "replaceLost"
     assert found["100 ms"].downtime_s == pytest.approx(0.1, abs=0.05)
     assert not list(savings(found["4 s"]))
+
+
+def test_a_pause_owns_the_requests_that_expire_before_its_end(tmp_path: Path):
+    """Three requests of 4 s expire. It comes back after 20 s, 0.1 s after a delay of 1 s began: a longer slot.request.timeout
+    would have saved the rest of that."""
+    pause = fault("gc", "20 s", SINK, process={"pause": {}})
+    case = Case("expired", [pause], "", 0.0, options=EXPIRING, managers=NO_SPARE, observation="40 s")
+    found = recovery(case, tmp_path)
+    assert len(found.rounds) == 4
+    assert seconds(found, "return (paused by the fault `gc`)") == pytest.approx(19.9, abs=TOLERANCE_S)
+    assert seconds(found, DELAY) == pytest.approx(1.0, abs=TOLERANCE_S)
