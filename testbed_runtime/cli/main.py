@@ -43,7 +43,7 @@ EXCHANGE_HELP = "Serve or fetch one partition over the wire, also with Flink at 
 
 
 class _Commands(TyperGroup):
-    """The commands. An error of an option names the value, which typer's own words do not."""
+    """The commands. An error of an option names the value, and Ctrl-C says so, which typer's own words do not."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
@@ -51,6 +51,8 @@ class _Commands(TyperGroup):
         except typer.BadParameter as error:
             error.message = exits.bad_value(error)
             raise
+        except KeyboardInterrupt:  # of a command without a cleanup, such as simulate
+            raise exits.Interrupted from None
 
 
 def _version(wanted: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 from testbed_runtime.api.naming import API_VERSION
 from testbed_runtime.cli import doctor, exits, main, running
 from testbed_runtime.cli.findings import BAD, GOOD, Finding
+from testbed_runtime.cli.seeds import MODULE
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.registry import LOCAL, Capabilities
 from testbed_runtime.local import packets, registry
@@ -110,6 +112,18 @@ def test_an_option_with_a_wrong_value_names_the_value_and_what_to_write(headgate
     assert done.returncode == 2
     shown = " ".join(re.findall(r"^│ (.*?) *│$", done.stderr, re.MULTILINE))
     assert shown == said
+
+
+def test_ctrl_c_in_a_command_without_a_cleanup_is_said_in_one_line(tmp_path):
+    """Not with typer's `Aborted.`, nor with nothing at all. The command reads a pipe, so it is at work when it is interrupted."""
+    pipe = tmp_path / "document.yaml"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-m", MODULE, "validate", str(pipe)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+        with pipe.open("w"):  # opens as soon as the command reads it
+            started.send_signal(signal.SIGINT)
+            said = started.communicate(timeout=60)
+    assert (started.returncode, *said) == (130, "", "headgate: interrupted\n")
 
 
 def write(folder, text):
