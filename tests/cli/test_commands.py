@@ -119,10 +119,10 @@ def test_ctrl_c_in_a_command_without_a_cleanup_is_said_in_one_line(tmp_path):
     pipe = tmp_path / "document.yaml"
     os.mkfifo(pipe)
     command = [sys.executable, "-m", MODULE, "validate", str(pipe)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
-        with pipe.open("w"):  # opens as soon as the command reads it
-            started.send_signal(signal.SIGINT)
-            said = started.communicate(timeout=60)
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with started, pipe.open("w"):  # opens as soon as the command reads it
+        started.send_signal(signal.SIGINT)
+        said = started.communicate(timeout=60)
     assert (started.returncode, *said) == (130, "", "headgate: interrupted\n")
 
 

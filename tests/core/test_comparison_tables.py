@@ -90,7 +90,7 @@ def test_too_few_trials_are_said_once_for_all_groups():
     two = (
         "Differences may be chance: 2 intervals that all hold with 95 % confidence need 7 trials of each, and"
     )
-    alone = "(one with `versus` needs 6)"
+    alone = "(a single expectation with `versus` needs 6)"
     assert comparison(groups, keys=(DETECT,))["summary"] == [f"{two} there is 1 {alone}"]
     (said,) = comparison([groups[0], groups[2]], keys=(DETECT,))["summary"]
     assert said == "Differences may be chance: an interval needs 6 trials of each, and there are 2"

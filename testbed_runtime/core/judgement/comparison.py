@@ -413,7 +413,7 @@ def _summaries(pairs: Sequence[tuple[str, str]], contrasts: Sequence[Contrast]) 
         # an expectation is judged by its own interval, so it needs fewer trials than this table
         together = f"{len(contrasts)} intervals that all hold with {CONFIDENCE * 100:g} % confidence"
         return [
-            f"Differences may be chance: {together} need {needed} trials of each, and {there} (one with `versus` needs {alone})"
+            f"Differences may be chance: {together} need {needed} trials of each, and {there} (a single expectation with `versus` needs {alone})"
         ]
     return [_summary(reference, name, contrasts) for reference, name in pairs]
 
