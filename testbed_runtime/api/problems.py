@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from testbed_runtime.api.fields import DURATION_HINT, is_duration
+from testbed_runtime.api.models import QUANTITY_PATTERN
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.options import ALIASES, BY_KEY, unknown_version
 from testbed_runtime.core.versions import VERSIONS, nearest
@@ -104,16 +105,9 @@ def _user_error(model: type[BaseModel], loc: list[int | str], item: Any) -> User
         case "literal_error":
             return _not_one_of(path, value, str(context.get("expected", "")))
         case "string_pattern_mismatch":
-            return UserError(
-                path,
-                f"{show(value)} is not a valid name",
-                "use lower-case letters, digits and dashes, beginning with a letter",
-            )
-        case "string_type" if isinstance(value, dict) and "Configuration" in str(loc[-2:]):
-            return UserError(path, "is nested", f"write the whole key in one line: {_flat(loc[-1], value)}")
+            return _pattern_error(path, value, str(context.get("pattern")))
         case "string_type":
-            hint = _unit_hint(value) if _is_duration(model, loc) else _quote_hint(value)
-            return UserError(path, f"must be text, got {show(value)}", hint)
+            return _text_error(model, loc, value)
         case "too_long" | "string_too_long" | "too_short" | "string_too_short":
             return _length(path, kind, context)
         case _ if kind in _BOUNDS:
@@ -129,6 +123,24 @@ def _user_error(model: type[BaseModel], loc: list[int | str], item: Any) -> User
             return UserError(path, f"must be {_KINDS_OF_VALUE[kind]}, got {show(value)}", hint)
         case _:
             return UserError(path, f"{item['msg']}, got {show(value)}")
+
+
+def _pattern_error(path: str, value: Any, pattern: str) -> UserError:
+    if pattern == QUANTITY_PATTERN:
+        problem = f"{show(value)} is not a quantity of Kubernetes"
+        return UserError(path, problem, "write it as in 500m, 2 or 1Gi")
+    hint = "use lower-case letters, digits and dashes, beginning with a letter"
+    return UserError(path, f"{show(value)} is not a valid name", hint)
+
+
+def _text_error(model: type[BaseModel], loc: list[int | str], value: Any) -> UserError:
+    path = path_of(loc)
+    if isinstance(value, dict) and "Configuration" in str(loc[-2:]):
+        return UserError(path, "is nested", f"write the whole key in one line: {_flat(loc[-1], value)}")
+    hint = _unit_hint(value) if _is_duration(model, loc) else _quote_hint(value)
+    if hint and "options" in loc and isinstance(loc[-1], int):  # a value of an option in a study
+        hint += ", a duration with its unit"
+    return UserError(path, f"must be text, got {show(value)}", hint)
 
 
 def show(value: Any) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from testbed_runtime.api import fault_rules, job_rules, kinds, models, option_rules
-from testbed_runtime.api.catalogue import Standing, judge, value_problem
+from testbed_runtime.api.catalogue import Standing, judge, value_doubt, value_problem
 from testbed_runtime.api.compile import merged_variants
+from testbed_runtime.api.fields import without_unit
 from testbed_runtime.api.naming import API_VERSION
 from testbed_runtime.api.problems import show
 from testbed_runtime.api.validate import Findings, expectation_problem, refused, validate
@@ -61,6 +62,7 @@ def _testbed(resource: Any) -> KindFindings:
     collected.errors.extend(job_rules.functions_in_pods(spec.job, "spec.job"))
     path = "spec.flinkConfiguration"
     option_rules.judge_testbed(spec, path, collected)
+    collected.warnings.extend(without_unit(spec, "spec"))
     collected.errors.extend(
         option_rules.checkpoint_problems(
             spec.flink_configuration, lambda key: f"{path}[{key}]", alone=spec.job_state == "running"
@@ -71,7 +73,9 @@ def _testbed(resource: Any) -> KindFindings:
 
 def _fault(resource: Any) -> KindFindings:
     spec: kinds.FaultResourceSpec = resource.spec
-    return Findings(resource, tuple(fault_rules.alone(spec.named(), "spec")))
+    return Findings(
+        resource, tuple(fault_rules.alone(spec.named(), "spec")), tuple(without_unit(spec, "spec"))
+    )
 
 
 def _checkpoint_problems(scenario: models.ScenarioSpec) -> list[UserError]:
@@ -130,6 +134,7 @@ def _unknown_variants(spec: kinds.ScenarioRunSpec) -> list[UserError]:
 def _study(resource: Any) -> KindFindings:
     spec: kinds.TuningStudySpec = resource.spec
     collected = option_rules.Collected()
+    collected.warnings.extend(without_unit(spec, "spec"))
     seen: set[str] = set()
     for index, option in enumerate(spec.options):
         _study_option(option, f"spec.options[{index}]", seen, collected)
@@ -241,7 +246,10 @@ def _study_option(
             UserError(f"{path}.key", f"{option.key!r} changes nothing here", "study an option with an effect")
         )
     else:
-        collected.errors.extend(_value_problems(option, BY_KEY[judgement.canonical], path))
+        known = BY_KEY[judgement.canonical]
+        collected.errors.extend(problems := list(_value_problems(option, known, path)))
+        doubts = {} if problems else {i: value_doubt(known, text) for i, text in enumerate(option.values)}
+        collected.warnings.extend(f"{path}.values[{i}]: {doubt}" for i, doubt in doubts.items() if doubt)
     if judgement.canonical in seen:
         collected.errors.append(
             UserError(f"{path}.key", f"{option.key!r} is a duplicate", "keep one of them")

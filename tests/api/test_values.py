@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from testbed_runtime.api.validate_kinds import validate_kind
+from tests.api import documents
 from tests.api.test_validate import errors, fault
 
 BAD = {
@@ -107,3 +109,52 @@ def test_a_value_that_does_not_fit_is_refused_with_what_fits(change, text):
     """Wrong types, bounds with both ends, and keys without a value, which are null in YAML."""
     found = errors(change)
     assert any(text in line for line in found), found
+
+
+KINDS_OF_BAD = {
+    "quantity with a space": (
+        "Testbed",
+        lambda s: s["pods"]["storage"].update(size="1 GB"),
+        "spec.pods.storage.size: '1 GB' is not a quantity of Kubernetes (write it as in 500m, 2 or 1Gi)",
+    ),
+    "values of a study that are numbers": (
+        "TuningStudy",
+        lambda s: s["options"][0].update(values=[2, 4]),
+        "spec.options[0].values[0]: must be text, got 2 (write it in quotes: '2', a duration with its unit)",
+    ),
+    "objective that is a text": (
+        "TuningStudy",
+        lambda s: s["objectives"][0].update(metric="job.state"),
+        "spec.objectives[0].metric: job.state is a text, so no value is better (name another metric)",
+    ),
+    "kind in another case": (
+        "fault",
+        lambda s: None,
+        "kind: 'fault' is not a kind of headgate.dev/v1alpha1 (did you mean Fault?)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "change", "text"), KINDS_OF_BAD.values(), ids=KINDS_OF_BAD.keys())
+def test_a_bad_value_of_another_kind_is_refused_with_what_fits(kind, change, text):
+    """As in a scenario."""
+    data = documents.good(kind.title() if kind == "fault" else kind)
+    change(data["spec"])
+    assert text in [str(e) for e in validate_kind({**data, "kind": kind}).errors]
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "path"),
+    [
+        ("Fault", lambda s: s.update(duration="2"), "spec.duration"),
+        ("Testbed", lambda s: s["taskManagers"].update(replaceLost="2"), "spec.taskManagers.replaceLost"),
+        ("TuningStudy", lambda s: s["options"][0].update(values=["1 s", "2"]), "spec.options[0].values[1]"),
+    ],
+)
+def test_a_duration_without_a_unit_is_a_warning_in_every_kind(kind, change, path):
+    """A bare number is milliseconds, which is rarely meant."""
+    data = documents.good(kind)
+    change(data["spec"])
+    found = validate_kind(data)
+    assert found.errors == ()
+    assert f"{path}: '2' has no unit, so it is 2 ms (write '2 s' or '2 ms')" in found.warnings
