@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 
 from msgspec import Struct
@@ -33,9 +34,12 @@ from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure, Rpc
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.slots import Slot, TaskSlotTable
+from testbed_runtime.timeouts import timeout
 
 ANSWERED_AT_ONCE_S = 0.3
 """A JobManager that answers so soon after it was given up did not have to be waited for."""
+OVERTAKING_S = 0.1
+"""A ResourceManager may request a slot so long before its answer to the registration arrives. Flink's waits for a slot report instead."""
 LEADER_PROBE_S = 0.5
 """Pause between registration attempts while no process listens at the JobManager's address. In Flink the leader election
 announces a new leader; here the address is probed. The (longer) error delay applies only once a leader answers with an error."""
@@ -239,6 +243,13 @@ class ResourceManagerConnection:
     @property
     def is_registered(self) -> bool:
         return self._registered.is_set()
+
+    async def is_registered_at(self, leader: str) -> bool:
+        """Return whether this ResourceManager has accepted this TaskManager. What it asks for may arrive before its answer does."""
+        with contextlib.suppress(TimeoutError):
+            async with timeout(0.0 if self.leader else OVERTAKING_S):
+                await self._registered.wait()
+        return leader == self.leader
 
     def on_heartbeat(self, leader: str) -> bool:
         """Return False for a ResourceManager at which this TaskManager is not registered: it gets no answer, as in Flink."""

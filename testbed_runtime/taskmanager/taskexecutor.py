@@ -171,8 +171,7 @@ class TaskExecutor:
         self._keeper.spawn(self._tell(RESOURCEMANAGER, message), "disconnect-from-resourcemanager")
 
     async def _request_slot(self, message: RequestSlot) -> Acknowledge:
-        leader = self.resourcemanager.leader
-        if leader and message.leader != leader:
+        if not await self.resourcemanager.is_registered_at(message.leader):
             raise FlinkError(
                 "TaskManagerException",
                 f"TaskManager is not connected to the resource manager {message.leader}.",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.messages import (
     CancelTask,
     DisconnectJobManager,
@@ -59,6 +60,38 @@ def test_a_slot_is_given_to_the_resourcemanager_at_which_the_taskmanager_is_regi
         assert caught.value.class_name == "TaskManagerException"
         status = await bed.status()
         assert status.restarts == 0
+
+    running(drive)
+
+
+def delay_answers(rpc: Any, seconds: float) -> None:
+    """Let the answers to registrations at the ResourceManager arrive late."""
+    ask = rpc.ask
+
+    async def delaying(*args: Any, **settings: Any) -> Any:
+        answer = await ask(*args, **settings)
+        await asyncio.sleep(seconds if type(args[3]).__name__ == "RegisterTaskManager" else 0)
+        return answer
+
+    rpc.ask = delaying
+
+
+@pytest.mark.parametrize(("late_s", "is_given"), [(0.09, True), (0.11, False)])
+def test_J_98_a_taskmanager_that_is_not_registered_gives_no_slot(late_s: float, is_given: bool):
+    """testIgnoringSlotRequestsIfNotRegistered. A request may overtake the answer to the registration, but not by more than 100 ms."""
+
+    async def drive(bed: Any, ask: Any) -> None:
+        running, executor = descriptor_of(bed), bed.taskmanagers["tm-0"].executor
+        leader = executor.resourcemanager.leader
+        request = RequestSlot(2, "other", running.job, bed.jobmanager_address, running.leader, leader)
+        delay_answers(bed.rpcs["tm-0"], late_s)
+        executor.resourcemanager.disconnected(leader)
+        if not is_given:
+            with pytest.raises(FlinkError, match="not connected to the resource manager"):
+                await executor._request_slot(request)
+            assert executor.free_slots == 1
+            await bed.until(lambda _: executor.resourcemanager.is_registered)
+        assert (await executor._request_slot(request)).accepted
 
     running(drive)
 
