@@ -236,6 +236,38 @@ def test_a_blocking_result_is_consumed_when_the_regions_of_all_its_readers_have_
     assert built.blocking_results(("source", 1), "sink") == built.blocking_results(("other", 0)) == []
 
 
+def blocking_exchange(consumers, *, more=()):
+    """One producer, and consumers that each read its whole blocking result."""
+    vertices = (JobVertex("source", 1, 8), JobVertex("count", consumers, 8), *more)
+    edges = (
+        JobEdge("source", "count", "hash", result="blocking"),
+        *(JobEdge("count", v.name, "hash") for v in more),
+    )
+    return ExecutionGraph(JobGraph("b", vertices, edges), "job", epoch=1)
+
+
+def test_J_99_a_blocking_result_is_released_when_all_regions_that_read_it_have_finished():
+    """RegionPartitionGroupReleaseStrategyTest: one consumer; a region of two operators; one of two consumers; and one that has
+    restarted since."""
+    source = ("source", 0)
+    one = blocking_exchange(1)
+    finish(one, source, ("count", 0))
+    assert list(one.consumed_by(("count", 0))) == [source]
+    region = blocking_exchange(1, more=(JobVertex("sink", 1, 8),))
+    finish(region, source, ("count", 0))
+    assert region.consumed_by(("count", 0)) == {}
+    finish(region, ("sink", 0))
+    assert list(region.consumed_by(("sink", 0))) == [source]
+    two = blocking_exchange(2)
+    finish(two, source, ("count", 0))
+    assert two.consumed_by(("count", 0)) == {}
+    finish(two, ("count", 1))
+    two.reset([("count", 1)])
+    assert two.consumed_by(("count", 0)) == {}
+    finish(two, ("count", 1))
+    assert list(two.consumed_by(("count", 1))) == [source]
+
+
 def test_a_blocking_all_to_all_exchange_links_every_pair():
     """The result of each producer may be lost alone."""
     lost = batch().regions.to_restart([("count", 1)], available=lambda producer, _: producer != ("source", 1))
