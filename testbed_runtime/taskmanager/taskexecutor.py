@@ -250,8 +250,12 @@ class TaskExecutor:
     def _give_back(self, slot: Slot, cause: str) -> None:
         """Free a slot that no JobMaster uses, and notify the ResourceManager, whose heartbeats show it otherwise."""
         self._release_slot(slot.allocation, FlinkError("FlinkException", cause))
+        if self._slots.get(slot.allocation) is None:
+            self._notify_available(slot)
+
+    def _notify_available(self, slot: Slot) -> None:
         leader = self.resourcemanager.leader
-        if leader and self._slots.get(slot.allocation) is None:
+        if leader:
             message = NotifySlotAvailable(str(self._config.resource_id), leader, slot.allocation)
             self._keeper.spawn(self._tell(RESOURCEMANAGER, message), f"slot-available:{slot.index}")
 
@@ -274,6 +278,7 @@ class TaskExecutor:
         if slot is not None and slot.releasing:
             self._tasks.release_results(allocation)
             self._slot_is_free(allocation)
+            self._notify_available(slot)
 
     def _slot_is_free(self, allocation: str) -> None:
         slot = self._slots.release(allocation)

@@ -16,6 +16,7 @@ from testbed_runtime.core.job.messages import (
     FreeSlot,
     Heartbeat,
     NotifyCheckpointComplete,
+    NotifySlotAvailable,
     RequestSlot,
     SetSourceRate,
     SubmitTask,
@@ -197,6 +198,28 @@ def test_J_61_a_slot_that_the_jobmaster_does_not_hold_is_freed(asked_s: float, r
         await asyncio.sleep(1.0)
         status = await bed.until(lambda s: s.state == "RUNNING" and len(s.placement) == 6)
         assert (status.restarts > 0) == bool(restarts)
+
+    running(drive)
+
+
+def test_J_33_a_slot_that_is_given_back_with_tasks_is_available_when_they_have_ended():
+    """TaskExecutor.freeSlotInternal notifies the ResourceManager, which would learn it with the next heartbeat only."""
+
+    async def drive(bed: Any, ask: Any) -> None:
+        executor, rpc = bed.taskmanagers["tm-0"].executor, bed.rpcs["tm-0"]
+        allocation, available = descriptor_of(bed).allocation, []
+        before = rpc.ask
+
+        async def noting(*args: Any, **settings: Any) -> Any:
+            if isinstance(args[3], NotifySlotAvailable):
+                available.append((args[3].allocation, len(executor._tasks._running_in(allocation))))
+            return await before(*args, **settings)
+
+        rpc.ask = noting
+        executor._give_back(executor._slots.get(allocation), "text")
+        assert available == []
+        await bed.until(lambda s: s.restarts > 0 and set(s.tasks.values()) == {"RUNNING"})
+        assert available[0] == (allocation, 0)
 
     running(drive)
 
