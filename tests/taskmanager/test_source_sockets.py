@@ -6,7 +6,7 @@ from typing import Any
 
 from testbed_runtime.core.job.jobgraph import JobVertex, SourceConfig
 from testbed_runtime.simulation.loop import run_virtual
-from testbed_runtime.transport.simulated import WINDOW_BYTES
+from testbed_runtime.transport.simulatedconnection import WINDOW_BYTES
 from testbed_runtime.workload.records import text_of
 from testbed_runtime.workload.sources import LINES_BYTES_MAX
 from tests.taskmanager.deployed import Deployed, deployed

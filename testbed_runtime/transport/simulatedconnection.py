@@ -1,0 +1,348 @@
+"""One end of a connection in virtual time. `simulated.py` has the network around it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import errno
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from testbed_runtime.core.exchange.frames import BytesLike
+from testbed_runtime.ports.network import ConnectionHandler
+from testbed_runtime.transport.busythread import BusyThread
+from testbed_runtime.transport.tcp import HIGH_WATERMARK_BYTES, LOW_WATERMARK_BYTES
+
+if TYPE_CHECKING:
+    from testbed_runtime.transport.simulated import SimulatedFabric
+
+WINDOW_BYTES = 256 * 1024
+"""Maximum bytes in flight or unread per direction: the socket buffers of both ends."""
+
+_Frame: TypeAlias = tuple[object, int]
+"""A frame on its way, with its size on the wire."""
+_Payload: TypeAlias = "bytes | _Frame | Exception | None"
+
+
+class SimulatedConnection:
+    """One end of a connection. `_link` is its outgoing direction; received data waits in `_inbox` until it is read."""
+
+    def __init__(
+        self,
+        fabric: SimulatedFabric,
+        make_handler: Callable[[], ConnectionHandler],
+        *,
+        local: str,
+        remote: str,
+        peer_name: str,
+        owner: str,
+        context: contextvars.Context,
+    ) -> None:
+        """`context` belongs to `owner`, the process at this end. `start` calls `make_handler` in it."""
+        self._fabric = fabric
+        self._loop = asyncio.get_running_loop()
+        self._make_handler = make_handler
+        self._handler: ConnectionHandler | None = None
+        self._context = context
+        self.owner = owner
+        self.local = local
+        self.remote = remote
+        self._peer_name = peer_name
+        self._link = fabric.link(local, remote)
+        self._other: SimulatedConnection | None = None
+        self._out: deque[tuple[list[memoryview] | _Frame, int, Callable[[], None] | None]] = deque()
+        self._queued = 0
+        self._writable = True
+        self._thread = BusyThread(self._move, context)
+        self._moving: asyncio.Handle | None = None
+        self._under_way: deque[tuple[float, list[_Payload]]] = deque()  # what arrives together
+        self._arrival: asyncio.TimerHandle | None = None
+        self._last_arrival = 0.0
+        self._window = 0
+        self._inbox: deque[bytes | _Frame] = deque()
+        self._reading = True
+        self._reading_soon: asyncio.Handle | None = None
+        self._eof = False
+        self._eof_error: Exception | None = None
+        self._closing = False
+        self._closed = False
+        self._dead = False
+        fabric.opened(self)
+
+    @property
+    def peer(self) -> str:
+        return self._peer_name
+
+    @property
+    def writable(self) -> bool:
+        return self._writable and not self._closing
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    @property
+    def is_orphan(self) -> bool:  # this end is open and the other one is not
+        return not self._closed and self._other is not None and self._other.is_closed
+
+    def pair(self, other: SimulatedConnection) -> None:
+        """Set the other end. Must be called first."""
+        self._other = other
+
+    def start(self) -> None:
+        """Create the handler, in the process of this end. Data received earlier waits for it."""
+        if self._closed:
+            return
+        self._handler = self._make_handler()
+        self._handler.on_connected(self)
+        self._read_soon()
+
+    def start_soon(self) -> None:
+        """Schedule `start`, like a process that accepts a connection when it next runs."""
+        self._loop.call_soon(self.start, context=self._context)
+
+    def send(self, parts: Sequence[BytesLike], on_sent: Callable[[], None] | None = None) -> None:
+        if self._closing or self._closed:
+            if on_sent is not None and not self._dead:
+                on_sent()
+            return
+        views = [memoryview(part).cast("B") for part in parts]
+        self._queue(views, sum(map(len, views)), on_sent)
+
+    def send_frame(self, frame: object, size: int, on_sent: Callable[[], None] | None = None) -> None:
+        """Send a frame without encoding it. It takes `size` bytes of the link's bandwidth and window. One that fits into the
+        window leaves at once: an all-to-all job sends millions."""
+        if self._closing or self._closed:
+            if on_sent is not None and not self._dead:
+                on_sent()
+        elif (
+            self._out or self._eof_error is not None or (self._window and self._window + size > WINDOW_BYTES)
+        ):
+            self._queue((frame, size), size, on_sent)
+        else:
+            self._depart((frame, size), size)
+            if on_sent is not None:
+                on_sent()
+
+    def _queue(self, data: list[memoryview] | _Frame, size: int, on_sent: Callable[[], None] | None) -> None:
+        self._out.append((data, size, on_sent))
+        self._queued += size
+        if self._queued > HIGH_WATERMARK_BYTES:
+            self._writable = False
+        self._move_soon()
+
+    def pause_reading(self) -> None:
+        self._reading = False
+
+    def resume_reading(self) -> None:
+        self._reading = True
+        self._read_soon()
+
+    def close(self) -> None:
+        if self._closing or self._closed:
+            return
+        self._closing = True
+        self._reading = False
+        self._inbox.clear()
+        self._move_soon()
+
+    def abort(self, *, reset: bool = False) -> None:
+        """Close the connection: data in the kernel is still delivered, unless `reset` is set."""
+        if self._closed:
+            return
+        if reset:
+            self._under_way.clear()
+        self._depart(reset_error() if reset else None, 0)
+        self._end(None)
+
+    def fail(self, error: Exception) -> None:
+        """End the connection at this end now. Its process is notified when it runs."""
+        self._inbox.clear()
+        self._under_way.clear()
+        self._window = 0
+        self._eof, self._eof_error = True, error
+        self._loop.call_soon(self._end, error, context=self._context)
+
+    def die(self) -> None:
+        """Handle the death of this end's process: its handler is never called again, and the peer gets a reset after the
+        in-flight data."""
+        if self._dead:
+            return
+        self._dead = True
+        if not self._closed:
+            self._depart(reset_error(), 0)
+        self._closed = self._closing = True
+        self._reading = False
+        self._inbox.clear()
+        self._out.clear()
+        if not self._under_way:
+            self._fabric.closed(self)
+
+    def _move_soon(self) -> None:
+        if self._moving is None and not self._closed:
+            self._moving = self._loop.call_soon(self._move, context=self._context)
+
+    def _move(self) -> None:
+        """Send what fits into the window, but at least one unit if the window is empty."""
+        self._moving = None
+        if self._eof_error is not None:
+            self._end(self._eof_error)  # like a write to a connection that was reset
+        if self._closed:
+            return
+        done: list[Callable[[], None]] = []
+        while self._out:
+            parts, size, on_sent = self._out[0]
+            if self._window and self._window + size > WINDOW_BYTES:
+                break
+            self._out.popleft()
+            self._queued -= size
+            self._depart(parts if isinstance(parts, tuple) else b"".join(parts), size)
+            if on_sent is not None:
+                done.append(on_sent)
+        for on_sent in done:
+            on_sent()
+        if not self._closed:
+            self._after_move()
+
+    def _after_move(self) -> None:
+        if self._closing and not self._out:
+            self._depart(None, 0)
+            self._end(None)
+        elif not self._writable and self._queued <= LOW_WATERMARK_BYTES and not self._thread.is_busy:
+            self._writable = True
+            if self._handler is not None:
+                self._handler.on_writable()
+
+    def _depart(self, data: _Payload, size: int) -> None:
+        """Send bytes, or the end of the stream (None or an error). They arrive in order."""
+        link = self._link
+        profile = link.profile
+        due = self._loop.time() + profile.latency_s
+        if profile.bandwidth_bytes_per_s or profile.jitter_s or link.free_at:
+            due = link.due(self._loop.time(), size, self._fabric.random)
+        if due > self._last_arrival or not self._under_way:
+            self._last_arrival = max(due, self._last_arrival)
+            self._under_way.append((self._last_arrival, []))
+        self._under_way[-1][1].append(data)
+        self._window += size
+        if self._arrival is None:
+            self._arm()
+        cost = self._fabric.send_cost
+        if cost and type(data) is tuple and (seconds := cost(self.local, self.remote, data[0])):
+            self._writable = False
+            self._thread.work(seconds)
+
+    def _arm(self) -> None:
+        if self._arrival is None and self._under_way and not self._link.held:
+            due = self._under_way[0][0]
+            self._arrival = self._loop.call_at(due, self._arrive, context=self._fabric.kernel)
+
+    def hasten(self) -> None:
+        """Deliver what only the bandwidth of the outgoing link had held up, which has no limit any more."""
+        latest = self._loop.time() + self._link.profile.latency_s
+        self._under_way = deque((min(due, latest), parts) for due, parts in self._under_way)
+        self._last_arrival = min(self._last_arrival, latest)
+        self.link_changed()
+
+    def link_changed(self) -> None:
+        """React to a fault that started or ended on the outgoing link: held bytes continue in order."""
+        if self._arrival is not None:
+            self._arrival.cancel()
+            self._arrival = None
+        self._arm()
+
+    def _arrive(self) -> None:
+        self._arrival = None
+        now = self._loop.time()
+        other, under_way, link = self._other, self._under_way, self._link
+        arrived: list[_Payload] = []
+        while under_way and under_way[0][0] <= now and not link.held:
+            arrived += under_way.popleft()[1]
+        if other is not None and arrived:
+            other.receive(arrived)
+        if under_way:
+            self._arm()
+        elif self._closed:
+            self._fabric.closed(self)
+
+    def receive(self, arrived: list[_Payload]) -> None:
+        """Receive what arrives at one instant at this end: bytes, frames, or the end of the stream (None or an error)."""
+        closing, something = self._closing or self._closed, False
+        for data in arrived:
+            if type(data) is tuple or type(data) is bytes:
+                if not closing:
+                    self._inbox.append(data)
+                    something = True
+                elif self._other is not None:
+                    self._other.acknowledged(data[1] if type(data) is tuple else len(data))
+            elif data is None or isinstance(data, Exception):
+                self._eof, self._eof_error = True, data
+                something = True
+        if something and self._reading_soon is None:
+            self._read_soon()
+
+    def _read_soon(self) -> None:
+        if self._reading_soon is None and self._handler is not None and not self._closed:
+            self._reading_soon = self._loop.call_soon(self._read, context=self._context)
+
+    def _read(self) -> None:
+        self._reading_soon = None
+        handler = self._handler
+        assert handler is not None
+        while self._reading and self._inbox and not self._closed:
+            if type(self._inbox[0]) is tuple:
+                self._read_frames(handler)
+                continue
+            data = self._inbox.popleft()
+            if self._other is not None:
+                self._other.acknowledged(len(data))
+            handler.on_data(memoryview(data))  # type: ignore[arg-type]  # bytes: see above
+        if self._eof and not self._inbox and not self._closed:
+            self._end(self._eof_error)
+
+    def _read_frames(self, handler: ConnectionHandler) -> None:
+        """Hand over all frames at once. The handler may pause reading and leave some."""
+        inbox = self._inbox
+        frames = [data for data in inbox if type(data) is tuple]
+        taken = handler.on_frames([frame for frame, _ in frames])  # type: ignore[attr-defined]  # its peer sent frames
+        if self._closing:  # the handler has closed the connection
+            return
+        if taken == len(inbox):
+            inbox.clear()
+        else:
+            for _ in range(taken):
+                inbox.popleft()
+        if self._other is not None:
+            size = frames[0][1] if taken == 1 else sum([size for _, size in frames[:taken]])
+            self._other.acknowledged(size)
+
+    def acknowledged(self, size: int) -> None:
+        """Free window space, because the other end has read."""
+        self._window = self._window - size if size < self._window else 0
+        if self._out:
+            self._move_soon()
+
+    def _end(self, error: Exception | None) -> None:
+        if self._closed:
+            return
+        self._closed = self._closing = True
+        self._reading = False
+        self._inbox.clear()
+        if self._other is not None and self._other.is_closed:
+            self._under_way.clear()
+            if self._arrival is not None:
+                self._arrival.cancel()
+        if not self._under_way:
+            self._fabric.closed(self)
+        units, self._out = self._out, deque()
+        self._queued = 0
+        for _, _, on_sent in units:
+            if on_sent is not None:
+                on_sent()
+        if self._handler is not None:
+            self._handler.on_closed(error)
+
+
+def reset_error() -> ConnectionResetError:
+    return ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
