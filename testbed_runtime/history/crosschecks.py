@@ -9,16 +9,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from testbed_runtime.history.columns import events
+from testbed_runtime.history.contradictions.buffers import check_buffers
 from testbed_runtime.history.contradictions.channels import check_balance, check_samples
 from testbed_runtime.history.contradictions.checkpoints import check_checkpoints
 from testbed_runtime.history.contradictions.clocks import check_clocks, has_one_clock
 from testbed_runtime.history.contradictions.counters import check_counters_across
+from testbed_runtime.history.contradictions.ended import check_ended
 from testbed_runtime.history.contradictions.exchange import check_exchange
 from testbed_runtime.history.contradictions.executions import check_executions
 from testbed_runtime.history.contradictions.faults import check_faults
 from testbed_runtime.history.contradictions.frames import check_frames
 from testbed_runtime.history.contradictions.kinds import check_kinds
 from testbed_runtime.history.contradictions.pairs import check_pairs
+from testbed_runtime.history.contradictions.parties import check_parties
 from testbed_runtime.history.contradictions.sequences import check_sequences
 from testbed_runtime.history.contradictions.waits import check_waits
 from testbed_runtime.history.damage import Damage
@@ -42,7 +45,8 @@ def check_across(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         + check_samples(trial, entry)
     )
     found += check_faults(trial, entry, one_clock=one_clock) + check_kinds(trial)
-    found += check_frames(trial, one_clock=one_clock)
+    found += check_frames(trial, one_clock=one_clock) + check_buffers(trial) + check_ended(trial)
+    found += check_parties(trial, entry)
     found += check_sequences(trial, entry, one_clock=one_clock) + check_pairs(
         trial, entry, one_clock=one_clock
     )

@@ -110,7 +110,7 @@ MISSING = "state, row 3: says that checkpoint 1 was completed, but a-1 has not a
         ({4: None, 6: [point("completed", 2, duration_ns=NS, state_bytes=10), FINISHED]}, [MISSING]),
         ({4: None, 6: [point("completed", 2, duration_ns=NS, state_bytes=10), ("events", FINISHED[1] | {"process": "jobmanager-2"})]}, []),
         ({4: [state("a-1", "RUNNING", "CANCELED", 1.6)], 6: {"state_bytes": 10}}, [MISSING]),
-        ({4: None, 6: None, 8: None, 9: None, 10: None, 11: None}, []),
+        ({4: None, 6: None, 7: None, 8: None, 9: None, 10: None, 11: None}, []),
         ({4: {"task": "b-0"}}, ["task, row 2: is 'b-0', which the job does not have"]),
         ({4: [point("acknowledged", 1.6, task="a-0", duration_ns=3 * NS // 5)], 6: {"state_bytes": 10}},
          ["task, row 2: is a-0, which had acknowledged checkpoint 1", MISSING.replace("row 3", "row 4")]),
@@ -292,3 +292,24 @@ def test_one_finding_of_each_rule_is_enough():
     """A hundred checkpoints with the same damage say no more."""
     assert found({3: {"persisted_bytes": 11}, 4: {"persisted_bytes": 21}}) == ["persisted_bytes, row 1: is 11, more than state_bytes"]  # fmt: skip
     assert check_checkpoints(wrote(*HEALTHY[:2]), ENTRY) == []
+
+
+END = "state, row {}: has no end of checkpoint {}, for which JobMaster waited: {} (waits)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({6: None, 9: None, 10: None, 11: None}, [END.format(0, 1, "completed")]),
+        ({13: None, 14: {"cause": "Checkpoint expired before completing."}}, [END.format(5, 2, "expired")]),
+        ({13: None}, []),
+        ({13: None, 14: {"outcome": "cancelled"}}, []),
+        ({13: None, 14: {"outcome": "open", "cause": "a"}}, []),
+        ({13: None, 14: None}, []),
+    ],
+)  # fmt: skip
+def test_a_wait_for_a_checkpoint_that_ended_has_the_end_of_the_checkpoint(
+    changes: dict[int, Any], expected: list[str]
+):
+    """It is written before. A JobManager that lost its leadership cancels its waits, without a cause and an end."""
+    assert found(changes) == expected

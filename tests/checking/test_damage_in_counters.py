@@ -273,9 +273,40 @@ WINDOW = "latency.parquet, column window_start_ns, row {}: is the start of a win
 )
 def test_a_window_had_not_ended_when_the_one_before_was_written(start: float, expected: list[str]):
     """To a second: the one before was written at 0.75 s, and windows take 0.25 s."""
-    assert receiving({5: {"window_start": start}}) == expected
+    assert [t for t in receiving({5: {"window_start": start}}) if "the start" in t] == expected
     other = {n: {"attempt": 1} for n in (1, 3)}
-    assert receiving({**other, 5: {"window_start": start}}) == []
+    assert not [t for t in receiving({**other, 5: {"window_start": start}}) if "the start" in t]
+
+
+GONE = "latency.parquet, column window_start_ns, row 2: is of a window that had ended {} s before b-0 was sampled, but that was written later"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({5: {"window_start": 0.35}}, []),
+        ({5: {"window_start": 0.25}}, [GONE.format("0.1")]),
+        ({5: {"window_start": 0.05}}, [GONE.format("0.3")]),
+        ({2: None, 5: {"window_start": 0.05}}, []),
+        ({2: {"attempt": 1}, 5: {"window_start": 0.05}}, []),
+        ({4: {"attempt": 1}, 5: {"window_start": 0.05}}, []),
+    ],
+)
+def test_a_window_is_written_by_the_second_sample_after_its_end(
+    changes: dict[int, Row | None], expected: list[str]
+):
+    """The samples before the last window were taken at 0.2, 0.6 and 0.9 s. Another attempt has windows of its own."""
+    assert [t for t in receiving(changes) if "was written later" in t] == expected
+
+
+def test_a_sink_that_finished_has_measured_every_record():
+    """Its last window is written before its last sample, and the process wrote rows after that."""
+    ended = [state("b-0", "RUNNING", "FINISHED", 2), event("note", process="tm-0-1")]
+    more = {6: {"records_in": 31}}
+    assert receiving(more) == receiving(more, ended[0]) == receiving(more, ended[1]) == []
+    assert receiving(more, *ended) == [MEASURED.format(3, 31, 30)]
+    assert receiving({}, *ended) == []
+    assert receiving(more | {0: None, 2: None, 4: None}, *ended) != []
 
 
 def first(latency_ns: Any, attempt: int = 0) -> Written:

@@ -270,11 +270,27 @@ def test_a_commit_is_by_a_sink_and_of_a_source(change: Row, column: str, expecte
     assert reported == ([f"delivery.parquet, column {column}, row 1: {expected}"] if expected else [])
 
 
-@pytest.mark.parametrize("kind", [None, "iteration", "synchronization"])
-def test_a_job_with_an_iteration_or_an_unknown_vertex_is_not_compared(kind: str | None):
-    """Its feedback is records without bytes."""
+def test_a_job_with_an_unknown_vertex_is_not_compared():
+    """Nor one of which the manifest says nothing, or that has no samples."""
     damaged = {6: {"source": "b-0"}}
     assert found(damaged) != []
-    assert found(damaged, entry_of(VERTICES[0] | {"kind": kind}, VERTICES[1])) == []
+    assert found(damaged, entry_of(VERTICES[0] | {"kind": None}, VERTICES[1])) == []
     assert found(damaged, {}) == []
     assert check_exchange(wrote(*HEALTHY[4:]), ENTRY) == []
+
+
+@pytest.mark.parametrize("kind", ["iteration", "synchronization"])
+def test_an_iteration_exchanges_records_without_bytes(kind: str):
+    """Its feedback. The records that the other vertices exchange are compared, and the commits of its sinks."""
+    looped = entry_of(VERTICES[0] | {"kind": kind}, VERTICES[1])
+    more: dict[int, Any] = {3: {"records_in": 1500}}
+    assert found(more, looped) == []
+    assert found({6: {"source": "b-0"}}, looped) != []
+    beside = entry_of(*VERTICES, {"name": "c", "parallelism": 1, "kind": kind})
+    (text,) = found(more, beside)
+    assert text.startswith("tasks.parquet, column records_in, row 3: adds up to 1500 for b, but a sent 500")
+    assert [t for t in found({5: None, 6: None}, beside) if "column weight" in t] != []
+    inner = entry_of(
+        VERTICES[0], VERTICES[1] | {"role": "operator"}, {"name": "c", "parallelism": 1, "kind": kind}
+    )
+    assert found({5: None, 6: None}, inner) == []

@@ -216,16 +216,42 @@ OF_A = "of attempt 0 of {}, which finished (task.state)"
     ],
 )  # fmt: skip
 def test_an_attempt_that_finished_has_all_its_rows(missing: int, expected: list[str]):
-    """Unless its TaskManager was lost or killed, or the attempt did not finish."""
+    """Unless its TaskManager was lost or killed, or the attempt did not finish. A TaskManager that sampled a task had registered."""
     changes: dict[int, Any] = {missing: None}
     assert found(changes) == expected
     assert found(changes | NOT_RECORDED) == []
     changes[21] = {} if missing != 15 else {"records_in": 0}
+    if missing == 2:
+        assert found({2: None, 28: [HEALTHY[28], LOST]}) == expected
+        changes |= {row: {"process": "tm-9-1"} for row in (21, 22, 23)}
     for gone in (LOST, EXIT):
         assert found({**changes, 28: [HEALTHY[28], gone]}) == []
     assert found({**changes, 28: [HEALTHY[28], ENDED]}) == expected
     cancelled = {27: state("a-0", "RUNNING", "CANCELED", 8)[1], 28: state("b-0", "RUNNING", "CANCELED", 8)[1]}
     assert found(changes | cancelled) == []
+
+
+def test_an_attempt_that_received_records_had_requested_a_partition():
+    """Also one that was killed: its last rows may be missing, but not those before its sample. Records that were in flight in a checkpoint
+    need no request."""
+    requested = lacks("events", "partition.request of attempt 3 of b-0, which received records (tasks)")
+    for received in (0, 5):
+        more = [sample("b-0", 7, role="operator", attempt=3, records_in=received)]
+        assert found({28: [HEALTHY[28], *more]}) == (requested if received else [])
+        assert found({24: {"persisted_bytes": 1}, 28: [HEALTHY[28], *more]}) == []
+
+
+def test_a_sink_that_finished_has_its_end():
+    """Another task has none."""
+    for role in ("sink", "operator"):
+        entry = {
+            "drained": True,
+            "job": {"vertices": [VERTICES[0], VERTICES[1] | {"role": role}], "edges": EDGES},
+        }
+        ended = event("sink.end", "b-0", attempt=0, process=TM)
+        missing = lacks("events", f"sink.end {OF_A.format('b-0')}")
+        assert found({}, entry) == (missing if role == "sink" else [])
+        assert found({20: [HEALTHY[20], ended]}, entry) == []
 
 
 def test_only_a_sink_without_a_record_waited_for_its_first_one_until_it_was_closed():
@@ -413,7 +439,7 @@ def test_an_attempt_spends_no_more_time_than_since_its_deployment(spent: tuple[f
     rows = [("tasks", HEALTHY[21][1] | change), sample("b-0", 3.01, role="sink", records_in=5)]
     assert found({21: rows}) == ([f"tasks.parquet, column {expected}"] if expected else [])
     assert found({21: rows}, one_clock=False) == []
-    unknown = [("tasks", row | {"attempt": 7}) for _, row in rows]
+    unknown = [("tasks", row | {"attempt": 7, "records_in": 0}) for _, row in rows]
     assert found({21: unknown, 22: None, 23: None}) == []
 
 

@@ -253,7 +253,7 @@ def _weights(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
 def _waits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield waits for a checkpoint that began, ended or turned out otherwise than its rows say."""
     table = trial.table("waits")
-    if not sound(table, "process", "kind", "what", "start_ns", "t_ns", "outcome", "seq"):
+    if not sound(table, "process", "kind", "what", "start_ns", "t_ns", "outcome", "cause", "seq"):
         return
     of: dict[tuple[str, str], list[Checkpoint]] = {}
     for one in found:
@@ -271,7 +271,14 @@ def _waits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
             began = "triggered" if r["kind"] == "checkpoint" else "acknowledged"
             yield Damage("waits", "start_ns", row, f"of {r['what']} is not the time at which it was {began}")
             return
-        if r["kind"] != "checkpoint" or one.ended is None:
+        if r["kind"] != "checkpoint":
+            continue
+        if one.ended is None:
+            if (
+                r["outcome"] == Outcome.COMPLETED or r["cause"]
+            ):  # a JobManager that lost the leadership cancels its waits without one
+                problem = f"has no end of {r['what']}, for which {r['who']} waited: {r['outcome']} (waits)"
+                yield Damage("checkpoints", "state", one.triggered["row"], problem)
             continue
         if abs(r["t_ns"] - one.ended["t_ns"]) > TOLERANCE_NS:
             problem = f"of {r['what']} is not the time at which it was {one.ended['state']}"

@@ -25,6 +25,7 @@ from testbed_runtime.history.columns import (
     places_of,
     sound,
 )
+from testbed_runtime.history.contradictions.exchange import last_samples
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.manifest import options_of, vertices
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
@@ -174,7 +175,8 @@ def _latencies(trial: Trial) -> Iterator[Damage]:
         return
     yield from _first_records(trial)
     sinks = tasks.take(pa.array(places))
-    yield from _Sinks(sinks, latency, places).check()
+    finished = {(task, r["attempt"]) for task, r in last_samples(trial).items()}
+    yield from _Sinks(sinks, latency, places, finished).check()
 
 
 def _first_records(trial: Trial) -> Iterator[Damage]:
@@ -195,8 +197,12 @@ def _first_records(trial: Trial) -> Iterator[Damage]:
 class _Sinks:
     """The samples and the latencies of all sinks, in the order in which each attempt wrote them."""
 
-    def __init__(self, samples: pa.Table, latency: pa.Table, places: Ints) -> None:
-        self.samples, self.places, self.windows = samples, places, len(latency)
+    def __init__(
+        self, samples: pa.Table, latency: pa.Table, places: Ints, finished: set[tuple[str, int]]
+    ) -> None:
+        self.finished = finished
+        """The attempts that have written their last row."""
+        self.samples, self.latency, self.places, self.windows = samples, latency, places, len(latency)
         seq = np.concatenate([ints(latency, "seq"), ints(samples, "seq")])
         self.owned = owned = Owned.of(numbered([latency, samples], ATTEMPT), seq)
         self.sampled = owned.order >= self.windows
@@ -223,9 +229,14 @@ class _Sinks:
             yield from self._unmeasured()
         yield from self._lags()
         yield from self._windows()
+        yield from self._late()
 
     def _row(self, at: int) -> int:
         return int(self.places[self.owned.order[at] - self.windows])
+
+    def _attempt(self, at: int) -> tuple[str, int]:
+        row = int(self.owned.order[at]) - self.windows
+        return self._task(at), self.samples.column("attempt")[row].as_py()
 
     def _task(self, at: int) -> str:
         return str(self.samples.column("task")[int(self.owned.order[at]) - self.windows].as_py())
@@ -237,10 +248,17 @@ class _Sinks:
         return Damage("tasks", "records_in", self._row(at), problem)
 
     def _unmeasured(self) -> Iterator[Damage]:
-        """Yield a sink with more records than latencies. Those of its last windows are not written yet, and those of a batch only
-        once it is processed."""
+        """Yield a sink with more records than latencies. One that has finished has written all; before that, those of its last
+        windows are not written yet, and those of a batch only once it is processed."""
         for rows in np.split(np.arange(len(self.sampled)), self.owned.starts[1:]):
             at = rows[self.sampled[rows]]
+            if (
+                len(at)
+                and self.received[at[-1]] > self.measured[at[-1]]
+                and self._attempt(at[-1]) in self.finished
+            ):
+                yield self._miscounted(int(at[-1]), int(self.measured[at[-1]]))
+                return
             if len(at) < SINK_SAMPLES_MIN:
                 continue
             old = (
@@ -262,6 +280,19 @@ class _Sinks:
         if (at := first_true(within & (gone > TOLERANCE_NS))) >= 0:
             problem = f"is the start of a window that ended {gone[at] / NS:.1f} s before the window before it was written"
             yield Damage("latency", "window_start_ns", int(self.owned.order[rows[at + 1]]), problem)
+
+    def _late(self) -> Iterator[Damage]:
+        """Yield a window that had ended before two samples that its attempt took before it wrote the window: a sample writes a window
+        that is over. Only the time of the first one may be taken a moment after it looked."""
+        samples = np.flatnonzero(self.sampled)
+        second = np.cumsum(self.sampled) - 2
+        before = samples[np.maximum(second, 0)] if len(samples) else second
+        known = ~self.sampled & (second >= 0) & (before >= self.owned.spread(self.owned.starts))
+        gone = self.t_ns[np.where(known, before, 0)] - (self.begun + self.window_ns)
+        if (at := first_true(known & (gone > 0))) >= 0:
+            task = self.latency.column("task")[int(self.owned.order[at])].as_py()
+            problem = f"is of a window that had ended {gone[at] / NS:.1f} s before {task} was sampled, but that was written later"
+            yield Damage("latency", "window_start_ns", int(self.owned.order[at]), problem)
 
     def _lags(self) -> Iterator[Damage]:
         """Yield a lag that is outside the latencies of the windows around it: it is that of the last record."""

@@ -34,6 +34,8 @@ FRAMED_MIN = MIN_RECORD_BYTES + LENGTH_BYTES
 """The smallest record in a buffer."""
 PLAIN_KINDS = frozenset(("generated", "map", "keyed-count", "ledger", "file"))
 """Vertices that keep the size of a record."""
+OF_ITERATIONS = frozenset(("iteration", "synchronization"))
+"""Vertices that exchange records without bytes: the feedback of an iteration."""
 LOOSE = 2
 """Two counters of the same may differ by this factor: a task has read more than it has processed, or records were lost."""
 TOTAL_MIN = 100
@@ -44,12 +46,13 @@ Totals = Mapping[str, Mapping[str, int]]
 
 
 def check_exchange(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
-    """Return the contradictions between tasks that exchange records. The feedback of an iteration is records without bytes."""
+    """Return the contradictions between tasks that exchange records."""
     tasks = trial.table("tasks")
     kinds = {v.get("kind") for v in vertices(entry)}
-    if not kinds or kinds & {None, "iteration", "synchronization"} or not sound(tasks, "seq", *ATTEMPT):
+    if not kinds or None in kinds or not sound(tasks, "seq", *ATTEMPT):
         return []
-    rules = (_bytes(trial, entry), _totals(trial, entry), _committed(trial, entry), _ends(trial, entry))
+    rules = [_totals(trial, entry), _committed(trial, entry), _ends(trial, entry)]
+    rules += [] if kinds & OF_ITERATIONS else [_bytes(trial, entry)]
     return [damage for rule in rules for damage in rule]
 
 
@@ -105,17 +108,22 @@ def _totals(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     was restored, and no result can be read again. A few lost records are no damage: delivery judges them."""
     job = entry.get("job")
     blocking = isinstance(job, Mapping) and any(e.get("result") == BLOCKING for e in job.get("edges") or ())
-    if blocking or _channel_state(trial) or LATENCY_INTERVAL in (entry.get("configuration") or {}):
+    if blocking or has_channel_state(trial) or LATENCY_INTERVAL in (entry.get("configuration") or {}):
         return
-    totals, copies = _finished(trial), _copies(entry)
+    totals, copies = last_samples(trial), _copies(entry)
     dropped = events(trial, "receive-queue.closed")  # records that it has read
     measures = [] if dropped else [("records_in", "records_out", False)]
     measures.append(("bytes_in", "bytes_out", True))
     parallelism = parallelism_of(entry)
+    looped = {v["name"] for v in vertices(entry) if v.get("kind") in OF_ITERATIONS}
     for target, subtasks in parallelism.items():
         incoming = [(source, many) for source, to, many in _carried(entry) if to == target]
         ends = [f"{v}-{i}" for v in (target, *(s for s, _ in incoming)) for i in range(parallelism[v])]
-        if not incoming or any(end not in totals for end in ends):
+        if (
+            not incoming
+            or any(end not in totals for end in ends)
+            or looped & {target, *(s for s, _ in incoming)}
+        ):
             continue
         for received, sent, share in measures:
             expected = sum(
@@ -161,7 +169,10 @@ def _committed(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     plain = {v.get("kind") for v in vertices(entry)} <= PLAIN_KINDS
     uncovered = options_of(entry).ends_uncovered  # then a sink may finish without a commit
     sending, without = {source for source, _, _ in edges(entry)}, _without_commits(trial)
-    for task, last in _finished(trial).items():
+    sending |= {
+        v["name"] for v in vertices(entry) if v.get("role", "sink") != "sink"
+    }  # the end of an iteration
+    for task, last in last_samples(trial).items():
         received, stated = last["records_in"], commits.get((task, last["attempt"]), 0)
         lacking = received > 0 and not stated and (task in without or not uncovered)
         if plain:
@@ -217,7 +228,7 @@ def _ends(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
                 return
 
 
-def _channel_state(trial: Trial) -> bool:
+def has_channel_state(trial: Trial) -> bool:
     """Whether a checkpoint has records that were in flight: they are received, but not sent again."""
     table = trial.table("checkpoints")
     return (sound(table, "persisted_bytes") and bool(ints(table, "persisted_bytes").any())) or bool(
@@ -225,7 +236,7 @@ def _channel_state(trial: Trial) -> bool:
     )
 
 
-def _finished(trial: Trial) -> Totals:
+def last_samples(trial: Trial) -> Totals:
     """Return the last samples of the tasks whose last attempt finished, and whose process wrote rows after that."""
     tasks = trial.table("tasks")
     if not sound(tasks, "records_in", "records_out", "bytes_in", "bytes_out"):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.trial.sampling import sampling_of
@@ -34,6 +35,7 @@ from testbed_runtime.history.columns import (
     places_of,
     sound,
 )
+from testbed_runtime.history.contradictions.exchange import has_channel_state
 from testbed_runtime.history.contradictions.executions import LONG_NS, recorded_to_its_end
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.manifest import edges, tasks_of, vertices
@@ -113,9 +115,9 @@ def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> l
         a for a in ended & deployed.keys() if parsed(deployed[a]["data"]).get("taskmanager") not in gone
     }
     rules = [
-        _ends(trial, waits, finished), _inputs(trial, entry, waits, finished), _deployments(trial, waits, deployed, finished),
+        _ends(trial, waits, finished), _sources(trial, entry, finished), _inputs(trial, entry, waits, finished), _deployments(trial, waits, deployed, finished),
         _restarts(trial, waits), _checkpoints(trial, waits), _losses(trial, waits), _peers(trial, entry), _unsampled(trial, entry), _unmeasured(trial, finished),
-        _silent(trial, deployed), _unbuffered(trial, entry, finished), _causes(trial),
+        _silent(trial, deployed), _unbuffered(trial, entry), _causes(trial),
     ]  # fmt: skip
     if one_clock:
         rules.append(_spent(trial, deployed))
@@ -225,25 +227,47 @@ def _ends(trial: Trial, waits: Waits, finished: set[Attempt]) -> Iterator[Damage
             )
 
 
-def _inputs(trial: Trial, entry: Mapping[str, Any], waits: Waits, finished: set[Attempt]) -> Iterator[Damage]:
-    """Yield a source that finished without source.end, and another task that finished although its gate was not connected."""
+def _sources(trial: Trial, entry: Mapping[str, Any], finished: set[Attempt]) -> Iterator[Damage]:
+    """Yield a source that finished without source.end, and a sink that finished without sink.end."""
     inner = {target for _, target, _ in edges(entry)}
-    known = {v["name"] for v in vertices(entry)}
-    ended = {(e["subject"], e["attempt"]) for _, e in events(trial, "source.end")}
+    sources = {v["name"] for v in vertices(entry)} - inner
+    sinks = {v["name"] for v in vertices(entry) if v.get("role") == "sink"} & inner
+    for kind, names in (("source.end", sources), ("sink.end", sinks)):
+        ended = {(e["subject"], e["attempt"]) for _, e in events(trial, kind)}
+        for task, attempt in sorted(finished - ended):
+            if task.rpartition("-")[0] in names:
+                problem = f"has no {kind} of attempt {attempt} of {task}, which finished (task.state)"
+                yield Damage("events", "kind", -1, problem)
+
+
+def _inputs(trial: Trial, entry: Mapping[str, Any], waits: Waits, finished: set[Attempt]) -> Iterator[Damage]:
+    """Yield a task that finished although its gate was not connected, and one that received records without a request for a partition, which
+    its process writes before, unless they came from a checkpoint. Another channel of its gate may never be connected."""
+    inner = {target for _, target, _ in edges(entry)}
     connected = {(e["subject"], e["attempt"]) for _, e in events(trial, "gate.connected")}
     requested = {(e["subject"], e["attempt"]) for _, e in events(trial, "partition.request")}
     waited = {(r["who"], r["attempt"]) for _, r in waits if r["kind"] == "partition"}
-    for task, attempt in sorted(finished):
-        vertex = task.rpartition("-")[0]
-        of = f"of attempt {attempt} of {task}, which finished (task.state)"
-        if vertex in known - inner and (task, attempt) not in ended:
-            yield Damage("events", "kind", -1, f"has no source.end {of}")
-        elif vertex in inner and (task, attempt) not in connected:
+    received = set[Attempt]() if has_channel_state(trial) else _received(trial)
+    for task, attempt in sorted(finished | received):
+        ended = (task, attempt) in finished
+        of = f"of attempt {attempt} of {task}, which {'finished (task.state)' if ended else 'received records (tasks)'}"
+        if task.rpartition("-")[0] not in inner:
+            continue
+        if ended and (task, attempt) not in connected:
             yield Damage("events", "kind", -1, f"has no gate.connected {of}")
-        elif vertex in inner and (task, attempt) not in requested:
+        elif (task, attempt) not in requested:
             yield Damage("events", "kind", -1, f"has no partition.request {of}")
-        elif vertex in inner and (task, attempt) not in waited:
+        elif ended and (task, attempt) not in waited:
             yield Damage("waits", "kind", -1, f"has no partition {of}")
+
+
+def _received(trial: Trial) -> set[Attempt]:
+    """Return the attempts that had received records when they were sampled."""
+    table = trial.table("tasks")
+    if not sound(table, "records_in", "task", "attempt"):
+        return set()
+    some = table.select(["task", "attempt"]).filter(pc.greater(table.column("records_in"), 0))
+    return {(r["task"], r["attempt"]) for r in some.group_by(["task", "attempt"]).aggregate([]).to_pylist()}
 
 
 def _deployments(trial: Trial, waits: Waits, deployed: Deployed, finished: set[Attempt]) -> Iterator[Damage]:
@@ -271,6 +295,7 @@ def _deployments(trial: Trial, waits: Waits, deployed: Deployed, finished: set[A
             )
     named = {name for _, r in waits if r["kind"] == "registration" for name in (r["who"], r["what"])}
     used = {parsed(deployed[key]["data"]).get("taskmanager") for key in finished}
+    used |= {r["process"] for _, r in distinct(trial, "tasks", "process")}
     for name in sorted((registered.keys() & used) - named):
         yield Damage("waits", "kind", -1, f"has no registration of {name} (taskmanager.registered in events)")
 
@@ -496,17 +521,17 @@ def _silent(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
             return
 
 
-def _unbuffered(trial: Trial, entry: Mapping[str, Any], finished: set[Attempt]) -> Iterator[Damage]:
-    """Yield a TaskManager that sampled a task, which finished, and did not record its network buffers or their pools. It looks at them
-    once a second, with the samples."""
+def _unbuffered(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+    """Yield a TaskManager that sampled a task for long, and did not record its network buffers or their pools. It looks at them with
+    every tenth sample, the first time before it has taken so many."""
     table = trial.table("tasks")
     if not any(edges(entry)) or not sound(table, *ATTEMPT):
         return
     wrote = {(r["kind"], r["process"]) for _, r in distinct(trial, "events", "kind", "process")}
     known = {kind for kind, _ in wrote}  # earlier versions recorded no pools
     kinds = [kind for kind in ABOUT_BUFFERS if kind == BUFFERS or kind in known]
-    for (process, task, attempt), rows in sorted(places_of(trial, "tasks", *ATTEMPT).items()):
-        for kind in kinds if (task, attempt) in finished and len(rows) >= UNSAMPLED else ():
+    for (process, task, _), rows in sorted(places_of(trial, "tasks", *ATTEMPT).items()):
+        for kind in kinds if len(rows) >= UNSAMPLED else ():
             if (kind, process) not in wrote:
                 problem = f"has no {kind} of {process}, which took {len(rows)} samples of {task} (tasks)"
                 yield Damage("events", "kind", -1, problem)

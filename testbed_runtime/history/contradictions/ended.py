@@ -1,0 +1,60 @@
+"""Compare events that follow from the end of a wait with the waits: each has the end that the event says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME
+from testbed_runtime.history.columns import TOLERANCE_NS, deployments, events, parsed, sound
+from testbed_runtime.history.contradictions.executions import recorded_to_its_end
+from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.schema import Trial
+
+ENDING = ("failover.failure", "failover.started", "taskmanager.lost")
+"""Events that say which kind of wait they ended."""
+BY_JOBMANAGER = frozenset(("heartbeat", "checkpoint", "deployment"))
+"""Those that the JobManager records itself, before the event. A TaskManager that is killed loses its last ones."""
+
+Waits = list[tuple[int, dict[str, Any]]]
+
+
+def check_ended(trial: Trial) -> list[Damage]:
+    """Return the events whose wait is missing, at most one for each rule. A JobManager that was killed loses its last rows."""
+    table = trial.table("waits")
+    columns = ("process", "kind", "who", "what", "attempt", "t_ns", "outcome", "option")
+    if not deployments(trial) or not sound(table, *columns) or not recorded_to_its_end(trial):
+        return []
+    waits = list(enumerate(table.select(columns).to_pylist()))
+    rules = (_ended(trial, waits), _delayed(trial, waits))
+    return [one for rule in rules for one in list(rule)[:1]]
+
+
+def _ended(trial: Trial, waits: Waits) -> Iterator[Damage]:
+    """Yield an event that ended a wait of a kind of which none ended then."""
+    ends: dict[str, list[int]] = {}
+    for _, r in waits:
+        ends.setdefault(r["kind"], []).append(r["t_ns"])
+    for _, event in events(trial, *ENDING):
+        data = parsed(event["data"])
+        kind = data.get("wait")
+        if kind not in BY_JOBMANAGER or data.get("detector") not in (JOBMASTER_NAME, RM_NAME):
+            continue
+        near = min((abs(t_ns - event["t_ns"]) for t_ns in ends.get(str(kind), ())), default=TOLERANCE_NS + 1)
+        if near > TOLERANCE_NS:
+            problem = f"has no {kind} that ended with {event['kind']} of {event['subject']} (data in events)"
+            yield Damage("waits", "kind", -1, problem)
+
+
+def _delayed(trial: Trial, waits: Waits) -> Iterator[Damage]:
+    """Yield a restart that the restart strategy delayed, and that did not wait."""
+    delays: dict[str, list[Mapping[str, Any]]] = {}
+    for _, r in waits:
+        if r["kind"] == "restart-delay" and r["who"] == JOBMASTER_NAME:
+            delays.setdefault(str(r["attempt"]), []).append(r)
+    for _, event in events(trial, "failover.started"):
+        data = parsed(event["data"])
+        seconds = data.get("delay_s")
+        if isinstance(seconds, int | float) and seconds > 0 and event["subject"] not in delays:
+            problem = f"has no restart-delay of restart {event['subject']}, which was delayed by {seconds:g} s (failover.started in events)"
+            yield Damage("waits", "kind", -1, problem)
