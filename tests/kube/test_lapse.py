@@ -165,7 +165,7 @@ async def test_a_fault_expires_with_its_pod():
 
 
 async def test_a_fault_is_applied_again_in_a_replaced_pod():
-    """The fault lasts for the time that remains."""
+    """The new pod holds it for the time that remains, and until its end."""
     async with world() as made:
         await made.inject(on_target_restart="Reapply")
         await replaced(made)

@@ -274,9 +274,8 @@ def _waits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
         if r["kind"] != "checkpoint":
             continue
         if one.ended is None:
-            if (
-                r["outcome"] == Outcome.COMPLETED or r["cause"]
-            ):  # a JobManager that lost the leadership cancels its waits without one
+            # a JobManager that lost the leadership cancels its waits without one
+            if r["outcome"] == Outcome.COMPLETED or r["cause"]:
                 problem = f"has no end of {r['what']}, for which {r['who']} waited: {r['outcome']} (waits)"
                 yield Damage("checkpoints", "state", one.triggered["row"], problem)
             continue

@@ -169,9 +169,8 @@ def _committed(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     plain = {v.get("kind") for v in vertices(entry)} <= PLAIN_KINDS
     uncovered = options_of(entry).ends_uncovered  # then a sink may finish without a commit
     sending, without = {source for source, _, _ in edges(entry)}, _without_commits(trial)
-    sending |= {
-        v["name"] for v in vertices(entry) if v.get("role", "sink") != "sink"
-    }  # the end of an iteration
+    # the end of an iteration
+    sending |= {v["name"] for v in vertices(entry) if v.get("role", "sink") != "sink"}
     for task, last in last_samples(trial).items():
         received, stated = last["records_in"], commits.get((task, last["attempt"]), 0)
         lacking = received > 0 and not stated and (task in without or not uncovered)
