@@ -405,7 +405,7 @@ class FaultCommon(Part):
     target: TargetSpec | None = None
     """The processes that the fault affects. Leave it out for the JobManager's own faults, or to hit every TaskManager."""
     plane: Literal["data", "rpc", "both"] = "data"
-    """In network faults: the exchange between TaskManagers, the RPC between processes, or both."""
+    """In network faults: the exchange between TaskManagers (`data`), the RPC between processes, or both. A fault on links of the JobManager needs `rpc` or `both`."""
     direction: Literal["to", "from", "both"] = "both"
     """In network and frame faults, seen from the target."""
     on_target_restart: Literal["Reapply", "Expire", "Fail"] = "Expire"
