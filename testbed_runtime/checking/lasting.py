@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.criticalpath import EPSILON_NS
+from testbed_runtime.checking.criticalpath import EPSILON_NS, TIE_NS
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.waits import Wait
 
@@ -15,10 +15,13 @@ _ENDED = frozenset({"restart-delay", "slot", "checkpoint", "connection", "failur
 
 
 def lasting_wait(waits: Iterable[Wait], segments: Sequence[Segment]) -> Wait | None:
-    """Return the wait with which the path of a round begins, if it had begun before the round."""
+    """Return the wait with which the path of a round begins, if it had begun before the round. One that ended together with the round
+    before held up nothing."""
     if not segments or segments[0].kind in _ENDED:
         return None
     first = segments[0]
+    if first.end_ns - first.start_ns <= TIE_NS:
+        return None
     found = [
         w
         for w in waits

@@ -35,6 +35,7 @@ def test_a_wait_lasts_if_it_had_begun_before_the_round(kind: str, since: float, 
     other = waited(kind, 0, 9, who="w", what="tm-1")
     assert lasting_wait([other, wait], [part(3, 5, kind)]) == (wait if found else None)
     assert lasting_wait([wait], []) is None
+    assert lasting_wait([wait], [part(3, 3.02, kind)]) is None, "it ended together with the round before"
 
 
 @pytest.mark.parametrize(
