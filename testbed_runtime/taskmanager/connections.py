@@ -246,9 +246,10 @@ class ResourceManagerConnection:
 
     async def is_registered_at(self, leader: str) -> bool:
         """Return whether this ResourceManager has accepted this TaskManager. What it asks for may arrive before its answer does."""
-        with contextlib.suppress(TimeoutError):
-            async with timeout(0.0 if self.leader else OVERTAKING_S):
-                await self._registered.wait()
+        if not self.leader:
+            with contextlib.suppress(TimeoutError):
+                async with timeout(OVERTAKING_S):
+                    await self._registered.wait()
         return leader == self.leader
 
     def on_heartbeat(self, leader: str) -> bool:
