@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from testbed_runtime.history.columns import events
+from testbed_runtime.history.contradictions.awaited import check_awaited
 from testbed_runtime.history.contradictions.buffers import check_buffers
 from testbed_runtime.history.contradictions.channels import check_balance, check_samples
 from testbed_runtime.history.contradictions.checkpoints import check_checkpoints
@@ -21,7 +22,6 @@ from testbed_runtime.history.contradictions.faults import check_faults
 from testbed_runtime.history.contradictions.frames import check_frames
 from testbed_runtime.history.contradictions.kinds import check_kinds
 from testbed_runtime.history.contradictions.pairs import check_pairs
-from testbed_runtime.history.contradictions.parties import check_parties
 from testbed_runtime.history.contradictions.sequences import check_sequences
 from testbed_runtime.history.contradictions.waits import check_waits
 from testbed_runtime.history.damage import Damage
@@ -46,7 +46,7 @@ def check_across(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     )
     found += check_faults(trial, entry, one_clock=one_clock) + check_kinds(trial)
     found += check_frames(trial, one_clock=one_clock) + check_buffers(trial) + check_ended(trial)
-    found += check_parties(trial, entry)
+    found += check_awaited(trial, entry)
     found += check_sequences(trial, entry, one_clock=one_clock) + check_pairs(
         trial, entry, one_clock=one_clock
     )

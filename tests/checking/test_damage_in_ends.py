@@ -1,4 +1,4 @@
-"""Events that follow from the end of a wait, who waits for what, and the numbers of network buffers."""
+"""Events that follow from the end of a wait, what tasks wait for, and the numbers of network buffers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from testbed_runtime.history.contradictions.awaited import check_awaited
 from testbed_runtime.history.contradictions.buffers import check_buffers
 from testbed_runtime.history.contradictions.ended import check_ended
-from testbed_runtime.history.contradictions.parties import check_parties
 from testbed_runtime.history.crosschecks import check_across
 from tests.checking.written import JM, Row, Written, edited, event, job, state, texts, wait, wrote
 
@@ -47,10 +47,10 @@ def ended(changes: dict[int, Any]) -> list[str]:
     return texts(check_ended(edited(RECORDED, changes)))
 
 
-def parties(changes: dict[int, Any], entry: Row = ENTRY) -> list[str]:
+def awaited(changes: dict[int, Any], entry: Row = ENTRY) -> list[str]:
     return [
         t.removeprefix("waits.parquet, column ")
-        for t in texts(check_parties(edited(RECORDED, changes), entry))
+        for t in texts(check_awaited(edited(RECORDED, changes), entry))
     ]
 
 
@@ -107,12 +107,12 @@ def test_a_task_waits_for_its_producers_and_for_checkpoints_that_there_were(
     changes: dict[int, Any], expected: list[str]
 ):
     """Only of a job whose JobManager recorded all of it."""
-    assert parties(changes) == expected
+    assert awaited(changes) == expected
 
 
 def test_without_edges_in_the_manifest_any_producer_may_be_waited_for():
     """Nothing is known about them."""
-    assert parties({11: {"what": "b-0"}}, {}) == []
+    assert awaited({11: {"what": "b-0"}}, {}) == []
 
 
 POOL: Row = {"side": "in", "task": "b-0", "peer": "a", "required": 1, "most": 8, "size": 4, "channels": 2, "exclusive": 2, "used": 9, "used_exclusive": 3}  # fmt: skip

@@ -17,7 +17,7 @@ OWN = "its own"
 """A task waits for its own partition before it may use it."""
 
 
-def check_parties(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
+def check_awaited(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     """Return the waits for a wrong thing, at most one for each rule, of a job whose JobManager recorded all of it."""
     if not deployments(trial) or not recorded_to_its_end(trial):
         return []
