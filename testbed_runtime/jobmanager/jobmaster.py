@@ -36,7 +36,7 @@ from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
 from testbed_runtime.jobmanager.inputsplits import InputSplits
 from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, StoredJob, StoredStatus
 from testbed_runtime.jobmanager.reports import NOT_FOUND, TaskReports
-from testbed_runtime.jobmanager.resourcemanager import ResourceManager, restarted
+from testbed_runtime.jobmanager.resourcemanager import RelayedLoss, ResourceManager, restarted
 from testbed_runtime.jobmanager.scheduler import Scheduler
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.jobmanager.state import JobState
@@ -132,6 +132,7 @@ class JobMaster:
             OfferSlots: self._offer_slots,
             FailSlot: self._fail_slot,
             DisconnectTaskManager: self._disconnect,
+            RelayedLoss: self._on_relayed_loss,
             UpdateTaskExecutionState: self._update_state,
             CancelEnded: self._on_cancel_ended,
             RestartDue: self._on_restart_due,
@@ -152,7 +153,7 @@ class JobMaster:
     async def start(self) -> None:
         """Schedule all tasks. A recovered job first records the commits of its latest checkpoint again."""
         await self._state.save_now()
-        self._rm.serve_job(self._scheduler, on_lost=self._taskmanager_lost)
+        self._rm.serve_job(self._scheduler)
         if self._recovered is not None:
             await self._completed.record_again()
             self._failovers.begin_recovered(self._revoked and revoked_text(self.job, self._revoked))
@@ -384,6 +385,9 @@ class JobMaster:
             lost = Lost(taskmanager, message.cause, message.cause_class, wait=message.wait)
             self._taskmanager_lost(lost, "TaskManager", gone=True)
         return Acknowledge()
+
+    async def _on_relayed_loss(self, message: RelayedLoss) -> None:
+        self._taskmanager_lost(message.lost, message.detector)
 
     async def _offer_slots(self, message: OfferSlots) -> SlotOfferResult:
         self._check_leader(message.leader)

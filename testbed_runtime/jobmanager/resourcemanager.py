@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -12,6 +12,7 @@ from msgspec import Struct
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.heartbeat import UNREACHABLE_CLASS
 from testbed_runtime.core.job.messages import (
+    JOBMASTER,
     RESOURCEMANAGER,
     TASKEXECUTOR,
     Acknowledge,
@@ -60,6 +61,14 @@ class SlotOwner(Protocol):
         """Return True when the slot was expected, so that its key is wanted again."""
 
 
+class RelayedLoss(Struct, frozen=True):
+    """The ResourceManager has removed a TaskManager. Posted to the JobMaster, which handles it after the messages that arrived
+    before it."""
+
+    lost: Lost
+    detector: str
+
+
 class _Requested(Struct, frozen=True):
     allocation: str
     granted: bool
@@ -76,7 +85,8 @@ class _Assign(Struct, frozen=True):
 
 
 class ResourceManager:
-    """The endpoint `resourcemanager`. The JobMaster of the same process calls `request`, `release` and `suspend` directly."""
+    """The endpoint `resourcemanager`. The JobMaster of the same process calls `request`, `release` and `suspend` directly, and gets a
+    RelayedLoss for a lost TaskManager, unless this version leaves it to the JobMaster's heartbeats."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -85,7 +95,6 @@ class ResourceManager:
         self._sessions: dict[TaskManagerID, int] = {}
         """The number of each registration."""
         self._owner: SlotOwner | None = None
-        self._on_job_lost: Callable[[Lost, str], None] = lambda *_: None
         self._wanted: list[SlotKey] = []
         self._keys: dict[str, SlotKey] = {}
         self._freeing: dict[str, None] = {}
@@ -130,11 +139,9 @@ class ResourceManager:
 
     # ---- what the JobMaster calls
 
-    def serve_job(self, owner: SlotOwner, *, on_lost: Callable[[Lost, str], None]) -> None:
-        """Allocate slots for this job from now on. `on_lost(lost, detector)` is called for a lost TaskManager, unless this version
-        leaves it to the JobMaster's heartbeats."""
+    def serve_job(self, owner: SlotOwner) -> None:
+        """Allocate slots for this job from now on."""
         self._owner = owner
-        self._on_job_lost = on_lost
         self._wanted.clear()
 
     def request(self, keys: Sequence[SlotKey]) -> None:
@@ -199,7 +206,7 @@ class ResourceManager:
             self._remove(taskmanager)
             if self._tells_job:
                 lost = Lost(taskmanager, message.cause, UNREACHABLE_CLASS["TaskExecutor"], wait="heartbeat")
-                self._on_job_lost(lost, "TaskManager")
+                self._relay(lost, "TaskManager")
             self._assign()
         return Acknowledge()
 
@@ -224,8 +231,13 @@ class ResourceManager:
         data = {"detector": "ResourceManager", "cause_class": lost.cause_class, "wait": lost.wait}
         self._services.event("taskmanager.lost", str(lost.taskmanager), text=lost.text, data=data)
         if tells_job:
-            self._on_job_lost(lost, "ResourceManager")
+            self._relay(lost, "ResourceManager")
         self._assign()
+
+    def _relay(self, lost: Lost, detector: str) -> None:
+        """Disconnect a TaskManager from the job (JobMasterGateway.disconnectTaskManager)."""
+        if self._owner is not None:
+            self._services.rpc.post(JOBMASTER, RelayedLoss(lost, detector))
 
     async def _tell(self, taskmanager: TaskManagerID, address: Address, message: object) -> None:
         """Send a message that may not arrive."""

@@ -5,8 +5,10 @@ import json
 
 import pytest
 
+from testbed_runtime.core.job.messages import DisconnectTaskExecutor, DisconnectTaskManager
 from testbed_runtime.ports.rpc import RecipientUnreachable
 from testbed_runtime.simulation.loop import run_virtual
+from tests.jobmanager.harness import running_job, virtually
 from tests.jobmanager.inproc import a_testbed, graph
 
 HEARTBEATS = {"heartbeat.interval": "1 s", "heartbeat.timeout": "60 s"}
@@ -102,3 +104,19 @@ def test_J_97_a_silent_resourcemanager_is_disconnected_and_registered_at_again()
             assert all(tm.is_registered for tm in bed.taskmanagers.values())
 
     run_virtual(main())
+
+
+@virtually
+async def test_a_disconnection_that_the_resourcemanager_relays_waits_in_the_jobmasters_mailbox():
+    """A TaskManager gives the ResourceManager up and then the JobMaster. Its own message is in the mailbox before the relayed one."""
+    async with running_job(4) as cluster:
+        tm = cluster.running_on("source-0")
+        rid, leader = str(tm.resource_id), cluster.manager.leader
+        relayed = DisconnectTaskExecutor(rid, leader, 0, "The heartbeat of ResourceManager timed out.")
+        direct = DisconnectTaskManager(
+            rid, leader, 0, "TimeoutException", "The heartbeat of JobManager timed out."
+        )
+        await asyncio.gather(tm.ask("resourcemanager", relayed), tm.ask("jobmaster", direct))
+        await cluster.until(lambda: cluster.rows.events("failover.started"))
+        (started,) = cluster.rows.events("failover.started")
+        assert started["text"] == direct.cause

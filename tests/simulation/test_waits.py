@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,8 @@ def test_a_jobmanager_that_is_paused_for_longer_than_the_timeout_restarts_the_jo
     """The TaskManagers disconnect, tell the JobMaster, connect again and offer their slots: no restart fails."""
     run = ran(tmp_path, {"duration": "8 s", "jobmanager": {"pause": {}}})
     assert run.metrics["failovers.count"] == 1
+    (text,) = [e["text"] for e in run.trial.rows("events") if e["kind"] == "failover.started"]
+    assert re.fullmatch("The heartbeat of JobManager with id [0-9a-f]{32} timed out.", text)
     assert (run.metrics["job.state"], run.metrics["delivery.lost"]) == ("RUNNING", 0)
     expired = waits(run, "heartbeat", what="JobMaster", outcome=Outcome.EXPIRED)
     assert {w.who for w in expired} == {f"tm-{n}-1" for n in range(4)}
