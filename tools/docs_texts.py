@@ -88,8 +88,9 @@ Each fault has exactly one kind. `headgate faults` lists the kinds that this mac
 
 - **Requesting a fault is not the same as having it.** Every fault is measured while it lasts. The expectations of its trial cannot pass
   unless its effect was measured (`fault.verified`).
-- **A fault on a dead process** does nothing: it is reported as not applied, and the trial goes on. `headgate validate` refuses a fault whose
-  target another fault of the scenario has certainly killed by then.
+- **A fault on a dead process** does nothing: it is reported as not applied, and the trial goes on. So is a fault on a vertex that no TaskManager
+  runs at that moment, for example while the job waits for slots. `headgate validate` refuses a fault whose target another fault of the
+  scenario has certainly killed by then.
 - **A fault ends** at its deadline. Both the supervisor next to the process and the component that carries the fault (proxy, process or packet
   agent) hold that deadline. `headgate heal --all` ends the fault at once. Inside a run, a fault also ends 10 s after the runner stopped
   renewing its lease; the trial is then void and repeated.

@@ -10,32 +10,34 @@ from testbed_runtime.core.faults.model import Fault, Target
 from testbed_runtime.core.ids import JOBMANAGER
 
 
+class VertexNotRunning(UserError):
+    """No TaskManager runs a subtask of the vertex that a fault names. In a trial this may change with each failover."""
+
+
 def resolve_targets(
     fault: Fault, *, placement: Mapping[str, str], task_managers: Sequence[str], seed: int
 ) -> tuple[str, ...]:
     """Return logical names, or `target->peer` links when the fault names peers (the fault's direction is seen from the target).
 
-    `placement` maps `vertex-subtask` to an ordinal name. Raises UserError when the fault hits no process or no link.
+    `placement` maps `vertex-subtask` to an ordinal name. Raises VertexNotRunning, or UserError when the fault hits no process or no link.
     """
     chosen = _narrow(fault, _candidates(fault.target, placement, task_managers), seed)
+    path, vertex = f"faults[{fault.name}].target", fault.target.running
     if not chosen:
-        running = fault.target.running
-        problem = f"no TaskManager runs vertex {running!r}" if running else "it selects no process"
-        raise UserError(
-            f"faults[{fault.name}].target", problem, "name a vertex whose subtasks run, or TaskManagers"
-        )
+        hint = "name a vertex whose subtasks run, or TaskManagers"
+        if vertex:
+            raise VertexNotRunning(path, f"no TaskManager runs vertex {vertex!r}", hint)
+        raise UserError(path, "it selects no process", hint)
+    path, vertex = f"{path}.peers", fault.target.peers_running
     peers = _peers(fault.target, placement)
-    if not peers and not fault.target.peers_running:
+    if not peers and not vertex:
         return tuple(chosen)
     links = tuple(f"{name}->{peer}" for name in chosen for peer in peers if peer != name)
     if not links:
-        raise UserError(
-            f"faults[{fault.name}].target.peers",
-            "there is no link to another process"
-            if peers
-            else f"no TaskManager runs vertex {fault.target.peers_running!r}",
-            "name a vertex whose subtasks run elsewhere, or other TaskManagers",
-        )
+        hint = "name a vertex whose subtasks run elsewhere, or other TaskManagers"
+        if not peers:
+            raise VertexNotRunning(path, f"no TaskManager runs vertex {vertex!r}", hint)
+        raise UserError(path, "there is no link to another process", hint)
     return links
 
 

@@ -27,7 +27,8 @@ from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.trial import timeline
 from testbed_runtime.core.trial.plan import CONTROL, TrialPlan
 from testbed_runtime.core.trial.startlimit import StartLimit, start_limit
-from testbed_runtime.faults.targets import resolve_targets
+from testbed_runtime.faults.agent import fault_row
+from testbed_runtime.faults.targets import VertexNotRunning, resolve_targets
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, Testbed
 from testbed_runtime.runner.progress import FaultChanged, Happened, PhaseEntered, Progress, Sample
 from testbed_runtime.timeouts import timeout
@@ -247,12 +248,16 @@ class TrialRun:
     async def _inject(self, fault: Fault) -> None:
         if self.plan.role == CONTROL:
             return
-        targets = resolve_targets(
-            fault,
-            placement=self._status.placement,
-            task_managers=self.plan.testbed.task_managers,
-            seed=self.plan.seed,
-        )
+        try:
+            targets = resolve_targets(
+                fault,
+                placement=self._status.placement,
+                task_managers=self.plan.testbed.task_managers,
+                seed=self.plan.seed,
+            )
+        except VertexNotRunning as error:
+            self._record_not_applied(fault, f"not applied: {error.problem}")
+            return
         self._injected[fault.name] = fault_id = f"{self.plan.trial}/{fault.name}"
         self._deadlines[fault.name] = asyncio.get_running_loop().time() + fault.duration_s
         try:
@@ -270,6 +275,14 @@ class TrialRun:
         self.outcome.handles.append((handle, targets))
         self._fault_changed(fault.name, fault.duration_s)
         self._report(f"fault {fault.name} ({fault.kind}) on {', '.join(targets)} by {handle.backend}")
+
+    def _record_not_applied(self, fault: Fault, text: str) -> None:
+        """Record a fault without a target, as an agent records one on a dead process."""
+        self._report(f"fault {fault.name} ({fault.kind}): {text}")
+        if self.testbed.history is not None:
+            for state in ("asked", "failed", "clean"):
+                row = fault_row(fault, state, "", (), text=text if state == "failed" else "")
+                self.testbed.history.append("faults", **row)
 
     async def _renew(self, name: str) -> None:
         if name not in self._injected:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.model import Fault, Target
-from testbed_runtime.faults.targets import resolve_targets
+from testbed_runtime.faults.targets import VertexNotRunning, resolve_targets
 
 PLACEMENT = {"source-0": "tm-0", "source-1": "tm-10", "count-0": "tm-2", "count-1": "tm-3", "sink-0": "tm-2"}
 NAMES = [f"tm-{n}" for n in range(12)]
@@ -39,7 +39,7 @@ def test_targets_are_names_in_order_or_links(target, names):
 
 def test_a_target_that_selects_no_process_is_an_error():
     """A vertex without a running subtask."""
-    with pytest.raises(UserError, match="no TaskManager runs"):
+    with pytest.raises(VertexNotRunning, match="no TaskManager runs"):
         resolve(Target(running="window"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import html
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +39,13 @@ def pause(name: str, at: str, duration: str, target: str) -> dict[str, Any]:
 
 def latency(name: str, at: str, duration: str, target: str) -> dict[str, Any]:
     return fault(name, at, duration, target, network={"latency": {"mode": "one-way", "delay": "400 ms"}})
+
+
+LINKS = {
+    "target": {"taskManagers": {"names": ["tm-0"]}, "peers": {"running": "sink"}},
+    "network": {"latency": {"mode": "one-way", "delay": "400 ms"}},
+}
+"""The links to the TaskManagers of a vertex."""
 
 
 def jobmanager(name: str, at: str, duration: str, kind: str) -> dict[str, Any]:
@@ -142,3 +150,31 @@ def test_a_fault_on_a_process_that_is_dead_is_not_applied(
     assert (whole[1] - whole[0]) / 1e9 == pytest.approx(float(first["duration"].split()[0]), abs=0.01)
     assert "| not applied |" in (tmp_path / "report.md").read_text()
     assert f"not applied: {name} was not running" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize(
+    "selected", [{"target": {"taskManagers": {"running": "sink"}}, "process": {"kill": {}}}, LINKS]
+)
+def test_a_fault_on_a_vertex_whose_tasks_do_not_run_is_not_applied(
+    selected: dict[str, Any], tmp_path: Path
+) -> None:
+    """The job waits for slots when the fault is due, so no TaskManager runs the vertex. The run is judged, and not ended as Error."""
+    document = copy.deepcopy(loading.load(SCENARIOS / KILLED).document)
+    spec = document["spec"]
+    spec.pop("variants", None)
+    spec["testbed"]["taskManagers"] |= {"replaceLost": "8 s", "replicas": 4}
+    spec["timeline"] = {"warmUp": "3 s", "baseline": "3 s", "observation": "12 s", "drain": "30 s"}
+    second = {"name": "b", "at": "6 s", "duration": "1 s", **selected}
+    asked = [{"metric": "lag.max", "phase": "outage/b", "max": "60 s"}]
+    spec |= {"control": False, "trials": 1, "faults": [kill("a", "0 s", "tm-2"), second], "expect": asked}
+    ran = run_one(document, tmp_path)
+    rows = [r for r in ran.trial.rows("faults") if r["fault"] == "b"]
+    assert [(r["state"], r["targets"]) for r in rows] == [(s, "[]") for s in ("asked", "failed", "clean")]
+    assert rows[1]["text"] == "not applied: no TaskManager runs vertex 'sink'"
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    found = {e["text"]: e["verdict"] for e in verdict["expectations"]}
+    assert (verdict["verdict"], verdict["reason"]) == ("Inconclusive", "FaultNotVerified")
+    assert found["fault a takes effect"] == found["fault.residue equals 0"] == "Pass"
+    assert found["fault b takes effect"] == found["lag.max (outage/b) at most 60 s"] == "Inconclusive"
+    assert rows[1]["text"] in html.unescape((tmp_path / "report.html").read_text())
