@@ -104,6 +104,10 @@ CASES = [
         "refused-in-the-millisecond-of-a-restart", [fault("rst", "4 s", SINK, **RESET)], f"{EXPONENTIAL}.initial-backoff", 1 + 1.5 + 2.25, rounds=3,
         failovers=3, version="1.19", options={**QUICK, "restart-strategy.type": "exponential-delay", f"{EXPONENTIAL}.jitter-factor": "0"},
     ),
+    Case(  # a half-open target's own connections are refused, so that only the restart delays pass between its attempts, as in Flink
+        "half-open-consumer", [fault("half", "4 s", SINK, network={"halfOpen": {}})], f"{EXPONENTIAL}.initial-backoff", 1 + 1.5 + 2.25, rounds=3,
+        failovers=3, version="1.19", options={**QUICK, "restart-strategy.type": "exponential-delay", f"{EXPONENTIAL}.jitter-factor": "0"},
+    ),
     Case(  # the restore had lasted for 1.1 s of 2 s
         "paused-in-a-restore",
         [

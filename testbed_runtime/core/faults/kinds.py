@@ -236,8 +236,8 @@ _NETWORK = (
         "the ends of {targets} vanish, its peers are not notified{for}",
         f"{_SILENCE} It is sent from the end that stays.",
         _PROXY_RESIDUE,
-        "The target's process stays: only its ends of its connections vanish. When the fault ends, the other ends are reset, as by a "
-        "firewall that lost its connection table.",
+        "The target's process stays: only its ends of its connections vanish. Its new connections are refused, those to it get no "
+        "answer. When the fault ends, the other ends are reset, as by a firewall that lost its connection table.",
         hides=Hides.LINK,
         silent=True,
     ),
