@@ -106,7 +106,7 @@ KINDS: Mapping[str, WaitKind] = {
         WaitKind(name="pending", phase="slots", doc="a pod to be created and scheduled", after=("replacement",)),
         WaitKind(name="image", phase="slots", doc="the image and the container of a pod", after=("pending", "replacement")),
         WaitKind(name="start", phase="slots", doc="a process to start", after=("image", "pending", "replacement")),
-        WaitKind(name="registration", phase="slots", doc="a TaskManager to register", after=("start",), options=("taskmanager.registration.timeout", "cluster.registration.initial-timeout", "cluster.registration.max-timeout", "cluster.registration.error-delay", "cluster.registration.refused-registration-delay")),
+        WaitKind(name="registration", phase="slots", doc="a TaskManager to register", after=("start",), options=("taskmanager.registration.timeout", "cluster.registration.initial-timeout", "cluster.registration.max-timeout", "cluster.registration.error-delay", "cluster.registration.refused-registration-delay", "pekko.ask.timeout")),
         WaitKind(name="deployment", phase="deploy", doc="the TaskManagers to acknowledge the tasks", after=("slot",), options=("pekko.ask.timeout", "headgate.jobmanager.service-time", "headgate.taskmanager.service-time")),
         WaitKind(name="jobmanager", phase="deploy", doc="a JobManager that is paused, dead, busy or cut off", options=(*_HEARTBEAT, "pekko.ask.timeout", "taskmanager.registration.timeout")),
         WaitKind(name="leadership", phase="deploy", doc="a JobManager to be granted the leadership", after=("lease", "start"), options=("high-availability.kubernetes.leader-election.lease-duration", "high-availability.kubernetes.leader-election.retry-period")),

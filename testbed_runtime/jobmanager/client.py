@@ -26,6 +26,8 @@ from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, Rpc
 ASK_S = 2.0
 SUBMIT_LIMIT_S = 10.0
 POLL_S = 0.05
+FIRST_POLL_S = 0.001
+"""Slot reports follow registrations within a millisecond, so the next question comes soon. Each later one waits twice as long."""
 
 
 class JobClient:
@@ -36,8 +38,8 @@ class JobClient:
         self._jobmanager = jobmanager
 
     async def until_registered(self, task_managers: int, *, limit_s: float) -> None:
-        """Wait until as many TaskManagers have registered. Raises HeadgateError on timeout."""
-        registered = 0
+        """Wait until as many TaskManagers have registered and reported their slots. Raises HeadgateError on timeout."""
+        registered, pause_s = 0, FIRST_POLL_S
         end = asyncio.get_running_loop().time() + limit_s
         while registered < task_managers:
             if asyncio.get_running_loop().time() >= end:
@@ -47,7 +49,8 @@ class JobClient:
             with contextlib.suppress(AskTimeout, RecipientUnreachable):
                 registered = len((await self._ask(RequestJobStatus(""))).taskmanagers)
             if registered < task_managers:
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, POLL_S)
 
     async def submit(self, graph: JobGraph, configuration: Mapping[str, str]) -> None:
         await self._ask(SubmitJob(graph, dict(configuration)), timeout_s=SUBMIT_LIMIT_S)

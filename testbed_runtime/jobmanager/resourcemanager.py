@@ -9,6 +9,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.heartbeat import UNREACHABLE_CLASS
 from testbed_runtime.core.job.messages import (
@@ -24,6 +25,7 @@ from testbed_runtime.core.job.messages import (
     RegisterTaskManager,
     RegistrationResult,
     RequestSlot,
+    SlotReport,
 )
 from testbed_runtime.core.job.slots import SlotKey, SlotState, SlotTable, spreads_slots
 from testbed_runtime.core.versions import DECLARATIVE_SLOTS, RESTART_NAMES_TASKMANAGER, RM_TELLS_JOBS, has
@@ -69,6 +71,14 @@ class RelayedLoss(Struct, frozen=True):
     detector: str
 
 
+class _Registration(Struct, frozen=True):
+    """A registered TaskManager. `number` is what Flink calls its InstanceID."""
+
+    number: int
+    address: Address
+    slots: int
+
+
 class _Requested(Struct, frozen=True):
     allocation: str
     granted: bool
@@ -91,9 +101,11 @@ class ResourceManager:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._table = SlotTable(spread=spreads_slots(services.options))
-        self._registered: dict[TaskManagerID, Address] = {}
-        self._sessions: dict[TaskManagerID, int] = {}
-        """The number of each registration."""
+        self._registered: dict[TaskManagerID, _Registration] = {}
+        self._registrations = 0
+        """Number of registrations so far."""
+        self._suspended: set[TaskManagerID] = set()
+        """Those that get no allocation until they answer a heartbeat. Registering again is no answer."""
         self._owner: SlotOwner | None = None
         self._wanted: list[SlotKey] = []
         self._keys: dict[str, SlotKey] = {}
@@ -116,6 +128,7 @@ class ResourceManager:
     def handlers(self) -> dict[type, Handler]:
         return {
             RegisterTaskManager: self._register,
+            SlotReport: self._on_slot_report,
             DisconnectTaskExecutor: self._disconnect,
             NotifySlotAvailable: self._on_available,
             _Requested: self._on_requested,
@@ -131,7 +144,8 @@ class ResourceManager:
 
     @property
     def taskmanagers(self) -> tuple[str, ...]:
-        return tuple(str(taskmanager) for taskmanager in sorted(self._registered))
+        """Those that have registered and reported their slots."""
+        return tuple(str(taskmanager) for taskmanager in self._table.taskmanagers)
 
     @property
     def free_slots(self) -> int:
@@ -169,7 +183,8 @@ class ResourceManager:
 
     def suspend(self, taskmanager: TaskManagerID) -> None:
         """Allocate nothing there until it answers a heartbeat."""
-        if self._fence:
+        if self._fence and taskmanager in self._registered:
+            self._suspended.add(taskmanager)
             self._table.suspend(taskmanager, True)
 
     # ---- registration
@@ -183,29 +198,44 @@ class ResourceManager:
         for older in [t for t in self._registered if t.ordinal == taskmanager.ordinal and t < taskmanager]:
             self.heartbeats.unwatch(older)
             self._on_lost(restarted(older, self._services.options.flink_version))
-        self._sessions[taskmanager] = message.session
+        self._remove_slots(taskmanager)
+        self._registrations += 1
         address = (message.rpc_address[0], message.rpc_address[1])
-        if self._registered.get(taskmanager) != address:
-            self._registered[taskmanager] = address
-            self._table.register(taskmanager, message.slots, self._held(taskmanager, message))
-            self._services.event("taskmanager.registered", str(taskmanager), data={"slots": message.slots})
+        self._registered[taskmanager] = _Registration(self._registrations, address, message.slots)
         self.heartbeats.watch(taskmanager, address)
-        self._services.rpc.post(RESOURCEMANAGER, _Assign())
-        return RegistrationResult("success", self._services.leader)
+        return RegistrationResult("success", self._services.leader, registration=self._registrations)
 
-    def _held(self, taskmanager: TaskManagerID, message: RegisterTaskManager) -> list[tuple[int, str]]:
+    def _is_current(self, taskmanager: TaskManagerID, leader: str, registration: int) -> bool:
+        """Return whether a message belongs to the TaskManager's registration, and not to one before it."""
+        known = self._registered.get(taskmanager)
+        return known is not None and (leader, registration) == (self._services.leader, known.number)
+
+    async def _on_slot_report(self, message: SlotReport) -> Acknowledge:
+        """Make the slots of a TaskManager that has registered available (ResourceManager.sendSlotReport)."""
+        taskmanager = TaskManagerID.parse(message.resource_id)
+        if not self._is_current(taskmanager, message.leader, message.registration):
+            text = f"Unknown TaskManager registration id {message.registration}."
+            raise FlinkError("ResourceManagerException", text)
+        slots = self._registered[taskmanager].slots
+        self._table.register(taskmanager, slots, self._held(taskmanager, message))
+        self._table.suspend(taskmanager, taskmanager in self._suspended)
+        self._services.event("taskmanager.registered", str(taskmanager), data={"slots": slots})
+        self._services.rpc.post(RESOURCEMANAGER, _Assign())
+        return Acknowledge()
+
+    def _held(self, taskmanager: TaskManagerID, message: SlotReport) -> list[tuple[int, str]]:
         """Return the allocated slots that the job still uses: it did not lose the TaskManager, or not yet."""
         owner = self._owner
         return [slot for slot in message.allocations if owner and owner.holds_at(taskmanager, slot[1])]
 
     async def _disconnect(self, message: DisconnectTaskExecutor) -> Acknowledge:
         """A TaskManager has given this ResourceManager up (ResourceManager.disconnectTaskManager), and registers again."""
-        taskmanager, leader = TaskManagerID.parse(message.resource_id), self._services.leader
-        if message.leader == leader and self._sessions.get(taskmanager) == message.session:
+        taskmanager = TaskManagerID.parse(message.resource_id)
+        if self._is_current(taskmanager, message.leader, message.registration):
             self.heartbeats.unwatch(taskmanager)
             self._remove(taskmanager)
             if self._tells_job:
-                lost = Lost(taskmanager, message.cause, UNREACHABLE_CLASS["TaskExecutor"], wait="heartbeat")
+                lost = Lost(taskmanager, message.cause, UNREACHABLE_CLASS["TaskExecutor"], wait=message.wait)
                 self._relay(lost, "TaskManager")
             self._assign()
         return Acknowledge()
@@ -215,11 +245,14 @@ class ResourceManager:
 
     def _remove(self, taskmanager: TaskManagerID) -> Address | None:
         """Forget a TaskManager and its slots. Return where it was."""
-        self._sessions.pop(taskmanager, None)
-        address = self._registered.pop(taskmanager, None)
+        known = self._registered.pop(taskmanager, None)
+        self._suspended.discard(taskmanager)
+        self._remove_slots(taskmanager)
+        return known.address if known is not None else None
+
+    def _remove_slots(self, taskmanager: TaskManagerID) -> None:
         for allocation in self._table.remove(taskmanager):
             self._want_again(allocation)
-        return address
 
     def _on_lost(self, lost: Lost, *, tells_job: bool = True) -> None:
         """Remove a TaskManager. It is disconnected, and so is the job that has slots there if `tells_job`."""
@@ -250,7 +283,8 @@ class ResourceManager:
         if heartbeat.allocations is not None:
             for allocation in self._table.missing(taskmanager, heartbeat.allocations, heartbeat.asked_at):
                 self._available(allocation)
-        if self._table.is_suspended(taskmanager):
+        if taskmanager in self._suspended:
+            self._suspended.remove(taskmanager)
             self._table.suspend(taskmanager, False)
             self._assign()
         for allocation in self._table.releasing(taskmanager):
@@ -280,7 +314,7 @@ class ResourceManager:
                 jobmaster_leader=self._services.leader,
                 leader=self._services.leader,
             )
-            asking = self._ask(slot.owner, self._registered[slot.owner], request)
+            asking = self._ask(slot.owner, self._registered[slot.owner].address, request)
             self._services.tasks.spawn(asking, f"request-slot-{slot.owner}")
 
     def _new_allocation(self) -> str:
@@ -351,7 +385,7 @@ class ResourceManager:
         if slot is None or allocation in self._freeing:
             return
         self._freeing[allocation] = None
-        address = self._registered[slot.owner]
+        address = self._registered[slot.owner].address
         message = FreeSlot(allocation, cause, self._services.leader)
         self._services.tasks.spawn(self._ask_free(slot.owner, address, message), f"free-slot-{slot.owner}")
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.heartbeat import (
@@ -25,6 +23,7 @@ from testbed_runtime.core.job.messages import (
     RegisterTaskManager,
     RegistrationResult,
     SlotOfferResult,
+    SlotReport,
 )
 from testbed_runtime.core.job.registration import Attempt, RegistrationConfig, RetryingRegistration
 from testbed_runtime.core.options import Options
@@ -34,12 +33,9 @@ from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure, Rpc
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.slots import Slot, TaskSlotTable
-from testbed_runtime.timeouts import timeout
 
 ANSWERED_AT_ONCE_S = 0.3
 """A JobManager that answers so soon after it was given up did not have to be waited for."""
-OVERTAKING_S = 0.1
-"""A ResourceManager may request a slot so long before its answer to the registration arrives. Flink's waits for a slot report instead."""
 LEADER_PROBE_S = 0.5
 """Pause between registration attempts while no process listens at the JobManager's address. In Flink the leader election
 announces a new leader; here the address is probed. The (longer) error delay applies only once a leader answers with an error."""
@@ -198,7 +194,7 @@ async def _try_register(
 
 
 class ResourceManagerConnection:
-    """Keeps this TaskManager registered until it is closed.
+    """Keeps this TaskManager registered until it is closed. Each registration is followed by a slot report.
 
     Calls `on_fatal` when it could not register within taskmanager.registration.timeout, or was rejected."""
 
@@ -209,10 +205,11 @@ class ResourceManagerConnection:
         scope: WaitScope,
         *,
         message: Callable[[], RegisterTaskManager],
+        allocations: Callable[[], tuple[tuple[int, str], ...]],
         on_fatal: Callable[[str], None],
         on_given_up: Callable[[DisconnectTaskExecutor], None],
     ) -> None:
-        """`on_given_up`: the ResourceManager was given up. The message is to be sent to it."""
+        """`allocations`: what the slot report names. `on_given_up`: the ResourceManager was given up. The message is to be sent to it."""
         self._rpc = rpc
         self._address = address
         self._scope = scope
@@ -220,7 +217,11 @@ class ResourceManagerConnection:
         self._limit = option_limit(scope.options, "taskmanager.registration.timeout")
         self._wait: OpenWait | None = None
         self._message = message
-        self._session = 0
+        self._allocations = allocations
+        self._ask_timeout = option_limit(scope.options, "pekko.ask.timeout")
+        self._registration = 0
+        """The ResourceManager's number of the last registration."""
+        self._report: asyncio.Task[None] | None = None
         self._on_fatal = on_fatal
         self._on_given_up = on_given_up
         self.watch = PeerWatch(scope, RM_NAME, self._on_lost)
@@ -237,20 +238,12 @@ class ResourceManagerConnection:
             )
 
     async def registered(self) -> None:
-        """Wait until the ResourceManager has accepted this TaskManager."""
+        """Wait until the ResourceManager has accepted this TaskManager and its slots."""
         await self._registered.wait()
 
     @property
     def is_registered(self) -> bool:
         return self._registered.is_set()
-
-    async def is_registered_at(self, leader: str) -> bool:
-        """Return whether this ResourceManager has accepted this TaskManager. What it asks for may arrive before its answer does."""
-        if not self.leader:
-            with contextlib.suppress(TimeoutError):
-                async with timeout(OVERTAKING_S):
-                    await self._registered.wait()
-        return leader == self.leader
 
     def on_heartbeat(self, leader: str) -> bool:
         """Return False for a ResourceManager at which this TaskManager is not registered: it gets no answer, as in Flink."""
@@ -265,18 +258,14 @@ class ResourceManagerConnection:
     def disconnected(self, leader: str) -> None:
         """The ResourceManager has given this TaskManager up: register again at once."""
         if leader and leader == self.leader:
-            self.watch.stop()
-            self.leader = ""
-            self._registered.clear()
+            self._disconnect()
             self.connect()
 
     def on_leader(self, leader: str) -> None:
         """Register at a new leader, at once (TaskExecutor.notifyOfNewResourceManagerLeader). Does nothing if it is known."""
         if leader == self.leader:
             return
-        self.watch.stop()
-        self.leader = ""
-        self._registered.clear()
+        self._disconnect()
         if self._worker is not None:
             self._worker.cancel()
             self._worker = None
@@ -286,13 +275,23 @@ class ResourceManagerConnection:
         """Disconnect from the ResourceManager, and register again (TaskExecutor.reconnectToResourceManager)."""
         peer = "ResourceManager", self.leader
         text = unreachable_text(*peer) if self.watch.unreachable else timed_out_text("TaskExecutor", *peer)
-        who, session = self._scope.who, self._session
-        self._on_given_up(DisconnectTaskExecutor(who, self.leader, session, text))
-        self._session += 1
+        self._wait = self._scope.away(RM_NAME, self.watch.last_seen)
+        self._reconnect(text, "heartbeat")
+
+    def _reconnect(self, text: str, wait: str) -> None:
+        """Tell the ResourceManager that it is given up, and register again."""
+        message = DisconnectTaskExecutor(self._scope.who, self.leader, self._registration, text, wait)
+        self._on_given_up(message)
+        self._disconnect()
+        self.connect()
+
+    def _disconnect(self) -> None:
+        self.watch.stop()
         self.leader = ""
         self._registered.clear()
-        self._wait = self._scope.away(RM_NAME, self.watch.last_seen)
-        self.connect()
+        if self._report is not None:
+            self._report.cancel()
+            self._report = None
 
     async def _register(self, wait: OpenWait) -> None:
         loop = asyncio.get_running_loop()
@@ -300,9 +299,8 @@ class ResourceManagerConnection:
         attempt, deadline = registration.first(), loop.time() + (self._limit.seconds or 0.0)
         while loop.time() < deadline:
             await asyncio.sleep(attempt.delay_s)
-            message = replace(self._message(), session=self._session)
             ask = self._rpc.ask(
-                JOBMANAGER, self._address, RESOURCEMANAGER, message, timeout_s=attempt.timeout_s
+                JOBMANAGER, self._address, RESOURCEMANAGER, self._message(), timeout_s=attempt.timeout_s
             )
             answer = await _try_register(
                 ask,
@@ -331,16 +329,36 @@ class ResourceManagerConnection:
         if answer.outcome != "success":
             self._on_fatal(f"The ResourceManager rejected this TaskManager: {answer.reason}")
             return
-        self.leader = answer.leader
+        self.leader, self._registration = answer.leader, answer.registration
+        report = SlotReport(self._scope.who, self.leader, self._registration, self._allocations())
+        self._report = asyncio.get_running_loop().create_task(self._send_report(report), name="slot-report")
         self.watch.start()
-        self._registered.set()
+
+    async def _send_report(self, report: SlotReport) -> None:
+        """Report the slots. A ResourceManager that does not answer is given up (TaskExecutor.establishResourceManagerConnection)."""
+        limit, since_s = self._ask_timeout, asyncio.get_running_loop().time()
+        try:
+            await self._rpc.ask(
+                JOBMANAGER, self._address, RESOURCEMANAGER, report, timeout_s=limit.seconds or 0.0
+            )
+        except (AskTimeout, RecipientUnreachable, RemoteFailure) as error:
+            if isinstance(error, AskTimeout):
+                who = self._scope.who
+                wait = self._scope.waits.begin("registration", who, RM_NAME, limit=limit, since_s=since_s)
+                wait.end(Outcome.EXPIRED)
+            self._report = None  # it is not to cancel itself
+            self._reconnect("Failed to send initial slot report to ResourceManager.", "registration")
+        else:
+            self._registered.set()
 
     async def close(self) -> None:
         self.watch.stop()
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.wait([self._worker])
-            self._worker = None
+        running = [task for task in (self._worker, self._report) if task is not None]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+        self._worker = self._report = None
 
 
 class JobConnection:

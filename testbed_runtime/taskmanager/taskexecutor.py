@@ -100,6 +100,7 @@ class TaskExecutor:
             config.jobmanager,
             self._scope,
             message=self._registration_message,
+            allocations=self._slots.report,
             on_fatal=on_fatal,
             on_given_up=self._on_resourcemanager_given_up,
         )
@@ -163,7 +164,6 @@ class TaskExecutor:
             data_address=config.data_address,
             slots=config.slots,
             boot_id=config.boot_id,
-            allocations=self._slots.report(),
         )
 
     def _on_resourcemanager_given_up(self, message: DisconnectTaskExecutor) -> None:
@@ -171,7 +171,7 @@ class TaskExecutor:
         self._keeper.spawn(self._tell(RESOURCEMANAGER, message), "disconnect-from-resourcemanager")
 
     async def _request_slot(self, message: RequestSlot) -> Acknowledge:
-        if not await self.resourcemanager.is_registered_at(message.leader):
+        if message.leader != self.resourcemanager.leader:
             raise FlinkError(
                 "TaskManagerException",
                 f"TaskManager is not connected to the resource manager {message.leader}.",

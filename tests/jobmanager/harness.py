@@ -28,6 +28,7 @@ from testbed_runtime.core.job.messages import (
     RequestJobStatus,
     RequestSlot,
     SinkCommit,
+    SlotReport,
     SubmitJob,
     SubmitTask,
     TaskDeploymentDescriptor,
@@ -120,6 +121,7 @@ class ScriptedTaskManager:
     allocated: dict[str, int] = field(default_factory=dict)
     """Allocations and the indices of their slots."""
     leader: str = ""
+    registration: int = 0
     handlers: dict[type[Any], Any] = field(default_factory=dict)
     """How it handles each message."""
     background: list[asyncio.Task[Any]] = field(default_factory=list)
@@ -141,10 +143,11 @@ class ScriptedTaskManager:
         await self.register()
 
     async def register(self) -> None:
-        message = RegisterTaskManager(
-            str(self.resource_id), self.rpc.address, self.data, self.slots, "sim", self.slot_report
-        )
-        await self.ask("resourcemanager", message)
+        message = RegisterTaskManager(str(self.resource_id), self.rpc.address, self.data, self.slots, "sim")
+        answer = await self.ask("resourcemanager", message)
+        self.registration = answer.registration
+        report = SlotReport(str(self.resource_id), answer.leader, answer.registration, self.slot_report)
+        await self.ask("resourcemanager", report)
 
     @property
     def slot_report(self) -> tuple[tuple[int, str], ...]:

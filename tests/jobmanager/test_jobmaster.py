@@ -501,7 +501,7 @@ async def test_one_timer_sends_the_heartbeats_to_all_taskmanagers():
         for tm in cluster.tms:
             tm.asked_at.clear()
         await asyncio.sleep(3)
-        asked = [[round(at - started, 2) for at in tm.asked_at] for tm in cluster.tms]
+        asked = [[round(at - started, 1) for at in tm.asked_at] for tm in cluster.tms]
         assert asked == [[1.0, 2.0, 3.0]] * 3
 
 

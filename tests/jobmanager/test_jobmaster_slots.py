@@ -13,6 +13,8 @@ from testbed_runtime.core.job.messages import (
     Heartbeat,
     NotifySlotAvailable,
     OfferSlots,
+    RegisterTaskManager,
+    SlotReport,
     StopWithDrain,
 )
 from testbed_runtime.ports.rpc import RemoteFailure
@@ -138,11 +140,31 @@ async def test_older_incarnations_are_rejected():
     """tm-0-1 after tm-0-2."""
     async with Cluster(1) as cluster:
         await cluster.add(TaskManagerID(0, 2))
-        from testbed_runtime.core.job.messages import RegisterTaskManager
-
         message = RegisterTaskManager("tm-0-1", ("127.0.0.1", 1), ("127.0.0.1", 2), 1)
         answer = await cluster.tms[1].ask("resourcemanager", message)
         assert (answer.outcome, answer.reason) == ("rejection", "TaskManager tm-0-2 has replaced tm-0-1.")
+
+
+@virtually
+async def test_the_slots_of_a_taskmanager_are_available_when_it_has_reported_them():
+    """ResourceManager.sendSlotReport follows the answer to the registration, so a slot request cannot overtake it. A report of an
+    earlier registration is refused."""
+    async with Cluster(4) as cluster:
+        (tm, *_) = cluster.tms
+        rid = str(tm.resource_id)
+        message = RegisterTaskManager(rid, tm.rpc.address, tm.data, 1)
+        answer = await tm.ask("resourcemanager", message)
+        await cluster.submit()
+        await asyncio.sleep(1.0)
+        status = await cluster.status()
+        assert (status.taskmanagers, status.free_slots) == (("tm-1-1", "tm-2-1", "tm-3-1"), 3)
+        assert [tm.leader for tm in cluster.tms] == [""] * 4
+        report = SlotReport(rid, answer.leader, answer.registration)
+        text = f"Unknown TaskManager registration id {tm.registration}."
+        with pytest.raises(RemoteFailure, match=text):
+            await tm.ask("resourcemanager", replace(report, registration=tm.registration))
+        await tm.ask("resourcemanager", report)
+        await cluster.until_running()
 
 
 @virtually

@@ -112,7 +112,9 @@ async def test_a_disconnection_that_the_resourcemanager_relays_waits_in_the_jobm
     async with running_job(4) as cluster:
         tm = cluster.running_on("source-0")
         rid, leader = str(tm.resource_id), cluster.manager.leader
-        relayed = DisconnectTaskExecutor(rid, leader, 0, "The heartbeat of ResourceManager timed out.")
+        relayed = DisconnectTaskExecutor(
+            rid, leader, tm.registration, "The heartbeat of ResourceManager timed out.", "heartbeat"
+        )
         direct = DisconnectTaskManager(
             rid, leader, 0, "TimeoutException", "The heartbeat of JobManager timed out."
         )

@@ -12,11 +12,13 @@ import pytest
 
 from testbed_runtime.core.job.limits import option_limit, reachability_limit
 from testbed_runtime.core.job.messages import (
+    Acknowledge,
     OfferSlots,
     RegisterAtJobMaster,
     RegisterTaskManager,
     RegistrationResult,
     SlotOfferResult,
+    SlotReport,
 )
 from testbed_runtime.core.options import Options
 from testbed_runtime.history.waits import WaitLog
@@ -61,6 +63,9 @@ class Peer(NamedRows):
     def __init__(self, *answers: Any) -> None:
         self.answers = deque(answers)
         self.offers: deque[Any] = deque()
+        self.reports: deque[Any] = deque()
+        """The answers to slot reports. The others are acknowledged."""
+        self.reported: list[SlotReport] = []
         self.done: list[tuple[Any, ...]] = []
         """The calls and callbacks, with times in ms."""
         self.waits: list[tuple[Any, ...]] = []
@@ -82,9 +87,13 @@ class Peer(NamedRows):
         self, peer: str, address: Any, endpoint: str, message: Any, *, timeout_s: float, call_id: str = ""
     ) -> Any:
         offer = isinstance(message, OfferSlots)
-        self.did(("offer", message.slots) if offer else "register", round(timeout_s * 1000))
-        answers = self.offers if offer else self.answers
-        answer = answers.popleft() if len(answers) > 1 or offer else answers[0]
+        if isinstance(message, SlotReport):
+            answer = self.reports.popleft() if self.reports else Acknowledge()
+            self.reported.append(message)
+        else:
+            self.did(("offer", message.slots) if offer else "register", round(timeout_s * 1000))
+            answers = self.offers if offer else self.answers
+            answer = answers.popleft() if len(answers) > 1 or offer else answers[0]
         if callable(answer):
             answer = answer(self)
         if inspect.isawaitable(answer):
@@ -98,7 +107,7 @@ class Peer(NamedRows):
     def resourcemanager(self) -> ResourceManagerConnection:
         given: Any = self
         return ResourceManagerConnection(
-            given, ("jobmanager", 1), self.scope, message=lambda: REGISTRATION,
+            given, ("jobmanager", 1), self.scope, message=lambda: REGISTRATION, allocations=lambda: ((0, "x"),),
             on_fatal=lambda text: self.did("fatal", text),
             on_given_up=lambda message: self.did("given up", message.cause),
         )  # fmt: skip
@@ -236,6 +245,29 @@ def test_a_taskmanager_registers_again_when_it_was_given_up(step: Any, registrat
     """Its ResourceManager gave it up, or there is a new one. After a stall of a whole timeout it was given up too."""
     peer = during(4.0, registering, (1.0, step), answers=[leader("a")])
     assert [what for what, *_ in peer.done].count("register") == registrations
+
+
+@pytest.mark.parametrize(
+    ("failure", "after_s"),
+    [(LATE, 10.0), (BROKEN, 0.0), (DOWN, 0.0)],
+    ids=["timeout", "error", "unreachable"],
+)
+def test_a_taskmanager_whose_slot_report_fails_disconnects_and_registers_again(failure: Any, after_s: float):
+    """TaskExecutor.establishResourceManagerConnection. The report names its registration and the slots that are allocated."""
+
+    def act(peer: Peer) -> ResourceManagerConnection:
+        peer.reports.append(failure)
+        return registering(peer)
+
+    answers = [RegistrationResult("success", "a", registration=n) for n in (3, 4)]
+    beats = [(at, registered("a")) for at in (3.0, 6.0, 9.0, 12.0)]
+    peer = during(12.5, act, *beats, answers=answers)
+    text = "Failed to send initial slot report to ResourceManager."
+    at = round(after_s * 1000)
+    assert peer.done == [("register", 100, 0), ("given up", text, at), ("register", 100, at)]
+    assert peer.reported == [SlotReport("tm-0-1", "a", n, ((0, "x"),)) for n in (3, 4)]
+    expired = ("registration", "ResourceManager", 0.0, 10.0, "pekko.ask.timeout", "expired")
+    assert peer.waits.count(expired) == (failure is LATE)
 
 
 def test_a_new_leader_replaces_a_registration_that_is_in_progress():

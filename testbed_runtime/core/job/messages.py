@@ -32,10 +32,16 @@ class RegisterTaskManager(Struct, frozen=True):
     data_address: tuple[str, int]
     slots: int
     boot_id: str = ""
+
+
+class SlotReport(Struct, frozen=True):
+    """Sent by a TaskExecutor after its registration. Its slots are not available before."""
+
+    resource_id: str
+    leader: str
+    registration: int
     allocations: tuple[tuple[int, str], ...] = ()
-    """The slots that are allocated, by index: Flink's slot report."""
-    session: int = 0
-    """How often this TaskManager has given its ResourceManager up."""
+    """The slots that are allocated, by index."""
 
 
 class DisconnectTaskExecutor(Struct, frozen=True):
@@ -43,9 +49,10 @@ class DisconnectTaskExecutor(Struct, frozen=True):
 
     resource_id: str
     leader: str
-    session: int
-    """That of its registration. A later one is not meant."""
+    registration: int
     cause: str
+    wait: str
+    """The kind of the wait that ended (core.job.causes)."""
 
 
 class NotifySlotAvailable(Struct, frozen=True):
@@ -62,6 +69,8 @@ class RegistrationResult(Struct, frozen=True):
     outcome: str
     leader: str = ""
     reason: str = ""
+    registration: int = 0
+    """The ResourceManager's number of this registration (InstanceID). Messages that name an earlier one are not meant for this one."""
 
 
 # ---- TaskExecutor → JobMaster --------------------------------------------------------------------------------

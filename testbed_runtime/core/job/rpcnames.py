@@ -22,6 +22,7 @@ METHODS: dict[str, str] = {
     "AcknowledgeCheckpoint": "CheckpointCoordinatorGateway.acknowledgeCheckpoint(JobID, ExecutionAttemptID, long, CheckpointMetrics, SerializedValue)",
     "DeclineCheckpoint": "CheckpointCoordinatorGateway.declineCheckpoint(DeclineCheckpoint)",
     "RegisterTaskManager": "ResourceManagerGateway.registerTaskExecutor(TaskExecutorRegistration, Duration)",
+    "SlotReport": "ResourceManagerGateway.sendSlotReport(ResourceID, InstanceID, SlotReport, Duration)",
     "DisconnectTaskExecutor": "ResourceManagerGateway.disconnectTaskManager(ResourceID, Exception)",
     "NotifySlotAvailable": "ResourceManagerGateway.notifySlotAvailable(InstanceID, SlotID, AllocationID)",
     "NotifyPartitionDataAvailable": "JobMasterGateway.notifyPartitionDataAvailable(ResultPartitionID)",

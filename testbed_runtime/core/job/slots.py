@@ -102,10 +102,6 @@ class SlotTable:
         if taskmanager in self._taskmanagers:
             self._taskmanagers[taskmanager].suspended = suspended
 
-    def is_suspended(self, taskmanager: TaskManagerID) -> bool:
-        known = self._taskmanagers.get(taskmanager)
-        return known is None or known.suspended
-
     @property
     def free(self) -> int:
         """Number of slots that can be allocated now."""
