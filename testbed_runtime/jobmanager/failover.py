@@ -43,12 +43,14 @@ class Phase(Enum):
 class Failover:
     """One restart, from its cause until all its tasks run again, or until the next failure.
 
-    `number` counts the failovers: a failure while one is in progress begins the next one, which restarts its tasks too, unless the
-    restart strategy merges the failure into it."""
+    `number` counts the failovers: a failure while one is in progress begins the next one, unless the restart strategy merges the
+    failure into it. Tasks that still wait for their restart then are restarted with it."""
 
     number: int
     cause: Cause
     tasks: list[Task]
+    others: list[Task] = field(default_factory=list)
+    """Tasks of the restart before it that were being deployed, and are not restarted with it. It is complete when they run too."""
     phase: Phase = Phase.CANCELLING
     restart_at: float = 0.0
     attempts: int = 0
@@ -61,6 +63,14 @@ class Failover:
         """Add the tasks that are not part of it yet."""
         known = frozenset(self.tasks)
         self.tasks.extend(task for task in tasks if task not in known)
+        restarted = frozenset(self.tasks)
+        self.others = [task for task in self.others if task not in restarted]
+
+    def give_way(self) -> None:
+        """Restart none of its tasks that are being deployed again, because another region has failed."""
+        if self.phase is Phase.DEPLOYING:
+            self.others += self.tasks
+            self.tasks = []
 
     def ready(self, now: float) -> bool:
         return self.phase is Phase.WAITING and not self.suspects and now >= self.restart_at
@@ -188,16 +198,17 @@ class Failovers:
     def _begin_or_merge(
         self, region: list[Task], cause: Cause, *, new: bool, delay_s: float, counted: bool
     ) -> Failover:
-        """Begin the next restart. It takes over the tasks and the suspects of one in progress, or is merged into it."""
+        """Begin the next restart. It takes over the suspects of one in progress, and the tasks that wait for it, or is merged into it."""
         current = self._current
         if current is None:
             return self._begin(cause, list(region), delay_s, counted=counted)
+        current.give_way()
         current.tasks = self._scheduled(current.tasks)
         current.widen(region)
         self._end_waits(current)
         if new:
             failover = self._begin(cause, current.tasks, delay_s)
-            failover.suspects = current.suspects
+            failover.suspects, failover.others = current.suspects, current.others
             return failover
         current.phase = Phase.CANCELLING
         return current
@@ -331,12 +342,13 @@ class Failovers:
             self._event("failover.attempt", failover, {"attempt": failover.attempts})
 
     def check_deployed(self) -> None:
-        """Complete the failover when all its tasks run, except those that wait for a blocking result."""
+        """Complete the failover when its tasks and the others run, except those that wait for a blocking result."""
         failover = self._current
         if failover is not None and failover.phase is Phase.DEPLOYING:
             execution, running = self._graph.execution, (_S.RUNNING, _S.FINISHED)
             later = self._graph.incomplete_inputs()
-            if all(execution(task).state in running for task in failover.tasks if task[0] not in later):
+            tasks = [*failover.tasks, *failover.others]
+            if all(execution(task).state in running for task in tasks if task[0] not in later):
                 self._event("failover.deployed", failover)
                 self._current = None
 

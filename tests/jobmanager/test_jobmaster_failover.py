@@ -313,3 +313,71 @@ def test_J_27_a_consumer_that_was_never_scheduled_is_not_restarted(result, deplo
             assert graph.execution(sink).state.value == "CREATED"
 
     run_virtual(main())
+
+
+TWO_REGIONS = JobGraph("job", (JobVertex("a", 1, 128, "a"), JobVertex("b", 1, 128, "b")), ())
+DELAY = {"restart-strategy.fixed-delay.delay": "2 s"}
+
+
+@virtually
+async def test_a_region_that_is_being_deployed_is_not_restarted_by_the_failure_of_another_one():
+    """DefaultScheduler restarts the vertices of the later failure only. That restart is complete when the earlier region runs too."""
+    async with Cluster(2, DELAY) as cluster:
+        await cluster.submit(TWO_REGIONS)
+        await cluster.until_running()
+        first = cluster.running_on("a-0")
+        first.starts_tasks = False
+        await first.report(cluster.attempt_of("a-0"), "FAILED", "IOException", "first")
+        await asyncio.sleep(3.0)
+        slow = cluster.attempt_of("a-0")
+        assert slow in first.tasks
+        second = cluster.running_on("b-0")
+        await second.report(cluster.attempt_of("b-0"), "FAILED", "IOException", "second")
+        await asyncio.sleep(3.0)
+        assert (cluster.attempt_of("a-0"), (await cluster.status()).tasks["b-0"]) == (slow, "RUNNING")
+        regions = [data_of(row)["region"] for row in cluster.rows.events("failover.started")]
+        assert regions == [["a-0"], ["b-0"]]
+        assert cluster.rows.events("failover.deployed") == []
+        for state in ("INITIALIZING", "RUNNING"):
+            await first.report(slow, state)
+        assert [row["subject"] for row in cluster.rows.events("failover.deployed")] == ["2"]
+        assert (await cluster.status()).state == "RUNNING"
+
+
+@virtually
+async def test_a_region_that_fails_while_the_next_restart_waits_is_restarted_with_it():
+    """It was still being deployed when the other region failed."""
+    async with Cluster(2, DELAY) as cluster:
+        await cluster.submit(TWO_REGIONS)
+        await cluster.until_running()
+        first = cluster.running_on("a-0")
+        first.starts_tasks = False
+        await first.report(cluster.attempt_of("a-0"), "FAILED", "IOException", "first")
+        await asyncio.sleep(3.0)
+        await cluster.running_on("b-0").report(cluster.attempt_of("b-0"), "FAILED", "IOException", "second")
+        first.starts_tasks = True
+        await first.report(cluster.attempt_of("a-0"), "FAILED", "IOException", "third")
+        await cluster.until_running()
+        regions = [data_of(row)["region"] for row in cluster.rows.events("failover.started")]
+        assert regions == [["a-0"], ["b-0"], ["b-0", "a-0"]]
+        assert [row["subject"] for row in cluster.rows.events("failover.deployed")] == ["3"]
+
+
+@virtually
+async def test_a_region_that_waits_for_slots_gets_them_with_the_restart_of_the_other_one():
+    """It keeps its attempt. The other region's slot is taken again as soon as its delay is over and there are enough slots."""
+    async with Cluster(2, DELAY) as cluster:
+        await cluster.submit(TWO_REGIONS)
+        await cluster.until_running()
+        victim = cluster.running_on("a-0")
+        await victim.die()
+        cluster.tms.remove(victim)
+        await cluster.until(lambda: cluster.rows.events("failover.cancelled"))
+        await asyncio.sleep(3.0)
+        assert (await cluster.status()).tasks["a-0"] == "SCHEDULED"
+        waiting = cluster.attempt_of("a-0")
+        await cluster.running_on("b-0").report(cluster.attempt_of("b-0"), "FAILED", "IOException", "second")
+        await cluster.add(TaskManagerID(victim.resource_id.ordinal, 2))
+        await cluster.until_running()
+        assert cluster.attempt_of("a-0") == waiting
+        assert [row["subject"] for row in cluster.rows.events("failover.deployed")] == ["2"]
