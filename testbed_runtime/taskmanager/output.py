@@ -283,5 +283,6 @@ class TaskOutput:
         self._flusher.close()
 
     def _flush(self) -> None:
-        for partition, _ in self._outputs:
-            partition.flush_all()
+        for partition in self.partitions:
+            if not partition.is_blocking:
+                partition.flush_all()

@@ -84,13 +84,16 @@ def test_a_failed_local_channel_raises_its_error_instead_of_sending_an_event():
         channel.send_task_event(EndOfSuperstep())
 
 
-def test_an_event_for_a_producer_that_does_not_subscribe_fails_its_reader():
-    """No task would take it."""
+def test_an_event_for_a_producer_that_has_ended_fails_its_reader():
+    """No task takes it. A task that runs but does not subscribe ignores it."""
     manager = ResultPartitionManager()
-    manager.register(ResultPartition(partition_id(), 1, producer_pool(NetworkBufferPool(16, 32), 1, 8)))
+    result = ResultPartition(partition_id(), 1, producer_pool(NetworkBufferPool(16, 32), 1, 8))
+    manager.register(result)
     gate = Consumer(channels=0).gate
     channel = gate.add_local(partition_id(), 0, manager=manager, backoff=Backoff(100, 1000))
     channel.request(0.0)
+    channel.send_task_event(EndOfSuperstep())
+    result.close()
     with pytest.raises(FlinkError, match="The producer could not be found") as caught:
         channel.send_task_event(EndOfSuperstep())
     assert caught.value.class_name == "IOException"

@@ -426,11 +426,12 @@ def test_a_second_consumer_and_a_range_are_refused() -> None:
 
 
 def test_task_events_find_no_receiver_and_segment_ids_no_reader() -> None:
-    """No task has subscribed, no such partition exists, and the hybrid shuffle is not built."""
+    """The task has ended, no such partition exists, and the hybrid shuffle is not built."""
     producer = Producer()
     event = encode_event(OtherEvent("a.B", b""))
-    producer.receive(SegmentId(0, 1, RECEIVER), TaskEventRequest(event, partition_id(), RECEIVER))
     producer.partition.on_task_event = lambda _: None
+    producer.partition.close()
+    producer.receive(SegmentId(0, 1, RECEIVER), TaskEventRequest(event, partition_id(), RECEIVER))
     producer.receive(TaskEventRequest(event, partition_id(1), RECEIVER))
     refused = ErrorResponse("IllegalArgumentException", "Task event receiver not found.", RECEIVER)
     assert producer.send() == [refused, refused]

@@ -46,6 +46,7 @@ class Partition:
         self.holding = False
         self.forgotten: list[int] = []
         self.all_data_processed = False
+        self.is_blocking = False
         self.on_barriers_sent: Any = None
 
     def emit(self, subpartition: int, data: Any, *, offset: int = 0, record_bytes: int, extend: bool) -> int:

@@ -116,7 +116,7 @@ class LocalInputChannel(InputChannelBase):
             self._view.notify_new_buffer_size(size)
 
     def send_task_event(self, event: Event) -> None:
-        """Hand an event to the producer's task. Raises FlinkError if it does not subscribe."""
+        """Hand an event to the producer's task. Raises FlinkError if that has ended."""
         if self.error is not None:
             raise self.error
         if self._view is None:

@@ -181,9 +181,11 @@ class ResultPartition:
         self._shares = not self._shares
         self._finish_builders()
 
-    def _finish_builders(self) -> None:
+    def _finish_builders(self, indices: Iterable[int] | None = None) -> None:
+        """Let nothing be added to these unfinished buffers; by default to none."""
         builders = self._builders
-        for index, builder in enumerate(builders):
+        for index in range(len(builders)) if indices is None else indices:
+            builder = builders[index]
             if builder is not None:
                 builder.finish()
                 builders[index] = None
@@ -224,11 +226,22 @@ class ResultPartition:
             target.add(element)
         return builder
 
+    @property
+    def is_blocking(self) -> bool:
+        """Whether it is read after its end only."""
+        return self._file is not None
+
     def flush(self, subpartition: int) -> None:
+        """Notify the reader of a subpartition. A buffer of a blocking result ends here."""
+        if self._file is not None:
+            self._finish_builders((subpartition, EVERY))
         self.subpartitions[subpartition].flush()
 
     def flush_all(self) -> None:
-        """Notify the reader of each subpartition that has new elements. Called by the output flusher."""
+        """Notify the reader of each subpartition that has new elements. Called by the output flusher, but not for a blocking
+        result, whose buffers end here (BoundedBlockingResultPartition.flushAll)."""
+        if self._file is not None:
+            self._finish_builders()
         written: Iterable[int] = self._written
         if EVERY in self._written:
             written = range(len(self.subpartitions))
@@ -348,6 +361,11 @@ class ResultPartition:
         return self._released
 
     @property
+    def is_closed(self) -> bool:
+        """Whether its task has ended."""
+        return self._closed
+
+    @property
     def is_consumed(self) -> bool:
         """Whether every reader has left, after whatever it read, and the task writes no more."""
         return self._closed and not self._unconsumed
@@ -369,8 +387,9 @@ class ResultPartition:
         self._check_consumed()
 
     def close(self) -> None:
-        """End the use of the partition by its task. Readers may still read it. Idempotent."""
+        """End the use of the partition by its task: other pools may grow. Readers may still read what was written. Idempotent."""
         self._closed = True
+        self.pool.destroy()
         self._check_consumed()
 
     def _check_consumed(self) -> None:

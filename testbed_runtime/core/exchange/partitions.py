@@ -93,16 +93,17 @@ class ResultPartitionManager:
         return known.create_view(subpartition, on_data)
 
     def publish(self, partition: ResultPartitionID, event: BytesLike) -> bool:
-        """Hand an event of a reader to the partition's task (Flink's TaskEventDispatcher). Return False if no task subscribes.
-        Raises FlinkError for an event that cannot be read."""
+        """Hand an event of a reader to the partition's task, which may not subscribe (Flink's TaskEventDispatcher). Return False if
+        no task has the partition. Raises FlinkError for an event that cannot be read."""
         known = self.get(partition)
-        if known is None or known.on_task_event is None:
+        if known is None or known.is_closed:
             return False
         try:
             decoded = decode_event(event)
         except RemoteProtocolError as error:
             raise FlinkError("IOException", str(error)) from error
-        known.on_task_event(decoded)
+        if known.on_task_event is not None:
+            known.on_task_event(decoded)
         return True
 
     def listen(self, listener: PartitionRequestListener) -> None:
