@@ -66,6 +66,10 @@ class _Finalized(Struct, frozen=True):
     checkpoint: int
 
 
+class _Deleted(Struct, frozen=True):
+    checkpoints: int
+
+
 class _NotTriggered(Struct, frozen=True):
     checkpoint: int
 
@@ -113,7 +117,12 @@ class Checkpoints:
         self.last_duration_s = 0.0
 
     def handlers(self) -> dict[type, Handler]:
-        return {_Due: self._on_due, _Finalized: self._on_finalized, _NotTriggered: self._on_not_triggered}
+        return {
+            _Due: self._on_due,
+            _Finalized: self._on_finalized,
+            _Deleted: self._on_deleted,
+            _NotTriggered: self._on_not_triggered,
+        }
 
     # ---- what the JobMaster calls
 
@@ -375,7 +384,12 @@ class Checkpoints:
         self._end_wait(completed.checkpoint, Outcome.COMPLETED)
         self._done.add(completed)
         self._notify(completed)
-        self._done.retain(completed)
+        post = self._services.rpc.post
+        self._coordinator.on_deleting(self._done.retain(completed, lambda n: post(JOBMASTER, _Deleted(n))))
+
+    async def _on_deleted(self, message: _Deleted) -> None:
+        self._coordinator.on_deleted(message.checkpoints, self._services.clock.now())
+        self._arm()
 
     def _notify(self, completed: CompletedCheckpoint) -> None:
         for stored in completed.tasks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from testbed_runtime.core.job.checkpoints import retained_checkpoints
 from testbed_runtime.core.job.executiongraph import Restore
@@ -90,9 +90,10 @@ class CompletedCheckpoints:
             await _ignoring_disk(self._store.set_recorded(self.job, checkpoint))
             self._unrecorded.pop(checkpoint, None)
 
-    def retain(self, completed: CompletedCheckpoint) -> None:
+    def retain(self, completed: CompletedCheckpoint, on_deleted: Callable[[int], None]) -> int:
         """Keep the newest checkpoints and the unrecorded ones. Delete all older ones, failed ones too, except for objects that
-        a kept one refers to: a file of an older one that a later checkpoint needs is in every one between them."""
+        a kept one refers to: a file of an older one that a later checkpoint needs is in every one between them. Return how many
+        completed ones are being deleted, the number with which `on_deleted` is called at the end."""
         retained = self._retained
         retained.append(completed)
         before = len(retained)
@@ -100,10 +101,14 @@ class CompletedCheckpoints:
             retained[0].checkpoint not in self._unrecorded or len(retained) > self._most + MAX_UNRECORDED
         ):
             self._unrecorded.pop(retained.pop(0).checkpoint, None)
-        if len(retained) < before:
+        count = before - len(retained)
+        if count:
             kept = {key for c in retained for t in c.tasks for key in t.objects}
             drop = self._store.drop_before(completed.job, retained[0].checkpoint, frozenset(kept))
-            self._services.tasks.spawn(_ignoring_disk(drop), f"drop-before-{retained[0].checkpoint}")
+            self._services.tasks.spawn(
+                _then(drop, on_deleted, count), f"drop-before-{retained[0].checkpoint}"
+            )
+        return count
 
 
 def record_delivery(services: Services, task: str, attempt: int, checkpoint: int, commit: SinkCommit) -> None:
@@ -132,3 +137,8 @@ async def _ignoring_disk(work: Awaitable[None]) -> None:
         await work
     except OSError:
         return
+
+
+async def _then(work: Awaitable[None], on_end: Callable[[int], None], count: int) -> None:
+    await _ignoring_disk(work)
+    on_end(count)

@@ -289,3 +289,26 @@ def test_J_88_a_checkpoint_that_expires_counts_against_the_tolerable_failures() 
     (failed,) = (one for one in made.on_time(0.02, TASKS) if isinstance(one, Failed))
     assert (failed.checkpoint, failed.reason) == (1, R.CHECKPOINT_EXPIRED)
     assert failed.job_failure.startswith("Exceeded checkpoint tolerable failure threshold.")
+
+
+def test_J_100_none_begins_while_too_many_old_ones_are_being_deleted() -> None:
+    """testEnqueueOnTooManyCleaning: with ten at once, eleven are too many. What was due waits, and begins with the first deletion."""
+    made = coordinator(max_concurrent=10)
+    made.on_deleting(11)
+    assert made.next_deadline() == float("inf")
+    assert triggered(made, 0.0) == triggered(made, 0.02) == []
+    made.on_deleted(1, 0.025)
+    assert made.next_deadline() == pytest.approx(0.025)
+    assert triggered(made, 0.025) == [1, 2, 3]
+    assert triggered(made, 0.03) == [4]
+
+
+def test_J_101_a_stop_waits_for_deletions_too() -> None:
+    """Its checkpoint is triggered when there are no longer too many."""
+    made = coordinator(max_concurrent=1)
+    made.on_deleting(2)
+    made.stop_with_drain(0.0)
+    assert made.next_deadline() == float("inf")
+    assert triggered(made, 0.1) == []
+    made.on_deleted(1, 0.2)
+    assert triggered(made, 0.2) == [1]

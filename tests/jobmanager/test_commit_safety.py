@@ -206,6 +206,31 @@ async def test_J_35_a_checkpoint_that_is_acknowledged_while_a_later_one_is_store
         assert sorted(ended_checkpoints(cluster)[:3]) == ended
 
 
+class HeldDeletions(MemoryBlobStore):
+    """Deletes an object only when `go_on` is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.go_on = asyncio.Event()
+
+    async def delete(self, key):
+        await self.go_on.wait()
+        await super().delete(key)
+
+
+@virtually
+async def test_J_100_no_checkpoint_begins_while_two_old_ones_are_being_deleted():
+    """Two are retained: the first two are deleted when the third and the fourth complete, which is one too many at once."""
+    blobs = HeldDeletions()
+    async with Cluster(4, blobs=blobs, commit=COMMIT) as cluster:
+        await cluster.submit()
+        await cluster.until(lambda: (4, "completed", "") in ended_checkpoints(cluster))
+        await asyncio.sleep(10.0)
+        assert cluster.rows.table("checkpoints")[-1]["checkpoint"] == 4
+        blobs.go_on.set()
+        await cluster.until(lambda: (6, "completed", "") in ended_checkpoints(cluster))
+
+
 def test_two_attempts_that_store_the_same_checkpoint_do_not_overwrite_each_other():
     """A zombie of an earlier leader's, after the new leader's attempt."""
 

@@ -161,7 +161,7 @@ class Trial:
         await self.completed.put(done)
         self.completed.add(done)
         await asyncio.sleep(0.01)  # until its commits are recorded, which keeps it longer
-        self.completed.retain(done)
+        self.completed.retain(done, lambda _: None)
         self.kept = [*self.kept, done][-self.retained :]
 
     async def restart(self) -> None:

@@ -248,7 +248,8 @@ class CheckpointCoordinator:
     """`on_time` and friends return what happened; `next_deadline` says when to call `on_time` again.
 
     A periodic checkpoint that is due while `max_concurrent` are pending waits in a queue until one of them has ended. One that
-    is due within min-pause of the last completed one is dropped, and the period starts anew at the end of the pause."""
+    is due within min-pause of the last completed one is dropped, and the period starts anew at the end of the pause. While more
+    than `max_concurrent` old ones are being deleted, none begins."""
 
     def __init__(
         self, config: CheckpointConfig, *, last_id: int = 0, draw: Callable[[int, int], int] = max
@@ -266,6 +267,8 @@ class CheckpointCoordinator:
         """When the next periodic checkpoint is requested."""
         self._queued = 0
         """Periodic checkpoints that were requested and not triggered yet."""
+        self._deleting = 0
+        """Completed checkpoints that are no longer retained, and not deleted yet."""
         self._recheck = FOREVER
         """When the queue is looked at again."""
         self._at_once = FOREVER
@@ -363,11 +366,15 @@ class CheckpointCoordinator:
         return min([*expiries, self._next_trigger()])
 
     @property
+    def _deletes_too_many(self) -> bool:
+        return self._deleting > self._config.max_concurrent
+
+    @property
     def _full(self) -> bool:
-        return len(self._pending) >= self._config.max_concurrent
+        return self._deletes_too_many or len(self._pending) >= self._config.max_concurrent
 
     def _next_trigger(self) -> float:
-        if not self._active:
+        if not self._active or self._deletes_too_many:
             return FOREVER
         if self._drain_wanted:
             return self._drain_from
@@ -439,6 +446,17 @@ class CheckpointCoordinator:
         """End a checkpoint, which makes room for one that is queued."""
         self._request(now)
         self._pending.pop(checkpoint, None)
+        if self._queued:
+            self._recheck = now
+
+    def on_deleting(self, checkpoints: int) -> None:
+        """So many checkpoints are no longer retained, and are being deleted."""
+        self._deleting += checkpoints
+
+    def on_deleted(self, checkpoints: int, now: float) -> None:
+        """So many checkpoints are deleted, or cannot be: there may be room for one that is queued (CheckpointsCleaner)."""
+        self._request(now)
+        self._deleting -= checkpoints
         if self._queued:
             self._recheck = now
 
