@@ -104,10 +104,12 @@ def test_H_21_a_change_of_exactly_the_threshold_is_announced() -> None:
     ]
 
 
-def test_a_negative_size_is_refused() -> None:
-    """It could only be an overflow."""
-    with pytest.raises(FlinkError, match="non negative"):
-        BufferSizeEMA(200, 10, 3).calculate(-1, 1)
+def test_H_14_a_negative_size_and_no_buffers_are_refused() -> None:
+    """A negative size could only be an overflow."""
+    for size, buffers, text in ((-1, 1, "non negative"), (1, 0, "should be positive")):
+        with pytest.raises(FlinkError, match=text) as refused:
+            BufferSizeEMA(200, 100, 2).calculate(size, buffers)
+        assert refused.value.class_name == "IllegalArgumentException"
 
 
 def test_H_15_throughput_is_bytes_over_time() -> None:

@@ -39,7 +39,7 @@ class Partition:
             SimpleNamespace(sent=dict.fromkeys(SendReason, 0), buffer_size=100) for _ in range(subpartitions)
         ]
         self.pool = SimpleNamespace(
-            segment_bytes=100, when_available=self.listeners.append, is_available=True
+            segment_bytes=100, when_available=self.listeners.append, is_available=True, available_segments=1
         )
         self.held: dict[int, tuple[bytes, ...]] = {}
         """Data that a held barrier overtakes at its timeout, by subpartition."""
@@ -49,7 +49,17 @@ class Partition:
         self.is_blocking = False
         self.on_barriers_sent: Any = None
 
-    def emit(self, subpartition: int, data: Any, *, offset: int = 0, record_bytes: int, extend: bool) -> int:
+    def emit(
+        self,
+        subpartition: int,
+        data: Any,
+        *,
+        offset: int = 0,
+        record_bytes: int,
+        overdraft: bool = False,
+        extend: bool,
+    ) -> int:
+        assert not overdraft
         done = min(len(data) - offset, 100) if self.buffers else 0
         self.buffers -= done > 0
         self.got.append((subpartition, offset, done, record_bytes, extend))
