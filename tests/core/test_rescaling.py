@@ -59,6 +59,31 @@ def test_a_gate_restores_the_channels_of_flinks_rescaling_descriptor(
     assert made.ambiguous == ambiguous
 
 
+def test_I_93_each_gate_has_the_rescaling_of_its_own_connection():
+    """Both ends go from 3 to 2: a keyed gate reads the old subtasks 0 and 1 and filters 1, a rebalanced one reads 0 and 2 whole."""
+    keyed, rebalanced = (
+        GateRescaling.of(partitioning, 0, consumers=(3, 2), producers=(3, 2))
+        for partitioning in ("hash", "rebalance")
+    )
+    assert (list(keyed.subtasks), keyed.ambiguous) == ([0, 1], {1})
+    assert (list(rebalanced.subtasks), rebalanced.ambiguous) == ([0, 2], set())
+    for made in (keyed, rebalanced):
+        assert [list(olds) for olds in made.channels] == [[0, 2], [1]]
+
+
+@pytest.mark.parametrize("partitioning", ["hash", "rebalance"])
+@pytest.mark.parametrize("parallelism", [2, 100])
+def test_I_94_at_the_same_parallelism_each_subtask_restores_what_was_its_own(
+    partitioning: str, parallelism: int
+):
+    """No record is filtered."""
+    for subtask in range(parallelism):
+        same = (parallelism, parallelism)
+        made = GateRescaling.of(partitioning, subtask, consumers=same, producers=same)
+        assert (list(made.subtasks), made.ambiguous) == ([subtask], set())
+        assert [list(olds) for olds in made.channels] == [[number] for number in range(parallelism)]
+
+
 @pytest.mark.parametrize("limit", [90, 100, 128, 500])
 def test_a_subtask_reads_every_old_subtask_that_had_its_key_groups(limit: int):
     """Flink calculates with its largest max parallelism; with the real one no key group may be missing."""

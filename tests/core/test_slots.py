@@ -4,7 +4,14 @@ import pytest
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
-from testbed_runtime.core.job.slots import SlotPool, SlotState, SlotTable, needed_slots, spreads_slots
+from testbed_runtime.core.job.slots import (
+    SlotPool,
+    SlotState,
+    SlotTable,
+    needed_slots,
+    slot_key,
+    spreads_slots,
+)
 from testbed_runtime.core.options import Options
 
 TM = [TaskManagerID(i, 1) for i in range(4)]
@@ -22,6 +29,18 @@ def test_needed_slots_are_the_largest_parallelism_of_each_group():
         (),
     )
     assert needed_slots(graph) == [("src", 0), ("src", 1), ("main", 0), ("main", 1), ("main", 2)]
+
+
+@pytest.mark.parametrize(("groups", "slots"), [(("a", "a"), 2), (("a", "b"), 4)])
+def test_J_110_J_111_subtasks_with_the_same_number_share_a_slot_within_a_group(groups, slots):
+    """LocalInputPreferredSlotSharingStrategyTest: two vertices of parallelism 2 need two slots, or four in groups of their own."""
+    producer, consumer = (
+        JobVertex(name, 2, 128, group) for name, group in zip(("v1", "v2"), groups, strict=True)
+    )
+    assert len(needed_slots(JobGraph("j", (producer, consumer), ()))) == slots
+    for number in range(2):
+        shared = slot_key(producer, number) == slot_key(consumer, number)
+        assert shared is (groups[0] == groups[1])
 
 
 def table(*slots, spread=True):

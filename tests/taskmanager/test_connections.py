@@ -201,7 +201,7 @@ def test_a_rejected_taskmanager_terminates():
 
 
 def test_a_taskmanager_that_cannot_register_in_time_terminates():
-    """After taskmanager.registration.timeout, which its wait has spent."""
+    """J-102: testMaximumRegistrationDuration. After taskmanager.registration.timeout, which its wait has spent."""
     peer = during(30.0, registering, answers=[DOWN])
     assert peer.done[-1][0] == "fatal"
     assert "maximum registration duration 20 s" in peer.done[-1][1]
@@ -213,7 +213,8 @@ def test_a_taskmanager_that_cannot_register_in_time_terminates():
 
 
 def test_a_taskmanager_registers_again_when_the_resourcemanager_falls_silent():
-    """The wait is that for the JobManager, since it was heard of last. It was there all the time if it answers at once."""
+    """J-103: testMaximumRegistrationDurationAfterConnectionLoss. The wait is that for the JobManager, since it was heard of last. It
+    was there all the time if it answers at once."""
     peer = during(6.4, registering, (1.0, registered("a")), (1.5, registered("b")), answers=[leader("a")])
     text = "The heartbeat of ResourceManager with id a timed out."
     assert peer.done == [("register", 100, 0), ("given up", text, 6000), ("register", 100, 6000)]
@@ -242,7 +243,8 @@ def test_a_taskmanager_registers_again_when_the_resourcemanager_falls_silent():
     ids=["disconnected", "by another", "by none", "new leader", "known leader", "long stall", "stall"],
 )
 def test_a_taskmanager_registers_again_when_it_was_given_up(step: Any, registrations: int):
-    """Its ResourceManager gave it up, or there is a new one. After a stall of a whole timeout it was given up too."""
+    """J-104: testReconnectionAttemptIfExplicitlyDisconnected, testTriggerRegistrationOnLeaderChange. Its ResourceManager gave it up, or
+    there is a new one. After a stall of a whole timeout it was given up too."""
     peer = during(4.0, registering, (1.0, step), answers=[leader("a")])
     assert [what for what, *_ in peer.done].count("register") == registrations
 
@@ -347,7 +349,7 @@ def test_the_slots_of_a_job_are_offered_when_its_jobmaster_is_registered():
 
 
 def test_slots_are_offered_again_after_a_timeout_and_freed_after_another_failure():
-    """Without a pause: the ask timeout was one. A job without slots offers nothing."""
+    """J-105: testOfferSlotToJobMasterAfterTimeout. Without a pause: the ask timeout was one. A job without slots offers nothing."""
     act = offering("x", "y", offers=[LATE, SlotOfferResult(("x", "y"))])
     peer = during(1.0, act, answers=[leader("a")])
     assert [at for *_, at in peer.done] == [0, 0, 500]
@@ -447,7 +449,7 @@ def test_a_registration_at_a_jobmaster_is_tried_again_after_the_delay_of_an_erro
 
 
 def test_a_jobmaster_is_lost_when_it_falls_silent():
-    """Heartbeats of another leader do not count."""
+    """J-106: testHeartbeatTimeoutWithJobManager. Heartbeats of another leader do not count."""
     steps = [(1.0, registered("a")), (2.0, registered("b"))]
     peer = during(9.0, offering(), *steps, answers=[leader("a")])
     assert peer.done[1:] == [("lost", 6000)]

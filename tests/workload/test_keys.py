@@ -113,6 +113,29 @@ def test_rebalance_deals_records_round_robin_across_batches():
     assert first == 2
 
 
+def test_J_107_equal_keys_go_to_the_same_subpartition_however_many_there_are():
+    """KeyGroupStreamPartitionerTest.testSelectChannelsGrouping: of 1, 2 and 1024."""
+    for subpartitions in (1, 2, 1024):
+        partitioner = Partitioner("hash", subpartitions, 1024)
+        (first,), (second,) = (partitioner.split(records([key])) for key in (42, 42))
+        assert first[0] == second[0]
+
+
+@pytest.mark.parametrize("start", [0, 1, 2])
+def test_J_108_rebalance_goes_on_with_the_next_subpartition(start):
+    """RebalancePartitionerTest.testSelectChannelsInterval: of three, after whichever was the first."""
+    partitioner = Partitioner("rebalance", 3, 128, start=start)
+    chosen = [index for _ in range(4) for index, _ in partitioner.split(records([7]))]
+    assert chosen == [(start + number) % 3 for number in range(4)]
+
+
+@pytest.mark.parametrize("subpartitions", [1, 2, 1024])
+def test_J_109_forward_always_goes_to_the_first_subpartition(subpartitions):
+    """ForwardPartitionerTest.testSelectChannelsInterval."""
+    partitioner = Partitioner("forward", subpartitions, 1024)
+    assert [index for _ in range(2) for index, _ in partitioner.split(records([7]))] == [0, 0]
+
+
 def test_broadcast_sends_everything_everywhere_and_forward_to_one():
     """Nothing is left out, nothing is sent for no records."""
     batch = records([1, 2, 3])
