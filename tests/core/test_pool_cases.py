@@ -427,3 +427,81 @@ def test_E_29_a_pool_that_grows_while_its_segment_returns_stays_available() -> N
     assert (pool.is_available, pool.available_segments) == (True, 2)
     pool.destroy()
     assert network.free == SEGMENTS
+
+
+def test_D_21_used_and_free_segments_are_those_of_requests() -> None:
+    """testMemoryUsageInTheContextOfMemoryPoolCreation and …MemorySegmentAllocation: all ten are free, then all but one."""
+    network = NetworkBufferPool(10, SEGMENT_BYTES)
+    assert (network.total, network.free, network.outstanding) == (10, 10, 0)
+    assert network.request() is not None
+    assert (network.total, network.free, network.outstanding) == (10, 9, 1)
+
+
+@pytest.mark.parametrize(("count", "error"), [(5, ""), (11, "IOException"), (-1, "IllegalArgumentException")])
+def test_D_22_exclusive_segments_are_given_if_there_can_be_enough(count: int, error: str) -> None:
+    """testRequestMemorySegmentsLessThanTotalBuffers, …MoreThanTotalBuffers and …WithInvalidArgument: all ten are free afterwards."""
+    network = NetworkBufferPool(10, SEGMENT_BYTES)
+    if error:
+        with pytest.raises(FlinkError) as refused:
+            network.request_unpooled(count)
+        assert refused.value.class_name == error
+    else:
+        segments = network.request_unpooled(count).poll() or []
+        assert len(segments) == count
+        network.recycle_unpooled(segments)
+    assert (network.free, network.required) == (10, 0)
+
+
+def test_D_23_a_network_pool_without_segments_warns_of_nothing() -> None:
+    """testEmptyPoolSegmentsUsage: its usage is 0 %."""
+    network = NetworkBufferPool(0, SEGMENT_BYTES)
+    assert network.drain_warnings() == []
+    assert network.request_unpooled(0).poll() == []
+    assert network.drain_warnings() == []
+
+
+def test_D_24_two_pools_get_all_segments_when_those_of_others_return() -> None:
+    """testBlockingRequestFromMultiLocalBufferPool: of 20 segments, 9 are taken directly and 8 exclusively. Both pools then ask for ten."""
+    network = NetworkBufferPool(20, SEGMENT_BYTES)
+    pools = [network.create_buffer_pool(5, 10) for _ in range(2)]
+    assert [pool.is_available for pool in pools] == [True, True]
+    direct = [network.request() for _ in range(9)]
+    exclusive = network.request_unpooled(network.free - 1).poll() or []
+    assert network.is_available
+    assert [pool.is_available for pool in pools] == [True, True]
+    taken: list[list[Buffer]] = [[], []]
+
+    def take(number: int) -> None:
+        """Take buffers until there are ten, as a thread that waits for each."""
+        while len(taken[number]) < 10 and (buffer := pools[number].request()) is not None:
+            taken[number].append(buffer)
+        if len(taken[number]) < 10:
+            pools[number].when_available(lambda: take(number))
+
+    for number in range(2):
+        take(number)
+    assert sum(map(len, taken)) + len(direct) + len(exclusive) == 20
+    assert not network.is_available
+    assert [pool.is_available for pool in pools] == [False, False]
+    for segment in direct:
+        assert segment is not None
+        network.recycle(segment)
+    network.recycle_unpooled(exclusive)
+    assert [len(buffers) for buffers in taken] == [10, 10]
+    assert [pool.used for pool in pools] == [10, 10]
+    assert not network.is_available
+
+
+def test_E_30_a_pool_that_waits_for_its_segments_can_be_destroyed() -> None:
+    """testReserveSegmentsAndCancel: another one has taken all four. Nothing is left in use when that returns them."""
+    network = NetworkBufferPool(4, SEGMENT_BYTES)
+    first = network.create_buffer_pool(2, 4)
+    buffers = [first.request() for _ in range(4)]
+    second = network.create_buffer_pool(2, 4)
+    assert not second.reserve_segments(2)
+    first.destroy()
+    second.destroy()
+    for buffer in buffers:
+        assert buffer is not None
+        buffer.recycle()
+    assert (network.outstanding, network.required, network.pools) == (0, 0, [])
