@@ -241,3 +241,19 @@ def test_I_25_a_late_cancellation_of_the_subsumed_checkpoint_changes_no_alignmen
     handler.on_barrier(0, second, 1.0)
     assert handler.on_cancellation(1, 1, 2.0) == []
     assert handler.on_barrier(1, second, 3.0)[0] == Trigger(second, 2.0)
+
+
+def test_I_95_each_barrier_of_a_single_channel_triggers_its_checkpoint() -> None:
+    """Nothing stays blocked."""
+    handler = AlignedBarrierHandler(1)
+    assert run(handler, *(f"b{number}@0" for number in range(1, 7)), "e@0") == ([1, 2, 3, 4, 5, 6], [])
+    assert handler.blocked == ()
+
+
+@pytest.mark.parametrize("handler", [AlignedBarrierHandler, BarrierTracker])
+@pytest.mark.parametrize("channels", [1, 4])
+def test_I_96_without_barriers_nothing_is_triggered(handler: type[BarrierHandler], channels: int) -> None:
+    """All channels end."""
+    made = handler(channels)  # type: ignore[call-arg]
+    assert run(made, *(f"e@{number}" for number in range(channels))) == ([], [])
+    assert made.deadline is None

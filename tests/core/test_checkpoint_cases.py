@@ -312,3 +312,33 @@ def test_J_101_a_stop_waits_for_deletions_too() -> None:
     assert triggered(made, 0.1) == []
     made.on_deleted(1, 0.2)
     assert triggered(made, 0.2) == [1]
+
+
+def test_J_113_tasks_that_have_finished_acknowledge_nothing() -> None:
+    """testCheckpointTriggeredAfterSomeTasksFinishedIfAllowed: three of six tasks have, so three acknowledgements complete it."""
+    made, running = coordinator(), [("v1", 2), ("v2", 0), ("v2", 2)]
+    assert made.on_time(0.0, running) == [Triggered(1, False)]
+    outcomes = acknowledge(made, 1, ("v1", 0), *running)
+    assert outcomes == [AckOutcome.UNKNOWN, AckOutcome.ACCEPTED, AckOutcome.ACCEPTED, AckOutcome.COMPLETE]
+
+
+def test_J_114_without_a_running_task_no_checkpoint_begins() -> None:
+    """testCheckpointAbortsIfTriggerTasksAreFinished and …AreNotExecuted: the request is dropped, and the next one is not."""
+    made = coordinator()
+    assert made.on_time(0.0, []) == []
+    assert made.pending(1) is None
+    assert triggered(made, 0.01) == [1]
+
+
+@pytest.mark.parametrize("reason", [R.IO_EXCEPTION, R.FINALIZE_CHECKPOINT_FAILURE])
+def test_J_115_J_116_a_failure_of_the_store_fails_the_job_once_if_none_is_tolerated(
+    reason: CheckpointFailureReason,
+) -> None:
+    """testIOExceptionCheckpointExceedsTolerableFailureNumber, testExceptionInStoringCompletedCheckpointIsReportedToFailureManager."""
+    made = coordinator(tolerable_failures=0)
+    assert triggered(made, 0.0) == [1]
+    acknowledge(made, 1)
+    failed = made.fail(1, reason, 0.005)
+    assert failed is not None
+    assert failed.job_failure.startswith("Exceeded checkpoint tolerable failure threshold.")
+    assert made.fail(1, reason, 0.005) is None

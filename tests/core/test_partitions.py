@@ -64,6 +64,15 @@ def test_F_86_a_request_waits_only_for_a_partition_that_is_not_registered() -> N
         manager.create_view(partition_id(), 0, nothing)
 
 
+def test_F_150_a_request_for_a_registered_partition_is_served_without_waiting() -> None:
+    """testCreateSubpartitionViewAfterRegisteredPartition: no request waits before it or after it."""
+    manager = ResultPartitionManager()
+    manager.register(result())
+    assert manager.waiting == 0
+    assert not manager.create_view(partition_id(), 0, nothing).is_released
+    assert manager.waiting == 0
+
+
 def test_F_87_only_the_request_that_is_older_than_the_timeout_expires() -> None:
     """One has waited since 1970, and one since the manager was started."""
     started = 1.7e9

@@ -61,3 +61,12 @@ def test_J_76_to_J_80_a_checkpoint_begins_where_no_producer_is_left(
     """Some sources have finished behind an all-to-all exchange; behind a forward one; some of its consumers too; several inputs; several
     levels."""
     assert triggered(vertices, edges) == expected
+
+
+def test_J_112_a_checkpoint_begins_at_all_sources_while_no_task_has_finished() -> None:
+    """Two of four vertices have no producers."""
+    vertices: Vertices = [(3, ()), (4, ()), (5, ()), (6, ())]
+    assert triggered(vertices, [(0, 2, ALL), (1, 2, ALL), (2, 3, ALL)]) == {
+        0: set(range(3)),
+        1: set(range(4)),
+    }

@@ -218,3 +218,16 @@ def test_F_81_to_F_85_a_blocked_subpartition_is_available_when_its_reader_resume
     assert reader.view.availability(credit="event" not in added)[0] is available
     for _ in added if available else ():
         reader.read(8)
+
+
+def test_F_149_a_flush_of_nothing_notifies_no_reader() -> None:
+    """Neither at first, nor when everything has been read."""
+    reader = Reader()
+    reader.subpartition.flush()
+    assert reader.notified == 0
+    reader.data(b"x" * 4)
+    reader.subpartition.flush()
+    assert reader.notified == 1
+    reader.read(4)
+    reader.subpartition.flush()
+    assert reader.notified == 1
