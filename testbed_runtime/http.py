@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from testbed_runtime.core.errors import FaultHealed, FaultNotApplied, HeadgateError, UserError
-from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.network import Address, format_address
 
 SHUTDOWN_TIMEOUT_S = 0.5
 HEALTHZ = "/healthz"
@@ -77,7 +77,7 @@ async def serve(app: web.Application, bind: Address) -> tuple[web.AppRunner, Add
         await web.TCPSite(runner, *bind, reuse_address=True).start()
     except OSError as error:
         await runner.cleanup()
-        problem = f"cannot listen on {bind[0]}:{bind[1]}: {error.strerror}"
+        problem = f"cannot listen on {format_address(bind)}: {error.strerror}"
         raise UserError("bind", problem, "free the port or choose another") from None
     host, port = runner.addresses[0][:2]
     return runner, (str(host), int(port))

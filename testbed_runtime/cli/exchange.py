@@ -19,7 +19,7 @@ from testbed_runtime.core.faults.links import ENTROPY_BYTES
 from testbed_runtime.core.ids import RESULT_PARTITION_ID_BYTES, ResultPartitionID
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.versions import VERSIONS
-from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.network import Address, format_address
 from testbed_runtime.transport.exchange import (
     FetchRequest,
     ServeRequest,
@@ -29,7 +29,7 @@ from testbed_runtime.transport.exchange import (
     fetch,
     serve,
 )
-from testbed_runtime.transport.tcp import TcpNetwork, format_address
+from testbed_runtime.transport.tcp import TcpNetwork
 
 LOOPBACK = "127.0.0.1"
 SEGMENT_SIZE = "taskmanager.memory.segment-size"

@@ -13,7 +13,7 @@ from testbed_runtime.core.errors import FaultHealed, FaultNotApplied, HeadgateEr
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.ports.hosts import FaultHandle
-from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.network import Address, format_address, http_url
 from testbed_runtime.transport.names import Session
 
 CONTROL_TIMEOUT_S = 5.0
@@ -36,20 +36,21 @@ class ControlClient:
         """Return the JSON object of the answer. Raises Unreachable, UserError (400 with a path) or HeadgateError (any other refusal)."""
         data = None if body is None else msgspec.json.encode(body)
         limit = self._timeout if timeout_s is None else aiohttp.ClientTimeout(total=timeout_s)
-        host, port = address
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
+        named = f"{format_address(address)}{path}"
         try:
-            async with self._session.open.request(method, url, data=data, timeout=limit) as response:
+            async with self._session.open.request(
+                method, http_url(address, path), data=data, timeout=limit
+            ) as response:
                 answer = msgspec.json.decode(await response.read() or b"{}")
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
             what = (
                 "did not answer in time" if isinstance(error, TimeoutError) else f"does not answer: {error}"
             )
-            raise Unreachable(f"{host}:{port}{path} {what}") from error
+            raise Unreachable(f"{named} {what}") from error
         if response.status >= 400:
             raise _refusal(response.status, answer)
         if not isinstance(answer, dict):
-            raise Unreachable(f"{host}:{port}{path} did not send a JSON object")
+            raise Unreachable(f"{named} did not send a JSON object")
         return answer
 
     async def close(self) -> None:

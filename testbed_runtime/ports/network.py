@@ -15,6 +15,17 @@ PLANE_DATA = "data"
 PLANE_RPC = "rpc"
 
 
+def format_address(address: Address) -> str:
+    """Format as `host:port`, with brackets around an IPv6 host."""
+    host, port = address[0], address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def http_url(address: Address, path: str) -> str:
+    """Return the URL of a path of Headgate's HTTP services."""
+    return f"http://{format_address(address)}{path}"
+
+
 def address_of(reported: Sequence[Any]) -> Address:
     """Return the address in a process's ready line, which JSON carries as a list."""
     return str(reported[0]), int(reported[1])

@@ -22,7 +22,7 @@ from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.http import HEALTHZ, bad_input, bearer_token, disk_errors, healthz
-from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.network import Address, http_url
 from testbed_runtime.store.blobstore import FolderBlobStore, checked
 from testbed_runtime.timeouts import repeated
 from testbed_runtime.transport.names import Session
@@ -60,7 +60,7 @@ class HttpBlobStore:
         on_fenced: Callable[[str], None] | None = None,
     ) -> None:
         """`on_fenced(text)` is called when another JobManager has taken over, before Fenced is raised."""
-        self._base = f"http://{address[0]}:{address[1]}"
+        self._base = http_url(address, "")
         self._session = Session(token, aiohttp.ClientTimeout(total=REQUEST_LIMIT_S))
         self._away_limit_s = away_limit_s
         self._on_fenced = on_fenced

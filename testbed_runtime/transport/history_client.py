@@ -14,7 +14,7 @@ import aiohttp
 
 from testbed_runtime.core.clocks import ClockOffset
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.network import Address, http_url
 from testbed_runtime.transport.names import Session
 
 SHIP_TIMEOUT_S = 5.0
@@ -34,7 +34,7 @@ class HistoryClient:
 
     def __init__(self, address: Address, *, token: str, process: str, stream: str, prefix: str = "") -> None:
         """`prefix` precedes the recorder's paths: `/t/<trial>` if one recorder serves a whole run."""
-        self._url = f"http://{address[0]}:{address[1]}{prefix}/segments"
+        self._url = http_url(address, f"{prefix}/segments")
         self._parameters = {"process": process, "stream": stream}
         self._session = Session(token, aiohttp.ClientTimeout(total=SHIP_TIMEOUT_S))
         self.clock: ClockOffset | None = None

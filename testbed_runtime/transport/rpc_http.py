@@ -18,7 +18,7 @@ from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.http import bearer_token, serve
-from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.network import Address, http_url
 from testbed_runtime.ports.rpc import RecipientUnreachable
 from testbed_runtime.timeouts import timeout
 from testbed_runtime.transport.mailbox import Ask, when_answered
@@ -241,7 +241,7 @@ class HttpRpc(EndpointRpc):
             raise ConnectionResetError
         async with timeout(self._connect_timeout_s):
             return await self._session.ws_connect(
-                f"http://{address[0]}:{address[1]}{RPC_PATH}",
+                http_url(address, RPC_PATH),
                 max_msg_size=MAX_MESSAGE_BYTES,
                 timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S),
             )

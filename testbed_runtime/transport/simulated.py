@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterable
 from random import Random
 
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.ports.network import Address, ConnectionHandler
+from testbed_runtime.ports.network import Address, ConnectionHandler, format_address
 from testbed_runtime.timeouts import timeout
 from testbed_runtime.transport.links import Link, LinkProfile
 from testbed_runtime.transport.simulatedconnection import SimulatedConnection, reset_error
-from testbed_runtime.transport.tcp import format_address
 
 FIRST_PORT = 20_000
 

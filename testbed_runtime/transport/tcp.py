@@ -18,7 +18,7 @@ from itertools import islice
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.exchange.frames import BytesLike
-from testbed_runtime.ports.network import Address, ConnectionHandler, SocketState
+from testbed_runtime.ports.network import Address, ConnectionHandler, SocketState, format_address
 from testbed_runtime.timeouts import timeout
 from testbed_runtime.transport import socketstate
 from testbed_runtime.transport.names import numeric
@@ -40,12 +40,6 @@ ACCEPT_PAUSE_S = 0.1
 """Pause after accept failed because file descriptors ran out."""
 
 _LINGER_RESET = struct.pack("ii", 1, 0)
-
-
-def format_address(address: Address) -> str:
-    """Format as `host:port`, with brackets around an IPv6 host."""
-    host, port = address[0], address[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class TcpConnection:
@@ -448,4 +442,6 @@ def _listen_error(error: OSError, host: str, port: int) -> UserError:
         return UserError("port", problem, "choose another port, or 0 for a free one")
     if error.errno == errno.EACCES:
         return UserError("port", f"{port} on {host} needs privileges", "choose a port above 1023")
-    return UserError("address", f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}")
+    return UserError(
+        "address", f"cannot listen on {format_address((host, port))}: {os.strerror(error.errno or 0)}"
+    )

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from testbed_runtime.core.job.messages import Acknowledge, CancelJob
+from testbed_runtime.ports.network import http_url
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable
 from testbed_runtime.transport.names import HOSTS_VARIABLE, numeric
 from testbed_runtime.transport.rpc_http import HttpRpc
@@ -106,3 +107,9 @@ async def test_data_connections_take_names_too(hosts):
 async def _acknowledge(message):
     del message
     return Acknowledge()
+
+
+def test_a_url_has_brackets_around_an_ipv6_host():
+    """Pods of a cluster may have IPv6 addresses, which are ambiguous before a port."""
+    assert http_url(("fd00::7", 6124), "/v1/objects") == "http://[fd00::7]:6124/v1/objects"
+    assert http_url(("tm-0", 6124), "") == "http://tm-0:6124"

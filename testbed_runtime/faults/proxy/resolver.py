@@ -14,7 +14,7 @@ import aiohttp
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import logical_name
-from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.network import Address, http_url
 from testbed_runtime.transport.names import Session, is_numeric
 
 ROUTE_TIMEOUT_S = 5.0
@@ -45,7 +45,7 @@ class ProxyResolver:
 
     def __init__(self, me: str, proxy: Address, token: str) -> None:
         self._me = logical_name(me)
-        self._url = f"http://{proxy[0]}:{proxy[1]}/v1/routes"
+        self._url = http_url(proxy, "/v1/routes")
         self._session = Session(token, aiohttp.ClientTimeout(total=ROUTE_TIMEOUT_S))
         self._routes: dict[_Key, tuple[Address, float]] = {}
         self._ttl_s = float("inf") if is_numeric(proxy[0]) else ROUTE_TTL_S

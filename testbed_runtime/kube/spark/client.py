@@ -12,7 +12,7 @@ import aiohttp
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube.recorder import RESULTS, RecorderFiles
-from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.network import Address, http_url
 from testbed_runtime.transport.names import connector
 
 AWAY_LIMIT_S = 300.0
@@ -43,7 +43,7 @@ class KubeEvaluator:
         on_progress: OnProgress | None = None,
         away_limit_s: float = AWAY_LIMIT_S,
     ) -> None:
-        self._url = f"http://{spark[0]}:{spark[1]}/v1/evaluate"
+        self._url = http_url(spark, "/v1/evaluate")
         self._headers = {"Authorization": f"Bearer {spark_token}"}
         self._recorder = recorder
         self._recorder_token = recorder_token
