@@ -1,9 +1,22 @@
-"""Files that are there as a whole or not at all."""
+"""Read and write whole files."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T", dict[str, Any], list[Any])
+
+
+def read_json(path: Path, otherwise: T) -> T:
+    """Return the content of a JSON file, or `otherwise` if the file is missing or damaged, or holds another type."""
+    try:
+        found: T = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return otherwise
+    return found if isinstance(found, type(otherwise)) else otherwise
 
 
 def sync(path: Path) -> None:

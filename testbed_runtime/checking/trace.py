@@ -12,8 +12,6 @@ from testbed_runtime.core.judgement.recovery import Recovery, TrialRecovery
 from testbed_runtime.core.waits import Wait
 from testbed_runtime.history.schema import Trial
 
-TRACE_FILE = "trace.json"
-"""In the run's folder: one trace of all trials."""
 WAITS_MAX = 20_000
 """Most waits of one trial; the longest are kept."""
 TRIALS_MAX = 20

@@ -12,12 +12,13 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.status import COMPLETE
 from testbed_runtime.api.views import Run
 from testbed_runtime.cli.access import Access, connected
+from testbed_runtime.core.documents import JUNIT_FILE, PAGE_FILE, SUMMARY_FILE, VERDICT_FILE
 from testbed_runtime.core.errors import UserError
 
 if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api
 
-FILES = {".html": "report.html", ".md": "report.md", ".xml": "junit.xml", ".json": "verdict.json"}
+FILES = {".html": PAGE_FILE, ".md": SUMMARY_FILE, ".xml": JUNIT_FILE, ".json": VERDICT_FILE}
 """The file that `-o` writes, by the suffix of its name."""
 
 
@@ -53,9 +54,9 @@ def write(files: dict[str, bytes], output: str, folder: Path) -> Path | None:
         from testbed_runtime.kube.client_run import write_files
 
         write_files(folder, files)
-        return folder / "report.html" if "report.html" in files else folder
+        return folder / PAGE_FILE if PAGE_FILE in files else folder
     if output == "-":
-        typer.echo(files["report.md"].decode())
+        typer.echo(files[SUMMARY_FILE].decode())
         return None
     path = Path(output)
     wanted = FILES.get(path.suffix)
@@ -72,5 +73,5 @@ def write(files: dict[str, bytes], output: str, folder: Path) -> Path | None:
 
 
 def verdict_of(files: dict[str, bytes]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(files["verdict.json"])
+    found: dict[str, Any] = json.loads(files[VERDICT_FILE])
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,10 +22,11 @@ from testbed_runtime.cli.preflight import kept_checkpoints, require_functions
 from testbed_runtime.cli.render import rendering
 from testbed_runtime.cli.session import Session
 from testbed_runtime.cli.sidebyside import side_by_side
+from testbed_runtime.core.documents import COMPARISON_FILE
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
 from testbed_runtime.core.judgement.verdict import exit_code as verdict_exit_code
 from testbed_runtime.core.judgement.verdict import worst
+from testbed_runtime.files import read_json
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
 from testbed_runtime.runner.judge import trials_to_evaluate
@@ -217,11 +217,8 @@ def print_verdict(name: str, result: RunResult) -> None:
 
 def _variants(folder: Path, width: int) -> list[str]:
     """Return the variants of a run side by side, and which of them is better. Empty for a run with one variant."""
-    try:
-        table = json.loads((folder / COMPARISON_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    if len(table["groups"]) < 2:
+    table = read_json(folder / COMPARISON_FILE, {})
+    if len(table.get("groups", ())) < 2:
         return []
     return ["", *side_by_side(table, width=width - 2), *table["summary"], ""]
 

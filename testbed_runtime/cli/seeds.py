@@ -17,7 +17,7 @@ from testbed_runtime.api.compile import compile_run
 from testbed_runtime.cli import running
 from testbed_runtime.cli.environments import make_folder
 from testbed_runtime.cli.loading import Loaded, with_seed
-from testbed_runtime.core.documents import versioned
+from testbed_runtime.core.documents import METRICS_FILE, VERDICT_FILE, versioned
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.distribution import Distribution, distributions
 from testbed_runtime.core.judgement.metrics import METRICS as KNOWN
@@ -25,7 +25,7 @@ from testbed_runtime.core.judgement.quantities import format_value
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.report.answer import answer_lines, read_recoveries
-from testbed_runtime.runner.judge import METRICS, VERDICT, read_rows
+from testbed_runtime.runner.judge import read_rows
 
 MODULE = "testbed_runtime.cli.main"
 WORKERS = 2
@@ -116,7 +116,7 @@ def _runs(loaded: Loaded, seeds: range, folder: Path, words: Sequence[str]) -> I
     """Simulate WORKERS seeds at a time, each in a process of its own. Yield the results in the order of the seeds."""
     running_now: dict[int, subprocess.Popen[bytes]] = {}
     waiting = deque(seeds)
-    earlier = {seed: frozenset((folder / f"seed-{seed}").glob(f"*/{VERDICT}")) for seed in seeds}
+    earlier = {seed: frozenset((folder / f"seed-{seed}").glob(f"*/{VERDICT_FILE}")) for seed in seeds}
     try:
         while waiting or running_now:
             while waiting and len(running_now) < WORKERS:
@@ -140,7 +140,7 @@ def _start(path: Path, seed: int, out: Path, words: Sequence[str]) -> subprocess
 def _result(seed: int, out: Path, *, before: frozenset[Path]) -> _Found:
     """Read the run of a seed, which is not one of those `before`. Raises HeadgateError if there is none; its process has
     printed why. A run without a usable trial has no metrics."""
-    runs = [path for path in out.glob(f"*/{VERDICT}") if path not in before]
+    runs = [path for path in out.glob(f"*/{VERDICT_FILE}") if path not in before]
     if not runs:
         raise HeadgateError(f"the simulation with seed {seed} ended without a verdict")
     run = runs[-1].parent
@@ -148,7 +148,7 @@ def _result(seed: int, out: Path, *, before: frozenset[Path]) -> _Found:
     roles: Mapping[str, dict[str, Any]] = {t["trial"]: t for t in read_manifest(run)["trials"]}
     rows = [
         {**row, "variant": roles[row["trial"]]["variant"], "role": roles[row["trial"]]["role"]}
-        for row in (read_rows(run) if (run / METRICS).exists() else ())
+        for row in (read_rows(run) if (run / METRICS_FILE).exists() else ())
         if row["trial"] in roles
     ]
     recoveries = {f"seed-{seed}/{trial}": found for trial, found in read_recoveries(run).items()}

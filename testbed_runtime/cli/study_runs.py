@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import shutil
 import signal
@@ -24,9 +23,10 @@ from testbed_runtime.cli.loading import Loaded, changed
 from testbed_runtime.cli.options import Environment
 from testbed_runtime.cli.running import say
 from testbed_runtime.cli.session import Session
+from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.detector import Quality
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
+from testbed_runtime.files import read_json
 from testbed_runtime.runner.engine import RunRequest
 from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.runner.progress import Silent
@@ -187,7 +187,9 @@ def _real(
                 quiet=how.quiet,
             )
             running.print_verdict(run.name, result)
-            outcomes.append(_outcome(run, loaded, result.verdict, read_recovery(result.folder)))
+            outcomes.append(
+                _outcome(run, loaded, result.verdict, read_json(result.folder / RECOVERY_FILE, {}))
+            )
     return outcomes
 
 
@@ -201,15 +203,6 @@ def _outcome(
     run: grid.PlannedRun, loaded: Loaded, verdict: Mapping[str, Any], recovery: Mapping[str, Any]
 ) -> Outcome:
     return Outcome(run, verdict, recovery, grid.faults_of(loaded.document["spec"]))
-
-
-def read_recovery(folder: Path) -> dict[str, Any]:
-    """Return the content of recovery.json; empty if the run has none."""
-    try:
-        found: dict[str, Any] = json.loads((folder / RECOVERY_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    return found
 
 
 # ---- processes
@@ -267,4 +260,4 @@ def simulate_one(task: Task) -> Done:
         return Done(task.number, {"verdict": "Error", "summary": str(error)}, {})
     finally:
         shutil.rmtree(task.folder / "history", ignore_errors=True)
-    return Done(task.number, result.verdict, read_recovery(task.folder))
+    return Done(task.number, result.verdict, read_json(task.folder / RECOVERY_FILE, {}))

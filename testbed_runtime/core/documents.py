@@ -1,9 +1,21 @@
-"""The JSON documents that Headgate writes for scripts: the results in a run's folder, and the output of `--json`."""
+"""The JSON documents that Headgate writes for scripts: the results in a run's folder, whose names are here, and the output of `--json`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+METRICS_FILE = "metrics.json"
+TIMESERIES_FILE = "timeseries.json"
+RECOVERY_FILE = "recovery.json"
+"""{trial id: TrialRecovery}."""
+TRACE_FILE = "trace.json"
+"""One trace of all trials."""
+VERDICT_FILE = "verdict.json"
+COMPARISON_FILE = "comparison.json"
+"""The variants of the run, compared by core.judgement.comparison."""
+PAGE_FILE, SUMMARY_FILE, JUNIT_FILE = "report.html", "report.md", "junit.xml"
+"""The report."""
 
 SCHEMA = 1
 """Changes when a field is renamed, removed or gets another meaning. A new field does not change it."""

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from testbed_runtime.checking.metrics import control_metrics
-from testbed_runtime.checking.trace import TRACE_FILE, TRIALS_MAX, trace, trace_events
-from testbed_runtime.core.documents import SCHEMA
+from testbed_runtime.checking.trace import TRIALS_MAX, trace, trace_events
+from testbed_runtime.core.documents import METRICS_FILE, RECOVERY_FILE, SCHEMA, TIMESERIES_FILE, TRACE_FILE
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, TrialRecovery
+from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.evaluation import catalogue, splits, tables
 from testbed_runtime.evaluation.pipeline import judged
 from testbed_runtime.files import write_whole
@@ -99,7 +99,7 @@ def write_results(
     answers = ",\n".join(f"{json.dumps(t.trial)}: {f['answer']}" for t, f in zip(trials, found, strict=True))
     lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
     write_whole(
-        folder / "timeseries.json",
+        folder / TIMESERIES_FILE,
         f'{{"schema": {SCHEMA}, "trials": [\n{series}\n]}}\n'.encode(),
         durable=False,
     )
@@ -109,7 +109,7 @@ def write_results(
         json.dumps(trace(_traced(trials, found)), allow_nan=False).encode(),
         durable=False,
     )
-    write_whole(folder / "metrics.json", f"[\n{lines}\n]\n".encode(), durable=False)
+    write_whole(folder / METRICS_FILE, f"[\n{lines}\n]\n".encode(), durable=False)
 
 
 def _traced(

@@ -12,7 +12,7 @@ from typing import Any
 from testbed_runtime.api import models, naming
 from testbed_runtime.api.status import COMPLETE, EVALUATING, RECORDER_LOST, JobNow, read
 from testbed_runtime.api.views import Resource
-from testbed_runtime.core.documents import SCHEMA
+from testbed_runtime.core.documents import PAGE_FILE, SCHEMA, VERDICT_FILE
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 from testbed_runtime.core.trial.plan import CONTROL, RunPlan
@@ -264,14 +264,14 @@ class ClientRun:
                 raise
             return _without_report(folder, status)
         write_files(folder, files)
-        verdict = json.loads(files["verdict.json"])
+        verdict = json.loads(files[VERDICT_FILE])
         if status.get("reason") == RECORDER_LOST:  # only the operator knows it
             verdict |= {key: status[key] for key in ("verdict", "reason")} | {
                 "summary": status.get("text", "")
             }
             verdict["exitCode"] = WITHOUT_REPORT[verdict["verdict"]]
-            (folder / "verdict.json").write_text(json.dumps(verdict, indent=1) + "\n", encoding="utf-8")
-        return RunResult(folder, verdict, folder / "report.html")
+            (folder / VERDICT_FILE).write_text(json.dumps(verdict, indent=1) + "\n", encoding="utf-8")
+        return RunResult(folder, verdict, folder / PAGE_FILE)
 
     async def _heal(self, name: str) -> None:
         patch = {"metadata": {"annotations": {naming.ANNOTATION_HEAL: "interrupted"}}}
@@ -325,4 +325,4 @@ def _without_report(folder: Path, status: Mapping[str, Any]) -> RunResult:
         "variants": [],
         "expectations": [],
     }
-    return RunResult(folder, verdict, folder / "report.html")
+    return RunResult(folder, verdict, folder / PAGE_FILE)

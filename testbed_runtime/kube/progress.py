@@ -38,9 +38,17 @@ from testbed_runtime.api.status import (
 )
 from testbed_runtime.api.views import Run
 from testbed_runtime.checking.prices import prices
+from testbed_runtime.core.documents import (
+    COMPARISON_FILE,
+    JUNIT_FILE,
+    PAGE_FILE,
+    RECOVERY_FILE,
+    SUMMARY_FILE,
+    VERDICT_FILE,
+)
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Price, Recovery, Round, TrialRecovery
+from testbed_runtime.core.judgement.recovery import Price, Recovery, Round, TrialRecovery
+from testbed_runtime.history.manifest import MANIFEST
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.kube.manifests import config_map
 from testbed_runtime.report.answer import headline
@@ -65,9 +73,8 @@ MAX_ROUNDS = 16
 MAX_OWNERS = 8
 MAX_CAUSE = 300
 """Bounds of `status.recovery`: all of it is in recovery.json."""
-REPORT_TEXTS = ("verdict.json", "manifest.json", "junit.xml", "report.md", COMPARISON_FILE, RECOVERY_FILE)
+REPORT_TEXTS = (VERDICT_FILE, MANIFEST, JUNIT_FILE, SUMMARY_FILE, COMPARISON_FILE, RECOVERY_FILE)
 """The most important file is first: there is always room for it."""
-PAGE = "report.html"
 NO_JOB: Mapping[str, Any] = {"job": JobNow(), "job_state": "", "remaining_seconds": None}
 """The fields about a job, while there is none."""
 
@@ -330,9 +337,9 @@ def report_map(run: Run, folder: Path) -> dict[str, Any]:
             texts[name], room = text, room - size
         else:
             left_out.append(name)
-    page = gzip.compress((folder / PAGE).read_bytes(), mtime=0)
-    binary = {f"{PAGE}.gz": page} if len(page) * 4 // 3 <= room else {}
-    left_out += [] if binary else [PAGE]
+    page = gzip.compress((folder / PAGE_FILE).read_bytes(), mtime=0)
+    binary = {f"{PAGE_FILE}.gz": page} if len(page) * 4 // 3 <= room else {}
+    left_out += [] if binary else [PAGE_FILE]
     if left_out:
         where = ", ".join(f"/files/{name}" for name in left_out)
         texts["too-large"] = f"Too large for a ConfigMap, and in the run's recorder: {where}\n"

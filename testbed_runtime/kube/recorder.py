@@ -10,16 +10,15 @@ from urllib.parse import quote
 
 import aiohttp
 
-from testbed_runtime.checking.trace import TRACE_FILE
+from testbed_runtime.core.documents import METRICS_FILE, RECOVERY_FILE, TIMESERIES_FILE, TRACE_FILE
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
 from testbed_runtime.history.manifest import MANIFEST
 from testbed_runtime.history.sealing import SEALED
-from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.network import Address, http_url
 from testbed_runtime.timeouts import repeated
 from testbed_runtime.transport.names import Session
 
-RESULTS = ("metrics.json", "timeseries.json", RECOVERY_FILE, TRACE_FILE)
+RESULTS = (METRICS_FILE, TIMESERIES_FILE, RECOVERY_FILE, TRACE_FILE)
 CHUNK_BYTES = 1 << 18
 REQUEST_LIMIT_S = 120.0
 """One file: a history of 100 MB on a slow network."""
@@ -44,7 +43,7 @@ class RecorderFiles:
     Use it as a context manager, or call `close`."""
 
     def __init__(self, recorder: Address, token: str, *, away_limit_s: float = AWAY_LIMIT_S) -> None:
-        self._base = f"http://{recorder[0]}:{recorder[1]}/files/"
+        self._base = http_url(recorder, "/files/")
         limit = aiohttp.ClientTimeout(total=REQUEST_LIMIT_S, sock_read=SILENCE_LIMIT_S)
         self._session = Session(token, limit)
         self._away_limit_s = away_limit_s

@@ -17,8 +17,8 @@ from testbed_runtime.api import kinds, naming, views
 from testbed_runtime.api.status import COMPLETE, STATUS_KEY, StudyReport, StudyRow, read, to_json
 from testbed_runtime.api.validate import InvalidScenario
 from testbed_runtime.api.validate_kinds import validate_kind
+from testbed_runtime.core.documents import RECOVERY_FILE, VERDICT_FILE
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.kube.manifests import config_map, scenario_run
 from testbed_runtime.kube.progress import read_report
@@ -129,7 +129,7 @@ class Study:
                 continue
             report = await self._api.get("v1", "ConfigMap", self._namespace, naming.report_name(name))
             files = read_report(report) if report else {}
-            text = files.get("verdict.json")
+            text = files.get(VERDICT_FILE)
             self._recoveries[name] = json.loads(files.get(RECOVERY_FILE) or "{}")
             self._without_report[name] = self._without_report.get(name, 0) + 1
             if text is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from testbed_runtime.core.documents import METRICS_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation.catalogue import folder_of
 from testbed_runtime.evaluation.process import SparkEnded, SparkWorker
@@ -40,7 +41,7 @@ class SparkEvaluator:
             finally:
                 self._worker.on_log = _ignore
         try:
-            rows: list[dict[str, Any]] = json.loads((folder / "metrics.json").read_text())
+            rows: list[dict[str, Any]] = json.loads((folder / METRICS_FILE).read_text())
         except (OSError, ValueError) as error:
             raise HeadgateError(f"The evaluation left no readable metrics.json: {error}") from None
         return [row for row in rows if not trials or row["trial"] in trials]

@@ -13,11 +13,11 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.comparison import SEED, with_interval
 from testbed_runtime.core.judgement.metrics import JOB_FAILED
 from testbed_runtime.core.judgement.recovery import (
-    RECOVERY_FILE,
     UNATTRIBUTED,
     Margin,
     Price,

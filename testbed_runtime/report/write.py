@@ -7,9 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from testbed_runtime.core.documents import (
+    COMPARISON_FILE,
+    JUNIT_FILE,
+    METRICS_FILE,
+    PAGE_FILE,
+    SUMMARY_FILE,
+    TIMESERIES_FILE,
+    VERDICT_FILE,
+)
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
-from testbed_runtime.files import write_whole
+from testbed_runtime.files import read_json, write_whole
+from testbed_runtime.history.manifest import MANIFEST
 from testbed_runtime.report.answer import read_recoveries
 from testbed_runtime.report.build import build
 from testbed_runtime.report.html import page
@@ -41,11 +50,11 @@ def write_report(
         timeseries,
         verdict,
         recoveries=read_recoveries(folder) if metrics else {},
-        comparison=_comparison(folder),
+        comparison=read_json(folder / COMPARISON_FILE, {}),
     )
-    put(folder / "report.md", run_markdown(view))
-    put(folder / "junit.xml", junit_xml([view], inconclusive=inconclusive))
-    return put(folder / "report.html", page(view))
+    put(folder / SUMMARY_FILE, run_markdown(view))
+    put(folder / JUNIT_FILE, junit_xml([view], inconclusive=inconclusive))
+    return put(folder / PAGE_FILE, page(view))
 
 
 def write_summary(
@@ -61,7 +70,7 @@ def write_summary(
     metrics or time series is shown with what it has. Raises HeadgateError for a run without a manifest or verdict.
     """
     views = [*(_read(run) for run in runs), *(_refused(name, why) for name, why in refused)]
-    put(folder / "junit.xml", junit_xml(views, inconclusive=inconclusive))
+    put(folder / JUNIT_FILE, junit_xml(views, inconclusive=inconclusive))
     return put(folder / "summary.md", summary_markdown(views))
 
 
@@ -81,25 +90,20 @@ def _refused(name: str, why: str) -> RunView:
 
 
 def _read(run: Path) -> RunView:
-    documents: list[Any] = []
-    for name, otherwise in (("manifest", None), ("metrics", []), ("timeseries", {}), ("verdict", None)):
-        path = run / f"{name}.json"
+    needed = {}
+    for name in (MANIFEST, VERDICT_FILE):
         try:
-            documents.append(json.loads(path.read_text(encoding="utf-8")))
+            needed[name] = json.loads((run / name).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            if otherwise is None:
-                raise HeadgateError(f"cannot read {path}: {error}") from None
-            documents.append(otherwise)
-    return build(*documents, recoveries=read_recoveries(run), comparison=_comparison(run))
-
-
-def _comparison(run: Path) -> dict[str, Any]:
-    """Read comparison.json. Empty if it is missing or damaged."""
-    try:
-        found = json.loads((run / COMPARISON_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+            raise HeadgateError(f"cannot read {run / name}: {error}") from None
+    return build(
+        needed[MANIFEST],
+        read_json(run / METRICS_FILE, []),
+        read_json(run / TIMESERIES_FILE, {}),
+        needed[VERDICT_FILE],
+        recoveries=read_recoveries(run),
+        comparison=read_json(run / COMPARISON_FILE, {}),
+    )
 
 
 def put(path: Path, text: str) -> Path:

@@ -16,9 +16,17 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
+from testbed_runtime.core.documents import (
+    COMPARISON_FILE,
+    JUNIT_FILE,
+    METRICS_FILE,
+    PAGE_FILE,
+    RECOVERY_FILE,
+    SUMMARY_FILE,
+    TIMESERIES_FILE,
+    VERDICT_FILE,
+)
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
 from testbed_runtime.core.trial.plan import (
     CONTROL,
     REAL_PARALLELISM_MAX,
@@ -56,7 +64,7 @@ from testbed_runtime.timeouts import timeout
 
 PATHS_LIMIT_S = 10.0
 """Limit for measuring the network before a trial; it takes some 100 ms."""
-REPORT_FILES = ("report.html", "report.md", "junit.xml", COMPARISON_FILE)
+REPORT_FILES = (PAGE_FILE, SUMMARY_FILE, JUNIT_FILE, COMPARISON_FILE)
 
 
 class RunResult(Struct, frozen=True):
@@ -401,11 +409,11 @@ async def judge_run(
     if trials:
         try:
             rows = await evaluator.evaluate(str(kept.path), trials)
-            await kept.restore(judge.METRICS, judge.TIMESERIES, RECOVERY_FILE)
+            await kept.restore(METRICS_FILE, TIMESERIES_FILE, RECOVERY_FILE)
         except HeadgateError as error:
             failure = str(error)
     progress.on_event(Evaluating("writing the report"))
     verdict, report = judge.conclude(kept.path, manifest, rows, error=failure, inconclusive=inconclusive)
-    await kept.keep(judge.VERDICT, *REPORT_FILES)
+    await kept.keep(VERDICT_FILE, *REPORT_FILES)
     progress.on_event(RunEnded(verdict["verdict"], str(kept.path), str(report)))
     return RunResult(kept.path, verdict, report, failure)

@@ -7,18 +7,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed_runtime.core.documents import versioned
+from testbed_runtime.core.documents import (
+    COMPARISON_FILE,
+    METRICS_FILE,
+    TIMESERIES_FILE,
+    VERDICT_FILE,
+    versioned,
+)
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement import comparison
-from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.judge import judge
 from testbed_runtime.core.judgement.metrics import INDISTINGUISHABLE, METRIC_FIELDS, NOT_ENOUGH_TRIALS
 from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, controls_of
+from testbed_runtime.files import read_json
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.runner.manifest import write_json
 
-METRICS, TIMESERIES, VERDICT = "metrics.json", "timeseries.json", "verdict.json"
 INTERRUPTED_TEXT = "the run was interrupted before its last trial"
 
 
@@ -107,16 +112,18 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
     """Read metrics.json. Raises HeadgateError when it is missing or damaged."""
     fields = {name for name, _ in METRIC_FIELDS}
     try:
-        rows: Any = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        rows: Any = json.loads((folder / METRICS_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise HeadgateError(f"{folder} has no {METRICS}: run `headgate evaluate {folder}` first") from None
+        raise HeadgateError(
+            f"{folder} has no {METRICS_FILE}: run `headgate evaluate {folder}` first"
+        ) from None
     except ValueError as error:
         raise HeadgateError(
-            f"{folder / METRICS} is not JSON: {error}; run `headgate evaluate {folder}` again"
+            f"{folder / METRICS_FILE} is not JSON: {error}; run `headgate evaluate {folder}` again"
         ) from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) and fields <= row.keys() for row in rows):
         raise HeadgateError(
-            f"{folder / METRICS} does not hold metric rows: run `headgate evaluate {folder}` again"
+            f"{folder / METRICS_FILE} does not hold metric rows: run `headgate evaluate {folder}` again"
         )
     found: list[dict[str, Any]] = rows
     return found
@@ -136,13 +143,13 @@ def conclude(
 
     verdict = verdict_of(manifest, rows, error=error).to_json()
     verdict["answer"] = answer_lines(manifest["trials"], read_recoveries(folder) if rows else {})
-    write_json(folder / VERDICT, verdict)
+    write_json(folder / VERDICT_FILE, verdict)
     write_json(folder / COMPARISON_FILE, compare_variants(manifest, rows))
     report = write_report(
         folder,
         manifest=manifest,
         metrics=rows,
-        timeseries=_timeseries(folder),
+        timeseries=read_json(folder / TIMESERIES_FILE, versioned({"trials": []})),
         verdict=verdict,
         inconclusive=inconclusive,
     )
@@ -152,12 +159,3 @@ def conclude(
 def reread(folder: Path) -> tuple[dict[str, Any], Path]:
     """Judge the metrics in a folder and write its report again."""
     return conclude(folder, read_manifest(folder), read_rows(folder))
-
-
-def _timeseries(folder: Path) -> dict[str, Any]:
-    """Read the time series that the evaluation wrote; empty if it failed."""
-    try:
-        found = json.loads((folder / TIMESERIES).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return versioned({"trials": []})
-    return found if isinstance(found, dict) else versioned({"trials": []})

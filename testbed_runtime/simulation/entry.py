@@ -11,14 +11,12 @@ from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.baseline import with_noise
 from testbed_runtime.checking.metrics import control_metrics, trial_metrics
 from testbed_runtime.checking.timeseries import trial_timeseries
-from testbed_runtime.checking.trace import TRACE_FILE, trace, trace_events
-from testbed_runtime.core.documents import versioned
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
+from testbed_runtime.checking.trace import trace, trace_events
+from testbed_runtime.core.documents import METRICS_FILE, RECOVERY_FILE, TIMESERIES_FILE, TRACE_FILE, versioned
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.reader import read_trial
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
-from testbed_runtime.runner.judge import METRICS, TIMESERIES
 from testbed_runtime.runner.manifest import write_json
 from testbed_runtime.runner.progress import Progress
 from testbed_runtime.simulation.loop import run_virtual
@@ -52,8 +50,8 @@ class DirectEvaluator:
         rows += control_metrics(rows, entries)
         write_json(folder / RECOVERY_FILE, answers)
         write_json(folder / TRACE_FILE, trace(traced))
-        write_json(folder / METRICS, rows)
-        write_json(folder / TIMESERIES, versioned({"trials": series}))
+        write_json(folder / METRICS_FILE, rows)
+        write_json(folder / TIMESERIES_FILE, versioned({"trials": series}))
         return rows
 
 

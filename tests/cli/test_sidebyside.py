@@ -10,7 +10,7 @@ import pytest
 
 from testbed_runtime.cli.running import print_verdict
 from testbed_runtime.cli.sidebyside import side_by_side
-from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
+from testbed_runtime.core.documents import COMPARISON_FILE
 from testbed_runtime.runner.engine import RunResult
 
 

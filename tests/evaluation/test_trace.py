@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from testbed_runtime.cli import loading
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
+from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.evaluation import judge, pipeline, splits, tables
 from tests.simulation.simulating import run_document
 

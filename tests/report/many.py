@@ -9,8 +9,8 @@ from random import Random
 from statistics import mean
 from typing import Any
 
-from testbed_runtime.core.judgement.comparison import COMPARISON_FILE
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, TrialRecovery
+from testbed_runtime.core.documents import COMPARISON_FILE, RECOVERY_FILE
+from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.report import write_report
 from tests.report.conftest import Documents
 from tests.report.recoveries import killed, late_producer

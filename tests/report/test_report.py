@@ -14,9 +14,10 @@ from xml.etree import ElementTree as ET
 import pytest
 from msgspec.structs import replace
 
+from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement import metrics as m
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Price, Recovery, TrialRecovery
+from testbed_runtime.core.judgement.recovery import Price, Recovery, TrialRecovery
 from testbed_runtime.report import write_report, write_summary
 from testbed_runtime.report.advice import first_things
 from testbed_runtime.report.build import build

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from testbed_runtime.cli import loading
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE
+from testbed_runtime.core.documents import RECOVERY_FILE
 from tests.simulation.simulating import run_document
 
 LARGE = Path(__file__).parents[1] / "data" / "large-job.yaml"

@@ -15,8 +15,9 @@ import pytest
 from testbed_runtime.api import models
 from testbed_runtime.api.compile import job_graph
 from testbed_runtime.cli import loading
+from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.job.jobgraph import JobGraph
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, TrialRecovery
+from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.taskmanager.process import TaskManager
 from testbed_runtime.workload.iteration import UpdateBuffer

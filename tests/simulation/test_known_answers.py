@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Recovery, TrialRecovery
+from testbed_runtime.core.documents import RECOVERY_FILE
+from testbed_runtime.core.judgement.recovery import Recovery, TrialRecovery
 from testbed_runtime.taskmanager.stream import StreamTask
 from tests.simulation.simulating import run_document
 

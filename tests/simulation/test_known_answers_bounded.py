@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Recovery, TrialRecovery
+from testbed_runtime.core.documents import RECOVERY_FILE
+from testbed_runtime.core.judgement.recovery import Recovery, TrialRecovery
 from testbed_runtime.core.waits import Outcome, Wait
 from tests.simulation.simulating import Ran, run_one
 from tests.simulation.test_known_answers import (

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, TrialRecovery
+from testbed_runtime.core.documents import RECOVERY_FILE
+from testbed_runtime.core.judgement.recovery import TrialRecovery
 from tests.simulation.simulating import run_document
 from tests.simulation.test_known_answers import (
     ALL,

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.judgement.metrics import RECOVERY_PHASES
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Recovery, TrialRecovery
+from testbed_runtime.core.judgement.recovery import Recovery, TrialRecovery
 from testbed_runtime.report.answer import headline
 from tests.simulation.simulating import run_document
 from tests.simulation.test_known_answers import (

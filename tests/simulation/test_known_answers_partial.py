@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, Recovery, TrialRecovery
+from testbed_runtime.core.documents import RECOVERY_FILE
+from testbed_runtime.core.judgement.recovery import Recovery, TrialRecovery
 from tests.simulation.simulating import run_document, run_one
 from tests.simulation.test_known_answers import (
     ALL,

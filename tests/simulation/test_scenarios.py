@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from testbed_runtime.cli import loading
+from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.judgement.recovery import RECOVERY_FILE, TrialRecovery
+from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.runner.progress import PhaseEntered, Progress, ProgressEvent, Silent
 from testbed_runtime.simulation.loop import VirtualLoop
 from tests.simulation.simulating import run_document

@@ -26,8 +26,6 @@ from testbed_runtime.core.judgement.quantities import format_value
 from testbed_runtime.core.judgement.samplesize import CONFIDENCE
 from testbed_runtime.core.judgement.statistics import Interval
 
-COMPARISON_FILE = "comparison.json"
-"""In the run's folder: what `comparison` returns for its variants."""
 BETTER, WORSE, INDISTINGUISHABLE, UNKNOWN = "better", "worse", "indistinguishable", "unknown"
 HIGHER, LOWER = "higher", "lower"
 """Instead of BETTER and WORSE for a metric without a better direction."""

@@ -13,8 +13,6 @@ from msgspec import Struct, convert, to_builtins
 
 from testbed_runtime.core.waits import GROWN
 
-RECOVERY_FILE = "recovery.json"
-"""In the run's folder: {trial id: TrialRecovery}."""
 _BUSY = ".service-time = "
 """In the text of an owner that is a busy component."""
 UP_TO = "up to "
