@@ -28,6 +28,10 @@ CAUSAL_NS = NS // 20
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Attempt = tuple[str, int]
+"""A task and the number of its attempt."""
+Deployed = Mapping[Attempt, Mapping[str, Any]]
+Waits = list[tuple[int, dict[str, Any]]]
 ATTEMPT = ("process", "task", "attempt")
 EVENT_COLUMNS = ("process", "seq", "t_ns", "kind", "subject", "attempt", "checkpoint", "text", "data")
 UNREAD = ("network.buffers", "network.pools", "socket.state", "cpu.spent", "backpressure.sampled")
@@ -184,13 +188,22 @@ def ended_process(event: Mapping[str, Any]) -> str:
     return f"{event['subject']}-{incarnation}" if incarnation is not None else str(event["subject"])
 
 
-def deployments(trial: Trial) -> dict[tuple[str, int], dict[str, Any]]:
+def changes(trial: Trial, kind: str, state: str) -> list[dict[str, Any]]:
+    """Return the events of a kind (`task.state`, `job.state`) that changed to a state."""
+    return [event for _, event in events(trial, kind) if parsed(event["data"]).get("to") == state]
+
+
+def deployments(trial: Trial) -> dict[Attempt, dict[str, Any]]:
     """Map each attempt that was deployed to its event."""
 
-    def found() -> dict[tuple[str, int], dict[str, Any]]:
-        changes = (event for _, event in events(trial, "task.state"))
-        return {
-            (e["subject"], e["attempt"]): e for e in changes if parsed(e["data"]).get("to") == "DEPLOYING"
-        }
+    def found() -> dict[Attempt, dict[str, Any]]:
+        return {(e["subject"], e["attempt"]): e for e in changes(trial, "task.state", "DEPLOYING")}
 
     return trial.kept("deployments", found)
+
+
+def waits_of(trial: Trial) -> Waits:
+    """Return the waits with their places in the table; empty if one lacks a value that the rules need."""
+    columns = ["process", "kind", "who", "what", "attempt", "t_ns", "outcome", "option"]
+    table = trial.table("waits")
+    return list(enumerate(table.select(columns).to_pylist())) if sound(table, *columns) else []

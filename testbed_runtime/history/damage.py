@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 
@@ -16,3 +18,8 @@ class Damage(Struct, frozen=True):
     def __str__(self) -> str:
         row = f", row {self.row}" if self.row >= 0 else ""
         return f"{self.table}.parquet, column {self.column}{row}: {self.problem}"
+
+
+def first_of_each(rules: Iterable[Iterable[Damage]]) -> list[Damage]:
+    """Return the first finding of each rule: one cause often damages many rows."""
+    return [found for rule in rules for found in list(rule)[:1]]

@@ -8,7 +8,7 @@ from typing import Any
 
 from testbed_runtime.history.columns import deployments, distinct, events, sound
 from testbed_runtime.history.contradictions.executions import recorded_to_its_end
-from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.manifest import edges
 from testbed_runtime.history.schema import Trial
 
@@ -22,7 +22,7 @@ def check_awaited(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     if not deployments(trial) or not recorded_to_its_end(trial):
         return []
     rules = (_producers(trial, entry), _checkpoints(trial))
-    return [one for rule in rules for one in list(rule)[:1]]
+    return first_of_each(rules)
 
 
 def _producers(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:

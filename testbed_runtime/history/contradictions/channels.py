@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.trial.sampling import SAMPLED_SUBTASKS
 from testbed_runtime.history.columns import (
+    Deployed,
     Owned,
     deployments,
     distinct,
@@ -34,7 +35,6 @@ PEER_SAMPLES_MIN = 20
 """A task of whose channel the other end has so many samples, during LONG_NS, has one too."""
 ARRIVING = 1
 """Maximum buffers of a channel that have arrived in part."""
-Deployed = Mapping[tuple[str, int], Mapping[str, Any]]
 UNLIMITED = 2**31 - 1
 """The credit of a producer without credit-based flow control."""
 

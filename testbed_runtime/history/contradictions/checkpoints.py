@@ -15,17 +15,16 @@ from testbed_runtime.history.columns import (
     ROUNDING_NS,
     TOLERANCE_NS,
     Owned,
+    changes,
     deployments,
-    events,
     first_true,
     ints,
     numbered,
-    parsed,
     sound,
 )
 from testbed_runtime.history.contradictions.exchange import PLAIN_KINDS
 from testbed_runtime.history.contradictions.executions import recorded_to_its_end
-from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.manifest import options_of, tasks_of, vertices
 from testbed_runtime.history.schema import Trial
 
@@ -70,7 +69,7 @@ def check_checkpoints(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         _weights(trial, entry),
         _waits(trial, found),
     )
-    return [one for rule in rules for one in list(rule)[:1]]
+    return first_of_each(rules)
 
 
 def _collected(rows: list[Row]) -> tuple[list[Checkpoint], list[Damage]]:
@@ -138,9 +137,8 @@ def _complete(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) -
     """Yield completed checkpoints that a task has not acknowledged, unless it had finished, and acknowledgements of no task."""
     tasks = tasks_of(entry)
     finished: dict[str, list[tuple[str, int]]] = {}
-    for _, event in events(trial, "task.state"):
-        if parsed(event["data"]).get("to") == "FINISHED":
-            finished.setdefault(event["subject"], []).append((event["process"], event["seq"]))
+    for event in changes(trial, "task.state", "FINISHED"):
+        finished.setdefault(event["subject"], []).append((event["process"], event["seq"]))
     for one in found if tasks else ():
         for task, r in one.acknowledged.items():
             if task not in tasks:

@@ -13,16 +13,16 @@ from testbed_runtime.history.columns import (
     NS,
     OWN_CLOCK,
     TOLERANCE_NS,
+    changes,
     ended_process,
     equal,
     events,
     first_true,
     ints,
-    parsed,
     places_of,
     sound,
 )
-from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.schema import TABLES, Trial
 
 SAMPLES = 20
@@ -44,7 +44,7 @@ def has_one_clock(trial: Trial) -> bool:
 def check_clocks(trial: Trial) -> list[Damage]:
     """Return the contradictions between the times of processes that share a clock, at most one for each rule."""
     rules = (_lags(trial), _after_exit(trial), _before_deployment(trial))
-    return [one for rule in rules for one in list(rule)[:1]]
+    return first_of_each(rules)
 
 
 def _lags(trial: Trial) -> Iterator[Damage]:
@@ -89,9 +89,8 @@ def _before_deployment(trial: Trial) -> Iterator[Damage]:
     if not sound(table, *columns):
         return
     begun: dict[tuple[str, int], int] = {}
-    for _, event in events(trial, "task.state"):
-        if parsed(event["data"]).get("to") == "SCHEDULED":
-            begun.setdefault((event["subject"], event["attempt"]), event["t_ns"])
+    for event in changes(trial, "task.state", "SCHEDULED"):
+        begun.setdefault((event["subject"], event["attempt"]), event["t_ns"])
     for _, event in events(trial, "failover.started"):
         if event["subject"].isdigit():
             begun.setdefault((JOBMASTER_NAME, int(event["subject"])), event["t_ns"])

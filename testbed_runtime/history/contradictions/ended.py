@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME
-from testbed_runtime.history.columns import TOLERANCE_NS, deployments, events, parsed, sound
+from testbed_runtime.history.columns import TOLERANCE_NS, Waits, deployments, events, parsed, waits_of
 from testbed_runtime.history.contradictions.executions import recorded_to_its_end
-from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.schema import Trial
 
 ENDING = ("failover.failure", "failover.started", "taskmanager.lost")
@@ -16,18 +16,13 @@ ENDING = ("failover.failure", "failover.started", "taskmanager.lost")
 BY_JOBMANAGER = frozenset(("heartbeat", "checkpoint", "deployment"))
 """Those that the JobManager records itself, before the event. A TaskManager that is killed loses its last ones."""
 
-Waits = list[tuple[int, dict[str, Any]]]
-
 
 def check_ended(trial: Trial) -> list[Damage]:
     """Return the events whose wait is missing, at most one for each rule. A JobManager that was killed loses its last rows."""
-    table = trial.table("waits")
-    columns = ("process", "kind", "who", "what", "attempt", "t_ns", "outcome", "option")
-    if not deployments(trial) or not sound(table, *columns) or not recorded_to_its_end(trial):
+    waits = waits_of(trial)
+    if not deployments(trial) or not waits or not recorded_to_its_end(trial):
         return []
-    waits = list(enumerate(table.select(columns).to_pylist()))
-    rules = (_ended(trial, waits), _delayed(trial, waits))
-    return [one for rule in rules for one in list(rule)[:1]]
+    return first_of_each((_ended(trial, waits), _delayed(trial, waits)))
 
 
 def _ended(trial: Trial, waits: Waits) -> Iterator[Damage]:

@@ -16,7 +16,9 @@ from testbed_runtime.history.columns import (
     ATTEMPT,
     NS,
     TOLERANCE_NS,
+    Deployed,
     Owned,
+    changes,
     deployments,
     distinct,
     events,
@@ -49,7 +51,7 @@ def check_executions(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     if not states or not recorded_to_its_end(trial):
         return []
     deployed = deployments(trial)
-    running = {(e["subject"], e["attempt"]) for _, e in states if parsed(e["data"]).get("to") == "RUNNING"}
+    running = {(e["subject"], e["attempt"]) for e in changes(trial, "task.state", "RUNNING")}
     known = tasks_of(entry) | {task for task, _ in deployed}
     rules = (
         _attempts(trial, deployed), _attempts_of_events(trial, deployed), _attempts_of_waits(trial, deployed, known),
@@ -72,9 +74,6 @@ def recorded_to_its_end(trial: Trial) -> bool:
         and len({e["process"] for _, e in changes}) == 1
         and not any(e["kind"] == "leadership" for _, e in changes)
     )
-
-
-Deployed = Mapping[tuple[str, int], Mapping[str, Any]]
 
 
 def _attempts(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
@@ -206,7 +205,7 @@ def _restarts(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
     elif task and attempts[task] - 1 > most:
         problem = f"has {len(started)} failover.started and {len(failures)} failover.failure, but {task} was deployed {attempts[task]} times (task.state)"
         yield Damage("events", "kind", -1, problem)
-    finished = [e for _, e in events(trial, "job.state") if parsed(e["data"]).get("to") == "FINISHED"]
+    finished = changes(trial, "job.state", "FINISHED")
     if not started or not finished:
         return
     row, last = started[-1]

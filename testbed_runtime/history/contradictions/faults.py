@@ -14,7 +14,7 @@ from testbed_runtime.history.columns import (
     events,
     sound,
 )
-from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.schema import Trial
 
 TOOK_EFFECT = frozenset(("injected", "verified"))
@@ -32,7 +32,7 @@ def check_faults(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> 
     rules = [_phases(trial, entry), _planned(rows, entry), _unasked(trial, rows, entry)]
     if one_clock:
         rules += [_begun(rows, entry), _killed(trial, rows)]
-    return [one for rule in rules for one in list(rule)[:1]]
+    return first_of_each(rules)
 
 
 def _starts(entry: Mapping[str, Any]) -> dict[str, int]:

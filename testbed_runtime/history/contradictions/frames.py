@@ -23,7 +23,7 @@ from testbed_runtime.history.columns import (
     numbered,
     sound,
 )
-from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.schema import Trial
 
 BUFFERS = ("buffer", "event", "barrier")
@@ -45,7 +45,7 @@ def check_frames(trial: Trial, *, one_clock: bool) -> list[Damage]:
         return []
     rules = [_channels(trial), _sizes(table), _numbers(table), _one_sided(trial)]
     rules += [_early(table)] if one_clock else []
-    return [one for rule in rules for one in list(rule)[:1]]
+    return first_of_each(rules)
 
 
 def _channels(trial: Trial) -> Iterator[Damage]:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from testbed_runtime.history.columns import JOB_PROCESSES, distinct, equal, events, first_true, ints, sound
-from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.schema import Trial, columns_of_event
 
 OWN_EVENTS = frozenset(("network.buffers", "network.pools", "socket.state", "cpu.spent"))
@@ -44,7 +44,7 @@ def check_kinds(trial: Trial) -> list[Damage]:
     rules = (
         _numbers_of_events(trial), _causes(trial), _subjects(trial), _states(trial), _roles(trial), _ids(trial), _limits(trial), _links(trial),
     )  # fmt: skip
-    return [one for rule in rules for one in list(rule)[:1]]
+    return first_of_each(rules)
 
 
 def _numbers_of_events(trial: Trial) -> Iterator[Damage]:

@@ -21,8 +21,12 @@ from testbed_runtime.history.columns import (
     ATTEMPT,
     NS,
     TOLERANCE_NS,
+    Attempt,
+    Deployed,
     Ints,
     Owned,
+    Waits,
+    changes,
     deployments,
     distinct,
     ended_process,
@@ -34,10 +38,11 @@ from testbed_runtime.history.columns import (
     parsed,
     places_of,
     sound,
+    waits_of,
 )
 from testbed_runtime.history.contradictions.exchange import has_channel_state
 from testbed_runtime.history.contradictions.executions import LONG_NS, recorded_to_its_end
-from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.manifest import edges, tasks_of, vertices
 from testbed_runtime.history.schema import Trial
 
@@ -87,28 +92,19 @@ UNSAMPLED = 20
 SAMPLES = 10
 """A task that receives records during so many intervals between samples of its channels has at least one."""
 
-Attempt = tuple[str, int]
-Deployed = Mapping[Attempt, Mapping[str, Any]]
 Row = Mapping[str, Any]
-Waits = list[tuple[int, dict[str, Any]]]
 
 
 def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> list[Damage]:
     """Return the rows whose counterpart is missing, at most one for each rule."""
-    deployed, waits = deployments(trial), _waits(trial)
+    deployed, waits = deployments(trial), waits_of(trial)
     found = list(_unrecorded(trial, entry, waits, deployed)) + list(_emptied(trial, entry, waits))
     if not deployed or not waits:
         return found
-    found += [
-        one for rule in (_data(trial), _stalls(trial, waits), _given_up(trial)) for one in list(rule)[:1]
-    ]
+    found += first_of_each((_data(trial), _stalls(trial, waits), _given_up(trial)))
     if not recorded_to_its_end(trial):
         return found
-    ended = {
-        (e["subject"], e["attempt"])
-        for _, e in events(trial, "task.state")
-        if parsed(e["data"]).get("to") == "FINISHED"
-    }
+    ended = {(e["subject"], e["attempt"]) for e in changes(trial, "task.state", "FINISHED")}
     gone = {e["subject"] for _, e in events(trial, "taskmanager.lost")}
     gone |= {ended_process(e) for _, e in events(trial, "process.exit") if parsed(e["data"]).get("signal")}
     finished = {
@@ -121,7 +117,7 @@ def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> l
     ]  # fmt: skip
     if one_clock:
         rules.append(_spent(trial, deployed))
-    return found + [one for rule in rules for one in list(rule)[:1]]
+    return found + first_of_each(rules)
 
 
 def _unrecorded(trial: Trial, entry: Mapping[str, Any], waits: Waits, deployed: Deployed) -> Iterator[Damage]:
@@ -149,7 +145,7 @@ def _unrecorded(trial: Trial, entry: Mapping[str, Any], waits: Waits, deployed: 
 
 def _emptied(trial: Trial, entry: Mapping[str, Any], waits: Waits) -> Iterator[Damage]:
     """Yield tables without rows although tasks finished. The runner, if there was one, recorded the phases."""
-    ended = any(parsed(e["data"]).get("to") == "FINISHED" for _, e in events(trial, "task.state"))
+    ended = changes(trial, "task.state", "FINISHED")
     needed = {"waits", "tasks"} if ended and events(trial, "trial.phase") else set()
     if needed and any(edges(entry)) and "channels" in trial.tables and not len(trial.table("channels")):
         needed |= {"channels"} if _reading(trial, entry) else set()
@@ -198,12 +194,6 @@ def _data(trial: Trial) -> Iterator[Damage]:
 def _is(value: object, kind: type) -> bool:
     """Whether a value of a JSON object has this type. A whole number may be meant as a float, a bool is no number."""
     return type(value) is kind or (kind is float and type(value) is int)
-
-
-def _waits(trial: Trial) -> Waits:
-    columns = ["process", "kind", "who", "what", "attempt", "t_ns", "outcome", "option"]
-    table = trial.table("waits")
-    return list(enumerate(table.select(columns).to_pylist())) if sound(table, *columns) else []
 
 
 def _ends(trial: Trial, waits: Waits, finished: set[Attempt]) -> Iterator[Damage]:

@@ -21,7 +21,7 @@ from testbed_runtime.history.columns import (
     numbered,
     sound,
 )
-from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.manifest import options_of
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.waits import INT64_MAX
@@ -44,7 +44,7 @@ def check_waits(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         return []
     rows = table.select(COLUMNS).to_pylist()
     rules = (_written(trial), _budgets(rows), _options(rows, entry))
-    return [one for rule in rules for one in list(rule)[:1]]
+    return first_of_each(rules)
 
 
 def _written(trial: Trial) -> Iterator[Damage]:
