@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from msgspec import Struct, field
 
 from testbed_runtime.api import naming, podsettings
+from testbed_runtime.api.environment import names, whole_number
 from testbed_runtime.api.podsettings import PodSettings
 from testbed_runtime.core.errors import UserError
 
@@ -59,30 +60,26 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     base = Settings()
     get = environment.get
     return Settings(
-        namespaces=_names(get("HEADGATE_NAMESPACES", "")),
+        namespaces=names(environment, "HEADGATE_NAMESPACES"),
         namespace=get("POD_NAMESPACE") or base.namespace,
         identity=get("POD_NAME") or base.identity,
         image=get("HEADGATE_IMAGE") or base.image,
         agent_image=get("HEADGATE_AGENT_IMAGE") or base.agent_image,
         spark_image=get("HEADGATE_SPARK_IMAGE") or base.spark_image,
         pull_policy=_pull_policy(get("HEADGATE_IMAGE_PULL_POLICY") or base.pull_policy),
-        pull_secrets=_names(get("HEADGATE_IMAGE_PULL_SECRETS", "")),
+        pull_secrets=names(environment, "HEADGATE_IMAGE_PULL_SECRETS"),
         recorder_storage=get("HEADGATE_RECORDER_STORAGE", ""),
         recorder_storage_class=get("HEADGATE_RECORDER_STORAGE_CLASS", ""),
         pods=podsettings.read(get(podsettings.VARIABLE, "")),
         runner_env=_variables("HEADGATE_RUNNER_ENV", get("HEADGATE_RUNNER_ENV", "")),
         role_prefix=get("HEADGATE_ROLE_PREFIX") or base.role_prefix,
-        pods_ttl_s=_seconds(environment, "HEADGATE_PODS_TTL_S", base.pods_ttl_s),
-        health_port=_number(environment, "HEADGATE_HEALTH_PORT", base.health_port),
+        pods_ttl_s=whole_number(environment, "HEADGATE_PODS_TTL_S", base.pods_ttl_s, least=None),
+        health_port=whole_number(environment, "HEADGATE_HEALTH_PORT", base.health_port, least=1),
         webhook_folder=get("HEADGATE_WEBHOOK_CERTIFICATE", ""),
-        workers=_number(environment, "HEADGATE_WORKERS", base.workers),
-        longest_retry_s=_number(environment, "HEADGATE_LONGEST_RETRY_S", base.longest_retry_s),
+        workers=whole_number(environment, "HEADGATE_WORKERS", base.workers, least=1),
+        longest_retry_s=whole_number(environment, "HEADGATE_LONGEST_RETRY_S", base.longest_retry_s, least=1),
         log_level=(get("HEADGATE_LOG_LEVEL") or base.log_level).upper(),
     )
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def _pull_policy(text: str) -> PullPolicy:
@@ -99,30 +96,12 @@ def _variables(name: str, text: str) -> tuple[Mapping[str, Any], ...]:
     """Read environment variables of pods. Names that the operator sets itself are refused. No error shows a value: it may be a secret."""
     try:
         found = json.loads(text or "[]") or ()
-        names = [variable["name"] for variable in found]
+        named = [variable["name"] for variable in found]
     except (ValueError, TypeError, KeyError):
         raise UserError(name, "is not a list of variables", 'write [{"name": "A", "value": "1"}]') from None
-    for variable in names:
-        if names.count(variable) > 1 or str(variable).startswith(OWN_VARIABLES):
+    for variable in named:
+        if named.count(variable) > 1 or str(variable).startswith(OWN_VARIABLES):
             raise UserError(
                 name, f"{variable} is set twice", "remove one; the operator sets HEADGATE_… and POD_…"
             )
     return tuple(found)
-
-
-def _seconds(environment: Mapping[str, str], name: str, default: int) -> int:
-    """Return a number of seconds, 0 or negative too."""
-    text = environment.get(name, "")
-    try:
-        return int(text) if text else default
-    except ValueError:
-        raise UserError(name, f"{text!r} is not a whole number", f"leave it unset for {default}") from None
-
-
-def _number(environment: Mapping[str, str], name: str, default: int) -> int:
-    text = environment.get(name, "")
-    if not text:
-        return default
-    if not text.isdecimal() or int(text) == 0:
-        raise UserError(name, f"{text!r} is not a whole number above 0", f"leave it unset for {default}")
-    return int(text)

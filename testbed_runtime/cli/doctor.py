@@ -93,7 +93,7 @@ def _spark() -> Finding:
 
 
 def _cores() -> Finding:
-    from testbed_runtime.cli.environments import cores
+    from testbed_runtime.process.machine import cores
 
     found = cores()
     level = GOOD if found >= MIN_CORES else WARNING

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from testbed_runtime.cli.loading import Loaded
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.trial.plan import RunPlan
 from testbed_runtime.evaluation.process import SparkWorker
 from testbed_runtime.ports.hosts import Evaluator, TestbedHost
+from testbed_runtime.process.machine import machine_facts
 from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.runner.progress import Progress, evaluating
 
@@ -67,29 +66,3 @@ def make_folder(folder: Path, *, exist_ok: bool = False) -> None:
     except (PermissionError, NotADirectoryError, FileNotFoundError) as error:
         problem = f"{folder} cannot be created: {error.strerror}"
         raise UserError("--out", problem, "name a folder that you can write to") from None
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def machine_facts() -> dict[str, Any]:
-    """Return facts about this machine for the report. No names, no addresses."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    return {
-        "cores": cores(),
-        "memory_bytes": _memory_bytes(),
-        "system": platform.system(),
-        "kernel": platform.release(),
-        "architecture": platform.machine(),
-        "python": platform.python_version(),
-        "load_1min": round(load, 2),
-    }
-
-
-def _memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 0

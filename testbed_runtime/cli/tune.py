@@ -65,8 +65,8 @@ def tune(  # noqa: PLR0917 - typer passes by name
         )
         raise typer.Exit(run_interruptible(_in_cluster(document, login), became=goes_on, given_up=goes_on))
     found = find_scenarios(resource, scenarios or beside(study))
-    from testbed_runtime.cli.environments import cores
     from testbed_runtime.cli.study_runs import How
+    from testbed_runtime.process.machine import cores
 
     how = How(out=out, jobs=jobs or cores(), quiet=quiet)
     raise typer.Exit(_here(resource, found, how=how, out=out, confirm=confirm, real=real))
@@ -103,7 +103,7 @@ def _instead_of(folder: Path) -> str:
 
 
 def beside(study: Path) -> list[Path]:
-    """Return where the scenarios of a study are looked for: beside it, in `scenarios` there, and in `scenarios` of the folders above."""
+    """Return the folders to search for a study's scenarios: its own, `scenarios` there, and `scenarios` in each parent folder."""
     folder = study.resolve() if study.is_dir() else study.resolve().parent
     above = [folder.parent, folder.parent.parent] if study.is_dir() else [folder.parent]
     places = [folder, folder / "scenarios", *(place / "scenarios" for place in above)]

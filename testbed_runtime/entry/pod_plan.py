@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.environment import needed, whole_number
 from testbed_runtime.api.views import Testbed
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, STORE, TASKMANAGER, ordinal_of
@@ -87,19 +88,11 @@ def identity_of(role: str, environment: Mapping[str, str]) -> PodIdentity:
             raise UserError(
                 "HEADGATE_NAME", f"{name!r} is not the name of a TaskManager", "write tm-<ordinal>"
             ) from None
-    number = environment.get("HEADGATE_INCARNATION") or "1"
-    if not number.isdecimal() or int(number) < 1:
-        raise UserError(
-            "HEADGATE_INCARNATION", f"{number!r} is not a number from 1", "write the pod's number"
-        )
-    address = environment.get("POD_IP", "")
-    if not address:
-        raise UserError("POD_IP", "is not set", "set it from status.podIP")
     return PodIdentity(
         role=role,
         name=name,
-        incarnation=int(number),
-        address=address,
+        incarnation=whole_number(environment, "HEADGATE_INCARNATION", 1, least=1),
+        address=needed(environment, "POD_IP", "set it from status.podIP"),
         namespace=environment.get("POD_NAMESPACE", ""),
         config_file=environment.get("HEADGATE_CONFIG_FILE", naming.CONFIG_FILE),
         token_file=environment.get("HEADGATE_TOKEN_FILE", naming.TOKEN_FILE),

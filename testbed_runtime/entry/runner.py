@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 import signal
 import sys
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from msgspec import Struct
 
 from testbed_runtime.api import naming
 from testbed_runtime.api.compile import compile_run
+from testbed_runtime.api.environment import needed
 from testbed_runtime.api.status import COMPLETE, MAX_TEXT, RunReport
 from testbed_runtime.api.validate import InvalidScenario, validate
 from testbed_runtime.api.views import ConfigMap, Run
@@ -37,6 +37,7 @@ from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.kube.spark.client import KubeEvaluator
 from testbed_runtime.ports.network import Address
 from testbed_runtime.process.config import read_token
+from testbed_runtime.process.machine import machine_facts
 from testbed_runtime.report.answer import read_recoveries
 from testbed_runtime.runner import judge
 from testbed_runtime.runner.engine import RunControl, Runner, RunRequest, RunResult
@@ -52,6 +53,7 @@ AWAY_LIMIT_S = 600.0
 RETRY_S = 2.0
 ENDED = 128 + signal.SIGTERM
 INVALID = "Invalid"
+SET_BY = "the operator sets it in the runner's pod"
 
 
 class Surroundings(Struct, frozen=True):
@@ -69,8 +71,8 @@ class Surroundings(Struct, frozen=True):
     def read(cls, environment: Mapping[str, str]) -> Surroundings:
         """Raises UserError for a missing variable."""
         return cls(
-            run=_needed(environment, "HEADGATE_RUN"),
-            namespace=_needed(environment, "POD_NAMESPACE"),
+            run=needed(environment, "HEADGATE_RUN", SET_BY),
+            namespace=needed(environment, "POD_NAMESPACE", SET_BY),
             recorder=_address(environment, "HEADGATE_RECORDER"),
             spark=_address(environment, "HEADGATE_SPARK"),
             token=read_token(environment.get("HEADGATE_TOKEN_FILE", naming.TOKEN_FILE)),
@@ -79,15 +81,8 @@ class Surroundings(Struct, frozen=True):
         )
 
 
-def _needed(environment: Mapping[str, str], name: str) -> str:
-    value = environment.get(name, "")
-    if not value:
-        raise UserError(name, "is not set", "the operator sets it in the runner's pod")
-    return value
-
-
 def _address(environment: Mapping[str, str], name: str) -> Address:
-    host, _, port = _needed(environment, name).rpartition(":")
+    host, _, port = needed(environment, name, SET_BY).rpartition(":")
     if not host or not port.isdigit():
         raise UserError(name, f"{environment[name]!r} is no address", "write host:port")
     return host, int(port)
@@ -231,17 +226,6 @@ class RunnerPod:
             self._control.resume()
         if run.heal_requested:
             self._control.heal(f"the annotation {naming.ANNOTATION_HEAL} was set on the ScenarioRun")
-
-
-def machine_facts() -> dict[str, Any]:
-    """Return the facts about the runner's node for the report. No names, no addresses."""
-    return {
-        "cores": os.cpu_count() or 1,
-        "system": platform.system(),
-        "kernel": platform.release(),
-        "architecture": platform.machine(),
-        "python": platform.python_version(),
-    }
 
 
 def _trace_sent(folder: Path) -> str:

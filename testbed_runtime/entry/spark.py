@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from testbed_runtime.api import naming
-from testbed_runtime.core.errors import UserError
+from testbed_runtime.api.environment import whole_number
 from testbed_runtime.entry.harness import Process, Ready, run_process
 from testbed_runtime.evaluation.process import SparkWorker
 from testbed_runtime.evaluation.worker import MASTER, SETTINGS
@@ -25,7 +25,7 @@ from testbed_runtime.process.config import read_token
 
 def worker_environment(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
     """Return the environment of the Spark process: empty without executors."""
-    executors = _number(environment, "HEADGATE_EXECUTORS", 0)
+    executors = whole_number(environment, "HEADGATE_EXECUTORS", 0)
     if executors == 0:
         return {}
     settings = executor_settings(environment, executors=executors, scratch=scratch)
@@ -34,22 +34,15 @@ def worker_environment(environment: Mapping[str, str], scratch: Path) -> dict[st
 
 def history_folder(environment: Mapping[str, str], scratch: Path) -> Path:
     """Return the folder of the histories: the volume that executors mount too, or this container's own disk."""
-    shared = _number(environment, "HEADGATE_EXECUTORS", 0) > 0
+    shared = whole_number(environment, "HEADGATE_EXECUTORS", 0) > 0
     return Path(naming.DATA_FOLDER) if shared else scratch
-
-
-def _number(environment: Mapping[str, str], name: str, default: int) -> int:
-    text = environment.get(name) or str(default)
-    if not text.isdecimal():
-        raise UserError(name, f"{text!r} is not a number", f"write a number, for example {default}")
-    return int(text)
 
 
 async def start(environment: Mapping[str, str], process: Process) -> Ready:
     token = read_token(environment.get("HEADGATE_TOKEN_FILE") or naming.TOKEN_FILE)
     bind = (
         environment.get("POD_IP") or "127.0.0.1",
-        _number(environment, "HEADGATE_SPARK_PORT", naming.SPARK_PORT),
+        whole_number(environment, "HEADGATE_SPARK_PORT", naming.SPARK_PORT),
     )
     scratch = Path(process.enter(tempfile.TemporaryDirectory(prefix="headgate-histories-")))
     worker = SparkWorker(environment=worker_environment(environment, scratch))

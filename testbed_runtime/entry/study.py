@@ -10,21 +10,18 @@ import os
 import sys
 
 from testbed_runtime.api import naming
-from testbed_runtime.core.errors import UserError
+from testbed_runtime.api.environment import needed
 from testbed_runtime.entry.harness import run_main
 from testbed_runtime.kube.api import connect
 from testbed_runtime.kube.study import Study
 
 FIELD_MANAGER = naming.STUDY_ACCOUNT
+SET_BY = "the operator sets it in the study's pod"
 
 
 async def run() -> int:
     """Run the study until it is complete. Return the exit code."""
-    study, namespace = os.environ.get("HEADGATE_STUDY", ""), os.environ.get("POD_NAMESPACE", "")
-    if not study or not namespace:
-        raise UserError(
-            "HEADGATE_STUDY, POD_NAMESPACE", "both must be set", "the operator sets them in the study's pod"
-        )
+    study, namespace = (needed(os.environ, name, SET_BY) for name in ("HEADGATE_STUDY", "POD_NAMESPACE"))
     async with connect(namespace=namespace, field_manager=FIELD_MANAGER) as api:
         await Study(api, namespace, study).run()
     return 0

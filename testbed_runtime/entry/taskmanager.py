@@ -84,7 +84,7 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
 
 
 def _network(config: ProcessConfig, options: Options) -> TcpNetwork:
-    """Return the network of the data port. Raises UserError if TLS is on and there is no certificate."""
+    """Return the network of the data port. Raises UserError if TLS is enabled without a certificate."""
     settings, tls = TlsSettings.read(options), None
     if settings is not None:
         if not config.certificate_file:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.environment import names, needed
 from testbed_runtime.api.views import Resource
 from testbed_runtime.cli import heal
 from testbed_runtime.cli.cluster_doctor import OPERATOR_LABELS
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api, WatchEvent
 
 TEST = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component": "test"}
+SET_BY = "the chart's Job sets it"
 
 
 class Settings(Struct, frozen=True):
@@ -37,18 +39,17 @@ class Settings(Struct, frozen=True):
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
     """Read the environment of the Job's container, which the chart writes. Raises UserError."""
+    namespace, deployment, release, limit = (
+        needed(environment, name, SET_BY)
+        for name in ("POD_NAMESPACE", "HEADGATE_DEPLOYMENT", "HEADGATE_RELEASE", "HEADGATE_UNINSTALL_LIMIT")
+    )
     try:
-        return Settings(
-            environment["POD_NAMESPACE"],
-            environment["HEADGATE_DEPLOYMENT"],
-            environment["HEADGATE_RELEASE"],
-            tuple(n for n in environment["HEADGATE_NAMESPACES"].split(",") if n) or (None,),
-            float(environment["HEADGATE_UNINSTALL_LIMIT"]),
-        )
-    except KeyError as error:
-        raise UserError(str(error.args[0]), "is not set", "the chart's Job sets it") from None
+        limit_s = float(limit)
     except ValueError as error:
         raise UserError("HEADGATE_UNINSTALL_LIMIT", str(error), "write seconds, as in 60") from None
+    return Settings(
+        namespace, deployment, release, names(environment, "HEADGATE_NAMESPACES") or (None,), limit_s
+    )
 
 
 async def uninstall(api: Api, settings: Settings) -> Sequence[str]:
