@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from testbed_runtime.api.fields import DURATION_HINT, is_duration
 from testbed_runtime.api.models import QUANTITY_PATTERN
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.judgement.quantities import counted
 from testbed_runtime.core.options import ALIASES, BY_KEY, unknown_version
 from testbed_runtime.core.versions import VERSIONS, nearest
 
@@ -150,7 +151,7 @@ def show(value: Any) -> str:
 
 
 def _value_hint(model: type[BaseModel], loc: Sequence[int | str], kind: str, value: Any) -> str:
-    """Return what to write instead of a value of another type; empty if the problem says it."""
+    """Return what to write instead of a value of the wrong type; empty if the problem already says it."""
     if kind == "bool_type" or not loc:
         return ""
     if value is None:  # a key without a value in YAML
@@ -248,12 +249,8 @@ def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[FieldIn
 def _length(path: str, kind: str, context: Any) -> UserError:
     unit = "character" if kind.startswith("string") else "item"
     if kind.endswith("long"):
-        return UserError(path, f"has more than {_counted(context['max_length'], unit)}")
-    return UserError(path, f"needs at least {_counted(context['min_length'], unit)}")
-
-
-def _counted(number: int, unit: str) -> str:
-    return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
+        return UserError(path, f"has more than {counted(context['max_length'], unit)}")
+    return UserError(path, f"needs at least {counted(context['min_length'], unit)}")
 
 
 def _not_one_of(path: str, value: Any, expected: str) -> UserError:

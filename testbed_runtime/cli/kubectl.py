@@ -12,12 +12,12 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.views import Fault, Run
 from testbed_runtime.cli import access, exits, options, report
 from testbed_runtime.cli.heal import is_active
+from testbed_runtime.cli.tables import aligned
 
 HELP = """Headgate's runs and faults in a cluster.
 
 Exit codes: 0 Pass, 1 Fail, 2 Error (bad input, or it could not be carried out), 3 Inconclusive, 130 interrupted."""
-COLUMNS = (("NAMESPACE", 20), ("FAULT", 28), ("PHASE", 12), ("BACKEND", 12), ("TARGETS", 0))
-"""Names and widths in characters; the last column takes the rest."""
+COLUMNS = ("NAMESPACE", "FAULT", "PHASE", "BACKEND", "TARGETS")
 
 
 def run(  # noqa: PLR0917 - typer passes by name
@@ -87,10 +87,7 @@ def faults(
     if not rows:
         typer.echo("there are no faults")
         return
-    for row in (tuple(name for name, _ in COLUMNS), *rows):
-        typer.echo(
-            "".join(f"{cell:<{width}}" for cell, (_, width) in zip(row, COLUMNS, strict=True)).rstrip()
-        )
+    typer.echo("\n".join(aligned([COLUMNS, *rows])))
 
 
 async def _rows(login: access.Access, *, all_namespaces: bool) -> list[tuple[str, ...]]:

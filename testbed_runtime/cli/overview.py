@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from testbed_runtime.cli.tables import GAP, aligned
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.quantities import format_value
 from testbed_runtime.history.manifest import MANIFEST
@@ -18,12 +19,12 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def is_folder_of_runs(path: Path) -> bool:
-    """Return whether a path holds runs, and is none itself."""
+    """Return whether a path is a folder of runs, and not the folder of a run."""
     return path.is_dir() and not (path / MANIFEST).exists() and any(path.glob(f"*/{MANIFEST}"))
 
 
 def read(folder: Path) -> dict[str, Rows]:
-    """Return the rows of each job over the folder's catalogue. Raises UserError if there is none, and HeadgateError."""
+    """Return the rows of each job over the folder's catalogue. Raises UserError if there is no catalogue, HeadgateError if Spark fails."""
     from testbed_runtime.cli.running import say
     from testbed_runtime.cli.session import Session
     from testbed_runtime.evaluation.catalogue import FOLDER
@@ -56,14 +57,15 @@ def lines(data: Mapping[str, Any]) -> Iterator[str]:
     ordered = sorted(data["metrics"], key=lambda row: [row[name] for name in series[:2]])
     for (scenario, variant, title), rows in itertools.groupby(ordered, lambda r: tuple(r[n] for n in series)):
         yield f"{scenario} ({variant}): {title}"
-        yield from _table(["run", "trials", "median", "least", "most", "change"], [_run(row) for row in rows])
+        head = ["run", "trials", "median", "least", "most", "change"]
+        yield from _table([head, *map(_run, rows)])
         yield ""
     if not data["metrics"]:
         yield "No run has a value of these metrics."
     if data["prices"]:
         yield "Seconds of all recoveries, by what they waited for:"
         head = ["option or cause", "value", "seconds", "share", "longest", "recoveries", "runs"]
-        yield from _table(head, [_price(row) for row in data["prices"]])
+        yield from _table([head, *map(_price, data["prices"])])
 
 
 def _run(row: Mapping[str, Any]) -> list[str]:
@@ -93,11 +95,5 @@ def _price(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    for row in (head, *rows):
-        cells = [
-            cell.ljust(w) if i == 0 else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield f"  {'  '.join(cells)}".rstrip()
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    return (f"{GAP}{line}" for line in aligned(rows, numbers=True))

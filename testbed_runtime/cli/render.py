@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from testbed_runtime.core.judgement.quantities import counted
 from testbed_runtime.runner import progress as p
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def line_of(event: p.ProgressEvent) -> str:
             known = event.planned_s > 0
             total = f", about {rounded_time(event.planned_s)}" if known else ""
             virtual = " of virtual time" if known and event.virtual else ""
-            return f"run {event.run}: {plural(event.trials, 'trial')}{total}{virtual} → {event.folder}"
+            return f"run {event.run}: {counted(event.trials, 'trial')}{total}{virtual} → {event.folder}"
         case p.TrialStarted():
             planned = f" ({event.planned_s:.0f} s)" if event.planned_s > 0 else ""
             return f"trial {event.number}: {event.trial}{planned}"
@@ -174,11 +175,6 @@ def _ended(event: p.TrialEnded) -> str:
     return f"  trial {event.trial}: job {event.job_state}" + (", drained" if event.drained else "")
 
 
-def plural(count: int, word: str) -> str:
-    """`1 trial`, `2 trials`."""
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
-
-
 def rounded_time(seconds: float) -> str:
     """`34 s`, `2 min 20 s`."""
     minutes, rest = divmod(round(seconds), 60)
@@ -204,8 +200,8 @@ def counts(sample: p.Sample) -> str:
             words.append(f"{value:,.0f} {unit}" if key != "lag_s" else f"{value:.2f} {unit}")
     words.append(f"{sample.running_tasks}/{sample.total_tasks} tasks")
     if sample.restarts:
-        words.append(plural(sample.restarts, "restart"))
-    words.append(plural(sample.checkpoints, "checkpoint"))
+        words.append(counted(sample.restarts, "restart"))
+    words.append(counted(sample.checkpoints, "checkpoint"))
     return ", ".join(words)
 
 

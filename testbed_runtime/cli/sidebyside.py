@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-GAP = "  "
+from testbed_runtime.cli.tables import GAP, aligned
+from testbed_runtime.core.judgement.quantities import counted
 
 
 def side_by_side(table: Mapping[str, Any], *, width: int = 0) -> list[str]:
@@ -13,9 +14,9 @@ def side_by_side(table: Mapping[str, Any], *, width: int = 0) -> list[str]:
     groups = table["groups"]
     columns = [["", *(metric["title"] for metric in table["metrics"])]]
     for group in groups:
-        trials = f"{group['trials']} trial{'s' if group['trials'] != 1 else ''}"
+        trials = counted(group["trials"], "trial")
         columns.append([f"{group['name']} ({trials})", *(value["text"] for value in group["values"])])
-    return [line for block in _blocks(columns, width) for line in _lines(block)]
+    return [line for block in _blocks(columns, width) for line in aligned(list(zip(*block, strict=True)))]
 
 
 def _blocks(columns: Sequence[list[str]], width: int) -> Iterator[list[list[str]]]:
@@ -34,9 +35,3 @@ def _blocks(columns: Sequence[list[str]], width: int) -> Iterator[list[list[str]
 
 def _width(column: Sequence[str]) -> int:
     return max(map(len, column))
-
-
-def _lines(columns: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [_width(column) for column in columns]
-    for row in zip(*columns, strict=True):
-        yield GAP.join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()

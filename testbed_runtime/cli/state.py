@@ -12,15 +12,13 @@ import typer
 from msgspec import Struct, to_builtins
 
 from testbed_runtime.cli.options import AsJson, show
+from testbed_runtime.cli.tables import aligned
 from testbed_runtime.core.errors import FlinkError, UserError
 from testbed_runtime.core.options import Options
 
 if TYPE_CHECKING:
     from testbed_runtime.ports.storage import BlobStore
     from testbed_runtime.workload.keyedstate import SubtaskContext, TimeToLive
-
-WIDTHS = (24, 14, 12, 14)
-"""Columns of the table: subtask, key groups, entries, sum of the counts."""
 
 
 class Restored(Struct, frozen=True):
@@ -62,12 +60,11 @@ def lines(checkpoint: int, restored: Sequence[Restored]) -> Iterator[str]:
         (r.subtask, f"{r.first_key_group}-{r.last_key_group}", str(r.entries), str(r.counted))
         for r in restored
     ]
-    for row in rows:
-        yield "".join(f"{text:<{width}}" for text, width in zip(row, WIDTHS, strict=True)).rstrip()
+    yield from aligned(rows)
 
 
 async def restored_state(folder: Path, parallelism: int, max_parallelism: int) -> tuple[int, list[Restored]]:
-    """Raises UserError if there is no checkpoint, or its state cannot be restored so."""
+    """Restore the checkpoint's keyed state. Raises UserError if the checkpoint is missing or cannot be restored at this parallelism."""
     from testbed_runtime.cli.preflight import checkpoint_folder
     from testbed_runtime.jobmanager.recovery import KeptCheckpoint
     from testbed_runtime.workload.keyedstate import SubtaskContext, TimeToLive

@@ -26,6 +26,7 @@ from testbed_runtime.cli.session import Session
 from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.detector import Quality
+from testbed_runtime.core.judgement.quantities import counted
 from testbed_runtime.files import read_json
 from testbed_runtime.runner.engine import RunRequest
 from testbed_runtime.runner.manifest import RunInfo
@@ -96,7 +97,7 @@ def _simulated(
         for number, (run, found) in enumerate(zip(planned, loaded, strict=True))
     ]
     trials = study.spec.trials
-    each = f" ({trials} {'trial' if trials == 1 else 'trials'})" if trials else ""
+    each = f" ({counted(trials, 'trial')})" if trials else ""
     count = 0
 
     def on_done(done: Done) -> None:
@@ -145,7 +146,7 @@ def doubts(study: TuningStudy, scenarios: Mapping[str, Loaded]) -> list[str]:
         try:
             warnings = with_row(scenarios[run.scenario], study, run).warnings
         except InvalidScenario:
-            continue  # a row that says why
+            continue  # the row has an Error with the reason
         known = scenarios[run.scenario].warnings
         found.update((f"{run.scenario}: {w}", None) for w in warnings if w not in known)
     return list(found)

@@ -12,6 +12,7 @@ import typer
 from testbed_runtime.api.naming import GROUP
 from testbed_runtime.cli import exits, options
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.judgement.quantities import counted
 
 if TYPE_CHECKING:
     from testbed_runtime.api.models import Scenario
@@ -82,7 +83,7 @@ def find(paths: list[Path]) -> list[Path]:
 
 
 def _yaml_files(folder: Path) -> list[Path]:
-    """Return the YAML files below a folder. What cannot be listed, or vanishes meanwhile, has none."""
+    """Return the YAML files below a folder. Folders that cannot be listed or that vanish are skipped."""
     found: list[Path] = []
     for at, _, names in os.walk(folder):
         found += (p for name in names if (p := Path(at, name)).suffix in SUFFIXES and p.is_file())
@@ -92,7 +93,7 @@ def _yaml_files(folder: Path) -> list[Path]:
 
 
 def _is_document(path: Path) -> bool:
-    """Return whether a file found in a folder is meant for Headgate: its name or its apiVersion says so."""
+    """Return whether a file is a document of Headgate, by its name or its apiVersion."""
     from testbed_runtime.cli.loading import SCENARIO_FILE
 
     try:
@@ -172,7 +173,7 @@ def lines_of(checked: Checked) -> list[str]:
     """Return the findings of a file as lines. Pure."""
     what = " ".join(filter(None, [checked.kind, checked.name]))
     state = "invalid" if checked.errors else "valid"
-    size = f" ({checked.trials} {'trial' if checked.trials == 1 else 'trials'})" if checked.trials else ""
+    size = f" ({counted(checked.trials, 'trial')})" if checked.trials else ""
     lines = [f"{checked.path}: {state}: {what}{size}" if what else f"{checked.path}: {state}"]
     for error in checked.errors:
         line = f"line {error['line']}: " if error["line"] else ""

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.quantities import counted
 from testbed_runtime.faults.http import ControlClient, FaultClient
 from testbed_runtime.local import namespaces
 from testbed_runtime.ports.network import address_of
@@ -75,7 +76,7 @@ def heal_all() -> list[str]:
         active = await client.faults()
         await client.heal_all()
         left = await client.residue()
-        ended = f"{len(active)} fault{'' if len(active) == 1 else 's'} ended" if active else QUIET
+        ended = f"{counted(len(active), 'fault')} ended" if active else QUIET
         return [f"{entry.run} {entry.trial}: {ended}" + (f"; residue: {json.dumps(left)}" if left else "")]
 
     return asyncio.run(_each(heal)) or ["no testbed is running on this machine"]

@@ -17,6 +17,7 @@ from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.comparison import SEED, with_interval
 from testbed_runtime.core.judgement.metrics import JOB_FAILED
+from testbed_runtime.core.judgement.quantities import counted
 from testbed_runtime.core.judgement.recovery import (
     UNATTRIBUTED,
     Margin,
@@ -70,7 +71,7 @@ class Answer(Struct, frozen=True):
 
 
 def read_recoveries(folder: Path) -> dict[str, TrialRecovery]:
-    """Read a run's recovery.json. Empty if there is none or if it is of another format."""
+    """Read a run's recovery.json. Empty if it is missing or has another format."""
     try:
         return msgspec.json.decode((folder / RECOVERY_FILE).read_bytes(), type=dict[str, TrialRecovery])
     except (OSError, ValueError, msgspec.MsgspecError):
@@ -179,7 +180,7 @@ def _restarts(recovery: Recovery) -> str:
     """Return how many restarts did not help, and the option that allowed no more."""
     if not recovery.limit:
         return ""
-    done = f", after {recovery.restarts} restart{'s' if recovery.restarts > 1 else ''}"
+    done = f", after {counted(recovery.restarts, 'restart')}"
     return f"{done if recovery.restarts else ''} ({recovery.limit} allows no more restarts)"
 
 

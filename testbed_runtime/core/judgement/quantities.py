@@ -15,6 +15,11 @@ LONG_S = 3_600
 """Longer durations are in minutes."""
 
 
+def counted(count: int, word: str) -> str:
+    """Return a number with its noun: `1 trial`, `2 trials`."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
 def seconds(value: float | None, digits: int = DIGITS) -> str:
     """Format a duration: `4.62 s`, `380 ms`, `1.50 ms`, `45.0 µs`, `754 s`, `75.4 min`. A dash for None."""
     if value is None or not math.isfinite(value):
