@@ -115,7 +115,7 @@ class Operator:
         return before is not None and before != requested
 
     def begin_term(self) -> None:
-        """Forget what was expected, planned and read in an earlier term: another replica may have acted since."""
+        """Forget all expectations, plans and objects of an earlier term: another replica may have acted since."""
         self.health.forget()
         self._context.claims.clear()
         self._context.recent.forget()
@@ -183,7 +183,7 @@ async def run(settings: Settings) -> None:
 
 @contextlib.asynccontextmanager
 async def _webhook(settings: Settings, metrics: Metrics) -> AsyncIterator[None]:
-    """Serve the webhook meanwhile, if it has a certificate. It starts before kopf, which takes later tasks for its own."""
+    """Serve the webhook during the block, if it has a certificate. It starts before kopf, which treats later tasks as its own."""
     if not settings.webhook_folder:
         yield
         return

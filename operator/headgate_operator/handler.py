@@ -54,7 +54,7 @@ class Context(Struct, frozen=True):
 
 
 class Handler:
-    """One for each kind. Handlers are stateless: what has to be remembered is in the object's status."""
+    """The handler of one kind. Handlers are stateless: everything that must be remembered is in the object's status."""
 
     kind: str
 

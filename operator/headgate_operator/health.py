@@ -128,7 +128,7 @@ def _escaped(text: str) -> str:
 
 
 class Health:
-    """Compares what the watches delivered with what they must deliver. `now` is seconds of a monotonic clock."""
+    """Compares the events that the watches delivered with those that they must deliver. `now` is seconds of a monotonic clock."""
 
     def __init__(self, kinds: Iterable[str]) -> None:
         self._unlisted = set(kinds)

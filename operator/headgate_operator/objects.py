@@ -34,7 +34,7 @@ START_LIMIT_S = 180
 """Limit from the container's start to the supervisor's first answer. A small machine that starts many pods is slow."""
 LIVENESS_PERIOD_S = 5
 LIVENESS_FAILURES = 6
-"""Half a minute without an answer from the supervisor, which has nothing else to do."""
+"""Half a minute without an answer. The supervisor does little else, so it is stuck then."""
 READINESS_PERIOD_S = 1
 """A recovery takes seconds, so readiness is checked every second."""
 PROBE_LIMIT_S = 3

@@ -74,7 +74,7 @@ def _selects_killed(fault: Fault, kill: Fault, *, same: bool) -> bool:
 
 
 def alone(spec: models.FaultSpec, path: str, testbed: models.TestbedSpec | None = None) -> list[UserError]:
-    """Return what is wrong with one fault outside a timeline; names are looked up in its testbed when that is known."""
+    """Return the problems of a stand-alone fault. Names are looked up in its testbed, if the testbed is known."""
     fault = compile_fault(spec)
     vertices = [v.name for v in testbed.job.vertices] if testbed else None
     return [*_target(spec, fault, path, testbed), *check.problems(fault, path, vertices=vertices)]

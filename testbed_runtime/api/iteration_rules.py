@@ -82,7 +82,7 @@ def _chain(
 
 
 def problems(testbed: models.TestbedSpec, path: str) -> Iterator[UserError]:
-    """Yield what is wrong with the iterations of a job whose vertices and edges are valid by themselves."""
+    """Yield the problems of a job's iterations. Its vertices and edges have already been checked."""
     job, where = testbed.job, f"{path}.job"
     found = iterations(job)
     index = {v.name: f"{where}.vertices[{i}]" for i, v in enumerate(job.vertices)}

@@ -31,7 +31,7 @@ ResourceName = Annotated[str, StringConstraints(pattern=RESOURCE_NAME_PATTERN, m
 RunName = Annotated[str, StringConstraints(pattern=models.NAME_PATTERN, max_length=limits.MAX_RUN_NAME)]
 SECONDS_PER_WEEK = 7 * 24 * 3600
 STAND_ALONE_NAME = "fault"
-"""Name of a stand-alone fault that was given none."""
+"""Default name of a stand-alone fault."""
 
 
 class Reference(Part):
@@ -169,7 +169,7 @@ class Objective(Part):
 
 
 class Disturbance(Part):
-    """Events of one TaskManager that are no failure. Their lengths are log-normal."""
+    """Harmless events of one TaskManager. Their durations are log-normal."""
 
     per_day: FractionText
     """Events per day of each TaskManager. A decimal number in quotes."""

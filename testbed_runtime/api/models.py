@@ -25,7 +25,7 @@ API_VERSION = "headgate.dev/v1alpha1"
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 """A DNS label: names become names of pods, files and tests."""
 QUANTITY_PATTERN = r"^([0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?)?$"
-"""Kubernetes' quantities, as far as cpu, memory and storage need them; empty: not given."""
+"""Kubernetes' quantities for cpu, memory and storage; empty: not set."""
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=limits.MAX_NAME)]
 Text = Annotated[str, StringConstraints(max_length=limits.MAX_TEXT)]

@@ -31,7 +31,7 @@ from testbed_runtime.core.versions import NO_EXCLUSIVE_BUFFERS, has
 CHECKPOINTS = "execution.checkpointing.interval"
 SLOTS_KEY = "taskmanager.numberOfTaskSlots"
 SECRET = re.compile(r"[.-](password|secret)\b")
-"""In the name of an option whose value must not be recorded, such as `s3.secret-key`. Kubernetes' names of Secrets are no values."""
+"""Marks options whose values must not be recorded, such as `s3.secret-key`. The name of a Kubernetes Secret is not such a value."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ def judge_testbed(testbed: models.TestbedSpec, path: str, collected: Collected) 
 
 
 def _batch(job: models.Job, options: Options, path: str) -> Iterator[UserError]:
-    """Yield the options that do not fit a job that ends with its sources."""
+    """Yield the options that a job with bounded sources cannot have."""
     why = "a blocking result" if has_blocking(job) else "an iteration" if iterations(job) else ""
     if why and options.duration(CHECKPOINTS) > 0:
         text = f"a job with {why} takes no checkpoints"
@@ -150,7 +150,7 @@ def _between(options: Options, path: str) -> Iterator[UserError]:
 
 
 def _limits(options: Options, path: str) -> Iterator[UserError]:
-    """Yield values that are out of range, alone or beside another option."""
+    """Yield values that are out of range, either by themselves or in combination with another option."""
     low, high = "taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max"
     if options.duration(low) > options.duration(high):
         problem = f"{options.text(high)!r} is less than {low} ({options.text(low)!r})"

@@ -97,7 +97,7 @@ class TestbedStatus(Status, frozen=True):
     lost: Mapping[str, str] = {}
     """TaskManagers whose pod is gone or has ended, and since when."""
     members: tuple[str, ...] = ()
-    """Processes whose pod was seen and was not deleted on purpose. One without a pod is lost."""
+    """Processes whose pod was seen and was not deleted intentionally. A process in this list that has no pod is lost."""
     job_state: str = ""
     """State of the job at the JobManager."""
     tasks: str = ""
@@ -177,7 +177,7 @@ class FaultResult(Model, frozen=True):
     why: str = ""
     verified: bool | None = None
     residue: str | None = None
-    """Residue of the faults; empty if there is none."""
+    """Residue of the faults; empty if they left none."""
 
 
 class ActiveFault(Model, frozen=True):
@@ -377,7 +377,7 @@ def to_json(model: Model) -> dict[str, Any]:
 
 
 def read(model: type[M], value: Any) -> M:
-    """Return what was read as JSON as a model. Raises ValueError when it does not fit."""
+    """Convert parsed JSON to a model. Raises ValueError if it does not match."""
     return msgspec.convert(value or {}, model)
 
 

@@ -165,7 +165,7 @@ def _expectation_doubts(spec: models.ScenarioSpec) -> list[str]:
 
 
 def _comparison_problems(spec: models.ScenarioSpec) -> list[UserError]:
-    """Return what is wrong with the comparisons between variants, and with stopping early."""
+    """Return the problems of the comparisons between variants and of `stopEarly`."""
     names = [v.name for v in spec.variants]
     lists = [("spec", "", spec.expect)]
     lists += [(f"spec.variants[{i}]", v.name, v.expect) for i, v in enumerate(spec.variants)]

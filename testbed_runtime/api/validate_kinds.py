@@ -193,7 +193,7 @@ def _objective_problem(
         return UserError(
             f"{path}.metric", f"{metric} is a text, so no value is better", "name another metric"
         )
-    return expectation_problem(path, asked(objective))
+    return expectation_problem(path, unbounded_expectation(objective))
 
 
 def limit_of(objective: kinds.Objective) -> float | None:
@@ -218,7 +218,7 @@ def _surroundings_problems(spec: kinds.TuningStudySpec) -> list[UserError]:
     return found
 
 
-def asked(objective: kinds.Objective) -> models.Expectation:
+def unbounded_expectation(objective: kinds.Objective) -> models.Expectation:
     """Return an expectation that every value of an objective meets, so that the verdict contains the value."""
     least = "0 s" if METRICS[objective.metric].unit == "s" else 0
     return models.Expectation(

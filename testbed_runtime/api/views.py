@@ -142,7 +142,7 @@ class Termination(Struct, frozen=True):
     exit_code: int | None
     reason: str
     message: str
-    """The end of its log, as far as the kubelet kept it."""
+    """The end of its log that the kubelet has kept."""
 
 
 class Container(Struct, frozen=True):
@@ -221,7 +221,7 @@ class Pod(Resource, frozen=True):
 
     @property
     def scheduled_since(self) -> float | None:
-        """When it got a node, in seconds since 1970; None while it has none."""
+        """When it was scheduled to a node, in seconds since 1970; None before that."""
         found = self._condition("PodScheduled")
         return seconds(found["lastTransitionTime"]) if found.get("status") == "True" else None
 
@@ -244,7 +244,7 @@ class Pod(Resource, frozen=True):
 
     @property
     def problem(self) -> str:
-        """Kubernetes' text about why the pod is not ready; empty when there is none."""
+        """Kubernetes' explanation of why the pod is not ready; empty without one."""
         if self.ended and self.status.get("reason"):
             return f"{self.status['reason']}: {self.status.get('message', '')}".strip(": ")
         scheduled = self._condition("PodScheduled")

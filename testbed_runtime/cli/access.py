@@ -91,7 +91,7 @@ async def connected(access: Access) -> AsyncIterator[Api]:
 
 
 def permitting(text: str) -> str:
-    """Return what would make the API server permit what it refused with this text (status 403): rights, or what admission asks."""
+    """Return the hint for a refusal by the API server (status 403): the missing right, or what admission requires."""
     denied = DENIED.search(text)
     if denied is None:
         return next((hint for part, hint in REFUSED.items() if part in text), "its message names the cause")
@@ -107,7 +107,7 @@ def permitting(text: str) -> str:
 
 
 def explained(status: int, reason: str, text: str, *, server: str) -> HeadgateError:
-    """Return the error for what the API server refused, with how to fix it. Pure."""
+    """Turn a refusal by the API server into an error with a hint. Pure."""
     if status == 404 and ("could not find the requested resource" in text or "page not found" in text):
         return UserError("the cluster", "knows no kinds of headgate.dev", INSTALL)
     if status == 403:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 LIMIT_S = 60.0
-"""As in the operator. After that the agents end what is left at its deadline."""
+"""The same limit as in the operator. Faults that are still active then end at their deadlines."""
 OPERATOR_GONE_S = 30.0
 """Limit for an operator to scale down: its grace period is 10 s."""
 
@@ -120,7 +120,8 @@ async def ask(api: Api, what: Named) -> None:
 async def heal_all(
     api: Api, namespaces: Iterable[str | None], limit_s: float
 ) -> tuple[tuple[Named, ...], tuple[Named, ...]]:
-    """Return everything that was requested to end, also what appeared meanwhile, and what of it remained at the limit."""
+    """Request the end of every fault and run, including those that appear during the call. Return all of them, and those that
+    remained at the time limit."""
     where = tuple(namespaces)
     loop = asyncio.get_running_loop()
     end = loop.time() + limit_s
@@ -138,7 +139,7 @@ async def heal_all(
 
 
 async def heal_cluster(login: access.Access, *, all_namespaces: bool) -> tuple[tuple[Named, ...], str]:
-    """Return what was healed, and where. Raises HeadgateError that names what is not gone after LIMIT_S."""
+    """Return what was healed, and in which namespaces. Raises HeadgateError that names what remains after LIMIT_S."""
     async with access.connected(login) as api:
         namespaces: tuple[str | None, ...] = (None,) if all_namespaces else (api.namespace,)
         where = "any namespace" if all_namespaces else f"namespace {api.namespace}"

@@ -42,7 +42,7 @@ class Loaded(Struct, frozen=True):
 def find(path: Path) -> Path:
     """Return the scenario file at a path, which is a file or a folder that contains one."""
     if path.is_dir() and not (path / SCENARIO_FILE).is_file():
-        raise UserError(str(path), f"contains no {SCENARIO_FILE}", _instead_of(path))
+        raise UserError(str(path), f"contains no {SCENARIO_FILE}", _hint_for_folder(path))
     if path.is_dir():
         path /= SCENARIO_FILE
     if not path.is_file():
@@ -50,7 +50,7 @@ def find(path: Path) -> Path:
     return path
 
 
-def _instead_of(folder: Path) -> str:
+def _hint_for_folder(folder: Path) -> str:
     """Say what to do with a folder that is not a scenario."""
     if any(folder.glob(f"*/{SCENARIO_FILE}")):
         return f"`headgate ci {folder}` runs all scenarios of a folder"

@@ -43,7 +43,7 @@ EXCHANGE_HELP = "Serve or fetch one partition over the wire, also with Flink at 
 
 
 class _Commands(TyperGroup):
-    """The commands. An error of an option names the value, and Ctrl-C says so, which typer's own words do not."""
+    """The commands. Unlike typer's own messages, those for an invalid option contain the value, and Ctrl-C is reported."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:

@@ -100,7 +100,7 @@ def memory(  # noqa: PLR0917 - options of the command line
 
 
 def _check_arguments(ratios: Mapping[str, float | None], settings: Sequence[str]) -> None:
-    """Raise UserError for a ratio that is no share or lacks the one it refers to, and for a setting that has an option of its own."""
+    """Raise UserError for a ratio that is not between 0 and 1 or whose base is missing, and for a `-D` key that has its own option."""
     from testbed_runtime.api.option_rules import SLOTS_KEY
 
     for name, ratio in ratios.items():

@@ -15,7 +15,7 @@ BEFORE_2 = tuple(v for v in VERSIONS if v.startswith("1."))
 
 
 class Shape(Struct, frozen=True, kw_only=True):
-    """The job, as far as `headgate new` asks about it."""
+    """The properties of the job that `headgate new` asks for."""
 
     flink_version: str = "2.x"
     parallelism: int = 2
@@ -100,7 +100,7 @@ QUESTIONS: tuple[Question, ...] = (
             Line(
                 "heartbeat.timeout",
                 "5 s",
-                "Flink's default is 50 s; below the pause, the TaskManager is given up",
+                "Flink's default is 50 s; if it is shorter than the pause, the TaskManager is declared lost",
             ),
             *COMMON,
         ),

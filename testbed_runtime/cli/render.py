@@ -146,13 +146,13 @@ def line_of(event: p.ProgressEvent) -> str:
             words = shown_phase(event)
             left = time_left(event.remaining_s)
             return f"  {words}{left and ', '}{left}" if words else ""
-        case p.Happened():
+        case p.Notice():
             return f"  {event.text}"
         case p.TrialEnded():
             return _ended(event)
         case p.Evaluating():
             return event.text
-        case p.RunEnded() | p.FaultChanged():  # the text of a fault is in Happened
+        case p.RunEnded() | p.FaultChanged():  # the text of a fault is in Notice
             return ""
         case p.Sample():
             return numbers(event)

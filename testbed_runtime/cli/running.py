@@ -34,7 +34,7 @@ from testbed_runtime.runner.progress import Progress
 
 NO_LOGIN = Access()
 OUTPUT_WIDTH = 120
-"""Columns of an output that is no terminal, such as the log of a CI job."""
+"""Width of output that does not go to a terminal, such as the log of a CI job."""
 RETRIES = 1
 """More runs of an Inconclusive scenario under `--inconclusive retry`."""
 GIVEN_UP = "the cluster did not confirm the request to stop: the run may go on there; `headgate heal --all --on kubernetes` ends it"

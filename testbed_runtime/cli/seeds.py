@@ -138,8 +138,8 @@ def _start(path: Path, seed: int, out: Path, words: Sequence[str]) -> subprocess
 
 
 def _result(seed: int, out: Path, *, before: frozenset[Path]) -> _Found:
-    """Read the run of a seed, which is not one of those `before`. Raises HeadgateError if there is none; its process has
-    printed why. A run without a usable trial has no metrics."""
+    """Read the new run of a seed; `before` has the earlier runs. Raises HeadgateError if no run was written. Its process has
+    printed the reason. A run without a usable trial has no metrics."""
     runs = [path for path in out.glob(f"*/{VERDICT_FILE}") if path not in before]
     if not runs:
         raise HeadgateError(f"the simulation with seed {seed} ended without a verdict")

@@ -64,12 +64,12 @@ def tune(  # noqa: PLR0917 - typer passes by name
             f"the study goes on in the cluster, until `kubectl delete tuningstudy {resource.metadata.name}`"
         )
         raise typer.Exit(run_interruptible(_in_cluster(document, login), became=goes_on, given_up=goes_on))
-    found = find_scenarios(resource, scenarios or beside(study))
+    found = find_scenarios(resource, scenarios or scenario_folders(study))
     from testbed_runtime.cli.study_runs import How
     from testbed_runtime.process.machine import cores
 
     how = How(out=out, jobs=jobs or cores(), quiet=quiet)
-    raise typer.Exit(_here(resource, found, how=how, out=out, confirm=confirm, real=real))
+    raise typer.Exit(_run_locally(resource, found, how=how, out=out, confirm=confirm, real=real))
 
 
 def load_study(path: Path) -> tuple[TuningStudy, dict[str, Any]]:
@@ -79,7 +79,7 @@ def load_study(path: Path) -> tuple[TuningStudy, dict[str, Any]]:
     from testbed_runtime.cli import loading
 
     if path.is_dir() and not (path / STUDY_FILE).is_file():
-        raise UserError(str(path), f"contains no {STUDY_FILE}", _instead_of(path))
+        raise UserError(str(path), f"contains no {STUDY_FILE}", _hint_for_folder(path))
     path = path / STUDY_FILE if path.is_dir() else path
     if not path.is_file():
         raise UserError(str(path), "does not exist", "name a study, such as those of studies/")
@@ -92,7 +92,7 @@ def load_study(path: Path) -> tuple[TuningStudy, dict[str, Any]]:
     return resource, document.data
 
 
-def _instead_of(folder: Path) -> str:
+def _hint_for_folder(folder: Path) -> str:
     """Say what to do with a folder that is not a study."""
     from testbed_runtime.cli.loading import SCENARIO_FILE
 
@@ -102,7 +102,7 @@ def _instead_of(folder: Path) -> str:
     return f"name one of {', '.join(studies)}" if studies else "name a study, such as those of studies/"
 
 
-def beside(study: Path) -> list[Path]:
+def scenario_folders(study: Path) -> list[Path]:
     """Return the folders to search for a study's scenarios: its own, `scenarios` there, and `scenarios` in each parent folder."""
     folder = study.resolve() if study.is_dir() else study.resolve().parent
     above = [folder.parent, folder.parent.parent] if study.is_dir() else [folder.parent]
@@ -168,7 +168,7 @@ def _scenario_name(path: Path) -> str:
     return str((data.get("metadata") or {}).get("name", "")) if is_scenario else ""
 
 
-def _here(
+def _run_locally(
     study: TuningStudy, scenarios: dict[str, Loaded], *, how: How, out: Path, confirm: int, real: bool
 ) -> int:
     """Run the study on this machine, print its result and write it. Return the exit code."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 DIFFERENT_S = 0.005
-"""A smaller difference is not recorded: samples and buckets of latency are no more exact than that."""
+"""Smaller differences are not recorded, because samples and latency buckets are not more precise than this."""
 SHARPER = 0.5
 """A known difference is recorded again if its uncertainty has fallen to this share."""
 RECORDED_MAX = 10

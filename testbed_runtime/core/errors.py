@@ -1,4 +1,4 @@
-"""All errors that Headgate raises on purpose. The type says who is to blame: Local* this process, Remote* the peer.
+"""All errors that Headgate itself raises. The type says who is to blame: Local* this process, Remote* the peer.
 
 HeadgateError
 ├── LocalProtocolError          this process violated the protocol (a bug)
@@ -19,7 +19,7 @@ from collections.abc import Collection
 
 
 class HeadgateError(Exception):
-    """Base class of all errors raised on purpose."""
+    """Base class of Headgate's errors."""
 
 
 class LocalProtocolError(HeadgateError):
@@ -53,7 +53,7 @@ class TestbedDisrupted(HeadgateError):
 
 
 class StopRefused(HeadgateError):
-    """The job cannot be stopped with a final checkpoint. It goes on as before."""
+    """The job cannot be stopped with a final checkpoint. It continues to run."""
 
 
 class FlinkError(HeadgateError):

@@ -67,7 +67,7 @@ class Option(Struct, frozen=True):
     fallback: str = ""
     """Key of the option whose value counts if this one is not set."""
     since: str = ""
-    """The version of Flink that first knew it, as far as it is known."""
+    """The first version of Flink that has it; empty if unknown."""
     removed: str = ""
     """The version of Flink that no longer knows it."""
 
@@ -286,7 +286,7 @@ class Options:
         return Options(kept, flink_version=self.flink_version)
 
     def with_defaults(self, values: Mapping[str, str]) -> Options:
-        """Return a configuration with these values where this one has none."""
+        """Return a configuration in which these values are the defaults."""
         return Options(values, flink_version=self.flink_version).with_values(self._values)
 
     def is_set(self, key: str) -> bool:

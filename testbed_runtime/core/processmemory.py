@@ -365,7 +365,7 @@ def refused_by_flink(options: Options, memory: ProcessMemory) -> str:
 
 
 def memory_doubts(options: Options) -> Iterator[tuple[str, str]]:
-    """Yield the key and the text of what is accepted but was probably not meant."""
+    """Yield key and message of each value that is accepted but probably a mistake."""
     for prefix in (NETWORK, OVERHEAD):
         low, high = f"{prefix}.min", f"{prefix}.max"
         if options.memory(low) == options.memory(high):

@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"^\s*v?(\d+)(?:\.(\d+|x))?", re.IGNORECASE)
 
 
 class Change(Struct, frozen=True):
-    """A change of behaviour: the first version that has it, and what it is."""
+    """A change of behaviour: the first version with it, and its description."""
 
     since: str
     text: str

@@ -88,7 +88,7 @@ POD_STEPS = ("pending", "image")
 REPLACE_LOST = "replaceLost"
 """The field of a document that delays the replacement of a TaskManager."""
 _HEARTBEAT = ("heartbeat.timeout", "heartbeat.interval", "heartbeat.rpc-failure-threshold")
-"""The options after which a peer is given up."""
+"""The options whose timeouts declare a peer lost."""
 
 KINDS: Mapping[str, WaitKind] = {
     kind.name: kind

@@ -42,7 +42,7 @@ from testbed_runtime.report.answer import read_recoveries
 from testbed_runtime.runner import judge
 from testbed_runtime.runner.engine import RunControl, Runner, RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo
-from testbed_runtime.runner.progress import Happened, evaluating
+from testbed_runtime.runner.progress import Notice, evaluating
 
 FIELD_MANAGER = naming.RUNNER_ACCOUNT
 SPARK_TOKEN_FILE = "/etc/headgate/spark-token/token"  # noqa: S105 - where it is, not what it is
@@ -138,7 +138,7 @@ class RunnerPod:
         await progress.write_with_retries(report_map(run, result.folder))
         # before the run is complete: the operator may delete this pod then
         if line := await asyncio.to_thread(_trace_sent, result.folder):
-            progress.on_event(Happened(line))
+            progress.on_event(Notice(line))
         verdict = result.verdict
         more = measured(read_manifest(result.folder), _rows(result.folder), read_recoveries(result.folder))
         more["answer"] = answer_of(verdict)

@@ -198,7 +198,7 @@ class FaultAgent:
         ]
 
     async def residue(self) -> dict[str, Any]:
-        """Return what is active or left at every holder; `{}` is clean."""
+        """Return the active faults and the residue of every holder; `{}` is clean."""
         found: dict[str, Any] = {}
         if self._active:
             found["faults"] = list(self._active)

@@ -101,7 +101,7 @@ class Peers(Protocol):
         """Return the logical names of the JobManager and the TaskManagers that run, in order."""
 
     def control(self, name: str) -> Address | None:
-        """Return the control endpoint of a process by its logical name; None when it has none."""
+        """Return the control endpoint of a process by its logical name; None without one."""
 
 
 class Control(Protocol):
@@ -120,7 +120,7 @@ class Backend(Protocol):
         """Measure the state before the fault. Raises HeadgateError when the fault is not possible."""
 
     async def apply(self, request: FaultRequest) -> float:
-        """Begin, and return when (loop time). Raises HeadgateError; the agent then calls `remove` for what was begun."""
+        """Begin the fault and return the time (of the loop). Raises HeadgateError; the agent then calls `remove`, which undoes a partial start."""
 
     async def observe(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:
         """Measure the effect until it is certain. Once `stop` is set, return what is known at once."""
@@ -132,7 +132,7 @@ class Backend(Protocol):
         """Measure the residue after the end."""
 
     async def residue(self) -> Mapping[str, Any]:
-        """Return what is active or left anywhere: `{}` is clean."""
+        """Return active faults and residue; `{}` is clean."""
 
 
 def require_running(missing: Iterable[str]) -> None:

@@ -269,7 +269,7 @@ async def knows(client: FaultClient, name: str) -> bool:
 
 
 def _with_agent(parts: Sequence[Part], results: Sequence[object]) -> BaseException:
-    """Return the first problem, with the name of an agent that does not answer. That a process was not running comes last."""
+    """Return the first problem; an agent that does not answer is named. "Not running" has the lowest priority."""
     found = sorted(zip(parts, results, strict=True), key=lambda pair: isinstance(pair[1], FaultNotApplied))
     for part, result in found:
         if isinstance(result, Unreachable):

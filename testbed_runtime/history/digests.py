@@ -18,7 +18,7 @@ from msgspec import Struct
 from testbed_runtime.history.damage import Damage
 
 DIGEST_HEX = 16
-"""So many hexadecimal digits tell damage from what was sealed: nothing defends against who computes them anew."""
+"""Hexadecimal digits. Enough to detect damage; digests do not protect against somebody who computes them again."""
 IDENTITY = frozenset(("run", "trial"))
 """Columns that are compared with the names of the run and the trial."""
 CHANGED = "is not what was sealed: it was changed after the trial"

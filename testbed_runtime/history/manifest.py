@@ -23,7 +23,7 @@ Entry = Mapping[str, Any]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read a run's manifest. Raises UserError when the folder has none, or it is damaged or of another version."""
+    """Read a run's manifest. Raises UserError if it is missing, damaged or of another version."""
     path = folder / MANIFEST
     if not path.is_file():
         hint = "name a folder under headgate-runs/"

@@ -159,12 +159,12 @@ def check_sealed(trial: Trial, blocks: Mapping[str, Sequence[Block]]) -> list[Da
 
 
 def check_table(name: str, table: pa.Table, *, run: str, trial: str) -> list[Damage]:
-    """Return what is wrong with one table, by itself."""
+    """Return the damage within one table."""
     return check_schema(name, table.schema) or check_rows(name, table, run=run, trial=trial)
 
 
 def check_rows(name: str, table: pa.Table, *, run: str, trial: str) -> list[Damage]:
-    """Return what is wrong with rows of a table whose schema is sound. Columns of which nothing depends may be left out."""
+    """Return the damage in the rows of a table with a sound schema. Columns that no rule needs may be left out."""
     found = list(_nulls(name, table))
     if found or not len(table):
         return found
@@ -226,7 +226,7 @@ def _words(name: str, table: pa.Table) -> Iterator[Damage]:
 
 
 def _json(name: str, table: pa.Table) -> Iterator[Damage]:
-    """Yield texts that should be JSON and are not. NaN and Infinity are no JSON."""
+    """Yield texts that should be JSON and are not. NaN and Infinity are not JSON."""
     for column in JSON_COLUMNS.get(name, ()):
         encoded = table.column(column).combine_chunks().dictionary_encode()
         for code, text in enumerate(encoded.dictionary.to_pylist()):
@@ -311,7 +311,7 @@ def _windows(table: pa.Table, rows: Ints, buckets: Ints) -> Iterator[Damage]:
 
 
 def _events(table: pa.Table) -> Iterator[Damage]:
-    """Yield data that is no object, and states that a task or the job cannot have."""
+    """Yield data that is not a JSON object, and states that a task or the job cannot have."""
     kinds = table.column("kind").to_pylist()
     for row, (kind, text) in enumerate(zip(kinds, table.column("data").to_pylist(), strict=True)):
         if kind not in STATES and text[:1] in ("", "{"):
@@ -353,7 +353,7 @@ def _pairs(table: pa.Table, *columns: str) -> Iterator[tuple[tuple[str, ...], in
 
 
 def _first_again(column: pa.ChunkedArray) -> int:
-    """Return the first position of a value that was there before; -1 if there is none."""
+    """Return the position of the first repeated value; -1 without one."""
     _, firsts = np.unique(np.asarray(column.combine_chunks().dictionary_encode().indices), return_index=True)
     again = np.setdiff1d(np.arange(len(column)), firsts)
     return int(again[0]) if len(again) else -1

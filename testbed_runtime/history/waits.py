@@ -115,7 +115,7 @@ class WaitLog:
         )
 
     def cancel(self) -> None:
-        """End every wait that has not ended as cancelled: what it was for has stopped."""
+        """End every open wait as cancelled, because its owner has stopped."""
         for wait in list(self._open.values()):
             wait.end(Outcome.CANCELLED)
 

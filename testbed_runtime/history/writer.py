@@ -158,7 +158,7 @@ class SegmentWriter:
         return self._buffer.count(table) >= SEGMENT_ROWS
 
     def cut(self) -> None:
-        """Move buffered rows into segments at the end of the spool, as far as its limits allow."""
+        """Move buffered rows into segments at the end of the spool, up to its limits."""
         if self._shed and self._spool_bytes < SPOOL_HARD_BYTES:
             shed, self._shed = self._shed, {}
             for table, rows in shed.items():

@@ -135,7 +135,7 @@ class AgentFaults:
                 raise FaultLapsed(f"the agent of {agent} died while it held the fault")
 
     async def residue(self) -> Mapping[str, Any]:
-        """Measure what the faults left behind at the agents that held them. A lost pod has left nothing."""
+        """Measure the residue of the faults at the agents that held them. A lost pod has none."""
         residue = await self._fanout.residue(list(self._used))
         await self.record_journals()
         return residue

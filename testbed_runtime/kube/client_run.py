@@ -79,7 +79,7 @@ def events_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[p.Pro
     message = str(after.get("message") or "")
     if message and message != before.get("message"):
         evaluating = after.get("phase") == EVALUATING
-        found.append(p.Evaluating(f"  {message}") if evaluating else p.Happened(message))
+        found.append(p.Evaluating(f"  {message}") if evaluating else p.Notice(message))
     if trial and after.get("jobState") and _numbers(after) != _numbers(before):
         found.append(_sample(after))
     known = {t["name"] for t in before.get("trials") or ()}
@@ -286,7 +286,7 @@ class ClientRun:
 
 
 async def _silence(has_status: asyncio.Event) -> None:
-    """Return if there is no status within SILENT_LIMIT_S; otherwise never."""
+    """Return after SILENT_LIMIT_S without a status; wait forever if there is one."""
     try:
         async with timeout(SILENT_LIMIT_S):
             await has_status.wait()

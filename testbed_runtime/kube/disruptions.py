@@ -1,4 +1,4 @@
-"""Notice pods of a testbed that somebody else removes during a trial: a drained or lost node, the scheduler, a user.
+"""Notice pods of a testbed that are removed during a trial by anything but its faults: a drained or lost node, the scheduler, a user.
 
 Such a failover is none of the trial's faults, so the trial is void and repeated. Without this, its verdict would judge the cluster.
 """

@@ -25,7 +25,7 @@ from testbed_runtime.kube.recorder import RecorderFolder
 from testbed_runtime.kube.testbed import KubeTestbed, TrialAccess
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.ports.network import Address
-from testbed_runtime.runner.progress import Happened, Progress
+from testbed_runtime.runner.progress import Notice, Progress
 
 READY_LIMIT_S = 600.0
 """Time limit for a Testbed to become ready. Pods start within seconds; the rest is for an unreachable operator or API server."""
@@ -199,7 +199,7 @@ class KubeTestbedHost:
                 return
             if waits != reported:
                 reported = waits
-                self._progress.on_event(Happened(f"testbed {name}: {waits}"))
+                self._progress.on_event(Notice(f"testbed {name}: {waits}"))
             if loop.time() >= end:
                 raise HeadgateError(f"the Testbed {name} was not ready within {READY_LIMIT_S:g} s: {waits}")
             await asyncio.sleep(POLL_S)
@@ -232,7 +232,7 @@ class KubeTestbedHost:
                 f"Testbed {name} or its pods still exist {GONE_LIMIT_S:g} s after its deletion: {', '.join(stay)}"
             )
         left = ", ".join(pod.name for pod in pods)
-        self._progress.on_event(Happened(f"left until their node returns or is removed: {left}"))
+        self._progress.on_event(Notice(f"left until their node returns or is removed: {left}"))
 
     async def _is_gone(self, name: str, *, pods: bool = False) -> bool:
         found = await self._get(name)
@@ -251,7 +251,7 @@ class KubeTestbedHost:
         try:
             await self._api.delete(naming.API_VERSION, "Testbed", self._run.namespace, name)
         except HeadgateError as error:
-            self._progress.on_event(Happened(f"deleting the Testbed {name}: {error}"))
+            self._progress.on_event(Notice(f"deleting the Testbed {name}: {error}"))
 
     def _address_of(self, testbed: str) -> AddressOf:
         namespace = self._run.namespace

@@ -76,7 +76,7 @@ MAX_CAUSE = 300
 REPORT_TEXTS = (VERDICT_FILE, MANIFEST, JUNIT_FILE, SUMMARY_FILE, COMPARISON_FILE, RECOVERY_FILE)
 """The most important file is first: there is always room for it."""
 NO_JOB: Mapping[str, Any] = {"job": JobNow(), "job_state": "", "remaining_seconds": None}
-"""The fields about a job, while there is none."""
+"""The fields about a job while none runs."""
 
 
 class RunStatus:
@@ -110,7 +110,7 @@ class RunStatus:
                     self._set(job_state=event.job_state)
                 left = _rounded(event.remaining_s)
                 self.report = replace(self.report, remaining_seconds=left, job=_job(event))
-            case p.Happened():
+            case p.Notice():
                 self._set(message=event.text[:MAX_TEXT])
             case p.FaultChanged():
                 others = (f for f in self.report.active_faults if f.name != event.fault)
@@ -290,7 +290,7 @@ class StatusProgress:
                 if loop.time() >= end or (isinstance(error, ApiError) and error.status in REFUSED):
                     raise
                 if self._also is not None:
-                    self._also.on_event(p.Happened(f"not written yet: {error}"))
+                    self._also.on_event(p.Notice(f"not written yet: {error}"))
                 await asyncio.sleep(RETRY_S)
             else:
                 return

@@ -19,7 +19,7 @@ JOB_PATH = "/v1/job"
 CREATE_LIMIT_S = 90.0
 """Limit for starting a testbed of processes: a hundred of them on two cores."""
 CLOSE_LIMIT_S = 20.0
-"""Limit for each step of closing such a testbed (heal, seal, dispose), also after Ctrl-C."""
+"""Limit for each step of closing a testbed (heal, seal, dispose), also after Ctrl-C."""
 
 
 class ProcessState(Struct, frozen=True):

@@ -66,7 +66,7 @@ class Connection(Protocol):
     def resume_reading(self) -> None: ...
 
     def close(self) -> None:
-        """Close gracefully, after sending what is queued."""
+        """Close gracefully, after sending the queued data."""
 
     def abort(self, *, reset: bool = False) -> None:
         """Close immediately. With `reset` the peer sees a TCP reset."""
@@ -89,7 +89,7 @@ class SocketState(Struct, frozen=True):
     probes: int
     """Zero-window probes since the peer's window closed."""
     limited_s: float
-    """Seconds so far in which the peer's window limited what was sent."""
+    """Total seconds in which the peer's window limited sending."""
 
 
 @runtime_checkable

@@ -131,7 +131,7 @@ class StallMeter:
         self._due = 0.0
 
     def start(self) -> None:
-        """Start measuring. Idempotent; the meter stops by itself when `needed` returns False."""
+        """Start measuring. Idempotent; the meter stops when `needed` returns False."""
         if self._timer is None:
             self._due = asyncio.get_running_loop().time()
             self._arm()

@@ -87,7 +87,7 @@ def measured(values: Mapping[str, Any]) -> str:
 
 
 def after(values: Mapping[str, Any]) -> str:
-    """Return what was measured after the fault; empty for nothing."""
+    """Return what was measured after the fault; empty without measurements."""
     if values.get("paths"):
         added = [p.get("added_s") for p in values["paths"].values() if isinstance(p, Mapping)]
         known = [a for a in added if a is not None]

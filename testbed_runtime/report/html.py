@@ -26,7 +26,7 @@ from testbed_runtime.report.strips import distributions, strips_svg
 from testbed_runtime.report.timeline import MARK_SHAPES, NARROW, WIDE, Timeline
 
 DRAWN_MAX = 120
-"""Trials that are drawn. Of the others, the page shows what they add to the distributions and the merged rows."""
+"""Maximum number of drawn trials. The others appear only in the distributions and the merged rows."""
 SAMPLE_S = 1.0
 """Interval between the rows of the table below a timeline."""
 TEMPLATES = Path(__file__).parent / "templates"

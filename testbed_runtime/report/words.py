@@ -98,7 +98,7 @@ def mapping(values: Mapping[str, Any]) -> str:
 
 
 def explanation(item: Mapping[str, Any]) -> str:
-    """Return the reason for a judgement in words. Empty if it has none."""
+    """Return the reason for a judgement in words; empty without one."""
     reason = str(item.get("reason") or "")
     return str(item.get("explanation") or reason_text(reason))
 

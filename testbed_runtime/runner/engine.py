@@ -51,7 +51,7 @@ from testbed_runtime.runner.manifest import (
 )
 from testbed_runtime.runner.progress import (
     Evaluating,
-    Happened,
+    Notice,
     PhaseEntered,
     Progress,
     RunEnded,
@@ -216,12 +216,12 @@ class Runner:
                 text = (
                     f"every comparison is decided after {looked} trials of each variant: the run stops early"
                 )
-                self.progress.on_event(Happened(text))
+                self.progress.on_event(Notice(text))
                 await manifest.keep(self.folder)
                 return
             if not self.control.resumed.is_set():
                 text = "suspended: no other trial starts until the run is resumed"
-                self.progress.on_event(Happened(text))
+                self.progress.on_event(Notice(text))
             await self.control.resumed.wait()
             self.progress.on_event(TrialStarted(trial.trial, number, trial.planned_s))
             await self._run_attempts(trial, manifest)
@@ -234,7 +234,7 @@ class Runner:
         try:
             rows = await self.evaluator.evaluate(str(self.folder.path), trials) if trials else []
         except HeadgateError as error:
-            self.progress.on_event(Happened(f"not evaluated: {error}"))
+            self.progress.on_event(Notice(f"not evaluated: {error}"))
             return False
         return bool(trials) and judge.is_decided(manifest.data, rows)
 
@@ -295,7 +295,7 @@ class Runner:
                 await step
         except Exception as error:
             text = f"{what}: {words_of(error)}"
-            self.progress.on_event(Happened(text))
+            self.progress.on_event(Notice(text))
             entry["error"] = entry["error"] or text
 
 
@@ -333,7 +333,7 @@ def placed(trial: TrialPlan, capabilities: Capabilities) -> TrialPlan:
 
 
 async def _wait_done(*tasks: asyncio.Task[Any]) -> None:
-    """Wait for tasks that clean up, also when cancelled meanwhile: nothing else would wait for them. They have time limits of their own."""
+    """Wait for tasks that clean up, even if this task is cancelled, because no other task waits for them. They have their own time limits."""
     cancelled = False
     while any(not task.done() for task in tasks):
         try:

@@ -49,7 +49,7 @@ class RunFolder(Protocol):
 
 
 class LocalFolder:
-    """A folder of this machine: what is written is stored."""
+    """A folder on this machine. Written files need no upload."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -80,7 +80,7 @@ class Manifest:
     """The run's record. Every change is on disk (temporary file, then rename) when the call returns."""
 
     def __init__(self, folder: Path, info: RunInfo, plan: RunPlan, document: Mapping[str, Any]) -> None:
-        """`document` is kept for readers of the report; everything that is decided comes from the plan."""
+        """`document` is stored for readers of the report; all decisions use the plan."""
         self.folder = folder
         self.data: dict[str, Any] = {
             "schema": MANIFEST_SCHEMA,

@@ -52,7 +52,7 @@ class Sample(Struct, frozen=True):
     """records_per_s, credits, lag_s, …"""
 
 
-class Happened(Struct, frozen=True):
+class Notice(Struct, frozen=True):
     """A message for the user: a fault was injected or healed, the job changed its state, the trial became void."""
 
     text: str
@@ -110,7 +110,7 @@ ProgressEvent: TypeAlias = (
     | TrialStarted
     | PhaseEntered
     | Sample
-    | Happened
+    | Notice
     | FaultChanged
     | TrialEnded
     | Evaluating

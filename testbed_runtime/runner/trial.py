@@ -30,7 +30,7 @@ from testbed_runtime.core.trial.startlimit import StartLimit, start_limit
 from testbed_runtime.faults.agent import fault_row
 from testbed_runtime.faults.targets import VertexNotRunning, resolve_targets
 from testbed_runtime.ports.hosts import FaultHandle, JobStatus, Testbed
-from testbed_runtime.runner.progress import FaultChanged, Happened, PhaseEntered, Progress, Sample
+from testbed_runtime.runner.progress import FaultChanged, Notice, PhaseEntered, Progress, Sample
 from testbed_runtime.timeouts import timeout
 
 POLL_S = 0.1
@@ -73,7 +73,7 @@ class Outcome:
     voided: str = ""
     """Why the trial is void; empty: it counts."""
     healed: str = ""
-    """Why its faults were healed by a user: the trial is void, and the run ends with it. Empty: they were not."""
+    """Why a user healed its faults: the trial is void, and the run ends with it. Empty if no user did."""
     handles: list[tuple[FaultHandle, tuple[str, ...]]] = field(default_factory=list)
     spans: tuple[timeline.PhaseSpan, ...] = ()
     residue: dict[str, Any] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class TrialRun:
             await self._perform(self._schedule.job_running(loop.time()))
 
     async def _follow_schedule(self) -> None:
-        """Carry out what is due until the drain. A job that ends on its own cuts the schedule short."""
+        """Carry out due actions until the drain. If the job terminates by itself, the schedule ends early."""
         loop = asyncio.get_running_loop()
         while self._schedule.phase != "drain":
             if self._ended():
@@ -419,4 +419,4 @@ class TrialRun:
         self.progress.on_event(FaultChanged(name, self._faults[name].kind, ends_in_s))
 
     def _report(self, text: str) -> None:
-        self.progress.on_event(Happened(text))
+        self.progress.on_event(Notice(text))

@@ -53,7 +53,7 @@ class InProcessControl:
 
 
 class SimProcessTable:
-    """The ProcessTable of simulated processes. An incarnation stands for a process id."""
+    """The ProcessTable of simulated processes. The incarnation is used as the process id."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes

@@ -41,7 +41,7 @@ from testbed_runtime.transport.links import LinkProfile
 from testbed_runtime.transport.simulated import SimulatedFabric
 
 LIMIT_S = 3600.0
-"""Virtual seconds until a trace that does not end is given up."""
+"""Virtual seconds after which an unfinished trace is abandoned."""
 MAX_SEQUENCE = 10_000
 PRODUCER, CONSUMER = "producer", "consumer"
 RECORD_BYTES = 104
@@ -118,7 +118,7 @@ def trace_sent(request: TraceRequest) -> Sent:
 
 
 def _traced(request: TraceRequest, *, until_sent: bool) -> tuple[_Trace, bool]:
-    """Run a trace. Return it, and whether it came to its end."""
+    """Run a trace. Return it, and whether it is complete."""
 
     async def main() -> tuple[_Trace, bool]:
         trace = _Trace(request, until_sent=until_sent)

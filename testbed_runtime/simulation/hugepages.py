@@ -41,7 +41,7 @@ def _peak_kb() -> int:
 
 
 def heaps(maps: str) -> list[tuple[int, int]]:
-    """Return start and end of the memory in /proc/<pid>/maps that belongs to no file, as far as huge pages fit into it."""
+    """Return start and end of each anonymous mapping in /proc/<pid>/maps, rounded inwards to whole huge pages."""
     found = []
     for line in maps.splitlines():
         addresses, rights, _, _, inode, *name = line.split()
@@ -55,7 +55,7 @@ def heaps(maps: str) -> list[tuple[int, int]]:
 
 
 def _collapse(areas: list[tuple[int, int]]) -> None:
-    """Move these areas. The kernel leaves out what it cannot move, and an older one everything."""
+    """Collapse these areas into huge pages. The kernel skips what it cannot move; an old kernel skips everything."""
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for start, end in areas:

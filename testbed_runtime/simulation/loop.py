@@ -46,7 +46,7 @@ CLOSE_TRIES = 16
 
 
 class SimulatedDeadlock(HeadgateError):
-    """Nothing is ready and no timer is set (deadlock), or callbacks keep running while time stands still (livelock)."""
+    """Nothing is ready and no timer is set (deadlock), or callbacks keep running at the same virtual time (livelock)."""
 
 
 class _Handle(asyncio.Handle):

@@ -1,4 +1,4 @@
-"""Samples of back-pressure, as Flink took them until 1.12: a round of instants, beside the time metrics of later versions."""
+"""Samples of back-pressure, as Flink took them until 1.12: rounds of instantaneous samples. Later versions use the time metrics, which are recorded too."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BackPressureSampler:
         self._pressed: dict[TaskMeter, int] = {}
 
     def start(self) -> None:
-        """Start sampling. Idempotent; the sampler stops by itself when no task runs."""
+        """Start sampling. Idempotent; the sampler stops when no task runs."""
         if self._timer is None:
             self._round, self._samples = SampleRound(self._plan), 0
             self._pressed.clear()

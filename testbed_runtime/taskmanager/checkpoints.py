@@ -100,7 +100,7 @@ class TaskCheckpoints:
         self._stopping: set[int] = set()
         """Checkpoints that the JobMaster has aborted after their barriers."""
         self._cancellable: set[int] = set()
-        """Checkpoints whose upload nothing else depends on."""
+        """Checkpoints whose upload no later step waits for."""
         self._begun = 0
         """The latest checkpoint whose barrier, or whose cancellation, has arrived."""
         self._aborted: list[int] = []
@@ -267,7 +267,7 @@ class FinalCheckpoint:
         """That of a stop. Others that are complete do not count any more."""
 
     def begin(self, checkpoint: int, *, ended: bool, stop: bool) -> None:
-        """Note a checkpoint. `ended`: it comes after the end of the data."""
+        """Note a checkpoint. `ended`: it follows the end of the data."""
         if stop:
             self.stop = checkpoint
         if ended and not self._first:

@@ -35,7 +35,7 @@ from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.slots import Slot, TaskSlotTable
 
 ANSWERED_AT_ONCE_S = 0.3
-"""A JobManager that answers so soon after it was given up did not have to be waited for."""
+"""No wait is recorded for a JobManager that answers this soon after it was declared lost."""
 LEADER_PROBE_S = 0.5
 """Pause between registration attempts while no process listens at the JobManager's address. In Flink the leader election
 announces a new leader; here the address is probed. The (longer) error delay applies only once a leader answers with an error."""
@@ -87,7 +87,7 @@ class PeerWatch:
         self.last_seen = 0.0
         """When the peer was heard of last, before `on_lost`."""
         self.unreachable = False
-        """Whether the peer was given up because answers did not reach it."""
+        """Whether the peer was declared lost because answers did not reach it."""
         self._reached_s = 0.0
         """When an answer reached the peer last, or when it was connected."""
         self._monitor: HeartbeatMonitor | None = None
@@ -134,7 +134,7 @@ class PeerWatch:
 
     @property
     def given_up(self) -> Limit:
-        """The limit after which the peer is given up, or was given up the last time."""
+        """The limit after which the peer is declared lost, or was the last time."""
         return reachability_limit(self._scope.options) if self.unreachable else self._timeout
 
     def extend(self, seconds: float) -> None:
@@ -209,7 +209,7 @@ class ResourceManagerConnection:
         on_fatal: Callable[[str], None],
         on_given_up: Callable[[DisconnectTaskExecutor], None],
     ) -> None:
-        """`allocations`: what the slot report names. `on_given_up`: the ResourceManager was given up. The message is to be sent to it."""
+        """`allocations`: what the slot report names. `on_given_up`: called with a message for a ResourceManager that was declared lost."""
         self._rpc = rpc
         self._address = address
         self._scope = scope
@@ -318,7 +318,7 @@ class ResourceManagerConnection:
             self._on_answer(answer)
             return
         self._worker = self._wait = None
-        wait.limit = self._limit  # also of the wait for a ResourceManager that was given up
+        wait.limit = self._limit  # also for the wait for a lost ResourceManager
         wait.end(Outcome.EXPIRED)
         self._on_fatal(
             "Could not register at the ResourceManager within the specified maximum registration duration "
@@ -479,7 +479,7 @@ class JobConnection:
         if number == self._last_offer:
             self._on_answered_offer(offered, answer)
         elif isinstance(answer, SlotOfferResult):
-            for slot in offered:  # the last offer has those that no task has activated meanwhile
+            for slot in offered:  # the last offer contains the slots that no task has activated since
                 current = self._slots.get(slot.allocation)
                 if current is not None and current.active and slot.allocation in answer.accepted:
                     self._slots.mark_active(slot.allocation, self.job, answer.at)

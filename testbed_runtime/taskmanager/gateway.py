@@ -137,7 +137,7 @@ class RecordCommitter:
         self._worker: asyncio.Task[None] | None = None
         self._answered = asyncio.Event()
         self.rejected = 0
-        """Flushes that the JobMaster refused because this attempt is no longer the current one."""
+        """Flushes that the JobMaster refused because a newer attempt has replaced this one."""
 
     def commit(self, commit: SinkCommit) -> None:
         if len(self._waiting) >= MAX_WAITING_COMMITS:

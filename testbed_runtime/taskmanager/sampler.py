@@ -90,7 +90,7 @@ class TaskSampler:
         self._instants = BackPressureSampler(self._running_meters, history, options)
 
     def start(self) -> None:
-        """Start sampling. Idempotent; the sampler stops by itself when no task runs."""
+        """Start sampling. Idempotent; the sampler stops when no task runs."""
         self._instants.start()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._pace.sample_s, self._tick)

@@ -16,7 +16,7 @@ from testbed_runtime.workload.sinks import FileSink, make_sink
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
 FLUSH_S = 0.2
-"""The interval in which an at-least-once sink reports what it wrote."""
+"""The interval in which an at-least-once sink reports its written records."""
 AT_LEAST_ONCE = "at-least-once"
 WHOLE_OUTPUT = 1
 """The number of the only part of a subtask that took no checkpoint. Another attempt overwrites it."""
@@ -29,7 +29,7 @@ class SinkWriter:
         self._run = run
         self.sink = make_sink(config, run.subtask, run.descriptor.attempt_number)
         self.at_once = config.delivery == AT_LEAST_ONCE
-        """Whether it reports what it wrote at once, not with checkpoints."""
+        """Whether it reports written records immediately instead of with checkpoints."""
         self._flush_at: float | None = None
         self._flushes = 0
         self._seen = False

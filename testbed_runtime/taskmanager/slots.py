@@ -11,7 +11,7 @@ from testbed_runtime.core.errors import FlinkError
 
 
 class Slot(Struct, frozen=True):
-    """An allocation. `deadline` is the loop's time at which it is freed unless it is active; `active` has none."""
+    """An allocation. It is freed at `deadline` (the loop's time) unless it is active by then. An active one has no deadline."""
 
     index: int
     allocation: str

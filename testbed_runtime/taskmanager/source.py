@@ -131,7 +131,7 @@ class SourceTask:
             self.source.limit = -(-self.source.next_sequence // size) * size
 
     async def close(self) -> None:
-        """There is no background work beside `run`."""
+        """Return immediately: a source has no background work."""
 
     async def run(self) -> None:
         reader = await self._connect_socket()
@@ -169,7 +169,7 @@ class SourceTask:
         await run.output.emit_marker(marker)
 
     async def _next_split(self) -> bool:
-        """Request the next input split and add its records. Return False when there is none. Raises FlinkError."""
+        """Request the next input split and add its records. Return False if no split is left. Raises FlinkError."""
         if not self._config.splits or not isinstance(self.source, GeneratedSource):
             return False
         size = split_records(self._config.limit, self._config.splits)

@@ -48,7 +48,7 @@ from testbed_runtime.workload.records import RecordReader, Records, marker_posit
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
 RUN_BUFFERS = 8
-"""Most buffers of one channel that a sink takes at once: less than its credit, so that the producer goes on meanwhile."""
+"""Maximum number of buffers of one channel that a sink takes at once: less than its credit, so that the producer can continue."""
 ALIGNMENT_MIN_S = 0.001
 """Shorter alignments are not recorded as waits."""
 
@@ -114,7 +114,7 @@ class StreamTask:
             await self._sink.restore(snapshots)
 
     async def close(self) -> None:
-        """Wait until the background work beside `run` has ended."""
+        """Wait for the end of the background work."""
         if self._sink is not None:
             await self._sink.close()
         if self.operator is not None:
@@ -175,7 +175,7 @@ class StreamTask:
         run.meter.enter(BUSY)
 
     async def _wait_for_output(self) -> None:
-        """Wait until the output has a buffer. A barrier that overtakes is handled meanwhile."""
+        """Wait until the output has a buffer. Overtaking barriers are handled during the wait."""
         run = self._run
         run.output.when_available(run.wakeup)
         run.meter.enter(BACKPRESSURED)

@@ -45,7 +45,7 @@ class Cores:
     """The cores of one TaskManager."""
 
     def __init__(self, prices: Prices, count: float) -> None:
-        """A count that is no whole number is that of as many slower cores: 1.5 are two of 75 %."""
+        """A fractional count stands for slower cores: 1.5 are two cores at 75 %."""
         whole = math.ceil(count)
         self.prices = prices
         self.spent_s = 0.0

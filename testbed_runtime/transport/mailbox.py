@@ -27,7 +27,7 @@ MAX_REMEMBERED_CALLS = 4_096
 """Results that a process keeps for repeated call ids."""
 
 QUIET = ("Heartbeat", "RegisterTaskManager", "RegisterAtJobMaster")
-"""Messages whose timeouts are part of normal operation (heartbeats, doubling retries): they are no `rpc.timeout` events."""
+"""Messages whose timeouts are part of normal operation (heartbeats, doubling retries). They write no `rpc.timeout` event."""
 
 _UNREACHABLE = (
     "Could not send message [{0}] from sender [{1}] to recipient [{2}], because the recipient is unreachable. "

@@ -75,7 +75,7 @@ class _ServerPump(Pump):
         self._named = False
         """A request has named the peer."""
         self._requested = False
-        """Requests came or went in what was received last."""
+        """Whether the last received frames added or removed requests."""
         self._decoder = ServerDecoder(owner.version)
         self.machine = PartitionRequestServer(owner.manager, self.wake, credit_based=owner.credit_based)
         self._next = self.machine.next_frame
@@ -393,9 +393,9 @@ class _ClientPump(Pump):
     def _resume(self) -> None:
         """Continue reading, because a channel has a buffer again."""
         if not self._closed:
-            self._loop.call_soon(self._go_on)
+            self._loop.call_soon(self._resume_reading)
 
-    def _go_on(self) -> None:
+    def _resume_reading(self) -> None:
         if self._closed or self._connection is None:
             return
         rest, self._rest = self._rest, b""

@@ -1,7 +1,7 @@
 """Rpc inside one event loop: the same mailboxes and messages as over HTTP, with a latency per link. Messages are not encoded: they
 are immutable, and a descriptor of a large job names thousands of channels.
 
-Meant for virtual time: everything is ordered by the loop's clock and by the order of the calls, nothing else.
+Meant for virtual time: only the loop's clock and the order of the calls decide the order of messages.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Pump:
         self._carry: Callable[[object, int, Callable[[], None] | None], None] | None = None
         self._pulling: asyncio.Handle | None = None
         self._answering = False
-        """Received frames are being handled, and what they ask for is pulled by `_answer`."""
+        """Received frames are being handled; `_answer` pulls the frames that answer them."""
         self._asked = False
         self._closed = False
         self.link_out = ""
@@ -140,7 +140,7 @@ class Pump:
         raise NotImplementedError
 
     def _encode_next(self, most: int, most_bytes: int, parts: list[BytesLike], buffers: list[Buffer]) -> int:
-        """Append the next frames and their buffers. Return the number of frames, 0 if there is none."""
+        """Append the next frames and their buffers. Return the number of frames."""
         raise NotImplementedError
 
     def _dispatch(self, connection: Connection, frame: Frame, buffer: Buffer | None) -> None:

@@ -85,7 +85,7 @@ class SimulatedFabric:
             link.free_at = 0.0
             for connection in self._connections if limited else ():
                 if (connection.local, connection.remote) == (source, destination):
-                    connection.hasten()
+                    connection.deliver_delayed()
 
     def hold(
         self,

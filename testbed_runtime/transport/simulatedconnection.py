@@ -238,8 +238,8 @@ class SimulatedConnection:
             due = self._under_way[0][0]
             self._arrival = self._loop.call_at(due, self._arrive, context=self._fabric.kernel)
 
-    def hasten(self) -> None:
-        """Deliver what only the bandwidth of the outgoing link had held up, which has no limit any more."""
+    def deliver_delayed(self) -> None:
+        """Deliver the bytes that only the bandwidth limit of the outgoing link had delayed. The limit has ended."""
         latest = self._loop.time() + self._link.profile.latency_s
         self._under_way = deque((min(due, latest), parts) for due, parts in self._under_way)
         self._last_arrival = min(self._last_arrival, latest)

@@ -27,7 +27,7 @@ HANDSHAKE_BYTES = 16 * 1024
 
 
 class TlsSocket:
-    """A connected, non-blocking socket after its handshake. Encrypts what is sent and decrypts what is received."""
+    """A connected, non-blocking socket after its handshake. Encrypts sent and decrypts received bytes."""
 
     def __init__(
         self, sock: socket.socket, context: ssl.SSLContext, scratch: bytearray, *, server_side: bool

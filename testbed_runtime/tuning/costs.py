@@ -14,7 +14,7 @@ from testbed_runtime.core.waits import PRODUCT, named_today
 
 
 class Cost(Struct, frozen=True, kw_only=True):
-    """The price of a value of an option, and how close it came to its limit."""
+    """The price of an option's value, and how close a wait came to its limit."""
 
     price_s: float = 0.0
     """Seconds of outage that the value decided (waits that expired or fired), per trial."""

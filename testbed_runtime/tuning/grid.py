@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from testbed_runtime.api import limits
 from testbed_runtime.api.kinds import TuningStudySpec
-from testbed_runtime.api.validate_kinds import asked
+from testbed_runtime.api.validate_kinds import unbounded_expectation
 from testbed_runtime.core.judgement.metrics import METRICS
 from testbed_runtime.core.options import ALIASES
 
@@ -28,7 +28,7 @@ class Row(Struct, frozen=True):
     number: int
     options: Mapping[str, str]
     reference: str = ""
-    """`Default` or `Current` if the row is not of the grid: Flink's defaults, or the scenarios as they are."""
+    """`Default` (Flink's defaults) or `Current` (the unchanged scenarios) for a row that is not part of the grid."""
 
     @property
     def text(self) -> str:
@@ -83,7 +83,7 @@ def scenario_spec(given: Mapping[str, Any], study: TuningStudySpec, row: Row) ->
         spec.pop("stopEarly", None)
     wanted = [item.model_dump(by_alias=True, exclude_none=True) for item in study.require]
     measured = [o for o in study.objectives if o.metric in METRICS]
-    objectives = [asked(o).model_dump(by_alias=True, exclude_none=True) for o in measured]
+    objectives = [unbounded_expectation(o).model_dump(by_alias=True, exclude_none=True) for o in measured]
     spec["expect"] = _with(_with(spec.get("expect") or [], wanted, replace=True), objectives, replace=False)
     if not study.variants:
         spec.pop("variants", None)

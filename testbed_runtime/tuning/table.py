@@ -111,7 +111,7 @@ def _marks(line: Line) -> str:
 
 
 def _computed_columns(spec: TuningStudySpec, lines: Sequence[Line]) -> list[str]:
-    """Return the detector metrics that are no objective."""
+    """Return the detector metrics that are not objectives."""
     if not any(line.detector for line in lines):
         return []
     objectives = {o.metric for o in spec.objectives}
@@ -143,7 +143,7 @@ def _failures(lines: Sequence[Line]) -> list[str]:
 
 
 def _confirmations(spec: TuningStudySpec, lines: Sequence[Line], confirmed: Mapping[int, Line]) -> list[str]:
-    """Set the results of real runs beside those of virtual time."""
+    """Show the results of real runs beside those of virtual time."""
     found = []
     for line in lines:
         real = confirmed.get(line.row.number)

@@ -130,7 +130,7 @@ class FileState(KeyedState):
 
     @property
     def adds_up(self) -> bool:
-        """Not with files: what is in memory is written when it has grown large."""
+        """No effect with files: the rows in memory are written once they are large."""
         return False
 
     def add(self, window: int, keys: list[int], counts: list[int], texts: Mapping[int, bytes]) -> None:

@@ -104,7 +104,7 @@ class SolutionSet:
         return None if entry is None else records_of(entry, len(entry))
 
     def batches(self) -> Iterator[Records]:
-        """Return all entries as they are now, in the order in which their records came: an update keeps the place of its record."""
+        """Return the current entries in the order in which their records arrived first. An update does not move its record."""
         part: list[bytes] = []
         for entry in list(self._entries.values()):
             part.append(entry)

@@ -69,7 +69,7 @@ class KeyedState:
 
     @property
     def adds_up(self) -> bool:
-        """Whether a row depends on the sum of what was added only, not on when."""
+        """Whether a row depends only on the sum of the added values, not on their times."""
         return not self._ttl.ttl_ns
 
     def add(self, window: int, keys: list[int], counts: list[int], texts: Mapping[int, bytes]) -> None:
@@ -107,7 +107,7 @@ class KeyedState:
         return dict(zip(windows.tolist(), sums.tolist(), strict=True))
 
     def snapshot(self, base: SubtaskSnapshot) -> SubtaskSnapshot:
-        """Add the state to a snapshot, without what has expired."""
+        """Add the state to a snapshot, without expired rows."""
         if self._ttl.ttl_ns:
             self._rows = {place: row for place, row in self._rows.items() if self._live(row)}
             self._sorted = None

@@ -39,7 +39,7 @@ class Operator:
     slice_records: int = 0
     """Maximum records per call; 0 for no limit. User code runs in slices."""
     drops: bool = False
-    """Whether the operator dropped records on purpose."""
+    """Whether the operator dropped records intentionally."""
 
     def __init__(self, context: SubtaskContext) -> None:
         self.context = context
@@ -97,7 +97,7 @@ class KeyedCount(Operator):
         return records
 
     def _count(self) -> None:
-        """Add what was counted to the state."""
+        """Add the counts to the state."""
         if self._uncounted:
             self.state.add(0, list(self._uncounted), list(self._uncounted.values()), {})
             self._uncounted.clear()

@@ -209,7 +209,7 @@ def stamp_path(records: Records, vertex: int, subtask: int) -> None:
 
 
 def text_of(record: np.void) -> str:
-    """Return the text of a word record. Empty if it has none."""
+    """Return the text of a word record; empty without one."""
     return text_bytes(record).decode("utf-8", "replace")
 
 
@@ -253,7 +253,7 @@ def latency_marker(record_bytes: int, vertex: int, subtask: int, now_ns: int) ->
 
 
 def marker_positions(records: Records) -> list[int]:
-    """Return the positions of the latency markers among the records. A damaged record is none."""
+    """Return the positions of the latency markers among the records. Damaged records are not markers."""
     found = np.flatnonzero(records["count"] == 0)
     return [int(place) for place in found if intact(records[place : place + 1])[0]]
 

@@ -73,7 +73,7 @@ class LedgerSink:
         self._ledger.add(source, sequence, lane=channel << 32 | origin & 0xFFFFFFFF, intact=good)
 
     def flush(self) -> SinkCommit:
-        """Return what was written since the last flush or cut, without earlier cuts (at-least-once)."""
+        """Return the records written since the last flush or cut (at-least-once)."""
         self._written = 0
         return self._ledger.take()
 

@@ -25,7 +25,7 @@ _CRC = struct.Struct(">I")
 BLOCK_ROWS = 128
 """About 4 KiB, the size of RocksDB's blocks."""
 FILE_BYTES = 16 * 1024**2
-"""A file ends with the block that reaches this size: far below the largest object of a checkpoint store."""
+"""A file is complete with the block that reaches this size, which is far below the object limit of a checkpoint store."""
 REMOVED = -1
 """The count of a row that hides older rows of its key."""
 

@@ -111,7 +111,7 @@ def test_no_lag_is_shown_while_a_task_does_not_run():
             "  no fault: the control run only waits, 9 s until the drain",
         ),
         (p.PhaseEntered("t", "end", 0.0), ""),
-        (p.Happened("fault f ended"), "  fault f ended"),
+        (p.Notice("fault f ended"), "  fault f ended"),
         (p.TrialEnded("t", "FINISHED", True, False), "  trial t: job FINISHED, drained"),
         (p.TrialEnded("t", "", False, False), "  trial t: ended before its job was submitted"),
         (p.TrialEnded("t", "", False, True), "  trial t is void and is repeated"),
@@ -131,7 +131,7 @@ def test_plain_progress_shows_numbers_every_five_seconds_of_the_wall_clock(capsy
     for step in range(120):
         now[0] = 100.0 + step * 0.1
         plain.on_event(SAMPLE)
-    plain.on_event(p.Happened("[bold] fault f ended"))
+    plain.on_event(p.Notice("[bold] fault f ended"))
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3
     assert said[-1] == "  [bold] fault f ended"
@@ -145,7 +145,7 @@ def test_the_live_line_takes_every_event(capsys):
             p.TrialStarted("t", 1, 9.0),
             p.PhaseEntered("t", "fault", 3.0),
             SAMPLE,
-            p.Happened("[/x] odd"),
+            p.Notice("[/x] odd"),
         ):
             live.on_event(event)
     assert "[/x] odd" in capsys.readouterr().err

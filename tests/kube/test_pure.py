@@ -265,7 +265,7 @@ def test_the_clients_events_are_those_of_a_local_run():
         "message": "fault kill",
     }
     kinds = [type(e) for e in client_run.events_of(before, after)]
-    assert kinds == [p.TrialStarted, p.PhaseEntered, p.Happened, p.Sample]
+    assert kinds == [p.TrialStarted, p.PhaseEntered, p.Notice, p.Sample]
     assert client_run.events_of(after, after) == []
     assert p.Sample not in map(type, client_run.events_of(before, {**after, "jobState": ""}))
     done = {**after, "phase": "Evaluating", "trial": "", "trialPhase": "", "message": "",

@@ -29,7 +29,7 @@ from testbed_runtime.kube.testbed import KubeTestbed, TrialAccess
 from testbed_runtime.ports.hosts import CREATE_LIMIT_S, TrialContext
 from testbed_runtime.runner.engine import Runner, RunRequest
 from testbed_runtime.runner.manifest import RunInfo
-from testbed_runtime.runner.progress import Happened, PhaseEntered
+from testbed_runtime.runner.progress import Notice, PhaseEntered
 from testbed_runtime.simulation.entry import DirectEvaluator
 from tests.collecting import Collected
 from tests.entry.pods import CONFIGURATION, SPEC, TOKEN, Pods
@@ -159,7 +159,7 @@ class Kept(DirectEvaluator):
 
 
 def explained(played: Played, result: Any) -> str:
-    texts = [e.text for e in played.progress.events if isinstance(e, Happened)]
+    texts = [e.text for e in played.progress.events if isinstance(e, Notice)]
     return f"{result.verdict['summary']} {played.trials[-1]['error']} {texts}"
 
 
@@ -252,7 +252,7 @@ async def test_faults_that_a_user_heals_at_the_pods_end_the_run(pods, tmp_path):
 
     def heal(event: Any) -> None:
         on_event(event)
-        if isinstance(event, Happened) and event.text.startswith("fault hold"):
+        if isinstance(event, Notice) and event.text.startswith("fault hold"):
             tasks.append(
                 asyncio.create_task(
                     played.host.testbeds[0]._agent_faults._fanout.heal_all([Agent("tm-0")]), name="heal"
@@ -279,7 +279,7 @@ async def test_a_restarted_recorder_loses_nothing(pods, tmp_path):
 
     def kill(event: Any) -> None:
         on_event(event)
-        if isinstance(event, Happened) and event.text.startswith("fault hold"):
+        if isinstance(event, Notice) and event.text.startswith("fault hold"):
             tasks.append(asyncio.create_task(again(), name="again"))
 
     played.progress.on_event = kill

@@ -9,7 +9,7 @@ import pytest
 from headgate_operator.agents import View
 from headgate_operator.plan import faultstatus, scenariorun, study
 from headgate_operator.plan.faulttarget import NotYet, Resolved, TestbedState, kind_of, resolve
-from headgate_operator.plan.model import MAX_RESTARTS, Create, Emit, Plan, given_up_because
+from headgate_operator.plan.model import MAX_RESTARTS, Create, Emit, Plan, pod_loss_reason
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import MAX_TARGETS, to_json
 from testbed_runtime.api.views import Fault, Pod, Run, Study, Testbed
@@ -117,12 +117,12 @@ def pod(restarts: int) -> Pod:
 
 def test_a_pod_that_ends_again_and_again_is_given_up_with_the_end_of_its_log() -> None:
     """The sixth end is one too many, and so is the sixth loss of the pod."""
-    assert given_up_because(pod(MAX_RESTARTS), 0, "the run") == ""
-    assert given_up_because(pod(MAX_RESTARTS + 1), 0, "the run") == (
+    assert pod_loss_reason(pod(MAX_RESTARTS), 0, "the run") == ""
+    assert pod_loss_reason(pod(MAX_RESTARTS + 1), 0, "the run") == (
         "the run's pod ended 6 times; the end of its log: out of memory"
     )
-    assert given_up_because(None, MAX_RESTARTS, "the run") == ""
-    assert given_up_because(None, MAX_RESTARTS + 1, "the run") == "the run's pod was lost 6 times"
+    assert pod_loss_reason(None, MAX_RESTARTS, "the run") == ""
+    assert pod_loss_reason(None, MAX_RESTARTS + 1, "the run") == "the run's pod was lost 6 times"
 
 
 def test_the_first_pod_of_a_study_is_started_and_the_next_one_replaces_a_lost_one() -> None:

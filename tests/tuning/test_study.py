@@ -15,7 +15,7 @@ from testbed_runtime.api import limits
 from testbed_runtime.api.kinds import TuningStudySpec
 from testbed_runtime.api.validate_kinds import grid_size, validate_kind
 from testbed_runtime.cli.study_runs import doubts, with_row
-from testbed_runtime.cli.tune import beside, find_scenarios, load_study
+from testbed_runtime.cli.tune import find_scenarios, load_study, scenario_folders
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, TrialRecovery
 from testbed_runtime.tuning import grid, production, score, table
@@ -170,7 +170,7 @@ def test_the_studies_of_the_repository_name_scenarios_that_take_every_row(path: 
     study, document = load_study(path)
     assert document == yaml.safe_load(path.read_text())
     place = path.parent if path.name == "study.yaml" else path
-    scenarios = find_scenarios(study, beside(place))
+    scenarios = find_scenarios(study, scenario_folders(place))
     for run in grid.planned_runs(study.metadata.name, study.spec):
         assert with_row(scenarios[run.scenario], study, run).scenario.metadata.name == run.scenario
 
@@ -187,8 +187,8 @@ def test_scenarios_are_looked_for_beside_the_study_and_may_be_single_files(tmp_p
         path.write_text(yaml.safe_dump(document))
     document = {**good("TuningStudy"), "spec": {**copy.deepcopy(STUDY), "scenarios": [{"name": "late"}]}}
     study = validate_kind(document).resource
-    assert find_scenarios(study, beside(folder))["late"].scenario.spec.seed == 1
-    assert find_scenarios(study, beside(folder / "study.yaml"))["late"].scenario.spec.seed == 1
+    assert find_scenarios(study, scenario_folders(folder))["late"].scenario.spec.seed == 1
+    assert find_scenarios(study, scenario_folders(folder / "study.yaml"))["late"].scenario.spec.seed == 1
     one = tmp_path / "scenarios" / "a" / "scenario.yaml"
     assert find_scenarios(study, [one])["late"].scenario.spec.seed == 2
     with pytest.raises(UserError, match=r"there is no scenario 'late' in .*--scenarios"):

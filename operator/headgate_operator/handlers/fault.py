@@ -36,7 +36,7 @@ class FaultHandler(Handler):
         if (fault.terminating and not fault.active) or planner.is_over(fault):
             return planner.Observed(fault)
         name = fault.testbed
-        # targets are chosen and compared with other Faults from what is read now; later, the plan in the status decides
+        # targets are chosen and compared with other Faults now, so these are read again; later, the plan in the status decides
         testbed = (
             await context.recall(Testbed, "Testbed", namespace, name, trusted=lambda _: fault.active)
             if name

@@ -30,7 +30,7 @@ class ScenarioRunHandler(Handler):
         if run is None:
             return None
         active = not run.finished and not run.terminating
-        # a run that ends, is healed or deleted is read anew: what is overlooked then stays in the cluster
+        # a run that ends, is healed or deleted is read again: an object that is overlooked now stays in the cluster
         recent = active and not run.heal_requested
         spark = objects_runs.spark_name(run)
         names = (naming.runner_name(key.name), naming.recorder_name(key.name), spark)
@@ -103,7 +103,7 @@ async def report_of(
 
 
 def _taken(run: Run, found: Mapping[KindAndName, Resource]) -> set[KindAndName]:
-    """Return what has a name that this run needs and is not its own. The warm Spark belongs to all runs."""
+    """Return the objects of other owners that have a name that this run needs. The warm Spark belongs to all runs."""
     shared = ("Pod", objects_runs.SPARK_NAME)
     return {key for key, obj in found.items() if key != shared and not obj.owned_by(run)}
 

@@ -31,7 +31,7 @@ class TestbedHandler(Handler):
             return planner.TestbedObserved(testbed)
         listed = await cluster.list("v1", "Pod", namespace, labels={naming.LABEL_TESTBED: key.name})
         pods = tuple(Pod(pod) for pod in listed)
-        # new pods are made from what is read now; while every process has its pod, none is created
+        # new pods are built from these objects, so they are read again; while every process has its pod, none is created
         own = {pod.process for pod in pods if pod.controller == testbed.uid}
         recent = own.issuperset(objects.processes(testbed.spec))
 
@@ -67,7 +67,7 @@ class TestbedHandler(Handler):
 
 
 async def _job(context: Context, pods: Sequence[Pod], secret: Secret | None) -> Mapping[str, Any] | None:
-    """Return the JobManager's answer; None if there is no JobManager to ask, or no answer."""
+    """Return the JobManager's answer; None without a JobManager or without an answer."""
     jobmanager = next((p for p in pods if p.process == JOBMANAGER and p.alive and p.address), None)
     if jobmanager is None or jobmanager.phase != "Running" or secret is None:
         return None

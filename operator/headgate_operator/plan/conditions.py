@@ -47,7 +47,7 @@ def with_conditions(obj: Resource, status: S, wanted: Iterable[Condition], now: 
 
 
 def merged(obj: Resource, status: S, wanted: Iterable[Condition], now: float) -> S:
-    """Do the same as `with_conditions`, and leave the status's own generation as it is."""
+    """Like `with_conditions`, but keep the status's own generation."""
     old = {condition.type: condition for condition in status.conditions}
     new = [_one(old.pop(c.type, None), c, obj.generation, now) for c in wanted]
     return msgspec.structs.replace(status, conditions=(*new, *old.values()))
@@ -69,5 +69,5 @@ def clip(text: str) -> str:
 
 
 def tail(text: str) -> str:
-    """Return the end of a text, which fits an Event beside a sentence."""
+    """Return the end of a text, short enough to follow a sentence in an Event."""
     return text if len(text) <= MAX_EVENT_TEXT else f"…{text[-MAX_EVENT_TEXT:]}"

@@ -67,7 +67,7 @@ class Observed(Struct, frozen=True):
     """Other Faults of the same Testbed."""
     namespace_allows: bool = False
     claims: dict[Key, Manifest] = field(default_factory=dict)
-    """Context.claims: what was planned since `others` was read."""
+    """Context.claims: the plans made since `others` was read."""
 
     @property
     def object(self) -> Manifest:

@@ -119,7 +119,7 @@ def needs_agent(obj: FaultObject, testbed: Testbed) -> bool:
 
 
 def kind_of(obj: FaultObject) -> str:
-    """Return the kind, as in `network.latency`; empty if the object has none."""
+    """Return the kind, as in `network.latency`; empty without one."""
     return next((k.name for k in KINDS.values() if camel(k.field) in (obj.spec.get(k.family) or {})), "")
 
 

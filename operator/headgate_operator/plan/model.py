@@ -15,7 +15,7 @@ from testbed_runtime.api.views import Manifest, Pod, Resource
 UNSCHEDULABLE_LIMIT_S = 600.0
 """How long a pod may wait for a node: an autoscaler needs some minutes to add one."""
 MAX_RESTARTS = 5
-"""Pods of a run or study that are created again, and restarts of one pod's container, before it is given up."""
+"""How often a pod of a run or study is recreated, or its container restarts, before the run or study fails."""
 
 
 class Key(Struct, frozen=True):
@@ -118,13 +118,13 @@ def heal_skipped(obj: Resource) -> Emit | None:
 
 
 def unschedulable(pods: Iterable[Pod], now: float) -> str:
-    """Return the scheduler's reason for the pods that have waited too long for a node; empty if there is none."""
+    """Return the scheduler's reason for the pods that have waited too long for a node; empty if no pod has."""
     late = [p for p in pods if p.unschedulable and now - p.created > UNSCHEDULABLE_LIMIT_S]
     return "; ".join(f"pod {p.name} has no node after {UNSCHEDULABLE_LIMIT_S:g} s: {p.problem}" for p in late)
 
 
-def given_up_because(pod: Pod | None, starts: int, what: str) -> str:
-    """Return why a run or study is given up after losses of its pod; empty while it is not."""
+def pod_loss_reason(pod: Pod | None, starts: int, what: str) -> str:
+    """Return why a run or study fails after it lost its pod too often; empty before that."""
     if pod is None:
         return f"{what}'s pod was lost {starts} times" if starts > MAX_RESTARTS else ""
     for container in pod.containers:

@@ -24,8 +24,8 @@ from headgate_operator.plan.model import (
     Plan,
     SetFinalizers,
     delete,
-    given_up_because,
     heal_skipped,
+    pod_loss_reason,
     release,
     unschedulable,
 )
@@ -61,7 +61,7 @@ class Observed(Struct, frozen=True):
     shared: Mapping[KindAndName, Resource] = field(default_factory=dict)
     """Service and Secret of the Spark pod, service accounts, RoleBindings."""
     present: frozenset[KindAndName] = frozenset()
-    """The run's Secret, Service and claim, as far as they exist."""
+    """Those of the run's Secret, Service and claim that exist."""
     taken: tuple[str, ...] = ()
     """Names that the run needs and that objects of another owner have: usually an earlier run of its name."""
     report: RunReport | None = None
@@ -124,7 +124,7 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
     if unanswered := _unanswered_heal(observed, now):
         return _conclude(observed, now, verdict=Verdict.INCONCLUSIVE, reason=HEALED, text=unanswered)
     starts = observed.status.runner_starts
-    if given_up := given_up_because(observed.runner, starts, "the runner"):
+    if given_up := pod_loss_reason(observed.runner, starts, "the runner"):
         return _conclude(observed, now, verdict=Verdict.ERROR, reason="RunnerLost", text=given_up)
     # the testbed may have Spark's place until its last pod is gone
     needed = [
@@ -344,7 +344,7 @@ def _after_end(observed: Observed, settings: Settings, now: float) -> Plan:
 
 
 def _overdue_runner(observed: Observed, left_s: float, again: list[float]) -> list[Action]:
-    """Delete a runner that has written its verdict and does not exit: what it created would stay."""
+    """Delete a runner that has written its verdict and does not exit, because its objects would stay."""
     runner = observed.runner
     if runner is None or not runner.alive:
         return []

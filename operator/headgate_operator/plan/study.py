@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from headgate_operator import objects_runs
 from headgate_operator.plan.conditions import clip, no, rfc3339, with_conditions, yes
-from headgate_operator.plan.model import Action, Create, Emit, Plan, delete, given_up_because
+from headgate_operator.plan.model import Action, Create, Emit, Plan, delete, pod_loss_reason
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import COMPLETE, REJECTED, SUSPENDED, StudyReport, TuningStudyStatus, carried
@@ -44,7 +44,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         return _ended(study, report, now)
     if study.suspended and observed.pod is None:
         return Plan(status=_in_progress(observed, report, "Suspended", now))
-    if lost := given_up_because(observed.pod, study.status.pod_starts, "the study"):
+    if lost := pod_loss_reason(observed.pod, study.status.pod_starts, "the study"):
         return _ended(study, replace(report, reason="PodLost", message=lost), now)
     accounts = objects_runs.missing_accounts(study, observed.shared, settings)
     actions = [*map(Create, accounts), *_pod(observed, settings)]

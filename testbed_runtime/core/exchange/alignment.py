@@ -63,7 +63,7 @@ class BarrierPolicy(Struct, frozen=True):
     timeout_ms: int = 0
     """Age at which an aligned checkpoint becomes unaligned; 0: it is unaligned from the start."""
     after_tasks_finish: bool = True
-    """Whether a checkpoint goes on when a channel has ended (FLIP-147)."""
+    """Whether a checkpoint continues after a channel has ended (FLIP-147)."""
     times_out: TimesOut = TimesOut.START
     times_out_in_output: bool = True
     """Whether a barrier that waits in the output of a task times out there."""
@@ -202,7 +202,7 @@ class AlignedBarrierHandler:
         self._blocked: dict[int, None] = {}
         self._target = 0
         self._triggered = False
-        """Whether the barrier at hand comes from a trigger of the JobMaster, not from a producer."""
+        """Whether the current barrier comes from a trigger of the JobMaster, not from a producer."""
         self._started = 0.0
         self.deadline: float | None = None
         """When `on_time` turns the pending checkpoint into an unaligned one."""
@@ -504,7 +504,7 @@ class BarrierTracker:
         return bool(self._pending)
 
     def on_time(self, now: float) -> list[Effect]:
-        """Return nothing: there is no timeout."""
+        """Return no effects: this handler has no timeout."""
         del now
         return []
 

@@ -40,7 +40,7 @@ class Backoff:
         return Backoff(self.initial, self.maximum, overflow_ends=self._overflow_ends)
 
     def budget(self) -> float | None:
-        """Return the sum of all delays: how long requests go on. 22.7 s from 100 ms to 10 s. None: without end."""
+        """Return the sum of all delays, during which requests are repeated: 22.7 s for 100 ms to 10 s. None: unlimited."""
         fresh = self.fresh()
         total_ms = 0
         while fresh.increase():
@@ -107,7 +107,7 @@ class RemoteBackoff:
 
     @property
     def limit(self) -> float:
-        """The sum of waits at the producer, in seconds, from which on there is no retrigger."""
+        """The total wait at the producer, in seconds, after which requests are not repeated."""
         return java_int(2 * _millis(self.maximum)) / MILLIS
 
     def budget(self) -> float | None:

@@ -254,9 +254,9 @@ class BufferManager:
         if before == 0:
             self._on_credit()
         if self._on_ready is not None:
-            self._tell_ready()
+            self._notify_ready()
 
-    def _tell_ready(self) -> None:
+    def _notify_ready(self) -> None:
         if self._on_ready is not None:
             ready, self._on_ready = self._on_ready, None
             ready()
@@ -271,7 +271,7 @@ class BufferManager:
             self._network.recycle_unpooled(exclusive)
         while self._floating:
             self._pool.recycle(self._floating.pop(0))
-        self._tell_ready()
+        self._notify_ready()
 
 
 class SequenceViewReader:

@@ -13,7 +13,7 @@ DEBLOAT = "taskmanager.network.memory.buffer-debloat."
 
 
 def check_debloating(options: Options) -> None:
-    """Raise OptionRefused as Flink's BufferDebloatConfiguration does, without a text of its own. A TaskManager reads it even if
+    """Raise OptionRefused as Flink's BufferDebloatConfiguration does, without a message. A TaskManager reads it even if
     debloating is off."""
     if not has(options.flink_version, BUFFER_DEBLOATING):
         return

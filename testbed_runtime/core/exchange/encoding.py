@@ -53,7 +53,7 @@ NUMBERED = {
     version: struct.Struct(f">{layout.size - BEHIND_BYTES - 8}sii{BEHIND_BYTES}s")
     for version, layout in WHOLE.items()
 }
-"""The header of a buffer: what is ahead of sequence number and backlog, these, and what is behind them."""
+"""The header of a buffer in three parts: the fields before sequence number and backlog, these two, and the fields after them."""
 
 
 class Id(enum.IntEnum):

@@ -91,7 +91,7 @@ def producer_failed(cause: FlinkError) -> FlinkError:
 
 
 def as_io_exception(error: FlinkError) -> FlinkError:
-    """Wrap an exception of Java's own that is no IOException, as Flink's `InputChannel.checkError` does."""
+    """Wrap a Java exception that is not an IOException, as Flink's `InputChannel.checkError` does."""
     chain = _CHAINS.get(error.class_name, ())
     if _IO in chain or not (chain and chain[0][0].startswith("java.")):
         return error

@@ -45,7 +45,7 @@ class LocalInputChannel(InputChannelBase):
             if error.class_name == "PartitionNotFoundException" and self.backoff.increase():
                 self.next_deadline = now + self.backoff.current
             elif self.requests == 1:
-                # Flink's task sends the first request itself and gets the exception as it is
+                # in Flink, the task sends the first request itself and gets the exception unwrapped
                 self._fail(error)
             else:
                 self.on_error(error)

@@ -55,7 +55,7 @@ class PartitionRequestServer:
         self._credit_based = credit_based
         self._readers: dict[InputChannelID, SequenceViewReader] = {}
         self._replaced: list[SequenceViewReader] = []
-        """Readers of earlier requests with the same receiver. They go on, and are released with the connection."""
+        """Readers of earlier requests with the same receiver. They continue, and are released with the connection."""
         self._available: deque[SequenceViewReader] = deque()
         self._listeners: dict[tuple[InputChannelID, ResultPartitionID], PartitionRequestListener] = {}
         self._control: deque[ServerFrame] = deque()
@@ -288,21 +288,21 @@ class PartitionRequestServer:
     # ---- the end -------------------------------------------------------------------------------------------
 
     def _withdraw(self, receiver: InputChannelID, partition: ResultPartitionID) -> bool:
-        """Withdraw a request that waits. Return False if there is none."""
+        """Withdraw a waiting request. Return False if no request waits."""
         listener = self._listeners.pop((receiver, partition), None)
         if listener is not None:
             self._manager.withdraw(listener)
         return listener is not None
 
     def _forget(self, receiver: InputChannelID) -> None:
-        """Let another request take the place of a reader, which goes on with the credit that it has."""
+        """Replace a reader by that of a newer request. The old one continues with its remaining credit."""
         reader = self._readers.pop(receiver, None)
         if reader is not None:
             self.generation += 1
             self._replaced.append(reader)
 
     def _cancel(self, receiver: InputChannelID) -> None:
-        """Release a reader. A request that waits goes on waiting."""
+        """Release a reader. A waiting request keeps waiting."""
         reader = self._readers.pop(receiver, None)
         if reader is not None:
             self.generation += 1

@@ -27,7 +27,7 @@ class Polled(Struct, frozen=True, gc=False):
     backlog: int
     """Number of data buffers queued behind this element."""
     next_type: DataType
-    """Type of the next element that could be handed out now; NONE if there is none."""
+    """Type of the next element that can be polled now; NONE if there is no such element."""
     sequence_number: int
 
 

@@ -48,7 +48,7 @@ class TlsSettings(Struct, frozen=True):
 
     @classmethod
     def read(cls, options: Options) -> TlsSettings | None:
-        """Return the TLS of the data port; None if it has none. Raises UserError."""
+        """Return the TLS configuration of the data port; None without TLS. Raises UserError."""
         if not is_encrypted(options.as_map()):
             return None
         names = [name.strip() for name in options.string(ALGORITHMS).split(",")]

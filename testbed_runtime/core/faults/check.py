@@ -1,4 +1,4 @@
-"""Check the fields of a fault, as far as the fault alone shows it, in one place. Pure.
+"""Check the fields of a fault that can be judged without its testbed. Pure.
 
 Documents (api.fault_rules) and agents (faults.registry) apply the same checks; errors name the fields as a document writes them.
 """
@@ -112,7 +112,7 @@ def _range(
 def target_problems(
     fault: Fault, where: str, *, selects: bool, written: bool, peers: bool
 ) -> Iterator[UserError]:
-    """Yield what is wrong with the kind of target: whether it selects TaskManagers, is written at all, and names peers."""
+    """Yield the problems of a target for its kind: a missing target, TaskManagers or peers where they are not allowed."""
     family = FAMILIES[kind_of(fault).family]
     example = "write target: {taskManagers: {mode: one}}"
     if family.jobmanager_only and selects:

@@ -34,7 +34,7 @@ class Lease:
     __slots__ = ("deadline", "lease_s", "renewed_at", "state")
 
     def __init__(self, *, now: float, deadline: float, lease_s: float | None = None) -> None:
-        """`deadline` is absolute. Without `lease_s` the fault stands alone and only its deadline ends it."""
+        """`deadline` is absolute. Without `lease_s` the fault is stand-alone, and only its deadline ends it."""
         if lease_s is not None and lease_s <= 0:
             raise ValueError(f"lease_s must be more than 0, got {lease_s}")
         self.deadline = deadline
@@ -54,7 +54,7 @@ class Lease:
         return self.deadline if self.lease_s is None else min(self.deadline, self.renewed_at + self.lease_s)
 
     def poll(self, now: float) -> LeaseState:
-        """Return the state at `now`. The deadline comes first: a fault that lasted its full time did not lapse."""
+        """Return the state at `now`. The deadline is checked first: a fault that lasted its full time did not lapse."""
         if not self.active:
             return self.state
         lapse_at = None if self.lease_s is None else self.renewed_at + self.lease_s

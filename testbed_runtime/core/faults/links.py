@@ -45,7 +45,7 @@ def link(source: str, destination: str) -> str:
 
 
 def logical_name(resource_id: str) -> str:
-    """Drop the incarnation: `tm-0-1` → `tm-0`. Any other name stays as it is."""
+    """Drop the incarnation: `tm-0-1` → `tm-0`. Other names are returned unchanged."""
     parts = resource_id.split("-")
     if len(parts) == 3 and parts[1].isdigit() and parts[2].isdigit():
         return f"{parts[0]}-{parts[1]}"

@@ -158,7 +158,7 @@ class Kind(Struct, frozen=True):
 
     @property
     def usage(self) -> str:
-        """The sentence of the schema: what happens, and what it takes."""
+        """The description in the schema: what happens, and which parameters it has."""
         notes = [self.doc]
         if set(self.backends) <= set(PACKET_BACKENDS):
             notes.append("Needs a packet backend.")
@@ -181,7 +181,7 @@ BACKENDS: Mapping[str, str] = {
     "nftables": "the kernel's packet filter; needs NET_ADMIN",
     POD_BACKEND: "the cluster's API server; needs permission to delete pods",
 }
-"""Backend → what it is and needs."""
+"""Description of each backend, with its requirements."""
 
 
 def camel(name: str) -> str:

@@ -107,7 +107,7 @@ class CheckpointFailureManager:
         self._last_success: int | None = None
 
     def on_success(self, checkpoint: int) -> None:
-        """Begin to count anew, unless a newer checkpoint has succeeded before."""
+        """Reset the count, unless a newer checkpoint has already succeeded."""
         if self._last_success is None or checkpoint > self._last_success:
             self._last_success = checkpoint
             self._reset()
@@ -346,7 +346,7 @@ class CheckpointCoordinator:
         return [] if repeated else self._abort_pending(_R.CHECKPOINT_COORDINATOR_SUSPEND, now)
 
     def refuse_drain(self, reason: CheckpointFailureReason) -> None:
-        """Give the final checkpoint up. Periodic ones go on."""
+        """Give up the final checkpoint. Periodic checkpoints continue."""
         self._drain_wanted = False
         self.drain_refused = reason
 
@@ -420,7 +420,7 @@ class CheckpointCoordinator:
             self._due += missed * self._interval_s
 
     def _choose(self, now: float) -> bool:
-        """Take a request from the queue. Return False if there is none or it is refused (Flink's CheckpointRequestDecider)."""
+        """Take a request from the queue. Return False if the queue is empty or the request is refused (Flink's CheckpointRequestDecider)."""
         if self._full:
             return False
         if self._at_once <= now:

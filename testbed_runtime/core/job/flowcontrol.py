@@ -119,7 +119,7 @@ class RateLimiter:
         self._at = now
 
     def grant(self, now: float, most: int) -> int:
-        """Return how many records may be emitted now, at most `most`. `spend` says how many were."""
+        """Return how many records may be emitted now, at most `most`. Report the emitted ones to `spend`."""
         if self.rate < 0:
             return most
         self._accrue(now)

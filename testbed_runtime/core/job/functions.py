@@ -28,7 +28,7 @@ class FunctionReference(Struct, frozen=True):
 
     @staticmethod
     def parse(text: str) -> FunctionReference | None:
-        """Return the parts of a reference; None if the text is none."""
+        """Return the parts of a reference; None if the text is not a reference."""
         file, separator, name = text.rpartition(":")
         if not separator or not name.isidentifier():
             return None

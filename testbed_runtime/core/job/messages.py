@@ -162,7 +162,7 @@ class RequestNextInputSplit(Struct, frozen=True):
 
 
 class InputSplit(Struct, frozen=True):
-    """The answer: the number of the split, and how many records it has. -1: there is none left."""
+    """The answer: the number of the split and its number of records. -1: no split is left."""
 
     number: int
     records: int = 0
@@ -209,7 +209,7 @@ class AcknowledgeCheckpoint(Struct, frozen=True):
     attempt: str
     checkpoint: int
     state_handle: str
-    """Blob key of the subtask's snapshot, empty when it has none."""
+    """Blob key of the subtask's snapshot; empty without one."""
     state_bytes: int
     alignment_s: float
     commit: SinkCommit | None = None

@@ -64,7 +64,7 @@ class GateRescaling(Struct, frozen=True):
     channels: tuple[range, ...]
     """The old channels of each new channel."""
     ambiguous: frozenset[int]
-    """Old subtasks that several new ones read: each takes the records of its own key groups."""
+    """Old subtasks that several new ones read. Each new one keeps the records of its own key groups."""
 
     @classmethod
     def of(

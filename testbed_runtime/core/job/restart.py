@@ -47,7 +47,7 @@ class RestartStrategy(Protocol):
 
     @property
     def limit_option(self) -> str:
-        """Key of the option that allows no more restarts; empty if there is none."""
+        """Key of the option that allows no more restarts; empty if restarts are not exhausted."""
 
     @property
     def text(self) -> str:
@@ -250,7 +250,7 @@ class ExponentialDelay:
         return self._attempt <= self._config.attempts_before_reset
 
     def backoff_s(self, now: float) -> float:
-        """Return the time that is left of the delay: a failure that is merged does not begin it anew."""
+        """Return the remaining delay: a merged failure does not restart it."""
         if self._backoff_ms is None:
             raise LocalProtocolError("Please call notifyFailure first.")
         return max(0, self._next_restart_ms - _millis(now)) / MILLIS
@@ -321,7 +321,7 @@ def _grown(initial: int, multiplier: float, attempt: int) -> int:
 
 
 def settings_in_effect(options: Options) -> Options:
-    """Return the options that the strategy reads: while its type is not set, Flink ignores what is set for a strategy."""
+    """Return the options that the strategy reads. While its type is not set, Flink ignores the options of every strategy."""
     return options if options.is_set(TYPE) else Options({}, flink_version=options.flink_version)
 
 
@@ -375,7 +375,7 @@ def restart_strategy(options: Options, uniform: Callable[[int, int], int]) -> Re
 
 
 def restart_limit(options: Options) -> str:
-    """Return the option that limits the restarts of a job, with its value: a job that fails for good has reached it. Raises OptionRefused."""
+    """Return the option that limits the restarts of a job, with its value. A job that fails terminally has reached it. Raises OptionRefused."""
     strategy = restart_strategy(options, lambda low, _: low)
     if isinstance(strategy, NoRestart):
         return f"{TYPE} = none"

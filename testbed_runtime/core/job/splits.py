@@ -15,7 +15,7 @@ def split_records(limit: int, splits: int) -> int:
 class SplitAssigner:
     """Hands out the splits of one vertex to the subtask that asks first (Flink's DefaultInputSplitAssigner).
 
-    The last split goes first. A split belongs to its subtask for good: after a restart the subtask gets the same
+    The last split goes first. A split stays assigned to its subtask: after a restart the subtask gets the same
     splits in the same order."""
 
     def __init__(self, splits: int) -> None:

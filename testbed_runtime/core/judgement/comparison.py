@@ -74,7 +74,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     pair: int
     value: float | None
     reason: str = ""
-    """Why there is no value, or why it is only a lower bound (metrics.LOWER_BOUNDS)."""
+    """Why the value is missing or only a lower bound (metrics.LOWER_BOUNDS)."""
 
     @property
     def bounded(self) -> bool:
@@ -124,7 +124,7 @@ class Contrast(Struct, frozen=True, kw_only=True):
 
     @property
     def note(self) -> str:
-        """Say how the interval was made; empty if there is none."""
+        """Say how the interval was computed; empty without an interval."""
         if self.improvement is None:
             return ""
         how = "pairs of trials with the same seed" if self.paired else "trials of each side, not paired"
@@ -196,7 +196,7 @@ def contrast(
 def _aligned(
     first: Sequence[Sample], second: Sequence[Sample]
 ) -> tuple[Sequence[Sample], Sequence[Sample], bool]:
-    """Return both in the order of their pairs if the same pairs are in both (a void trial drops its pair), else as they are."""
+    """Return both in the order of their pairs if they have the same pairs (a void trial drops its pair), otherwise unchanged."""
     left, right = ({s.pair: s for s in group} for group in (first, second))
     common = sorted(left.keys() & right.keys())
     if len(left) == len(first) and len(right) == len(second) and len(common) > max(len(left), len(right)) / 2:
@@ -205,7 +205,7 @@ def _aligned(
 
 
 def _opened(change: Interval | None, first: Sequence[Sample], second: Sequence[Sample]) -> Interval | None:
-    """Open the interval to the side on which true values may be larger than what was observed."""
+    """Remove the bound of the interval on the side where the true value may exceed the observed one."""
     if change is None:
         return None
     low = -math.inf if any(s.bounded for s in first) else change.low

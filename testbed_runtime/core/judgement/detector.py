@@ -29,7 +29,7 @@ _NORMAL = NormalDist()
 
 
 class Disturbance(Struct, frozen=True, kw_only=True):
-    """Events of one TaskManager that are no failure: how many a day, and their log-normal lengths."""
+    """Harmless events of one TaskManager: their number per day and their log-normal durations."""
 
     per_day: float
     median_s: float

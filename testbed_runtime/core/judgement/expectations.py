@@ -259,7 +259,7 @@ class Expectation(Struct, frozen=True, kw_only=True):
 
 
 def _doubts(info: Metric, field: str, bound: str) -> Iterator[str]:
-    """Yield why a bound on this metric was probably not meant as it is written."""
+    """Yield the reasons why a bound on this metric is probably a mistake."""
     if info.unit == "text":
         if info.values and bound and not any(_matches(bound, value) for value in info.values):
             # `running` is meant as RUNNING

@@ -159,7 +159,7 @@ class _VariantJudge:
         if name == LEAKED and row is None:
             return None  # recorded before TaskManagers counted their buffers
         if reason in m.NOT_JUDGED or (reason == m.JOB_FAILED and self._expects_a_job_state()):
-            # nothing can be judged, which is no violation; the item says so
+            # nothing can be judged, which is not a violation; the item has the reason
             return self._item(expectation, trial, row, Verdict.PASS, reason, implied=True)
         verdict = Verdict.INCONCLUSIVE if reason else Verdict.PASS
         return self._item(expectation, trial, row, verdict, reason, implied=True)
@@ -394,6 +394,6 @@ def _seen(metric: str, row: Row | None) -> str:
 
 
 def _unverified(row: Row | None) -> str:
-    """Return why a fault was not seen to take effect: as the history says it, whatever the runner recorded."""
+    """Return why no effect of a fault was observed. The history decides, not what the runner recorded."""
     known = "" if row is None else row["reason"]
     return known if known in (m.VOIDED, m.JOB_ENDED) else m.FAULT_NOT_VERIFIED

@@ -74,7 +74,7 @@ RUN_FAILED = "RunFailed"
 AMBIGUOUS = "BadExpectation"
 HEALED = "Healed"
 NOT_JUDGED = frozenset({FILTERED, NOT_COUNTED, NOT_SAMPLED})
-"""With these reasons a safety metric cannot be judged, which is no violation."""
+"""With these reasons a safety metric cannot be judged. That is not a violation."""
 LOWER_BOUNDS = frozenset({NOT_RECOVERED, OBSERVATION_TOO_SHORT})
 """With these reasons the value is what was observed until the end; the true value is at least that."""
 
@@ -211,7 +211,7 @@ REASONS: dict[str, Reason] = {
 
 
 def reason_text(reason: str) -> str:
-    """Return the reason as a clause; a reason of another version as it is."""
+    """Return the reason as a clause; an unknown reason, for example of another version, unchanged."""
     return REASONS[reason].text if reason in REASONS else reason
 
 

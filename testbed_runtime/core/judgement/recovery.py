@@ -70,7 +70,7 @@ class Segment(Struct, frozen=True, kw_only=True):
     from_events: bool = False
     """No wait was recorded. The owner is the step between two events of the failover."""
     slack_ns: int = -1
-    """How much shorter the option can make it, until `next` decides when the step ends; -1 if nothing else would decide."""
+    """How much shorter the option can make it, until `next` decides when the step ends; -1 if no other wait would end the step."""
     next: str = ""
     """The owner of the wait that decides then, in words."""
 
@@ -197,7 +197,7 @@ class Recovery(Struct, frozen=True, kw_only=True):
     reason: str = ""
     """A reason of core.judgement.metrics if it did not recover or cannot be measured."""
     ended: str = ""
-    """State in which the job ended before it had recovered: FINISHED, FAILED or CANCELED. Empty if it went on."""
+    """State in which the job ended before it had recovered: FINISHED, FAILED or CANCELED. Empty if it kept running."""
     restarts: int = 0
     """Restarts of the job in it."""
     limit: str = ""

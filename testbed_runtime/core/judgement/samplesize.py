@@ -1,4 +1,4 @@
-"""Numbers of trials and what they can show: the fewest for an interval, repeated looks, the false-pass risk of quantiles. Pure."""
+"""How much a number of trials can show: the minimum for an interval, repeated looks, the false-pass risk of quantiles. Pure."""
 
 from __future__ import annotations
 

@@ -37,12 +37,12 @@ def exit_code(verdict: Verdict, *, inconclusive: str = "") -> int:
 
 
 def aggregate(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the worst verdict; Inconclusive if there is none."""
+    """Return the worst verdict; Inconclusive without any."""
     return max(verdicts, default=Verdict.INCONCLUSIVE)
 
 
 def worst(names: Iterable[str]) -> Verdict:
-    """Return the worst of some verdicts, given by name; Inconclusive if there is none."""
+    """Return the worst of the named verdicts; Inconclusive without any."""
     return aggregate(Verdict[name.upper()] for name in names)
 
 
@@ -164,7 +164,7 @@ class RunVerdict(Struct, frozen=True):
 
     @property
     def _not_judged(self) -> str:
-        """Say what was not judged although everything passed."""
+        """Name what was not judged, if everything else passed."""
         skipped = [j for j in self.judged if j.verdict is Verdict.PASS and j.reason]
         if not skipped:
             return ""

@@ -142,7 +142,7 @@ class Timeline:
         return self._end_with("" if self.phase in ("drain", "end") else "drain", now)
 
     def drained(self, now: float) -> list[Action]:
-        """End the trial: the drain is complete or was given up."""
+        """End the trial: the drain is complete, or it was abandoned."""
         return self._end_with("end", now)
 
     def _end_with(self, phase: str, now: float) -> list[Action]:

@@ -135,7 +135,7 @@ class ChannelBackend:
     # ---- measuring
 
     async def _measure_counters(self, request: FaultRequest) -> Measurement:
-        """Judge by the interceptor's count of what it dropped, delayed or refused."""
+        """Judge by the numbers of frames or calls that the interceptor dropped, delayed or refused."""
         counters = await self._counters(request)
         asked = float(request.fault.params.get("delay_s") or 0.0)
         ok = any(took_effect(request.fault.kind, c, asked) for c in counters.values())

@@ -157,7 +157,7 @@ class PacketBackend:
     async def _check_path(
         self, held: _Held, path: ProbePath, asked: Impairment
     ) -> tuple[str, dict[str, Any]]:
-        """Return (what is wrong, or an empty string; the path's measurements)."""
+        """Return the problem (empty: none) and the path's measurements."""
         why, after = "", PathReading()
         before = held.before.get(path.name, PathReading())
         for _ in range(CHECK_AGAIN):

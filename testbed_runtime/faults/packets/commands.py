@@ -103,7 +103,7 @@ async def support() -> PacketSupport:
 
 async def _netem() -> tuple[str, str]:
     if shutil.which("tc") is None or shutil.which("ip") is None:
-        return "", "there is no tc: install iproute2"
+        return "", "tc is missing: install iproute2"
     made = await run(("ip", "link", "add", PROBE_DEVICE, "type", "ifb"))
     if made.code:
         return "", f"this kernel has no ifb device (ip says: {_last(made.output)}); nfqueue serves instead"
@@ -158,7 +158,7 @@ async def _iptables_queue(tool: str) -> tuple[bool, str]:
 
 async def _nftables() -> tuple[str, str]:
     if shutil.which("nft") is None:
-        return "", "there is no nft: install nftables"
+        return "", "nft is missing: install nftables"
     text = f"table inet {PROBE_TABLE} {{ set s {{ type inet_service; flags timeout; }}; chain c {{ tcp dport @s counter drop; }}; }}\n"
     tried = await run(("nft", "-f", "-"), text)
     await run(("nft", "delete", "table", "inet", PROBE_TABLE))

@@ -160,7 +160,7 @@ def together(fates: Iterable[Fate], now: float) -> Fate:
 
 
 class Ends(Struct, frozen=True):
-    """Sender and receiver of a packet: addresses as text, ports (0 when it has none)."""
+    """Sender and receiver of a packet: addresses as text, and ports (0 for a packet without ports)."""
 
     source: str
     destination: str

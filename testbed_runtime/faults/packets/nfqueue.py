@@ -133,7 +133,7 @@ class PacketQueue:
         try:
             opened.bind((0, 0))
             opened.setsockopt(netlink.SOL_NETLINK, netlink.NO_ENOBUFS, 1)
-            with contextlib.suppress(OSError):  # without it the system's limit stands
+            with contextlib.suppress(OSError):  # without it the system's limit applies
                 opened.setsockopt(socket.SOL_SOCKET, netlink.SO_RCVBUFFORCE, RECEIVE_BYTES)
             self._socket = opened
             await self._ask(
@@ -253,7 +253,7 @@ class PacketQueue:
 
 
 def _key(rule: PacketRule) -> str:
-    """The key of a rule's machine, also its seed: the machine stays while other rules come and go."""
+    """The key and seed of a rule's machine, which keeps its state while other rules are added and removed."""
     return f"{rule.seed}/{rule.rule_id}/{rule.hook}/{rule.ports}"
 
 

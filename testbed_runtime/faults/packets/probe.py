@@ -300,7 +300,7 @@ async def _until(series: _Series, condition: Callable[[], bool], limit_s: float)
 
 
 def _widen(opened: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # without NET_ADMIN the system's limit stands
+    with contextlib.suppress(OSError):  # without NET_ADMIN the system's limit applies
         opened.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER_BYTES)
 
 

@@ -22,7 +22,7 @@ class ProcessTable(Protocol):
     """The supervisor's children or the simulated processes, by logical name."""
 
     def pid(self, name: str) -> int | None:
-        """Return the pid of the running incarnation, or the number of a simulated one; None when there is none."""
+        """Return the pid of the running incarnation (simulated: its number); None if none runs."""
 
     def state(self, name: str, pid: int) -> str:
         """Return the state letter of an incarnation (`R`, `S`, `T`, `Z`, …); empty when it does not exist."""

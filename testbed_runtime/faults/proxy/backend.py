@@ -51,7 +51,7 @@ class _Path(Path):
 
 
 class ProxyBackend:
-    """`proxy` returns the control address of the running proxy (None: there is none), `echo` that of the supervisor's echo."""
+    """`proxy` returns the control address of the running proxy (None without one), `echo` that of the supervisor's echo."""
 
     def __init__(
         self,

@@ -134,7 +134,7 @@ class FlowShaper:
         self._queue.append(_Held(how, now, 0.0))
 
     def discard(self) -> None:
-        """Discard what is held: a reset does not wait for it."""
+        """Discard held bytes: a reset overtakes them."""
         self._queue.clear()
         self._held_bytes = 0
 

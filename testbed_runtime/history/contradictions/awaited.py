@@ -18,7 +18,7 @@ OWN = "its own"
 
 
 def check_awaited(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
-    """Return the waits for a wrong thing, at most one for each rule, of a job whose JobManager recorded all of it."""
+    """Return waits for something that the job does not have, at most one for each rule, if the JobManager recorded the whole job."""
     if not deployments(trial) or not recorded_to_its_end(trial):
         return []
     rules = (_producers(trial, entry), _checkpoints(trial))

@@ -12,7 +12,7 @@ from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.schema import Trial
 
 ENDING = ("failover.failure", "failover.started", "taskmanager.lost")
-"""Events that say which kind of wait they ended."""
+"""Events with the kind of the wait that they ended."""
 BY_JOBMANAGER = frozenset(("heartbeat", "checkpoint", "deployment"))
 """Those that the JobManager records itself, before the event. A TaskManager that is killed loses its last ones."""
 

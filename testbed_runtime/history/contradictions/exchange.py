@@ -213,7 +213,7 @@ def _without_commits(trial: Trial) -> set[str]:
 
 
 def _ends(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
-    """Yield commits by a task that is no sink, and of records that a sink or no task sent."""
+    """Yield commits by a task that is not a sink, and commits of records that name a sink or an unknown task as their source."""
     sending = {source for source, _, _ in edges(entry)}
     tasks = tasks_of(entry)
     senders = {task for task in tasks if task.rpartition("-")[0] in sending}

@@ -69,7 +69,7 @@ def _channels(trial: Trial) -> Iterator[Damage]:
 
 
 def _owner(channel: str) -> str | None:
-    """Return the consumer's TaskManager; empty for an id that Headgate did not choose, None for what is no id."""
+    """Return the consumer's TaskManager; empty for an id that Headgate did not choose, None if it is not an id."""
     try:
         found = bytes.fromhex(channel)
     except ValueError:

@@ -18,7 +18,7 @@ OWN_WAITS = frozenset(("registration",))
 WITHOUT_ATTEMPT = frozenset((
     "registration", "replacement", "stalled", "start", "checkpoint", "completion", "heartbeat", "lease", "leadership",
 ))  # fmt: skip
-"""Waits that are of no attempt and of no restart."""
+"""Waits that belong to neither an attempt nor a restart."""
 OF_STATE = {
     "triggered": frozenset[str](),
     "acknowledged": frozenset(("task", "duration_ns", "alignment_ns", "state_bytes", "persisted_bytes")),
@@ -40,7 +40,7 @@ OF_ROLE = {
 
 
 def check_kinds(trial: Trial) -> list[Damage]:
-    """Return the rows that none of their kind is like, at most one for each rule."""
+    """Return rows that cannot be of their kind, at most one for each rule."""
     rules = (
         _numbers_of_events(trial), _causes(trial), _subjects(trial), _states(trial), _roles(trial), _ids(trial), _limits(trial), _links(trial),
     )  # fmt: skip
@@ -48,7 +48,7 @@ def check_kinds(trial: Trial) -> list[Damage]:
 
 
 def _numbers_of_events(trial: Trial) -> Iterator[Damage]:
-    """Yield the attempt or the checkpoint of an event that is of none, and a restored state that is of no checkpoint."""
+    """Yield an event with an attempt or a checkpoint although its kind has none, and a restored state without a checkpoint."""
     for row, r in distinct(trial, "events", "kind", "attempt", "checkpoint"):
         if r["kind"] in RESTORED and r["checkpoint"] < 0:
             yield Damage("events", "checkpoint", row, f"is -1, but {r['kind']} is of a checkpoint")
@@ -104,7 +104,7 @@ def _roles(trial: Trial) -> Iterator[Damage]:
 
 
 def _ids(trial: Trial) -> Iterator[Damage]:
-    """Yield waits whose id, or that of a wait before them, is of another process, and what a process recorded for another one."""
+    """Yield waits whose id, or that of a preceding wait, belongs to another process, and rows recorded for another process."""
     table = trial.table("waits")
     columns = ["wait", "process", "after", "kind", "who", "attempt"]
     if not sound(table, *columns):

@@ -192,7 +192,7 @@ def _data(trial: Trial) -> Iterator[Damage]:
 
 
 def _is(value: object, kind: type) -> bool:
-    """Whether a value of a JSON object has this type. A whole number may be meant as a float, a bool is no number."""
+    """Whether a value of a JSON object has this type. An integer is accepted as a float, a bool is not a number."""
     return type(value) is kind or (kind is float and type(value) is int)
 
 
