@@ -33,7 +33,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.certificates import make_certificate
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
+from testbed_runtime.core.judgement.verdict import EXIT_ERROR
 from testbed_runtime.http import serve
 from testbed_runtime.kube.api import Api, ApiError, connect
 
@@ -45,7 +45,6 @@ NEXT_TERM_S = 2.0
 """Pause after a term that ended by an error."""
 CONNECTIONS_BESIDE = 8
 """Connections to the API server beside one for each worker: the Lease's renewal must not wait for a worker's request."""
-EXIT_ERROR = EXIT_CODES[Verdict.ERROR]
 
 log = logging.getLogger("headgate.operator")
 

@@ -21,7 +21,6 @@ from testbed_runtime.core.faults.vocabulary import Family, Kind, Parameter, Type
 from testbed_runtime.core.trial.plan import NEVER, REAL_PARALLELISM_MAX, REAL_TASK_MANAGERS_MAX
 from testbed_runtime.core.versions import Version
 
-API_VERSION = "headgate.dev/v1alpha1"
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 """A DNS label: names become names of pods, files and tests."""
 QUANTITY_PATTERN = r"^([0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?)?$"

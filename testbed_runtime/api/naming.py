@@ -80,7 +80,6 @@ STARTS_PER_POD = 100
 
 MAX_TESTBED_NAME = 40
 """`<testbed>-tm-99` and `jobmanager.<testbed>` are DNS labels with room to spare."""
-MAX_RUN_NAME = 50
 RUNNER_ACCOUNT = "headgate-runner"
 STUDY_ACCOUNT = "headgate-study"
 SPARK_ACCOUNT = "headgate-spark"

@@ -17,6 +17,7 @@ import typer
 from testbed_runtime.cli import access, cluster_doctor, exits
 from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding, noted
 from testbed_runtime.cli.options import DEFAULT_OUT
+from testbed_runtime.process.clock import BOOT_ID
 
 MIN_CORES = 2
 """With fewer, a JobManager, its TaskManagers and the recorder disturb each other's measurements."""
@@ -151,10 +152,9 @@ def _clock() -> Finding:
 
 
 def _boot_id() -> Finding:
-    path = Path("/proc/sys/kernel/random/boot_id")
-    level = GOOD if path.exists() else WARNING
+    level = GOOD if BOOT_ID.exists() else WARNING
     means = "with it, the times of all processes here can be compared exactly"
-    return Finding("boot id", level, "available" if path.exists() else "none", means)
+    return Finding("boot id", level, "available" if level == GOOD else "none", means)
 
 
 def _signals() -> Finding:

@@ -9,9 +9,9 @@ import traceback
 import typer
 
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
+from testbed_runtime.core.judgement.verdict import EXIT_CODES, EXIT_ERROR, Verdict
 
-PASS, ERROR = EXIT_CODES[Verdict.PASS], EXIT_CODES[Verdict.ERROR]
+PASS, ERROR = EXIT_CODES[Verdict.PASS], EXIT_ERROR
 INTERRUPTED = 130
 """Ctrl-C or SIGTERM, as shells expect (128 + SIGINT)."""
 DEBUG = "HEADGATE_DEBUG"

@@ -9,12 +9,12 @@ import typer
 
 from testbed_runtime.cli.options import AsJson, FlinkVersion, Settings, flink_options, show
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.values import MB
 
 if TYPE_CHECKING:
     from testbed_runtime.core.options import Options
     from testbed_runtime.core.processmemory import ProcessMemory
 
-MB = 1024**2
 DIGITS = 3
 PARTS = (
     ("process", "process", 0),

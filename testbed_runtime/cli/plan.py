@@ -13,13 +13,12 @@ from testbed_runtime.cli.options import AsJson, Settings, Variants, flink_option
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
+from testbed_runtime.core.values import MB
 
 if TYPE_CHECKING:
     from testbed_runtime.core.job.bufferplan import BufferPlan, TaskManagerPlan
     from testbed_runtime.core.options import Options
     from testbed_runtime.core.trial.plan import TestbedPlan
-
-MB = 1024**2
 
 
 def plan(

@@ -48,10 +48,11 @@ _NANOS = {label: nanos for _, labels, nanos in _DURATION_UNITS for label in labe
 DURATION_LABELS = (*_NANOS, "us")
 """The units of a duration in a document."""
 _ALL_DURATION_UNITS = ", ".join(f"{name}: ({' | '.join(labels)})" for name, labels, _ in _DURATION_UNITS)
+MB = 1024**2
 _MEMORY_UNITS = (
     (("b", "bytes"), 1),
     (("k", "kb", "kibibytes"), 1024),
-    (("m", "mb", "mebibytes"), 1024**2),
+    (("m", "mb", "mebibytes"), MB),
     (("g", "gb", "gibibytes"), 1024**3),
     (("t", "tb", "tebibytes"), 1024**4),
 )

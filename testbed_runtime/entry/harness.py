@@ -29,12 +29,10 @@ from typing import Any, TypeAlias, TypeVar
 from aiohttp import web
 
 from testbed_runtime.core.errors import HeadgateError, UserError
-from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
+from testbed_runtime.core.judgement.verdict import EXIT_ERROR
 from testbed_runtime.http import serve
 from testbed_runtime.ports.network import Address
 from testbed_runtime.process.clock import loop_factory
-
-EXIT_ERROR = EXIT_CODES[Verdict.ERROR]
 
 Ready: TypeAlias = dict[str, Any]
 """The ready line: addresses by purpose (`control`, `rpc`, `data`, …)."""

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from testbed_runtime.core.errors import HeadgateError
 
-EXIT_ERROR = 2
 """The exit code of a failure that a message explains."""
 TEXT_MAX = 600
 """The longest message in characters."""

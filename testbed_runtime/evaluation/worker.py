@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.judgement.verdict import EXIT_ERROR
 from testbed_runtime.evaluation import ERROR_PREFIX, session, trends
 from testbed_runtime.evaluation.judge import evaluate
-from testbed_runtime.evaluation.run import EXIT_ERROR, one_line, scratch_folder
+from testbed_runtime.evaluation.run import one_line, scratch_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,7 +5,7 @@ A holder is the component that carries out a fault: the interceptor of a process
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct, field
@@ -33,12 +33,12 @@ class FaultRequest(Struct, frozen=True):
 
     @property
     def rule_id(self) -> str:
-        """The id as it is written in the path of a URL."""
+        """The id, quoted for the path of a URL."""
         return "".join(c if c.isalnum() or c in "-_." else "~" for c in self.fault_id)
 
 
 class Measurement(Struct, frozen=True):
-    """`ok` means: the effect is there (while the fault lasts), or nothing is left (after it). `values` go into JSON."""
+    """`ok`: the effect was measured (during the fault), or no residue was found (after it). `values` go into JSON."""
 
     ok: bool
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -144,16 +144,8 @@ def require_running(missing: Iterable[str]) -> None:
         )
 
 
-async def poll_until(condition: Callable[[], bool], stop: asyncio.Event, *, every_s: float) -> bool:
-    """Check `condition` periodically until it is true or `stop` is set. Return its last value."""
-    while not condition():
-        if await stopped_within(stop, every_s):
-            return condition()
-    return True
-
-
 async def stopped_within(stop: asyncio.Event, seconds: float) -> bool:
-    """Wait that long. Return True as soon as `stop` is set."""
+    """Wait for this many seconds. Return True as soon as `stop` is set."""
     try:
         async with timeout(seconds):
             await stop.wait()

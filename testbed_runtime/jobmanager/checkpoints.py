@@ -173,7 +173,7 @@ class Checkpoints:
         have, the job is about to end by itself."""
         after_finish = self._services.options.checkpoints_after_finish
         if self._coordinator.drain_due and not after_finish and self._graph.partly_finished:
-            self._coordinator.refuse_drain(CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING)
+            self._coordinator.refuse_drain()
             text = f"The stop with a final checkpoint was refused: {self.drain_refused}"
             self._services.event("note", self._done.job, text=text)
             self._on_refused()

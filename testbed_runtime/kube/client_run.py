@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed_runtime.api import models, naming
+from testbed_runtime.api import limits, models, naming
 from testbed_runtime.api.status import COMPLETE, EVALUATING, RECORDER_LOST, JobNow, read
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.documents import PAGE_FILE, SCHEMA, VERDICT_FILE
@@ -43,7 +43,7 @@ WITHOUT_REPORT = {str(v): EXIT_CODES[v] for v in (Verdict.ERROR, Verdict.INCONCL
 def run_name(scenario: str) -> str:
     """Return a new name, short enough for the objects that are named after the run."""
     end = secrets.token_hex(NAME_BYTES)
-    return f"{scenario[: naming.MAX_RUN_NAME - len(end) - 1].rstrip('-')}-{end}"
+    return f"{scenario[: limits.MAX_RUN_NAME - len(end) - 1].rstrip('-')}-{end}"
 
 
 def manifest(

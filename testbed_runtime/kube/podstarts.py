@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Pod
-from testbed_runtime.core.ids import is_task_manager
+from testbed_runtime.core.ids import RUNNER, is_task_manager
 from testbed_runtime.core.waits import POD_STEPS, Outcome
 from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.storage import HistorySink
@@ -25,9 +25,9 @@ LONGEST_S = 3600.0
 class PodStarts:
     """The starts of one testbed's TaskManagers since it was opened."""
 
-    def __init__(self, history: HistorySink, process: str, now: Callable[[], float]) -> None:
-        """`process` records the waits; `now` is the loop's time in seconds."""
-        self._waits = WaitLog(history, process, now)
+    def __init__(self, history: HistorySink, now: Callable[[], float]) -> None:
+        """`now` is the loop's time in seconds. The runner records the waits."""
+        self._waits = WaitLog(history, RUNNER, now)
         self._now = now
         self._since = now()
         self._starting: dict[str, Pod] = {}

@@ -16,7 +16,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, TestbedDisrupted
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import POD_BACKEND
-from testbed_runtime.core.ids import JOBMANAGER, PROXY, STORE
+from testbed_runtime.core.ids import JOBMANAGER, PROXY, RUNNER, STORE, SUPERVISOR
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.faults.fanout import PACKETS, Agent
@@ -110,12 +110,12 @@ class KubeTestbed:
 
     async def open(self, *, register_limit_s: float) -> None:
         """Connect, and wait until every TaskManager has registered. Raises HeadgateError on timeout."""
-        self._rpc = HttpRpc("runner", None, self._access.token, flink_version=self.plan.flink_version)
+        self._rpc = HttpRpc(RUNNER, None, self._access.token, flink_version=self.plan.flink_version)
         await self._rpc.start()
         with tempfile.NamedTemporaryFile("w", suffix=".token") as file:  # mode 0600
             file.write(self._access.token)
             file.flush()
-            for process in ("runner", "supervisor"):
+            for process in (RUNNER, SUPERVISOR):
                 config = ProcessConfig(
                     name=process,
                     run=self.context.run,
@@ -127,12 +127,12 @@ class KubeTestbed:
                 self._sinks[process] = await StreamingSink.connect(
                     config, process=process, boot_id=system_boot_id()
                 )
-        self._agent_faults.sink = self._sinks["supervisor"]
+        self._agent_faults.sink = self._sinks[SUPERVISOR]
         if self._pods is not None:
-            self._pods.sink = self._sinks["supervisor"]
+            self._pods.sink = self._sinks[SUPERVISOR]
         self._recorder_seen = asyncio.get_running_loop().time()
         if self._disruptions is not None:
-            self._starts = PodStarts(self._sinks["runner"], "runner", asyncio.get_running_loop().time)
+            self._starts = PodStarts(self._sinks[RUNNER], asyncio.get_running_loop().time)
             self._disruptions.on_pod = self._starts.see
             self._disruptions.open()
         await self._jobs().until_registered(len(self._names), limit_s=register_limit_s)
@@ -165,7 +165,7 @@ class KubeTestbed:
 
     @property
     def history(self) -> HistorySink | None:
-        return self._sinks.get("runner")
+        return self._sinks.get(RUNNER)
 
     async def paths(self) -> Mapping[str, Mapping[str, Any]]:
         """Measure the pod network from the first TaskManager to the second (or the JobManager)."""

@@ -16,19 +16,16 @@ EVERY = 16
 class HistorySampler:
     """A FrameSampler that writes rows. `now` returns the loop's time in seconds."""
 
-    def __init__(
-        self, history: HistorySink, now: Callable[[], float], *, rows_per_s: float = ROWS_PER_S
-    ) -> None:
+    def __init__(self, history: HistorySink, now: Callable[[], float]) -> None:
         self._history = history
         self._now = now
-        self._rate = rows_per_s
         self._tokens = BURST_ROWS
         self._filled_at = now()
 
     def wants(self, number: int) -> bool:
         """Apply a token bucket: its upper half serves all frames, the lower half only multiples of EVERY."""
         now = self._now()
-        self._tokens = min(BURST_ROWS, self._tokens + (now - self._filled_at) * self._rate)
+        self._tokens = min(BURST_ROWS, self._tokens + (now - self._filled_at) * ROWS_PER_S)
         self._filled_at = now
         floor = 1.0 if number % EVERY == 0 else BURST_ROWS / 2
         if self._tokens < floor:

@@ -39,7 +39,10 @@ BACKLOG = 128
 ACCEPT_PAUSE_S = 0.1
 """Pause after accept failed because file descriptors ran out."""
 
-_LINGER_RESET = struct.pack("ii", 1, 0)
+
+def reset_on_close(sock: socket.socket | TlsSocket) -> None:
+    """Make the next close of a socket send a TCP reset."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 class TcpConnection:
@@ -162,7 +165,7 @@ class TcpConnection:
             return
         if reset:
             with contextlib.suppress(OSError):
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
+                reset_on_close(self._sock)
         self._end(None, notify=not reset)
 
     def _flush_now(self) -> None:

@@ -8,13 +8,7 @@ from typing import Any
 import msgspec
 
 from testbed_runtime.core.errors import FlinkError, RemoteProtocolError
-from testbed_runtime.core.job import messages
-
-MESSAGES: dict[str, type[Any]] = {
-    name: value
-    for name, value in vars(messages).items()
-    if isinstance(value, type) and issubclass(value, msgspec.Struct) and value.__module__ == messages.__name__
-}
+from testbed_runtime.core.job.messages import MESSAGES
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

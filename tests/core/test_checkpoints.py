@@ -368,8 +368,12 @@ def test_a_final_checkpoint_that_is_given_up_leaves_the_periodic_ones():
     made = coordinator()
     made.stop_with_drain(0.0)
     assert (made.draining, made.drain_refused) == (True, None)
-    made.refuse_drain(R.CHECKPOINT_DECLINED)
-    assert (made.draining, made.drain_due, made.drain_refused) == (False, False, R.CHECKPOINT_DECLINED)
+    made.refuse_drain()
+    assert (made.draining, made.drain_due, made.drain_refused) == (
+        False,
+        False,
+        R.NOT_ALL_REQUIRED_TASKS_RUNNING,
+    )
     assert made.on_time(1.0, TASKS) == [Triggered(1, False)]
     made.stop_with_drain(0.0)
     assert (made.draining, made.drain_refused) == (True, None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from testbed_runtime.core.job.messages import MESSAGES
 from testbed_runtime.core.job.rpcnames import ACTOR_MESSAGES, METHODS
 from testbed_runtime.core.job.splits import NO_SPLIT, SplitAssigner, split_records
-from testbed_runtime.transport.wire_messages import MESSAGES
 
 
 def test_splits_go_to_the_subtask_that_asks_first():

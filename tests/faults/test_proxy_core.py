@@ -13,7 +13,9 @@ from testbed_runtime.faults.proxy.shaper import CLEAR, HOLD_MAX_BYTES, End, Flow
 
 
 def shaper(**shape) -> FlowShaper:
-    return FlowShaper(Random(7), Shape(**shape))
+    made = FlowShaper(Random(7))
+    made.shape = Shape(**shape)
+    return made
 
 
 def joined(pieces) -> bytes:

@@ -73,7 +73,7 @@ def a_pod(
 def recorded(*pods: Pod, seen_at: float = 6, close: bool = False) -> list[tuple[Any, ...]]:
     """Return what is recorded of these states of pods: kind, subject, start and end in seconds since the opening, outcome, cause."""
     clock, history = Clock(), Rows()
-    starts = PodStarts(cast("HistorySink", history), "runner", clock)
+    starts = PodStarts(cast("HistorySink", history), clock)
     clock.now = OPENED + seen_at
     for pod in pods:
         starts.see(pod)

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from testbed_runtime.api import naming, views
+from testbed_runtime.api import limits, naming, views
 from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.kinds import ScenarioRun, Testbed, TestbedResourceSpec
 from testbed_runtime.api.status import (
@@ -314,7 +314,7 @@ def test_the_run_of_a_document_is_valid_and_its_name_is_short_enough():
         "spec": {"testbed": SPEC, "timeline": {}, "faults": [], "expect": []},
     }
     name = client_run.run_name("s" * 60)
-    assert len(name) <= naming.MAX_RUN_NAME
+    assert len(name) <= limits.MAX_RUN_NAME
     found = client_run.manifest(document, name=name, namespace="shop", variants=["a"], control=False)
     checked = ScenarioRun.model_validate({**found, "metadata": {"name": name}})
     assert (checked.spec.control, checked.spec.variants) == (False, ["a"])

@@ -63,7 +63,7 @@ def up(layout: Layout, *, bare: bool, nodes: int = 1) -> None:
 
 def kubectl(layout: Layout, *arguments: str, text: str = "") -> str:
     """Run kubectl against this cluster and return stdout. Raises ClusterError with its error."""
-    command = [_program(layout, "kubectl") or "kubectl", "--kubeconfig", str(layout.kubeconfig), *arguments]
+    command = [_kubectl(layout) or "kubectl", "--kubeconfig", str(layout.kubeconfig), *arguments]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ClusterError(f"kubectl {' '.join(arguments[:3])} failed: {done.stderr.strip()}")
@@ -108,7 +108,7 @@ def _is_whole(layout: Layout, known: state.State | None) -> bool:
 
 def _check_given(layout: Layout, choice: state.Choice) -> None:
     """Check that a given cluster answers. Nothing in it is changed."""
-    if (program := _program(layout, "kubectl")) is None:
+    if (program := _kubectl(layout)) is None:
         raise ClusterError(f"{choice.why}, but kubectl is not on PATH")
     environment = {**os.environ, "KUBECONFIG": choice.kubeconfig}
     command = [program, "--request-timeout=10s", "get", "--raw", "/readyz"]
@@ -299,10 +299,10 @@ def _keep_logs(layout: Layout) -> None:
             complain("\n".join(lines))
 
 
-def _program(layout: Layout, name: str) -> str | None:
-    """Return the cache's program, which has the cluster's version, or else that on PATH."""
-    own = layout.binaries / name
-    return str(own) if own.exists() else shutil.which(name)
+def _kubectl(layout: Layout) -> str | None:
+    """Return the cache's kubectl, which has the cluster's version, or else that on PATH."""
+    own = layout.binaries / "kubectl"
+    return str(own) if own.exists() else shutil.which("kubectl")
 
 
 def facts(layout: Layout) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from headgate_operator.handler import Context, Handler
 from headgate_operator.handlers.fault import pods_of, reach_of
 from headgate_operator.plan import scenariorun as planner
 from headgate_operator.plan.model import Ask, Key, Plan
+from headgate_operator.plan.scenariorun import KindAndName
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import SUSPENDED, RunReport
@@ -16,7 +17,6 @@ from testbed_runtime.api.views import ConfigMap, M, Pod, Resource, Run, Study, T
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.faults.fanout import PACKETS, Agent
 
-KindAndName = tuple[str, str]
 ACCOUNT_KINDS = frozenset({"ServiceAccount", "RoleBinding"})
 """They have no owner: every run and study of the namespace uses them."""
 

@@ -15,19 +15,11 @@ from testbed_runtime.core.faults.links import DIRECTIONS, PLANES
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import Constraint, Kind, Parameter, Type
 from testbed_runtime.core.ids import JOBMANAGER
-from testbed_runtime.core.job import messages
+from testbed_runtime.core.job.messages import MESSAGES
 from testbed_runtime.core.job.rpcnames import METHODS
 
 MAX_DURATION_S = 24 * 3600.0
 """A fault that outlives a day is a mistake in the unit."""
-MESSAGES = tuple(
-    sorted(
-        name
-        for name, value in vars(messages).items()
-        if isinstance(value, type) and value.__module__ == messages.__name__
-    )
-)
-"""The messages of the control plane that `rpc.delay` can name."""
 _FAULT_FIELDS = ("plane", "direction", "duration", "target")
 """Fields that a constraint may name besides the kind's parameters."""
 
@@ -87,7 +79,9 @@ def _parameter(
                 yield UserError(path, f"the vertex {value!r} does not exist", nearest(value, vertices))
         case Type.MESSAGE:
             if value not in MESSAGES:
-                yield UserError(path, f"the message {value!r} does not exist", nearest(value, MESSAGES))
+                yield UserError(
+                    path, f"the message {value!r} does not exist", nearest(value, sorted(MESSAGES))
+                )
 
 
 def _one_of(path: str, value: Any, choices: Sequence[str]) -> Iterator[UserError]:

@@ -30,12 +30,12 @@ from testbed_runtime.core.processmemory import (
     network_range,
     process_memory,
 )
+from testbed_runtime.core.values import MB
 
 FRACTION_STEPS = 100
 """Fractions are proposed in hundredths."""
 LARGEST_GROWTH = 4
 """A process is proposed to grow by eighths, up to this factor."""
-MB = 1024**2
 
 
 class ExchangePlan(Struct, frozen=True):

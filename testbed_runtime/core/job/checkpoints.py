@@ -345,10 +345,10 @@ class CheckpointCoordinator:
         self.drain_refused = None
         return [] if repeated else self._abort_pending(_R.CHECKPOINT_COORDINATOR_SUSPEND, now)
 
-    def refuse_drain(self, reason: CheckpointFailureReason) -> None:
+    def refuse_drain(self) -> None:
         """Give up the final checkpoint. Periodic checkpoints continue."""
         self._drain_wanted = False
-        self.drain_refused = reason
+        self.drain_refused = _R.NOT_ALL_REQUIRED_TASKS_RUNNING
 
     @property
     def draining(self) -> bool:

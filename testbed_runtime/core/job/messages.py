@@ -458,3 +458,10 @@ class Acknowledge(Struct, frozen=True):
 
 CHUNK_RECORDS = 4096
 """Sequence numbers per chunk of a SinkCommit's bitmap."""
+
+MESSAGES: dict[str, type[Struct]] = {
+    name: value
+    for name, value in tuple(globals().items())
+    if isinstance(value, type) and issubclass(value, Struct) and value.__module__ == __name__
+}
+"""Every message, by its name."""

@@ -27,6 +27,8 @@ class Verdict(enum.IntEnum):
 
 
 EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.ERROR: 2, Verdict.INCONCLUSIVE: 3}
+EXIT_ERROR = EXIT_CODES[Verdict.ERROR]
+"""Exit code of every process that fails."""
 
 
 def exit_code(verdict: Verdict, *, inconclusive: str = "") -> int:

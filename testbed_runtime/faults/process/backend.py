@@ -6,13 +6,13 @@ The effect is measured at the process: its state is `T`, or it is gone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from testbed_runtime.core.faults.links import owners_of
 from testbed_runtime.core.ids import JOBMANAGER
-from testbed_runtime.faults.backend import FaultRequest, Measurement, poll_until, require_running
+from testbed_runtime.faults.backend import FaultRequest, Measurement, require_running, stopped_within
 
 POLL_S = 0.01
 STOPPED, GONE = "T", "gone"
@@ -35,10 +35,10 @@ class ProcessTable(Protocol):
     def pause(self, name: str) -> None: ...
 
     def resume(self, name: str) -> None:
-        """Harmless when it is not paused or does not exist."""
+        """Resume a process. Harmless if it is not paused or does not exist."""
 
     async def restart(self, name: str) -> None:
-        """Start its next incarnation and wait until it is ready. Does nothing while one runs."""
+        """Start the next incarnation of a process and wait until it is ready. Does nothing while one runs."""
 
 
 def process_state(pid: int) -> str:
@@ -80,7 +80,7 @@ class ProcessBackend:
         def took_effect() -> bool:
             return all(state in wanted for state in self._states(pids).values())
 
-        ok = await poll_until(took_effect, stop, every_s=POLL_S) and bool(pids)
+        ok = await _poll_until(took_effect, stop) and bool(pids)
         return Measurement(
             ok,
             {"pids": pids, "states": self._states(pids), "after_s": round(loop.time() - begin, 6)},
@@ -112,3 +112,11 @@ class ProcessBackend:
 def target_names(request: FaultRequest) -> tuple[str, ...]:
     """Return the processes that a fault kills or pauses."""
     return (JOBMANAGER,) if request.fault.kind.startswith("jobmanager.") else owners_of(request.targets)
+
+
+async def _poll_until(condition: Callable[[], bool], stop: asyncio.Event) -> bool:
+    """Check `condition` periodically until it is true or `stop` is set. Return its last value."""
+    while not condition():
+        if await stopped_within(stop, POLL_S):
+            return condition()
+    return True

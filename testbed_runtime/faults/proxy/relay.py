@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
 from testbed_runtime.faults.backend import Rule
 from testbed_runtime.faults.proxy.shaper import End, FlowShaper, Shape, shape_of
+from testbed_runtime.transport.tcp import reset_on_close
 
 WRITE_HIGH_BYTES = 256 * 1024
 """Unsent bytes in one socket above which the other one is not read."""
 PULL_BYTES = 256 * 1024
-_LINGER_RESET = struct.pack("ii", 1, 0)
 
 
 @dataclass(slots=True)
@@ -103,8 +102,7 @@ class SocketEnd(asyncio.Protocol):
         """Close the socket so that its peer sees a TCP reset."""
         if self.transport is None or self.lost:
             return
-        sock = self.transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
+        reset_on_close(self.transport.get_extra_info("socket"))
         self.transport.abort()
 
     def close(self) -> None:

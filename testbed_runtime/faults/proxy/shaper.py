@@ -86,15 +86,15 @@ class _Held:
 
 
 class FlowShaper:
-    """`push` and `end` take what arrives, `pull` returns what is due, `next_time` tells when to pull again (None: after a reshape)."""
+    """`push` and `end` take arriving bytes, `pull` returns the due ones, `next_time` says when to pull again (None: after a reshape)."""
 
-    def __init__(self, random: Random, shape: Shape = CLEAR) -> None:
+    def __init__(self, random: Random) -> None:
         self._random = random
         self._queue: deque[_Held] = deque()
         self._held_bytes = 0
         self._free_at = 0.0
         self._last_due = 0.0
-        self.shape = shape
+        self.shape = CLEAR
 
     @property
     def held_bytes(self) -> int:
@@ -111,7 +111,7 @@ class FlowShaper:
 
     @property
     def wants_more(self) -> bool:
-        """False: the relay stops reading from this side."""
+        """Whether the relay may read more from this side."""
         return not self.shape.blocked and self._held_bytes < HOLD_MAX_BYTES
 
     def reshape(self, shape: Shape) -> None:
@@ -139,7 +139,7 @@ class FlowShaper:
         self._held_bytes = 0
 
     def pull(self, now: float, limit: int = HOLD_MAX_BYTES) -> list[bytes | memoryview | End]:
-        """Return what is due by `now`, in order. Stops after `limit` bytes (then pull again)."""
+        """Return the bytes that are due by `now`, in order. Stops after `limit` bytes (then pull again)."""
         due: list[bytes | memoryview | End] = []
         pulled = 0
         while (
