@@ -157,7 +157,7 @@ class FaultAgent:
         active.observer = loop.create_task(self._observe(active), name=f"observe-{request.fault_id}")
 
     async def renew(self, fault_id: str) -> None:
-        """Raises FaultHealed after `heal_all`, HeadgateError when the fault is no longer active."""
+        """Renew the lease of a fault. Raises FaultHealed after `heal_all`, HeadgateError if the fault is no longer active."""
         if fault_id in self._healed:
             raise FaultHealed(f"all faults were healed, {fault_id} among them")
         if not self._leases.renew(fault_id, asyncio.get_running_loop().time()):
@@ -347,7 +347,7 @@ def fault_row(
     text: str = "",
     t: float | None = None,
 ) -> dict[str, Any]:
-    """Return a row of the history's `faults` table; `t` (loop time) if the step was not just now."""
+    """Return a row of the history's `faults` table. `t`: the loop time of the step, by default now."""
     return {
         **({} if t is None else {"t_ns": int(t * 1e9)}),
         "fault": fault.name,

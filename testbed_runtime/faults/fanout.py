@@ -82,7 +82,7 @@ def split(
 
 
 def _packet_parts(fault: Fault, targets: tuple[str, ...], task_managers: Sequence[str]) -> tuple[Part, ...]:
-    """Packets are held where they are received. A half-open connection is made by the target's pod alone."""
+    """Return the parts for packet agents. Packets are held where they are received; the target's pod alone makes a half-open connection."""
     if fault.kind == "network.half-open":
         return tuple(
             Part(Agent(name, PACKETS), fault, tuple(t for t in targets if owners_of((t,)) == (name,)))

@@ -68,18 +68,18 @@ class FaultClient:
     async def inject(
         self, fault: Fault, *, fault_id: str, targets: Sequence[str], lease_s: float | None
     ) -> FaultHandle:
-        """Raises UserError (bad input, or not possible in this environment) FaultNotApplied (a process was not running) or HeadgateError
-        (it could not begin)."""
+        """Inject a fault. Raises UserError (invalid, or not possible in this environment), FaultNotApplied (a process was not
+        running) or HeadgateError (it could not begin)."""
         body = {"fault": to_builtins(fault), "fault_id": fault_id, "targets": targets, "lease_s": lease_s}
         answer = await self._call("POST", "/v1/faults", body, timeout_s=INJECT_LIMIT_S)
         return msgspec.convert(answer, FaultHandle)
 
     async def renew(self, fault_id: str) -> None:
-        """Raises HeadgateError when the fault is no longer active."""
+        """Renew the lease of a fault. Raises HeadgateError if the fault is no longer active."""
         await self._call("POST", "/v1/faults/renew", {"fault_id": fault_id})
 
     async def heal(self, fault_id: str) -> None:
-        """Harmless when it already ended."""
+        """End a fault. Harmless if it has already ended."""
         await self._call("DELETE", "/v1/faults", {"fault_id": fault_id}, timeout_s=HEAL_LIMIT_S)
 
     async def heal_all(self) -> None:
@@ -90,7 +90,7 @@ class FaultClient:
         return list((await self._call("GET", "/v1/faults"))["faults"])
 
     async def residue(self) -> Mapping[str, Any]:
-        """`{}` is clean."""
+        """Return the residue; `{}` is clean."""
         return dict((await self._call("GET", "/v1/residue", timeout_s=HEAL_LIMIT_S))["residue"])
 
     async def journal(self, since: int) -> list[Mapping[str, Any]]:

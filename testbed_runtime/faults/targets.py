@@ -61,7 +61,8 @@ def _peers(target: Target, placement: Mapping[str, str]) -> list[str]:
 
 
 def _narrow(fault: Fault, candidates: list[str], seed: int) -> list[str]:
-    """`one`, `fixed` and `percent` draw by the seed and the fault's name, over sorted names: the result is the same in every environment."""
+    """Apply the mode. `one`, `fixed` and `percent` draw from the sorted names. The seed and the fault's name seed the draw, so every
+    environment gets the same result."""
     target = fault.target
     count = {
         "one": 1,

@@ -49,7 +49,7 @@ class InProcessControl:
         return context.run(process.faults.handle, method, path, dict(parse_qsl(query)), body)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
 
 class SimProcessTable:

@@ -22,13 +22,13 @@ _MAPS = Path("/proc/self/maps")
 
 
 class HugePages:
-    """Moves what the process allocates from now on."""
+    """Moves memory that the process allocates from now on to huge pages."""
 
     def __init__(self) -> None:
         self._moved_kb = _peak_kb()
 
     def tend(self) -> None:
-        """Move the memory if the process has grown. What was moved before costs next to nothing."""
+        """Move the memory if the process has grown. Memory that was moved before costs almost nothing."""
         peak_kb = _peak_kb()
         if peak_kb < max(self._moved_kb + GROWTH_KB, self._moved_kb * GROWTH) or sys.platform != "linux":
             return

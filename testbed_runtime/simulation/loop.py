@@ -280,7 +280,7 @@ def run_virtual(main: Coroutine[Any, Any, T], *, start_s: float = 1000.0) -> T:
 
 @contextlib.contextmanager
 def rare_collections(*, last: bool = False) -> Iterator[None]:
-    """Collect cyclic garbage rarely in this block, and do not look at what was there before. With `last` the process ends
+    """Collect cyclic garbage rarely in this block, and exempt objects that already exist. With `last` the process ends
     soon after it, and what the block leaves is not looked at either."""
     before = gc.get_threshold()
     gc.set_threshold(*COLLECT_EVERY)

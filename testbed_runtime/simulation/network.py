@@ -57,7 +57,7 @@ class _Path(Path):
 
 
 class SimNetworkBackend:
-    """A `faults.backend.Backend`; what the `proxy` is on a real machine."""
+    """The `faults.backend.Backend` that replaces the proxy of real environments."""
 
     def __init__(
         self,

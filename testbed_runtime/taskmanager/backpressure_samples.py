@@ -1,4 +1,6 @@
-"""Samples of back-pressure, as Flink took them until 1.12: rounds of instantaneous samples. Later versions use the time metrics, which are recorded too."""
+"""Samples of back-pressure, as Flink took them until 1.12: rounds of instantaneous samples. Later versions use the time metrics.
+
+Both are recorded."""
 
 from __future__ import annotations
 

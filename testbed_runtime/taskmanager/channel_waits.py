@@ -22,7 +22,7 @@ MAX_LOOK = 64
 
 
 class ChannelWaits:
-    """Every channel waits from `start` on. Channels that needed one request only are covered by the last one to answer."""
+    """Every channel waits from `start` on. Channels that needed only one request are covered by the last one to answer."""
 
     def __init__(self, waits: WaitLog, task: str, attempt: int, limits: Sequence[Limit]) -> None:
         """`limits` are those of local and of remote channels."""
@@ -49,7 +49,7 @@ class ChannelWaits:
         self._looked = [channel for channel, _ in self._silent[-MAX_LOOK:]]
 
     def requested(self, channel: Channel) -> None:
-        """A request was sent."""
+        """Note a sent request."""
         if channel.requests > 1:
             self._requested[channel] = self._waits.now()
 
@@ -79,7 +79,7 @@ class ChannelWaits:
         return self._requested.get(channel, self._begun)
 
     def end(self, failure: FlinkError | None, input_at: float) -> None:
-        """The task ends. A peer that is gone counts as silent since input was seen, or since the requests began."""
+        """End all waits, because the task ends. A peer that is gone counts as silent since input was seen, or since the requests began."""
         if failure is not None and failure.lost_taskmanager:
             since = max(self._begun, input_at)
             gone = self._waits.begin(

@@ -57,7 +57,7 @@ class WaitScope(Struct, frozen=True):
         return self.waits.begin("registration", self.who, peer, limit=limit)
 
     def away(self, peer: str, since_s: float) -> OpenWait:
-        """Begin the wait for a JobManager that was heard of last at `since_s`."""
+        """Begin the wait for a JobManager whose last sign of life was at `since_s`."""
         return self.waits.begin("jobmanager", self.who, peer, since_s=since_s)
 
     def registered(self, wait: OpenWait, attempt: Attempt, given_up: Limit) -> None:
@@ -85,7 +85,7 @@ class PeerWatch:
         self._peer = peer
         self._on_lost = on_lost
         self.last_seen = 0.0
-        """When the peer was heard of last, before `on_lost`."""
+        """Time of the last sign of life of the peer before `on_lost`."""
         self.unreachable = False
         """Whether the peer was declared lost because answers did not reach it."""
         self._reached_s = 0.0
@@ -115,11 +115,11 @@ class PeerWatch:
 
     @property
     def session(self) -> object:
-        """Whatever changes when the peer is connected again; None while it is not connected."""
+        """An object that identifies the current connection to the peer; None while it is not connected."""
         return self._monitor
 
     def on_answered(self, session: object, *, reached: bool) -> None:
-        """Count whether the answer to a heartbeat of a session has reached the peer. An earlier session counts no more."""
+        """Count whether the answer to a heartbeat of a session has reached the peer. Answers of an earlier session are ignored."""
         monitor = self._monitor
         if monitor is None or monitor is not session:
             return
@@ -256,7 +256,7 @@ class ResourceManagerConnection:
         self.watch.extend(seconds)
 
     def disconnected(self, leader: str) -> None:
-        """The ResourceManager has given this TaskManager up: register again at once."""
+        """Register again immediately, because the ResourceManager has disconnected this TaskManager."""
         if leader and leader == self.leader:
             self._disconnect()
             self.connect()
@@ -381,7 +381,7 @@ class JobConnection:
         lost: OpenWait | None = None,
         given_up: Limit | None = None,
     ) -> None:
-        """`lost`: the wait for a JobMaster that was given up after `given_up` and is connected again."""
+        """`lost`: the wait for a JobMaster that was declared lost after `given_up` and is connected again."""
         self.gateway = gateway
         self.session = message.session
         self._lost = lost
@@ -506,12 +506,12 @@ class JobConnection:
                 self._on_slot_refused(current, cause)
 
     def hand_over(self) -> OpenWait | None:
-        """Return the wait for a JobMaster that was given up, for the connection to the next leader."""
+        """Return the wait for a lost JobMaster. The connection to the next leader continues it."""
         wait, self._wait = self._wait, None
         return wait if wait is not None and wait.kind == "jobmanager" and not wait.ended else None
 
     def stop_watching(self) -> None:
-        """Stop the heartbeat watch: this TaskManager gives the job up."""
+        """Stop the heartbeat watch, because this TaskManager disconnects from the job."""
         self._established = False
         self.watch.stop()
 

@@ -25,7 +25,7 @@ from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure, Rpc
 
 SLOW_ANSWER_S = 0.1
-"""A JobMaster that answers a report sooner is not waited for."""
+"""Reports that are answered sooner are not recorded as waits."""
 COMMIT_RETRY_S = 0.2
 """Pause before an unanswered commit is sent again."""
 COMMIT_GRACE_S = 5.0

@@ -46,7 +46,7 @@ class TaskInput:
                 self._on_ready(number, gate.has_priority)
 
     def _on_ready(self, number: int, priority: bool) -> None:
-        """Queue a gate once. One that gets priority gives up its turn among the others."""
+        """Queue a gate once. A gate that gets priority loses its place among the others."""
         if number in self._ready_priority:
             return
         if priority:
@@ -66,7 +66,7 @@ class TaskInput:
 
     @property
     def is_recovering(self) -> bool:
-        """Whether restored channel state has not been read yet. No checkpoint begins before."""
+        """Whether restored channel state is still unread. No checkpoint begins until it is read."""
         return bool(self._recovered)
 
     @property
@@ -150,7 +150,7 @@ class TaskInput:
 
     @property
     def connected(self) -> bool:
-        """Every producer has answered."""
+        """Whether every producer has answered."""
         for gate in self.gates:  # noqa: SIM110 - asked for each buffer
             if not gate.connected:
                 return False

@@ -37,7 +37,7 @@ class OutputFlusher:
         self._timer: asyncio.TimerHandle | None = None
 
     def touched(self) -> None:
-        """Schedule a flush: something was written."""
+        """Schedule a flush after a write."""
         if self._interval_s == 0:
             self._flush()
         elif self._timer is None and self._interval_s > 0:
@@ -126,7 +126,7 @@ class TaskOutput:
 
     @property
     def is_available(self) -> bool:
-        """Every pool has a buffer (Flink's soft back-pressure asks this before it processes)."""
+        """Whether every pool has a buffer (Flink's soft back-pressure asks this before it processes)."""
         for partition, _ in self._outputs:  # noqa: SIM110 - asked for each buffer: cheaper than `all`
             if not partition.pool.is_available:
                 return False
@@ -283,7 +283,7 @@ class TaskOutput:
 
     @property
     def all_data_processed(self) -> bool:
-        """Every reader acknowledged the end of data."""
+        """Whether every reader has acknowledged the end of data."""
         return all(partition.all_data_processed for partition, _ in self._outputs)
 
     def finish(self) -> None:

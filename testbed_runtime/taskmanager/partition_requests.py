@@ -127,7 +127,7 @@ class PartitionRequests:
     # ---- partitions that are not found -------------------------------------------------------------------------
 
     def on_not_found(self, channel: RemoteInputChannel) -> None:
-        """The producer answered PartitionNotFound."""
+        """Handle the answer PartitionNotFound of a producer."""
         if not self._closed:
             self._start(f"state:{channel.receiver.hex()}:{channel.requests}", self._ask(channel))
 
@@ -188,7 +188,7 @@ class PartitionRequests:
         self._waits.note_answers(since_s)
 
     def end_waits(self, failure: FlinkError | None, *, input_at: float) -> None:
-        """The task ends: nothing is waited for any more. `input_at`: when input was last seen."""
+        """End all waits, because the task ends. `input_at`: when input was last seen."""
         self._waits.end(failure, input_at)
 
     def _note(

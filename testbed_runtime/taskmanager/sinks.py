@@ -148,7 +148,7 @@ class SinkWriter:
             )
 
     async def _publish_parts(self) -> None:
-        """A part that could not be stored is published again by the next attempt, from the staged object."""
+        """Publish the parts. If one cannot be stored, the next attempt publishes it from the staged object."""
         try:
             while self._to_publish:
                 key, data = self._to_publish.pop(0)

@@ -21,7 +21,7 @@ class Slot(Struct, frozen=True):
     releasing: bool = False
     """It is freed when its last task has ended."""
     accepted_at: float | None = None
-    """When the JobMaster accepted it, in seconds of its clock; None if it has not said so."""
+    """When the JobMaster accepted it, in seconds of its clock; None before its answer."""
 
     @property
     def waits(self) -> bool:

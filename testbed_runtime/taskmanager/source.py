@@ -109,7 +109,7 @@ class SourceTask:
         return self._batch
 
     def _lag_at(self, now_ns: int) -> int:
-        """The current lag. Words of a socket have no due time, and nothing is due after the end of data or while a lazy
+        """Return the lag at a time. Words of a socket have no due time, and nothing is due after the end of data or while a lazy
         source waits for its flusher."""
         if self._ended or not isinstance(self.source, GeneratedSource) or (self._lazy and self._idle):
             return 0

@@ -110,7 +110,7 @@ class AttemptFiles:
             self._pinned[checkpoint] = frozenset(names)
 
     def unpin(self, checkpoint: int) -> None:
-        """The files of a checkpoint were uploaded, or never will be."""
+        """Release the files of a checkpoint after its upload has succeeded or failed."""
         for name in sorted(self._pinned.pop(checkpoint, frozenset()) & self._deleted):
             self.delete(name)
 
@@ -161,7 +161,7 @@ class AttemptFiles:
                 raise answer
 
     def _upload_of(self, file: StateFile) -> asyncio.Future[None]:
-        """Raises FlinkError IOException if the earlier checkpoint that was to store the file has failed."""
+        """Return the upload of a file by an earlier checkpoint. Raises FlinkError IOException if that checkpoint has failed."""
         handle, stored = self._copies.get(file.name, ("", None))
         if stored is None or handle != file.handle:
             raise FlinkError("IOException", f"The state file {file.handle} was not stored.")

@@ -79,7 +79,7 @@ class StreamTask:
         """Number of channels that have ended the current superstep of an iteration."""
         self._connected = False
         self._free_at = run.now()
-        """When it had last nothing to do."""
+        """When it was last idle."""
         self._dropped = False
         flow = FlowControl.read(run.services.options)
         self._receiving = Receiving(run, flow, self._process) if flow.queued else None
@@ -89,7 +89,7 @@ class StreamTask:
             or (self._sink is not None and self._sink.at_once)
             or (self.operator is not None and type(self.operator).next_timer_ns is not Operator.next_timer_ns)
         )
-        """Whether anything but a barrier has a time."""
+        """Whether anything other than a barrier has a deadline."""
         run.on_completed = self._on_completed
 
     def _make_operator(self) -> Operator | None:

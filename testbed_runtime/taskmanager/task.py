@@ -207,7 +207,7 @@ class Task:
             self.checkpoints.abort(checkpoint)
 
     async def wait_ended(self) -> None:
-        """Wait until nothing of the task runs any more."""
+        """Wait until the task has ended completely."""
         if self._main is not None:
             await asyncio.wait([self._main])
 
@@ -309,7 +309,7 @@ class Task:
             self._announcing.append(asyncio.get_running_loop().create_task(self._announce(name)))
 
     async def _announce(self, partition: str) -> None:
-        """Without an answer the consumer may wait without end, so the task fails."""
+        """Announce a partition to the JobMaster. Without an answer the consumer might wait forever, so the task fails."""
         try:
             await self._gateway.ask(NotifyPartitionDataAvailable(partition))
         except (AskTimeout, RecipientUnreachable, RemoteFailure) as error:
@@ -318,7 +318,7 @@ class Task:
             self.fail(FlinkError("TimeoutException", text, wait=wait))
 
     async def _register_partitions(self) -> None:
-        """Register the partitions. A fault may hold that up, and with it everything that the task does next."""
+        """Register the partitions. A fault may delay this and everything that follows."""
         environment = self._services.environment
         for partition in self.partitions:
             if environment.hook.active:

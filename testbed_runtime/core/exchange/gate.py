@@ -217,7 +217,7 @@ class InputGate:
             self._wake()
 
     def _enqueue(self, index: int, *, priority: bool) -> bool:
-        """Queue a channel once. One that gets priority gives up its turn among the others (PrioritizedDeque.prioritize)."""
+        """Queue a channel once. A channel that gets priority loses its place among the others (PrioritizedDeque.prioritize)."""
         if self._queued_priority[index]:
             return False
         if priority:

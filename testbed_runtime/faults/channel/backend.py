@@ -75,7 +75,7 @@ class ChannelBackend:
             await stopped_within(stop, POLL_S)
 
     async def remove(self, request: FaultRequest) -> None:
-        """A process that is gone took its rules with it; a paused one ends them at their deadline."""
+        """Remove the rules. A process that has ended has none; a paused process ends them at their deadline."""
         names = [n for n in self._holders(request) if self._peers.control(n) is not None]
         await self._call_each(names, "DELETE", f"/rules/{request.rule_id}")
         if request.fault.kind in FRAME_KINDS:

@@ -35,9 +35,9 @@ class CallCounters:
     delayed: int = 0
     failed: int = 0
     holding: int = 0
-    """Held back at this moment."""
+    """Calls that are held now."""
     given_up: int = 0
-    """Held until the waiting task was cancelled: no delay can be more effective."""
+    """Calls that were held until the waiting task was cancelled: the largest effect that a delay can have."""
     delay_s: float = 0.0
     """Sum of the delays that actually passed."""
 
@@ -130,7 +130,7 @@ class CallFaults(Rules):
 
 
 def _concerns(rule: Rule, direction: str, message: Heartbeat) -> bool:
-    """Answers are dropped where they arrive, so the rule's flows name the senders."""
+    """Return whether a rule concerns a message. Answers are dropped where they arrive, so the rule's flows name the senders."""
     if rule.params.get("direction") != direction:
         return False
     return direction == "request" or any_matches(rule.flows, logical_name(message.origin), ANYBODY)

@@ -76,7 +76,7 @@ class FrameFaults:
         self._queues: dict[tuple[str, bytes], deque[_Held]] = {}
         self._timers: dict[tuple[str, bytes], asyncio.TimerHandle] = {}
         self.active = False
-        """Whether there are rules, or frames that wait. Asked for each frame."""
+        """Whether there are rules or waiting frames. Read for each frame."""
 
     def add(self, rule: Rule) -> None:
         self.active = True

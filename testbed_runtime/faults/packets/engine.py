@@ -37,7 +37,7 @@ class PacketEngine:
         self._lock = asyncio.Lock()
 
     async def start(self, host: str, *, echo_port: int = ECHO_PORT) -> None:
-        """Remove what an earlier engine left and start the echo. Raises HeadgateError when its port is in use."""
+        """Remove the rules of an earlier engine and start the echo. Raises HeadgateError when its port is in use."""
         self.support = await support()
         if "nfqueue" in self.support.there:
             self._queue = PacketQueue(self.support.there["nfqueue"], self._own)
@@ -191,7 +191,7 @@ class PacketFilter:
         ]
 
     async def close(self) -> None:
-        """Remove every table of Headgate's, also those of an engine that was killed."""
+        """Remove all of Headgate's tables, also those of a killed engine."""
         listed = await run(("nft", "list", "tables"))
         for table in kernel.own_tables(listed.output):
             await run(("nft", "delete", "table", "inet", table))
@@ -206,7 +206,7 @@ class Emulator:
         self._active: PacketRule | None = None
 
     async def add(self, rule: PacketRule) -> None:
-        """Raises HeadgateError when another fault is active, the rule is not for arriving packets, or tc refuses it."""
+        """Add the rules of one fault. Raises HeadgateError if another fault is active, a rule is not for arriving packets, or tc refuses it."""
         if self._active is not None and self._active.rule_id != rule.rule_id:
             raise HeadgateError(
                 f"{rule.fault} and {self._active.fault} overlap on one network device, and netem carries one at a time: "
@@ -231,13 +231,13 @@ class Emulator:
             self._active = None
 
     async def leftovers(self) -> list[str]:
-        """Return Headgate's device when it belongs to no active fault."""
+        """Return Headgate's device if no active fault uses it."""
         if self._active is not None:
             return []
         return [kernel.NETEM_DEVICE] if await self._exists() else []
 
     async def close(self) -> None:
-        """Remove only what leads into Headgate's device."""
+        """Remove only the filters that lead into Headgate's device."""
         if self._active is not None or await self._exists():
             await self._remove()
         self._active = None

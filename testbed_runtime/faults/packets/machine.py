@@ -173,7 +173,7 @@ class Ends(Struct, frozen=True):
 
 
 def ends_of(packet: bytes) -> Ends | None:
-    """Read addresses and ports from a packet's first bytes; None for no IP packet, a later fragment, or too few bytes."""
+    """Read addresses and ports from a packet's first bytes; None for a packet that is not IP, is a later fragment, or is too short."""
     if not packet:
         return None
     version = packet[0] >> 4

@@ -37,7 +37,7 @@ class PathReading(Struct, frozen=True):
     overtaken: int = 0
     round_trips_s: tuple[float, ...] = ()
     forward_s: tuple[float, ...] = ()
-    """The echo's clock minus ours: one way, including the clocks' offset, which cancels out between two series."""
+    """The echo's clock minus the prober's: one way, including the clocks' offset, which cancels out between two series."""
     backward_s: tuple[float, ...] = ()
     beside_forward_s: tuple[float, ...] = ()
     """The same for simultaneous probes that no rule covers: the delay caused by the two machines."""

@@ -108,7 +108,7 @@ class ActiveRules:
 
 
 def free_first(paths: Sequence[PathT], active: ActiveRules) -> list[PathT]:
-    """Return the paths that no active fault concerns, or all of them if there are none, which are then shared."""
+    """Return the paths without an active fault. If there are none, return all of them as shared paths."""
     free = [path for path in paths if not active.hit(path)]
     for path in paths:
         path.shared = not free
@@ -214,9 +214,9 @@ async def _silence(fault: Fault, probe: Probe, stop: asyncio.Event) -> Measureme
 
 
 async def _silence_alone(fault: Fault, stop: asyncio.Event, alone: Coroutine[Any, Any, Probe]) -> Measurement:
-    """Check a path on which nothing passed before the fault because of another one: still nothing passes when that has ended.
+    """Check a path that another fault had blocked before: it is still blocked after the other fault has ended.
 
-    A probe of before would not do: the other fault may have reset its connection, or have let none be made."""
+    An earlier probe cannot be used: the other fault may have reset its connection or prevented it."""
     began = asyncio.get_running_loop().time()
     probe = await _unless(stop, alone)
     if probe is None:

@@ -103,7 +103,7 @@ class Proxy:
         raise UserError("routes", f"no port below {self._next_port} is free", "use a smaller testbed")
 
     def apply(self, rule: Rule) -> None:
-        """Apply a rule at once, to open connections too. It ends by itself at its deadline."""
+        """Apply a rule at once, to open connections too. It ends at its deadline."""
         if len(self._rules) >= MAX_RULES and rule.rule_id not in self._rules:
             raise UserError("fault", f"the proxy already holds {MAX_RULES} rules", "heal some first")
         loop = asyncio.get_running_loop()
@@ -121,7 +121,7 @@ class Proxy:
         state.vanished_connections += sum(1 for r in untouched if r.gone)
 
     def remove(self, rule_id: str) -> None:
-        """End a rule: what it held is sent now, in order. Harmless when the rule does not exist."""
+        """End a rule and send the bytes that it held, in order. Harmless when the rule does not exist."""
         state = self._rules.pop(rule_id, None)
         if state is None:
             return
@@ -216,7 +216,7 @@ class Proxy:
         return relay.near
 
     def _begin(self, relay: Relay, upstream: Address) -> None:
-        """The near socket is open: connect the far one."""
+        """Connect the far socket, now that the near one is open."""
         self._relays[relay] = None
         self._numbers += 1
         task = asyncio.get_running_loop().create_task(
