@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -13,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from testbed_runtime.children import ends_with_parent
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation import ERROR_PREFIX
 from testbed_runtime.evaluation.run import remove_scratch
@@ -28,7 +28,6 @@ TAIL_LINES = 12
 """Lines of Spark's log that an error carries."""
 LINE_MAX_BYTES = 1 << 20
 """One line of output: progress lines are below 1 KiB, but a Spark error may carry a plan."""
-PR_SET_PDEATHSIG = 1
 
 OnProgress = Callable[[Mapping[str, Any]], Awaitable[None]]
 
@@ -150,7 +149,7 @@ class SparkWorker:
             limit=LINE_MAX_BYTES,
             env=self._environment,
             start_new_session=True,  # the JVM and its Python workers are in the group, and end with it
-            preexec_fn=_die_with_parent(os.getpid()),  # one prctl between fork and exec: takes no lock
+            preexec_fn=ends_with_parent(signal.SIGTERM),
         )
         self.starts += 1
         self._log = asyncio.create_task(self._read_log(self._child), name="spark-log")
@@ -168,7 +167,7 @@ class SparkWorker:
 
     async def _ended(self, child: asyncio.subprocess.Process) -> SparkEnded:
         """Close, and return the error of a child that ended by itself."""
-        with contextlib.suppress(TimeoutError):  # it closed its output: its exit code comes at once
+        with contextlib.suppress(TimeoutError):  # it closed its output, so it exits soon
             async with timeout(GRACE_S):
                 await child.wait()
         code = child.returncode
@@ -197,18 +196,6 @@ def remember(tail: list[str], line: str) -> None:
     tail.append(line)
     explained = [old for old in tail[:-TAIL_LINES] if old.startswith(ERROR_PREFIX)]
     tail[:] = explained[-1:] + tail[-TAIL_LINES:]
-
-
-def _die_with_parent(parent: int) -> Callable[[], None]:
-    """Return what the child calls before exec: the kernel sends it SIGTERM when its parent dies, even by SIGKILL."""
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def ask() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # the parent died between fork and prctl
-            os._exit(1)
-
-    return ask
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:

@@ -26,8 +26,6 @@ from testbed_runtime.local.live import LiveReader
 from testbed_runtime.local.packets import LocalPackets
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.ports.hosts import (
-    CLOSE_LIMIT_S,
-    CREATE_LIMIT_S,
     FaultHandle,
     JobStatus,
     ProcessState,
@@ -37,6 +35,7 @@ from testbed_runtime.ports.network import Address, address_of
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.process.clock import system_boot_id
 from testbed_runtime.process.config import ProcessConfig
+from testbed_runtime.runner.ownedhost import OwnedTestbedHost
 from testbed_runtime.store.blobstore import FolderBlobStore
 from testbed_runtime.store.outputs import OUTPUTS, keep_outputs
 from testbed_runtime.supervisor.supervisor import AGENT_PREFIX, CONFIG, ChildSpec
@@ -60,7 +59,7 @@ class LocalTestbed:
         context: TrialContext,
         run_folder: Path,
         *,
-        packets: LocalPackets | None = None,
+        packets: LocalPackets | None,
     ) -> None:
         self.plan = plan
         self.packets = packets
@@ -282,49 +281,23 @@ class LocalTestbed:
         return JobClient(self._rpc, self._jobmanager)
 
 
-class LocalTestbedHost:
+class LocalTestbedHost(OwnedTestbedHost[LocalTestbed]):
     """The `ports.hosts.TestbedHost` of this machine. `run_folder` gets `logs/<trial>/` and `history/<trial>/`."""
 
-    __test__ = False
     environment = "local"
-    create_limit_s = CREATE_LIMIT_S
-    close_limit_s = CLOSE_LIMIT_S
 
     def __init__(
         self, run_folder: Path, *, capabilities: Capabilities = LOCAL, packets: bool = False
     ) -> None:
         """`packets`: give each process that a fault can target its own network (needs root); then `capabilities` include
         the packet backends."""
+        super().__init__(run_folder)
         self.capabilities = capabilities
-        self._run_folder = run_folder
         self._packets = packets
-        self._open: dict[str, LocalTestbed] = {}
 
-    async def create(self, testbed: TestbedPlan, *, context: TrialContext) -> LocalTestbed:
+    def make(self, testbed: TestbedPlan, context: TrialContext) -> LocalTestbed:
         packets = LocalPackets(self.capabilities, testbed.task_managers) if self._packets else None
-        made = LocalTestbed(testbed, context, self._run_folder, packets=packets)
-        self._open[context.trial] = made
-        try:
-            await made.open()
-        except BaseException as error:
-            await self.dispose(context)
-            if isinstance(error, ExceptionGroup):
-                raise _first(error) from error
-            raise
-        return made
-
-    async def dispose(self, context: TrialContext) -> None:
-        """Nothing outlives a runner on this machine, so there is nothing to remove for an earlier one."""
-        testbed = self._open.get(context.trial)
-        if testbed is not None:
-            await testbed.close()
-            self._open.pop(context.trial, None)
-
-
-def _first(group: ExceptionGroup[Exception]) -> Exception:
-    """Return the first of several errors that occurred together."""
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, ExceptionGroup) else error
+        return LocalTestbed(testbed, context, self.run_folder, packets=packets)
 
 
 def _address(state: ProcessState, what: str) -> Address:

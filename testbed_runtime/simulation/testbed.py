@@ -11,7 +11,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOBMANAGER, RUNNER
 from testbed_runtime.core.job.jobgraph import JobGraph
@@ -28,14 +27,13 @@ from testbed_runtime.history.writer import MemoryHistory
 from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.jobmanager.recovery import KeptCheckpoint
 from testbed_runtime.ports.hosts import (
-    CLOSE_LIMIT_S,
-    CREATE_LIMIT_S,
     FaultHandle,
     JobStatus,
     TrialContext,
 )
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.process.clock import SeededRandom
+from testbed_runtime.runner.ownedhost import OwnedTestbedHost
 from testbed_runtime.simulation.backends import (
     InProcessControl,
     SimPeers,
@@ -136,7 +134,7 @@ class SimTestbed:
         return self._sink
 
     async def paths(self) -> Mapping[str, Mapping[str, Any]]:
-        """The simulated network has no cost of its own to measure."""
+        """Return no paths: the simulated network has no latency of its own."""
         return {}
 
     async def submit(self) -> None:
@@ -177,7 +175,7 @@ class SimTestbed:
         return await self.agent.residue()
 
     async def check(self) -> None:
-        """Only faults end simulated processes."""
+        """Do nothing: only faults end simulated processes."""
 
     async def finish_history(self) -> str:
         if not self._sealed:
@@ -197,33 +195,12 @@ class SimTestbed:
         await self._rpc.close()
 
 
-class SimTestbedHost:
+class SimTestbedHost(OwnedTestbedHost[SimTestbed]):
     """The `ports.hosts.TestbedHost` in virtual time. `run_folder` gets `history/<trial>/`."""
 
-    __test__ = False
     environment = "simulation"
     capabilities: Capabilities = SIMULATION
-    create_limit_s = CREATE_LIMIT_S
-    close_limit_s = CLOSE_LIMIT_S
 
-    def __init__(self, run_folder: Path) -> None:
-        self._run_folder = run_folder
-        self._open: dict[str, SimTestbed] = {}
-
-    async def create(self, testbed: TestbedPlan, *, context: TrialContext) -> SimTestbed:
+    def make(self, testbed: TestbedPlan, context: TrialContext) -> SimTestbed:
         """`testbed.proxy` makes no difference: every simulated link can be shaped."""
-        made = SimTestbed(testbed, context, self._run_folder)
-        self._open[context.trial] = made
-        try:
-            await made.open()
-        except HeadgateError:
-            await self.dispose(context)
-            raise
-        return made
-
-    async def dispose(self, context: TrialContext) -> None:
-        """Nothing outlives the runner in virtual time."""
-        testbed = self._open.get(context.trial)
-        if testbed is not None:
-            await testbed.close()
-            self._open.pop(context.trial, None)
+        return SimTestbed(testbed, context, self.run_folder)

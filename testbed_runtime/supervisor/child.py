@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -17,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from testbed_runtime.children import ends_with_parent
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.timeouts import timeout
 
@@ -28,19 +28,6 @@ BUSY_TASKS = 3
 """A machine on which more tasks than this wait for each core starts processes slowly."""
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
 """numpy's threads spin after its import, which would count as the process's work. Headgate has no use for them."""
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _tie_to(parent: int) -> Callable[[], None]:
-    """Run in the child before exec: die with the parent, at once if it is gone already."""
-
-    def tie() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return tie
 
 
 def _busy_machine() -> str:
@@ -81,7 +68,7 @@ class Child:
         self.asked_to_end = False
         """The supervisor or a fault killed or stopped it."""
         self.stopping = False
-        """It was stopped on purpose, so it is not lost."""
+        """It was stopped intentionally, so it does not count as lost."""
         self.exit_code: int | None = None
         """As in subprocess: a negative code is a signal."""
         self.exited = asyncio.Event()
@@ -124,7 +111,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=self._log_file,
                 process_group=0,
-                preexec_fn=_tie_to(os.getpid()) if self._tied else None,  # noqa: PLW1509 - we have one thread
+                preexec_fn=ends_with_parent(signal.SIGKILL) if self._tied else None,  # noqa: PLW1509 - we have one thread
             )
         except OSError as error:
             self._log_file.close()
