@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from testbed_runtime.api import models
 from testbed_runtime.api.document import Document, read_document
-from testbed_runtime.api.validate import Findings, validate
+from testbed_runtime.api.validate import Findings, InvalidScenario, validate
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.options import ALIASES
@@ -111,8 +111,12 @@ def _require_scenario(document: Document) -> None:
 
 
 def with_seed(loaded: Loaded, seed: int) -> Loaded:
-    """Return the scenario with another seed. Raises InvalidScenario if the seed is invalid."""
-    return changed(loaded, {**loaded.document["spec"], "seed": seed}, "--seed")
+    """Return the scenario with another seed. Raises UserError if the seed is invalid."""
+    try:
+        return changed(loaded, {**loaded.document["spec"], "seed": seed}, "")
+    except InvalidScenario as invalid:
+        refused = invalid.errors[0]  # the scenario was valid with its own seed
+        raise UserError("--seed", refused.problem, refused.hint) from None
 
 
 def with_checkpoint(loaded: Loaded, folder: Path | None) -> Loaded:

@@ -56,7 +56,8 @@ def test_a_line_says_how_many_trials_had_not_recovered():
     ("more", "words"),
     [
         (["--variant", "nosuch"], "variant 'nosuch' does not exist"),
-        (["--seed", "9223372036854775806"], "must be at most 9223372036854775807"),
+        (["--seed", "9223372036854775806"], "^--seed: must be at most 9223372036854775807"),
+        (["--seed", "-1"], "^--seed: must be at least 0, got -1"),
     ],
 )
 def test_what_no_seed_can_simulate_is_refused_before_the_first_one(
