@@ -46,7 +46,7 @@ from testbed_runtime.checking.steps import (
     blocking_producers,
     detection,
     failing_at_once,
-    next_checkpoint,
+    next_checkpoints,
     steps,
 )
 from testbed_runtime.checking.waits import (
@@ -249,8 +249,7 @@ class _Paths:
         if span.cause is not None and begun < span.cause.t_ns:
             stepped = [*detection(span.cause, begun), *stepped]
             if span.cause.kind == "checkpoint":
-                due = next_checkpoint(self.trial, self.entry, begun, span.cause.t_ns)
-                stepped += [] if due is None else [due]
+                stepped += next_checkpoints(self.trial, self.entry, begun, span.cause.t_ns)
         waits, last = self._last(outage, span, stepped, end)
         last = last if lasting is None else lasting
         unanswered = self.busy.get("jobmanager", "")

@@ -474,8 +474,11 @@ class _Walk:
         self.at = until
 
     def _recorded(self, step: Wait, start: int, end: int) -> Wait:
-        """Return the innermost recorded wait of the step's kind that covers the span, or else the step."""
-        found = [w for w in self.waits if w.kind == step.kind and w.start_ns <= start and w.end_ns >= end]
+        """Return the innermost recorded wait of the step's kind that covers the span, or else the step. The JobMaster asks for slots when
+        the store has completed the checkpoint that it restores."""
+        kinds = (step.kind, "completion") if step.kind == "slot" and not step.wait else (step.kind,)
+        found = [w for w in self.waits if w.kind in kinds and w.start_ns <= start and w.end_ns >= end]
+        found = [w for w in found if w.kind != "completion" or w.end_ns <= end + EPSILON_NS]
         return max((w for w in found if _caused(w)), key=lambda w: (w.start_ns, -w.end_ns), default=step)
 
     def _add(self, until: int, wait: Wait) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from testbed_runtime.checking.common import NS, Entry, data, events, options
 from testbed_runtime.checking.failovers import TOGETHER_NS, Cause
 from testbed_runtime.core.job.results import BLOCKING
@@ -27,21 +29,22 @@ def detection(cause: Cause, effect_ns: int) -> list[Wait]:
     ]
 
 
-def next_checkpoint(trial: Trial, entry: Entry, since: int, until: int) -> Wait | None:
-    """Return the wait since then for the checkpoint that failed at `until` to be triggered, if the interval decided when that was: a store or a link that
-    fails shows only in the next one."""
+def next_checkpoints(trial: Trial, entry: Entry, since: int, until: int) -> list[Wait]:
+    """Return the waits since then for the checkpoints up to the one that failed at `until` to be triggered, where the interval decided when that
+    was: a store or a link that fails shows only in the next ones."""
     key, chosen = "execution.checkpointing.interval", options(entry)
     begun = sorted(
         int(r["t_ns"]) for r in trial.rows("checkpoints") if r["state"] == "triggered" and r["t_ns"] <= until
     )
-    before, after = [t for t in begun if t <= since], [t for t in begun if t > since]
     interval = round(chosen.duration(key) * NS)
-    if not before or not after or abs(after[0] - before[-1] - interval) > NEAR_INTERVAL_NS:
-        return None
-    return Wait(
-        wait=f"checkpoint/{after[0]}", kind="checkpoint", who=JOBMASTER_NAME, what="", start_ns=since, end_ns=after[0],
-        option=key, value=chosen.shown(key), budget_ns=interval, outcome=Outcome.FIRED,
-    )  # fmt: skip
+    return [
+        Wait(
+            wait=f"checkpoint/{due}", kind="checkpoint", who=JOBMASTER_NAME, what="", start_ns=max(since, last), end_ns=due,
+            option=key, value=chosen.shown(key), budget_ns=interval, outcome=Outcome.FIRED,
+        )
+        for last, due in pairwise(begun)
+        if due > since and abs(due - last - interval) <= NEAR_INTERVAL_NS
+    ]  # fmt: skip
 
 
 _PRODUCTION = "the work of {}, whose consumers are deployed when it has finished"

@@ -63,6 +63,8 @@ _HOLDS_UP = {
     "jobmanager": ("failure-report", "cancellation", "slot", "deployment"),
 }
 """Families of faults, and the kinds of waits that they make longer."""
+_ALL_TRAFFIC = ("network", "frames")
+"""Families that also delay whatever passes. A fault on exactly what a wait is for comes first, if it lasted for half of the wait."""
 _SUBMISSION = "runner/submission"
 """The id of the wait for the job to be created."""
 _UNFLUSHED = (
@@ -100,7 +102,8 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
         for w in found
     ]
     closing = _closing(effects, {str(f["name"]) for f in faults if f.get("plane") == "rpc"})
-    found = [_since_its_fault(w, closing) for w in found]
+    restarts = [int(e["t_ns"]) for e in events(trial, "failover.started")]
+    found = [_since_its_fault(w, closing, restarts) for w in found]
     for effect in effects:
         if effect.injected_ns is not None:
             found += _stop_waits(effect, effect.injected_ns, end_ns)
@@ -137,17 +140,24 @@ def _closing(effects: Iterable[FaultEffect], rpc: Collection[str]) -> list[Fault
     return sorted(found, key=lambda e: e.begun_ns)
 
 
-def _since_its_fault(wait: Wait, closing: Sequence[FaultEffect]) -> Wait:
+def _since_its_fault(wait: Wait, closing: Sequence[FaultEffect], restarts: Sequence[int]) -> Wait:
     """Return a wait for the close of a connection from the fault on that closed it: the newest one at one of its ends. A task that is
-    behind may have received nothing for long, without waiting for bytes."""
+    behind may have received nothing for long, without waiting for bytes. Others send to it while a link lets nothing pass, unless a
+    restart has made the connection since then."""
     if wait.kind != "connection":
         return wait
     ends = {_ordinal(wait.wait.partition("/")[0]), _ordinal(wait.what), ANYBODY, ""}
+
+    def decided(fault: FaultEffect) -> bool:
+        if wait.start_ns < fault.begun_ns:
+            return fault.begun_ns <= wait.end_ns
+        lasted = fault.kind not in LOSSES and wait.start_ns < (fault.ended_ns or wait.end_ns)
+        return lasted and not any(fault.begun_ns < t_ns <= wait.start_ns for t_ns in restarts)
+
     before = [
         e.begun_ns
         for e in closing
-        if wait.start_ns < e.begun_ns <= wait.end_ns
-        and any(ends.issuperset(split_link(target)) for target in targets_of(e) or ("",))
+        if decided(e) and any(ends.issuperset(split_link(target)) for target in targets_of(e) or ("",))
     ]
     return replace(wait, start_ns=before[-1]) if before else wait
 
@@ -186,8 +196,9 @@ def busy_texts(entry: Entry) -> dict[str, str]:
 
 def _named(wait: Wait, effects: Iterable[FaultEffect], busy: Mapping[str, str], rpc: Collection[str]) -> Wait:
     """Return the wait with its owner in words: what was waited for, and the fault that made it slow. `rpc`: the faults on the plane
-    of RPC. Of several faults it is the one that was active for most of the wait, then the last one."""
-    longest = 0
+    of RPC. Of several faults it is one on exactly what was waited for, then the one that was active for most of the wait, then the
+    last one."""
+    most = (False, 0)
     at_jobmaster = (wait.kind, wait.what) == ("registration", JOBMASTER_NAME)
     text, fault = busy.get("jobmanager" if at_jobmaster else wait.kind) or _waited_for(wait), ""
     for effect in effects:
@@ -198,16 +209,17 @@ def _named(wait: Wait, effects: Iterable[FaultEffect], busy: Mapping[str, str], 
         if family == "registration" and wait.producer_ran:
             continue  # the partition was there
         overlap = min(ended or wait.end_ns, wait.end_ns) - max(begun or 0, wait.start_ns)
+        rank = family not in _ALL_TRAFFIC and 2 * overlap >= wait.end_ns - wait.start_ns, overlap
         stopped = _stopped_kind(effect) and any(_ordinal(wait.who) == t for t in targets_of(effect))
         if stopped and wait.kind == "stalled":
             text, fault = _stopped(effect, _ordinal(wait.who)), effect.fault
         elif wait.kind == _stopped_kind(effect) == "jobmanager":
             text, fault = _stopped(effect, JOBMANAGER), effect.fault
-        elif overlap >= longest and (
+        elif rank >= most and (
             wait.kind in (*_HOLDS_UP.get(family, ()), *(_HOLDS_UP["rpc"] if effect.fault in rpc else ()))
             or (wait.wait, family) == (_SUBMISSION, "store")  # the JobManager writes the job to it
         ):
-            longest = overlap
+            most = rank
             text, fault = _held_up(wait, effect), effect.fault
     lacking = wait.kind == "slot" and wait.outcome is Outcome.EXPIRED and text == KINDS["slot"].doc
     return replace(wait, cause=text, fault=fault, detail=_NO_SLOT if lacking else "")

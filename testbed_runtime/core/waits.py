@@ -115,7 +115,7 @@ KINDS: Mapping[str, WaitKind] = {
         WaitKind(name="partition", phase="reconnect", doc="the partition of a channel's producer", after=("deployment", "restore"), options=("taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max", "taskmanager.network.partition-request-timeout")),
         WaitKind(name="first-record", phase="first-record", doc="the first new record at a sink", after=("partition", "open", "restore", "deployment"), options=("execution.buffer-timeout.interval",)),
         WaitKind(name="checkpoint", phase="detect", doc="the acknowledgements of a checkpoint", options=("execution.checkpointing.timeout", "execution.checkpointing.interval", "execution.checkpointing.tolerable-failed-checkpoints")),
-        WaitKind(name="completion", phase="steady", doc="the checkpoint store to complete a checkpoint that every task has acknowledged", after=("checkpoint",)),
+        WaitKind(name="completion", phase="restore", doc="the checkpoint store to complete a checkpoint that every task has acknowledged", after=("checkpoint",)),
         WaitKind(name="final-checkpoint", phase="steady", doc="a checkpoint that covers the end of the data, before which no task finishes", after=("first-record",), options=("execution.checkpointing.interval",)),
         WaitKind(name="alignment", phase="steady", doc="the barriers of all channels", options=("execution.checkpointing.aligned-checkpoint-timeout",)),
         WaitKind(name="iteration", phase="first-record", doc="the supersteps of an iteration, before which it has no result", after=("partition", "open", "deployment")),

@@ -16,7 +16,7 @@ from testbed_runtime.checking.lostwaits import lost_waits
 from testbed_runtime.checking.prices import margins, prices
 from testbed_runtime.checking.progress import Progress
 from testbed_runtime.checking.rounds import start_of
-from testbed_runtime.checking.steps import failing_at_once, next_checkpoint
+from testbed_runtime.checking.steps import failing_at_once, next_checkpoints
 from testbed_runtime.checking.waits import read_waits, submission_wait
 from testbed_runtime.core.job.restart import restart_limit
 from testbed_runtime.core.judgement.metrics import JOB_FAILED
@@ -284,15 +284,21 @@ def test_a_sink_behind_windows_only_waits_for_their_ends():
 
 
 @pytest.mark.parametrize(
-    ("triggered", "expected"), [((2.0, 4.0), (3.0, 4.0)), ((2.0, 4.3), None), ((4.0,), None), ((2.0,), None)]
+    ("triggered", "expected"),
+    [
+        ((2.0, 4.0), [(3.0, 4.0)]),
+        ((2.0, 4.3), []),
+        ((4.0,), []),
+        ((2.0,), []),
+        ((2.0, 4.0, 6.0, 8.0), [(3.0, 4.0), (4.0, 6.0)]),  # one more is tolerated
+        ((2.0, 4.3, 6.3), [(4.3, 6.3)]),
+    ],
 )
-def test_the_interval_owns_the_time_until_the_next_checkpoint(history: Any, triggered: Any, expected: Any):
-    """The store fails at 3 s and a checkpoint at 5 s. One that another option delayed, or the first one, says nothing of the interval."""
+def test_the_interval_owns_the_time_until_each_next_checkpoint(history: Any, triggered: Any, expected: Any):
+    """The store fails at 3 s and the job at 7 s. One that another option delayed, or the first one, says nothing of the interval."""
     built, key = history.empty(), "execution.checkpointing.interval"
     for number, t in enumerate(triggered):
         built.add("jobmanager-1", "checkpoints", t, checkpoint=number, state="triggered")
-    entry = {"configuration": {key: "2 s"}}
-    found = next_checkpoint(built.trial(), entry, at(3), at(5))
-    assert (found and (found.start_ns, found.end_ns, found.option, found.value)) == (
-        expected and (at(expected[0]), at(expected[1]), key, "2 s")
-    )
+    found = next_checkpoints(built.trial(), {"configuration": {key: "2 s"}}, at(3), at(7))
+    assert [(w.start_ns, w.end_ns) for w in found] == [(at(a), at(b)) for a, b in expected]
+    assert {(w.option, w.value) for w in found} <= {(key, "2 s")}

@@ -331,6 +331,28 @@ def test_a_gap_belongs_to_the_innermost_recorded_wait_of_its_step(recorded: list
 
 
 @pytest.mark.parametrize(
+    ("step", "until", "expected"),
+    [
+        ("slot", 3, [("connection", 1), ("completion", 2), ("deployment", 1)]),
+        ("slot", 3.1, [("connection", 1), ("slot", 2), ("deployment", 1)]),  # it did not wait for that
+        ("deployment", 3, [("connection", 1), ("deployment", 3)]),
+    ],
+)
+def test_the_jobmaster_asks_for_slots_when_the_store_has_completed_a_checkpoint(
+    step: str, until: float, expected: Parts
+):
+    """The store is slow while the job is to restart from the checkpoint that it completes. Its seconds count for the restore."""
+    waits = [CLOSED, wait("completion", 0.5, until), wait("deployment", 3, 4)]
+    found = segments(waits, 4, steps=(wait(step, 1, 3, wait=""),), detected=1)
+    kinds = [(s.kind, s.seconds) for s in found]
+    if step == "deployment":
+        assert "completion" not in dict(kinds)
+        return
+    assert kinds == expected
+    assert all(s.phase == "restore" for s in found if s.kind == "completion")
+
+
+@pytest.mark.parametrize(
     ("kind", "outcome", "option", "phase"),
     [
         ("jobmanager", Outcome.EXPIRED, "heartbeat.timeout", "detect"),

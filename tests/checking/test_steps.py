@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.checking.faults import check_faults
+from testbed_runtime.checking.faults import FaultEffect, check_faults
 from testbed_runtime.checking.steps import blocking_producers, steps
 from testbed_runtime.checking.waits import read_waits
 from testbed_runtime.core.waits import KINDS
@@ -75,6 +75,33 @@ def test_the_fault_of_a_wait_is_the_one_that_was_active_for_most_of_it(history: 
     found = read_waits(trial, entry, check_faults(trial, entry), history.at(9))
     (restore,) = [w for w in found if w.kind == "restore"]
     assert restore.fault == "slow"
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_traffic", "ended", "blamed"),
+    [
+        ("restore", "network.latency", 9.0, "exact"),
+        ("restore", "network.latency", 5.1, "exact"),  # half of the wait
+        ("restore", "network.latency", 5.0, "traffic"),
+        ("partition", "frames.delay", 9.0, "exact"),
+        ("checkpoint", "network.latency", 9.0, "exact"),
+    ],
+)
+def test_a_fault_on_what_was_waited_for_comes_before_one_on_all_traffic(
+    history: Any, kind: str, of_traffic: str, ended: float, blamed: str
+):
+    """The wait lasts from 4.1 s to 6.1 s. The fault on the traffic lasts longer, and is named last."""
+    built, family = history.empty(), "registration.delay" if kind == "partition" else "store.slow"
+    built.wait(kind, "count-0", "source-0", (4.1, 6.1))
+    effects = [
+        FaultEffect(
+            fault=name, kind=of, injected_ns=history.at(start), ended_ns=history.at(end), verified=True, residue=False,
+            targets='["tm-1"]', text="",
+        )
+        for name, of, start, end in (("exact", family, 2.0, ended), ("traffic", of_traffic, 1.0, 9.0))
+    ]  # fmt: skip
+    found = read_waits(built.trial(), {}, effects, history.at(9))
+    assert [w.fault for w in found if w.kind == kind] == [blamed]
 
 
 DELAYED = "restart-strategy.fixed-delay.delay = 10 s"

@@ -74,6 +74,22 @@ def test_a_connection_is_waited_for_since_the_newest_fault_that_could_close_it(
     assert (found.kind, found.start_ns) == ("connection", history.at(since))
 
 
+@pytest.mark.parametrize(
+    ("kind", "ended", "since"),
+    [("network.half-open", 9, 3), ("network.half-open", 3.9, 4), ("process.kill", 9, 4)],
+)
+def test_a_connection_on_which_a_fault_lets_nothing_pass_is_waited_for_since_the_fault(
+    history: Any, kind: str, ended: float, since: float
+):
+    """It began at 3 s. The gate received from another producer until 4 s, whose task waits for the close since then. A killed process has
+    closed its connections before."""
+    built = history.empty(lambda table, row: row | {"wait": "tm-0-1/1"} if table == "waits" else row)
+    built.wait("connection", "count-0", "tm-1-1", (4, 9))
+    effect = replace(fault(kind, "tm-1"), injected_ns=history.at(3), ended_ns=history.at(ended))
+    (found,) = read_waits(built.trial(), {}, [effect], history.at(9.5))[:1]
+    assert (found.kind, found.start_ns) == ("connection", history.at(since))
+
+
 def test_a_busy_jobmanager_owns_only_the_kinds_that_it_delays(history: Any):
     """Tasks connect by themselves."""
     built = history.empty()
