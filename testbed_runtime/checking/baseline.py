@@ -21,6 +21,8 @@ STEADY_SHARE = 0.05
 OFFERED_SHARE = 0.05
 """A baseline this close to the offered rate sustains it, and the offered rate is the exact value."""
 STEP_NS = NS // 10
+CALM_NS = NS // 2
+"""The step of the search for the calmest part of a trial."""
 SILENT_NS = 3 * NS // 20
 """A subtask without a sample for this long, one and a half periods, fell silent."""
 
@@ -38,9 +40,15 @@ class Baseline(Struct, frozen=True):
     """Largest relative deviation of the throughput over STEADY_S seconds within the baseline."""
 
     @property
+    def catching_up(self) -> bool:
+        """Whether the job was still catching up: it was faster than its sources offer."""
+        return self.offered is not None and self.rate > self.offered * (1 + OFFERED_SHARE)
+
+    @property
     def reference(self) -> float:
-        """The normal throughput: the offered rate if the job sustains it, otherwise the measured one."""
-        if self.offered and abs(self.rate / self.offered - 1) <= OFFERED_SHARE:
+        """The normal throughput: the offered rate if the job sustains it, otherwise the measured one. A higher rate shows that it was
+        catching up."""
+        if self.offered and self.rate / self.offered >= 1 - OFFERED_SHARE:
             return self.offered
         return self.rate
 
@@ -151,11 +159,20 @@ def rolling(sinks: Sequence[Progress], starts: Ints) -> np.ndarray[tuple[int], n
     return total / STEADY_S
 
 
-def normal_lag(subtask: Progress, window: Window) -> float | None:
-    """Return the 95th percentile of the subtask's lag within the window in seconds; None if it is unknown there."""
-    lags = subtask.lag_at(np.arange(window.start, window.end, STEP_NS, dtype=np.int64))
-    lags = lags[~np.isnan(lags)]
-    return float(np.percentile(lags, 95)) if len(lags) else None
+def normal_lag(subtask: Progress, window: Window, until: int | None = None) -> float | None:
+    """Return the 95th percentile of the subtask's lag within the window in seconds; None if it is unknown there. With `until`, the lowest
+    in the window or in any one as long after it, up to then."""
+    ends = [t for t in (until, subtask.ended_ns) if t is not None]
+    last = window.start if until is None else min(ends) - (window.end - window.start)
+    found = []
+    for start in range(window.start, max(last, window.start) + 1, CALM_NS):
+        times = np.arange(start, start + window.end - window.start, STEP_NS, dtype=np.int64)
+        lags = subtask.lag_at(times)
+        lags = lags[~np.isnan(lags)]
+        found += [float(np.percentile(lags, 95))] if len(lags) else []
+        if not found:
+            return None
+    return min(found)
 
 
 def steady_since(sinks: Sequence[Progress], span: Window, normal: float, share: float) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from testbed_runtime.checking.baseline import cut, normal_lag
+from testbed_runtime.checking.baseline import baseline_of, cut, normal_lag
 from testbed_runtime.checking.common import NS, Entry, Window, Windows, data, events, job_shape, options
 from testbed_runtime.checking.latency import merge_sinks
 from testbed_runtime.checking.progress import Progress, all_received, progress_of
@@ -55,10 +55,14 @@ class Arrivals(Struct, frozen=True):
 
     def mark(self, good: Bools, times: Ints) -> None:
         """Clear `good` at the times at which a record was late and had not arrived."""
-        begins = np.searchsorted(times, self.due_ns + self.limit_ns, side="right")
-        ends = np.searchsorted(times, self.arrived_ns)
-        for begin, end in np.column_stack([begins, ends]).tolist():
-            good[begin:end] = False
+        clear(good, times, self.due_ns + self.limit_ns, self.arrived_ns)
+
+
+def clear(good: Bools, times: Ints, since: Ints, until: Ints) -> None:
+    """Clear `good` at the times within the spans."""
+    begins, ends = np.searchsorted(times, since, side="right"), np.searchsorted(times, until)
+    for begin, end in np.column_stack([begins, ends]).tolist():
+        good[begin:end] = False
 
 
 class CatchUp(Struct, frozen=True):
@@ -85,10 +89,14 @@ class CatchUp(Struct, frozen=True):
         if baseline is None:
             return cls((), end, NO_BASELINE)
         found = progress_of(trial, baseline=baseline)
-        window = cut(baseline, [one for one in found if one.role == "sink"])
+        sinks = [one for one in found if one.role == "sink"]
+        window = cut(baseline, sinks)
+        normal = baseline_of(trial, entry, spans, sinks)
+        until = end if normal is not None and normal.catching_up else None
         few = {one.task for one in found if one.role == "sink" and one.received_in(window) < FEW}
         arrivals = Arrivals.read(trial, window) if few else None
-        usual = [(one, normal_lag(one, window)) for one in found if arrivals is None or one.task not in few]
+        judged = [one for one in found if arrivals is None or one.task not in few]
+        usual = [(one, normal_lag(one, window, until)) for one in judged]
         flushed = flush_delays(trial, entry)
         known = tuple(
             (one, max(lag + EPSILON_S, flushed.get(one.task.rpartition("-")[0], 0.0)))
@@ -164,7 +172,9 @@ class CatchUp(Struct, frozen=True):
         for start, end in self.held:
             held[np.searchsorted(times, start) : np.searchsorted(times, end)] = True
         for subtask, limit in self.subtasks:
-            yield (subtask.lag_at(times, tolerated_s=limit) <= limit) & ~held
+            good = (subtask.lag_at(times, tolerated_s=limit) <= limit) & ~held
+            clear(good, times, *subtask.late(round(limit * NS)))
+            yield good
         if self.arrivals is not None:
             good = ~held
             self.arrivals.mark(good, times)

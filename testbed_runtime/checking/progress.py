@@ -38,6 +38,8 @@ REPLAYED_GAPS = 3
 """As many times the usual gap may pass between the replayed records of a sink and the next one."""
 LAST_NS = 2 * NS
 """Records must arrive in this last part of the observation, which spans many sample periods."""
+NOTHING = int(np.iinfo(np.int64).min // 2)
+"""Earlier than any due time."""
 SHORTEST_NS = NS // 2
 """A shorter part says nothing."""
 
@@ -60,6 +62,9 @@ class Progress(Struct, frozen=True):
     None: it had no records in the baseline, so silence means nothing."""
     restarted_ns: tuple[int, ...] = ()
     """The times of the first samples of its later attempts."""
+    last_ns: Ints | None = None
+    """Due time of the last record of each sample, which may be older than the newest one: a sink receives from several sources.
+    NOTHING if there was none."""
 
     def received_until(self, t_ns: int) -> float:
         """Return the distinct records received by then, interpolated between samples; 0 before the first sample."""
@@ -71,8 +76,21 @@ class Progress(Struct, frozen=True):
 
     def moments(self) -> tuple[Ints, Ints]:
         """Return (time, due time reached) of each sample that shows progress."""
-        new = np.diff(self.reached_ns, prepend=np.iinfo(np.int64).min // 2) > 0
+        new = np.diff(self.reached_ns, prepend=NOTHING) > 0
         return self.t_ns[new], self.reached_ns[new]
+
+    def late(self, limit_ns: int) -> tuple[Ints, Ints]:
+        """Return (since, until) of the spans in which a record was late by more than `limit_ns`, as far as samples show it. An attempt's
+        replayed records were not missing before it began."""
+        if self.last_ns is None:
+            return self.t_ns[:0], self.t_ns[:0]
+        late = (self.last_ns > NOTHING) & (self.t_ns - self.last_ns > limit_ns)
+        if self.ended_ns is not None:
+            late &= self.t_ns <= self.ended_ns
+        until = self.t_ns[late]
+        begun = np.asarray([0, *self.restarted_ns], dtype=np.int64)
+        own = begun[np.searchsorted(begun, until, side="right") - 1]
+        return np.maximum(self.last_ns[late] + limit_ns, own), until
 
     def lag_at(self, times: Ints, *, tolerated_s: float | None = None) -> Floats:
         """Return the lag in seconds at each time: the age of the newest record that was handled by then, less the usual gap.
@@ -208,11 +226,12 @@ def _merge(
         received = (
             np.diff(one.records_in, prepend=0) > 0 if one.role == "sink" else np.ones(len(one.t_ns), bool)
         )
-        reached.append(np.where(received, one.t_ns - one.lag_ns, np.iinfo(np.int64).min // 2))
+        reached.append(np.where(received, one.t_ns - one.lag_ns, NOTHING))
     order = np.argsort(np.concatenate(times), kind="stable")
     t_ns = np.concatenate(times)[order]
     distinct = np.maximum.accumulate(np.concatenate(counts)[order])
-    newest = np.maximum.accumulate(np.concatenate(reached)[order])
+    last = np.concatenate(reached)[order]
+    newest = np.maximum.accumulate(last)
     # nothing is received while a task is silent: what the next sample shows arrived in its own period
     gaps = np.flatnonzero(np.diff(t_ns) > GAP_NS)
     t_ns = np.insert(t_ns, gaps + 1, t_ns[gaps + 1] - SAMPLE_NS)
@@ -223,6 +242,7 @@ def _merge(
         distinct=np.insert(distinct, gaps + 1, distinct[gaps]),
         reached_ns=np.insert(newest, gaps + 1, newest[gaps]),
         ended_ns=ended_ns,
+        last_ns=np.insert(last, gaps + 1, NOTHING),
         restarted_ns=tuple(sorted(int(one.t_ns[0]) for one in attempts if one.attempt > 0 and len(one.t_ns))),
     )
 

@@ -100,6 +100,50 @@ def test_a_job_has_caught_up_with_its_last_sink_although_another_one_falls_behin
     assert found.since(0) == 5 * STEP
 
 
+def test_a_sink_is_behind_until_the_late_records_of_each_source_have_arrived():
+    """One source is punctual from 0.2 s on, so the newest record never is late after that. The other one's, due at 0.3 s, comes at 1.2 s."""
+    sink = lagging([1, 1] + [0] * 30)
+    last = sink.t_ns.copy()
+    last[12] = 3 * STEP
+    assert CatchUp(((sink, 0.5),), 3 * NS).since(0) == 2 * STEP
+    found = CatchUp(((replace(sink, last_ns=last), 0.5),), 3 * NS)
+    assert [n for n in range(30) if not found.good_between(n * STEP, n * STEP + 1)] == [0, 1, 9, 10, 11]
+    last[12] = 0
+    assert CatchUp(((replace(sink, last_ns=last), 0.5),), 3 * NS).since(0) == 12 * STEP
+
+
+def test_what_an_attempt_replays_was_not_missing_before_it_began():
+    """The attempt of 1 s on replays a record that was due at 0.1 s. After the end of the subtask nothing is late."""
+    sink = replace(lagging([0] * 30), restarted_ns=(NS,))
+    last = sink.t_ns.copy()
+    last[15] = STEP
+    found = replace(sink, last_ns=last).late(NS // 2)
+    assert [x.tolist() for x in found] == [[NS], [15 * STEP]]
+    assert [x.tolist() for x in replace(sink, last_ns=last, ended_ns=14 * STEP).late(NS // 2)] == [[], []]
+    assert [x.tolist() for x in sink.late(NS // 2)] == [[], []]
+
+
+@pytest.mark.parametrize(("rate", "limit"), [(100, 2.2), (94, 0.22), (None, 2.2)])
+def test_a_job_that_is_catching_up_in_its_baseline_is_normal_when_it_is_calm(
+    history: Any, rate: int | None, limit: float
+):
+    """100 records a second arrive in the baseline, 2 s late, and from 8 s on 0.02 s late. A job that is faster than what its sources
+    offer, here 94 records a second, has a backlog."""
+    built = history.empty()
+    for tick in range(181):
+        late = 2.0 if tick < 80 else 0.02
+        built.add("tm-0-1", "tasks", tick / 10, task="sink-0", vertex="sink", role="sink", records_in=10 * tick, lag_ns=round(late * NS))  # fmt: skip
+    vertices = [
+        {"name": "source", "role": "source", "kind": "generated", "recordsPerSecond": rate or 100},
+        {"name": "map", "role": "operator", "kind": "python" if rate is None else "map"},
+        {"name": "sink", "role": "sink", "kind": "ledger"},
+    ]
+    edges = [{"from": a, "to": b, "partitioning": "forward"} for a, b in (("source", "map"), ("map", "sink"))]
+    trial, entry = built.trial(), history.entry(job={"vertices": vertices, "edges": edges})
+    ((_, found),) = CatchUp.read(trial, entry, windows(trial, entry), history.at(18)).subtasks
+    assert found == pytest.approx(limit, abs=0.001)
+
+
 def test_a_job_that_finished_when_it_was_looked_at_is_not_behind():
     """No half second is needed then."""
     found = CatchUp(((lagging([1] * 9), 0.5),), 8 * STEP, finished=4 * STEP)

@@ -58,6 +58,7 @@ def test_the_reference_is_the_offered_rate_within_five_percent():
     assert base.reference == 1000.0
     assert replace(base, rate=949.0).reference == 949.0
     assert replace(base, rate=1049.0).reference == 1000.0
+    assert replace(base, rate=1300.0).reference == 1000.0, "it was catching up"
     assert replace(base, offered=None).reference == 951.0
     assert steady_share(0.02) == steady_share(0.01, 0.02) == pytest.approx(0.07)
     assert steady_share(0.03, 0.02) == pytest.approx(0.08)

@@ -231,8 +231,19 @@ RECOVERY = f"""
         select t, row_number() over (order by t) - 1 as i
         from (select unnest(range(coalesce(r.t, effect), last + 1, 100000000)) as t from facts, running r)
     ),
+    received as (
+        select task, t_ns, t_ns - lag_ns as due, records_in > lag(records_in, 1, 0) over by_time as any_new,
+               if(attempt = 0, 0, min(t_ns) over (partition by task, attempt)) as begun
+        from tasks where role = 'sink' window by_time as (partition by task, attempt order by t_ns)
+    ),
+    late as (  -- records of one source that are missing while those of another one arrive
+        select r.task, greatest(due + round(most * 1e9), begun) as since, t_ns as until
+        from received r join limits k on r.task = k.task join subtasks s on s.task = r.task
+        where any_new and t_ns - due > round(most * 1e9) and t_ns <= coalesce(ended, t_ns)
+    ),
     goods as (  -- for each subtask
-        select k.task, g.t, g.i, coalesce(l.seconds <= k.most, false) as good
+        select k.task, g.t, g.i, coalesce(l.seconds <= k.most, false)
+               and not exists (select 1 from late where late.task = k.task and since < g.t and g.t < until) as good
         from times g cross join limits k left join ({LAGS.format(grid="times")}) l on l.task = k.task and l.t = g.t
     ),
     healing as (  -- without a failover, what was good for a second when the fault ended was good since then
@@ -256,7 +267,7 @@ RECOVERY = f"""
     from facts, running r, caught c
 """
 """Total, downtime and failovers of a trial with one fault: until the last subtask's lag has been within the baseline's, or the buffer
-timeouts on the way to it, for 500 ms. Each subtask counts from its own moment on."""
+timeouts on the way to it, for 500 ms, and no record was late that came after it. Each subtask counts from its own moment on."""
 
 
 class Oracle:
