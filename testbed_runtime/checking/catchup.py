@@ -1,9 +1,10 @@
 """When the job has caught up: the last of its sink and source subtasks is back at the baseline's 95th percentile of its lag, or
-within the buffer timeouts of the exchanges before it. Each counts from its own moment on, even if it lags again before that."""
+within the buffer timeouts of the exchanges before it. Each counts from its own moment on, even if it lags again before that. A sink is
+behind too while records of one of its sources are missing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from testbed_runtime.checking.progress import Progress, all_received, progress_o
 from testbed_runtime.core.judgement.metrics import NO_BASELINE, NO_DATA
 from testbed_runtime.history.columns import Ints, ints
 from testbed_runtime.history.schema import Trial
+from testbed_runtime.history.waits import INT64_MAX
 
 EPSILON_S = 0.2
 """Tolerated lag above the baseline's 95th percentile: one flush of the outputs, and one sample period, in which it grows."""
@@ -58,6 +60,26 @@ class Arrivals(Struct, frozen=True):
         clear(good, times, self.due_ns + self.limit_ns, self.arrived_ns)
 
 
+def missing(trial: Trial, baseline: Window, sinks: Sequence[Progress], flushed_s: float) -> tuple[Ints, Ints]:
+    """Return (since, until) of the spans in which a record was certainly missing at some sink: one that came in a later time window, too late by more
+    than that window. Samples may not show it among the records of other sources. Late is what is later than any record of the baseline; what a
+    restart replays was not missing before it."""
+    table = merge_sinks(trial.table("latency"))
+    start = ints(table, "window_start_ns")
+    ends, latency = start + ints(table, "window_ns"), ints(table, "max_ns")
+    usual = latency[(ends > baseline.start) & (start < baseline.end)]
+    if not len(usual):
+        return start[:0], start[:0]
+    tolerated = max(int(usual.max()) + round(EPSILON_S * NS), round(flushed_s * NS))
+    begun = np.asarray([0, *sorted(t for one in sinks for t in one.restarted_ns)], dtype=np.int64)
+    # the first sample of an attempt comes after its first records
+    attempt = np.searchsorted(begun, ends + round(EPSILON_S * NS), side="right") - 1
+    since = np.maximum(ends - latency + tolerated, begun[attempt])
+    received = all_received(sinks)
+    certain = (since < start) & (start < (INT64_MAX if received is None else received))
+    return since[certain], start[certain]
+
+
 def clear(good: Bools, times: Ints, since: Ints, until: Ints) -> None:
     """Clear `good` at the times within the spans."""
     begins, ends = np.searchsorted(times, since, side="right"), np.searchsorted(times, until)
@@ -76,6 +98,10 @@ class CatchUp(Struct, frozen=True):
     """When the sinks had received everything, or the job had finished: then nothing is behind any more."""
     arrivals: Arrivals | None = None
     """The arrivals by which the sinks with too few records are judged."""
+    latest: Mapping[str, float] = {}
+    """How late the latest record of each subtask in the baseline was in seconds. Some sources or paths are always later than others."""
+    missing: tuple[Ints, Ints] | None = None
+    """When each span began and ended in which a record was certainly missing at some sink."""
     held: tuple[tuple[int, int], ...] = ()
     """Spans in which a task waited for one of its inputs or for its state."""
 
@@ -104,7 +130,7 @@ class CatchUp(Struct, frozen=True):
             if lag is not None
         )
         ends = [int(e["t_ns"]) for e in events(trial, "job.state") if data(e).get("to") == "FINISHED"]
-        received = all_received([one for one in found if one.role == "sink"])
+        received = all_received(sinks)
         ends += [] if received is None else [received]
         finished = min((t for t in ends if t <= end), default=None)
         return cls(
@@ -113,6 +139,8 @@ class CatchUp(Struct, frozen=True):
             "" if known or arrivals else NO_BASELINE if found else NO_DATA,
             finished,
             arrivals,
+            {} if until is not None else {one.task: one.latest_in(window) for one in judged},
+            None if until is not None else missing(trial, window, sinks, max(flushed.values(), default=0.0)),
             _united((start, until) for start, until in held if until - start >= HOLD_NS),
         )
 
@@ -173,7 +201,12 @@ class CatchUp(Struct, frozen=True):
             held[np.searchsorted(times, start) : np.searchsorted(times, end)] = True
         for subtask, limit in self.subtasks:
             good = (subtask.lag_at(times, tolerated_s=limit) <= limit) & ~held
-            clear(good, times, *subtask.late(round(limit * NS)))
+            latest = self.latest.get(subtask.task, 0.0) + EPSILON_S
+            clear(good, times, *subtask.late(round(max(limit, latest) * NS)))
+            yield good
+        if self.missing is not None:
+            good = np.ones(len(times), dtype=np.bool_)
+            clear(good, times, *self.missing)
             yield good
         if self.arrivals is not None:
             good = ~held

@@ -79,6 +79,13 @@ class Progress(Struct, frozen=True):
         new = np.diff(self.reached_ns, prepend=NOTHING) > 0
         return self.t_ns[new], self.reached_ns[new]
 
+    def latest_in(self, window: Window) -> float:
+        """Return how late the latest record that a sample shows within the window was, in seconds. 0 if none does."""
+        if self.last_ns is None:
+            return 0.0
+        shown = (self.last_ns > NOTHING) & (self.t_ns >= window.start) & (self.t_ns < window.end)
+        return float((self.t_ns - self.last_ns)[shown].max(initial=0)) / NS
+
     def late(self, limit_ns: int) -> tuple[Ints, Ints]:
         """Return (since, until) of the spans in which a record was late by more than `limit_ns`, as far as samples show it. An attempt's
         replayed records were not missing before it began."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from testbed_runtime.checking.catchup import Arrivals, CatchUp
+from testbed_runtime.checking.catchup import Arrivals, CatchUp, missing
 from testbed_runtime.checking.common import Window, Windows, windows
 from testbed_runtime.checking.progress import Progress
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
@@ -110,6 +110,59 @@ def test_a_sink_is_behind_until_the_late_records_of_each_source_have_arrived():
     assert [n for n in range(30) if not found.good_between(n * STEP, n * STEP + 1)] == [0, 1, 9, 10, 11]
     last[12] = 0
     assert CatchUp(((replace(sink, last_ns=last), 0.5),), 3 * NS).since(0) == 12 * STEP
+
+
+def test_a_source_that_is_as_late_as_in_the_baseline_does_not_keep_its_sink_behind(history: Any):
+    """Every tenth sample shows a record of a source that is always 1 s late. Later ones, of 10 s, are a backlog."""
+    built = history.empty()
+    for tick in range(121):
+        late = 0.02 if tick % 10 else 1.0 if tick != 100 else 3.0
+        built.add("tm-0-1", "tasks", tick / 10, task="sink-0", vertex="sink", role="sink", records_in=10 * tick, lag_ns=round(late * NS))  # fmt: skip
+    found = caught(built, history)
+    assert found.good_between(history.at(3), history.at(8))
+    behind = [n for n in range(75, 110) if not found.good_between(history.at(n / 10), history.at(n / 10) + 1)]
+    assert behind == list(range(83, 100)), "since 7 s + 1.2 s"
+
+
+@pytest.mark.parametrize(
+    ("latency", "restarted", "ended", "expected"),
+    [
+        (3.0, (), None, [(5.32, 8)]),  # due at 5.1 s at the latest
+        (3.0, (), 8.0, []),  # it came after everything had been received
+        (0.22, (), None, []),  # within what is normal
+        (3.0, (6.0, 8.35), None, [(6.0, 8)]),  # it may be replayed
+        (3.0, (6.0, 8.25), None, []),  # by the attempt whose first sample follows
+        (3.0, (8.0,), None, []),
+    ],
+)
+def test_a_record_of_a_later_window_was_missing_before_it_began(
+    history: Any, latency: float, restarted: tuple[float, ...], ended: float | None, expected: list[Any]
+):
+    """Records of the baseline are up to 0.02 s late. One came between 8 and 8.1 s, and another one in the same time window of its due time."""
+    built = history.empty()
+    for at in (3.0, 4.0, 8.2):
+        arriving(built, at, 0.02 if at < 8 else 0.3)
+    arriving(built, 8.1, latency)
+    ended_ns = None if ended is None else history.at(ended)
+    sink = replace(lagging([0]), restarted_ns=tuple(history.at(t) for t in restarted), ended_ns=ended_ns)
+    found = missing(built.trial(), Window(history.at(2), history.at(5)), [sink], 0.0)
+    spans = [((a - history.at(0)) / NS, (b - history.at(0)) / NS) for a, b in zip(*found, strict=True)]
+    assert [s for s in spans if s[1] < 8.1] == expected
+    assert [len(x) for x in missing(built.trial(), Window(0, NS), [sink], 0.0)] == [0, 0], "no baseline"
+
+
+def test_a_fault_that_held_back_one_of_two_sources_cost_its_whole_time():
+    """The sinks go on with the records of the other source, and the missing ones all come at its end, after 4 s."""
+    sink = lagging([0] * 60)
+    assert CatchUp(((sink, 0.5),), 6 * NS).since(0, fault_end=4 * NS) == 0
+    spans = np.asarray([NS // 2], dtype=np.int64), np.asarray([4 * NS], dtype=np.int64)
+    found = CatchUp(((sink, 0.5),), 6 * NS, missing=spans)
+    assert found.since(0, fault_end=4 * NS) == 4 * NS
+    assert [found.good_between(a * STEP, b * STEP) for a, b in ((0, 5), (5, 7), (40, 50))] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_what_an_attempt_replays_was_not_missing_before_it_began():

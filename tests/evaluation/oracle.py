@@ -236,12 +236,30 @@ RECOVERY = f"""
                if(attempt = 0, 0, min(t_ns) over (partition by task, attempt)) as begun
         from tasks where role = 'sink' window by_time as (partition by task, attempt order by t_ns)
     ),
-    late as (  -- records of one source that are missing while those of another one arrive
-        select r.task, greatest(due + round(most * 1e9), begun) as since, t_ns as until
-        from received r join limits k on r.task = k.task join subtasks s on s.task = r.task
-        where any_new and t_ns - due > round(most * 1e9) and t_ns <= coalesce(ended, t_ns)
+    usual_late as (
+        select r.task, max(t_ns - due) / 1e9 as seconds from received r, cut where any_new and t_ns >= start_ns and t_ns < end_ns group by r.task
     ),
-    goods as (  -- for each subtask
+    late as (  -- records of one source that are missing while those of another one arrive
+        select r.task, greatest(due + tolerated, begun) as since, t_ns as until
+        from received r join (select k.task, round(greatest(most, coalesce(u.seconds, 0) + 0.2) * 1e9) as tolerated
+                              from limits k left join usual_late u on u.task = k.task) k on r.task = k.task
+        join subtasks s on s.task = r.task
+        where any_new and t_ns - due > tolerated and t_ns <= coalesce(ended, t_ns)
+    ),
+    windows_of_latency as (
+        select window_start_ns as first, window_start_ns + window_ns as last, max(max_ns) as largest from latency group by all
+    ),
+    missing as (  -- records that came in a later window, too late by more than that window
+        select greatest(last - largest + tolerated, coalesce((select max(begun) from received where begun <= last + 200000000), 0)) as since, first as until
+        from windows_of_latency, (
+            select greatest(max(largest) + 200000000, (select coalesce(max(seconds), 0) from flushes) * 1e9) as tolerated
+            from windows_of_latency, cut where last > start_ns and first < end_ns
+        ) where first < coalesce((select if(count(*) = count(ended), max(ended), null) from subtasks where role = 'sink'), first + 1)
+    ),
+    goods as (  -- for each subtask, and for the records that are missing at any sink
+        select '' as task, g.t, g.i, not exists (select 1 from missing where since < g.t and g.t < until) as good
+        from times g where exists (from missing)
+        union all
         select k.task, g.t, g.i, coalesce(l.seconds <= k.most, false)
                and not exists (select 1 from late where late.task = k.task and since < g.t and g.t < until) as good
         from times g cross join limits k left join ({LAGS.format(grid="times")}) l on l.task = k.task and l.t = g.t
@@ -260,7 +278,7 @@ RECOVERY = f"""
     each_caught as (
         select x.task, min(x.t) as t from runs x join since s on s.task = x.task where n = 5 and x.i >= s.i group by x.task
     ),
-    caught as (select if(count(*) = (select count(*) from limits), max(t), null) as t from each_caught)
+    caught as (select if(count(*) = (select count(distinct task) from goods), max(t), null) as t from each_caught)
     select (coalesce(c.t, last) - effect) / 1e9, if(failed is null, null, (r.t - effect) / 1e9),
            (select count(distinct (process, subject)) from events
             where kind = 'failover.started' and coalesce(json_extract_string(data, '$.counted'), 'true') = 'true')

@@ -129,15 +129,16 @@ def test_recovery_with_long_buffer_timeouts(run_folder: Path, tmp_path: Path):
 
 
 def test_recovery_of_subtasks_that_are_never_normal_together(run_folder: Path, tmp_path: Path):
-    """After the fault, one sink and then the other one receives only late records for 0.7 s of every 1.6 s."""
+    """After the fault, one sink and then the other one receives only late records for 0.4 s of every 1.6 s, after it has missed the first one for
+    0.3 s."""
     entry = next(t for t in read_manifest(run_folder)["trials"] if t["role"] != "control")
     folder = Path(shutil.copytree(run_folder / "history" / entry["trial"], tmp_path / "trial"))
     healed = next(p["end_ns"] for p in entry["phases"] if p["name"] == "fault")
     rows = pq.read_table(folder / "tasks.parquet").to_pylist()
     for row in rows:
         turn = row["t_ns"] // 10**8 + 8 * int(row["task"].rpartition("-")[2])
-        if row["role"] == "sink" and row["t_ns"] >= healed and turn % 16 < 7:
-            row["lag_ns"] = 3 * 10**9
+        if row["role"] == "sink" and row["t_ns"] >= healed and turn % 16 < 4:
+            row["lag_ns"] = 5 * 10**8
     pq.write_table(pa.Table.from_pylist(rows, arrow_schema("tasks")), folder / "tasks.parquet")
     trial = Trial(
         "run", entry["trial"], {file.stem: pq.read_table(file) for file in folder.glob("*.parquet")}
