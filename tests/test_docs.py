@@ -14,7 +14,7 @@ import yaml
 
 from testbed_runtime.api import kinds, models
 from testbed_runtime.api.descriptions import meaning
-from testbed_runtime.cli.main import build
+from testbed_runtime.cli.commands import build
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("benchmarks", "docs", "helm", "manifests", "scenarios", "studies")

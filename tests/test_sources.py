@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed_runtime.cli.main import build
+from testbed_runtime.cli.commands import build
 
 ROOT = Path(__file__).resolve().parents[1]
 

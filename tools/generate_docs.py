@@ -24,7 +24,7 @@ from typer.models import OptionInfo
 from testbed_runtime.api import catalogue, fields, kinds, limits, models
 from testbed_runtime.api.crd_status import COLUMNS, SHORT_NAMES
 from testbed_runtime.api.descriptions import meaning
-from testbed_runtime.cli.main import build
+from testbed_runtime.cli.commands import build
 from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.faults.vocabulary import BACKENDS, PACKET_BACKENDS, Kind
 from testbed_runtime.core.job.results import COMBINATIONS, DEPLOYMENTS, RESULTS

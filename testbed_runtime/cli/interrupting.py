@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 from testbed_runtime.cli.exits import Interrupted
@@ -60,6 +60,17 @@ def run_interruptible(
     except KeyboardInterrupt:  # before there was a handler, or after
         main.close()  # it may not have begun
         raise Interrupted(became) from None
+
+
+@contextmanager
+def keeping_interrupts() -> Iterator[None]:
+    """Let no process that starts in this block get Ctrl-C, which a terminal sends to all: not even while it imports. This process
+    gets it after the block, and ends them."""
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
 
 def _remove_handlers(loop: asyncio.AbstractEventLoop, numbers: Sequence[signal.Signals]) -> None:

@@ -1,143 +1,34 @@
-"""The console script `headgate`."""
+"""The console scripts. They import the rest in their functions, which answer Ctrl-C during the imports, too."""
 
 from __future__ import annotations
 
-import atexit
-import gc
-import os
-import signal
 import sys
-from typing import Annotated, Any
-
-import typer
-from typer.core import TyperGroup
-
-from testbed_runtime.cli import (
-    ci,
-    compare,
-    doctor,
-    evaluate,
-    executions,
-    exits,
-    faults,
-    heal,
-    memory,
-    new,
-    plan,
-    report,
-    run,
-    simulate,
-    state,
-    trace,
-    tune,
-    validate,
-)
-
-HELP = """Show which timeout cost you each second of a streaming recovery.
-
-Headgate runs a scenario on a testbed that speaks Flink's wire protocol, injects its faults, judges the recorded history, and writes a report.
-
-Exit codes: 0 Pass, 1 Fail, 2 Error (bad input, or the run could not be carried out), 3 Inconclusive, 130 interrupted."""
-ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
-EXCHANGE_HELP = "Serve or fetch one partition over the wire, also with Flink at the other end."
-
-
-class _Commands(TyperGroup):
-    """The commands. Unlike typer's own messages, those for an invalid option contain the value, and Ctrl-C is reported."""
-
-    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        try:
-            return super().invoke(ctx)
-        except typer.BadParameter as error:
-            error.message = exits.bad_value(error)
-            raise
-        except KeyboardInterrupt:  # of a command without a cleanup, such as simulate
-            raise exits.Interrupted from None
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"headgate {version('headgate')}")
-        raise typer.Exit
-
-
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    del version  # its callback has already ended the program
-
-
-def _supervise(context: typer.Context) -> None:
-    """Internal: start, watch, pause and kill Headgate's processes, and hold the deadlines of faults."""
-    from testbed_runtime.entry.supervisor import main
-
-    sys.argv = ["headgate supervise", *context.args]
-    raise typer.Exit(main())
-
-
-def build(*, whole: bool = False) -> typer.Typer:
-    """Return the command tree. Unless `whole`, `exchange` is imported only if it is called: it needs numpy and the transport."""
-    app = typer.Typer(
-        name="headgate",
-        cls=_Commands,
-        help=HELP,
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.callback(help=HELP)(_root)
-    app.command("new")(new.new)
-    app.command("validate")(validate.validate)
-    app.command("run")(run.run)
-    app.command("ci")(ci.ci)
-    app.command("simulate")(simulate.simulate)
-    app.command("evaluate")(evaluate.evaluate)
-    app.command("report")(report.report)
-    app.command("faults")(faults.faults)
-    app.command("heal")(heal.heal)
-    app.command("tune")(tune.tune)
-    app.command("compare")(compare.compare)
-    app.command("trend")(compare.trend)
-    app.command("memory")(memory.memory)
-    app.command("plan")(plan.plan)
-    app.command("executions")(executions.executions)
-    app.command("trace")(trace.trace)
-    app.command("state")(state.state)
-    app.command("doctor")(doctor.doctor)
-    app.command("supervise", hidden=True, context_settings=ANY_ARGUMENTS)(_supervise)
-    app.add_typer(_exchange(whole), name="exchange", help=EXCHANGE_HELP)
-    return app
-
-
-def _exchange(whole: bool) -> typer.Typer:
-    if whole or "exchange" in sys.argv[1:] or "_HEADGATE_COMPLETE" in os.environ:
-        from testbed_runtime.cli import exchange
-
-        return exchange.app
-    stub = typer.Typer()
-    stub.callback(invoke_without_command=True)(lambda: None)
-    return stub
 
 
 def main() -> None:
-    """Run the command line. An error becomes a message and an exit code."""
-    atexit.register(gc.freeze)  # skip the interpreter's last garbage collection: the process ends anyway
+    """Run `headgate`."""
     try:
-        build()(prog_name="headgate")
-    except (exits.Interrupted, KeyboardInterrupt) as error:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # the cleanup is already done
-        sys.exit(exits.report_interrupted(error))
-    except BrokenPipeError:
-        # the reader of stdout is gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(exits.ERROR)
-    except Exception as error:
-        sys.exit(exits.report(error))
+        from testbed_runtime.cli.commands import run_command_line
+
+        run_command_line()
+    except KeyboardInterrupt:
+        _interrupted()
+
+
+def kubectl() -> None:
+    """Run `kubectl headgate`."""
+    try:
+        from testbed_runtime.cli.kubectl import main as run_plugin
+
+        run_plugin()
+    except KeyboardInterrupt:
+        _interrupted()
+
+
+def _interrupted() -> None:
+    """End as `exits.report_interrupted` says, without an import: there may have been no time for one."""
+    sys.stderr.write("headgate: interrupted\n")
+    sys.exit(130)
 
 
 if __name__ == "__main__":

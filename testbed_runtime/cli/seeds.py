@@ -16,6 +16,7 @@ from msgspec import Struct
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.cli import running
 from testbed_runtime.cli.environments import make_folder
+from testbed_runtime.cli.interrupting import keeping_interrupts
 from testbed_runtime.cli.loading import Loaded, with_seed
 from testbed_runtime.core.documents import METRICS_FILE, VERDICT_FILE, versioned
 from testbed_runtime.core.errors import HeadgateError
@@ -134,7 +135,8 @@ def _runs(loaded: Loaded, seeds: range, folder: Path, words: Sequence[str]) -> I
 
 def _start(path: Path, seed: int, out: Path, words: Sequence[str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", MODULE, "simulate", str(path), "--seed", str(seed), "--out", str(out)]
-    return subprocess.Popen([*command, "--quiet", *words], stdout=subprocess.DEVNULL)  # noqa: S603 - own command
+    with keeping_interrupts():
+        return subprocess.Popen([*command, "--quiet", *words], stdout=subprocess.DEVNULL)  # noqa: S603 - own command
 
 
 def _result(seed: int, out: Path, *, before: frozenset[Path]) -> _Found:

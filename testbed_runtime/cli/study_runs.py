@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
-import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -19,6 +18,7 @@ from testbed_runtime.api.kinds import TuningStudy
 from testbed_runtime.api.models import Scenario
 from testbed_runtime.api.validate import InvalidScenario
 from testbed_runtime.cli import running
+from testbed_runtime.cli.interrupting import keeping_interrupts
 from testbed_runtime.cli.loading import Loaded, changed
 from testbed_runtime.cli.options import Environment
 from testbed_runtime.cli.running import say
@@ -223,26 +223,28 @@ def _results(tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
         yield from map(simulate_one, tasks)
         return
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_leave_interrupts)
+    pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context)
     try:
         yield from _completed(pool, tasks)
+    except BaseException:  # Ctrl-C: the runs that have begun are not waited for
+        for child in multiprocessing.active_children():
+            child.terminate()
+        for task in tasks:
+            _forget_history(task)
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _completed(pool: ProcessPoolExecutor, tasks: Iterable[Task]) -> Iterator[Done]:
-    numbers = {pool.submit(simulate_one, task): task.number for task in tasks}
+    with keeping_interrupts():  # it starts all processes of the pool
+        numbers = {pool.submit(simulate_one, task): task.number for task in tasks}
     for future in as_completed(numbers):
         try:
             yield future.result()
         except BrokenProcessPool:
             text = "the simulation was killed, perhaps out of memory; use fewer --jobs"
             yield Done(numbers[future], {"verdict": "Error", "summary": text}, {})
-
-
-def _leave_interrupts() -> None:
-    """Leave Ctrl-C to the parent process, which then starts no further run."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def simulate_one(task: Task) -> Done:
@@ -260,5 +262,9 @@ def simulate_one(task: Task) -> Done:
     except HeadgateError as error:
         return Done(task.number, {"verdict": "Error", "summary": str(error)}, {})
     finally:
-        shutil.rmtree(task.folder / "history", ignore_errors=True)
+        _forget_history(task)
     return Done(task.number, result.verdict, read_json(task.folder / RECOVERY_FILE, {}))
+
+
+def _forget_history(task: Task) -> None:
+    shutil.rmtree(task.folder / "history", ignore_errors=True)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from testbed_runtime.cli import main, running
+from testbed_runtime.cli import commands, running
 from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.judgement.verdict import Verdict
@@ -71,7 +71,7 @@ def test_A9_a_first_scenario_that_fails_is_not_forgiven_by_a_last_one_that_passe
         (tmp_path / "all" / name).mkdir(parents=True)
         (tmp_path / "all" / name / "scenario.yaml").write_text(yaml.safe_dump(document))
     said = CliRunner().invoke(
-        main.build(), ["ci", str(tmp_path / "all"), "--out", str(tmp_path / "runs"), "--quiet"]
+        commands.build(), ["ci", str(tmp_path / "all"), "--out", str(tmp_path / "runs"), "--quiet"]
     )
     assert said.exit_code == 1, said.output
     suites = ET.parse(tmp_path / "runs" / "junit.xml").getroot()
@@ -96,7 +96,7 @@ def test_A10_a_threshold_that_was_breached_is_not_tried_again(
 
     monkeypatch.setattr(running, "_on_this_machine", once)
     said = CliRunner().invoke(
-        main.build(),
+        commands.build(),
         ["run", str(tmp_path), "--inconclusive", "retry", "--quiet", "--out", str(tmp_path / "runs")],
     )
     assert (said.exit_code, len(runs)) == (1, 1), said.output

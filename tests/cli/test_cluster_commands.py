@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Fault, Run
-from testbed_runtime.cli import access, cluster_report, exits, heal, kubectl, main
+from testbed_runtime.cli import access, cluster_report, commands, exits, heal, kubectl
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.entry import uninstall
 
@@ -71,7 +71,7 @@ def test_what_is_forbidden_names_the_right_that_is_missing_or_the_rule_that_refu
 )
 def test_flags_of_a_cluster_without_one_are_a_mistake(command):
     """Rather than a run on the wrong machine."""
-    said = CliRunner().invoke(main.build(), command)
+    said = CliRunner().invoke(commands.build(), command)
     assert isinstance(said.exception, UserError)
     assert "--on kubernetes" in str(said.exception)
 
@@ -89,7 +89,7 @@ def test_a_missing_login_is_reported_with_the_flags_that_fix_it(command, tmp_pat
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     scenario = ["scenarios/06-no-fault"] if command[0] == "run" else []
     flags = ["--kubeconfig", str(tmp_path / "none")]
-    said = CliRunner().invoke(main.build(), [*command, *scenario, *flags])
+    said = CliRunner().invoke(commands.build(), [*command, *scenario, *flags])
     assert "--kubeconfig" in str(said.exception)
 
 

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from testbed_runtime.api.naming import API_VERSION
-from testbed_runtime.cli import doctor, exits, main, running
+from testbed_runtime.cli import commands, doctor, exits, running
 from testbed_runtime.cli.findings import BAD, GOOD, Finding
 from testbed_runtime.cli.seeds import MODULE
 from testbed_runtime.core.errors import HeadgateError, UserError
@@ -37,7 +37,7 @@ def because(text, cause):
 
 def test_help_names_every_command_and_hides_the_internal_one():
     """Each with one line."""
-    said = CliRunner().invoke(main.build(), ["--help"])
+    said = CliRunner().invoke(commands.build(), ["--help"])
     assert said.exit_code == 0
     for command in (
         "new",

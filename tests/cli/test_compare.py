@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from testbed_runtime.cli.main import build
+from testbed_runtime.cli.commands import build
 from testbed_runtime.core.errors import HeadgateError, UserError
 
 CONFIGURATION = {"slow": {"heartbeat.interval": "1 s"}, "fast": {"heartbeat.interval": "500 ms"}}

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from testbed_runtime.cli import overview
-from testbed_runtime.cli.main import build
+from testbed_runtime.cli.commands import build
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.comparison import Key
 from tests.cli.test_compare import FAST, SLOW, headgate, run_folder

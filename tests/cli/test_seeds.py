@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from testbed_runtime.cli import seeds
+from testbed_runtime.cli.commands import build
 from testbed_runtime.cli.loading import load
-from testbed_runtime.cli.main import build
 from testbed_runtime.cli.seeds import lines
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.distribution import distributions
