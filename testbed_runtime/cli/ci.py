@@ -22,12 +22,13 @@ def ci(  # noqa: PLR0917 - typer passes by name
     kubeconfig: access.Kubeconfig = "",
 ) -> None:
     """Run all scenarios of a folder, and write one JUnit and one Markdown file. One exit code for all of them."""
-    from testbed_runtime.cli import exits, loading, running
+    from testbed_runtime.cli import exits, folders, loading, running
     from testbed_runtime.cli.session import Session
     from testbed_runtime.history.manifest import MANIFEST
 
     login = access.access_for(on.value, namespace, context, kubeconfig)
     loaded = loading.load_all(loading.find_all(folder))
+    folders.make_folder(out, exist_ok=True)
     results: list[Any] = []
     refused: list[tuple[str, str]] = []
     verdicts: list[str] = []

@@ -11,6 +11,7 @@ import typer
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import COMPLETE
 from testbed_runtime.api.views import Run
+from testbed_runtime.cli import folders
 from testbed_runtime.cli.access import Access, connected
 from testbed_runtime.core.documents import JUNIT_FILE, PAGE_FILE, SUMMARY_FILE, VERDICT_FILE
 from testbed_runtime.core.errors import UserError
@@ -67,8 +68,9 @@ def write(files: dict[str, bytes], output: str, folder: Path) -> Path | None:
     if wanted not in files:
         problem = f"the run has no {wanted}"
         raise UserError("-o", problem, files.get("too-large", b"leave -o out to see what there is").decode())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(files[wanted])
+    with folders.writing("-o", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(files[wanted])
     return path
 
 

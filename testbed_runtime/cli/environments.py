@@ -7,8 +7,8 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
+from testbed_runtime.cli.folders import make_folder
 from testbed_runtime.cli.loading import Loaded
-from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.trial.plan import RunPlan
 from testbed_runtime.evaluation.process import SparkWorker
 from testbed_runtime.ports.hosts import Evaluator, TestbedHost
@@ -57,12 +57,3 @@ def new_run(out: Path, loaded: Loaded, environment: str) -> tuple[Path, RunInfo]
             folder = out / f"{name}-{count}"
     started = now.isoformat(timespec="seconds")
     return folder, RunInfo(folder.name, environment, started, machine_facts())
-
-
-def make_folder(folder: Path, *, exist_ok: bool = False) -> None:
-    """Create a folder below `--out`. Raises FileExistsError, and UserError if it cannot be created there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=exist_ok)
-    except (PermissionError, NotADirectoryError, FileNotFoundError) as error:
-        problem = f"{folder} cannot be created: {error.strerror}"
-        raise UserError("--out", problem, "name a folder that you can write to") from None

@@ -13,7 +13,7 @@ def evaluate(
     quiet: options.Quiet = False,
 ) -> None:
     """Evaluate recorded histories with Spark, judge them, and write their reports."""
-    from testbed_runtime.cli import environments, running
+    from testbed_runtime.cli import environments, folders, running
     from testbed_runtime.cli.render import rendering
     from testbed_runtime.cli.session import Session
     from testbed_runtime.history.manifest import read_manifest
@@ -21,6 +21,7 @@ def evaluate(
 
     for folder in runs:
         read_manifest(folder)  # before Spark starts
+        folders.check_writable(folder)
     verdicts = []
     with Session() as session:
         for folder in runs:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from testbed_runtime.api.limits import MAX_RATE
-from testbed_runtime.cli import options, questions
+from testbed_runtime.cli import folders, options, questions
 from testbed_runtime.core.errors import UserError, nearest
 
 
@@ -84,13 +84,13 @@ def find(name: str) -> questions.Question:
 
 
 def write(path: Path, text: str) -> None:
-    """Create the file. Raises UserError if it exists: a document that was edited is never overwritten."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    """Create the file. Raises UserError if it exists (a document that was edited is never overwritten) or cannot be created."""
+    if path.exists():
+        raise UserError(str(path), "exists already", "name another file with --output")
+    with folders.writing("--output", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
-    except FileExistsError:
-        raise UserError(str(path), "exists already", "name another file with --output") from None
 
 
 def _check(text: str) -> None:

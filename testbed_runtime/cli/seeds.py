@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.cli import running
-from testbed_runtime.cli.environments import make_folder
+from testbed_runtime.cli.folders import make_folder
 from testbed_runtime.cli.interrupting import keeping_interrupts
 from testbed_runtime.cli.loading import Loaded, with_seed
 from testbed_runtime.core.documents import METRICS_FILE, VERDICT_FILE, versioned

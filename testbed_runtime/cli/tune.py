@@ -172,11 +172,12 @@ def _run_locally(
     study: TuningStudy, scenarios: dict[str, Loaded], *, how: How, out: Path, confirm: int, real: bool
 ) -> int:
     """Run the study on this machine, print its result and write it. Return the exit code."""
-    from testbed_runtime.cli import running, study_runs
+    from testbed_runtime.cli import folders, running, study_runs
     from testbed_runtime.tuning import production, score, table
     from testbed_runtime.tuning.grid import CURRENT, DEFAULT
     from testbed_runtime.tuning.picture import picture
 
+    folders.make_folder(out, exist_ok=True)
     specs = {name: loaded.document["spec"] for name, loaded in scenarios.items()}
     if not real:
         spec = study.spec.model_copy(update={"references": [DEFAULT, CURRENT]})
@@ -191,7 +192,6 @@ def _run_locally(
     lines = score.table(study.spec, run(study, scenarios, how, detectors), detectors)
     confirmed = {} if real else study_runs.confirm(study, scenarios, lines, confirm, how)
     text = table.markdown(study.spec, lines, confirmed, production.reference_values(study.spec, specs))
-    out.mkdir(parents=True, exist_ok=True)
     written = out / f"{study.metadata.name}.study.md"
     written.write_text(text + "\n", encoding="utf-8")
     data = json.dumps(table.to_json(study.spec, lines), indent=1, ensure_ascii=False)

@@ -22,10 +22,12 @@ from testbed_runtime.cli.findings import BAD, GOOD, Finding
 from testbed_runtime.cli.seeds import MODULE
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.registry import LOCAL, Capabilities
+from testbed_runtime.history.manifest import MANIFEST, MANIFEST_SCHEMA
 from testbed_runtime.local import packets, registry
 from tests.report.recoveries import killed
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
+STUDIES = SCENARIOS.parent / "studies"
 HEAVY = ("numpy", "pyarrow", "pyspark", "aiohttp", "pydantic", "jinja2")
 
 
@@ -300,6 +302,47 @@ def test_a_place_that_this_account_cannot_write_to_is_named(headgate, tmp_path, 
             assert "but this account cannot write here" in headgate("doctor").stdout
         Path(folder).chmod(0o755)
         monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["tune", str(STUDIES / "heartbeat"), "--out"],
+        ["ci", str(SCENARIOS), "--out"],
+        ["simulate", str(SCENARIOS / "06-no-fault"), "--seeds", "2", "--out"],
+        ["new", "slow-network", "--output"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_command_names_the_option_of_what_it_cannot_write_before_it_works(headgate, tmp_path, words):
+    """A file in place of a folder, and a folder of another account: one line with the reason and the fix."""
+    (tmp_path / "taken").write_text("")
+    there = "taken/x.yaml" if words[0] == "new" else "taken"
+    said = headgate(*words, tmp_path / there)
+    assert said.returncode == exits.ERROR
+    assert re.fullmatch(rf"headgate: {words[-1]}: .*/taken\S* cannot be .*: .* \(name a.*\)\n", said.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o555)
+        with unprivileged():
+            said = headgate(*words, Path(folder) / "x.yaml" if words[0] == "new" else folder)
+    assert re.fullmatch(
+        rf"headgate: {words[-1]}: \S+ (is read-only for this account|cannot be .*: .*) \(name a.*\)\n",
+        said.stderr,
+    )
+
+
+@pytest.mark.parametrize("command", ["evaluate", "report"])
+def test_a_run_that_this_account_cannot_change_is_named_before_spark_starts(headgate, tmp_path, command):
+    """With what to do, instead of the name of a temporary file."""
+    with tempfile.TemporaryDirectory() as folder:
+        manifest = {"schema": MANIFEST_SCHEMA, "trials": [], "expectations": {}}
+        (Path(folder) / MANIFEST).write_text(json.dumps(manifest))
+        Path(folder).chmod(0o555)
+        with unprivileged():
+            said = headgate(command, folder)
+    assert said.stderr == (
+        f"headgate: {folder}: is read-only for this account (copy it to a folder that you can write to)\n"
+    )
 
 
 def test_a_file_that_cannot_be_read_does_not_hide_the_problems_of_the_others(headgate):
