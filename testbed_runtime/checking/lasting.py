@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 from msgspec.structs import replace
 
@@ -62,17 +63,18 @@ def share_slack(rounds: Sequence[Round], needless: Sequence[bool]) -> tuple[Roun
 
 def _shared(rounds: Sequence[Round], needless: Sequence[bool]) -> list[Round]:
     parts = [r.segments[-1] for r in rounds[:-1]] + [rounds[-1].segments[0]]
-    limits = [p for p, less in zip(parts, (False, *needless), strict=True) if not less and p.slack_ns >= 0]
-    decisive = min(limits, key=lambda s: s.slack_ns, default=None)
-    left = None if decisive is None else decisive.slack_ns
+    lengths = [p.end_ns - p.start_ns for p in parts]
+    limits = [
+        (p.slack_ns, p.next)
+        for p, less in zip(parts, (False, *needless), strict=True)
+        if not less and p.slack_ns >= 0
+    ]
+    left, limited_by = min(limits, key=itemgetter(0), default=(sum(lengths), ""))
     found = []
-    for number, part in reversed(list(enumerate(parts))):
-        length = part.end_ns - part.start_ns
-        if left is None or decisive is None or left >= length:
-            new = replace(part, slack_ns=-1, next="")
-        else:
-            new = replace(part, slack_ns=left, next=decisive.next)
-        left = None if left is None else max(0, left - length)
+    for number in reversed(range(len(parts))):
+        slack, name = (-1, "") if left >= lengths[number] else (left, limited_by)
+        new = replace(parts[number], slack_ns=slack, next=name)
+        left = max(0, left - lengths[number])
         one = rounds[number]
         segments = (new, *one.segments[1:]) if number == len(parts) - 1 else (*one.segments[:-1], new)
         found.append(replace(one, segments=segments))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from testbed_runtime.checking.lasting import capped, continues, lasting_wait, share_slack
 from testbed_runtime.checking.prices import prices
@@ -24,18 +23,28 @@ def part(start: float, end: float, kind: str = "replacement", what: str = "tm-0"
         ("replacement", 1, 6, True),
         ("stalled", 1, 6, True),
         ("replacement", 3, 6, False),
-        ("replacement", 1, 4, False),
+        ("replacement", 2.995, 6, False),
+        ("replacement", 2.994, 6, True),
+        ("replacement", 1, 4.995, True),
+        ("replacement", 1, 4.994, False),
         ("restart-delay", 1, 6, False),
         ("slot", 1, 6, False),
     ],
 )
 def test_a_wait_lasts_if_it_had_begun_before_the_round(kind: str, since: float, until: float, *, found: bool):
-    """The path of a round begins at 3 s, and has this wait until 5 s. A failure ends delays and requests."""
+    """The path of a round begins at 3 s, and has this wait until 5 s. A failure ends delays and requests. Clocks differ by 5 ms."""
     wait = waited(kind, since, until, who="w", what="tm-0")
     other = waited(kind, 0, 9, who="w", what="tm-1")
     assert lasting_wait([other, wait], [part(3, 5, kind)]) == (wait if found else None)
     assert lasting_wait([wait], []) is None
     assert lasting_wait([wait], [part(3, 3.02, kind)]) is None, "it ended together with the round before"
+
+
+def test_the_latest_of_several_waits_with_one_name_lasts():
+    """It ends more than 20 ms after the round before."""
+    early, late = (waited("stalled", start, 6, who="w", what="tm-0") for start in (1, 2))
+    for waits in ([early, late], [late, early]):
+        assert lasting_wait(waits, [part(3, 3.021, "stalled")]) == late
 
 
 @pytest.mark.parametrize(
@@ -66,6 +75,7 @@ def test_what_is_shorter_than_clocks_differ_is_no_wait_of_its_own():
     short, again = part(3, 3.0001, what="a"), part(4, 4.0002, what="b")
     assert [p.count for p in prices([part(1, 3), short, again])] == [1]
     assert [p.count for p in prices([short, again])] == [1]
+    assert [p.count for p in prices([part(1, 3), part(3, 3.005, what="a")])] == [2]
 
 
 @pytest.mark.parametrize(
@@ -73,39 +83,67 @@ def test_what_is_shorter_than_clocks_differ_is_no_wait_of_its_own():
     [
         ((-1, -1, -1), (False, False), [(-1, ""), (-1, ""), (-1, "")]),
         ((-1, -1, 1), (False, False), [(0, "c"), (0, "c"), (1, "c")]),
+        ((-1, -1, 3), (False, False), [(0, "c"), (0, "c"), (-1, "")]),
+        ((-1, 0, 9), (False, False), [(0, "b"), (0, "b"), (0, "b")]),
+        ((4, 4, 9), (False, False), [(0, "a"), (1, "a"), (-1, "")]),
         ((-1, 4, 9), (False, False), [(0, "b"), (1, "b"), (-1, "")]),
         ((8, 1, 1), (True, True), [(3, "a"), (-1, ""), (-1, "")]),
+        ((9, 1, 1), (True, True), [(-1, ""), (-1, ""), (-1, "")]),
         ((8, 6, 1), (False, True), [(1, "b"), (-1, ""), (-1, "")]),
     ],
 )
 def test_no_part_can_be_made_shorter_than_another_one_allows(
     slacks: tuple[int, ...], needless: tuple[bool, ...], expected: list[tuple[int, str]]
 ):
-    """The parts are 4, 2 and 3 s long. A round that began only because the wait was too long limits nothing."""
+    """The parts are 4, 2 and 3 s long. A round that began only because the wait was too long limits nothing. The rounds around them
+    have other waits."""
+    first, second, around, other = (
+        limited(start, start + 1, 99, what=f"tm-{start}") for start in (-2, -1, 9, 10)
+    )
     spans = [(0, 4), (4, 6), (6, 9)]
     parts = [
-        replace(part(*span), slack_ns=slack * NS if slack >= 0 else -1, next=name if slack >= 0 else "")
+        limited(*span, slack, what="tm-1", next=name)
         for span, slack, name in zip(spans, slacks, "abc", strict=True)
     ]
-    around = part(9, 10, "slot", slack_ns=99 * NS)
-    segments = [(part(-1, 0, "slot"), parts[0]), (parts[1],), (parts[2], around)]
-    rounds = [
+    rounds = rounds_of((first,), (second, parts[0]), (parts[1],), (parts[2], around), (other,))
+    found = share_slack(rounds, (False, False, *needless, False))
+    chain = [found[1].segments[1], found[2].segments[0], found[3].segments[0]]
+    assert [(s.slack_ns / NS if s.slack_ns >= 0 else -1, s.next) for s in chain] == expected
+    others = [found[0].segments, found[1].segments[:1], found[3].segments[1:], found[4].segments]
+    assert others == [(first,), (second,), (around,), (other,)]
+    assert capped(found[3].segments)[1].slack_ns == NS
+
+
+def test_a_round_may_end_one_wait_and_begin_the_next():
+    """Each has its own slack."""
+    rounds = rounds_of(
+        (limited(0, 1, -1, what="a"),),
+        (limited(1, 2, 1, what="a"), limited(2, 3, -1, what="b")),
+        (limited(3, 5, 0, what="b"),),
+    )
+    found = share_slack(rounds, (False, False, False))
+    assert [[s.slack_ns for s in r.segments] for r in found] == [[0], [-1, 0], [0]]
+
+
+def limited(start: float, end: float, slack: int, **more: Any) -> Segment:
+    """A part of a wait with seconds that can be saved of it, without a limit if that is -1."""
+    return part(start, end, **({"next": "z"} | more), slack_ns=slack * NS if slack >= 0 else -1)
+
+
+def rounds_of(*segments: tuple[Segment, ...]) -> list[Round]:
+    return [
         Round(number=n, start_ns=s[0].start_ns, end_ns=s[-1].end_ns, segments=s)
         for n, s in enumerate(segments, start=1)
     ]
-    found = share_slack(rounds, (False, *needless))
-    chain = [found[0].segments[1], found[1].segments[0], found[2].segments[0]]
-    assert [(max(s.slack_ns // NS, -1), s.next) for s in chain] == expected
-    assert (found[0].segments[0], found[2].segments[1]) == (segments[0][0], around)
-    assert capped(found[2].segments)[1].slack_ns == NS
 
 
 def test_rounds_without_a_common_wait_stay_as_they_are():
     """Also empty ones."""
-    rounds = [
-        Round(number=1, start_ns=0, end_ns=NS, segments=(part(0, 1, "slot"),)),
-        Round(number=2, start_ns=NS, end_ns=NS),
-        Round(number=3, start_ns=NS, end_ns=2 * NS, segments=(part(1, 2),)),
-    ]
-    assert share_slack(rounds, (False, True, True)) == tuple(rounds)
+    empty = Round(number=2, start_ns=NS, end_ns=NS)
+    lone = [
+        Round(number=n, start_ns=n * NS, end_ns=(n + 1) * NS, segments=(limited(n, n + 1, 9, what=f"tm-{n}"),))
+        for n in range(4)
+    ]  # fmt: skip
+    for rounds in (lone, [lone[0], empty, *lone[1:]], [empty, *lone, empty], [empty, empty]):
+        assert share_slack(rounds, [True] * len(rounds)) == tuple(rounds)
     assert share_slack((), ()) == ()

@@ -41,6 +41,7 @@ def test_the_margin_of_an_option_is_its_closest_wait():
         wait("slot", 0, 1, 1), wait("slot", 2, 5, -1), wait("slot", 3, 3, 1, "zero"), wait("slot", 2, 5, 4, ""),
         wait("slot", 2, 5, 4, "expired", outcome=Outcome.EXPIRED), wait("heartbeat", 2, 5, 2, "h"), wait("heartbeat", 2, 5, 3, "full"),
         wait("partition", 2, 5, 2, "over"), wait("partition", 2, 5, 0, "none"),
+        wait("slot", 2, 4, 5), wait("cancellation", 2, 5, 2, "kill", who="JobMaster"),
     ]  # fmt: skip
     found = margins(waits, NS, 10 * NS)
     assert [(m.option, m.waited_s, m.budget_s) for m in found] == [
@@ -76,6 +77,26 @@ def test_a_delay_that_grew_from_its_option_is_one_owner():
         ("a cause, now it", 1.0, "", 1),
     ]
     assert [p.text for p in prices(parts[1:2])] == [f"{key} = 1 s, now 2 s"]
+
+
+@pytest.mark.parametrize(
+    ("one", "counts"),
+    [
+        (("slot", 9, 10.005), True),
+        (("slot", 9, 10.006), False),
+        (("jobmanager", 10, 12), True),
+        (("jobmanager", 10.001, 12), False),
+        (("cancellation", 2, 5), True),
+        (("stalled", 2, 5, "JobMaster"), True),
+        (("cancellation", 2, 5, "JobMaster"), False),
+    ],
+)
+def test_a_wait_has_a_margin_in_the_span_in_which_it_ended(one: tuple[Any, ...], *, counts: bool):
+    """The span ends at 10 s, and clocks differ by 5 ms. Only a report to the JobManager may be answered later; that the JobMaster
+    waits for a cancellation has no limit of its own."""
+    kind, start, end, who = (*one, "tm-0-1")[:4]
+    wait = waited(kind, start, end, who=who, option="o", value="v", budget_ns=9 * NS)
+    assert len(margins([wait], NS, 10 * NS)) == counts
 
 
 @pytest.mark.parametrize(("gap", "fault", "count"), [(0, "pause", 1), (1, "pause", 2), (0, "", 2)])
