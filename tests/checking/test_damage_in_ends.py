@@ -67,10 +67,12 @@ NO_DELAY = "waits.parquet, column kind: has no restart-delay of restart 1, which
         ({3: {"t": 3.5}}, []),
         ({3: {"t": 3.499}}, [NO_HEARTBEAT.format(f"taskmanager.lost of {TM}")]),
         ({3: {"t": 5.5}}, []),
+        ({3: [RECORDED[3], wait("heartbeat", what=TM, t=90)]}, []),
         ({3: None, 4: None, 5: None, 8: None}, [NO_HEARTBEAT.format("failover.started of 1")]),
         ({3: None, 4: event("taskmanager.lost", TM, 4.5, detector="TaskManager", wait="heartbeat")[1], 5: None, 6: None}, []),
         ({3: None, 5: None, 6: None}, [NO_HEARTBEAT.format(f"taskmanager.lost of {TM}")]),
         ({5: event("failover.failure", "1", 4.5, wait="connection")[1]}, []),
+        ({5: event("failover.failure", "1", 4.5, detector="JobMaster", wait=["heartbeat"])[1]}, []),
         ({7: None}, [NO_DELAY]),
         ({7: {"attempt": 2}}, [NO_DELAY]),
         ({7: {"who": "b-0"}}, [NO_DELAY]),
@@ -88,6 +90,7 @@ def test_an_event_that_follows_from_the_end_of_a_wait_has_that_wait(
 
 def test_without_waits_nothing_follows_from_them():
     """A trial that was read in parts keeps only some tables."""
+    assert texts(check_buffers(wrote())) == []
     assert texts(check_ended(wrote(*(r for r in RECORDED if r[0] == "events")))) == []
 
 
@@ -96,6 +99,7 @@ def test_without_waits_nothing_follows_from_them():
     [
         ({}, []),
         ({11: {"what": "b-0"}}, ["what, row 3: is 'b-0', which sends nothing to b-0 (manifest)"]),
+        ({11: {"what": "b-0"}, 12: {"what": "b-0"}}, ["what, row 3: is 'b-0', which sends nothing to b-0 (manifest)"]),
         ({10: {"what": "checkpoint 4"}}, ["what, row 2: is 'checkpoint 4', but b-0 restored checkpoint 3 (task.restored in events)"]),
         ({10: {"what": "checkpoint 4", "attempt": 2}}, []),
         ({13: {"what": "checkpoint 5"}}, ["what, row 5: is 'checkpoint 5', which was not triggered (checkpoints)"]),
@@ -144,6 +148,8 @@ OF_POOL = "of the pool of b-0 (in, a)"
         ({"total": 200}, f"row 1: of network.buffers has 200 as total, but {TM} has 100 buffers"),
         ({"size": 8}, ""),
         ({"size": 9}, f"row 2: of network.pools has 9 as size {OF_POOL}, which requires 1 and may have 8"),
+        ({"required": 0}, ""),
+        ({"most": 0}, f"row 2: of network.pools has 4 as size {OF_POOL}, which requires 1 and may have 0"),
         ({"required": 5}, f"row 2: of network.pools has 4 as size {OF_POOL}, which requires 5 and may have 8"),
         ({"required": -1}, f"row 2: of network.pools has 4 as size {OF_POOL}, which requires -1 and may have 8"),
         ({"channels": "2"}, f"row 2: of network.pools has '2' as channels {OF_POOL}"),

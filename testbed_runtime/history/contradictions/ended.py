@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME
 from testbed_runtime.history.columns import TOLERANCE_NS, Waits, deployments, events, parsed, waits_of
@@ -32,24 +31,22 @@ def _ended(trial: Trial, waits: Waits) -> Iterator[Damage]:
         ends.setdefault(r["kind"], []).append(r["t_ns"])
     for _, event in events(trial, *ENDING):
         data = parsed(event["data"])
-        kind = data.get("wait")
+        kind = str(data.get("wait"))
         if kind not in BY_JOBMANAGER or data.get("detector") not in (JOBMASTER_NAME, RM_NAME):
             continue
-        near = min((abs(t_ns - event["t_ns"]) for t_ns in ends.get(str(kind), ())), default=TOLERANCE_NS + 1)
-        if near > TOLERANCE_NS:
+        if not any(abs(t_ns - event["t_ns"]) <= TOLERANCE_NS for t_ns in ends.get(kind, ())):
             problem = f"has no {kind} that ended with {event['kind']} of {event['subject']} (data in events)"
             yield Damage("waits", "kind", -1, problem)
 
 
 def _delayed(trial: Trial, waits: Waits) -> Iterator[Damage]:
     """Yield a restart that the restart strategy delayed, and that did not wait."""
-    delays: dict[str, list[Mapping[str, Any]]] = {}
-    for _, r in waits:
-        if r["kind"] == "restart-delay" and r["who"] == JOBMASTER_NAME:
-            delays.setdefault(str(r["attempt"]), []).append(r)
+    delayed = {
+        str(r["attempt"]) for _, r in waits if r["kind"] == "restart-delay" and r["who"] == JOBMASTER_NAME
+    }
     for _, event in events(trial, "failover.started"):
         data = parsed(event["data"])
         seconds = data.get("delay_s")
-        if isinstance(seconds, int | float) and seconds > 0 and event["subject"] not in delays:
+        if isinstance(seconds, int | float) and seconds > 0 and event["subject"] not in delayed:
             problem = f"has no restart-delay of restart {event['subject']}, which was delayed by {seconds:g} s (failover.started in events)"
             yield Damage("waits", "kind", -1, problem)
