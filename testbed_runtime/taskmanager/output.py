@@ -144,14 +144,13 @@ class TaskOutput:
         wakeup.set()
 
     async def emit(self, records: Records, *, only: Sequence[int] | None = None) -> None:
-        """Write the records to buffers, waiting while there are none. They come of one input and are begun together: like one record
-        of Flink, they overdraw the pools. `only`: the numbers of the outputs; by default all."""
+        """Write the records to buffers, waiting while there are none. `only`: the numbers of the outputs; by default all."""
         self._meter.records_out += len(records)
         if len(records):
             self._announce()
         for partition, partitioner in self._chosen(only):
             for part in partitioner.parts(records):
-                await self._emit(partition, part, overdraft=True)
+                await self._emit(partition, part)
         if self._outputs:
             self._flusher.touched()
 
@@ -183,10 +182,10 @@ class TaskOutput:
             for partition in self.partitions:
                 announce(partition)
 
-    async def _emit(self, partition: ResultPartition, part: Part, *, overdraft: bool = False) -> None:
+    async def _emit(self, partition: ResultPartition, part: Part) -> None:
         subpartition, data, _ = part
         self._meter.bytes_out += len(data) * (len(partition.subpartitions) if subpartition == EVERY else 1)
-        done = self._write(partition, part, 0, overdraft=overdraft)
+        done = self._write(partition, part, 0)
         while done < len(data):
             self._flusher.touched()
             self.waits += 1
@@ -195,16 +194,16 @@ class TaskOutput:
             await self._pool.wait()
             await asyncio.sleep(0)  # let other tasks run first
             self._meter.enter(BUSY)
-            done = self._write(partition, part, done, overdraft=overdraft)
+            done = self._write(partition, part, done)
 
     @staticmethod
-    def _write(partition: ResultPartition, part: Part, done: int, *, overdraft: bool) -> int:
-        """Write what the pool has buffers for, and then, if it is used up, what it can be overdrawn for. Return the bytes written
-        of this part."""
+    def _write(partition: ResultPartition, part: Part, done: int) -> int:
+        """Write as much as the pool has buffers for, and as it can be overdrawn for if it is used up: records that are written
+        together are begun together, like one record of Flink. Return the bytes written of this part."""
         subpartition, data, count = part
         single, size, most = count == 1, len(data) // count, len(data)
         done += partition.emit(subpartition, data, offset=done, record_bytes=size, extend=single)
-        if done < most and overdraft and not partition.pool.available_segments:
+        if done < most and not partition.pool.available_segments:
             done += partition.emit(
                 subpartition, data, offset=done, record_bytes=size, overdraft=True, extend=single
             )

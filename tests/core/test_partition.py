@@ -139,17 +139,6 @@ def test_overdraft_lets_what_was_begun_be_finished() -> None:
     assert network.outstanding == 0
 
 
-def test_a_record_that_is_begun_overdraws_the_pool_and_the_next_one_waits() -> None:
-    """Records of 24 bytes in buffers of 8: the first one needs three of two buffers."""
-    network = NetworkBufferPool(32, 8)
-    pool = network.create_buffer_pool(2, 2, subpartitions=1, max_overdraft=2)
-    result = ResultPartition(partition_id(), 1, pool)
-    assert result.emit(0, b"x" * 48, record_bytes=24) == 24
-    assert (pool.overdraft, pool.is_available) == (1, False)
-    assert result.emit(0, b"x" * 48, offset=24, record_bytes=24) == 0
-    result.release()
-
-
 def test_under_back_pressure_a_buffer_is_filled_beyond_the_size_asked_for() -> None:
     """The hint would only make it worse."""
     result = partition(size=2)

@@ -139,8 +139,7 @@ class ResultPartition:
 
         If not all bytes are accepted, await `pool.when_available` and emit the rest before anything else goes to this
         subpartition. A new buffer has room for the rest of a record of `record_bytes`, even if the debloater asks for less.
-        A record that is begun takes buffers although the pool is not available, as far as it can be overdrawn; `overdraft` lets
-        the others do so too. `extend` lets the last buffer
+        `overdraft` allows buffers beyond the pool's availability, to finish what must not wait. `extend` lets the last buffer
         grow to the record instead of waiting (BufferWritingResultPartition.append); many records would undo the debloater's hint that way.
         After `release`, the records are dropped. Raises FlinkError IllegalStateException after `finish`, and the cause if the
         partition was released with one."""
@@ -157,13 +156,12 @@ class ResultPartition:
             if builder is None:
                 if self._shares is not (subpartition == EVERY):
                     self._change_mode()
-                begun = position % record_bytes if record_bytes else 0
-                if not (pool.is_available or begun or overdraft):
+                if not pool.is_available and not overdraft:
                     break
                 if self._whole_bytes and (filled := self._fill(subpartition, view, position)):
                     position += filled
                     continue
-                least = record_bytes - begun if record_bytes else 1
+                least = record_bytes - position % record_bytes if record_bytes else 1
                 builder = self._new_builder(subpartition, least)
                 if builder is None:
                     break
