@@ -1,5 +1,7 @@
 """Failover regions."""
 
+import pytest
+
 from testbed_runtime.core.job.failover import Link, Regions
 
 SIX = V1, V2, V3, V4, V5, V6 = tuple(("v", i) for i in range(1, 7))
@@ -61,3 +63,35 @@ def test_J_54_regions_of_several_tasks_restart_as_a_whole():
     built = regions([(V1, V2, True), (V2, V3, False), (V3, V4, True), (V4, V5, False), (V5, V6, True)], SIX)
     assert restart(built, V3) == {V3, V4, V5, V6}
     assert restart(built, V3, lost=V2) == set(SIX)
+
+
+ALL_TO_ALL = "a1-b1 a1-b2 a2-b1 a2-b2 "
+JOINS = "1-5 2-5 3-6 4-6 "
+
+
+@pytest.mark.parametrize(
+    ("links", "expected"),
+    [
+        pytest.param("1 2 3", "1 2 3", id="J-117"),
+        pytest.param("a1-b1 a2-b2 a3-b3", "a1b1 a2b2 a3b3", id="J-118"),
+        pytest.param(ALL_TO_ALL + "b1-c1 b1-c2 b2-c1 b2-c2", "a1a2b1b2c1c2", id="J-119"),
+        pytest.param(JOINS + "5-7 6-7", "1234567", id="J-120"),
+        pytest.param("1-2 1-3 2-4 2-5 3-6 3-7", "1234567", id="J-121"),
+        pytest.param(ALL_TO_ALL + "b1=c1 b2=c2", "a1a2b1b2 c1 c2", id="J-122"),
+        pytest.param(ALL_TO_ALL + "b1=c1 b1=c2 b2=c1 b2=c2", "a1a2b1b2 c1 c2", id="J-123"),
+        pytest.param(JOINS + "5=7 6=7", "125 346 7", id="J-124"),
+        pytest.param("1=2 1-3 2-4 3-4", "1234", id="J-125"),
+    ],
+)
+def test_J_117_to_J_125_pipelined_results_join_their_tasks_to_regions(links, expected):
+    """SchedulingPipelinedRegionComputeUtilTest: `-` is a pipelined result and `=` a blocking one. Each word is a region."""
+    pairs = [link.replace("=", "-").split("-") for link in links.split()]
+    names = sorted({name for pair in pairs for name in pair})
+    joined = [
+        Link((one[0], 0), (one[1], 0), "-" in link)
+        for one, link in zip(pairs, links.split(), strict=True)
+        if len(one) > 1
+    ]
+    built = Regions([(name, 0) for name in names], joined)
+    found = {"".join(sorted(name for name, _ in built.region((name, 0)))) for name in names}
+    assert found == set(expected.split())
