@@ -63,7 +63,7 @@ class TaskManager:
         cpu: Cpu,
         random: RandomSource,
         jobmanager: Address,
-        slots: int = 1,
+        slots: int,
         resolver: Resolver | None = None,
         interception: Interception = NO_INTERCEPTION,
         on_fatal: Callable[[str], None] | None = None,

@@ -12,7 +12,7 @@ from testbed_runtime.core.options import Options
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.store.statefiles import MemoryStateFiles
-from testbed_runtime.taskmanager.checkpoints import MAX_ABORTED, Begun, TakenSnapshot, TaskCheckpoints
+from testbed_runtime.taskmanager.checkpoints import Begun, TakenSnapshot, TaskCheckpoints
 from testbed_runtime.taskmanager.localstate import LocalState
 from testbed_runtime.taskmanager.statefiles import AttemptFiles, StateBackend
 from testbed_runtime.workload.snapshots import StateFile, SubtaskSnapshot
@@ -143,7 +143,7 @@ def test_I_11_until_1_16_a_task_remembers_the_last_128_aborted_checkpoints():
     task, _ = checkpoints("1.16")
     for checkpoint in range(1, 300):
         task.abort(checkpoint)
-    remembered = range(300 - MAX_ABORTED, 300)
+    remembered = range(300 - 128, 300)
     assert [c for c in range(170, 302) if task.begin(c) is Begun.ABORTED] == list(remembered)
 
 

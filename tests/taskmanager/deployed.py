@@ -137,6 +137,7 @@ class Deployed:
         reading: bool = True,
         idle: bool = False,
         recovered: bool = True,
+        clock: LoopClock | None = None,
         **options: str,
     ) -> None:
         configuration = {"execution.buffer-timeout.interval": "0 ms", **options}
@@ -160,7 +161,7 @@ class Deployed:
         self.modes: set[int] = set()
         """Whether it was busy then, idle, or back-pressured."""
         self.ended_at: float | None = None
-        self.clock = LoopClock("sim")
+        self.clock = clock or LoopClock("sim")
         self.history = MemoryHistory()
         self.blobs = blobs or MemoryBlobStore()
         self.producers: list[ResultPartition] = []

@@ -10,7 +10,7 @@ import pytest
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.waits import Limit
 from testbed_runtime.history.waits import WaitLog
-from testbed_runtime.taskmanager.channel_waits import MAX_LOOK, MAX_ROWS, ChannelWaits
+from testbed_runtime.taskmanager.channel_waits import MAX_LOOK, ChannelWaits
 from tests.core.exchange_model import Consumer
 from tests.taskmanager.rows import NamedRows
 
@@ -120,11 +120,11 @@ def test_the_answers_of_many_channels_are_found_a_part_at_a_time():
 
 def test_an_attempt_has_a_limited_number_of_rows():
     """A large job may lose all its producers."""
-    made = Channels(2 * MAX_ROWS)
+    made = Channels(32)
     for channel in made.channels:
         channel.error = NOT_FOUND
     made.waits.end(None, 0.0)
-    assert len(made.taken()) == MAX_ROWS
+    assert len(made.taken()) == 16
 
 
 def test_the_limit_of_a_wait_is_that_of_its_kind_of_channel():

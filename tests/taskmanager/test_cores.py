@@ -11,7 +11,7 @@ import pytest
 from testbed_runtime.core.job.cost import CALIBRATIONS, Prices
 from testbed_runtime.core.options import Options
 from testbed_runtime.simulation.loop import run_virtual
-from testbed_runtime.taskmanager.work import QUANTUM_S, SLICE_S, TICK_S, Cores, TaskWork
+from testbed_runtime.taskmanager.work import Cores, TaskWork
 
 PRICES = CALIBRATIONS["flink-2.3"]
 UNITS = Prices(
@@ -113,7 +113,7 @@ def alternating(first_ms: float, *, step_ms: float, other_ms: float, count: floa
 
 def test_a_task_keeps_its_core_for_a_slice_until_a_thread_is_woken_and_for_a_tick_otherwise():
     """It is asked between two pieces of work; the one that has received less is next."""
-    slice_ms, tick_ms = SLICE_S * 1000, TICK_S * 1000
+    slice_ms, tick_ms = 1.4, 4.0
     assert alternating(0.5, step_ms=0.5, other_ms=1.0) == tick_ms + 1.0
     assert alternating(slice_ms, step_ms=0.5, other_ms=1.0) == slice_ms + 1.0
     assert alternating(slice_ms - 0.1, step_ms=0.5, other_ms=1.0) == slice_ms - 0.1 + 3.0 + 1.0
@@ -175,9 +175,7 @@ def test_a_task_that_is_cancelled_while_it_waits_for_a_core_is_cancelled():
     run_virtual(main())
 
 
-@pytest.mark.parametrize(
-    ("used_ms", "leaves"), [(SLICE_S * 1000, True), (SLICE_S * 1000 - 0.1, False)], ids=["slice", "less"]
-)
+@pytest.mark.parametrize(("used_ms", "leaves"), [(1.4, True), (1.3, False)])
 def test_a_task_that_has_used_its_slice_makes_room_when_a_thread_is_woken(used_ms: float, leaves: bool):
     """At its next request, although its tick is not over."""
 
@@ -283,7 +281,7 @@ def test_little_work_is_owed_until_it_is_a_quantum():
     """Less would be a timer for each record."""
 
     async def main() -> list[bool]:
-        each = QUANTUM_S / 4
+        each = 0.000025
         cores = Cores(Prices(each, 0, 0, 0, 0, 0, 0, 0, 0, 0), 1)
         meter = SimpleNamespace(records_out=0, records_in=0, buffers_in=0)
         output = SimpleNamespace(flushed=0, flushes=0, flushes_each=False)

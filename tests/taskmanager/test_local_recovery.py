@@ -12,7 +12,7 @@ from testbed_runtime.taskmanager.checkpoints import (
     restore_snapshots,
     snapshot_key,
 )
-from testbed_runtime.taskmanager.localstate import PENDING_MAX, LocalState
+from testbed_runtime.taskmanager.localstate import LocalState
 from testbed_runtime.workload.snapshots import SubtaskSnapshot, encode_snapshot
 
 TASK = "job/count-0"
@@ -133,7 +133,7 @@ def test_copies_are_deleted_when_a_newer_checkpoint_completes() -> None:
         return await store.list("")
 
     assert run_virtual(main(10)) == ["10", "11", "12"]
-    assert run_virtual(main(0)) == [f"{n:02}" for n in range(13 - PENDING_MAX, 13)]
+    assert run_virtual(main(0)) == [f"{n:02}" for n in range(13 - 8, 13)]
 
 
 def test_two_uploads_at_once_delete_each_replaced_copy_once() -> None:

@@ -11,7 +11,7 @@ import pytest
 from testbed_runtime.core.job.jobgraph import SinkConfig, SourceConfig
 from testbed_runtime.core.options import Options
 from testbed_runtime.store.blobstore import MemoryBlobStore
-from testbed_runtime.taskmanager.sinks import FLUSH_S, SinkWriter
+from testbed_runtime.taskmanager.sinks import SinkWriter
 from testbed_runtime.workload.keyedstate import SubtaskContext
 from testbed_runtime.workload.records import Records
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
@@ -161,10 +161,10 @@ def test_an_at_least_once_sink_reports_a_while_after_its_first_write():
     sink.write(0, 2)
     sink.now_s += 0.1
     sink.write(2, 3)
-    assert sink.writer.next_flush() == pytest.approx(10.0 + FLUSH_S)
-    sink.writer.on_time(10.0 + FLUSH_S - 0.001)
+    assert sink.writer.next_flush() == pytest.approx(10.2)
+    sink.writer.on_time(10.199)
     assert sink.counts() == []
-    sink.writer.on_time(10.0 + FLUSH_S)
+    sink.writer.on_time(10.2)
     assert (sink.counts(), sink.writer.next_flush()) == ([5], None)
     sink.writer.on_time(99.0)
     assert sink.counts() == []

@@ -20,7 +20,6 @@ from testbed_runtime.core.exchange.events import (
 from testbed_runtime.core.job.jobgraph import JobVertex, OperatorConfig, SinkConfig
 from testbed_runtime.core.job.messages import AcknowledgeCheckpoint, CommitRecords
 from testbed_runtime.taskmanager.meter import BACKPRESSURED, BUSY, IDLE
-from testbed_runtime.taskmanager.stream import RUN_BUFFERS
 from testbed_runtime.workload.operators import SLICE_RECORDS_FIRST
 from testbed_runtime.workload.records import framed, latency_marker, marker_positions
 from tests.taskmanager.deployed import T0_S, Deployed, data, driven, records
@@ -114,7 +113,7 @@ def test_a_sink_reads_several_buffers_at_once_and_an_operator_reads_one(made: An
 
     async def drive(task: Deployed) -> None:
         for channel in (0, 1):
-            task.send(channel, full_buffers(1 + RUN_BUFFERS))
+            task.send(channel, full_buffers(9))
 
     task = driven(made(), drive, **SMALL)
     assert (task.task.meter.buffers_in, task.modes) == (18, {BUSY})

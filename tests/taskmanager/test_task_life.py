@@ -20,6 +20,7 @@ from testbed_runtime.core.job.messages import (
     UpdateTaskExecutionState,
 )
 from testbed_runtime.core.waits import Outcome
+from testbed_runtime.process.clock import LoopClock
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.workload.snapshots import ChannelState, SubtaskSnapshot
 from tests.core.exchange_model import partition_id
@@ -287,6 +288,31 @@ def test_a_function_that_fails_ends_its_task_and_not_its_taskmanager(
     task = driven(vertex, drive)
     assert task.states == ["INITIALIZING", "RUNNING", "FAILED"]
     assert (task.failure[0], task.failure[1].startswith(cause[1])) == (cause[0], True)
+
+
+class FileClock(LoopClock):
+    """A clock that goes on by the milliseconds in a file, once a function has written them there."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__("sim")
+        self.file = file
+
+    def now(self) -> float:
+        ms = float(self.file.read_text()) if self.file.exists() else 0.0
+        return asyncio.get_running_loop().time() + ms / 1000
+
+
+@pytest.mark.parametrize(("ms", "waits"), [(0.9, []), (1.1, [("work", 0, 1.1, Outcome.COMPLETED)])])
+def test_a_function_that_loads_slowly_is_waited_for(
+    tmp_path: Path, ms: float, waits: list[tuple[str, float, float, str]]
+):
+    """It is a wait if it takes more than a millisecond, as `import torch` does."""
+    took = tmp_path / "took"
+    (tmp_path / "user.py").write_text(
+        f"from pathlib import Path\nPath({str(took)!r}).write_text('{ms}')\nf = len\n"
+    )
+    vertex = JobVertex("work", 1, 128, operator=OperatorConfig("python", function=f"{tmp_path}/user.py:f"))
+    assert driven(vertex, clock=FileClock(took)).waits("open") == waits
 
 
 def test_only_the_first_cause_of_a_failure_counts():

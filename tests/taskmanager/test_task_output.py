@@ -220,6 +220,21 @@ def test_what_is_written_is_flushed_after_the_buffer_timeout():
     run_virtual(main())
 
 
+@pytest.mark.parametrize("end", ["finish", "close"])
+def test_nothing_is_flushed_on_the_timeout_after_the_end(end: str):
+    """The end itself sends what is left; a result that is thrown away has no reader."""
+    partition = Partition()
+
+    async def main() -> None:
+        output = Output((partition, to(0, b"a")))
+        await output.made.emit(records())
+        getattr(output.made, end)()
+        await asyncio.sleep(1.0)
+
+    run_virtual(main())
+    assert ("flush",) not in partition.got
+
+
 def test_a_buffer_timeout_of_zero_flushes_with_each_call():
     """Flink flushes each record then."""
     partition = Partition()
