@@ -151,7 +151,7 @@ async def test_the_job_waits_for_a_replacement_when_no_slot_is_to_spare():
     ],
 )
 def test_a_job_without_slots_fails_after_the_slot_request_timeout(version, text):
-    """NoResourceAvailableException, by version."""
+    """J-131: DefaultSchedulerTest.failJobIfNotEnoughResources. NoResourceAvailableException, by version."""
 
     async def run():
         options = {"slot.request.timeout": "4 s", "restart-strategy.type": "none"}
@@ -169,7 +169,8 @@ def test_a_job_without_slots_fails_after_the_slot_request_timeout(version, text)
 
 @virtually
 async def test_the_job_fails_when_its_restarts_are_used_up():
-    """The first cause's class and text stay the job's cause; the event says what suppressed the recovery."""
+    """J-130: DefaultSchedulerTest.failJobIfCannotRestart. The first cause's class and text stay the job's cause; the event says what
+    suppressed the recovery."""
     options = {"restart-strategy.fixed-delay.attempts": "1"}
     async with Cluster(4, options) as cluster:
         await cluster.submit()
@@ -215,7 +216,8 @@ def _some_partition(cluster):
 
 @virtually
 async def test_a_deployment_that_is_not_answered_fails_with_flinks_words():
-    """A busy TaskExecutor: the ask times out, the attempt fails, the next one comes."""
+    """J-132: DefaultSchedulerTest.restartAfterDeploymentFails. A busy TaskExecutor: the ask times out, the attempt fails, the next one
+    comes."""
     async with Cluster(5, {"pekko.ask.timeout": "2 s"}, flink_version="1.12") as cluster:
         cluster.tms[3].service_time_s = 0.0
         await cluster.submit()
@@ -255,7 +257,8 @@ def _submit():
 
 @virtually
 async def test_partition_states_are_reported_and_unknown_partitions_are_disposed():
-    """A consumer that found no partition learns the producer's state, and whether the partition is disposed."""
+    """J-126: JobMasterTest.testRequestPartitionState. A consumer that found no partition learns the producer's state, and whether the
+    partition is disposed."""
     async with running_job(4) as cluster:
         partition = str(_some_partition(cluster))
         tm = cluster.running_on("count-0")

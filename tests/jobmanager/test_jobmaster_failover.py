@@ -18,7 +18,8 @@ from tests.jobmanager.harness import COMMIT, LOST, Cluster, data_of, running_job
 
 @virtually
 async def test_a_dead_taskmanager_is_unreachable_within_its_threshold_of_intervals():
-    """There is no other signal: detection by heartbeats alone, in (threshold − 1) … threshold intervals."""
+    """J-127: JobMasterTest.testTaskManagerBecomesUnreachableTriggersDisconnect. There is no other signal: detection by heartbeats alone,
+    in (threshold − 1) … threshold intervals."""
     async with running_job(5) as cluster:
         await asyncio.sleep(2.3)
         died = asyncio.get_running_loop().time()
@@ -150,7 +151,8 @@ async def test_a_suspect_that_still_answers_does_not_hold_the_restart_up():
 
 @virtually
 async def test_a_paused_taskmanager_times_out_and_what_it_offers_later_is_rejected():
-    """The zombie's acknowledgement and records are counted; it registers again and its slot is free."""
+    """J-128: JobMasterTest.testHeartbeatTimeoutWithTaskManager. The zombie's acknowledgement and records are counted; it registers again
+    and its slot is free."""
     async with Cluster(5, commit=COMMIT) as cluster:
         await cluster.submit()
         await cluster.until(lambda: len(cluster.rows.table("delivery")) >= 2)
@@ -216,7 +218,8 @@ def test_J_28_whether_a_resourcemanager_takes_a_silent_taskmanager_from_the_job_
 
 @pytest.mark.parametrize("version", ["1.15", "1.16", "2.x"])
 def test_a_new_incarnation_replaces_the_old_one_at_once(version):
-    """A restarted TaskManager does not wait for its predecessor's heartbeats."""
+    """J-129: JobMasterTest.testJobMasterDisconnectsOldTaskExecutorIfNewSessionIsSeen. A restarted TaskManager does not wait for its
+    predecessor's heartbeats."""
 
     async def scenario():
         async with running_job(4, flink_version=version) as cluster:

@@ -69,7 +69,8 @@ def restored(
 def test_records_that_are_cut_between_input_and_output_go_to_the_owners_of_their_keys(
     before: int, after: int, cut: int
 ):
-    """The consumer had received `cut` bytes in two buffers; the rest had not left the producer."""
+    """I-97: DemultiplexingRecordDeserializerTest.testAmbiguousChannels. The consumer had received `cut` bytes in two buffers; the rest
+    had not left the producer."""
     streams = [data(0, 200, before, subtask) for subtask in range(before)]
     half = cut // 2
     consumers = [
@@ -108,7 +109,8 @@ def test_latency_markers_in_flight_are_dropped():
 
 
 def test_each_virtual_channel_is_a_path_of_its_own():
-    """Two old subtasks had different positions in one source: their records are not in order together."""
+    """I-98: DemultiplexingRecordDeserializerTest.testUpscale. Two old subtasks had different positions in one source: their records are
+    not in order together."""
     consumers = [
         snapshot("count", n, 2, input_state=(ChannelState(0, 0, (data(50 - 50 * n, 50, 2, n),)),))
         for n in range(2)
