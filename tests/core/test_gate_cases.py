@@ -176,6 +176,15 @@ def test_A_63_channels_whose_buffers_would_be_too_many_have_only_floating_ones(
     assert spec.total == 2 * channels + 8
 
 
+def test_A_70_a_channel_with_a_priority_event_is_read_before_those_that_came_first() -> None:
+    """PrioritizedDequeTest.testPrioritizeOnAdd and testPrioritize: of channels 0 to 3 the last one, and then 0, 1, 2 and its data."""
+    gate = Gate(segments=32, channels=4)
+    for channel in range(4):
+        gate.data(channel)
+    gate.event(3, barrier(1, AlignmentType.UNALIGNED))
+    assert [gate.poll() for _ in range(6)] == [(3, False), (0, True), (1, True), (2, True), (3, True), None]
+
+
 def _local_and_remote(manager: ResultPartitionManager) -> tuple[Consumer, ResultPartition]:
     """A gate whose first channel is remote and whose second one reads a result of the same TaskManager."""
     consumer = Consumer(segments=32, set_up=False)

@@ -100,6 +100,35 @@ def test_A_31_the_input_drains_only_if_every_channel_does() -> None:
     assert not gates.input.draining
 
 
+def test_A_67_an_input_is_available_until_its_last_buffer_is_read() -> None:
+    """UnionInputGateTest.testAvailability and testIsAvailable: two buffers in the first of two gates."""
+    gates = Gates(1, 1)
+    assert not gates.input.is_available
+    seen = []
+    for _ in range(2):
+        gates.data(0, 0)
+        seen.append(gates.input.is_available)
+    for _ in range(2):
+        assert gates.poll() == 0
+        seen.append(gates.input.is_available)
+    assert seen == [True, True, True, False]
+
+
+def test_A_68_an_input_that_was_notified_without_data_is_not_available_any_more_once_it_was_polled() -> None:
+    """UnionInputGateTest.testEmptyPull."""
+    gates = Gates(1, 1)
+    gates.input.gates[0].on_channel_ready(0, priority=False)
+    assert gates.input.is_available
+    assert gates.poll() is None
+    assert not gates.input.is_available
+
+
+def test_A_69_the_channels_of_an_input_are_those_of_its_gates_in_order() -> None:
+    """UnionInputGateTest.testGetChannelWithShiftedGateIndexes."""
+    gates = Gates(1, 1)
+    assert gates.input.channels == [gate.channels[0] for gate in gates.input.gates]
+
+
 def test_A_30_the_gate_whose_data_came_first_is_read_first() -> None:
     """Also if it has a higher number, and if another one has not been read since."""
     gates = Gates(1, 1, 1)
