@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -41,3 +41,22 @@ async def repeated(
             if not passes(error) or loop.time() + every_s >= end:
                 raise
         await asyncio.sleep(every_s)
+
+
+async def polled(look: Callable[[], Awaitable[T]], *, limit_s: float, every_s: float) -> T:
+    """Look until the result is true, or the limit has passed. Return the last result."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + limit_s
+    while True:
+        found = await look()
+        if found or loop.time() >= end:
+            return found
+        await asyncio.sleep(every_s)
+
+
+async def cancel_all(*tasks: asyncio.Future[Any] | None) -> None:
+    """Cancel tasks, and wait until they have ended. None counts as a task that has ended."""
+    running = [task for task in tasks if task is not None]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)

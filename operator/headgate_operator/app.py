@@ -124,7 +124,7 @@ class Operator:
         for kind in self.kinds:
             before, names = self.health.known(kind), set()
             for namespace in self._context.settings.namespaces or (None,):
-                for obj in await self._context.cluster.list(naming.API_VERSION, kind, namespace):
+                for obj in await self._context.cluster.list(kind, namespace):
                     found = Resource(obj)
                     names.add(found.path)
                     self.queue.add(Key(kind, found.namespace, found.name))

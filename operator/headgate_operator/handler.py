@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from msgspec import Struct, field
 
 from headgate_operator.agents import Agents, Jobs
-from headgate_operator.plan.model import Ask, Key, Plan, api_version_of
+from headgate_operator.plan.model import Ask, Key, Plan
 from headgate_operator.recent import Recent
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
@@ -39,7 +39,7 @@ class Context(Struct, frozen=True):
         """Read an object. Returns None if it does not exist."""
         found = await self.recent.read(
             (kind, namespace or "", name),
-            lambda: self.cluster.get(api_version_of(kind), kind, namespace, name),
+            lambda: self.cluster.get(kind, namespace, name),
         )
         return None if found is None else view(found)
 

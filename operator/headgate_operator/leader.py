@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from testbed_runtime.api.manifest import manifest
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube.api import Api, ApiError
 
 LEASE_NAME = "headgate-operator"
-LEASE_API = "coordination.k8s.io/v1"
 LEASE_S = 15
 """Another replica takes over after this time without a renewal."""
 RENEW_S = 5.0
@@ -97,14 +97,8 @@ class Leader:
         """Acquire or renew the Lease. Returns False if another replica holds it or was faster."""
         lease = await self._get()
         if lease is None:
-            created = await self._cluster.create(
-                {
-                    "apiVersion": LEASE_API,
-                    "kind": "Lease",
-                    "metadata": {"name": LEASE_NAME, "namespace": self._namespace},
-                    "spec": self._spec(transitions=0),
-                }
-            )
+            metadata = {"name": LEASE_NAME, "namespace": self._namespace}
+            created = await self._cluster.create(manifest("Lease", metadata, spec=self._spec(transitions=0)))
             return self._succeeded(created)
         transitions = int(lease["spec"].get("leaseTransitions") or 0)
         if self._holder(lease) == self._identity:
@@ -114,13 +108,13 @@ class Leader:
         return self._succeeded(await self._patch(lease, self._spec(transitions=transitions + 1)))
 
     async def _get(self) -> dict[str, Any] | None:
-        return await self._cluster.get(LEASE_API, "Lease", self._namespace, LEASE_NAME)
+        return await self._cluster.get("Lease", self._namespace, LEASE_NAME)
 
     async def _patch(self, lease: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any] | None:
         """Change the Lease, or return None if it has changed since it was read."""
         patch = {"metadata": {"resourceVersion": Resource(lease).resource_version}, "spec": dict(spec)}
         try:
-            return await self._cluster.patch(LEASE_API, "Lease", self._namespace, LEASE_NAME, patch)
+            return await self._cluster.patch("Lease", self._namespace, LEASE_NAME, patch)
         except ApiError as error:
             if error.conflict:
                 return None

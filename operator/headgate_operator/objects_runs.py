@@ -82,7 +82,6 @@ def role_binding(namespace: str, name: str, settings: Settings) -> dict[str, Any
     return manifest(
         "RoleBinding",
         metadata_of(role, namespace),
-        version=naming.RBAC_VERSION,
         roleRef={"apiGroup": naming.RBAC_GROUP, "kind": "ClusterRole", "name": role},
         subjects=[{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
     )

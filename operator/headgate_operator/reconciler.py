@@ -21,10 +21,8 @@ from headgate_operator.plan.model import (
     Patch,
     Plan,
     SetFinalizers,
-    api_version_of,
 )
 from headgate_operator.queue import NotNow
-from testbed_runtime.api import naming
 from testbed_runtime.api.status import MODELS, Status, read, to_json
 from testbed_runtime.api.views import Resource
 from testbed_runtime.kube.api import ApiError
@@ -82,7 +80,7 @@ class Reconciler:
 
     async def stalled(self, key: Key, text: str, *, reason: str = STALLED_REASON) -> None:
         """Write Stalled=True with the error text, unless the object is Stalled already because it was not admitted."""
-        obj = await self._context.cluster.get(naming.API_VERSION, key.kind, key.namespace, key.name)
+        obj = await self._context.cluster.get(key.kind, key.namespace, key.name)
         if obj is None:
             return
         before = status_of(obj)
@@ -125,10 +123,10 @@ class Reconciler:
             case Create(manifest):
                 await cluster.create(manifest)
             case Delete(kind, namespace, name, uid, grace_s):
-                await cluster.delete(api_version_of(kind), kind, namespace, name, uid=uid, grace_s=grace_s)
+                await cluster.delete(kind, namespace, name, uid=uid, grace_s=grace_s)
                 self._context.recent.drop(kind, namespace, name)
             case Patch(kind, namespace, name, patch):
-                await cluster.patch(api_version_of(kind), kind, namespace, name, patch)
+                await cluster.patch(kind, namespace, name, patch)
                 self._context.recent.drop(kind, namespace, name)
             case Emit(type_, reason, text):
                 await self._emit(obj, type_, reason, text)
@@ -153,7 +151,7 @@ class Reconciler:
     ) -> Mapping[str, Any] | None:
         of = Resource(obj)
         patch = {"metadata": {"finalizers": list(finalizers) or None, "resourceVersion": of.resource_version}}
-        return await self._context.cluster.patch(naming.API_VERSION, of.kind, of.namespace, of.name, patch)
+        return await self._context.cluster.patch(of.kind, of.namespace, of.name, patch)
 
 
 def is_terminating(error: ApiError) -> bool:

@@ -10,9 +10,10 @@ from typing import Any
 
 import kopf
 
-from headgate_operator.leader import LEASE_API, LEASE_NAME
+from headgate_operator.leader import LEASE_NAME
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
+from testbed_runtime.api.resources import resource
 from testbed_runtime.kube.api import WATCH_SERVER_LIMIT_S
 
 CONNECT_LIMIT_S = 10.0
@@ -30,12 +31,8 @@ def registry(kinds: Iterable[str], on_event: Callable[[str | None, Mapping[str, 
     async def handle(event: Any, **_: Any) -> None:
         on_event(event["type"], event["object"])
 
-    for kind in kinds:
-        kopf.on.event(naming.GROUP, naming.VERSION, naming.PLURALS[kind], registry=handlers)(handle)
-    kopf.on.event("v1", "pods", registry=handlers)(handle)
-    kopf.on.event("v1", "configmaps", registry=handlers)(handle)
-    group, _, version = LEASE_API.partition("/")
-    kopf.on.event(group, version, "leases", registry=handlers)(handle)
+    for found in map(resource, (*kinds, "Pod", "ConfigMap", "Lease")):
+        kopf.on.event(found.api_version, found.plural, registry=handlers)(handle)
     return handlers
 
 

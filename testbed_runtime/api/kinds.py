@@ -25,6 +25,7 @@ from testbed_runtime.api.models import (
     ScenarioSpec,
     TestbedSpec,
 )
+from testbed_runtime.api.naming import ApiVersion
 
 RESOURCE_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 ResourceName = Annotated[str, StringConstraints(pattern=RESOURCE_NAME_PATTERN, max_length=253)]
@@ -68,7 +69,7 @@ class TestbedResourceSpec(TestbedSpec):
 class Testbed(Part):
     __test__ = False
 
-    api_version: Literal["headgate.dev/v1alpha1"]
+    api_version: ApiVersion
     """The version of the schema."""
     kind: Literal["Testbed"]
     """The kind of object."""
@@ -95,7 +96,7 @@ class FaultResourceSpec(FaultBody):
 
 
 class Fault(Part):
-    api_version: Literal["headgate.dev/v1alpha1"]
+    api_version: ApiVersion
     """The version of the schema."""
     kind: Literal["Fault"]
     """The kind of object."""
@@ -134,7 +135,7 @@ class ScenarioRunSpec(Part):
 
 
 class ScenarioRun(Part):
-    api_version: Literal["headgate.dev/v1alpha1"]
+    api_version: ApiVersion
     """The version of the schema."""
     kind: Literal["ScenarioRun"]
     """The kind of object."""
@@ -225,7 +226,7 @@ class TuningStudySpec(Part):
 
 
 class TuningStudy(Part):
-    api_version: Literal["headgate.dev/v1alpha1"]
+    api_version: ApiVersion
     """The version of the schema."""
     kind: Literal["TuningStudy"]
     """The kind of object."""

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.resources import resource
 
 
-def manifest(
-    kind: str, metadata: Mapping[str, Any], *, version: str = "v1", **content: Any
-) -> dict[str, Any]:
+def manifest(kind: str, metadata: Mapping[str, Any], **content: Any) -> dict[str, Any]:
     """Return an object with its content: `spec`, `data`, …"""
-    return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
+    return {"apiVersion": resource(kind).api_version, "kind": kind, "metadata": metadata, **content}
 
 
 def metadata_of(

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from testbed_runtime.api import limits
 from testbed_runtime.api.fields import AtText, Duration, FractionText, ReplaceLostText
+from testbed_runtime.api.naming import ApiVersion
 from testbed_runtime.core.faults.kinds import FAMILIES, kinds_of
 from testbed_runtime.core.faults.vocabulary import Family, Kind, Parameter, Type
 from testbed_runtime.core.trial.plan import NEVER, REAL_PARALLELISM_MAX, REAL_TASK_MANAGERS_MAX
@@ -582,7 +583,7 @@ class Metadata(Part):
 class Scenario(Part):
     """The document."""
 
-    api_version: Literal["headgate.dev/v1alpha1"]
+    api_version: ApiVersion
     """The version of the schema."""
     kind: Literal["Scenario"]
     """The kind of document."""

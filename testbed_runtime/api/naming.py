@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
-GROUP = "headgate.dev"
-VERSION = "v1alpha1"
-API_VERSION = f"{GROUP}/{VERSION}"
+ApiVersion = Literal["headgate.dev/v1alpha1"]
+API_VERSION: ApiVersion = "headgate.dev/v1alpha1"
+GROUP, _, VERSION = API_VERSION.partition("/")
 RBAC_GROUP = "rbac.authorization.k8s.io"
 RBAC_VERSION = f"{RBAC_GROUP}/v1"
 PLURALS = {

@@ -97,7 +97,7 @@ def _run(resource: Any) -> KindFindings:
     """The copy of the scenario gets the errors of a Scenario, with their paths moved below `spec.scenario`."""
     spec: kinds.ScenarioRunSpec = resource.spec
     scenario = models.Scenario.model_construct(
-        api_version="headgate.dev/v1alpha1",
+        api_version=API_VERSION,
         kind="Scenario",
         metadata=models.Metadata.model_construct(name="scenario"),
         spec=spec.scenario,

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.manifest import manifest
 from testbed_runtime.cli.access import INSTALL, Access, connected
 from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding, noted
 from testbed_runtime.core.errors import HeadgateError
@@ -47,7 +48,7 @@ async def _kinds(api: Api) -> Finding:
     missing = []
     for kind in naming.PLURALS:
         try:
-            await api.list(naming.API_VERSION, kind, api.namespace)
+            await api.list(kind, api.namespace)
         except ApiError as error:
             if error.status == 404:
                 missing.append(kind)
@@ -62,7 +63,7 @@ async def _operator(api: Api) -> Finding:
     from testbed_runtime.kube.api import ApiError
 
     try:
-        found = await api.list("apps/v1", "Deployment", None, labels=OPERATOR_LABELS)
+        found = await api.list("Deployment", None, labels=OPERATOR_LABELS)
     except ApiError as error:
         if error.status != 403:
             raise
@@ -89,12 +90,7 @@ async def _rights(api: Api) -> Finding:
     refused = []
     for verb, resource in NEEDED:
         attributes = {"namespace": api.namespace, "verb": verb, "group": naming.GROUP, "resource": resource}
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "metadata": {},
-            "spec": {"resourceAttributes": attributes},
-        }
+        review = manifest("SelfSubjectAccessReview", {}, spec={"resourceAttributes": attributes})
         answer = await api.create(review) or {}
         if not answer.get("status", {}).get("allowed"):
             refused.append(f"{verb} {resource}")

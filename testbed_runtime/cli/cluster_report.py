@@ -28,14 +28,14 @@ async def fetch(access: Access, run: str) -> dict[str, bytes]:
     from testbed_runtime.kube.progress import read_report
 
     async with connected(access) as api:
-        found = await api.get("v1", "ConfigMap", api.namespace, naming.report_name(run))
+        found = await api.get("ConfigMap", api.namespace, naming.report_name(run))
         if found is None:
             raise await _why_not(api, run)
     return read_report(found)
 
 
 async def _why_not(api: Api, run: str) -> UserError:
-    known = await api.get(naming.API_VERSION, "ScenarioRun", api.namespace, run)
+    known = await api.get("ScenarioRun", api.namespace, run)
     if known is None:
         return UserError(
             run, f"there is no such ScenarioRun in namespace {api.namespace}", "kubectl get scenarioruns -A"

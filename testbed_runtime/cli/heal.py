@@ -90,8 +90,8 @@ async def left(api: Api, namespaces: Iterable[str | None]) -> tuple[Named, ...]:
 
     found: list[Named] = []
     for namespace in namespaces:
-        faults = await api.list(naming.API_VERSION, "Fault", namespace)
-        runs = await api.list(naming.API_VERSION, "ScenarioRun", namespace)
+        faults = await api.list("Fault", namespace)
+        runs = await api.list("ScenarioRun", namespace)
         found += map(name_of, map(Resource, faults))
         found += [name_of(run) for run in map(Run, runs) if is_active(run)]
     return tuple(sorted(found))
@@ -102,19 +102,19 @@ async def suspend_studies(api: Api, namespaces: Iterable[str | None]) -> None:
     from testbed_runtime.api.views import Study
 
     for namespace in namespaces:
-        for study in map(Study, await api.list(naming.API_VERSION, "TuningStudy", namespace)):
+        for study in map(Study, await api.list("TuningStudy", namespace)):
             if is_active(study) and not study.suspended:
                 patch = {"spec": {"suspend": True}}
-                await api.patch(naming.API_VERSION, study.kind, study.namespace, study.name, patch)
+                await api.patch(study.kind, study.namespace, study.name, patch)
 
 
 async def ask(api: Api, what: Named) -> None:
     """Request the end of a Fault or a run. Idempotent."""
     if what.kind == "Fault":
-        await api.delete(naming.API_VERSION, "Fault", what.namespace, what.name)
+        await api.delete("Fault", what.namespace, what.name)
         return
     patch = {"metadata": {"annotations": {naming.ANNOTATION_HEAL: "all"}}}
-    await api.patch(naming.API_VERSION, "ScenarioRun", what.namespace, what.name, patch)
+    await api.patch("ScenarioRun", what.namespace, what.name, patch)
 
 
 async def heal_all(

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from testbed_runtime.api import naming
 from testbed_runtime.api.views import Fault, Run
 from testbed_runtime.cli import access, exits, options, report
 from testbed_runtime.cli.heal import is_active
@@ -93,8 +92,8 @@ def faults(
 async def _rows(login: access.Access, *, all_namespaces: bool) -> list[tuple[str, ...]]:
     async with access.connected(login) as api:
         where = None if all_namespaces else api.namespace
-        alone = await api.list(naming.API_VERSION, "Fault", where)
-        runs = await api.list(naming.API_VERSION, "ScenarioRun", where)
+        alone = await api.list("Fault", where)
+        runs = await api.list("ScenarioRun", where)
     rows = [row_of(Fault(one)) for one in alone]
     return rows + [row for run in map(Run, runs) if is_active(run) for row in rows_of_run(run)]
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from testbed_runtime.api.naming import API_VERSION
 from testbed_runtime.cli import access, options
 from testbed_runtime.core.errors import UserError
 
@@ -219,7 +218,7 @@ async def _in_cluster(document: dict[str, Any], login: access.Access) -> int:
         await api.apply({**document, "metadata": {**document["metadata"], "namespace": api.namespace}})
         last = ""
         while True:
-            found = await api.get(API_VERSION, "TuningStudy", api.namespace, name) or {}
+            found = await api.get("TuningStudy", api.namespace, name) or {}
             status = found.get("status") or {}
             phase = status.get("phase", "waiting for the operator")
             shown = " ".join(filter(None, (phase, status.get("progress"), status.get("message"))))

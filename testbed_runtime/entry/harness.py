@@ -24,6 +24,7 @@ import selectors
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from aiohttp import web
@@ -33,6 +34,7 @@ from testbed_runtime.core.judgement.verdict import EXIT_ERROR
 from testbed_runtime.http import serve
 from testbed_runtime.ports.network import Address
 from testbed_runtime.process.clock import loop_factory
+from testbed_runtime.timeouts import cancel_all
 
 Ready: TypeAlias = dict[str, Any]
 """The ready line: addresses by purpose (`control`, `rpc`, `data`, …)."""
@@ -67,12 +69,8 @@ class Process:
             if not task.cancelled() and (error := task.exception()) is not None:
                 self.end(f"{name}: {error!r}")
 
-        async def cancel() -> None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
         task.add_done_callback(done)
-        self.on_close(cancel)
+        self.on_close(partial(cancel_all, task))
 
     async def listen(self, app: web.Application, bind: Address) -> Address:
         """Serve HTTP until the process ends. Raises UserError when the port is in use."""
@@ -95,9 +93,7 @@ class Process:
                         self._watch_stdin()
                     await ended
             finally:
-                for task in (starting, ended):
-                    task.cancel()
-                await asyncio.gather(starting, ended, return_exceptions=True)
+                await cancel_all(starting, ended)
         if self.failure:
             raise HeadgateError(self.failure)
 

@@ -21,6 +21,7 @@ from msgspec import Struct
 from testbed_runtime.api import naming
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.environment import needed
+from testbed_runtime.api.manifest import manifest
 from testbed_runtime.api.status import COMPLETE, MAX_TEXT, RunReport
 from testbed_runtime.api.validate import InvalidScenario, validate
 from testbed_runtime.api.views import ConfigMap, Run
@@ -43,6 +44,7 @@ from testbed_runtime.runner import judge
 from testbed_runtime.runner.engine import RunControl, Runner, RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.runner.progress import Notice, evaluating
+from testbed_runtime.timeouts import cancel_all
 
 FIELD_MANAGER = naming.RUNNER_ACCOUNT
 SPARK_TOKEN_FILE = "/etc/headgate/spark-token/token"  # noqa: S105 - where it is, not what it is
@@ -91,12 +93,7 @@ def _address(environment: Mapping[str, str], name: str) -> Address:
 def document_of(run: Run) -> dict[str, Any]:
     """Return the Scenario that a ScenarioRun contains a copy of, as a document. Pure."""
     name = str(run.spec.get("scenarioName") or "scenario")
-    return {
-        "apiVersion": naming.API_VERSION,
-        "kind": "Scenario",
-        "metadata": {"name": name.replace(".", "-")},
-        "spec": run.spec["scenario"],
-    }
+    return manifest("Scenario", {"name": name.replace(".", "-")}, spec=run.spec["scenario"])
 
 
 class RunnerPod:
@@ -121,8 +118,7 @@ class RunnerPod:
         try:
             await self._judged(run, progress)
         finally:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
+            await cancel_all(watch)
             await progress.close()
         return 0
 
@@ -194,14 +190,14 @@ class RunnerPod:
 
     async def _scenario_run(self) -> Run | None:
         around = self._around
-        found = await self._api.get(naming.API_VERSION, "ScenarioRun", around.namespace, around.run)
+        found = await self._api.get("ScenarioRun", around.namespace, around.run)
         return None if found is None else Run(found)
 
     async def _last_report(self, run: Run) -> RunReport | None:
         """Return the last report of an earlier runner of this run; None: there was none, or it is of another run of the same name."""
         name = naming.status_name(run.name)
         found = await patiently(
-            lambda: self._api.get("v1", "ConfigMap", run.namespace, name),
+            lambda: self._api.get("ConfigMap", run.namespace, name),
             limit_s=AWAY_LIMIT_S,
             every_s=RETRY_S,
         )

@@ -69,30 +69,28 @@ async def uninstall(api: Api, settings: Settings) -> Sequence[str]:
         ]
     created = {naming.LABEL_MANAGED_BY: naming.MANAGED_BY}
     tests = {**TEST, "app.kubernetes.io/instance": settings.release}
-    steps += await _delete(api, "v1", "Pod", settings.namespace, tests)
+    steps += await _delete(api, "Pod", settings.namespace, tests)
     for namespace in settings.namespaces:
-        steps += await _delete(api, "v1", "Pod", namespace, created)
+        steps += await _delete(api, "Pod", namespace, created)
         if namespace is None:  # in a namespaced installation, these are the chart's
-            steps += await _delete(api, naming.RBAC_VERSION, "RoleBinding", namespace, created)
-            steps += await _delete(api, "v1", "ServiceAccount", namespace, created)
+            steps += await _delete(api, "RoleBinding", namespace, created)
+            steps += await _delete(api, "ServiceAccount", namespace, created)
     return steps
 
 
-async def _delete(
-    api: Api, api_version: str, kind: str, namespace: str | None, labels: Mapping[str, str]
-) -> list[str]:
+async def _delete(api: Api, kind: str, namespace: str | None, labels: Mapping[str, str]) -> list[str]:
     """Delete the objects with these labels. Continue after a failed request, which becomes a step."""
     from testbed_runtime.kube.api import ApiError
 
     steps = []
     try:
-        listed = await api.list(api_version, kind, namespace, labels=labels)
+        listed = await api.list(kind, namespace, labels=labels)
     except ApiError as error:
         return [f"{kind.lower()}s of {namespace or 'all namespaces'}: not listed: {error}"]
     for found in map(Resource, listed):
         named = f"{kind.lower()} {found.path}"
         try:
-            await api.delete(api_version, kind, found.namespace, found.name)
+            await api.delete(kind, found.namespace, found.name)
             steps.append(f"{named}: deleted")
         except ApiError as error:
             steps.append(f"{named}: not deleted: {error}")
@@ -102,11 +100,11 @@ async def _delete(
 async def _stop_operator(api: Api, settings: Settings) -> None:
     """Stop the operator, which would restore its finalizers, and wait until its pods are gone."""
     patch = {"spec": {"replicas": 0}}
-    await api.patch("apps/v1", "Deployment", settings.namespace, settings.deployment, patch)
+    await api.patch("Deployment", settings.namespace, settings.deployment, patch)
     there: frozenset[str] = frozenset()
     async with timeout(OPERATOR_GONE_S):
         labels = {**OPERATOR_LABELS, "app.kubernetes.io/instance": settings.release}
-        async for event in api.watch("v1", "Pod", settings.namespace, labels=labels):
+        async for event in api.watch("Pod", settings.namespace, labels=labels):
             there = _pods_after(there, event)
             if event.type != "LISTED" and not there:
                 return
@@ -122,11 +120,11 @@ def _pods_after(there: frozenset[str], event: WatchEvent) -> frozenset[str]:
 async def _remove_finalizers(api: Api, kind: str, namespaces: Sequence[str | None]) -> list[heal.Named]:
     done = []
     for namespace in namespaces:
-        for found in map(Resource, await api.list(naming.API_VERSION, kind, namespace)):
+        for found in map(Resource, await api.list(kind, namespace)):
             if naming.FINALIZER in found.finalizers:
                 kept = [f for f in found.finalizers if f != naming.FINALIZER]
                 patch = {"metadata": {"finalizers": kept}}
-                await api.patch(naming.API_VERSION, kind, found.namespace, found.name, patch)
+                await api.patch(kind, found.namespace, found.name, patch)
                 done.append(heal.name_of(found))
     return done
 

@@ -25,7 +25,7 @@ from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.backend import Backend, FaultRequest, Measurement
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.ports.hosts import FaultHandle
-from testbed_runtime.timeouts import timeout
+from testbed_runtime.timeouts import cancel_all, timeout
 
 PREPARE_LIMIT_S = 4.0
 """Limit of the measurement before the fault: a path that does not answer must not delay the run."""
@@ -229,9 +229,7 @@ class FaultAgent:
             await self._stop_observer(active, conclude=False)
             await self._undo(active)
         self._active.clear()
-        for task in list(self._ending.values()):
-            task.cancel()
-        await asyncio.gather(*self._ending.values(), return_exceptions=True)
+        await cancel_all(*self._ending.values())
 
     # ---- inside
 
@@ -291,8 +289,7 @@ class FaultAgent:
         if conclude:
             await asyncio.wait((active.observer,), timeout=CONCLUDE_LIMIT_S)
         if not active.observer.done():
-            active.observer.cancel()
-            await asyncio.gather(active.observer, return_exceptions=True)
+            await cancel_all(active.observer)
         if active.measured is None and conclude:
             active.measured = Measurement(False)
             self._write(active, "unverified", text="the effect was not measured before the fault ended")

@@ -20,6 +20,8 @@ import aiohttp
 from msgspec import Struct
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.manifest import manifest
+from testbed_runtime.api.resources import resource
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube import paths
 from testbed_runtime.kube.connection import CONNECTIONS, Login, login
@@ -106,7 +108,6 @@ _METHODS = {
 
 class _Request(Struct, frozen=True):
     verb: str
-    api_version: str
     kind: str
     namespace: str | None
     name: str = ""
@@ -119,15 +120,13 @@ class _Request(Struct, frozen=True):
 
     @property
     def path(self) -> str:
-        return paths.path(
-            self.api_version, self.kind, self.namespace, self.name, subresource=self.subresource
-        )
+        return paths.path(self.kind, self.namespace, self.name, subresource=self.subresource)
 
     @property
     def call(self) -> Call:
-        plural = paths.resource(self.api_version, self.kind).plural
-        resource = f"{plural}/{self.subresource}" if self.subresource else plural
-        return Call(self.verb, paths.group_of(self.api_version), resource, self.namespace or "")
+        found = resource(self.kind)
+        name = f"{found.plural}/{self.subresource}" if self.subresource else found.plural
+        return Call(self.verb, found.group, name, self.namespace or "")
 
     def __str__(self) -> str:
         return f"{self.verb} {self.path}"
@@ -179,15 +178,12 @@ class Api:
 
     # ---- reading
 
-    async def get(
-        self, api_version: str, kind: str, namespace: str | None, name: str
-    ) -> dict[str, Any] | None:
+    async def get(self, kind: str, namespace: str | None, name: str) -> dict[str, Any] | None:
         """Return the object, or None if it does not exist."""
-        return await self._find(_Request("get", api_version, kind, namespace, name))
+        return await self._find(_Request("get", kind, namespace, name))
 
     async def list(
         self,
-        api_version: str,
         kind: str,
         namespace: str | None,
         *,
@@ -195,11 +191,10 @@ class Api:
         fields: str = "",
     ) -> Sequence[dict[str, Any]]:
         """Return every object of a namespace, or of the whole cluster (None)."""
-        return (await self._list(api_version, kind, namespace, labels, fields))[0]
+        return (await self._list(kind, namespace, labels, fields))[0]
 
     async def _list(
         self,
-        api_version: str,
         kind: str,
         namespace: str | None,
         labels: Mapping[str, str] | None,
@@ -215,15 +210,17 @@ class Api:
                 "limit": str(LIST_PAGE),
                 "continue": following,
             }
-            page = await self._call(_Request("list", api_version, kind, namespace, query=query))
-            items += [{"apiVersion": api_version, "kind": kind, **item} for item in page.get("items") or ()]
+            page = await self._call(_Request("list", kind, namespace, query=query))
+            items += [
+                {"apiVersion": resource(kind).api_version, "kind": kind, **item}
+                for item in page.get("items") or ()
+            ]
             following = page.get("metadata", {}).get("continue", "")
             if not following:
                 return items, page.get("metadata", {}).get("resourceVersion", "")
 
     async def watch(
         self,
-        api_version: str,
         kind: str,
         namespace: str | None,
         *,
@@ -239,7 +236,7 @@ class Api:
         while True:
             try:
                 if not version:
-                    items, version = await self._list(api_version, kind, namespace, labels, fields)
+                    items, version = await self._list(kind, namespace, labels, fields)
                     for item in items:
                         yield WatchEvent("LISTED", item)
                     yield WatchEvent("SYNCED", {})
@@ -251,7 +248,7 @@ class Api:
                     "timeoutSeconds": str(server_limit_s),
                     "allowWatchBookmarks": "true",
                 }
-                request = _Request("watch", api_version, kind, namespace, query=query)
+                request = _Request("watch", kind, namespace, query=query)
                 async for event in self._stream(request, server_limit_s + WATCH_GRACE_S):
                     version = event.object.get("metadata", {}).get("resourceVersion", version)
                     pause = FIRST_PAUSE_S
@@ -296,7 +293,6 @@ class Api:
         metadata = manifest["metadata"]
         request = _Request(
             "create",
-            manifest["apiVersion"],
             manifest["kind"],
             metadata.get("namespace"),
             query={"fieldManager": self._field_manager},
@@ -312,7 +308,6 @@ class Api:
 
     async def delete(
         self,
-        api_version: str,
         kind: str,
         namespace: str | None,
         name: str,
@@ -330,7 +325,7 @@ class Api:
             options["preconditions"] = {"uid": uid}
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
-        request = _Request("delete", api_version, kind, namespace, name, body=options)
+        request = _Request("delete", kind, namespace, name, body=options)
         try:
             await self._find(request)
         except ApiError as error:
@@ -338,7 +333,7 @@ class Api:
                 raise
 
     async def patch(
-        self, api_version: str, kind: str, namespace: str | None, name: str, patch: Mapping[str, Any]
+        self, kind: str, namespace: str | None, name: str, patch: Mapping[str, Any]
     ) -> dict[str, Any] | None:
         """Send a JSON merge patch. Returns the object, or None if it does not exist.
 
@@ -347,7 +342,7 @@ class Api:
         content_type = "application/merge-patch+json"
         return await self._find(
             _Request(
-                "patch", api_version, kind, namespace, name,
+                "patch", kind, namespace, name,
                 query=query, body=patch, content_type=content_type,
             )
         )  # fmt: skip
@@ -368,7 +363,7 @@ class Api:
             "metadata": {"name": pod, "namespace": namespace},
             "deleteOptions": {"preconditions": {"uid": uid}},
         }
-        request = _Request("create", "v1", "Pod", namespace, pod, subresource="eviction", body=eviction)
+        request = _Request("create", "Pod", namespace, pod, subresource="eviction", body=eviction)
         try:
             await self._find(request)
         except ApiError as error:
@@ -381,10 +376,10 @@ class Api:
         if await self.create(manifest) is not None:
             return
         metadata = manifest["metadata"]
-        there = await self.get("v1", "Event", metadata["namespace"], metadata["name"])
+        there = await self.get("Event", metadata["namespace"], metadata["name"])
         if there is not None:
             again = {"count": int(there.get("count") or 1) + 1, "lastTimestamp": manifest["lastTimestamp"]}
-            await self.patch("v1", "Event", metadata["namespace"], metadata["name"], again)
+            await self.patch("Event", metadata["namespace"], metadata["name"], again)
 
     # ---- requests
 
@@ -481,7 +476,6 @@ def _about(manifest: Mapping[str, Any], verb: str, **others: Any) -> _Request:
     metadata = manifest["metadata"]
     return _Request(
         verb,
-        manifest["apiVersion"],
         manifest["kind"],
         metadata.get("namespace"),
         metadata["name"],
@@ -519,23 +513,22 @@ def event_manifest(
     digest = hashlib.sha256("\0".join((metadata.get("uid", ""), type, reason, text)).encode()).digest()
     suffix = base64.b32encode(digest[:10]).decode().lower()
     moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": f"{metadata['name'][:EVENT_NAME_SPACE]}.{suffix}", "namespace": namespace},
-        "involvedObject": {
+    return manifest(
+        "Event",
+        {"name": f"{metadata['name'][:EVENT_NAME_SPACE]}.{suffix}", "namespace": namespace},
+        involvedObject={
             "apiVersion": obj["apiVersion"],
             "kind": obj["kind"],
             "name": metadata["name"],
             "namespace": metadata.get("namespace", ""),
             "uid": metadata.get("uid", ""),
         },
-        "type": type,
-        "reason": reason,
-        "message": text[:MAX_EVENT_TEXT],
-        "source": {"component": component},
-        "reportingComponent": component,
-        "firstTimestamp": moment,
-        "lastTimestamp": moment,
-        "count": 1,
-    }
+        type=type,
+        reason=reason,
+        message=text[:MAX_EVENT_TEXT],
+        source={"component": component},
+        reportingComponent=component,
+        firstTimestamp=moment,
+        lastTimestamp=moment,
+        count=1,
+    )

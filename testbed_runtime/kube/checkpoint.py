@@ -3,7 +3,6 @@ them into the store of each trial (docs/decisions/0013)."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import zlib
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from testbed_runtime.kube.api import Api, patiently
 from testbed_runtime.kube.manifests import CONFIG_MAP_BYTES, brought, config_map, with_parts
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.store.http import MAX_OBJECT_BYTES
+from testbed_runtime.timeouts import polled
 
 MAX_PARTS = 16
 """The API server keeps all objects of a cluster in one database of some gigabytes."""
@@ -109,17 +109,15 @@ async def checked(objects: Mapping[str, bytes], wanted: JobGraph, flink_version:
 
 
 async def _part(api: Api, namespace: str, name: str) -> dict[str, Any]:
-    loop = asyncio.get_running_loop()
-    end = loop.time() + FETCH_LIMIT_S
-    while True:
-        found = await patiently(
-            lambda: api.get("v1", "ConfigMap", namespace, name), limit_s=FETCH_LIMIT_S, every_s=RETRY_S
+    async def look() -> dict[str, Any] | None:
+        return await patiently(
+            lambda: api.get("ConfigMap", namespace, name), limit_s=FETCH_LIMIT_S, every_s=RETRY_S
         )
-        if found is not None:
-            return found
-        if loop.time() >= end:
-            raise HeadgateError(
-                f"ConfigMap {name} with the kept checkpoint does not exist: "
-                "`headgate run --on kubernetes --from-checkpoint FOLDER` creates it"
-            )
-        await asyncio.sleep(RETRY_S)
+
+    found = await polled(look, limit_s=FETCH_LIMIT_S, every_s=RETRY_S)
+    if found is None:
+        raise HeadgateError(
+            f"ConfigMap {name} with the kept checkpoint does not exist: "
+            "`headgate run --on kubernetes --from-checkpoint FOLDER` creates it"
+        )
+    return found

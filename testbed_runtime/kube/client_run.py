@@ -23,7 +23,7 @@ from testbed_runtime.kube.progress import read_report
 from testbed_runtime.runner import progress as p
 from testbed_runtime.runner.engine import RunResult
 from testbed_runtime.runner.estimate import KUBERNETES, run_seconds
-from testbed_runtime.timeouts import timeout
+from testbed_runtime.timeouts import cancel_all, timeout
 
 NAME_BYTES = 3
 """Random bytes at the end of a run's name."""
@@ -189,7 +189,7 @@ class ClientRun:
 
     async def _is_own(self, name: str, request: str) -> bool:
         """Return whether the existing run was created by this request, whose first answer was lost."""
-        existing = await self._api.get(naming.API_VERSION, "ScenarioRun", self._namespace, name)
+        existing = await self._api.get("ScenarioRun", self._namespace, name)
         return (
             existing is not None and Resource(existing).annotations.get(naming.ANNOTATION_REQUEST) == request
         )
@@ -199,7 +199,7 @@ class ClientRun:
         without which the kubelet starts no TaskManager."""
         if not kept and not files:
             return
-        run = await self._api.get(naming.API_VERSION, "ScenarioRun", self._namespace, name)
+        run = await self._api.get("ScenarioRun", self._namespace, name)
         if run is None:
             return
         owner = Resource(run)
@@ -229,14 +229,12 @@ class ClientRun:
                 )
             return task.result()
         finally:
-            silence.cancel()
-            task.cancel()
-            await asyncio.gather(silence, task, return_exceptions=True)
+            await cancel_all(silence, task)
 
     async def _follow(self, name: str, before: dict[str, Any], has_status: asyncio.Event) -> dict[str, Any]:
         fields = f"metadata.name={name}"
         existed = listed = False
-        async for event in self._api.watch(naming.API_VERSION, "ScenarioRun", self._namespace, fields=fields):
+        async for event in self._api.watch("ScenarioRun", self._namespace, fields=fields):
             if event.type == "SYNCED":
                 if existed and not listed:
                     break
@@ -277,7 +275,7 @@ class ClientRun:
         patch = {"metadata": {"annotations": {naming.ANNOTATION_HEAL: "interrupted"}}}
         try:
             async with timeout(HEAL_LIMIT_S):
-                await self._api.patch(naming.API_VERSION, "ScenarioRun", self._namespace, name, patch)
+                await self._api.patch("ScenarioRun", self._namespace, name, patch)
         except (ApiError, TimeoutError) as error:
             raise HeadgateError(
                 f"interrupted, but the run {name} could not be stopped and continues. When the API server answers again, run "
@@ -298,7 +296,7 @@ async def _silence(has_status: asyncio.Event) -> None:
 async def report_files(api: Api, namespace: str, name: str) -> dict[str, bytes]:
     """Return the files of a run's report by name. Raises HeadgateError if the run has none."""
     found = await patiently(
-        lambda: api.get("v1", "ConfigMap", namespace, naming.report_name(name)),
+        lambda: api.get("ConfigMap", namespace, naming.report_name(name)),
         limit_s=REPORT_LIMIT_S,
         every_s=RETRY_S,
     )

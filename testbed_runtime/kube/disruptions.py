@@ -12,6 +12,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.views import Pod
 from testbed_runtime.core.errors import HeadgateError, TestbedDisrupted
 from testbed_runtime.kube.api import Api
+from testbed_runtime.timeouts import cancel_all
 
 DELETED = "DELETED"
 LISTED = "LISTED"
@@ -51,9 +52,7 @@ class Disruptions:
         self._task = asyncio.create_task(self._watch(), name=f"disruptions {self._testbed}")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_all(self._task)
 
     def check(self) -> None:
         """Raise TestbedDisrupted if a pod was disrupted, or HeadgateError if the pods cannot be watched."""
@@ -71,7 +70,7 @@ class Disruptions:
     async def _watch(self) -> None:
         listed: set[str] = set()
         labels = {naming.LABEL_TESTBED: self._testbed}
-        async for event in self._api.watch("v1", "Pod", self._namespace, labels=labels):
+        async for event in self._api.watch("Pod", self._namespace, labels=labels):
             if event.type == SYNCED:
                 # an interrupted watch does not report what was deleted meanwhile
                 for uid in self._pods.keys() - listed:

@@ -26,6 +26,7 @@ from testbed_runtime.kube.testbed import KubeTestbed, TrialAccess
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.ports.network import Address
 from testbed_runtime.runner.progress import Notice, Progress
+from testbed_runtime.timeouts import polled
 
 READY_LIMIT_S = 600.0
 """Time limit for a Testbed to become ready. Pods start within seconds; the rest is for an unreachable operator or API server."""
@@ -73,7 +74,7 @@ def trial_testbed(testbed: TestbedPlan, run: RunAccess, context: TrialContext) -
     name = naming.trial_testbed_name(run.run, context.trial)
     metadata = metadata_of(name, run.namespace, {naming.LABEL_RUN: run.run}, owner=run.owner.reference())
     metadata["annotations"] = {naming.ANNOTATION_TRIAL: context.trial}
-    return manifest("Testbed", metadata, version=naming.API_VERSION, spec=spec)
+    return manifest("Testbed", metadata, spec=spec)
 
 
 def recorder_path(trial: str) -> str:
@@ -206,26 +207,25 @@ class KubeTestbedHost:
 
     async def _remove(self, name: str) -> None:
         await patiently(
-            lambda: self._api.delete(naming.API_VERSION, "Testbed", self._run.namespace, name),
+            lambda: self._api.delete("Testbed", self._run.namespace, name),
             limit_s=GONE_LIMIT_S,
             every_s=POLL_S,
         )
-        loop = asyncio.get_running_loop()
-        end = loop.time() + GONE_LIMIT_S
-        while not await patiently(
-            lambda: self._is_gone(name, pods=True), limit_s=GONE_LIMIT_S, every_s=POLL_S
-        ):
-            if loop.time() >= end:
-                await self._give_up(name)
-                return
-            await asyncio.sleep(POLL_S)
+
+        async def look() -> bool:
+            return await patiently(
+                lambda: self._is_gone(name, pods=True), limit_s=GONE_LIMIT_S, every_s=POLL_S
+            )
+
+        if not await polled(look, limit_s=GONE_LIMIT_S, every_s=POLL_S):
+            await self._give_up(name)
 
     async def _give_up(self, name: str) -> None:
         """Leave pods whose nodes are lost: they end when the node returns or is removed, and the next trial's have other names.
 
         Raises HeadgateError if any other pod still exists."""
         labels = {naming.LABEL_TESTBED: name}
-        pods = [Pod(p) for p in await self._api.list("v1", "Pod", self._run.namespace, labels=labels)]
+        pods = [Pod(p) for p in await self._api.list("Pod", self._run.namespace, labels=labels)]
         stay = [pod.name for pod in pods if not pod.node_lost]
         if stay or not pods:
             raise HeadgateError(
@@ -241,15 +241,15 @@ class KubeTestbedHost:
         if not pods:
             return True
         labels = {naming.LABEL_TESTBED: name}
-        return not await self._api.list("v1", "Pod", self._run.namespace, labels=labels)
+        return not await self._api.list("Pod", self._run.namespace, labels=labels)
 
     async def _get(self, name: str) -> dict[str, Any] | None:
-        return await self._api.get(naming.API_VERSION, "Testbed", self._run.namespace, name)
+        return await self._api.get("Testbed", self._run.namespace, name)
 
     async def _delete(self, name: str) -> None:
         """Ask once for its deletion. What stays is deleted with the ScenarioRun, which owns it."""
         try:
-            await self._api.delete(naming.API_VERSION, "Testbed", self._run.namespace, name)
+            await self._api.delete("Testbed", self._run.namespace, name)
         except HeadgateError as error:
             self._progress.on_event(Notice(f"deleting the Testbed {name}: {error}"))
 

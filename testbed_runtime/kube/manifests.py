@@ -52,4 +52,4 @@ def scenario_run(
     """Return a ScenarioRun, which belongs to the TuningStudy if one is given."""
     labels = {naming.LABEL_STUDY: study.name} if study else {}
     metadata = metadata_of(name, namespace, labels, owner=study.reference() if study else None)
-    return manifest("ScenarioRun", metadata, version=naming.API_VERSION, spec=dict(spec))
+    return manifest("ScenarioRun", metadata, spec=dict(spec))

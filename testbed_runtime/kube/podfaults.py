@@ -21,6 +21,7 @@ from testbed_runtime.faults.backend import require_running
 from testbed_runtime.kube.api import Api, ApiError
 from testbed_runtime.ports.hosts import FaultHandle
 from testbed_runtime.ports.storage import HistorySink
+from testbed_runtime.timeouts import cancel_all
 
 WHY = f"{POD_BACKEND}: {BACKENDS[POD_BACKEND]}"
 POLL_S = 0.1
@@ -83,7 +84,7 @@ class PodFaults:
         active = self._active.pop(fault_id, None)
         if active is None:
             return
-        await _stop(active.watcher)
+        await cancel_all(active.watcher)
         if not active.verified:
             self._write(active, "unverified", text="the pod still existed when the fault ended")
         self._write(active, "ended", text="healed")
@@ -91,13 +92,13 @@ class PodFaults:
 
     async def close(self) -> None:
         for active in self._active.values():
-            await _stop(active.watcher)
+            await cancel_all(active.watcher)
 
     async def _end(self, kind: str, pod: str, uid: str) -> None:
         if kind == "pod.evict":
             await self._api.evict(self._namespace, pod, uid=uid)
         else:
-            await self._api.delete("v1", "Pod", self._namespace, pod, uid=uid, grace_s=0)
+            await self._api.delete("Pod", self._namespace, pod, uid=uid, grace_s=0)
 
     async def _watch(self, active: _PodFault) -> None:
         loop = asyncio.get_running_loop()
@@ -117,7 +118,7 @@ class PodFaults:
 
     async def _uid(self, name: str) -> str:
         """Return the uid of the process's pod; empty if no such pod is alive."""
-        found = await self._api.get("v1", "Pod", self._namespace, naming.pod_name(self._testbed, name))
+        found = await self._api.get("Pod", self._namespace, naming.pod_name(self._testbed, name))
         if found is None:
             return ""
         pod = Pod(found)
@@ -137,9 +138,3 @@ class PodFaults:
             return
         row = fault_row(active.fault, state, POD_BACKEND, active.targets, measured=measured, text=text, t=t)
         self.sink.append("faults", **row)
-
-
-async def _stop(task: asyncio.Task[None] | None) -> None:
-    if task is not None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

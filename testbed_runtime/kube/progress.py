@@ -49,11 +49,11 @@ from testbed_runtime.core.documents import (
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.recovery import Price, Recovery, Round, TrialRecovery
 from testbed_runtime.history.manifest import MANIFEST
-from testbed_runtime.kube.api import Api, ApiError
+from testbed_runtime.kube.api import Api
 from testbed_runtime.kube.manifests import config_map
 from testbed_runtime.report.answer import headline
 from testbed_runtime.runner import progress as p
-from testbed_runtime.timeouts import timeout
+from testbed_runtime.timeouts import cancel_all, repeated, timeout
 
 WRITE_EVERY_S = 1.0
 STALE_S = 5.0
@@ -281,26 +281,19 @@ class StatusProgress:
 
     async def write_with_retries(self, manifest: Mapping[str, Any]) -> None:
         """Write a manifest with retries. Raises HeadgateError after LAST_LIMIT_S, and at once if the content is rejected."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + LAST_LIMIT_S
-        while True:
-            try:
-                await self._api.apply(manifest)
-            except HeadgateError as error:
-                if loop.time() >= end or (isinstance(error, ApiError) and error.status in REFUSED):
-                    raise
-                if self._also is not None:
-                    self._also.on_event(p.Notice(f"not written yet: {error}"))
-                await asyncio.sleep(RETRY_S)
-            else:
-                return
+
+        def passes(error: Exception) -> bool:
+            again = isinstance(error, HeadgateError) and getattr(error, "status", 0) not in REFUSED
+            if again and self._also is not None:
+                self._also.on_event(p.Notice(f"not written yet: {error}"))
+            return again
+
+        await repeated(lambda: self._api.apply(manifest), passes, limit_s=LAST_LIMIT_S, every_s=RETRY_S)
 
     async def close(self) -> None:
         """Idempotent."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await cancel_all(task)
 
     async def _keep_writing(self) -> None:
         written = ""

@@ -66,7 +66,7 @@ class Study:
 
     async def _step(self) -> bool:
         """Read the runs and act on them. Returns True when the study is complete or gone."""
-        found = await self._api.get(naming.API_VERSION, "TuningStudy", self._namespace, self._name)
+        found = await self._api.get("TuningStudy", self._namespace, self._name)
         if found is None or (study := views.Study(found)).terminating:
             return True
         try:
@@ -109,7 +109,7 @@ class Study:
         """Read the scenarios. Raises UserError for one that does not exist."""
         found: dict[str, dict[str, Any]] = {}
         for index, reference in enumerate(spec.scenarios):
-            scenario = await self._api.get(naming.API_VERSION, "Scenario", self._namespace, reference.name)
+            scenario = await self._api.get("Scenario", self._namespace, reference.name)
             if scenario is None:
                 problem = f"namespace {self._namespace} has no Scenario {reference.name!r}"
                 raise UserError(f"spec.scenarios[{index}].name", problem, "apply it, or name another one")
@@ -119,7 +119,7 @@ class Study:
     async def _runs(self, study: views.Study) -> dict[str, views.Run]:
         """Return the study's runs by name, without those of an earlier study of the same name."""
         labels = {naming.LABEL_STUDY: self._name}
-        listed = await self._api.list(naming.API_VERSION, "ScenarioRun", self._namespace, labels=labels)
+        listed = await self._api.list("ScenarioRun", self._namespace, labels=labels)
         return {run.name: run for run in map(views.Run, listed) if run.owned_by(study)}
 
     async def _read_verdicts(self, runs: Mapping[str, views.Run]) -> None:
@@ -127,7 +127,7 @@ class Study:
         for name, run in runs.items():
             if name in self._verdicts or not run.finished:
                 continue
-            report = await self._api.get("v1", "ConfigMap", self._namespace, naming.report_name(name))
+            report = await self._api.get("ConfigMap", self._namespace, naming.report_name(name))
             files = read_report(report) if report else {}
             text = files.get(VERDICT_FILE)
             self._recoveries[name] = json.loads(files.get(RECOVERY_FILE) or "{}")
@@ -169,7 +169,7 @@ class Study:
             text = f"no row of the grid is better than {best.row.text}{score.HOW_TO_KEEP[best.row.reference]}, so nothing was applied"
             return replace(ended, message=text)
         patch = {"spec": {"flinkConfiguration": dict(best.row.options)}}
-        found = await self._api.patch(naming.API_VERSION, "Testbed", self._namespace, spec.apply.name, patch)
+        found = await self._api.patch("Testbed", self._namespace, spec.apply.name, patch)
         if found is None:
             text = f"spec.apply.name: Testbed {spec.apply.name!r} does not exist, so nothing was applied"
             return replace(ended, reason="NotApplied", message=text)

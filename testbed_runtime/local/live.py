@@ -13,6 +13,7 @@ from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.ports.hosts import ProcessState
 from testbed_runtime.ports.network import address_of
 from testbed_runtime.process.config import COUNTERS_PATH
+from testbed_runtime.timeouts import cancel_all
 
 EVERY_S = 0.5
 """Between two readings; a person cannot follow more."""
@@ -64,8 +65,6 @@ class LiveReader:
     async def close(self) -> None:
         """Idempotent."""
         self._closed = True
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
-            self._reading = None
+        await cancel_all(self._reading)
+        self._reading = None
         await self._control.close()

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from testbed_runtime.timeouts import cancel_all
+
 
 class TaskKeeper:
     """Owns asyncio tasks. A task that fails is reported to the loop's exception handler."""
@@ -26,7 +28,4 @@ class TaskKeeper:
             )
 
     async def close(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(*self._tasks)

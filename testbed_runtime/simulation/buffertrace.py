@@ -36,7 +36,7 @@ from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
 from testbed_runtime.taskmanager.output import OutputFlusher
 from testbed_runtime.taskmanager.waiting import Wakeup
-from testbed_runtime.timeouts import timeout
+from testbed_runtime.timeouts import cancel_all, timeout
 from testbed_runtime.transport.links import LinkProfile
 from testbed_runtime.transport.simulated import SimulatedFabric
 
@@ -196,9 +196,7 @@ class _Trace:
             await self._done.wait()
         finally:
             self.flushes = self._flusher.runs(asyncio.get_running_loop().time())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(*tasks)
             self._flusher.close()
 
     async def close(self) -> None:

@@ -30,7 +30,7 @@ from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.taskmanager.process import LocalFiles, TaskManager
 from testbed_runtime.taskmanager.services import Pace
 from testbed_runtime.taskmanager.work import Cores
-from testbed_runtime.timeouts import timeout
+from testbed_runtime.timeouts import cancel_all, timeout
 from testbed_runtime.transport.mailbox import SleepingCpu
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.simulated import SimulatedFabric
@@ -263,9 +263,7 @@ class Processes:
 
     async def close(self) -> None:
         """Stop every process gracefully. One that exceeds the limit is killed."""
-        for task in self._replacing:
-            task.cancel()
-        await asyncio.gather(*self._replacing, return_exceptions=True)
+        await cancel_all(*self._replacing)
         self._waits.close()
         for name in [*(n for n in self.names() if n != JOBMANAGER), JOBMANAGER]:
             process = self._live.pop(name, None)

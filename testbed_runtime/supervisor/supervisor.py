@@ -37,7 +37,7 @@ from testbed_runtime.ports.network import Address, address_of
 from testbed_runtime.process.config import REGISTERED_PATH
 from testbed_runtime.supervisor.child import Child
 from testbed_runtime.supervisor.config import SupervisorConfig
-from testbed_runtime.timeouts import timeout
+from testbed_runtime.timeouts import cancel_all, timeout
 
 MAX_CHILDREN = 256
 READY_LIMIT_S = 30.0
@@ -113,9 +113,7 @@ class Supervisor:
         self._closing = True
         for child in self._children.values():
             child.kill()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(*self._tasks)
         with contextlib.suppress(TimeoutError):
             async with timeout(END_LIMIT_S):
                 for child in list(self._children.values()):  # a child that was being started may be added

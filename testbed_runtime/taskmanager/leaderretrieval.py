@@ -10,6 +10,7 @@ import msgspec
 from testbed_runtime.core.job.leaderelection import INFORMATION_KEY, LeaderElectionConfig, LeaderInformation
 from testbed_runtime.core.options import Options
 from testbed_runtime.ports.storage import BlobStore
+from testbed_runtime.timeouts import cancel_all
 
 POLL_S = 0.2
 """Interval between two looks at the store. Flink watches its ConfigMap, and hears of a change within milliseconds."""
@@ -30,10 +31,8 @@ class LeaderRetrieval:
             self._worker = asyncio.get_running_loop().create_task(self._watch(), name="leader-retrieval")
 
     async def close(self) -> None:
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.gather(self._worker, return_exceptions=True)
-            self._worker = None
+        await cancel_all(self._worker)
+        self._worker = None
 
     async def _watch(self) -> None:
         while True:

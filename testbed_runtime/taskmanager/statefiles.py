@@ -17,6 +17,7 @@ from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.job.statememory import StateBackendConfig
 from testbed_runtime.ports.storage import BlobStore, StateFileStore
 from testbed_runtime.taskmanager.localstate import LocalState
+from testbed_runtime.timeouts import cancel_all
 from testbed_runtime.workload.filestate import FileState
 from testbed_runtime.workload.keyedstate import KeyedState, SubtaskContext, TimeToLive
 from testbed_runtime.workload.slotmemory import SlotMemory
@@ -189,9 +190,7 @@ class AttemptFiles:
         try:
             found = await asyncio.gather(*copies)
         finally:  # after a failure nothing may be written to an attempt that has ended
-            for copy in copies:
-                copy.cancel()
-            await asyncio.gather(*copies, return_exceptions=True)
+            await cancel_all(*copies)
         names = {file.handle: name for file, name in jobs}
         renamed = [
             replace(s, runs=tuple(tuple(replace(f, name=names[f.handle]) for f in run) for run in s.runs))

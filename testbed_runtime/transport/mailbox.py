@@ -20,6 +20,7 @@ from testbed_runtime.ports.interception import CallInterceptor
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable
 from testbed_runtime.ports.storage import HistorySink
+from testbed_runtime.timeouts import cancel_all
 
 MAX_QUEUED_MESSAGES = 100_000
 """Limit of one mailbox: ten times the acknowledgements of a job of 4,330 subtasks."""
@@ -254,8 +255,7 @@ class Endpoints:
         """Close an endpoint: the answers to the messages in its mailbox are cancelled. Do not call it from its own handlers."""
         mailbox, task = self._mailboxes.pop(endpoint, None), self._tasks.pop(endpoint, None)
         if mailbox is not None and task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancel_all(task)
             mailbox.drop()
 
     def post(self, endpoint: str, message: Any) -> None:
@@ -285,9 +285,7 @@ class Endpoints:
         return len(self._mailboxes[endpoint])
 
     async def close(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await cancel_all(*self._tasks.values())
         self._tasks.clear()
         self._mailboxes.clear()
 

@@ -52,7 +52,7 @@ from testbed_runtime.ports.network import (
     Resolver,
     SocketState,
 )
-from testbed_runtime.timeouts import timeout
+from testbed_runtime.timeouts import cancel_all, timeout
 from testbed_runtime.transport.interceptor import PassThrough
 from testbed_runtime.transport.sending import Pump, nothing
 from testbed_runtime.transport.socketstate import states
@@ -543,10 +543,7 @@ class ConnectionManager:
     async def close(self) -> None:
         """Close all connections and attempts. Remaining channels are notified. Idempotent."""
         self._closed = True
-        attempts = list(self._attempts.values())
-        for attempt in attempts:
-            attempt.cancel()
-        await asyncio.gather(*attempts, return_exceptions=True)
+        await cancel_all(*self._attempts.values())
         pumps = list(self._pumps.values())
         with contextlib.suppress(TimeoutError):
             async with timeout(CLOSE_GRACE_S):

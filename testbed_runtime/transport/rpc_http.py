@@ -20,7 +20,7 @@ from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.http import bearer_token, serve
 from testbed_runtime.ports.network import Address, http_url
 from testbed_runtime.ports.rpc import RecipientUnreachable
-from testbed_runtime.timeouts import timeout
+from testbed_runtime.timeouts import cancel_all, timeout
 from testbed_runtime.transport.mailbox import Ask, when_answered
 from testbed_runtime.transport.names import connector, numeric
 from testbed_runtime.transport.rpc_endpoints import EndpointOptions, EndpointRpc
@@ -131,8 +131,7 @@ class _Link:
                 if frame.type is aiohttp.WSMsgType.BINARY:
                     self._on_reply(_reply.decode(frame.data))
         finally:
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
+            await cancel_all(writer)
             await socket.close()
 
     def _on_reply(self, reply: _Reply) -> None:
@@ -194,9 +193,7 @@ class HttpRpc(EndpointRpc):
 
     async def close(self) -> None:
         """Close everything; pending asks become unreachable. Idempotent."""
-        for task in self._link_tasks:
-            task.cancel()
-        await asyncio.gather(*self._link_tasks, return_exceptions=True)
+        await cancel_all(*self._link_tasks)
         self._link_tasks.clear()
         for transport in self._clients:
             transport.close()
@@ -264,8 +261,7 @@ class HttpRpc(EndpointRpc):
         except (msgspec.DecodeError, HeadgateError):
             transport.close()
         finally:
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
+            await cancel_all(writer)
             self._clients.remove(transport)
         return socket
 

@@ -19,7 +19,7 @@ from itertools import islice
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.exchange.frames import BytesLike
 from testbed_runtime.ports.network import Address, ConnectionHandler, SocketState, format_address
-from testbed_runtime.timeouts import timeout
+from testbed_runtime.timeouts import cancel_all, timeout
 from testbed_runtime.transport import socketstate
 from testbed_runtime.transport.names import numeric
 from testbed_runtime.transport.tls import DataTls, TlsSocket
@@ -324,9 +324,7 @@ class TcpListener:
             self._pause.cancel()
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
-        for handshake in self._handshakes:
-            handshake.cancel()
-        await asyncio.gather(*self._handshakes, return_exceptions=True)
+        await cancel_all(*self._handshakes)
 
     def _accept(self) -> None:
         for _ in range(BACKLOG):

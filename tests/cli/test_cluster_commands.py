@@ -171,22 +171,22 @@ class Cluster:
             self.objects[kind, name] = {"kind": kind, "metadata": metadata}
         self.scaled = False
 
-    async def list(self, api_version, kind, namespace, *, labels=None):
+    async def list(self, kind, namespace, *, labels=None):
         wanted = (labels or {}).items()
         found = [o for (k, _), o in self.objects.items() if k == kind]
         return [{"kind": kind, **o} for o in found if wanted <= o["metadata"].get("labels", {}).items()]
 
-    async def delete(self, api_version, kind, namespace, name):
+    async def delete(self, kind, namespace, name):
         self.objects.pop((kind, name))
 
-    async def patch(self, api_version, kind, namespace, name, patch):
+    async def patch(self, kind, namespace, name, patch):
         if kind == "Deployment":
             self.scaled = patch == {"spec": {"replicas": 0}}
         else:
             assert self.scaled, "the operator would put its finalizer back"
             self.objects[kind, name]["metadata"] |= patch["metadata"]
 
-    async def watch(self, api_version, kind, namespace, *, labels):
+    async def watch(self, kind, namespace, *, labels):
         from testbed_runtime.kube.api import WatchEvent
 
         pod = {"metadata": {"name": "operator-x"}}
@@ -203,7 +203,7 @@ async def test_a_heal_suspends_studies_and_stops_the_runs_that_they_still_made()
             study = {"metadata": {"name": "s", "namespace": "demo"}, "spec": {}, "status": {}}
             self.objects = {("TuningStudy", "s"): study, ("ScenarioRun", "one"): run_object("one").raw}
 
-        async def patch(self, api_version, kind, namespace, name, patch):
+        async def patch(self, kind, namespace, name, patch):
             if kind == "TuningStudy":
                 self.objects[kind, name]["spec"] |= patch["spec"]
             elif naming.ANNOTATION_HEAL in patch["metadata"]["annotations"]:
@@ -255,12 +255,12 @@ async def test_an_uninstall_deletes_what_the_operator_created(namespaces, left):
 class Refusing(Cluster):
     """Refuses to delete a pod."""
 
-    async def delete(self, api_version, kind, namespace, name):
+    async def delete(self, kind, namespace, name):
         from testbed_runtime.kube.api import ApiError
 
         if name == "r-recorder":
             raise ApiError(403, "Forbidden", "no")
-        await super().delete(api_version, kind, namespace, name)
+        await super().delete(kind, namespace, name)
 
 
 async def test_an_object_that_an_uninstall_may_not_delete_is_reported_and_delays_no_other():

@@ -96,7 +96,7 @@ async def test_the_context_gives_server_token_and_namespace(server: Server) -> N
     calls: list[Call] = []
     async with connect(kubeconfig=server.kubeconfig(), on_call=calls.append) as api:
         assert (api.server, api.namespace) == (server.url, "demo")
-        assert await api.get("v1", "Pod", "demo", "a") == pod("a", "1")
+        assert await api.get("Pod", "demo", "a") == pod("a", "1")
     assert server.asked[0].headers["Authorization"] == "Bearer secret"
     assert server.asked[0].path == "/api/v1/namespaces/demo/pods/a"
     assert calls == [Call("get", "", "pods", "demo")]
@@ -129,7 +129,7 @@ async def test_an_expired_token_of_an_exec_plugin_is_renewed_once(server: Server
     plugin = {"apiVersion": document["apiVersion"], "command": "sh", "args": ["-c", script]}
     server.answers = [answer(refusal(401, "Unauthorized"), status=401), answer(pod("a", "1"))]
     async with connect(kubeconfig=server.kubeconfig(exec=plugin)) as api:
-        assert await api.get("v1", "Pod", "demo", "a") == pod("a", "1")
+        assert await api.get("Pod", "demo", "a") == pod("a", "1")
     assert [r.headers["Authorization"] for r in server.asked] == ["Bearer 1", "Bearer 2"]
 
 
@@ -141,7 +141,7 @@ async def test_safe_requests_are_retried_and_others_only_after_429(server: Serve
         answer(pod("a", "1")),
     ]
     async with connect(kubeconfig=server.kubeconfig()) as api:
-        assert await api.get("v1", "Pod", "demo", "a") is not None
+        assert await api.get("Pod", "demo", "a") is not None
         assert len(server.asked) == 3
         server.answers = [answer(refusal(500, "InternalError"), status=500)]
         generated = {
@@ -175,7 +175,7 @@ async def test_a_list_reads_every_page(server: Server) -> None:
         answer({"metadata": {"resourceVersion": "9"}, "items": [pod("b", "2")]}),
     ]
     async with connect(kubeconfig=server.kubeconfig()) as api:
-        found = await api.list("v1", "Pod", None, labels={"app": "x"})
+        found = await api.list("Pod", None, labels={"app": "x"})
     assert [(p["kind"], p["metadata"]["name"]) for p in found] == [("Pod", "a"), ("Pod", "b")]
     assert server.asked[1].query["continue"] == "more"
     assert server.asked[0].query["labelSelector"] == "app=x"
@@ -202,7 +202,7 @@ async def test_a_watch_resumes_after_an_interruption_and_lists_again_after_410(s
     ]
     seen = []
     async with connect(kubeconfig=server.kubeconfig()) as api:
-        async for event in api.watch("v1", "Pod", "demo"):
+        async for event in api.watch("Pod", "demo"):
             seen.append((event.type, event.object.get("metadata", {}).get("name")))
             if event.type == "DELETED":
                 break
@@ -220,7 +220,7 @@ async def test_a_watch_takes_the_largest_objects_that_etcd_stores(server: Server
         lines({"type": "ADDED", "object": large}),
     ]
     async with connect(kubeconfig=server.kubeconfig()) as api:
-        events = [event.object async for event in _first(api.watch("v1", "Pod", "demo"), 2)]
+        events = [event.object async for event in _first(api.watch("Pod", "demo"), 2)]
     assert events[1] == large
 
 
@@ -232,7 +232,7 @@ async def test_a_watch_that_is_forbidden_is_an_error(server: Server) -> None:
     ]
     async with connect(kubeconfig=server.kubeconfig()) as api:
         with pytest.raises(ApiError, match="Forbidden"):
-            [event async for event in api.watch("v1", "Pod", "demo")]
+            [event async for event in api.watch("Pod", "demo")]
 
 
 async def test_a_server_that_is_not_there_is_an_error_with_its_address(server: Server) -> None:
@@ -240,7 +240,7 @@ async def test_a_server_that_is_not_there_is_an_error_with_its_address(server: S
     async with connect(kubeconfig=server.kubeconfig(), patience_s=0.5) as api:
         api.server = "http://127.0.0.1:1"
         with pytest.raises(ApiError, match=r"127\.0\.0\.1:1") as caught:
-            await api.get("v1", "Pod", "demo", "a")
+            await api.get("Pod", "demo", "a")
     assert (caught.value.status, caught.value.reason) == (0, "Unreachable")
 
 

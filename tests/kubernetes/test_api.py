@@ -30,25 +30,25 @@ async def test_objects_are_made_changed_and_deleted_and_repeating_is_harmless(
 ) -> None:
     """Create twice, apply twice (no new version), patch, delete with a foreign uid (nothing), delete twice."""
     with cluster.namespace() as namespace:
-        assert await api.get("v1", "ConfigMap", namespace, "box") is None
+        assert await api.get("ConfigMap", namespace, "box") is None
         assert await api.create(config_map(namespace, a="1")) is not None
         assert await api.create(config_map(namespace, a="1")) is None
         first = await api.apply(config_map(namespace, a="2"))
         again = await api.apply(config_map(namespace, a="2"))
         assert first["metadata"]["resourceVersion"] == again["metadata"]["resourceVersion"]
-        patched = await api.patch("v1", "ConfigMap", namespace, "box", {"data": {"b": "3"}})
+        patched = await api.patch("ConfigMap", namespace, "box", {"data": {"b": "3"}})
         assert patched is not None
         assert patched["data"] == {"a": "2", "b": "3"}
-        assert await api.patch("v1", "ConfigMap", namespace, "none", {"data": {}}) is None
+        assert await api.patch("ConfigMap", namespace, "none", {"data": {}}) is None
         old = {"metadata": {"resourceVersion": first["metadata"]["resourceVersion"]}}
         with pytest.raises(ApiError, match="Conflict") as caught:
-            await api.patch("v1", "ConfigMap", namespace, "box", old)
+            await api.patch("ConfigMap", namespace, "box", old)
         assert caught.value.conflict
-        await api.delete("v1", "ConfigMap", namespace, "box", uid="another")
-        assert await api.list("v1", "ConfigMap", namespace, labels={"app": "headgate-test"})
+        await api.delete("ConfigMap", namespace, "box", uid="another")
+        assert await api.list("ConfigMap", namespace, labels={"app": "headgate-test"})
         for _ in range(2):
-            await api.delete("v1", "ConfigMap", namespace, "box")
-        assert not await api.list("v1", "ConfigMap", namespace, labels={"app": "headgate-test"})
+            await api.delete("ConfigMap", namespace, "box")
+        assert not await api.list("ConfigMap", namespace, labels={"app": "headgate-test"})
 
 
 async def test_a_watch_lists_first_then_tells_and_goes_on_after_the_server_ends_it(
@@ -60,7 +60,7 @@ async def test_a_watch_lists_first_then_tells_and_goes_on_after_the_server_ends_
         events: asyncio.Queue[WatchEvent] = asyncio.Queue()
 
         async def listen() -> None:
-            watch = api.watch("v1", "ConfigMap", namespace, labels={"app": "headgate-test"}, server_limit_s=1)
+            watch = api.watch("ConfigMap", namespace, labels={"app": "headgate-test"}, server_limit_s=1)
             async for event in watch:
                 await events.put(event)
 
@@ -70,7 +70,7 @@ async def test_a_watch_lists_first_then_tells_and_goes_on_after_the_server_ends_
             await asyncio.sleep(1.5)  # longer than the server's limit: what is measured is that it passes
             await api.apply(config_map(namespace, a="2"))
             changed = await events.get()
-            await api.delete("v1", "ConfigMap", namespace, "box")
+            await api.delete("ConfigMap", namespace, "box")
             gone = await events.get()
         task.cancel()
         assert (changed.type, changed.object["data"], gone.type) == ("MODIFIED", {"a": "2"}, "DELETED")
@@ -82,7 +82,7 @@ async def test_the_same_event_is_counted_not_repeated(cluster: Cluster, api: Api
         box = await api.apply(config_map(namespace))
         for text in ("one", "one", "two"):
             await api.event(box, type="Normal", reason="Test", text=text)
-        found = await api.list("v1", "Event", namespace)
+        found = await api.list("Event", namespace)
         assert sorted((e["message"], e["count"]) for e in found) == [("one", 2), ("two", 1)]
 
 
@@ -92,6 +92,6 @@ async def test_a_server_that_is_not_there_is_an_error_after_patience_not_a_hang(
     async with connect(kubeconfig=cluster.kubeconfig, patience_s=0.5, on_call=calls.append) as api:
         api.server = "https://127.0.0.1:1"
         with pytest.raises(ApiError, match=r"127\.0\.0\.1:1") as caught:
-            await api.get("v1", "Pod", "default", "x")
+            await api.get("Pod", "default", "x")
     assert caught.value.unreachable
     assert calls == [Call("get", "", "pods", "default")]

@@ -140,7 +140,7 @@ class Followed:
 
     async def _until(self, api: Api, phases: frozenset[str]) -> str:
         fields = f"metadata.name={naming.status_name(self.name)}"
-        async for event in api.watch("v1", "ConfigMap", self.space.name, fields=fields):
+        async for event in api.watch("ConfigMap", self.space.name, fields=fields):
             status = json.loads((event.object.get("data") or {}).get("status.json", "{}"))
             for phase in phases & {status.get("trialPhase"), status.get("phase")}:
                 return str(phase)
@@ -195,7 +195,7 @@ async def injections(followed: Followed) -> dict[str, int]:
 
 async def delete_runner(space: Space, api: Api, name: str) -> None:
     del space
-    await api.delete("v1", "Pod", api.namespace, naming.runner_name(name), grace_s=0)
+    await api.delete("Pod", api.namespace, naming.runner_name(name), grace_s=0)
 
 
 def delete_operator(cluster: Cluster) -> None:
@@ -218,7 +218,7 @@ async def kill_operator(space: Space, api: Api, name: str) -> None:
 
 async def heal(space: Space, api: Api, name: str) -> None:
     patch = {"metadata": {"annotations": {naming.ANNOTATION_HEAL: "by a test"}}}
-    await api.patch(naming.API_VERSION, "ScenarioRun", space.name, name, patch)
+    await api.patch("ScenarioRun", space.name, name, patch)
 
 
 async def kill_recorder(space: Space, api: Api, name: str) -> None:
@@ -230,7 +230,7 @@ async def kill_recorder(space: Space, api: Api, name: str) -> None:
 async def delete_recorder(space: Space, api: Api, name: str) -> None:
     """The pod, and with it the volume of a small run."""
     del space
-    await api.delete("v1", "Pod", api.namespace, naming.recorder_name(name), grace_s=0)
+    await api.delete("Pod", api.namespace, naming.recorder_name(name), grace_s=0)
 
 
 async def kill_agents(space: Space, api: Api, name: str) -> None:

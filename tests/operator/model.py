@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from headgate_operator.plan.conditions import rfc3339
+from testbed_runtime.api.resources import resource
 from testbed_runtime.api.status import MODELS, to_json
-from testbed_runtime.kube import paths
 from testbed_runtime.kube.api import ApiError
 from testbed_runtime.simulation.loop import PROCESS
 
@@ -53,12 +53,12 @@ class ModelApi:
 
     # ---- the methods of Api that the operator calls
 
-    async def get(self, api_version: str, kind: str, namespace: str | None, name: str) -> Obj | None:
+    async def get(self, kind: str, namespace: str | None, name: str) -> Obj | None:
         await self._enter("get", kind, namespace, name)
         return self._copy((kind, namespace or "", name))
 
     async def list(
-        self, api_version: str, kind: str, namespace: str | None, *, labels: Mapping[str, str] | None = None
+        self, kind: str, namespace: str | None, *, labels: Mapping[str, str] | None = None
     ) -> Sequence[Obj]:
         await self._enter("list", kind, namespace, "")
         return [copy.deepcopy(o) for o in self.select(kind, namespace, labels)]
@@ -79,7 +79,6 @@ class ModelApi:
 
     async def delete(
         self,
-        api_version: str,
         kind: str,
         namespace: str | None,
         name: str,
@@ -93,7 +92,7 @@ class ModelApi:
             self.remove((kind, namespace or "", name), graceful=kind == "Pod" and grace_s != 0)
 
     async def patch(
-        self, api_version: str, kind: str, namespace: str | None, name: str, patch: Mapping[str, Any]
+        self, kind: str, namespace: str | None, name: str, patch: Mapping[str, Any]
     ) -> Obj | None:
         await self._enter("patch", kind, namespace, name)
         there = self.objects.get((kind, namespace or "", name))
@@ -227,7 +226,7 @@ class ModelApi:
 
 
 def _address(obj: Mapping[str, Any]) -> Address:
-    paths.resource(obj["apiVersion"], obj["kind"])
+    assert obj["apiVersion"] == resource(obj["kind"]).api_version
     return obj["kind"], obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
 
 

@@ -310,13 +310,13 @@ async def test_a_testbed_that_a_runner_made_last_is_seen_when_the_runner_is_seen
     """Else the finalizer would be let go while it is there."""
 
     class Late(ModelApi):
-        async def get(self, api_version: str, kind: str, namespace: str | None, name: str) -> Obj | None:
+        async def get(self, kind: str, namespace: str | None, name: str) -> Obj | None:
             if name == "trial-run-runner":
                 owner = self.objects[RUN]["metadata"]["uid"]
                 self.put(
                     a_trials_testbed(naming.trial_testbed_name("trial-run", "main-1"), "trial-run", owner)
                 )
-            return await super().get(api_version, kind, namespace, name)
+            return await super().get(kind, namespace, name)
 
     api = Late(now=lambda: 0.0)
     api.put(a_run())

@@ -8,7 +8,7 @@ import pytest
 
 from headgate_operator.plan import study
 from headgate_operator.plan.conditions import clip, rfc3339, tail
-from headgate_operator.plan.model import Delete, Plan, api_version_of
+from headgate_operator.plan.model import Delete, Plan
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import StudyReport, TuningStudyStatus, read
 from testbed_runtime.api.views import Pod, Study
@@ -112,4 +112,3 @@ def test_a_long_text_keeps_its_beginning_in_an_event_and_its_end_in_a_log(length
     assert (len(clip(text)), clip(text)[0], clip(text)[-1]) == (kept, "b", "e" if length == kept else "…")
     shown = tail(text)
     assert (shown[0], shown[-1], len(shown)) == ("b" if length == kept else "…", "e", length)
-    assert [api_version_of(kind) for kind in ("Pod", "Fault")] == ["v1", naming.API_VERSION]

@@ -51,7 +51,7 @@ class FaultHandler(Handler):
         views = await _views(context, fault, reach, agents, pods)
         if fault.active:
             return planner.Observed(fault, state, views, claims=context.claims)
-        listed = [Fault(o) for o in await cluster.list(naming.API_VERSION, "Fault", namespace)]
+        listed = [Fault(o) for o in await cluster.list("Fault", namespace)]
         return planner.Observed(
             fault,
             state,
@@ -101,7 +101,7 @@ def _with_claims(observed: planner.Observed) -> tuple[Fault, ...]:
 
 async def pods_of(context: Context, namespace: str, testbed: str) -> dict[str, Pod]:
     """Return the testbed's pods by process."""
-    pods = await context.cluster.list("v1", "Pod", namespace, labels={naming.LABEL_TESTBED: testbed})
+    pods = await context.cluster.list("Pod", namespace, labels={naming.LABEL_TESTBED: testbed})
     return {pod.name.removeprefix(f"{testbed}-"): pod for pod in map(Pod, pods)}
 
 

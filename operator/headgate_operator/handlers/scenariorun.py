@@ -85,7 +85,7 @@ async def heal_testbed(context: Context, testbed: Testbed) -> None:
 async def _testbeds(context: Context, run: Run) -> tuple[Testbed, ...]:
     """Return the run's testbeds. An active run that is not being healed does not need them."""
     labels = {naming.LABEL_RUN: run.name}
-    listed = await context.cluster.list(naming.API_VERSION, "Testbed", run.namespace, labels=labels)
+    listed = await context.cluster.list("Testbed", run.namespace, labels=labels)
     return tuple(t for t in map(Testbed, listed) if t.owned_by(run))
 
 
@@ -154,7 +154,7 @@ async def _batch(context: Context, run: Run) -> tuple[int, float]:
     Only a finished run checks whether the Spark pod can be removed: a study has hundreds of runs, each reconciled every second."""
     if not (run.finished and run.uses_warm_spark):
         return 0, 0.0
-    listed = await context.cluster.list(naming.API_VERSION, "ScenarioRun", run.namespace)
+    listed = await context.cluster.list("ScenarioRun", run.namespace)
     warm = [r for r in map(Run, listed) if r.uses_warm_spark]
     # a run that was suspended before it started, or is being deleted, needs no Spark
     others = [r for r in warm if r.uid != run.uid and not (r.finished or r.terminating)]

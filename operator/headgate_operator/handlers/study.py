@@ -8,7 +8,6 @@ from headgate_operator.handlers.scenariorun import account_keys, named, report_o
 from headgate_operator.plan import scenario, study
 from headgate_operator.plan.model import Key, Plan
 from headgate_operator.settings import Settings
-from testbed_runtime.api import naming
 from testbed_runtime.api.status import StudyReport
 from testbed_runtime.api.views import Pod, Study
 
@@ -38,7 +37,7 @@ class ScenarioHandler(Handler):
     kind = "Scenario"
 
     async def observe(self, context: Context, key: Key) -> scenario.Observed | None:
-        found = await context.cluster.get(naming.API_VERSION, key.kind, key.namespace, key.name)
+        found = await context.cluster.get(key.kind, key.namespace, key.name)
         return None if found is None else scenario.Observed(found)
 
     def plan(self, observed: scenario.Observed, settings: Settings, now: float) -> Plan:

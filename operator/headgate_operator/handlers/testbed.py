@@ -29,7 +29,7 @@ class TestbedHandler(Handler):
             return None
         if testbed.terminating:
             return planner.TestbedObserved(testbed)
-        listed = await cluster.list("v1", "Pod", namespace, labels={naming.LABEL_TESTBED: key.name})
+        listed = await cluster.list("Pod", namespace, labels={naming.LABEL_TESTBED: key.name})
         pods = tuple(Pod(pod) for pod in listed)
         # new pods are built from these objects, so they are read again; while every process has its pod, none is created
         own = {pod.process for pod in pods if pod.controller == testbed.uid}

@@ -92,13 +92,6 @@ class Plan(Struct, frozen=True):
     requeue_after_s: float | None = None
 
 
-def api_version_of(kind: str) -> str:
-    """Return the API version of one of the kinds that the operator handles or creates."""
-    if kind == "RoleBinding":
-        return naming.RBAC_VERSION
-    return naming.API_VERSION if kind in naming.PLURALS else "v1"
-
-
 def delete(kind: str, obj: Resource, *, grace_s: int | None = None) -> Delete:
     """Return the deletion of exactly this object."""
     return Delete(kind, obj.namespace, obj.name, obj.uid, grace_s)

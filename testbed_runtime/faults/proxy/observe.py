@@ -12,6 +12,7 @@ from testbed_runtime.core.faults.kinds import kind_of
 from testbed_runtime.core.faults.links import any_matches
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.faults.backend import Measurement, Rule
+from testbed_runtime.timeouts import cancel_all
 
 MAX_PROBED_PATHS = 4
 """Paths probed for one fault: enough to see it from two sides on both planes."""
@@ -242,9 +243,7 @@ async def _unless(stop: asyncio.Event, measuring: Coroutine[Any, Any, T]) -> T |
     try:
         await asyncio.wait((task, stopper), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        task.cancel()
-        stopper.cancel()
-        await asyncio.gather(task, stopper, return_exceptions=True)
+        await cancel_all(task, stopper)
     return None if task.cancelled() else task.result()
 
 

@@ -23,7 +23,7 @@ from testbed_runtime.faults.backend import Rule
 from testbed_runtime.faults.proxy.relay import Lateness, Relay
 from testbed_runtime.http import bad_input, bearer_token
 from testbed_runtime.ports.network import Address
-from testbed_runtime.timeouts import timeout
+from testbed_runtime.timeouts import cancel_all, timeout
 from testbed_runtime.transport.names import numeric
 
 MAX_DESCRIPTORS = 960
@@ -180,9 +180,7 @@ class Proxy:
         self._routes.clear()
         for relay in list(self._relays):
             relay.reset()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(*self._tasks)
 
     # ---- inside
 

@@ -15,7 +15,7 @@ from testbed_runtime.core.clocks import ClockComparison
 from testbed_runtime.history.schema import by_column
 from testbed_runtime.history.writer import SegmentWriter
 from testbed_runtime.process.config import ProcessConfig
-from testbed_runtime.timeouts import timeout
+from testbed_runtime.timeouts import cancel_all, timeout
 from testbed_runtime.transport.history_client import HistoryClient, RecorderRefused, RecorderUnreachable
 
 SHIP_EVERY_S = 0.2
@@ -110,9 +110,7 @@ class StreamingSink:
             await self.flush()
         finally:
             task, self._task = self._task, None
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+            await cancel_all(task)
             if self._client is not None:
                 await self._client.close()
 
