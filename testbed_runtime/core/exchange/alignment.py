@@ -217,7 +217,7 @@ class AlignedBarrierHandler:
         return tuple(self._blocked)
 
     def on_time(self, now: float) -> list[Effect]:
-        """Return nothing: an aligned checkpoint does not become unaligned."""
+        """Return no effects: an aligned checkpoint does not become unaligned."""
         del now
         return []
 
@@ -511,7 +511,7 @@ class BarrierTracker:
     def on_announcement(
         self, channel: int, sequence: int, barrier: CheckpointBarrier, now: float
     ) -> list[Effect]:
-        """Return nothing: the barrier itself follows."""
+        """Return no effects: the barrier itself follows."""
         del channel, sequence, barrier, now
         return []
 
@@ -569,7 +569,7 @@ class BarrierTracker:
         return [Abort(pending.checkpoint_id, ON_CANCELLATION_BARRIER)]
 
     def on_refused(self, checkpoint_id: int) -> list[Effect]:
-        """Return nothing: no checkpoint is unaligned."""
+        """Return no effects: no checkpoint is unaligned."""
         del checkpoint_id
         return []
 

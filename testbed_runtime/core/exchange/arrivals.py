@@ -19,7 +19,7 @@ _Known: TypeAlias = tuple[InputChannelID, int, bytes, bytes, int, DataType, bool
 
 
 class Arrivals:
-    """Finds what arrives together. What headers have in common, all except sequence number and backlog, is read once."""
+    """Finds buffers that arrive together. The fields that their headers share (all except sequence number and backlog) are read once."""
 
     __slots__ = ("_is_v2", "_known", "_numbered", "_whole")
 
@@ -52,7 +52,7 @@ class Arrivals:
         return (receiver, subpartition, found) if found else None
 
     def _read(self, view: memoryview, start: int, ahead: bytes, behind: bytes) -> _Known | None:
-        """Return what a header says, or None if it is not that of a usual data buffer."""
+        """Return the fields of a header, or None if it is not that of a usual data buffer."""
         partials = 0
         if self._is_v2:
             (length, magic, number, receiver, subpartition, partials, _, _, type_number, compressed,

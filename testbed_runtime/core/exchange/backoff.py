@@ -86,7 +86,7 @@ class RemoteBackoff:
         self._timeout_ms = _millis(listener_timeout)
         self._ms = 0
         self.used = False
-        """Whether there was a retrigger."""
+        """Whether a request was retriggered."""
 
     @property
     def current(self) -> float:
@@ -111,7 +111,7 @@ class RemoteBackoff:
         return java_int(2 * _millis(self.maximum)) / MILLIS
 
     def budget(self) -> float | None:
-        """Return how long requests go on at least. One that waits at the producer waits for one to two timeouts. None: the sum
+        """Return the minimum time in which requests are repeated. A request waits at the producer for one to two timeouts. None: the sum
         of the timeouts wraps before it reaches its limit."""
         if self._doubling is not None:
             return self._doubling.budget()

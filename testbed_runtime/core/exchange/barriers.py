@@ -34,7 +34,7 @@ class ArrivedBarriers:
         """Maps checkpoints to sequence numbers."""
 
     def arrive(self, event: Buffer, sequence: int) -> CheckpointBarrier | None:
-        """Note the sequence number of an event that is a barrier, and return that. Only a newer checkpoint counts."""
+        """Note the sequence number of an event if it is a barrier, and return the barrier. Only newer checkpoints are noted."""
         barrier = event_of(event)
         if not isinstance(barrier, CheckpointBarrier):
             return None

@@ -196,7 +196,7 @@ class NetworkBufferPool:
             self._redistribute()
 
     def on_resized(self) -> None:
-        """A pool has another size: unless this pool gave it, the next redistribution may change it again."""
+        """Note a changed pool size. Unless this network pool changed it, the next redistribution may change it again."""
         if not self._redistributing:
             self._all_full = False
 

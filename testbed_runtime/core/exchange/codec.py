@@ -369,7 +369,7 @@ class ClientDecoder(_Decoder):
         return end
 
     def _needs_bytes(self) -> bool:
-        """Whether the next step needs input. False for an empty payload or a buffer to allocate."""
+        """Whether the next step needs input. False if the next step is an empty payload or the allocation of a buffer."""
         if self._id != Id.BUFFER_RESPONSE:
             return True
         if self._head is None or len(self._gathered) < self._partials_bytes:

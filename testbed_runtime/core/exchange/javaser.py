@@ -306,7 +306,7 @@ class _Reader:
         return found
 
     def _array(self) -> _Element[None]:
-        """Skip an array: no class or message is in one."""
+        """Skip an array, which contains no class or message."""
         desc = yield from self._desc()
         self._remember(None)
         count = self._take(">i")

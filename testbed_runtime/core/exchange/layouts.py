@@ -27,7 +27,7 @@ def other_version(version: WireVersion, head: BytesLike, body_bytes: int) -> Wir
 
 
 def _follows(version: WireVersion, head: BytesLike, body_bytes: int) -> bool:
-    """Return whether all that is known of the header is possible. The size is compared if the bytes reach it."""
+    """Return whether all known fields of the header are valid in the layout. The size is compared if the bytes reach it."""
     layout, size_at = _HEADS[version], _HEAD_BYTES[version] - 4
     if body_bytes < _HEAD_BYTES[version] or len(head) < layout.size:
         return False

@@ -93,7 +93,7 @@ class LocalInputChannel(InputChannelBase):
         del checkpoint
 
     def in_flight(self, checkpoint: int) -> tuple[bytes, ...]:
-        """Return nothing: what a barrier overtakes in the shared queue is the producer's output state."""
+        """Return nothing: the data that a barrier overtakes in the shared queue belongs to the producer's output state."""
         del checkpoint
         return ()
 

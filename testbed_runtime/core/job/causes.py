@@ -5,7 +5,7 @@ from __future__ import annotations
 FAILURE_REPORT = "failure-report"
 """The kind of the wait that no other kind explains."""
 FUNCTION = "function"
-"""In place of the kind: a function of the scenario raised an error. No fault is behind it, and it ended no wait."""
+"""Used instead of a kind: a function of the scenario raised an error, so no fault caused the failure and it ended no wait."""
 RECOVERED = "JobManagerRestarted"
 """The class of the cause with which a new JobManager recovers the job."""
 _BY_CLASS = {
@@ -20,9 +20,9 @@ _BY_CLASS = {
     "PartitionConnectionException": "connection",
     "RecipientUnreachableException": "connection",
 }
-"""The classes that have one meaning. Of the others, the component that fails knows the kind."""
+"""The classes with a single meaning. For other classes, the component that fails knows the kind."""
 
 
 def ended_wait(class_name: str, known: str = "") -> str:
-    """Return the kind of the wait (core.waits) that a failure ended: what its origin knows, else what its class says."""
+    """Return the kind of the wait (core.waits) that a failure ended: from its origin if that knows it, otherwise from its class."""
     return known or _BY_CLASS.get(class_name, FAILURE_REPORT)

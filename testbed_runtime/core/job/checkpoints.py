@@ -31,7 +31,7 @@ PREFIX = "execution.checkpointing."
 MINIMAL_TIME_S = 0.01
 """Flink's shortest interval and timeout (MINIMAL_CHECKPOINT_TIME)."""
 DRAIN_PAUSE_S = 0.1
-"""Pause before the final checkpoint is tried again. A TaskManager that is gone refuses each trigger at once until its tasks fail,
+"""Pause before the final checkpoint is tried again. A lost TaskManager refuses each trigger immediately until its tasks fail,
 and without running tasks there is nothing to trigger."""
 MAX_QUEUED_REQUESTS = 1000
 """Most periodic checkpoints that wait for one that is pending, as in Flink. Later ones are dropped."""
@@ -245,7 +245,7 @@ class AckOutcome(Enum):
 
 
 class CheckpointCoordinator:
-    """`on_time` and friends return what happened; `next_deadline` says when to call `on_time` again.
+    """`on_time` and the other handlers return the results; `next_deadline` says when to call `on_time` again.
 
     A periodic checkpoint that is due while `max_concurrent` are pending waits in a queue until one of them has ended. One that
     is due within min-pause of the last completed one is dropped, and the period starts anew at the end of the pause. While more
@@ -270,9 +270,9 @@ class CheckpointCoordinator:
         self._deleting = 0
         """Completed checkpoints that are no longer retained, and not deleted yet."""
         self._recheck = FOREVER
-        """When the queue is looked at again."""
+        """When the queue is checked again."""
         self._at_once = FOREVER
-        """Since when a checkpoint is wanted that keeps no pause."""
+        """Time of the request for a checkpoint that ignores the pause."""
         self._pause_end = -FOREVER
         self._drain_wanted = False
         self._drain_from = 0.0
@@ -285,7 +285,7 @@ class CheckpointCoordinator:
     # ---- when
 
     def on_job_running(self, now: float) -> None:
-        """The state of the job is RUNNING. Its tasks need not run yet."""
+        """Handle the job's change to RUNNING. Its tasks may still be starting."""
         if not self._follows_tasks:
             self._start(now)
 

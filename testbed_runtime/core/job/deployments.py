@@ -18,7 +18,7 @@ class Missing(Struct, frozen=True):
 
     attempt: str
     since: float
-    """When it was last known to be there, in seconds of the JobMaster's clock."""
+    """When its TaskManager was last known to hold it, in seconds of the JobMaster's clock."""
 
 
 class Comparison(Struct, frozen=True):
@@ -40,7 +40,7 @@ class Deployments:
         self._by_taskmanager.setdefault(taskmanager, {})[attempt] = None
 
     def acknowledge(self, attempt: str, taskmanager: TaskManagerID, now: float) -> None:
-        """The TaskManager has accepted the attempt. Does nothing when it has ended."""
+        """Note that the TaskManager has accepted the attempt. Does nothing if it has ended."""
         expected = self._by_taskmanager.get(taskmanager, {})
         if attempt in expected:
             expected[attempt] = now

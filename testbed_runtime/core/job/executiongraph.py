@@ -317,7 +317,7 @@ class ExecutionGraph:
     # ---- deployment
 
     def descriptor(self, task: Task, context: DeploymentContext) -> TaskDeploymentDescriptor:
-        """Build what the TaskExecutor needs to run the task. Every execution of the region must have its slot."""
+        """Build the description from which the TaskExecutor runs the task. Every execution of the region must have its slot."""
         execution = self._executions[task]
         if execution.slot is None:
             raise LocalProtocolError(f"{task[0]}-{task[1]} has no slot")

@@ -70,7 +70,7 @@ class FlowControl(Struct, frozen=True):
 
 
 class ReceiveQueue(Generic[Item]):
-    """Items with their sizes in bytes and the time at which they came, up to a limit."""
+    """Items with their sizes in bytes and arrival times, up to a limit."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -100,7 +100,7 @@ class ReceiveQueue(Generic[Item]):
 
 
 class RateLimiter:
-    """Grants records at a rate. What is not used for longer than BURST_S is forfeited."""
+    """Grants records at a rate. Grants that are unused for longer than BURST_S expire."""
 
     def __init__(self, rate: float = UNLIMITED) -> None:
         self.rate = rate
@@ -188,7 +188,7 @@ class Coordinator:
         self._rate = UNLIMITED
 
     def retain(self, receivers: Collection[Hashable]) -> None:
-        """Forget all other receivers: one that has finished sends no report any more."""
+        """Forget all other receivers: a finished one sends no more reports."""
         self._estimators = {r: e for r, e in self._estimators.items() if r in receivers}
         self._rates = {r: rate for r, rate in self._rates.items() if r in receivers}
         self._full &= set(receivers)

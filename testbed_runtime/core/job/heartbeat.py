@@ -95,7 +95,7 @@ class HeartbeatMonitor:
         return True
 
     def extend(self, seconds: float) -> None:
-        """Extend the deadline: this process did not run for so long."""
+        """Extend the deadline by the time in which this process did not run."""
         self.deadline += seconds
 
     def cancel(self) -> None:

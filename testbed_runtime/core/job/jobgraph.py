@@ -49,7 +49,7 @@ class OperatorConfig(Struct, frozen=True):
     function: str = ""
     """A reference to a function (core/job/functions.py), its path made absolute."""
     state_ttl_s: float = 0.0
-    """How long an entry of the state lives after it was written; 0: without end."""
+    """How long an entry of the state lives after it was written; 0: forever."""
 
     @property
     def keyed(self) -> bool:
@@ -78,7 +78,7 @@ class IterationConfig(Struct, frozen=True):
     """`bulk`: the result of a superstep is the input of the next. `delta`: a solution set, and a workset."""
     max_iterations: int = 1
     criterion: str = ""
-    """`file.py:name`: a bulk iteration ends after a superstep in which it is true for no record; empty: it does not end sooner."""
+    """`file.py:name`: a bulk iteration ends after a superstep in which it is true for no record; empty: it always runs the maximum number of supersteps."""
     step: str = ""
     """The first vertex of the step function."""
     sync: str = ""

@@ -78,7 +78,7 @@ class LeaderElector:
         self.renewed_s = 0.0
         """When the last renewal that succeeded began."""
         self.free_s: float | None = None
-        """When the lease of another contender that stood in the way expires."""
+        """When the lease of another contender expires."""
 
     def expired(self, now: float) -> bool:
         """Return True, once, when the leader could not renew its lease for renew-deadline (LeaderElector.renewWithTimeout)."""
@@ -102,7 +102,7 @@ class LeaderElector:
         return Lease(self.identity, now, now, found.transitions + 1)
 
     def on_written(self, lease: Lease) -> float | None:
-        """The record was written. Return the time of the renewal before it if that took up more than half of renew-deadline."""
+        """Note that the record was written. Return the time of the renewal before it if that took up more than half of renew-deadline."""
         before, self.renewed_s = self.renewed_s, lease.renewed_s
         was_leading, self.leading = self.leading, True
         late = was_leading and lease.renewed_s - before > LATE * self.config.renew_deadline_s

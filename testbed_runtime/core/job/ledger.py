@@ -42,9 +42,9 @@ class Ledger:
         lane: int = 0,
         intact: NDArray[np.bool_] | None = None,
     ) -> None:
-        """A batch in the order of arrival. `source` is `vertex-subtask`; `lane` names one first-in-first-out path from it
-        to here (an input channel): order is judged within a lane. `intact` False: the checksum is wrong, the number is
-        not to be trusted, so the record is counted as corrupted and nothing else."""
+        """Add a batch in the order of arrival. `source` is `vertex-subtask`; `lane` names one first-in-first-out path from it
+        to here (an input channel): order is judged within a lane. `intact` False: the checksum is wrong, so the number
+        is not reliable and the record only counts as corrupted."""
         if intact is not None and not intact.all():
             self._corrupt(source, int(len(intact) - intact.sum()))
             sequence = sequence[intact]

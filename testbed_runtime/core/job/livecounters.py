@@ -32,7 +32,7 @@ class LiveCounters:
         self._readings: deque[tuple[float, float]] = deque(maxlen=MAX_READINGS)
 
     def update(self, readings: Mapping[str, Mapping[str, float]], now: float) -> dict[str, float]:
-        """`readings`: process (with its incarnation) → its counters; processes that did not answer are left out. `now` in seconds.
+        """Add a reading: the counters of each process (with its incarnation) that answered. `now` in seconds.
 
         What `summed` returns, and `records_per_s`. A count that decreased belongs to new attempts and started at 0."""
         values = summed(readings.values())

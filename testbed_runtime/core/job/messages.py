@@ -45,11 +45,12 @@ class SlotReport(Struct, frozen=True):
 
 
 class DisconnectTaskExecutor(Struct, frozen=True):
-    """TaskExecutor → ResourceManager: it has given the ResourceManager up, and registers again."""
+    """TaskExecutor → ResourceManager: it has disconnected, and registers again."""
 
     resource_id: str
     leader: str
     registration: int
+    """The number of the registration that it ends. A later registration stays valid."""
     cause: str
     wait: str
     """The kind of the wait that ended (core.job.causes)."""
@@ -87,7 +88,7 @@ class RegisterAtJobMaster(Struct, frozen=True):
 
 
 class DisconnectTaskManager(Struct, frozen=True):
-    """The TaskExecutor has closed its connection: its tasks of the job fail, its slots are not the JobMaster's any more."""
+    """The TaskExecutor has closed its connection: its tasks of the job fail, and the JobMaster loses its slots."""
 
     resource_id: str
     leader: str
@@ -249,14 +250,14 @@ class FreeSlot(Struct, frozen=True):
 
 
 class DisconnectResourceManager(Struct, frozen=True):
-    """The ResourceManager has given this TaskExecutor up; it registers again."""
+    """The ResourceManager has disconnected this TaskExecutor, which registers again."""
 
     leader: str
     cause: str = ""
 
 
 class DisconnectJobManager(Struct, frozen=True):
-    """The JobMaster has given this TaskExecutor up; it fails the job's tasks and connects again."""
+    """The JobMaster has disconnected this TaskExecutor, which fails the job's tasks and connects again."""
 
     job: str
     leader: str
@@ -345,7 +346,7 @@ class CancelTask(Struct, frozen=True):
 
 
 class ReleasePartitions(Struct, frozen=True):
-    """JobMaster → TaskExecutor: these blocking results are not read any more."""
+    """JobMaster → TaskExecutor: no consumer needs these blocking results any longer."""
 
     partitions: tuple[str, ...]
     leader: str

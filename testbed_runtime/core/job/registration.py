@@ -58,7 +58,7 @@ class RetryingRegistration:
         return self._restart(0.0)
 
     def on_timeout(self) -> Attempt:
-        """Try again at once, with the doubled timeout up to the maximum."""
+        """Try again immediately, with the doubled timeout up to the maximum."""
         self._timeout_s = min(2 * self._timeout_s, self._config.max_timeout_s)
         return Attempt(0.0, self._timeout_s)
 

@@ -269,7 +269,7 @@ class ExponentialDelay:
 
 
 class EarlierExponentialDelay:
-    """The strategy of 1.13 to 1.18: each failure is an attempt, none is the last, the delay grows from the one before, and the
+    """The strategy of 1.13 to 1.18: each failure is an attempt, there is no last one, the delay grows from the one before, and the
     jitter is drawn whenever the delay is read."""
 
     limit_option = ""

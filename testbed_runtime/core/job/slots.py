@@ -59,7 +59,7 @@ class Slot:
     state: SlotState = SlotState.FREE
     allocation: str = ""
     allocated_at: float = 0.0
-    """When its TaskManager confirmed the allocation. A report that was asked for earlier may not show it."""
+    """When its TaskManager confirmed the allocation. A report that was requested earlier may not contain it."""
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class SlotTable:
         return lost
 
     def suspend(self, taskmanager: TaskManagerID, suspended: bool) -> None:
-        """A suspended TaskManager gets no new allocation until it is known to be alive."""
+        """Give a TaskManager no new allocation until it is known to be alive."""
         if taskmanager in self._taskmanagers:
             self._taskmanagers[taskmanager].suspended = suspended
 
@@ -141,7 +141,7 @@ class SlotTable:
     def missing(
         self, taskmanager: TaskManagerID, reported: Iterable[tuple[int, str]], asked_at: float
     ) -> list[str]:
-        """Return the allocations that a TaskManager no longer has, by the report that it was asked for at that time."""
+        """Return the allocations that are missing in a TaskManager's report, which was requested at that time."""
         known, held = self._taskmanagers.get(taskmanager), {allocation for _, allocation in reported}
         return [
             slot.allocation
@@ -240,7 +240,7 @@ class SlotPool:
         return self._expected.pop(allocation, None) is not None
 
     def forget(self, allocation: str) -> None:
-        """Forget an allocation that the job does not hold any more."""
+        """Forget an allocation that the job no longer holds."""
         self._expected.pop(allocation, None)
         for held in list(self._held.values()):
             if held.allocation == allocation:
