@@ -245,7 +245,9 @@ def _absolute(function: str, folder: Path, where: str) -> str:
     file, _, name = function.rpartition(":")
     path = (folder / file).resolve()
     if not path.is_file():
-        raise UserError(where, f"there is no file {file!r} beside the scenario", f"put it into {folder}")
+        raise UserError(
+            where, f"the file {file!r} does not exist beside the scenario", f"put it into {folder}"
+        )
     return f"{path}:{name}"
 
 

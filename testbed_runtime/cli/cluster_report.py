@@ -38,7 +38,9 @@ async def _why_not(api: Api, run: str) -> UserError:
     known = await api.get("ScenarioRun", api.namespace, run)
     if known is None:
         return UserError(
-            run, f"there is no such ScenarioRun in namespace {api.namespace}", "kubectl get scenarioruns -A"
+            run,
+            f"this ScenarioRun does not exist in namespace {api.namespace}",
+            "kubectl get scenarioruns -A",
         )
     status = Run(known).status
     complete = status.condition(COMPLETE)

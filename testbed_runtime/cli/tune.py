@@ -123,7 +123,7 @@ def find_scenarios(study: TuningStudy, places: Sequence[Path]) -> dict[str, Load
         if reference.name not in there:
             raise UserError(
                 f"spec.scenarios[{index}].name",
-                f"there is no scenario {reference.name!r} in {', '.join(map(str, places))}",
+                f"the scenario {reference.name!r} does not exist in {', '.join(map(str, places))}",
                 f"there are {', '.join(sorted(there)) or 'none'}; or name a file or folder with --scenarios",
             )
     found = {reference.name: loading.load(there[reference.name]) for reference in study.spec.scenarios}

@@ -86,7 +86,7 @@ class Surroundings(Struct, frozen=True):
 def _address(environment: Mapping[str, str], name: str) -> Address:
     host, _, port = needed(environment, name, SET_BY).rpartition(":")
     if not host or not port.isdigit():
-        raise UserError(name, f"{environment[name]!r} is no address", "write host:port")
+        raise UserError(name, f"{environment[name]!r} is not an address", "write host:port")
     return host, int(port)
 
 

@@ -66,7 +66,7 @@ def find_java(environment: Mapping[str, str]) -> Java:
         on_path = shutil.which("java", path=environment.get("PATH"))
         binary = Path(on_path).resolve() if on_path else None
     if binary is None:
-        raise HeadgateError(NO_JAVA.format(found="there is no java in JAVA_HOME or on PATH"))
+        raise HeadgateError(NO_JAVA.format(found="neither JAVA_HOME nor PATH has java"))
     try:
         answer = subprocess.run(  # noqa: S603 - the user's own java
             [str(binary), "-version"], capture_output=True, text=True, timeout=JAVA_ANSWER_S, check=False

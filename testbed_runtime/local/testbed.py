@@ -233,7 +233,7 @@ class LocalTestbed:
         await self._record_journal()
         await self._close_sinks()
         if self._recorder is None:
-            raise HeadgateError("there is no recorder")
+            raise HeadgateError("the testbed has no recorder")
         control = ControlClient(self.processes.token, timeout_s=SEAL_LIMIT_S)
         try:
             await control.call("POST", self._recorder, "/seal")

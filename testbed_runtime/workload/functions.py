@@ -103,7 +103,7 @@ def _missing(reference: FunctionReference, path: Path) -> str:
     if not reference.config_map:
         return f"file {path.name!r} does not exist next to the scenario"
     if not path.parent.parent.is_dir():
-        return f"the ConfigMap {reference.config_map!r} is in a cluster, and this is no pod that mounts it"
+        return f"the ConfigMap {reference.config_map!r} is in a cluster, and this process is not in a pod that mounts it"
     return f"the ConfigMap {reference.config_map!r} has no key {path.name!r}"
 
 

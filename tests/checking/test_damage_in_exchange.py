@@ -260,8 +260,8 @@ def test_commits_that_were_not_read_are_not_missed():
         ({}, "", ""),
         ({"source": "b-0"}, "source", "is 'b-0', which sends no records"),
         ({"source": "a-1"}, "source", "is 'a-1', which sends no records"),
-        ({"task": "a-0"}, "task", "is 'a-0', which is no sink"),
-        ({"task": "b-1"}, "task", "is 'b-1', which is no sink"),
+        ({"task": "a-0"}, "task", "is 'a-0', which is not a sink"),
+        ({"task": "b-1"}, "task", "is 'b-1', which is not a sink"),
     ],
 )
 def test_a_commit_is_by_a_sink_and_of_a_source(change: Row, column: str, expected: str):

@@ -88,11 +88,11 @@ def of_another(row: int, kind: str, link: str) -> str:
         ({9: {"size": 90}}, ["size, row 9: is 90, but a frame of the class backlog carries no buffer"]),
         ({10: {"size": 1}}, ["size, row 10: is 1, but a frame of the class other carries no buffer"]),
         # what is no channel
-        ({5: {"channel": ONE[:-1]}}, [f"channel, row 5: is {ONE[:-1]!r}, which is no id of a channel"]),
-        ({5: {"channel": ONE[:-2]}}, [f"channel, row 5: is {ONE[:-2]!r}, which is no id of a channel"]),
-        ({12: {"channel": FOREIGN.upper()}}, [f"channel, row 12: is {FOREIGN.upper()!r}, which is no id of a channel"]),
-        ({5: {"channel": ""}}, ["channel, row 5: is '', which is no id of a channel"]),
-        ({5: {"channel": "x" * 99}}, [f"channel, row 5: is {'x' * 60!r}, which is no id of a channel"]),
+        ({5: {"channel": ONE[:-1]}}, [f"channel, row 5: is {ONE[:-1]!r}, which is not the id of a channel"]),
+        ({5: {"channel": ONE[:-2]}}, [f"channel, row 5: is {ONE[:-2]!r}, which is not the id of a channel"]),
+        ({12: {"channel": FOREIGN.upper()}}, [f"channel, row 12: is {FOREIGN.upper()!r}, which is not the id of a channel"]),
+        ({5: {"channel": ""}}, ["channel, row 5: is '', which is not the id of a channel"]),
+        ({5: {"channel": "x" * 99}}, [f"channel, row 5: is {'x' * 60!r}, which is not the id of a channel"]),
     ],
 )  # fmt: skip
 def test_a_frame_belongs_to_its_channel_and_follows_the_one_before_it(

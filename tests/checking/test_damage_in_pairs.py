@@ -397,9 +397,7 @@ def test_a_taskmanager_was_lost_when_its_heartbeat_expired(t: float, heartbeat: 
     beat = ("waits", BEAT[1] | heartbeat)
     lost = event("taskmanager.lost", "tm-1-1", t, detector="JobMaster", cause_class="E", wait="heartbeat")
     closed = event("taskmanager.lost", "tm-1-1", t, detector="JobMaster", cause_class="E", wait="connection")
-    problem = (
-        "events.parquet, column t_ns, row 16: of taskmanager.lost is no end of a heartbeat of tm-1-1 (waits)"
-    )
+    problem = "events.parquet, column t_ns, row 16: of taskmanager.lost is not the end of a heartbeat of tm-1-1 (waits)"
     assert found({28: [HEALTHY[28], beat, lost]}) == ([problem] if is_damaged else [])
     assert found({28: [HEALTHY[28], beat, closed]}) == []
 

@@ -150,7 +150,10 @@ def test_validate_checks_what_a_run_checks_before_it_starts(headgate, tmp_path, 
     python = (SCENARIOS / "examples" / "python-function.yaml").read_text()
     (tmp_path / "function.yaml").write_text(python)
     said = headgate("validate", tmp_path / "function.yaml")
-    assert (said.returncode, "there is no file 'buckets.py' beside the scenario" in said.stdout) == (2, True)
+    assert (said.returncode, "the file 'buckets.py' does not exist beside the scenario" in said.stdout) == (
+        2,
+        True,
+    )
     offering(monkeypatch)
     lossy = SCENARIOS / "07-packet-loss"
     assert headgate("validate", lossy).returncode == exits.PASS

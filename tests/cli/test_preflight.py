@@ -142,7 +142,10 @@ def test_a_function_in_a_configmap_is_loaded_where_pods_mount_it(
     mapped = compile_run(scenario, scenario_folder=tmp_path)
     assert preflight.function_problems(mapped, pods=True) == []
     (problem,) = preflight.function_problems(mapped)
-    assert "the ConfigMap 'functions' is in a cluster, and this is no pod that mounts it" in problem.problem
+    assert (
+        "the ConfigMap 'functions' is in a cluster, and this process is not in a pod that mounts it"
+        in problem.problem
+    )
     monkeypatch.setattr(functions, "FOLDER", str(tmp_path))
     (tmp_path / "functions").mkdir()
     with pytest.raises(UserError, match=r"the ConfigMap 'functions' has no key 'buckets\.py'"):

@@ -43,7 +43,7 @@ def test_java_home_comes_before_the_path(tmp_path: Path):
     [
         ('java version "1.8.0_402"', "is Java 8"),
         ("nonsense", "is Java of an unknown version"),
-        (None, "there is no java"),
+        (None, "neither JAVA_HOME nor PATH has java"),
     ],
 )
 def test_a_java_that_will_not_do_is_answered_with_what_to_install(

@@ -191,7 +191,7 @@ def test_scenarios_are_looked_for_beside_the_study_and_may_be_single_files(tmp_p
     assert find_scenarios(study, scenario_folders(folder / "study.yaml"))["late"].scenario.spec.seed == 1
     one = tmp_path / "scenarios" / "a" / "scenario.yaml"
     assert find_scenarios(study, [one])["late"].scenario.spec.seed == 2
-    with pytest.raises(UserError, match=r"there is no scenario 'late' in .*--scenarios"):
+    with pytest.raises(UserError, match=r"the scenario 'late' does not exist in .*--scenarios"):
         find_scenarios(study, [tmp_path / "studies"])
 
 

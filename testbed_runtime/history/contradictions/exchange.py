@@ -219,7 +219,7 @@ def _ends(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     senders = {task for task in tasks if task.rpartition("-")[0] in sending}
     for column, known, what in (
         ("source", senders, "sends no records"),
-        ("task", tasks - senders, "is no sink"),
+        ("task", tasks - senders, "is not a sink"),
     ):
         for row, r in distinct(trial, "delivery", column):
             if r[column] not in known:

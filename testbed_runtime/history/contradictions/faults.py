@@ -65,7 +65,7 @@ def _planned(rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[D
             problem = f"is {r['kind'][:60]!r}, but {r['fault']} is {fault['kind']} (manifest)"
             yield Damage("faults", "kind", row, problem)
         elif not isinstance(found := _parsed(r["targets"]), list):
-            yield Damage("faults", "targets", row, f"is no list: {r['targets'][:60]!r}")
+            yield Damage("faults", "targets", row, f"is not a list: {r['targets'][:60]!r}")
         elif fault.get("targets") and not found and r["state"] in TOOK_EFFECT:
             problem = f"is empty, but {r['fault']} is on {', '.join(fault['targets'])} (manifest)"
             yield Damage("faults", "targets", row, problem)

@@ -59,7 +59,9 @@ def _channels(trial: Trial) -> Iterator[Damage]:
             consumer = producer
         owner = _owner(r["channel"])
         if owner is None:
-            yield Damage("frames", "channel", row, f"is {r['channel'][:60]!r}, which is no id of a channel")
+            yield Damage(
+                "frames", "channel", row, f"is {r['channel'][:60]!r}, which is not the id of a channel"
+            )
         elif owner not in ("", consumer):
             problem = (
                 f"is {r['frame_class']!r} on {r['link']}, but the channel is one of {owner}, which sends credit "

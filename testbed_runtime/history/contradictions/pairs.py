@@ -428,7 +428,7 @@ def _losses(trial: Trial, waits: Waits) -> Iterator[Damage]:
                 "events",
                 "t_ns",
                 row,
-                f"of taskmanager.lost is no end of a heartbeat of {event['subject']} (waits)",
+                f"of taskmanager.lost is not the end of a heartbeat of {event['subject']} (waits)",
             )
 
 
