@@ -49,6 +49,8 @@ from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
 RUN_BUFFERS = 8
 """Maximum number of buffers of one channel that a sink takes at once: less than its credit, so that the producer can continue."""
+SERVICE_SLICE_S = 0.010
+"""Records with a service time are processed and passed on after this much of it, or one by one if each takes longer."""
 ALIGNMENT_MIN_S = 0.001
 """Shorter alignments are not recorded as waits."""
 
@@ -259,9 +261,18 @@ class StreamTask:
             recycle_all(buffers)
 
     async def _process(self, records: Records, channel: int) -> None:
-        run = self._run
+        """Process them in slices of the service time: a full buffer of small records may take seconds, and passes its first ones on before."""
+        size = len(records)
         if self._service_time_s > 0:
-            await self._service.spend(self._service_time_s * len(records))
+            size = max(1, min(size, int(SERVICE_SLICE_S / self._service_time_s)))
+        for position in range(0, len(records), size):
+            part = records[position : position + size]
+            if self._service_time_s > 0:
+                await self._service.spend(self._service_time_s * len(part))
+            await self._process_now(part, channel)
+
+    async def _process_now(self, records: Records, channel: int) -> None:
+        run = self._run
         run.meter.records_in += len(records)  # together with the lag of a sink, which says how late they are
         if self._sink is not None:
             self._sink.write(records, channel)

@@ -120,7 +120,7 @@ def test_consumers_of_a_full_result_wait_for_it_and_not_for_partitions(tmp_path:
 
 
 def test_consumers_of_a_first_record_wait_for_it(tmp_path: Path):
-    """The vertex before them needs 50 ms for each record, and passes on those of one buffer together."""
+    """The vertex before them needs 400 ms for each record, and passes on the first one before the others of its buffer."""
     found = document(Case("first-record", [], "", 0.0, options=QUICK))
     job = found["spec"]["testbed"]["job"]
     slow = {
@@ -128,7 +128,7 @@ def test_consumers_of_a_first_record_wait_for_it(tmp_path: Path):
         "parallelism": 2,
         "slotSharingGroup": "src",
         "operator": "map",
-        "serviceTime": "50 ms",
+        "serviceTime": "400 ms",
     }
     job["vertices"].insert(1, slow)
     job["edges"] = [
@@ -142,7 +142,7 @@ def test_consumers_of_a_first_record_wait_for_it(tmp_path: Path):
     check_sums(start)
     (waited,) = waits(ran, "input")
     assert waited.what == "first record of `slow`"
-    assert waited.seconds > 0.3
+    assert waited.seconds == pytest.approx(0.1 + 0.4, abs=TOLERANCE_S)
     owned = {p.words: p.seconds for p in start.prices}
     text = "the first record of `slow`, with which its consumers are deployed"
     assert owned[text] == pytest.approx(waited.seconds, abs=0.01)

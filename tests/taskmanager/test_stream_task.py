@@ -95,16 +95,25 @@ def test_a_function_that_drops_records_says_so_once(tmp_path: Path):
 
 
 @pytest.mark.parametrize("made", [operator, sink])
-def test_the_service_time_of_an_operator_or_a_sink_is_spent_for_each_record(made: Any):
-    """Before it counts as processed; 6 ms for three."""
+@pytest.mark.parametrize(
+    ("service_s", "handled"),
+    [
+        (0.002, {9.9: 0, 10.2: 5}),
+        (0.004, {7.9: 0, 8.2: 2, 16.2: 4, 20.2: 5}),
+        (0.02, {19.9: 0, 20.2: 1, 40.2: 2}),
+    ],
+)
+def test_the_service_time_is_spent_for_each_record(made: Any, service_s: float, handled: dict[float, int]):
+    """Before it counts as processed. After 10 ms, or one by one, the first records of a buffer are passed on before the last ones."""
 
     async def drive(task: Deployed) -> None:
-        task.send(0, data(0, 3))
-        for ms, count in ((5.9, 0), (6.3, 3)):
+        task.send(0, data(0, 5))
+        for ms, count in handled.items():
             await task.at(ms)
             assert task.task.meter.records_in == count
+            assert made is sink or sum(task.counts) == count
 
-    driven(made(service_time_s=0.002), drive)
+    driven(made(service_time_s=service_s), drive)
 
 
 @pytest.mark.parametrize(("made", "yields"), [(sink, 2), (operator, 16)])
