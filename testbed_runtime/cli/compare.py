@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.cli import options
 from testbed_runtime.cli.sidebyside import side_by_side
-from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.judgement.expectations import parse_margin
 from testbed_runtime.core.judgement.metrics import (
     METRICS,
@@ -174,7 +174,8 @@ def _key(text: str) -> Key:
     name, *rest = text.split() or [""]
     info = METRICS.get(name)
     if info is None:
-        raise UserError("--metric", f"{name!r} is not a metric", "`headgate faults --metrics` lists them")
+        hint = nearest(name, METRICS, "`headgate faults --metrics` lists them")
+        raise UserError("--metric", f"{name!r} is not a metric", hint)
     if info.lower_is_better is None:
         raise UserError("--metric", f"{name!r} cannot be compared", "it has no better direction")
     phase = next((word for word in rest if is_phase(word)), "")

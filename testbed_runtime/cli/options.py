@@ -70,7 +70,7 @@ def flink_options(
     values: dict[str, str] = {}
     for setting in settings:
         key, separator, value = setting.partition("=")
-        if not separator:
+        if not separator or not key:
             raise UserError("-D", f"{setting!r} is not an option", "write KEY=VALUE")
         if ALIASES.get(key, key) in values:
             raise UserError("-D", f"{key!r} is a duplicate", "keep one of them")

@@ -14,6 +14,7 @@ import typer
 from msgspec import Struct
 
 from testbed_runtime.api.compile import compile_run
+from testbed_runtime.api.models import ScenarioSpec
 from testbed_runtime.cli import running
 from testbed_runtime.cli.folders import make_folder
 from testbed_runtime.cli.interrupting import keeping_interrupts
@@ -24,6 +25,7 @@ from testbed_runtime.core.judgement.distribution import Distribution, distributi
 from testbed_runtime.core.judgement.metrics import METRICS as KNOWN
 from testbed_runtime.core.judgement.quantities import format_value
 from testbed_runtime.core.judgement.recovery import TrialRecovery
+from testbed_runtime.core.values import parse_duration
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.report.answer import answer_lines, read_recoveries
 from testbed_runtime.runner.judge import read_rows
@@ -31,6 +33,10 @@ from testbed_runtime.runner.judge import read_rows
 MODULE = "testbed_runtime.cli.main"
 WORKERS = 2
 """Seeds that are simulated at the same time: each takes one core and its own memory."""
+ALIKE = (
+    "every seed recovers alike: `jitter` lets a fault meet the timers at other moments, such as `jitter: 2 s`"
+)
+"""What to do about a distribution that is one value."""
 DISTRIBUTION_FILE = "distribution.json"
 
 
@@ -58,6 +64,8 @@ def simulate_seeds(
     recoveries: dict[str, TrialRecovery] = {}
     words = [word for variant in variants for word in ("--variant", variant)]
     words += [] if checkpoint is None else ["--from-checkpoint", str(checkpoint)]
+    if not quiet:
+        running.say(f"{seeds} seeds in virtual time, up to {WORKERS} at a time → {folder}")
     for found in _runs(loaded, range(first, first + seeds), folder, words):
         verdicts[found.verdict] += 1
         rows += found.rows
@@ -81,8 +89,28 @@ def simulate_seeds(
     typer.echo(f"{name}, {seeds} seeds: {counted}")
     for line in (*lines(found_distributions), *(f"  {line}" for line in answer)):
         typer.echo(line)
+    if not _draws_starts(loaded.scenario.spec) and are_alike(found_distributions):
+        typer.echo(f"  {ALIKE}")
     typer.echo(f"  runs: {folder}")
     return list(verdicts)
+
+
+def are_alike(found: Sequence[Distribution]) -> bool:
+    """Return whether the recoveries of all seeds take equally long, as far as is shown."""
+    times = [item for item in found if item.metric == "recovery.total"]
+    return bool(times) and all(
+        item.count > 1
+        and item.low is not None
+        and item.high is not None
+        and format_value(item.low, "s") == format_value(item.high, "s")
+        for item in times
+    )
+
+
+def _draws_starts(spec: ScenarioSpec) -> bool:
+    """Return whether a fault begins at a time that the seed draws."""
+    faults = [*spec.faults, *(fault for variant in spec.variants for fault in variant.faults or ())]
+    return any(parse_duration(fault.jitter) for fault in faults)
 
 
 def lines(found: Sequence[Distribution]) -> Iterator[str]:

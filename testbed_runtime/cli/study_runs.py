@@ -107,6 +107,8 @@ def _simulated(
         if not how.quiet:
             say(f"{count}/{len(tasks)} {run.scenario}{each}: {run.row.text}: {done.verdict['verdict']}")
 
+    if not how.quiet:
+        say(f"{len(tasks)} runs{each} in virtual time, up to {how.jobs} at a time")
     results = simulate_all(tasks, jobs=how.jobs, on_done=on_done)
     return refused + [
         _outcome(run, found, done.verdict, done.recovery)

@@ -26,8 +26,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Read a run's manifest. Raises UserError if it is missing, damaged or of another version."""
     path = folder / MANIFEST
     if not path.is_file():
-        hint = "name a folder under headgate-runs/"
-        raise UserError(str(folder), "is not the folder of a run: it has no manifest.json", hint)
+        raise UserError(str(folder), f"is not the folder of a run: it has no {MANIFEST}", _runs_in(folder))
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -40,6 +39,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if problem := _damage(data.get("trials", []), data.get("expectations")):
         raise UserError(str(path), problem, "the run's manifest is damaged; run the scenario again")
     return data
+
+
+def _runs_in(folder: Path) -> str:
+    """Say which folder to name instead of one that is no run. Those of seeds are one level deeper."""
+    inside = sorted(path.parent for depth in ("*", "*/*") for path in folder.glob(f"{depth}/{MANIFEST}"))
+    return f"name a run in it, such as {inside[-1]}" if inside else "name a folder under headgate-runs/"
 
 
 def _damage(trials: Any, expectations: Any) -> str:

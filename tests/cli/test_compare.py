@@ -165,3 +165,17 @@ def test_metrics_that_hold_no_rows_are_refused_with_the_command_that_repairs_the
     (folder / "metrics.json").write_text(content)
     with pytest.raises(HeadgateError, match="does not hold metric rows: run `headgate evaluate"):
         CliRunner().invoke(build(), ["compare", str(folder)], catch_exceptions=False)
+
+
+def test_a_metric_or_a_folder_with_another_name_is_corrected(tmp_path: Path):
+    """The nearest metric, and a run inside the folder: those of seeds are one level deeper."""
+    folder = tmp_path / "seeds" / "seed-7"
+    folder.mkdir(parents=True)
+    run = run_folder(folder, "a", slow=SLOW, fast=FAST)
+    with pytest.raises(UserError, match=r"did you mean recovery\.detect"):
+        headgate("compare", run, "--metric", "recovry.detect")
+    for outer in (folder, folder.parent):
+        with pytest.raises(
+            UserError, match=f"{outer}: is not the folder of a run.*name a run in it, such as {run}"
+        ):
+            headgate("compare", outer)

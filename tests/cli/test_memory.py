@@ -50,6 +50,7 @@ def test_the_text_has_every_part_and_the_young_generation(headgate):
         (["--process-size", "many"], "--process-size: 'many' is not a memory size"),
         (["--flink-size", "many"], "--flink-size: 'many' is not a memory size"),
         (["-D", "taskmanager.numberOfTaskSlots=4"], "write --slots"),
+        (["-D", "=1g"], "-D: '=1g' is not an option (write KEY=VALUE)"),
         (["--flink-ratio", "90"], "--flink-ratio: 90 is not a share (write 0 to 1"),
         (["--metaspace-ratio", "0.2"], "--flink-ratio: is missing"),
         (["--flink-ratio", "0.9", "--flink-size", "1g"], "--flink-size: is what --flink-ratio calculates"),

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from testbed_runtime.cli import seeds
 from testbed_runtime.cli.commands import build
 from testbed_runtime.cli.loading import load
-from testbed_runtime.cli.seeds import lines
+from testbed_runtime.cli.seeds import ALIKE, are_alike, lines
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.distribution import distributions
 
@@ -50,6 +51,32 @@ def test_a_line_says_how_many_trials_had_not_recovered():
         "  main: recovery.total: median 2.00 s, p5 2.00 s, p95 2.00 s (1 of 3 without a value) "
         "(1 of 2 had not recovered: at least these values)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("values", "alike"), [((2.0, 2.0001), True), ((2.0, 3.0), False), ((2.0,), False), ((None, None), False)]
+)
+def test_seeds_whose_recoveries_are_equally_long_are_alike(values, alike):
+    """As far as the printed digits show it. Other metrics may differ."""
+    rows = [row(value) for value in values]
+    assert are_alike(distributions([*rows, row(1.0, metric="failovers.count")])) is alike
+
+
+@pytest.mark.parametrize(("jitter", "said"), [({}, True), ({"jitter": "1 s"}, False)])
+def test_a_distribution_of_one_value_says_how_to_get_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jitter: dict[str, str], said: bool
+):
+    """Only if no fault has a jitter. Before the first seed, a line says how many there are."""
+    document = yaml.safe_load((SCENARIO / "scenario.yaml").read_text())
+    for variant in document["spec"]["variants"]:
+        variant["faults"][0] |= jitter
+    (tmp_path / "scenario.yaml").write_text(yaml.safe_dump(document))
+    found = [seeds._Found(seed, "Pass", [row(2.0)], [], {}) for seed in (7, 8)]
+    monkeypatch.setattr(seeds, "_runs", lambda *_: found)
+    arguments = ["simulate", str(tmp_path), "--seeds", "2", "--out", str(tmp_path / "runs")]
+    done = CliRunner().invoke(build(), arguments, catch_exceptions=False)
+    assert (ALIKE in done.stdout) is said, done.stdout
+    assert done.stderr.startswith("2 seeds in virtual time, up to 2 at a time")
 
 
 @pytest.mark.parametrize(

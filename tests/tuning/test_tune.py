@@ -121,6 +121,7 @@ def test_a_row_that_flink_refuses_is_an_error_in_the_table_and_the_others_run(tm
     )
     assert "[heartbeat.timeout]: Flink does not start: The heartbeat timeout should be larger" in done.stdout
     assert "best: Flink's defaults" in done.stdout
+    assert " in virtual time, up to 1 at a time\n1/" in done.stderr
     assert "[restart-strategy.failure-rate.delay]: has no effect, in Flink too" in done.stderr
 
 
