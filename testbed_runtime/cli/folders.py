@@ -1,4 +1,4 @@
-"""The folders and files that a command writes to. What cannot be written is refused before the work, with the option or the folder to change."""
+"""Folders and files that a command writes. What cannot be written is refused before the work, with the option or folder to change."""
 
 from __future__ import annotations
 

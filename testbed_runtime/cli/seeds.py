@@ -36,7 +36,7 @@ WORKERS = 2
 ALIKE = (
     "every seed recovers alike: `jitter` lets a fault meet the timers at other moments, such as `jitter: 2 s`"
 )
-"""What to do about a distribution that is one value."""
+"""Shown with a distribution that is one value."""
 DISTRIBUTION_FILE = "distribution.json"
 
 
