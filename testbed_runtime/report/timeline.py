@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from msgspec import Struct
@@ -67,7 +68,7 @@ NARROW = Size("narrow", 360.0, 46.0, 10.0, 11.0, 5)
 
 class Panel(Struct, frozen=True):
     """One row of the chart. `lines` holds (series name, CSS class); the first one that has data may be filled, and decides
-    the axis together with the others, except those of `clipped`."""
+    the axis together with the others; of those of `clipped`, only the usual value counts."""
 
     title: str
     lines: tuple[tuple[str, str], ...]
@@ -147,6 +148,8 @@ class Timeline:
         leading = [(n, css) for n, css in present if n not in panel.clipped] or present
         shown = [v for n, _ in leading for v in _known(self.series, n) if v > 0 or not panel.log]
         everything = [v for n, _ in present for v in _known(self.series, n)]
+        # a catch-up is short; a source that is always faster than its sinks shows its rate
+        shown += [median(_known(self.series, n)) for n, _ in present if n in panel.clipped]
         low, high, ticks = _axis(shown, panel, baseline)
         found: list[tuple[str, str]] = []
         if panel.log and self.details:

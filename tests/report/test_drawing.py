@@ -152,6 +152,14 @@ def test_a_replay_does_not_flatten_the_dip():
     assert "peak 5k</text>" in text
 
 
+def test_a_source_that_is_always_faster_than_its_sinks_is_drawn_at_its_rate():
+    """Without flow control, its rate is what the page is about: it is not cut off."""
+    drawn = Timeline(series(goodput=[100.0] * 6, emitted=[200.0] * 5 + [0.0]), key="k", baseline=100.0)
+    text = drawn.svg(WIDE)
+    assert ">200</text>" in text
+    assert "peak" not in text
+
+
 def test_a_long_timeline_is_thinned_out():
     """Latencies keep their peaks, rates their means."""
     values: list[float | None] = [1.0] * 4000
