@@ -254,7 +254,9 @@ class ScriptedTaskManager:
         is_sink = descriptor.vertex.name == "sink"
         commit = replace(self.commit, checkpoint=trigger.checkpoint) if is_sink and self.commit else None
         key = f"jobs/{descriptor.job}/checkpoints/{trigger.checkpoint}/{descriptor.vertex.name}-{descriptor.subtask}"
-        message = AcknowledgeCheckpoint(attempt, trigger.checkpoint, key, 100, 0.01, commit)
+        message = AcknowledgeCheckpoint(
+            attempt, trigger.checkpoint, key, 100, 0.01, commit, persisted_bytes=7, reused_bytes=40
+        )
         answer = await self.ask("jobmaster", message)
         if trigger.drain and answer.accepted and self.finishes:
             await asyncio.sleep(0.1)

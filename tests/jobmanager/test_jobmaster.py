@@ -76,6 +76,16 @@ async def test_a_forward_edge_between_different_parallelisms_is_refused():
         assert await cluster.blobs.list("") == []
 
 
+TIMEOUT = "execution.checkpointing.timeout"
+
+
+def waits_for(cluster, what):
+    """The JobMaster's waits for something: kind, outcome, milliseconds, cause and option."""
+    rows = [w for w in cluster.rows.table("waits") if (w["who"], w["what"]) == ("JobMaster", what)]
+    ms = [round((w["t_ns"] - w["start_ns"]) / 1e6) for w in rows]
+    return [(w["kind"], w["outcome"], t, w["cause"], w["option"]) for w, t in zip(rows, ms, strict=True)]
+
+
 @virtually
 async def test_checkpoints_complete_at_the_interval_and_are_committed_into_the_record():
     """Triggered, acknowledged by six, written to the store, completed, notified; delivery rows with the checkpoint."""
@@ -90,7 +100,14 @@ async def test_checkpoints_complete_at_the_interval_and_are_committed_into_the_r
             "finalizing",
             "completed",
         ]
-        assert first[-1]["state_bytes"] == 600
+        numbers = ("duration_ns", "alignment_ns", "state_bytes", "persisted_bytes")
+        assert [tuple(round(row[n] / 1e6) if n.endswith("_ns") else row[n] for n in numbers) for row in first] == [
+            (0, 0, 0, 0), *[(2, 10, 60, 7)] * 6, (2, 0, 0, 0), (3, 0, 600, 0)
+        ]  # fmt: skip
+        assert waits_for(cluster, "checkpoint 1") == [
+            ("completion", "completed", 0, "", ""),
+            ("checkpoint", "completed", 2, "", TIMEOUT),
+        ]
         delivered = cluster.rows.table("delivery")
         assert [(r["task"], r["attempt"], r["checkpoint"], r["bitmap"]) for r in delivered] == [
             ("sink-0", 0, 1, b"\x0f"),
@@ -278,7 +295,9 @@ async def test_a_checkpoint_that_expires_fails_the_job_unless_tolerated():
         await cluster.submit()
         await cluster.until(lambda: cluster.rows.events("failover.started"))
         (failed,) = [row for row in cluster.rows.table("checkpoints") if row["state"] == "failed"]
-        assert failed["reason"] == "CHECKPOINT_EXPIRED"
+        assert (failed["reason"], failed["duration_ns"]) == ("CHECKPOINT_EXPIRED", 500_000_000)
+        cause = "Checkpoint expired before completing."
+        assert waits_for(cluster, "checkpoint 1") == [("checkpoint", "expired", 500, cause, TIMEOUT)]
         started = cluster.rows.events("failover.started")[0]
         assert started["text"].startswith("Exceeded checkpoint tolerable failure threshold.")
         assert data_of(started)["cause_class"] == "FlinkRuntimeException"
@@ -300,6 +319,8 @@ async def test_a_declined_checkpoint_fails_and_the_next_one_is_triggered():
         await cluster.until(lambda: any(r["state"] == "completed" for r in cluster.rows.table("checkpoints")))
         states = [(r["checkpoint"], r["state"], r["reason"]) for r in cluster.rows.table("checkpoints")]
         assert (1, "failed", "CHECKPOINT_DECLINED_TASK_NOT_READY") in states
+        ((kind, outcome, _, cause, _),) = waits_for(cluster, "checkpoint 1")
+        assert (kind, outcome, cause) == ("checkpoint", "failed", "Checkpoint was declined (tasks not ready)")
         notified = sorted(a for tm in cluster.tms for a in tm.aborted)
         assert notified == sorted((attempt, 1) for tm in cluster.tms for attempt in tm.tasks)
         assert (2, "completed", "") in states
