@@ -24,23 +24,38 @@ GRAPH = JobGraph(
 )  # fmt: skip
 
 
-class Fixture:
-    """A coordinator by watermarks whose messages are recorded, and lost while `losing`."""
+WIDE = JobGraph(
+    "job",
+    (
+        JobVertex("source", 1, 128, "a", source=SourceConfig()), JobVertex("other", 2, 128, "a", source=SourceConfig()),
+        JobVertex("map", 1, 128, "b"), JobVertex("one", 1, 128, "b"), JobVertex("elsewhere", 1, 128, "a", source=SourceConfig()),
+    ),
+    (JobEdge("source", "map", "hash"), JobEdge("other", "map", "hash"), JobEdge("map", "one", "hash")),
+)  # fmt: skip
+"""Three subtasks of two sources are behind `one`, and a third source is not."""
 
-    def __init__(self) -> None:
-        self.graph = ExecutionGraph(GRAPH, "job", epoch=1)
-        self.graph.execution(SOURCE).state = ExecutionState.RUNNING
+
+class Fixture:
+    """A coordinator whose messages and events are recorded, and whose messages are lost while `losing`."""
+
+    def __init__(self, graph: JobGraph = GRAPH, mode: str = "watermark") -> None:
+        self.graph = ExecutionGraph(graph, "job", epoch=1)
+        for task in self.graph.tasks:
+            self.graph.execution(task).state = ExecutionState.RUNNING
+        self.rates: list[tuple[str, float]] = []
+        """The rates that each vertex has asked for."""
+        self.now_s = 0.0
         self.sent: list[tuple[str, float]] = []
         self.losing = False
         loop_tasks = SimpleNamespace(spawn=lambda coroutine, name: asyncio.create_task(coroutine, name=name))
         services: Any = SimpleNamespace(
-            options=Options({"headgate.flow-control": "watermark"}),
-            clock=SimpleNamespace(now=lambda: 0.0),
-            event=lambda *_, **__: None,
+            options=Options({"headgate.flow-control": mode}),
+            clock=SimpleNamespace(now=lambda: self.now_s),
+            event=lambda kind, vertex, data: self.rates.append((vertex, data["records_per_second"])),
             tasks=loop_tasks,
         )
         tasks: Any = SimpleNamespace(graph=self.graph, executors=self)
-        self._coordinator = FlowCoordinator(services, GRAPH, tasks)
+        self.coordinator = FlowCoordinator(services, graph, tasks)
 
     async def ask(self, taskmanager: TaskManagerID | None, message: SetSourceRate) -> Acknowledge:
         self.sent.append((message.attempt, message.rate))
@@ -49,10 +64,11 @@ class Fixture:
         return Acknowledge()
 
     async def report(self, vertex: str, share: float) -> list[float]:
-        """Return the rates that are sent because of the report."""
+        """Return the rates that are sent because of the report, a second after the one before."""
         self.sent.clear()
+        self.now_s += 1.0
         attempt = str(self.graph.execution((vertex, 0)).attempt)
-        await self._coordinator.handlers()[ReportQueue](ReportQueue(attempt, QueueReport(share, 1, 1.0, 0.0)))
+        await self.coordinator.handlers()[ReportQueue](ReportQueue(attempt, QueueReport(share, 1, 1.0, 0.0)))
         await asyncio.sleep(1.0)
         return [rate for _, rate in self.sent]
 
@@ -94,3 +110,20 @@ def test_a_source_stays_stopped_until_every_vertex_behind_it_frees_it():
         return [await world.report(vertex, share) for vertex, share in reports]
 
     assert run_virtual(main()) == [[0.0], [], [], [UNLIMITED]]
+
+
+def test_a_rate_is_shared_among_the_subtasks_of_all_sources_behind_a_vertex():
+    """Whatever lies between them. An attempt that nobody knows changes nothing."""
+
+    async def main() -> Fixture:
+        world = Fixture(WIDE, "pid")
+        for share in (0.9, 0.2):
+            await world.report("one", share)
+        handle = world.coordinator.handlers()[ReportQueue]
+        assert not (await handle(ReportQueue("unknown", QueueReport(0.9, 1, 1.0, 0.0)))).accepted
+        return world
+
+    world = run_virtual(main())
+    assert world.rates == [("one", 100.0)]
+    subtasks = [("source", 0), ("other", 0), ("other", 1)]
+    assert world.sent == [(str(world.graph.execution(task).attempt), 100.0 / 3) for task in subtasks]
