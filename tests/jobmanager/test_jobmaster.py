@@ -1,6 +1,7 @@
 """The JobManager in virtual time: placement, deployment, failover, fencing, checkpoints, recovery of itself."""
 
 import asyncio
+import json
 from functools import partial
 
 import pytest
@@ -20,6 +21,7 @@ from testbed_runtime.core.job.messages import (
 )
 from testbed_runtime.ports.rpc import AskTimeout, RemoteFailure
 from testbed_runtime.simulation.loop import run_virtual
+from testbed_runtime.store.blobstore import MemoryBlobStore
 from tests.jobmanager.harness import COMMIT, CONFIGURATION, GRAPH, Cluster, data_of, running_job, virtually
 
 
@@ -408,14 +410,15 @@ def reached(cluster, checkpoint, state):
 
 
 class FailingStore:
-    """A BlobStore that refuses metadata on demand."""
+    """A BlobStore that refuses metadata, or what it is told, on demand."""
 
-    def __init__(self, inner):
+    def __init__(self, inner, refused="_metadata"):
         self.inner = inner
         self.failing = False
+        self.refused = refused
 
     async def put(self, key, data):
-        if self.failing and key.endswith("_metadata"):
+        if self.failing and key.endswith(self.refused):
             raise OSError("no space left on device")
         await self.inner.put(key, data)
 
@@ -426,8 +429,6 @@ class FailingStore:
 @virtually
 async def test_a_store_that_refuses_the_metadata_fails_the_checkpoint_and_commits_nothing():
     """FINALIZE_CHECKPOINT_FAILURE."""
-    from testbed_runtime.store.blobstore import MemoryBlobStore
-
     blobs = FailingStore(MemoryBlobStore())
     blobs.failing = True
     options = {"execution.checkpointing.tolerable-failed-checkpoints": "5"}
@@ -439,6 +440,28 @@ async def test_a_store_that_refuses_the_metadata_fails_the_checkpoint_and_commit
         assert cluster.rows.table("delivery") == []
         blobs.failing = False
         await cluster.until(lambda: cluster.rows.table("delivery"))
+
+
+@virtually
+async def test_a_store_that_refuses_the_status_is_noted_and_the_job_goes_on():
+    """The next change writes it."""
+    blobs = FailingStore(MemoryBlobStore(), "/status")
+    async with running_job(4, blobs=blobs) as cluster:
+        blobs.failing = True
+        await cluster.running_on("count-0").report(
+            cluster.attempt_of("count-0"), "FAILED", "IOException", "boom"
+        )
+        await cluster.until(lambda: cluster.rows.events("note"))
+        assert {row["text"] for row in cluster.rows.events("note")} == {
+            "The job's status cannot be stored: no space left on device"
+        }
+        blobs.failing = False
+        await cluster.until_running()
+        await cluster.dispatch(CancelJob(""))
+        await cluster.until_state("CANCELED")
+        await cluster.manager.close()
+        (key,) = [key for key in await blobs.list("jobs/") if key.endswith("/status")]
+        assert json.loads(await blobs.get(key))["state"] == "CANCELED"
 
 
 @virtually
