@@ -22,7 +22,7 @@ from testbed_runtime.core.job.messages import (
     SubmitTask,
     TriggerCheckpoint,
 )
-from testbed_runtime.ports.rpc import RecipientUnreachable, RemoteFailure
+from testbed_runtime.ports.rpc import RemoteFailure
 from testbed_runtime.simulation.loop import run_virtual
 from tests.jobmanager.inproc import a_testbed, graph
 
@@ -140,27 +140,6 @@ def test_a_heartbeat_of_a_stranger_is_not_answered_with_what_runs_here():
     async def drive(bed: Any, ask: Any) -> None:
         for origin in ("resourcemanager", "jobmaster"):
             assert not (await ask(Heartbeat(origin=origin, leader="stranger"))).accepted
-
-    running(drive)
-
-
-def test_a_jobmaster_that_two_answers_do_not_reach_is_given_up():
-    """Although its own heartbeats arrive. The TaskManager registers again, and the job goes on."""
-
-    async def drive(bed: Any, ask: Any) -> None:
-        rpc, lost = bed.rpcs["tm-0"], []
-        send = rpc.ask
-
-        async def lose(*args: Any, **settings: Any) -> Any:
-            if isinstance(args[3], Heartbeat) and args[2] == "jobmaster" and len(lost) < 2:
-                lost.append(args[3])
-                raise RecipientUnreachable("reset")
-            return await send(*args, **settings)
-
-        rpc.ask = lose
-        await bed.until(lambda s: s.restarts == 1)
-        assert len(lost) == 2
-        await bed.until(lambda s: s.state == "RUNNING")
 
     running(drive)
 
