@@ -421,6 +421,13 @@ def data_of(row):
     return row["data"] if isinstance(row["data"], dict) else json.loads(row["data"])
 
 
+def heartbeats_waited_for(cluster):
+    """The waits for heartbeats: who waited and for whom, option, outcome, cause and seconds."""
+    rows = [row for row in cluster.rows.table("waits") if row["kind"] == "heartbeat"]
+    columns = ("who", "what", "option", "outcome", "cause")
+    return [(*(r[c] for c in columns), round((r["t_ns"] - r["start_ns"]) / 1e9, 2)) for r in rows]
+
+
 def times(cluster, kind):
     """When events of that kind were written."""
     return [row["t"] for row in cluster.rows.events(kind)]

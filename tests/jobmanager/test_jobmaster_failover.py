@@ -13,7 +13,16 @@ from testbed_runtime.core.job.messages import (
 )
 from testbed_runtime.core.job.results import BLOCKING, BOUNDED, FIRST_RECORD, FULL_RESULT
 from testbed_runtime.simulation.loop import run_virtual
-from tests.jobmanager.harness import COMMIT, LOST, Cluster, data_of, running_job, times, virtually
+from tests.jobmanager.harness import (
+    COMMIT,
+    LOST,
+    Cluster,
+    data_of,
+    heartbeats_waited_for,
+    running_job,
+    times,
+    virtually,
+)
 
 
 @virtually
@@ -30,7 +39,11 @@ async def test_a_dead_taskmanager_is_unreachable_within_its_threshold_of_interva
         assert 1.0 <= started["t"] - died <= 2.25
         assert started["text"] == f"TaskManager with id {victim.resource_id} is no longer reachable."
         assert data_of(started)["taskmanager"] == str(victim.resource_id)
-        assert data_of(started)["detector"] in ("JobMaster", "ResourceManager")
+        detector, limit = data_of(started)["detector"], "heartbeat.interval × heartbeat.rpc-failure-threshold"
+        assert detector in ("JobMaster", "ResourceManager")
+        assert heartbeats_waited_for(cluster) == [
+            (detector, str(victim.resource_id), limit, "expired", started["text"], 2.0)
+        ]
         assert data_of(started)["wait"] == "heartbeat"
         assert len(data_of(started)["region"]) == 6
         status = await cluster.status()

@@ -18,7 +18,7 @@ from testbed_runtime.core.job.messages import (
     StopWithDrain,
 )
 from testbed_runtime.ports.rpc import RemoteFailure
-from tests.jobmanager.harness import Cluster, data_of, running_job, times, virtually
+from tests.jobmanager.harness import Cluster, data_of, heartbeats_waited_for, running_job, times, virtually
 
 
 @virtually
@@ -48,7 +48,26 @@ async def test_silence_of_a_taskmanager_is_found_between_timeout_minus_interval_
             await cluster.until(lambda: cluster.rows.events("failover.started"))
             (at,) = times(cluster, "failover.started")
             assert 4.0 < at - began <= 5.5
+            (wait,) = heartbeats_waited_for(cluster)
+            assert wait[1:4] == (str(victim.resource_id), "heartbeat.timeout", "expired")
+            assert wait[4:] == (f"The heartbeat of TaskManager with id {victim.resource_id} timed out.", 5.0)
             cluster.switchboard.resume(victim.rpc.name)
+
+
+@virtually
+async def test_a_taskmanager_that_is_heard_of_late_was_waited_for():
+    """It was silent for more than half of the timeout, by both endpoints."""
+    async with running_job(4) as cluster:
+        await asyncio.sleep(2.5)
+        cluster.switchboard.pause(cluster.tms[0].rpc.name)
+        await asyncio.sleep(3.0)
+        cluster.switchboard.resume(cluster.tms[0].rpc.name)
+        await asyncio.sleep(1.0)
+        waits = heartbeats_waited_for(cluster)
+        assert {wait[:5] for wait in waits} == {
+            (who, "tm-0-1", "heartbeat.timeout", "completed", "") for who in ("JobMaster", "ResourceManager")
+        }
+        assert all(3.0 < wait[5] < 4.0 for wait in waits)
 
 
 @virtually
