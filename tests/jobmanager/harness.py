@@ -421,6 +421,13 @@ def data_of(row):
     return row["data"] if isinstance(row["data"], dict) else json.loads(row["data"])
 
 
+def jobmaster_waits(cluster, *kinds):
+    """The JobMaster's waits of these kinds: kind, for what, round, option, outcome, cause and milliseconds."""
+    rows = [r for r in cluster.rows.table("waits") if r["who"] == "JobMaster" and r["kind"] in kinds]
+    columns = ("kind", "what", "attempt", "option", "outcome", "cause")
+    return [(*(r[c] for c in columns), round((r["t_ns"] - r["start_ns"]) / 1e6)) for r in rows]
+
+
 def heartbeats_waited_for(cluster):
     """The waits for heartbeats: who waited and for whom, option, outcome, cause and seconds."""
     rows = [row for row in cluster.rows.table("waits") if row["kind"] == "heartbeat"]

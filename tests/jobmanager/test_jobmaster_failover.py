@@ -19,10 +19,15 @@ from tests.jobmanager.harness import (
     Cluster,
     data_of,
     heartbeats_waited_for,
+    jobmaster_waits,
     running_job,
     times,
     virtually,
 )
+
+ROUND = ("slot", "restart-delay", "cancellation", "fencing")
+"""The kinds of waits of a round."""
+UNREACHABLE = "heartbeat.interval × heartbeat.rpc-failure-threshold"
 
 
 @virtually
@@ -39,10 +44,10 @@ async def test_a_dead_taskmanager_is_unreachable_within_its_threshold_of_interva
         assert 1.0 <= started["t"] - died <= 2.25
         assert started["text"] == f"TaskManager with id {victim.resource_id} is no longer reachable."
         assert data_of(started)["taskmanager"] == str(victim.resource_id)
-        detector, limit = data_of(started)["detector"], "heartbeat.interval × heartbeat.rpc-failure-threshold"
+        detector = data_of(started)["detector"]
         assert detector in ("JobMaster", "ResourceManager")
         assert heartbeats_waited_for(cluster) == [
-            (detector, str(victim.resource_id), limit, "expired", started["text"], 2.0)
+            (detector, str(victim.resource_id), UNREACHABLE, "expired", started["text"], 2.0)
         ]
         assert data_of(started)["wait"] == "heartbeat"
         assert len(data_of(started)["region"]) == 6
@@ -80,6 +85,12 @@ async def test_milestones_of_a_failover_come_in_order_and_restore_the_latest_che
         assert descriptor.restore_handles == (f"{folder}/{vertex}-0", f"{folder}/{vertex}-1")
         states = [data_of(row)["to"] for row in cluster.rows.events("job.state")]
         assert states == ["RUNNING", "RESTARTING", "RUNNING"]
+        assert jobmaster_waits(cluster, *ROUND) == [
+            ("slot", "4 slots", 1, "slot.request.timeout", "completed", "", 4),
+            ("cancellation", "6 tasks", 1, "task.cancellation.timeout", "completed", "", 2),
+            ("restart-delay", "", 1, "restart-strategy.fixed-delay.delay", "fired", "", 700),
+            ("slot", "4 slots", 2, "slot.request.timeout", "completed", "", 0),
+        ]
 
 
 @virtually
@@ -101,6 +112,13 @@ async def test_a_lost_connection_to_a_dead_peer_waits_for_its_verdict_and_deploy
         assert 1.0 <= slots - died <= 2.25
         assert len(cluster.rows.events("failover.attempt")) == 1
         assert (await cluster.status()).placement["source-1"] == "tm-4-1"
+        # the report was answered a millisecond later, and the slots took 4 ms
+        lost, ms = str(victim.resource_id), round(1000 * (slots - died)) + 1 - 4
+        assert jobmaster_waits(cluster, *ROUND)[1:] == [
+            ("fencing", lost, 1, UNREACHABLE, "expired", LOST.format(lost), ms),
+            ("cancellation", "6 tasks", 1, UNREACHABLE, "expired", "", ms),
+            ("slot", "4 slots", 2, "slot.request.timeout", "completed", "", 4),
+        ]
 
 
 @virtually
@@ -160,6 +178,10 @@ async def test_a_suspect_that_still_answers_does_not_hold_the_restart_up():
         await cluster.until(lambda: cluster.rows.events("failover.deployed"))
         assert asyncio.get_running_loop().time() - began < 0.5
         assert cluster.rows.events("taskmanager.lost") == []
+        cause = LOST.format(suspect.resource_id)
+        assert jobmaster_waits(cluster, "fencing") == [
+            ("fencing", str(suspect.resource_id), 1, "", "completed", cause, 2)
+        ]
 
 
 @virtually
