@@ -226,6 +226,9 @@ async def test_a_busy_jobmaster_lets_asks_of_taskmanagers_time_out():
         with pytest.raises(AskTimeout):
             await cluster.tms[0].ask("jobmaster", probe, timeout_s=1.0)
         await cluster.until_running()
+        (wait,) = [row for row in cluster.rows.table("waits") if row["what"] == "60 tasks"]
+        # each task is submitted, and each answer is handled
+        assert (wait["option"], wait["budget_ns"]) == ("headgate.jobmanager.service-time", 6_000_000_000)
 
 
 def _some_partition(cluster):

@@ -15,6 +15,7 @@ from testbed_runtime.core.job.results import BLOCKING, BOUNDED, FIRST_RECORD, FU
 from testbed_runtime.simulation.loop import run_virtual
 from tests.jobmanager.harness import (
     COMMIT,
+    GRAPH,
     LOST,
     Cluster,
     data_of,
@@ -91,6 +92,12 @@ async def test_milestones_of_a_failover_come_in_order_and_restore_the_latest_che
             ("restart-delay", "", 1, "restart-strategy.fixed-delay.delay", "fired", "", 700),
             ("slot", "4 slots", 2, "slot.request.timeout", "completed", "", 0),
         ]
+        first = {wait[1:] for wait in jobmaster_waits(cluster, "deployment")[:7]}
+        names = [f"{vertex.name}-{subtask}" for vertex in GRAPH.vertices for subtask in range(2)]
+        assert first == {
+            ("6 tasks", 1, "", "completed", "", 2),
+            *((name, 0, "pekko.ask.timeout", "completed", "", 2) for name in names),
+        }
 
 
 @virtually
