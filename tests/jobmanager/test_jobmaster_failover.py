@@ -1,6 +1,7 @@
 """Failover of a job in virtual time: detection, fencing, milestones, suspects, zombies, incarnations."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
@@ -98,6 +99,56 @@ async def test_milestones_of_a_failover_come_in_order_and_restore_the_latest_che
             ("6 tasks", 1, "", "completed", "", 2),
             *((name, 0, "pekko.ask.timeout", "completed", "", 2) for name in names),
         }
+
+
+@virtually
+async def test_a_failover_is_told_by_its_events():
+    """Each has what the judgement reads: the cause with its wait, the region, the delay, and each state of a task with its place."""
+    async with running_job(4, {"restart-strategy.fixed-delay.delay": "700 ms"}) as cluster:
+        await cluster.running_on("count-0").report(
+            cluster.attempt_of("count-0"), "FAILED", "IOException", "boom"
+        )
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        rows = [row for row in cluster.rows.rows if row["table"] == "events"]
+        cause = {
+            "cause_class": "IOException",
+            "wait": "failure-report",
+            "taskmanager": "",
+            "detector": "Task",
+        }
+        region = [f"{vertex}-{n}" for vertex in ("source", "count", "sink") for n in range(2)]
+        delay = {"delay_option": "restart-strategy.fixed-delay.delay", "delay_s": 0.7, "counted": True}
+        failover = [
+            (r["kind"], r["subject"], r["text"], data_of(r))
+            for r in rows
+            if r["kind"].startswith("failover.")
+        ]
+        assert failover == [
+            ("failover.failure", "1", "boom", {**cause, "task": "count-0", "ended": 0, "restarted": True}),
+            ("failover.started", "1", "boom", {**cause, **delay, "region": region}),
+            ("failover.cancelled", "1", "", {}),
+            ("failover.slots", "1", "", {}),
+            ("failover.attempt", "1", "", {"attempt": 1}),
+            ("failover.deployed", "1", "", {}),
+        ]
+        states = [
+            (r["attempt"], r["text"], *data_of(r).values())
+            for r in rows
+            if (r["kind"], r["subject"]) == ("task.state", "count-0")
+        ]
+        place = str(cluster.running_on("count-0").resource_id)
+        started = ("CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", "RUNNING")
+        assert states == [
+            *(
+                (0, "", before, after, place if n else "", "")
+                for n, (before, after) in enumerate(pairwise(started))
+            ),
+            (0, "boom", "RUNNING", "FAILED", place, "IOException"),
+            *(
+                (1, "", before, after, place if n else "", "")
+                for n, (before, after) in enumerate(pairwise(started))
+            ),
+        ]
 
 
 @virtually
