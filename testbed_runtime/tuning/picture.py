@@ -19,7 +19,10 @@ RADIUS, ASCENT, DESCENT = 5, 10, 3
 """Size of a point, and height of the text of a label above and below its base line."""
 AXIS_GAP = 8
 """Distance by which an axis goes beyond its points."""
-COLOURS = {"best": "#15803d", "reference": "#b45309", "front": "#1d4ed8", "": "#9ca3af"}
+COLOURS = {"": "#9ca3af", "front": "#1d4ed8", "reference": "#b45309", "best": "#15803d"}
+"""The kinds of rows, in the order in which they are painted: the best row is never under another one."""
+NAMES = {"": "other rows", "front": "on the Pareto front", "reference": "reference", "best": "best row"}
+LEGEND_TOP, LEGEND_GAP = 24, 28
 
 
 def picture(spec: TuningStudySpec, lines: Sequence[Line]) -> str:
@@ -36,20 +39,27 @@ def picture(spec: TuningStudySpec, lines: Sequence[Line]) -> str:
     left = max(MARGIN, 36 + CHARACTER * max(len(line.texts[1]) for *_, line in shown))
     to_x = _axis([x for x, _, _ in shown], left, WIDTH - MARGIN)
     to_y = _axis([y for _, y, _ in shown], HEIGHT - MARGIN, MARGIN)
+    axes = [x for x, _, _ in shown], [y for _, y, _ in shown]
+    titles = [
+        title(objective) + (", log scale" if _is_log(values) else "")
+        for objective, values in zip(spec.objectives, axes, strict=False)
+    ]
     path = " ".join(f"{to_x(x):.1f},{to_y(y):.1f}" for x, y in _curve(spec, shown))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        f'<text x="{WIDTH / 2}" y="{HEIGHT - 12}" text-anchor="middle">{escape(title(spec.objectives[0]))}</text>',
+        f'<text x="{WIDTH / 2}" y="{HEIGHT - 12}" text-anchor="middle">{escape(titles[0])}</text>',
         f'<text x="16" y="{HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 16 {HEIGHT / 2})">'
-        f"{escape(title(spec.objectives[1]))}</text>",
+        f"{escape(titles[1])}</text>",
+        *_legend({_kind(line) for *_, line in shown}, left),
         *_ends([(x, line.texts[0]) for x, _, line in shown], to_x, HEIGHT - MARGIN + 24, vertical=False),
         *_ends([(y, line.texts[1]) for _, y, line in shown], to_y, left - 12, vertical=True),
         f'<path d="M{left:.1f} {MARGIN - AXIS_GAP}V{HEIGHT - MARGIN + AXIS_GAP}H{WIDTH - MARGIN + AXIS_GAP}" fill="none" stroke="#d1d5db"/>',
         f'<polyline points="{path}" fill="none" stroke="{COLOURS["front"]}" stroke-opacity="0.3"/>',
     ]
     points = [(to_x(x), to_y(y), line) for x, y, line in shown]
-    parts += [_point(*point) for point in points]
+    kinds = list(COLOURS)
+    parts += [_point(*point) for point in sorted(points, key=lambda point: kinds.index(_kind(point[2])))]
     return "\n".join([*parts, *_labels(points), "</svg>"]) + "\n"
 
 
@@ -65,14 +75,30 @@ def _curve(spec: TuningStudySpec, shown: Sequence[tuple[float, float, Line]]) ->
     return sorted((signs[0] * x, signs[1] * y) for x, y in found)
 
 
+def _is_log(values: Sequence[float]) -> bool:
+    return min(values) > 0 and max(values) / min(values) >= LOG_FROM
+
+
 def _axis(values: Sequence[float], low_at: float, high_at: float) -> Callable[[float], float]:
     """Return the position of a value between the ends of the axis."""
     low, high = min(values), max(values)
     if low == high:
         return lambda _: (low_at + high_at) / 2
-    if low > 0 and high / low >= LOG_FROM:
+    if _is_log(values):
         return lambda v: low_at + (high_at - low_at) * math.log(v / low) / math.log(high / low)
     return lambda v: low_at + (high_at - low_at) * (v - low) / (high - low)
+
+
+def _legend(kinds: set[str], left: float) -> list[str]:
+    """Name the colours that the picture has, above it."""
+    found = []
+    for kind in reversed([kind for kind in COLOURS if kind in kinds]):
+        found.append(
+            f'<text x="{left:.1f}" y="{LEGEND_TOP}" text-anchor="start">'
+            f'<tspan fill="{COLOURS[kind]}">●</tspan> {NAMES[kind]}</text>'
+        )
+        left += CHARACTER * len(NAMES[kind]) + LEGEND_GAP
+    return found
 
 
 def _ends(

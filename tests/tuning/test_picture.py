@@ -10,7 +10,7 @@ import pytest
 
 from testbed_runtime.api.kinds import TuningStudySpec
 from testbed_runtime.tuning import grid, score
-from testbed_runtime.tuning.picture import COLOURS, HEIGHT, LINE_HEIGHT, MARGIN, WIDTH, picture
+from testbed_runtime.tuning.picture import CHARACTER, COLOURS, HEIGHT, LINE_HEIGHT, MARGIN, WIDTH, picture
 
 STUDY = TuningStudySpec.model_validate(
     {
@@ -43,6 +43,7 @@ def points(svg: ElementTree.Element) -> list[tuple[float, float]]:
 def texts(svg: ElementTree.Element) -> dict[str, tuple[float, float, str]]:
     """Place and anchor of each text."""
     found = svg.findall("{*}text")
+    found = [t for t in found if t.text]
     return {str(t.text): (float(t.attrib["x"]), float(t.attrib["y"]), t.attrib["text-anchor"]) for t in found}
 
 
@@ -155,11 +156,35 @@ def test_a_row_has_the_colour_of_its_kind_and_a_title_with_its_values():
         line(0, 1, 4, best=True, front=True), line(1, 2, 3, front=True), line(2, 3, 2),
         line(3, 4, 1, reference="Default", front=True), line(4, 4, 1, reference="Current", best=True),
     )  # fmt: skip
-    circles = svg.findall("{*}circle")
-    kinds = ("best", "front", "", "reference", "best")
-    assert [c.attrib["fill"] for c in circles] == [COLOURS[kind] for kind in kinds]
-    titles = [str(t.text) for t in svg.findall("{*}circle/{*}title")]
-    assert titles[:1] + titles[3:4] == ["key=0: x1, y4", "Flink's defaults: x4, y1"]
+    colours = {v: k for k, v in COLOURS.items()}
+    found = [(str(c[0].text), colours[c.attrib["fill"]]) for c in svg.findall("{*}circle")]
+    assert found == [
+        ("key=2: x3, y2", ""),
+        ("key=1: x2, y3", "front"),
+        ("Flink's defaults: x4, y1", "reference"),
+        ("key=0: x1, y4", "best"),
+        ("the scenarios as they are: x4, y1", "best"),
+    ]
+
+
+def test_the_best_row_is_painted_over_the_rows_at_its_place():
+    """Rows with the same values are common: a larger budget that is not used costs the same."""
+    svg = drawn(line(0, 10, 1, best=True), line(1, 10, 1, front=True), line(2, 20, 3))
+    assert svg.findall("{*}circle")[-1].attrib["fill"] == COLOURS["best"]
+
+
+def test_a_legend_names_the_colours_that_occur_and_an_axis_says_that_it_is_logarithmic():
+    """The best first; the names do not touch."""
+    svg = drawn(line(0, 1, 1, best=True), line(1, 10, 3, front=True), line(2, 100, 2))
+    legend = [t for t in svg.findall("{*}text") if t.findall("{*}tspan")]
+    assert [str(t[0].tail).strip() for t in legend] == ["best row", "on the Pareto front", "other rows"]
+    assert [t[0].attrib["fill"] for t in legend] == [COLOURS[kind] for kind in ("best", "front", "")]
+    starts = [float(t.attrib["x"]) for t in legend]
+    assert all(
+        b - a > CHARACTER * len("".join(t.itertext()))
+        for t, a, b in zip(legend, starts, starts[1:], strict=False)
+    )
+    assert {"recovery.total (min), log scale", "failovers.count (min)"} <= set(texts(svg))
 
 
 def test_rows_without_both_values_are_not_drawn():

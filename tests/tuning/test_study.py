@@ -315,7 +315,8 @@ def test_the_picture_has_a_point_for_each_row_and_names_the_best_and_the_referen
     """Valid XML; smaller values are at the left and below; one objective gives no picture."""
     study, found = heartbeat_lines(*(trials("Pass", *v) for v in (FAST, [7.5] * 8, SLOW, OWN)))
     drawn = ElementTree.fromstring(picture(study, found))
-    points = drawn.findall("{*}circle")
+    by_row = {str(p[0].text).split(": ")[0]: p for p in drawn.findall("{*}circle")}
+    points = [by_row[line.row.text] for line in found]
     across = [float(p.get("cx")) for p in points]
     assert across[0] < across[3] < across[1] < across[2]
     assert float(points[0].get("cy")) < float(points[2].get("cy"))
