@@ -86,6 +86,20 @@ def test_values_of_variants_have_their_interval_on_a_line_of_its_own_and_stack_o
     assert cells == ["timeout-5s", "timeout-6s", "timeout-7s"]
 
 
+def test_the_trials_of_one_variant_are_not_called_variants_and_their_waits_fit_on_a_phone(
+    documents: Documents,
+):
+    """Intervals and ranges are wrapped there, but no value is separated from its unit."""
+    text = page(view_of(documents, variants=1, trials=8))
+    assert "Trials side by side" in text
+    assert "Variants side by side" not in text
+    narrow = text[text.index("@media (max-width: 700px)") :]
+    assert "table.prices .num { white-space: normal; }" in narrow[: narrow.index("@media print")]
+    ranges = re.findall(r'<td class="num">([^<]*…[^<]*)</td>', page(view_of(documents, variants=2, trials=8)))
+    assert ranges
+    assert all(re.fullmatch(r"\S+&nbsp;\S+ … \S+&nbsp;\S+", shown) for shown in ranges)
+
+
 def test_trials_are_listed_in_the_order_of_the_variants(documents: Documents):
     """As in every other part of the page, not by their names."""
     view = view_of(documents, variants=3, trials=6)
