@@ -323,7 +323,7 @@ def _events(table: pa.Table) -> Iterator[Damage]:
         if not isinstance(value, dict):
             yield Damage("events", "data", row, f"of {kind} is not a JSON object: {text[:60]!r}")
             return
-        if kind in STATES and value.get("to") not in STATES[kind]:
+        if kind in STATES and str(value.get("to")) not in STATES[kind]:
             problem = f"of {kind} has the state {value.get('to')!r} in `to`, which Flink does not have"
             yield Damage("events", "data", row, problem)
             return

@@ -172,6 +172,7 @@ DAMAGE: list[tuple[str, str, str, Change]] = [
     ("one commit before its time", "delivery", "t_ns", put("t_ns", 1001 * 10**9, 4)),
     ("a fault that was injected after its end", "faults", "t_ns", when("state", "injected", "t_ns", 1012 * 10**9)),
     ("a state that no task has", "events", "data", when("kind", "job.state", "data", '{"to": "RUNNIG"}')),
+    ("a state that is no text", "events", "data", when("kind", "job.state", "data", '{"to": ["RUNNING"]}')),
     ("a state without data", "events", "data", when("kind", "job.state", "data", "")),
     ("data that is no object", "events", "data", when("kind", "job.state", "data", "[1]")),
     ("a wait that begins after its end", "waits", "start_ns", put("start_ns", 1020 * 10**9, 0)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -167,6 +168,16 @@ def test_a_task_is_back_pressured_in_at_most_all_samples(pressed: int, is_damage
     rows = [event("backpressure.sampled", "b-0", attempt=0, process=TM, samples=100, backpressured=pressed)]
     problem = f"events.parquet, column data, row 0: of backpressure.sampled has {pressed} as backpressured, of 100 samples"
     assert texts(check_buffers(wrote(*rows))) == ([problem] if is_damaged else [])
+
+
+@pytest.mark.parametrize("value", [[], None], ids=repr)
+def test_a_value_of_another_type_does_not_end_the_comparison(value: Any):
+    """Whatever is in an event's data, but for its state, which is known by then. A null stands for a value that is missing."""
+    for number, (table, row) in enumerate(RECORDED):
+        data = json.loads(row.get("data") or "{}") | {"taskmanager": TM} if table == "events" else {}
+        for name in data.keys() - {"to"}:
+            changed = {number: {"data": json.dumps(data | {name: value})}}
+            check_across(edited(RECORDED, changed), ENTRY)
 
 
 def test_the_rules_are_among_those_of_a_trial():

@@ -108,7 +108,7 @@ def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> l
     gone = {e["subject"] for _, e in events(trial, "taskmanager.lost")}
     gone |= {ended_process(e) for _, e in events(trial, "process.exit") if parsed(e["data"]).get("signal")}
     finished = {
-        a for a in ended & deployed.keys() if parsed(deployed[a]["data"]).get("taskmanager") not in gone
+        a for a in ended & deployed.keys() if str(parsed(deployed[a]["data"]).get("taskmanager")) not in gone
     }
     rules = [
         _ends(trial, waits, finished), _sources(trial, entry, finished), _inputs(trial, entry, waits, finished), _deployments(trial, waits, deployed, finished),
@@ -273,7 +273,7 @@ def _deployments(trial: Trial, waits: Waits, deployed: Deployed, finished: set[A
     waited = {(r["what"], r["attempt"]) for _, r in waits if r["kind"] == "deployment"}
     for (task, attempt), event in sorted(deployed.items()):
         data = parsed(event["data"])
-        if data.get("taskmanager") not in registered:
+        if str(data.get("taskmanager")) not in registered:
             problem = f"has no taskmanager.registered of {data.get('taskmanager')}, to which {task} was deployed (task.state)"
             yield Damage("events", "kind", -1, problem)
         if (task, attempt) not in waited | unsubmitted:
@@ -284,7 +284,7 @@ def _deployments(trial: Trial, waits: Waits, deployed: Deployed, finished: set[A
                 f"has no deployment of attempt {attempt} of {task} (task.state in events)",
             )
     named = {name for _, r in waits if r["kind"] == "registration" for name in (r["who"], r["what"])}
-    used = {parsed(deployed[key]["data"]).get("taskmanager") for key in finished}
+    used = {str(parsed(deployed[key]["data"]).get("taskmanager")) for key in finished}
     used |= {r["process"] for _, r in distinct(trial, "tasks", "process")}
     for name in sorted((registered.keys() & used) - named):
         yield Damage("waits", "kind", -1, f"has no registration of {name} (taskmanager.registered in events)")
@@ -408,7 +408,7 @@ def _given_up(trial: Trial) -> Iterator[Damage]:
     lost = {event["subject"] for _, event in events(trial, "taskmanager.lost")}
     for row, event in events(trial, "failover.failure"):
         data = parsed(event["data"])
-        detector, gone = data.get("detector"), data.get("taskmanager")
+        detector, gone = data.get("detector"), str(data.get("taskmanager") or "")
         given_up = detector == RM_NAME or (detector == JOBMASTER_NAME and data.get("wait") == "heartbeat")
         if given_up and gone and gone not in lost:
             problem = f"has no taskmanager.lost of {gone}, which a failover.failure names (row {row})"
