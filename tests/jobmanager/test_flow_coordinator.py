@@ -113,7 +113,7 @@ def test_a_source_stays_stopped_until_every_vertex_behind_it_frees_it():
 
 
 def test_a_rate_is_shared_among_the_subtasks_of_all_sources_behind_a_vertex():
-    """Whatever lies between them. An attempt that nobody knows changes nothing."""
+    """Whatever lies between them. An attempt that is not known changes nothing."""
 
     async def main() -> Fixture:
         world = Fixture(WIDE, "pid")

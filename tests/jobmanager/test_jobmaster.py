@@ -413,7 +413,7 @@ def reached(cluster, checkpoint, state):
 
 
 class FailingStore:
-    """A BlobStore that refuses metadata, or what it is told, on demand."""
+    """A BlobStore that refuses metadata, or other keys, on demand."""
 
     def __init__(self, inner, refused="_metadata"):
         self.inner = inner

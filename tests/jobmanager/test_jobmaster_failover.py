@@ -102,7 +102,7 @@ async def test_milestones_of_a_failover_come_in_order_and_restore_the_latest_che
 
 
 @virtually
-async def test_a_failover_is_told_by_its_events():
+async def test_the_events_of_a_failover_say_what_happened():
     """Each has what the judgement reads: the cause with its wait, the region, the delay, and each state of a task with its place."""
     async with running_job(4, {"restart-strategy.fixed-delay.delay": "700 ms"}) as cluster:
         await cluster.running_on("count-0").report(

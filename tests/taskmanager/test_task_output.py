@@ -130,7 +130,11 @@ class Output:
         self.meter: Any = SimpleNamespace(records_out=0, bytes_out=0, enter=self.modes.append)
         given: Any = outputs
         self.made = TaskOutput(
-            given, self.meter, buffer_timeout_s=timeout_ms / 1000, on_first=self.first.append, random=random
+            given,
+            self.meter,
+            buffer_timeout_s=timeout_ms / 1000,
+            on_first=self.first.append,
+            random=random or Random(0),
         )
 
 
