@@ -88,25 +88,28 @@ with recursive own as (
            lag(records_in, 1, 0) over (partition by task, attempt order by t_ns) as earlier
     from tasks where role in ('source', 'sink')
 ), attempts as (
-    select task, attempt, row_number() over (partition by task order by attempt) as n
-    from (select distinct task, attempt from own)
-), restored as (
-    select a.task, a.attempt, a.n, p.attempt as previous, any_value(c.t_ns) as barrier from attempts a
-    join attempts p on p.task = a.task and p.n = a.n - 1
+    select task, attempt, first, row_number() over (partition by task order by attempt) as n
+    from (select task, attempt, min(t_ns) as first from own group by all)
+), barriers as (
+    select a.task, a.attempt, a.n, any_value(c.t_ns) as barrier from attempts a
     left join events e on e.kind = 'task.restored' and e.subject = a.task and e.attempt = a.attempt
     left join checkpoints c on c.state = 'acknowledged' and c.task = a.task and c.checkpoint = e.checkpoint
-    group by all
+    where a.n > 1 group by all
+), restored as (  -- several attempts may continue at one checkpoint, of the last attempt that ran then
+    select b.task, b.attempt, b.n, b.barrier, coalesce(max(p.n) filter (p.first <= b.barrier), any_value(b.n) - 1) as origin
+    from barriers b join attempts p on p.task = b.task and p.n < b.n group by all
 ), around as (
-    select r.task, r.attempt, r.n, r.barrier,
+    select r.task, r.attempt, r.n, r.barrier, r.origin,
            max(o.t_ns) filter (o.t_ns <= barrier) as t0, arg_max(o.records_in, o.t_ns) filter (o.t_ns <= barrier) as v0,
            min(o.t_ns) filter (o.t_ns > barrier) as t1, arg_min(o.records_in, o.t_ns) filter (o.t_ns > barrier) as v1
-    from restored r join own o on o.task = r.task and o.attempt = r.previous group by all
+    from restored r join attempts p on p.task = r.task and p.n = r.origin
+    join own o on o.task = r.task and o.attempt = p.attempt group by all
 ), begun as (
     select task, n, 0.0::double as start from attempts where n = 1
     union all
     select a.task, a.n, case when a.barrier is null or t0 is null then 0.0 else b.start +
            case when t1 is null then v0 else v0 + (v1 - v0) * (a.barrier - t0)::double / (t1 - t0) end end
-    from around a join begun b on b.task = a.task and b.n = a.n - 1
+    from around a join begun b on b.task = a.task and b.n = a.origin
 ), counted as (
     select o.task, o.role, o.t_ns,
            max(b.start + records_in) over upto as received,
@@ -122,7 +125,7 @@ select *, lead(t_ns) over by_time as following, received > lag(received, 1, 0.0)
        reached > coalesce(lag(reached) over by_time, -1) as is_moment
 from filled window by_time as (partition by task order by t_ns)
 """
-"""The samples of sources and sinks. An attempt continues at what its predecessor had received at the restored checkpoint, and
+"""The samples of sources and sinks. An attempt continues at what had been received at the restored checkpoint, and
 a gap ends one period before its first sample."""
 
 SUBTASKS = """
