@@ -140,6 +140,11 @@ def _closing(effects: Iterable[FaultEffect], rpc: Collection[str]) -> list[Fault
     return sorted(found, key=lambda e: e.begun_ns)
 
 
+def _is_silent(effect: FaultEffect) -> bool:
+    """Return whether nothing arrives on a connection, which stays open."""
+    return effect.kind in FAULTS and FAULTS[effect.kind].silent
+
+
 def _since_its_fault(wait: Wait, closing: Sequence[FaultEffect], restarts: Sequence[int]) -> Wait:
     """Return a wait for the close of a connection from the fault on that closed it: the newest one at one of its ends. A task that is
     behind may have received nothing for long, without waiting for bytes. Others send to it while a link lets nothing pass, unless a
@@ -151,7 +156,7 @@ def _since_its_fault(wait: Wait, closing: Sequence[FaultEffect], restarts: Seque
     def decided(fault: FaultEffect) -> bool:
         if wait.start_ns < fault.begun_ns:
             return fault.begun_ns <= wait.end_ns
-        lasted = fault.kind not in LOSSES and wait.start_ns < (fault.ended_ns or wait.end_ns)
+        lasted = _is_silent(fault) and wait.start_ns < (fault.ended_ns or wait.end_ns)
         return lasted and not any(fault.begun_ns < t_ns <= wait.start_ns for t_ns in restarts)
 
     before = [

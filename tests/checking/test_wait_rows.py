@@ -76,7 +76,12 @@ def test_a_connection_is_waited_for_since_the_newest_fault_that_could_close_it(
 
 @pytest.mark.parametrize(
     ("kind", "ended", "since"),
-    [("network.half-open", 9, 3), ("network.half-open", 3.9, 4), ("process.kill", 9, 4)],
+    [
+        ("network.half-open", 9, 3),
+        ("network.half-open", 3.9, 4),
+        ("network.reset", 9, 4),  # each new connection is refused at once
+        ("process.kill", 9, 4),
+    ],
 )
 def test_a_connection_on_which_a_fault_lets_nothing_pass_is_waited_for_since_the_fault(
     history: Any, kind: str, ended: float, since: float
