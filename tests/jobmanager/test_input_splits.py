@@ -32,18 +32,20 @@ def test_each_split_is_assigned_once_and_recorded():
     services: Any = SimpleNamespace(event=event)
     ask = InputSplits(services, graph).handlers()[RequestNextInputSplit]
 
-    def asked(subtask: int, index: int, vertex: str = "source") -> Any:
-        attempt = str(graph.execution((vertex, subtask)).attempt)
-        return asyncio.run(ask(RequestNextInputSplit(attempt, index)))  # type: ignore[arg-type] - it is a coroutine
+    async def asked(attempt: str, index: int) -> Any:
+        return await ask(RequestNextInputSplit(attempt, index))
 
-    found = [asked(*one) for one in ((0, 0), (1, 0), (0, 1), (0, 1), (1, 1))]
+    def attempt(subtask: int, vertex: str = "source") -> str:
+        return str(graph.execution((vertex, subtask)).attempt)
+
+    questions = [(0, 0), (1, 0), (0, 1), (0, 1), (1, 1)]
+    found = [asyncio.run(asked(attempt(subtask), index)) for subtask, index in questions]
     assert found == [InputSplit(n, 4) for n in (2, 1, 0, 0)] + [InputSplit(NO_SPLIT)]
     assert recorded[:2] == [
         ("input-split", "source-0", 0, {"split": 2, "records": 4}),
         ("input-split", "source-1", 0, {"split": 1, "records": 4}),
     ]
     assert len(recorded) == 4, "an answer without a split is no event"
-    with pytest.raises(FlinkError, match="Can not find Execution for attempt"):
-        asked(0, 0, "sink")
-    with pytest.raises(FlinkError, match="Can not find Execution for attempt gone"):
-        asyncio.run(ask(RequestNextInputSplit("gone", 0)))  # type: ignore[arg-type] - it is a coroutine
+    for unknown in (attempt(0, "sink"), "gone"):
+        with pytest.raises(FlinkError, match=f"Can not find Execution for attempt {unknown}"):
+            asyncio.run(asked(unknown, 0))
