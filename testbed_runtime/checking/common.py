@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from msgspec import Struct, field
+from msgspec import Struct
 
 from testbed_runtime.history import manifest
 from testbed_runtime.history.columns import Ints, ints, numbered, parsed
@@ -192,8 +192,8 @@ class _Work(Struct, frozen=True):
 class JobShape(Struct, frozen=True):
     """The job graph of a trial according to the manifest: parallelism, edges, and the role of each vertex."""
 
-    parallelism: dict[str, int] = field(default_factory=dict)
-    edges: tuple[tuple[str, str, str], ...] = ()
+    parallelism: dict[str, int]
+    edges: tuple[tuple[str, str, str], ...]
     sources: tuple[str, ...] = ()
     sinks: tuple[str, ...] = ()
     windows: frozenset[str] = frozenset()

@@ -47,8 +47,8 @@ class Credit(Struct, frozen=True):
     violations: int
     samples: int
     detail: str
-    only_local: bool = False
-    in_flight: float | None = None
+    only_local: bool
+    in_flight: float | None
     """Buffers of the channel with most of them that were sent and not yet received: the median of its samples."""
 
 

@@ -125,14 +125,12 @@ def job_state(trial: Trial, until_ns: int) -> str | None:
     return str(states[-1]) if states else None
 
 
-def first_cause(trial: Trial, since_ns: int = 0) -> Cause | None:
-    """Return the first cause since then: of a failover, else of a lost TaskManager, else of the job's failure."""
+def first_cause(trial: Trial) -> Cause | None:
+    """Return the first cause: of a failover, else of a lost TaskManager, else of the job's failure."""
     for kind in ("failover.started", "taskmanager.lost"):
-        found = [e for e in events(trial, kind) if int(e["t_ns"]) >= since_ns]
-        if found:
+        if found := events(trial, kind):
             return cause_of(found[0])
-    failure = terminal_failure(trial)
-    return failure if failure is not None and failure.t_ns >= since_ns else None
+    return terminal_failure(trial)
 
 
 def root_cause(trial: Trial, until_ns: int) -> str:

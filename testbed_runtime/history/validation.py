@@ -142,7 +142,7 @@ def check_trial(trial: Trial, entry: Mapping[str, Any] | None = None) -> list[Da
     return found if found or entry is None else check_across(trial, entry)
 
 
-def require_sound(trial: Trial, where: str, entry: Mapping[str, Any] | None = None) -> Trial:
+def require_sound(trial: Trial, where: str, entry: Mapping[str, Any] | None) -> Trial:
     """Return the trial. Raises DamagedHistory if `check_trial` finds anything."""
     found = check_trial(trial, entry)
     if found:

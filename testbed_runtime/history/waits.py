@@ -26,7 +26,7 @@ class OpenWait:
     attempt: int
     limit: Limit
     after: tuple[str, ...]
-    cause: str = ""
+    cause: str
     ended: bool = False
 
     def end(

@@ -94,7 +94,7 @@ class Dispatcher:
             StopWithDrain: self._stop,
         }
 
-    async def recover(self, former: FormerSession = NO_SESSION) -> None:
+    async def recover(self, former: FormerSession) -> None:
         """Recover the newest job of the store, unless it has ended."""
         jobs = await self._store.jobs()
         self._submitted = len(jobs)

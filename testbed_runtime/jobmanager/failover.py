@@ -128,7 +128,7 @@ class Failovers:
 
     # ---- begin
 
-    def begin_recovered(self, revoked: str = "") -> None:
+    def begin_recovered(self, revoked: str) -> None:
         """Count the restart of the JobManager as a failover, with the same milestones, or its next leader session (`revoked`: how
         the one before ended)."""
         text = "The JobManager was started again and recovers the job."

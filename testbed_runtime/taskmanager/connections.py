@@ -378,8 +378,8 @@ class JobConnection:
         on_lost: Callable[[JobConnection], None],
         on_slot_refused: Callable[[Slot, str], None],
         on_slot_gone: Callable[[JobConnection, str, str], None],
-        lost: OpenWait | None = None,
-        given_up: Limit | None = None,
+        lost: OpenWait | None,
+        given_up: Limit | None,
     ) -> None:
         """`lost`: the wait for a JobMaster that was declared lost after `given_up` and is connected again."""
         self.gateway = gateway

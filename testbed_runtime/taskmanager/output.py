@@ -88,16 +88,16 @@ class TaskOutput:
         meter: TaskMeter,
         *,
         buffer_timeout_s: float,
-        on_first: Callable[[ResultPartition], None] | None = None,
-        random: Random | None = None,
+        on_first: Callable[[ResultPartition], None],
+        random: Random,
     ) -> None:
         """`on_first` is called for every partition when it gets its first record, or ends without one. `random` chooses the
         channels of latency markers and the phase of the flusher: the flushers of Flink's tasks are not synchronized."""
         self._outputs = list(outputs)
         self._meter = meter
         self._pool = Wakeup()
-        self._on_first = on_first
-        self._random = random or Random(0)  # noqa: S311
+        self._on_first: Callable[[ResultPartition], None] | None = on_first
+        self._random = random
         self._flusher = OutputFlusher(buffer_timeout_s, self._flush, phase=self._random.random())
         self._watched: set[int] = set()
         """Outputs whose pools will report that they are available again."""

@@ -67,7 +67,7 @@ class TaskSampler:
         credit: CreditWaits,
         *,
         options: Options,
-        cores: Cores | None = None,
+        cores: Cores | None,
     ) -> None:
         self._tasks = tasks
         self._environment = environment

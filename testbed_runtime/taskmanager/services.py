@@ -65,7 +65,7 @@ class TaskServices(Struct, frozen=True):
     waits: WaitLog
     state_backend: StateBackend
     iterations: IterationBroker
-    pace: Pace = REAL_PACE
+    pace: Pace
     local_state: LocalState = msgspec.field(default_factory=LocalState)
     cores: Cores | None = None
     """In virtual time, if work costs processor time."""
@@ -132,9 +132,7 @@ class TaskRun:
         """Record a wait of this attempt that ends now."""
         self.begin_wait(kind, what, limit=limit, since_s=since_s).end(outcome)
 
-    def begin_wait(
-        self, kind: str, what: str, *, limit: Limit = NO_LIMIT, since_s: float | None = None
-    ) -> OpenWait:
+    def begin_wait(self, kind: str, what: str, *, limit: Limit, since_s: float | None = None) -> OpenWait:
         """Begin a wait of this attempt. `since_s` defaults to now."""
         attempt = self.descriptor.attempt_number
         return self.services.waits.begin(kind, self.name, what, attempt=attempt, limit=limit, since_s=since_s)

@@ -51,12 +51,12 @@ class State(Struct, frozen=True):
 class Steps(Struct, frozen=True):
     """The actions of this pass, by logical name."""
 
-    make: tuple[str, ...] = ()
-    remove: tuple[str, ...] = ()
+    make: tuple[str, ...]
+    remove: tuple[str, ...]
     """No longer wanted."""
-    replace: tuple[str, ...] = ()
+    replace: tuple[str, ...]
     """Deleted now, created again when the name is free."""
-    next_s: float | None = None
+    next_s: float | None
 
 
 def ordinal(process: str) -> int:
