@@ -369,7 +369,7 @@ class _Paths:
             last = alone[-1] if alone else (span[1], span[1])
             since, until = self._idle_since(*last), last[1]
             if self._starved(alone if sum(b - a for a, b in alone) >= NS else [span]):
-                found.append((fault, (self._busy_until(*span), span[1])))
+                found.append((fault, (self._fed_until(*span), span[1])))
             elif until - since >= NS and self._starved([(since, until)]):
                 found.append((fault, (since, until)))
         return found
@@ -381,11 +381,10 @@ class _Paths:
             at -= step
         return at
 
-    def _busy_until(self, start: int, end: int) -> int:
-        """Return until when, from the start of a span on, a vertex was busy for half of the time: it works off what it has."""
-        step = NS // 2
-        while start + step <= end and 2 * busiest(self.trial, start, start + step)[1] >= step:
-            start += step
+    def _fed_until(self, start: int, end: int) -> int:
+        """Return until when no task was starved from the start of a span on: they work off what they have."""
+        while start + NS < end and not self._starved([(start, start + NS)]):
+            start += NS
         return start
 
     def _starved(self, spans: Sequence[tuple[int, int]]) -> bool:

@@ -63,7 +63,7 @@ class Arrivals(Struct, frozen=True):
 def missing(trial: Trial, baseline: Window, sinks: Sequence[Progress], flushed_s: float) -> tuple[Ints, Ints]:
     """Return (since, until) of the spans in which a record was certainly missing at some sink: one that came in a later time window, too late by more
     than that window. Samples may not show it among the records of other sources. Late is what is later than any record of the baseline; what a
-    restart replays was not missing before it."""
+    restart replays, whose first sample may come after that, was not missing before it."""
     table = merge_sinks(trial.table("latency"))
     start = ints(table, "window_start_ns")
     ends, latency = start + ints(table, "window_ns"), ints(table, "max_ns")

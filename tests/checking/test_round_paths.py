@@ -309,20 +309,19 @@ def test_a_fault_is_not_charged_for_the_task_that_another_one_starved_meanwhile(
     assert catch_up(built, (delays, partition)) == [("catch-up", 3), ("cut", 3.8), ("catch-up", 3.2)]
 
 
-@pytest.mark.parametrize(("busy_until", "owners"), [
+@pytest.mark.parametrize(("fed_until", "owners"), [
     (11, [("catch-up", 1), ("mild", 4), ("catch-up", 5)]),
     (12.2, [("catch-up", 2), ("mild", 3), ("catch-up", 5)]),
     (13, [("catch-up", 3), ("mild", 2), ("catch-up", 5)]),
 ])  # fmt: skip
 def test_a_fault_is_not_charged_while_the_job_works_off_what_it_has(
-    history: Any, busy_until: float, owners: list[Any]
+    history: Any, fed_until: float, owners: list[Any]
 ):
-    """The fault lasts from 11 to 15 s, in which less than half of the usual records arrive. The time counts in whole half seconds."""
+    """The fault lasts from 11 to 15 s, in which less than half of the usual records arrive. The time counts in whole seconds."""
     built = history.empty()
     for tick in range(201):
         t = tick / 10
-        received = round(20 * min(t, 11) + 10 * max(0, min(t, busy_until) - 11) + 20 * max(t - 15, 0))
-        busy = round(min(t, busy_until) * 0.9 * NS)
-        built.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=received, busy_ns=busy)  # fmt: skip
+        received = round(20 * min(t, 11) + 10 * max(0, min(t, fed_until) - 11) + 20 * max(t - 15, 0))
+        built.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=received)  # fmt: skip
     found = catch_up(built, (fault("mild", 11, 15, "network.latency"),))
     assert found == owners
