@@ -44,11 +44,7 @@ _HELD_BY = {
     "registration": ("start", *_ANYWHERE),
     "deployment": ("open", *_ANYWHERE),
     # a channel of the result is silent until the iteration has ended
-    "partition": (
-        "iteration",
-        "deployment",
-        *_ANYWHERE,
-    ),
+    "partition": ("iteration", "deployment", *_ANYWHERE),
     "first-record": ("partition", "open", "restore", "iteration", *_ANYWHERE),
     "catch-up": DELAY_CATCH_UP,
 }
@@ -75,8 +71,6 @@ _BEFORE_EVENTS = frozenset(KINDS) - _NEVER - {"catch-up", "fault"}
 _NOT_INTERRUPTED = _NEVER | {"heartbeat", "lease", "checkpoint", *_ANYWHERE}
 """They may be in progress when an event begins, but they are not what it interrupted: other processes stand still too, and
 no record waits for a checkpoint."""
-
-
 _BESIDE = frozenset({
     "cancellation", "fencing", "restart-delay", "input", "deployment", "restore", "open", "partition", "iteration", "jobmanager", "leadership",
 })  # fmt: skip
@@ -210,7 +204,13 @@ class _Walk:
             holder = self._in_progress(wait)
         if holder is not None:
             self._add(max(holder.end_ns, self.start), wait)
-            self._take(holder)
+            if self._comes_late(holder, wait):
+                late = replace(holder, kind="fencing")
+                self._taken.add(id(holder))
+                self._later[id(late)] = len(self._joins)
+                self._add(max(wait.start_ns, self.start), late)
+            else:
+                self._take(holder)
             while self.at > max(wait.start_ns, self.start):
                 chained = _latest(
                     [w for w in self._last_ended(_HELD_BY.get(wait.kind, ())) if _concerns(w, wait)], holder
@@ -230,6 +230,14 @@ class _Walk:
         elif wait.kind == "iteration":
             self._take_pauses(wait)
         self._add(max(wait.start_ns, self.start), wait)
+
+    def _comes_late(self, loss: Wait, wait: Wait) -> bool:
+        """Whether a loss held up a wait that began long after the failure was known: a part of it, and no detection."""
+        return (
+            loss.kind in _DETECTION
+            and self.detected + NEAR_NS < wait.start_ns
+            and loss.start_ns < wait.start_ns
+        )
 
     def _holder(self, wait: Wait) -> Wait | None:
         """Return the wait that delayed this one. None for one that its own option ended."""
