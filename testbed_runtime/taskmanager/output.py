@@ -198,8 +198,8 @@ class TaskOutput:
 
     @staticmethod
     def _write(partition: ResultPartition, part: Part, done: int) -> int:
-        """Write as much as the pool has buffers for, and as it can be overdrawn for if it is used up: records that are written
-        together are begun together, like one record of Flink. Return the bytes written of this part."""
+        """Write into the buffers of the pool and then, if it has none left, into overdraft buffers: records that are written together
+        count as one record of Flink, which is finished once it has begun. Return the bytes written of this part."""
         subpartition, data, count = part
         single, size, most = count == 1, len(data) // count, len(data)
         done += partition.emit(subpartition, data, offset=done, record_bytes=size, extend=single)

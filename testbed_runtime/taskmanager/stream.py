@@ -261,7 +261,7 @@ class StreamTask:
             recycle_all(buffers)
 
     async def _process(self, records: Records, channel: int) -> None:
-        """Process them in slices of the service time: a full buffer of small records may take seconds, and passes its first ones on before."""
+        """Process them in slices of the service time: a full buffer of small records may take seconds, and its first ones are passed on earlier."""
         size = len(records)
         if self._service_time_s > 0:
             size = max(1, min(size, int(SERVICE_SLICE_S / self._service_time_s)))

@@ -182,7 +182,7 @@ class ResultPartition:
         self._finish_builders()
 
     def _finish_builders(self, indices: Iterable[int] | None = None) -> None:
-        """Let nothing be added to these unfinished buffers; by default to none."""
+        """Finish these open buffers, by default all of them: nothing is added to them any more."""
         builders = self._builders
         for index in range(len(builders)) if indices is None else indices:
             builder = builders[index]
@@ -232,14 +232,14 @@ class ResultPartition:
         return self._file is not None
 
     def flush(self, subpartition: int) -> None:
-        """Notify the reader of a subpartition. A buffer of a blocking result ends here."""
+        """Notify the reader of a subpartition. This finishes the buffer of a blocking result."""
         if self._file is not None:
             self._finish_builders((subpartition, EVERY))
         self.subpartitions[subpartition].flush()
 
     def flush_all(self) -> None:
-        """Notify the reader of each subpartition that has new elements. Called by the output flusher, but not for a blocking
-        result, whose buffers end here (BoundedBlockingResultPartition.flushAll)."""
+        """Notify the reader of each subpartition that has new elements. This finishes the buffers of a blocking result
+        (BoundedBlockingResultPartition.flushAll), so the output flusher leaves those out."""
         if self._file is not None:
             self._finish_builders()
         written: Iterable[int] = self._written

@@ -450,11 +450,11 @@ class CheckpointCoordinator:
             self._recheck = now
 
     def on_deleting(self, checkpoints: int) -> None:
-        """So many checkpoints are no longer retained, and are being deleted."""
+        """Count checkpoints that are no longer retained and are now being deleted."""
         self._deleting += checkpoints
 
     def on_deleted(self, checkpoints: int, now: float) -> None:
-        """So many checkpoints are deleted, or cannot be: there may be room for one that is queued (CheckpointsCleaner)."""
+        """Count checkpoints that were deleted, or whose deletion failed. A queued checkpoint may now begin (CheckpointsCleaner)."""
         self._request(now)
         self._deleting -= checkpoints
         if self._queued:
