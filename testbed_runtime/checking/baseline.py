@@ -165,9 +165,12 @@ def normal_lag(subtask: Progress, window: Window, until: int | None = None) -> f
     ends = [t for t in (until, subtask.ended_ns) if t is not None]
     last = window.start if until is None else min(ends) - (window.end - window.start)
     found = []
+    length = window.end - window.start
+    times = np.arange(window.start, max(last, window.start) + length, STEP_NS, dtype=np.int64)
+    whole = subtask.lag_at(times)
     for start in range(window.start, max(last, window.start) + 1, CALM_NS):
-        times = np.arange(start, start + window.end - window.start, STEP_NS, dtype=np.int64)
-        lags = subtask.lag_at(times)
+        begins, ends_at = np.searchsorted(times, (start, start + length))
+        lags = whole[begins:ends_at]
         lags = lags[~np.isnan(lags)]
         found += [float(np.percentile(lags, 95))] if len(lags) else []
         if not found:

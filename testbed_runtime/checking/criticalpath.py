@@ -24,7 +24,6 @@ TIE_NS = 20_000_000
 """Waits that ended this close together ended together. The longest of them is the one that mattered."""
 NEAR_NS = 250_000_000
 """A completed wait was delayed by another one that ended at most this long before it."""
-
 TRIED = 10
 """Other waits that are tried as the one that decides when an option is lowered: each takes a walk of its own."""
 
@@ -205,10 +204,10 @@ class _Walk:
         if holder is not None:
             self._add(max(holder.end_ns, self.start), wait)
             if self._comes_late(holder, wait):
-                late = replace(holder, kind="fencing")
                 self._taken.add(id(holder))
-                self._later[id(late)] = len(self._joins)
-                self._add(max(wait.start_ns, self.start), late)
+                late = replace(holder, kind="fencing")
+                if self._add(max(wait.start_ns, self.start), late):
+                    self._later[id(late)] = len(self._joins)
             else:
                 self._take(holder)
             while self.at > max(wait.start_ns, self.start):
@@ -489,10 +488,12 @@ class _Walk:
         found = [w for w in found if w.kind != "completion" or w.end_ns <= end + EPSILON_NS]
         return max((w for w in found if _caused(w)), key=lambda w: (w.start_ns, -w.end_ns), default=step)
 
-    def _add(self, until: int, wait: Wait) -> None:
-        if until < self.at:
-            self.pieces.append(_Piece(until, self.at, wait))
-            self.at = until
+    def _add(self, until: int, wait: Wait) -> bool:
+        if until >= self.at:
+            return False
+        self.pieces.append(_Piece(until, self.at, wait))
+        self.at = until
+        return True
 
 
 def _first_and_name(pair: tuple[int, Wait]) -> tuple[int, str]:

@@ -47,7 +47,7 @@ def writing(option: str, path: Path) -> Iterator[None]:
 
 
 def _is_writable(folder: Path) -> bool:
-    return os.access(folder, os.W_OK | os.X_OK, effective_ids=True)
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _refused(

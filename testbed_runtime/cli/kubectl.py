@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Annotated
 
 import typer
 
 from testbed_runtime.api.views import Fault, Run
-from testbed_runtime.cli import access, exits, options, report
+from testbed_runtime.cli import access, options, report
+from testbed_runtime.cli.commandline import Commands
 from testbed_runtime.cli.heal import is_active
 from testbed_runtime.cli.tables import aligned
 
@@ -114,6 +114,7 @@ def rows_of_run(run: Run) -> list[tuple[str, ...]]:
 def build() -> typer.Typer:
     app = typer.Typer(
         name="kubectl headgate",
+        cls=Commands,
         help=HELP,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -125,17 +126,3 @@ def build() -> typer.Typer:
     app.command("heal")(heal)
     app.command("faults")(faults)
     return app
-
-
-def main() -> None:
-    """Run the plugin. An error becomes a message and an exit code, as in `headgate`."""
-    try:
-        build()(prog_name="kubectl headgate")
-    except (exits.Interrupted, KeyboardInterrupt) as error:
-        sys.exit(exits.report_interrupted(error))
-    except Exception as error:
-        sys.exit(exits.report(error))
-
-
-if __name__ == "__main__":
-    main()

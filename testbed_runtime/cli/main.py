@@ -8,9 +8,10 @@ import sys
 def main() -> None:
     """Run `headgate`."""
     try:
-        from testbed_runtime.cli.commands import run_command_line
+        from testbed_runtime.cli import commands
+        from testbed_runtime.cli.commandline import run_command_line
 
-        run_command_line()
+        run_command_line(commands.build, "headgate")
     except KeyboardInterrupt:
         _interrupted()
 
@@ -18,9 +19,10 @@ def main() -> None:
 def kubectl() -> None:
     """Run `kubectl headgate`."""
     try:
-        from testbed_runtime.cli.kubectl import main as run_plugin
+        from testbed_runtime.cli import kubectl as plugin
+        from testbed_runtime.cli.commandline import run_command_line
 
-        run_plugin()
+        run_command_line(plugin.build, "kubectl headgate")
     except KeyboardInterrupt:
         _interrupted()
 

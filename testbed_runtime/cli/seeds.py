@@ -150,7 +150,8 @@ def _runs(loaded: Loaded, seeds: range, folder: Path, words: Sequence[str]) -> I
         while waiting or running_now:
             while waiting and len(running_now) < WORKERS:
                 seed = waiting.popleft()
-                running_now[seed] = _start(loaded.path, seed, folder / f"seed-{seed}", words)
+                with keeping_interrupts():  # Ctrl-C comes when the process is known, and ends it
+                    running_now[seed] = _start(loaded.path, seed, folder / f"seed-{seed}", words)
             seed = next(iter(running_now))
             running_now[seed].wait()
             del running_now[seed]
@@ -163,8 +164,7 @@ def _runs(loaded: Loaded, seeds: range, folder: Path, words: Sequence[str]) -> I
 
 def _start(path: Path, seed: int, out: Path, words: Sequence[str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", MODULE, "simulate", str(path), "--seed", str(seed), "--out", str(out)]
-    with keeping_interrupts():
-        return subprocess.Popen([*command, "--quiet", *words], stdout=subprocess.DEVNULL)  # noqa: S603 - own command
+    return subprocess.Popen([*command, "--quiet", *words], stdout=subprocess.DEVNULL)  # noqa: S603 - own command
 
 
 def _result(seed: int, out: Path, *, before: frozenset[Path]) -> _Found:

@@ -34,6 +34,9 @@ from testbed_runtime.runner.progress import Silent
 from testbed_runtime.tuning import grid, score
 from testbed_runtime.tuning.score import Line, Outcome
 
+CHILD_ENDS_S = 2.0
+"""Time for a simulation to end after SIGTERM, so that it writes nothing after its files were deleted."""
+
 
 class Task(Struct, frozen=True):
     """One run in virtual time, as plain data for another process. `number` is the caller's own."""
@@ -229,8 +232,11 @@ def _results(tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
     try:
         yield from _completed(pool, tasks)
     except BaseException:  # Ctrl-C: the runs that have begun are not waited for
-        for child in multiprocessing.active_children():
+        children = multiprocessing.active_children()
+        for child in children:
             child.terminate()
+        for child in children:
+            child.join(CHILD_ENDS_S)
         for task in tasks:
             _forget_history(task)
         raise

@@ -47,9 +47,8 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         limit_s = float(limit)
     except ValueError as error:
         raise UserError("HEADGATE_UNINSTALL_LIMIT", str(error), "write seconds, as in 60") from None
-    return Settings(
-        namespace, deployment, release, names(environment, "HEADGATE_NAMESPACES") or (None,), limit_s
-    )
+    namespaces = names(environment, "HEADGATE_NAMESPACES", SET_BY) or (None,)
+    return Settings(namespace, deployment, release, namespaces, limit_s)
 
 
 async def uninstall(api: Api, settings: Settings) -> Sequence[str]:

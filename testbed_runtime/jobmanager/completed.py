@@ -140,5 +140,7 @@ async def _ignoring_disk(work: Awaitable[None]) -> None:
 
 
 async def _then(work: Awaitable[None], on_end: Callable[[int], None], count: int) -> None:
-    await _ignoring_disk(work)
-    on_end(count)
+    try:
+        await _ignoring_disk(work)
+    finally:
+        on_end(count)

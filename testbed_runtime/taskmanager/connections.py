@@ -36,6 +36,8 @@ from testbed_runtime.taskmanager.slots import Slot, TaskSlotTable
 
 ANSWERED_AT_ONCE_S = 0.3
 """No wait is recorded for a JobManager that answers this soon after it was declared lost."""
+REPORT_MIN_S = 0.01
+"""Slot reports that take less are not recorded as waits: the registration has just been one."""
 LEADER_PROBE_S = 0.5
 """Pause between registration attempts while no process listens at the JobManager's address. In Flink the leader election
 announces a new leader; here the address is probed. The (longer) error delay applies only once a leader answers with an error."""
@@ -343,13 +345,17 @@ class ResourceManagerConnection:
             )
         except (AskTimeout, RecipientUnreachable, RemoteFailure) as error:
             if isinstance(error, AskTimeout):
-                who = self._scope.who
-                wait = self._scope.waits.begin("registration", who, RM_NAME, limit=limit, since_s=since_s)
-                wait.end(Outcome.EXPIRED)
+                self._waited_for_report(since_s, Outcome.EXPIRED)
             self._report = None  # it is not to cancel itself
             self._reconnect("Failed to send initial slot report to ResourceManager.", "registration")
         else:
+            if asyncio.get_running_loop().time() - since_s >= REPORT_MIN_S:
+                self._waited_for_report(since_s, Outcome.COMPLETED)
             self._registered.set()
+
+    def _waited_for_report(self, since_s: float, outcome: Outcome) -> None:
+        waits, who = self._scope.waits, self._scope.who
+        waits.begin("registration", who, RM_NAME, limit=self._ask_timeout, since_s=since_s).end(outcome)
 
     async def close(self) -> None:
         self.watch.stop()

@@ -203,7 +203,7 @@ class TaskOutput:
         subpartition, data, count = part
         single, size, most = count == 1, len(data) // count, len(data)
         done += partition.emit(subpartition, data, offset=done, record_bytes=size, extend=single)
-        if done < most and not partition.pool.available_segments:
+        if done < most and partition.pool.can_overdraw and not partition.pool.available_segments:
             done += partition.emit(
                 subpartition, data, offset=done, record_bytes=size, overdraft=True, extend=single
             )

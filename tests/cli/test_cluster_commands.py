@@ -218,16 +218,25 @@ async def test_a_heal_suspends_studies_and_stops_the_runs_that_they_still_made()
     assert not remaining
 
 
+OF_UNINSTALL = {
+    "POD_NAMESPACE": "headgate-system",
+    "HEADGATE_DEPLOYMENT": "headgate-operator",
+    "HEADGATE_RELEASE": "headgate",
+    "HEADGATE_NAMESPACES": "",
+    "HEADGATE_UNINSTALL_LIMIT": "5",
+}
+
+
 def settings_of_uninstall(namespaces: str = "") -> uninstall.Settings:
-    return uninstall.from_environment(
-        {
-            "POD_NAMESPACE": "headgate-system",
-            "HEADGATE_DEPLOYMENT": "headgate-operator",
-            "HEADGATE_RELEASE": "headgate",
-            "HEADGATE_NAMESPACES": namespaces,
-            "HEADGATE_UNINSTALL_LIMIT": "5",
-        }
-    )
+    return uninstall.from_environment({**OF_UNINSTALL, "HEADGATE_NAMESPACES": namespaces})
+
+
+@pytest.mark.parametrize("variable", OF_UNINSTALL)
+def test_an_uninstall_needs_every_variable(variable):
+    """A variable that is missing by mistake does not mean the whole cluster. Only an empty list of namespaces does."""
+    environment = {name: value for name, value in OF_UNINSTALL.items() if name != variable}
+    with pytest.raises(UserError, match=f"{variable}: is not set"):
+        uninstall.from_environment(environment)
 
 
 async def test_an_uninstall_heals_then_stops_the_operator_then_removes_finalizers():

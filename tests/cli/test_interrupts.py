@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed_runtime.cli import commands
+from testbed_runtime.cli import commands, kubectl, main, seeds
 from testbed_runtime.cli.interrupting import keeping_interrupts
+from testbed_runtime.cli.loading import load
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERRUPTING = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
@@ -34,25 +35,63 @@ def test_ctrl_c_during_the_imports_is_said_in_one_line(tmp_path, script):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", SAID)
 
 
-def test_an_interrupt_that_a_library_turns_into_its_own_error_is_still_an_interrupt(headgate, monkeypatch):
-    """As pydantic does when it builds a model. The next command is not affected."""
+@pytest.fixture
+def handlers():
+    """A command that is interrupted ignores further signals, because its process ends."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
-    def interrupted(**_: object) -> None:
-        try:
-            signal.raise_signal(signal.SIGINT)
-        except KeyboardInterrupt:
-            raise RuntimeError("Error building serializer") from None
 
-    monkeypatch.setattr(commands, "build", lambda: interrupted)
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+def interrupted(**_: object) -> None:
+    """Interrupt this process, as pydantic answers it while it builds a model."""
     try:
-        said = headgate()
-    finally:  # the command ignores further signals, because its process ends
-        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
-            signal.signal(number, handler)
-    assert (said.returncode, said.stderr) == (130, SAID)
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        raise RuntimeError("Error building serializer") from None
+
+
+@pytest.mark.parametrize(("script", "module"), [(main.main, commands), (main.kubectl, kubectl)])
+@pytest.mark.usefixtures("handlers")
+def test_an_interrupt_that_a_library_turns_into_its_own_error_is_still_an_interrupt(
+    script, module, capsys, monkeypatch
+):
+    """In both console scripts."""
+    monkeypatch.setattr(module, "build", lambda: interrupted)
+    with pytest.raises(SystemExit) as ended:
+        script()
+    assert (ended.value.code, capsys.readouterr().err) == (130, SAID)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_an_interrupt_does_not_affect_the_next_command(headgate, monkeypatch):
+    """In the same process."""
+    monkeypatch.setattr(commands, "build", lambda: interrupted)
+    assert headgate().returncode == 130
     monkeypatch.undo()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     assert headgate("new", "--list").returncode == 0
+
+
+def test_a_seed_that_is_interrupted_while_it_starts_leaves_no_process(tmp_path, monkeypatch):
+    """Its process gets no Ctrl-C of its own."""
+    started = []
+
+    def popen(*_: object, **options: object) -> subprocess.Popen[bytes]:
+        started.append(
+            start([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        )
+        signal.raise_signal(signal.SIGINT)
+        return started[-1]
+
+    start = subprocess.Popen
+    monkeypatch.setattr(seeds.subprocess, "Popen", popen)
+    with pytest.raises(KeyboardInterrupt):
+        list(seeds._runs(load(ROOT / "scenarios/02-taskmanager-killed"), range(2), tmp_path, ()))
+    (child,) = started
+    assert child.poll() == -signal.SIGKILL
+    child.stdin.close()
 
 
 def test_a_child_that_starts_in_the_block_gets_no_interrupt_and_the_parent_gets_it_afterwards():

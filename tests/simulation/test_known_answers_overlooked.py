@@ -95,6 +95,15 @@ CASES = [
         "a slot for each task, during the fault `slow`", 10.0, failovers=1, options=QUICK, managers={**NO_SPARE, "replaceLost": "1 s"},
         observation="25 s",
     ),
+    Case(
+        "late-slot-report",
+        [
+            fault("kill", "1 s", SINK, **KILL),
+            fault("slow", "20 s", JOBMANAGER, rpc={"delay": {"method": "SlotReport", "delay": "3 s"}}),
+        ],
+        "a TaskManager to register, during the fault `slow`", 3.0, failovers=1, managers={**NO_SPARE, "replaceLost": "1 s"},
+        observation="20 s", options=QUICK,
+    ),
     Case(  # a source sends each count 50 records of 104 bytes per second: a buffer of 32 KiB is full after 6.3 s,
         # and after 6.9 s on the way to the count with fewer keys
         "no-flusher", [], "a full buffer or a checkpoint, which alone send records", 6.9, start=True,

@@ -39,7 +39,7 @@ class Partition:
             SimpleNamespace(sent=dict.fromkeys(SendReason, 0), buffer_size=100) for _ in range(subpartitions)
         ]
         self.pool = SimpleNamespace(
-            segment_bytes=100, when_available=self.listeners.append, is_available=True, available_segments=1
+            segment_bytes=100, when_available=self.listeners.append, is_available=True, can_overdraw=False
         )
         self.held: dict[int, tuple[bytes, ...]] = {}
         """Data that a held barrier overtakes at its timeout, by subpartition."""

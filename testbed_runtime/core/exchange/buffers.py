@@ -369,6 +369,11 @@ class LocalBufferPool:
         return (bool(self._available) and not self._saturated) or self.destroyed
 
     @property
+    def can_overdraw(self) -> bool:
+        """Whether it may have another segment beyond its size."""
+        return self.requested - self.size < self.max_overdraft
+
+    @property
     def overdraft(self) -> int:
         """Number of segments beyond the pool's size."""
         return max(0, self.requested - self.size)
@@ -570,7 +575,7 @@ class LocalBufferPool:
 
     def _overdraw(self) -> MemorySegment | None:
         """Take a segment beyond the size, so that a started record can be finished while the pool is unavailable."""
-        if self.requested < self.size or self.requested - self.size >= self.max_overdraft:
+        if self.requested < self.size or not self.can_overdraw:
             return None
         segment = self._network.request()
         if segment is not None:

@@ -1,0 +1,81 @@
+"""The console scripts have this in common: messages and exit codes of errors, and the answer to Ctrl-C."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from testbed_runtime.cli import exits
+
+
+class Commands(TyperGroup):
+    """The commands of a console script. Unlike typer's own messages, those for an invalid option contain the value, and Ctrl-C is reported."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = exits.bad_value(error)
+            raise
+        except KeyboardInterrupt:  # of a command without a cleanup, such as simulate
+            raise exits.Interrupted from None
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        try:
+            return super().make_context(*args, **extra)
+        except KeyboardInterrupt:
+            raise exits.Interrupted from None
+
+
+def run_command_line(build: Callable[[], typer.Typer], name: str) -> None:
+    """Run a console script. An error becomes a message and an exit code."""
+    atexit.register(gc.freeze)  # skip the interpreter's last garbage collection: the process ends anyway
+    with _noting_interrupts() as noted:
+        try:
+            build()(prog_name=name)
+        except (exits.Interrupted, KeyboardInterrupt) as error:
+            _end_interrupted(error)
+        except BrokenPipeError:
+            # the reader of stdout is gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(exits.ERROR)
+        except Exception as error:
+            if noted:
+                _end_interrupted(exits.Interrupted())
+            sys.exit(exits.report(error))
+
+
+@contextmanager
+def _noting_interrupts() -> Iterator[list[int]]:
+    """Yield a list that gets each Ctrl-C: libraries turn its KeyboardInterrupt into errors of their own, as pydantic does while it
+    is imported."""
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        signal.default_int_handler(number, frame)
+
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if usual:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        if signal.getsignal(signal.SIGINT) is note:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end_interrupted(error: BaseException) -> NoReturn:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the cleanup is already done
+    sys.exit(exits.report_interrupted(error))
