@@ -1,4 +1,4 @@
-"""The console scripts have this in common: messages and exit codes of errors, and the answer to Ctrl-C."""
+"""Shared by the console scripts: the messages and exit codes of errors, and the answer to Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from testbed_runtime.cli import exits
 
 
-class Commands(TyperGroup):
+class _Commands(TyperGroup):
     """The commands of a console script. Unlike typer's own messages, those for an invalid option contain the value, and Ctrl-C is reported."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
@@ -35,6 +35,19 @@ class Commands(TyperGroup):
             return super().make_context(*args, **extra)
         except KeyboardInterrupt:
             raise exits.Interrupted from None
+
+
+def command_tree(name: str, text: str, *, completes: bool = True) -> typer.Typer:
+    """Return a console script without commands. `completes`: whether it installs completion for the shell."""
+    return typer.Typer(
+        name=name,
+        cls=_Commands,
+        help=text,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=completes,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
 
 
 def run_command_line(build: Callable[[], typer.Typer], name: str) -> None:

@@ -27,7 +27,7 @@ from testbed_runtime.cli import (
     tune,
     validate,
 )
-from testbed_runtime.cli.commandline import Commands
+from testbed_runtime.cli.commandline import command_tree
 
 HELP = """Show which timeout cost you each second of a streaming recovery.
 
@@ -64,14 +64,7 @@ def _supervise(context: typer.Context) -> None:
 
 def build(*, whole: bool = False) -> typer.Typer:
     """Return the command tree. Unless `whole`, `exchange` is imported only if it is called: it needs numpy and the transport."""
-    app = typer.Typer(
-        name="headgate",
-        cls=Commands,
-        help=HELP,
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
+    app = command_tree("headgate", HELP)
     app.callback(help=HELP)(_root)
     app.command("new")(new.new)
     app.command("validate")(validate.validate)

@@ -9,7 +9,7 @@ import typer
 
 from testbed_runtime.api.views import Fault, Run
 from testbed_runtime.cli import access, options, report
-from testbed_runtime.cli.commandline import Commands
+from testbed_runtime.cli.commandline import command_tree
 from testbed_runtime.cli.heal import is_active
 from testbed_runtime.cli.tables import aligned
 
@@ -112,15 +112,7 @@ def rows_of_run(run: Run) -> list[tuple[str, ...]]:
 
 
 def build() -> typer.Typer:
-    app = typer.Typer(
-        name="kubectl headgate",
-        cls=Commands,
-        help=HELP,
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        add_completion=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
+    app = command_tree("kubectl headgate", HELP, completes=False)
     app.command("run")(run)
     app.command("report")(fetch)
     app.command("heal")(heal)
