@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, also if it is killed."""
+"""Child processes that end with their parent, even if the parent is killed."""
 
 from __future__ import annotations
 
