@@ -106,8 +106,8 @@ class _Burst(Silent):
 @pytest.mark.parametrize(
     ("lasts", "progress", "failed"),
     [
-        ("4 s", _Burst(), []),
-        ("9 s", Silent(), ["recovery.total at most 8 s"]),
+        ("5 s", _Burst(), []),
+        ("10 s", Silent(), ["recovery.total at most 9 s"]),
     ],
     ids=["a-burst-of-other-work", "the-latency-stays"],
 )
