@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -24,6 +25,8 @@ JAVA_MINIMUM = 17
 JAVA_ANSWER_S = 20.0
 """`java -version` answers in 0.1 s. A busy machine gets more time."""
 LOOPBACK = "127.0.0.1"
+USER_WITHOUT_A_NAME = "headgate"
+"""The name of a user whose id has no name, for Hadoop."""
 DRIVER_MEMORY = "1g"
 """A run of ten trials is a few hundred thousand rows; 1 GiB holds it many times over."""
 JVM_OPTIONS = (
@@ -88,6 +91,7 @@ def settings(scratch: Path) -> dict[str, str]:
         f"-Djava.io.tmpdir={scratch}",
     ]
     return {
+        "spark.app.name": "headgate-evaluation",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.bindAddress": LOOPBACK,
@@ -95,6 +99,7 @@ def settings(scratch: Path) -> dict[str, str]:
         "spark.driver.memory": DRIVER_MEMORY,
         "spark.driver.extraJavaOptions": " ".join(java_options),
         "spark.local.dir": str(scratch),
+        "spark.jars.ivy": str(scratch / "ivy"),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.shuffle.partitions": str(min(os.cpu_count() or 2, 8)),
@@ -124,13 +129,15 @@ def spark_session(
         "JAVA_HOME": str(java.home),
         "PYSPARK_PYTHON": sys.executable,
     }
-    chosen = {**settings(scratch), **(more or {})}
+    chosen = {**settings(scratch), "spark.master": master or "local[*]", **(more or {})}
     if chosen["spark.driver.host"] == LOOPBACK:
         os.environ |= {"SPARK_LOCAL_IP": LOOPBACK, "SPARK_LOCAL_HOSTNAME": "localhost"}
-    builder = SparkSession.builder.master(master or "local[*]").appName("headgate-evaluation")
+    builder = SparkSession.builder
     for key, value in chosen.items():
         builder = builder.config(key, value)
     try:
+        if not has_a_name(os.getuid()):
+            _start_as_nameless(chosen)
         session = builder.getOrCreate()
     except Exception as error:
         raise HeadgateError(f"Spark did not start: {first_line(error)}") from error
@@ -138,6 +145,28 @@ def spark_session(
         yield session
     finally:
         session.stop()
+
+
+def has_a_name(uid: int) -> bool:
+    """Return whether a user id is in the user database. In a container (`docker run --user 1000`) it often is not."""
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _start_as_nameless(chosen: Mapping[str, str]) -> None:
+    """Start the JVM and the Spark context of a user without a name; the session then uses them. Hadoop cannot log in as such a
+    user, so it is given a name."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    conf = SparkConf(loadDefaults=False).setAll(list(chosen.items()))
+    gateway = launch_gateway(conf)  # type: ignore[no-untyped-call]
+    users = gateway.jvm.org.apache.hadoop.security.UserGroupInformation
+    users.setLoginUser(users.createRemoteUser(USER_WITHOUT_A_NAME))
+    SparkContext(conf=conf, gateway=gateway)
 
 
 def first_line(error: BaseException) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -196,10 +198,25 @@ async def test_an_evaluation_that_hangs_is_stopped_at_its_limit(tmp_path: Path):
         await evaluated(tmp_path, GRANDCHILD, limit_s=0.5)
 
 
+NAMELESS = ("unshare", "--user", "--map-user=54321", "--map-group=54321")
+"""The same rights on files, under a user id that has no name, as with `docker run --user`."""
+
+
+def nameless_python(folder: Path) -> str:
+    """This Python as a user without a name, where the kernel lets a process have a user namespace."""
+    if subprocess.run([*NAMELESS, "true"], capture_output=True, check=False).returncode != 0:
+        return sys.executable
+    path = folder / "nameless-python"
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(NAMELESS)} {shlex.quote(sys.executable)} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
 @pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    """One real Spark for the tests of this file."""
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """One real Spark for the tests of this file. Its user has no name, because Hadoop cannot log in as such a user."""
     with Session() as made:
+        made.spark = SparkWorker(python=nameless_python(tmp_path_factory.mktemp("python")))
         yield made
 
 

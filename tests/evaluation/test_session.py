@@ -62,4 +62,5 @@ def test_spark_keeps_to_this_machine_and_to_its_scratch_folder(tmp_path: Path):
     assert found["spark.driver.bindAddress"] == found["spark.driver.host"] == "127.0.0.1"
     assert found["spark.ui.enabled"] == "false"
     assert found["spark.local.dir"] == str(tmp_path)
+    assert found["spark.jars.ivy"].startswith(str(tmp_path))
     assert f"-Djava.io.tmpdir={tmp_path}" in found["spark.driver.extraJavaOptions"]
