@@ -11,7 +11,7 @@ import enum
 
 from msgspec import Struct
 
-from testbed_runtime.core.options import ALIASES, BY_KEY, Option, missing_unit
+from testbed_runtime.core.options import ALIASES, BY_KEY, REQUIRED_PER_GATE, Option, missing_unit
 from testbed_runtime.core.versions import LATEST, number
 
 OWN_PREFIX = "headgate."
@@ -35,7 +35,6 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("taskmanager.memory.managed.consumer-weights", "", "1.12"),
     KnownKey("taskmanager.memory.framework.off-heap.batch-shuffle.size", "64 mb", "1.13"),
     KnownKey("taskmanager.network.numberOfBuffers", "2048", "0.6", "1.9"),
-    KnownKey("taskmanager.network.memory.read-buffer.required-per-gate.max", "", "1.17"),
     KnownKey("taskmanager.network.netty.num-arenas", "-1", "", "2.0"),
     KnownKey("taskmanager.network.netty.server.numThreads", "-1", "", "2.0"),
     KnownKey("taskmanager.network.netty.client.numThreads", "-1", "", "2.0"),
@@ -260,6 +259,7 @@ _LEAST = {
     "taskmanager.memory.segment-size": 1,
     "taskmanager.network.memory.buffers-per-channel": 0,
     "taskmanager.network.memory.floating-buffers-per-gate": 1,
+    REQUIRED_PER_GATE: 1,
 }
 """The smallest values of options that sizes are calculated from."""
 

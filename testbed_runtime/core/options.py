@@ -28,6 +28,7 @@ from testbed_runtime.core.versions import (
     PARTIAL_BUFFERS,
     PEKKO,
     REQUESTS_WAIT_AT_PRODUCER,
+    REQUIRED_BUFFERS_LIMITED,
     VERSIONS,
     has,
     nearest,
@@ -40,6 +41,7 @@ __all__ = [
     "EFFECTIVE",
     "LATENCY_INTERVAL",
     "MAX_INT",
+    "REQUIRED_PER_GATE",
     "Option",
     "Options",
     "missing_unit",
@@ -50,6 +52,7 @@ __all__ = [
 ]
 
 LATENCY_INTERVAL = "metrics.latency.interval"
+REQUIRED_PER_GATE = "taskmanager.network.memory.read-buffer.required-per-gate.max"
 
 
 class Option(Struct, frozen=True):
@@ -114,6 +117,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.memory.jvm-overhead.max", "memory", "1 gb", "Maximum overhead.", since="1.10"),
     Option("taskmanager.network.memory.buffers-per-channel", "integer", "2", "Exclusive buffers per channel.", since="1.3", removed="2.0"),
     Option("taskmanager.network.memory.floating-buffers-per-gate", "integer", "8", "Floating buffers per gate.", since="1.3", removed="2.0"),
+    Option(REQUIRED_PER_GATE, "integer", "", "Most buffers that an input gate requires; more are taken if they are free. Unset: 1000 for a blocking result, no limit for others (from 1.17).", since=REQUIRED_BUFFERS_LIMITED.since),
     Option("taskmanager.network.memory.max-buffers-per-channel", "integer", "10", "Maximum buffers of a subpartition.", since="1.11", removed="2.0"),
     Option("taskmanager.network.memory.max-overdraft-buffers-per-gate", "integer", "20", "Overdraft buffers that a result partition may request.", until=(("1.15", "0"), ("1.20", "5")), since="1.16", removed="2.0"),
     Option("taskmanager.memory.min-segment-size", "memory", "256 b", "Minimum size of a buffer with debloating.", until=(("1.14", "1 kb"),), since="1.14"),

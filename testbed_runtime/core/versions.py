@@ -111,6 +111,11 @@ ONE_CONNECTION = Change(
 EXPONENTIAL_DELAY_EXISTS = Change(
     "1.13", "the restart strategy `exponential-delay` exists; before, it is refused"
 )
+REQUIRED_BUFFERS_LIMITED = Change(
+    "1.17",
+    "the gate of a blocking result requires at most 1000 buffers: with more channels, they have fewer exclusive buffers, or none "
+    "(`read-buffer.required-per-gate.max`, FLIP-266)",
+)
 END_OF_DATA_TRIGGERS = Change(
     "1.18",
     "a checkpoint begins as soon as the data of every task has ended, without min-pause; before, the next periodic one covers the end "
@@ -173,6 +178,7 @@ CHANGES = (
     RESTART_NAMES_TASKMANAGER,
     FAILURE_NAMES_REASON,
     ABORTED_BY_AGE,
+    REQUIRED_BUFFERS_LIMITED,
     END_OF_DATA_TRIGGERS,
     PEKKO,
     REQUESTS_WAIT_AT_PRODUCER,

@@ -9,16 +9,17 @@ from typing import IO
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.backoff import local_backoff, remote_backoff
-from testbed_runtime.core.exchange.buffers import (
-    NetworkBufferPool,
-    gate_buffers_spec,
-    network_buffer_count,
-    result_partition_buffers,
-)
+from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
-from testbed_runtime.core.exchange.sizing import BUFFERS_TIMEOUT
+from testbed_runtime.core.exchange.sizing import (
+    BUFFERS_TIMEOUT,
+    gate_buffers_spec,
+    most_required,
+    network_buffer_count,
+    result_partition_buffers,
+)
 from testbed_runtime.core.faults.links import ENTROPY_BYTES, channel_id
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.messages import InputGateDescriptor, ResultPartitionDescriptor
@@ -143,15 +144,16 @@ class NetworkEnvironment:
             descriptor.subpartitions,
             self._exclusive,
             self._floating,
-            bounded=descriptor.bounded or descriptor.blocking,
+            bounded=descriptor.bounded,
         )
         most = self.options.integer("taskmanager.network.memory.max-buffers-per-channel")
+        overdraft = self.options.integer("taskmanager.network.memory.max-overdraft-buffers-per-gate")
         pool = self.pool.create_buffer_pool(
             required,
             maximum,
             subpartitions=descriptor.subpartitions,
             max_buffers_per_channel=most if descriptor.bounded else MAX_INT,
-            max_overdraft=self.options.integer("taskmanager.network.memory.max-overdraft-buffers-per-gate"),
+            max_overdraft=0 if descriptor.blocking else overdraft,
         )
         partition = ResultPartition(
             ResultPartitionID.parse(descriptor.partition),
@@ -186,7 +188,10 @@ class NetworkEnvironment:
         self, descriptor: InputGateDescriptor, wake: Wakeup, not_found: PartitionNotFoundCallback
     ) -> InputGate:
         """Create a gate with its pool and channels; `set_up` gets its exclusive buffers. Raises FlinkError IOException."""
-        spec = gate_buffers_spec(len(descriptor.channels), self._exclusive, self._floating)
+        limit = most_required(self.options, blocking=descriptor.blocking)
+        spec = gate_buffers_spec(
+            len(descriptor.channels), self._exclusive, self._floating, max_required=limit
+        )
         pool = self.pool.create_buffer_pool(spec.min_floating, spec.max_floating)
         gate = InputGate(
             self.pool, pool, wake.set, exclusive=spec.exclusive_per_channel, on_partition_not_found=not_found

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed_runtime.api.catalogue import KNOWN, WITHOUT_EFFECT, Standing, edits, judge, value_problem
-from testbed_runtime.core.options import ALIASES, BY_KEY, EFFECTIVE
+from testbed_runtime.core.options import ALIASES, BY_KEY, EFFECTIVE, REQUIRED_PER_GATE
 from testbed_runtime.core.versions import VERSIONS
 
 
@@ -28,8 +28,9 @@ def test_no_key_is_both_with_and_without_effect():
 
 @pytest.mark.parametrize("option", EFFECTIVE, ids=lambda o: o.key)
 def test_every_default_fits_its_option(option):
-    """In every version. An option without a default is a memory size that Flink derives, or the path of a checkpoint."""
-    assert option.default or option.type == "memory" or option.key == "execution.state-recovery.path"
+    """In every version. An option without a default is a memory size or a limit that Flink derives, or the path of a checkpoint."""
+    derived = ("execution.state-recovery.path", REQUIRED_PER_GATE)
+    assert option.default or option.type == "memory" or option.key in derived
     defaults = [text for text in (option.default, *(text for _, text in option.until)) if text]
     assert [value_problem(option, text) for text in defaults] == [""] * len(defaults)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.bufferplan import buffer_plan, enough_memory, groups_each
 from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex
+from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.processmemory import NETWORK, process_memory
 
@@ -40,6 +42,20 @@ def test_a_local_forward_exchange_needs_no_exclusive_buffers():
     """One subtask each in one slot: a partition of 1 + 1 and a gate of one floating buffer."""
     (only,) = buffer_plan(job(1, 1, partitioning="forward"), 1, 1, Options({})).taskmanagers
     assert (only.exclusive, only.required) == (0, 3)
+
+
+@pytest.mark.parametrize(("version", "expected"), [("2.x", (1000, 2008, 0)), ("1.16", (1, 8, 2))])
+def test_the_gate_of_a_blocking_result_requires_at_most_1000_buffers(
+    version: str, expected: tuple[int, int, int]
+):
+    """1000 producers in slots of another TaskManager. From 1.17 on, their channels have no exclusive buffers. The result has no limit."""
+    graph = job(1000, 1)
+    graph = replace(graph, edges=tuple(replace(edge, result=BLOCKING) for edge in graph.edges))
+    plan = buffer_plan(graph, 1, 1000, Options({}, flink_version=version))
+    (exchange,) = plan.exchanges
+    gate = exchange.gate
+    assert (gate.min_floating, gate.max_floating, gate.exclusive_per_channel) == expected
+    assert exchange.partition == (2, plan.available)
 
 
 def test_tasks_are_planned_where_the_jobmanager_places_them():

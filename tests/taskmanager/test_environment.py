@@ -20,7 +20,7 @@ from testbed_runtime.core.job.messages import (
     InputGateDescriptor,
     ResultPartitionDescriptor,
 )
-from testbed_runtime.core.options import MAX_INT, Options
+from testbed_runtime.core.options import MAX_INT, REQUIRED_PER_GATE, Options
 from testbed_runtime.ports.interception import NO_INTERCEPTION, Interception
 from testbed_runtime.process.clock import LoopClock
 from testbed_runtime.simulation.loop import run_virtual
@@ -83,15 +83,84 @@ BUFFERS = {
 
 @pytest.mark.parametrize(
     ("changes", "most"),
-    [({}, 4 * 3 + 5), ({"bounded": False}, MAX_INT), ({"bounded": False, "blocking": True}, 4 * 3 + 5)],
+    [({}, 4 * 3 + 5), ({"bounded": False}, MAX_INT), ({"bounded": False, "blocking": True}, MAX_INT)],
     ids=["bounded", "unbounded", "blocking"],
 )
-def test_the_pool_of_a_partition_has_a_limit_unless_it_is_unbounded(changes: dict[str, bool], most: int):
-    """One buffer for each subpartition and one more are required."""
+def test_F_151_only_the_pool_of_a_bounded_pipelined_partition_has_a_limit(
+    changes: dict[str, bool], most: int
+):
+    """One buffer for each subpartition and one more are required. A blocking one frees its full buffers itself, so it needs none
+    beyond its pool."""
 
     def check() -> None:
         made = environment(**BUFFERS).create_partition(replace(WANTED, **changes), Wakeup())
         assert (made.pool.required, made.pool.maximum) == (5, most)
+        assert made.pool.max_overdraft == (0 if "blocking" in changes else 2)
+
+    inside(check)
+
+
+def limited(segments: int) -> dict[str, str]:
+    """The options of a TaskManager with so many buffers."""
+    size = f"{32 * segments} kb"
+    return {"taskmanager.memory.network.min": size, "taskmanager.memory.network.max": size}
+
+
+RESULTS = ((2, False, False), (2, False, True), (2, True, False), (4, True, False))
+"""The subpartitions of four results, whether they are bounded, and whether they are blocking."""
+
+
+@pytest.mark.parametrize(("segments", "error"), [(18 + 10 * 2, ""), (10 + 10 * 2 - 1, "Insufficient number")])
+def test_D_25_the_results_and_gates_of_a_task_need_what_they_require(segments: int, error: str):
+    """14 buffers for four results and 4 for four gates, and 2 exclusive ones for each of ten channels."""
+
+    async def check() -> None:
+        made = environment(**limited(segments))
+        assert made.pool.total == segments
+        results = [
+            made.create_partition(replace(WANTED, subpartitions=n, bounded=b, blocking=f), Wakeup())
+            for n, b, f in RESULTS
+        ]
+        gates = [
+            made.create_gate(
+                replace(gate_of(*["tm-1-1"] * n), blocking=blocking), Wakeup(), lambda channel: None
+            )
+            for n, _, blocking in RESULTS
+        ]
+        for gate in gates:
+            await made.set_up(gate)
+        assert [(r.pool.required, r.pool.size) for r in results] == [(3, 3)] * 3 + [(5, 5)]
+        assert [r.pool.maximum for r in results] == [MAX_INT, MAX_INT, 2 * 2 + 8, 4 * 2 + 8]
+        assert [(g.pool.required, g.pool.maximum) for g in gates] == [(1, 8)] * 4
+
+    if not error:
+        inside(check)
+        return
+    with pytest.raises(FlinkError, match=error) as caught:
+        inside(check)
+    assert caught.value.class_name == "IOException"
+
+
+@pytest.mark.parametrize(
+    ("version", "blocking", "configured", "expected"),
+    [
+        ("2.x", True, "", (500, 508, 1)), ("2.x", False, "", (1, 8, 2)), ("1.16", True, "", (1, 8, 2)),
+        ("1.17", True, "", (500, 508, 1)), ("2.x", False, "100", (100, 1008, 0)), ("1.16", False, "100", (1, 8, 2)),
+        ("2.x", True, "2000", (1, 8, 2)),
+    ],
+)  # fmt: skip
+def test_a_gate_requires_no_more_buffers_than_are_allowed_for_its_result(
+    version: str, blocking: bool, configured: str, expected: tuple[int, int, int]
+):
+    """With 500 channels, 1001 are too many for a blocking result: from 1.17 on, the channels have fewer exclusive buffers, and the
+    gate more floating ones."""
+
+    def check() -> None:
+        options = {REQUIRED_PER_GATE: configured} if configured else {}
+        made = environment(version=version, **options)
+        wanted = replace(gate_of(*["tm-1-1"] * 500), blocking=blocking)
+        gate = made.create_gate(wanted, Wakeup(), lambda channel: None)
+        assert (gate.pool.required, gate.pool.maximum, gate.exclusive) == expected
 
     inside(check)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.options import MAX_INT, Options
+from testbed_runtime.core.options import MAX_INT, REQUIRED_PER_GATE, Options
 from testbed_runtime.core.processmemory import SEGMENT, process_memory, readable
+from testbed_runtime.core.versions import REQUIRED_BUFFERS_LIMITED, has
 
 BUFFERS_TIMEOUT = "taskmanager.network.memory.buffers-request-timeout"
 MAX_REQUIRED_BATCH = 1000
@@ -26,6 +27,14 @@ def max_required_buffers_per_gate(*, pipelined: bool = True, configured: int | N
     if configured is not None:
         return configured
     return MAX_INT if pipelined else MAX_REQUIRED_BATCH
+
+
+def most_required(options: Options, *, blocking: bool) -> int:
+    """Return how many buffers a gate may require. Before 1.17 there is no limit."""
+    if not has(options.flink_version, REQUIRED_BUFFERS_LIMITED):
+        return MAX_INT
+    configured = options.integer(REQUIRED_PER_GATE) if options.is_set(REQUIRED_PER_GATE) else None
+    return max_required_buffers_per_gate(pipelined=not blocking, configured=configured)
 
 
 def gate_buffers_spec(
@@ -49,7 +58,7 @@ def gate_buffers_spec(
 def result_partition_buffers(
     subpartitions: int, exclusive: int, floating: int, *, bounded: bool = True
 ) -> tuple[int, int]:
-    """Return the required and maximum buffers of a pipelined partition's pool."""
+    """Return the required and maximum buffers of a partition's pool. Only a bounded pipelined one has a limit."""
     required = subpartitions + 1
     if not bounded:
         return required, MAX_INT

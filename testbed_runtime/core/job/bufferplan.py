@@ -12,13 +12,14 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.exchange.sizing import (
     GateBuffersSpec,
     gate_buffers_spec,
+    most_required,
     network_buffer_count,
     result_partition_buffers,
 )
 from testbed_runtime.core.ids import TaskManagerID, task_manager_names
 from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex
 from testbed_runtime.core.job.keygroups import group_range
-from testbed_runtime.core.job.results import PIPELINED
+from testbed_runtime.core.job.results import BLOCKING, BOUNDED
 from testbed_runtime.core.job.slots import SlotKey, SlotTable, needed_slots, slot_key, spreads_slots
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.processmemory import (
@@ -131,6 +132,7 @@ def _exchange(
     consumers = graph.vertex(edge.target).parallelism
     inputs, outputs = graph.producers(edge), 1 if edge.partitioning == "forward" else consumers
     least, most = result_partition_buffers(outputs, exclusive, floating)
+    limit = most_required(options, blocking=edge.result == BLOCKING)
     producers = _owners_of(graph, edge.source, owners)
     by_owner = Counter(producers)
     local = [
@@ -140,10 +142,10 @@ def _exchange(
     return ExchangePlan(
         edge,
         channels=inputs * consumers,
-        gate=gate_buffers_spec(inputs, exclusive, floating),
+        gate=gate_buffers_spec(inputs, exclusive, floating, max_required=limit),
         gate_channels=inputs,
         remote_channels=tuple(inputs - n for n in local),
-        partition=(least, network_buffer_count(options) if edge.result == PIPELINED else most),
+        partition=(least, most if edge.result == BOUNDED else network_buffer_count(options)),
     )
 
 

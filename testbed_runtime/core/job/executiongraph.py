@@ -390,7 +390,12 @@ class ExecutionGraph:
             )
         rescaled = self._rescaled(edge, context.restore)
         return InputGateDescriptor(
-            edge.source, edge.partitioning, tuple(channels), rescaled, self._announces_recovery(edge)
+            edge.source,
+            edge.partitioning,
+            tuple(channels),
+            rescaled,
+            announced_recovery=self._announces_recovery(edge),
+            blocking=edge.result == BLOCKING,
         )
 
     def _announces_recovery(self, edge: JobEdge) -> bool:

@@ -294,6 +294,8 @@ class InputGateDescriptor(Struct, frozen=True):
     rescaled: RescaledExchange | None = None
     announced_recovery: bool = True
     """Its producers announce the end of the data that they restore, and wait."""
+    blocking: bool = False
+    """The result is written to files and read when it is complete."""
 
 
 class ResultPartitionDescriptor(Struct, frozen=True):
