@@ -78,7 +78,8 @@ class Checkpoints:
     """Triggers, collects and completes the checkpoints of one job. Runs in the JobMaster's mailbox.
 
     Calls `on_job_failure(class, text)` when too many checkpoints failed, or the final one, `on_settled` when a checkpoint that was being stored is
-    complete or has failed, so that a restart may go on, and `on_refused` when the final checkpoint is impossible."""
+    complete or has failed, so that a restart may go on, `on_refused` when the final checkpoint is impossible, `on_triggered` when
+    another id was used."""
 
     def __init__(
         self,
@@ -90,18 +91,22 @@ class Checkpoints:
         on_job_failure: Callable[[str, str], None],
         on_settled: Callable[[], None],
         on_refused: Callable[[], None],
+        on_triggered: Callable[[], None],
+        last_id: int = 0,
     ) -> None:
+        """`last_id`: the last checkpoint that the leader before triggered."""
         self._services = services
         self._graph = graph
         self._executors = executors
         self._on_job_failure = on_job_failure
         self._on_settled = on_settled
         self._on_refused = on_refused
+        self._on_triggered = on_triggered
         self._done = completed
-        last = completed.latest.checkpoint if completed.latest is not None else 0
         self._coordinator = CheckpointCoordinator(
             CheckpointConfig.of(services.options),
-            last_id=last,
+            last_id=last_id,
+            last_completed=completed.latest.checkpoint if completed.latest is not None else 0,
             draw=services.random.stream("checkpoints").randint,
         )
         self._finalizing: dict[int, OpenWait] = {}
@@ -134,6 +139,10 @@ class Checkpoints:
     @property
     def draining(self) -> bool:
         return self._coordinator.draining
+
+    @property
+    def last_id(self) -> int:
+        return self._coordinator.last_id
 
     @property
     def drain_refused(self) -> str:
@@ -221,6 +230,7 @@ class Checkpoints:
 
     def _trigger(self, triggered: Triggered) -> None:
         now = self._services.clock.now()
+        self._on_triggered()
         self._row(triggered.checkpoint, "triggered")
         self._waits[triggered.checkpoint] = self._services.waits.begin(
             "checkpoint", "JobMaster", f"checkpoint {triggered.checkpoint}", limit=self._timeout

@@ -61,6 +61,7 @@ class FormerSession(Struct, frozen=True):
             attempt=max(status.attempt, mine.attempt),
             restarts=max(status.restarts, mine.restarts),
             failovers=max(status.failovers, mine.failovers),
+            checkpoint=max(status.checkpoint, mine.checkpoint),
             draining=status.draining or mine.draining,
         )
 

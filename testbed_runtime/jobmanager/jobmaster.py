@@ -84,6 +84,8 @@ class JobMaster:
             on_job_failure=self._on_checkpoints_failed,
             on_settled=self._advance,
             on_refused=self._state.save,
+            on_triggered=self._state.save,
+            last_id=recovered.checkpoint if recovered else 0,
         )
         self._reports = TaskReports(services, self.graph, self._checkpoints, self._completed)
         self._splits = InputSplits(services, self.graph)
@@ -213,6 +215,7 @@ class JobMaster:
             cause=self._state.cause.text,
             draining=self._checkpoints.draining,
             failovers=self._failovers.number,
+            checkpoint=self._checkpoints.last_id,
         )
 
     def _on_deploying(self) -> None:

@@ -44,6 +44,8 @@ class StoredStatus(Struct, frozen=True):
     draining: bool = False
     failovers: int = 0
     """The largest number of a failover. `restarts` leaves some of them out."""
+    checkpoint: int = 0
+    """The last checkpoint id that was used (Flink's CheckpointIDCounter)."""
     version: int = STORE_VERSION
 
 

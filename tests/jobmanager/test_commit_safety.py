@@ -60,6 +60,11 @@ async def restart_jobmanager(cluster):
     await cluster.until(lambda: cluster.rows.events("failover.deployed"))
 
 
+def triggered(cluster):
+    """The ids in the order in which they were triggered."""
+    return [r["checkpoint"] for r in cluster.rows.table("checkpoints") if r["state"] == "triggered"]
+
+
 def committed(rows):
     return Counter((row["task"], row["checkpoint"]) for row in rows)
 
@@ -92,6 +97,22 @@ async def test_commits_that_are_in_the_record_are_not_written_again():
         cluster.rows.rows.clear()
         await restart_jobmanager(cluster)
         assert not committed(cluster.rows.table("delivery")).keys() & before.keys()
+
+
+@virtually
+async def test_J_133_a_checkpoint_id_is_used_once_also_after_a_restart_of_the_jobmanager():
+    """CheckpointIDCounterTestBase.testSerialIncrementAndGet. The ids of checkpoints that were not completed are not used again."""
+    async with Cluster(4, {"execution.checkpointing.max-concurrent-checkpoints": "2"}) as cluster:
+        await cluster.submit()
+        await cluster.until(lambda: (1, "completed", "") in ended_checkpoints(cluster))
+        for tm in cluster.tms:
+            tm.acknowledges = False
+        await cluster.until(lambda: triggered(cluster) == [1, 2, 3])
+        for tm in cluster.tms:
+            tm.acknowledges = True
+        await restart_jobmanager(cluster)
+        await cluster.until(lambda: (4, "completed", "") in ended_checkpoints(cluster))
+        assert triggered(cluster)[:4] == [1, 2, 3, 4]
 
 
 @virtually

@@ -1,7 +1,6 @@
 """Decides when checkpoints are triggered, complete, are declined or expire, and when the job fails (Flink's CheckpointCoordinator).
 
-Pure: times in seconds come in, what to do comes out. The checkpoint ids count from 1, under another leader from the latest
-completed one: an id that was only triggered may be used again, with other attempts.
+Pure: times in seconds come in, what to do comes out. The checkpoint ids count from 1, and go on under another leader.
 """
 
 from __future__ import annotations
@@ -252,17 +251,23 @@ class CheckpointCoordinator:
     than `max_concurrent` old ones are being deleted, none begins."""
 
     def __init__(
-        self, config: CheckpointConfig, *, last_id: int = 0, draw: Callable[[int, int], int] = max
+        self,
+        config: CheckpointConfig,
+        *,
+        last_id: int = 0,
+        last_completed: int = 0,
+        draw: Callable[[int, int], int] = max,
     ) -> None:
-        """`draw(low, high)` returns the delay of the first checkpoint in milliseconds: min-pause to the interval, both included."""
+        """`last_id`: the last one that an earlier leader triggered. `draw(low, high)` returns the delay of the first checkpoint in milliseconds: min-pause to the interval, both included."""
         self._config = config
         self._min_pause_s = min(config.min_pause_s, MAX_MIN_PAUSE_S)
         self._interval_s = max(config.interval_s, self._min_pause_s) if config.interval_s > 0 else FOREVER
         self._draw = draw
         self._failures = CheckpointFailureManager(config.tolerable_failures, config.flink_version)
         self._pending: dict[int, PendingCheckpoint] = {}
-        self._last_id = last_id
-        self.last_completed = last_id
+        self.last_id = max(last_id, last_completed)
+        """Id of the newest checkpoint that was triggered."""
+        self.last_completed = last_completed
         self._due = FOREVER
         """When the next periodic checkpoint is requested."""
         self._queued = 0
@@ -435,12 +440,12 @@ class CheckpointCoordinator:
         return True
 
     def _trigger(self, now: float, tasks: list[Task]) -> Triggered:
-        self._last_id += 1
+        self.last_id += 1
         drain = self._drain_wanted
-        self._pending[self._last_id] = PendingCheckpoint(self._last_id, now, drain, dict.fromkeys(tasks))
+        self._pending[self.last_id] = PendingCheckpoint(self.last_id, now, drain, dict.fromkeys(tasks))
         if drain:
             self._active = False  # until it fails, nothing more is triggered
-        return Triggered(self._last_id, drain)
+        return Triggered(self.last_id, drain)
 
     def _remove(self, checkpoint: int, now: float) -> None:
         """End a checkpoint, which makes room for one that is queued."""
