@@ -207,7 +207,14 @@ class Dispatcher:
         return self.status(message.job)
 
     async def _cancel(self, message: CancelJob) -> Acknowledge:
-        self._find(message.job).cancel()
+        """Cancel a job. One that has ended otherwise cannot be cancelled any more (Dispatcher.cancelJob)."""
+        jobmaster = self._find(message.job)
+        if jobmaster.state in TERMINAL_JOB_STATES - {"CANCELED"}:
+            raise FlinkError(
+                "FlinkJobTerminatedWithoutCancellationException",
+                f"Flink job ({jobmaster.job}) was not canceled, but instead {jobmaster.state}.",
+            )
+        jobmaster.cancel()
         return Acknowledge()
 
     async def _stop(self, message: StopWithDrain) -> Acknowledge:

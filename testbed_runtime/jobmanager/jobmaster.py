@@ -45,6 +45,8 @@ from testbed_runtime.jobmanager.tasks import NO_CAUSE, Cause, JobTasks
 from testbed_runtime.ports.rpc import Handler
 
 _S = ExecutionState
+NOT_RESPONSIBLE = "The JobManager is not responsible for job {0}. Maybe the TaskManager used outdated connection information."
+"""Flink's text."""
 
 
 class JobMaster:
@@ -364,9 +366,7 @@ class JobMaster:
     async def _register(self, message: RegisterAtJobMaster) -> RegistrationResult:
         self._check_leader(message.leader)
         if message.job != self.job or self._state.terminal:
-            return RegistrationResult(
-                "rejection", self._services.leader, f"The job {message.job} is not run here."
-            )
+            return RegistrationResult("rejection", self._services.leader, NOT_RESPONSIBLE.format(message.job))
         taskmanager = TaskManagerID.parse(message.resource_id)
         known = self._executors.session(taskmanager)
         if known is not None and message.session < known:

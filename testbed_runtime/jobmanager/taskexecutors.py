@@ -26,6 +26,9 @@ from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
 
+CANCEL_CALLS = 4
+"""Calls to cancel a task of which no one is answered, until it counts as cancelled (Execution.NUM_CANCEL_CALL_TRIES, and the first)."""
+
 
 class Deployed(Struct, frozen=True):
     """The outcome of a SubmitTask. `class_name` is empty when the TaskExecutor accepted the task."""
@@ -173,16 +176,21 @@ class TaskExecutors:
             self._services.tasks.spawn(telling, f"cancel-unknown-{taskmanager}")
 
     async def _cancel_until_ended(self, execution: Execution) -> None:
-        """Ask again after each timeout: the report that the task ended may be lost too."""
+        """Ask again after each timeout: the report that the task ended may be lost too. Unless dead slots are fenced, it counts as
+        ended when several calls in a row were not answered (Execution.sendCancelRpcCall)."""
+        unanswered = 0
         while execution.state is ExecutionState.CANCELING and execution.taskmanager in self:
-            if await self._cancel_once(execution):
+            ended = await self._cancel_once(execution)
+            unanswered = unanswered + 1 if ended is None and not self._fence else 0
+            if ended or unanswered == CANCEL_CALLS:
                 self._services.rpc.post(JOBMASTER, CancelEnded(str(execution.attempt)))
                 return
-            await asyncio.sleep(self.ask_timeout_s)
+            if not unanswered:
+                await asyncio.sleep(self.ask_timeout_s)
 
-    async def _cancel_once(self, execution: Execution) -> bool:
-        """Return True when there is nothing left to wait for. With fenced dead slots an unreachable TaskManager is waited for
-        until its heartbeat verdict."""
+    async def _cancel_once(self, execution: Execution) -> bool | None:
+        """Return True when there is nothing left to wait for, None without an answer. With fenced dead slots an unreachable
+        TaskManager is waited for until its heartbeat verdict."""
         message = CancelTask(str(execution.attempt), self._services.leader)
         try:
             answer = await self.ask(execution.taskmanager, message)
@@ -191,5 +199,5 @@ class TaskExecutors:
         except RecipientUnreachable:
             return not self._fence
         except AskTimeout:
-            return False
+            return None
         return isinstance(answer, Acknowledge) and not answer.accepted

@@ -33,6 +33,7 @@ from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure, Rpc
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.slots import Slot, TaskSlotTable
+from testbed_runtime.timeouts import timeout
 
 ANSWERED_AT_ONCE_S = 0.3
 """No wait is recorded for a JobManager that answers this soon after it was declared lost."""
@@ -296,10 +297,31 @@ class ResourceManagerConnection:
             self._report = None
 
     async def _register(self, wait: OpenWait) -> None:
-        loop = asyncio.get_running_loop()
+        """Register, with retries. The limit also ends an attempt or a delay in progress (TaskExecutor.registrationTimeout)."""
+        try:
+            async with timeout(self._limit.seconds or 0.0):
+                answer, attempt = await self._until_answered()
+        except TimeoutError:
+            self._worker = self._wait = None
+            wait.limit = self._limit  # also for the wait for a lost ResourceManager
+            wait.end(Outcome.EXPIRED)
+            self._on_fatal(
+                "Could not register at the ResourceManager within the specified maximum registration duration "
+                f"{self._limit.value}. This indicates a problem with this instance. Terminating now."
+            )
+            return
+        self._worker = self._wait = None
+        if answer.outcome == "success":
+            self._scope.registered(wait, attempt, self.watch.given_up)
+        else:
+            wait.end(Outcome.FAILED, cause=answer.reason)
+        self._on_answer(answer)
+
+    async def _until_answered(self) -> tuple[RegistrationResult, Attempt]:
+        """Return the answer that ends the registration, and the attempt that got it."""
         registration = RetryingRegistration(self._config)
-        attempt, deadline = registration.first(), loop.time() + (self._limit.seconds or 0.0)
-        while loop.time() < deadline:
+        attempt = registration.first()
+        while True:
             await asyncio.sleep(attempt.delay_s)
             ask = self._rpc.ask(
                 JOBMANAGER, self._address, RESOURCEMANAGER, self._message(), timeout_s=attempt.timeout_s
@@ -309,23 +331,9 @@ class ResourceManagerConnection:
                 registration,
                 on_unreachable=lambda: Attempt(LEADER_PROBE_S, registration.first().timeout_s),
             )
-            if isinstance(answer, Attempt):
-                attempt = answer
-                continue
-            self._worker = self._wait = None
-            if answer.outcome == "success":
-                self._scope.registered(wait, attempt, self.watch.given_up)
-            else:
-                wait.end(Outcome.FAILED, cause=answer.reason)
-            self._on_answer(answer)
-            return
-        self._worker = self._wait = None
-        wait.limit = self._limit  # also for the wait for a lost ResourceManager
-        wait.end(Outcome.EXPIRED)
-        self._on_fatal(
-            "Could not register at the ResourceManager within the specified maximum registration duration "
-            f"{self._limit.value}. This indicates a problem with this instance. Terminating now."
-        )
+            if isinstance(answer, RegistrationResult):
+                return answer, attempt
+            attempt = answer
 
     def _on_answer(self, answer: RegistrationResult) -> None:
         if answer.outcome != "success":

@@ -146,6 +146,26 @@ async def test_cancel_ends_every_task_and_then_the_job():
 
 
 @virtually
+async def test_J_135_a_job_that_was_cancelled_may_be_cancelled_again():
+    """DispatcherTest.testCancellationOfCanceledTerminalDoesNotThrowException."""
+    async with running_job(4) as cluster:
+        await cluster.dispatch(CancelJob(""))
+        await cluster.until_state("CANCELED")
+        assert (await cluster.dispatch(CancelJob(""))).accepted
+
+
+@virtually
+async def test_J_135_a_job_that_has_ended_otherwise_cannot_be_cancelled():
+    """DispatcherTest.testCancellationOfNonCanceledTerminalJobFailsWithAppropriateException. In Flink's words."""
+    async with running_job(4, commit=COMMIT) as cluster:
+        await cluster.dispatch(StopWithDrain(""))
+        await cluster.until_state("FINISHED")
+        with pytest.raises(RemoteFailure, match="was not canceled, but instead FINISHED") as refused:
+            await cluster.dispatch(CancelJob(""))
+        assert refused.value.class_name == "FlinkJobTerminatedWithoutCancellationException"
+
+
+@virtually
 async def test_the_job_waits_for_a_replacement_when_no_slot_is_to_spare():
     """failover.slots comes with the new TaskManager."""
     async with running_job(4) as cluster:

@@ -9,6 +9,7 @@ from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex
 from testbed_runtime.core.job.messages import (
     AcknowledgeCheckpoint,
+    CancelTask,
     CommitRecords,
     Heartbeat,
 )
@@ -26,6 +27,7 @@ from tests.jobmanager.harness import (
     times,
     virtually,
 )
+from tests.jobmanager.test_commit_safety import Swallowing
 
 ROUND = ("slot", "restart-delay", "cancellation", "fencing")
 """The kinds of waits of a round."""
@@ -224,6 +226,28 @@ async def test_without_fencing_the_job_is_deployed_to_the_dead_slot_again_and_ag
         await cluster.until(lambda: cluster.rows.events("failover.deployed"))
         assert len(cluster.rows.events("failover.attempt")) > 5
         assert (await cluster.status()).restarts == len(cluster.rows.events("failover.attempt"))
+
+
+@pytest.mark.parametrize(
+    ("fenced", "lost", "waits_s"), [("false", 4, 12.0), ("false", 3, 9.0), ("true", 4, 24.0)]
+)
+def test_J_134_a_task_whose_cancel_calls_are_not_answered_counts_as_cancelled(fenced, lost, waits_s):
+    """ExecutionVertexCancelTest.testCancelCallFails. Flink calls four times, each until pekko.ask.timeout (3 s). With fenced dead slots,
+    the JobMaster calls until it is answered, after pauses as long."""
+
+    async def main():
+        options = {"headgate.restart.fence-dead-slots": fenced, "heartbeat.timeout": "60 s"}
+        async with running_job(4, options) as cluster:
+            deaf = cluster.running_on("source-1")
+            deaf.rpc._endpoints._mailboxes["taskexecutor"]._interceptor = Swallowing(CancelTask, lost)
+            began = asyncio.get_running_loop().time()
+            await cluster.running_on("count-0").report(
+                cluster.attempt_of("count-0"), "FAILED", "IOException", "boom"
+            )
+            await cluster.until(lambda: cluster.rows.events("failover.cancelled"))
+            assert times(cluster, "failover.cancelled")[0] - began == pytest.approx(waits_s, abs=0.1)
+
+    run_virtual(main())
 
 
 @virtually

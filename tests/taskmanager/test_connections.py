@@ -206,10 +206,22 @@ def test_a_taskmanager_that_cannot_register_in_time_terminates():
     assert peer.done[-1][0] == "fatal"
     assert "maximum registration duration 20 s" in peer.done[-1][1]
     assert peer.done[-1][2] == 20_000
-    assert len(peer.done) == 42
+    assert len(peer.done) == 41
     assert peer.waits == [
         ("registration", "ResourceManager", 0.0, 20.0, "taskmanager.registration.timeout", "expired")
     ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "last"),
+    [(REFUSED, ("register", 100, 18_000)), (LATE, ("register", 12_800, 12_700))],
+    ids=["delay", "attempt"],
+)
+def test_the_time_to_register_ends_during_a_delay_or_an_attempt(answer: Any, last: Any):
+    """J-102: testMaximumRegistrationDuration. Its timer waits for neither."""
+    peer = during(30.0, registering, answers=[answer])
+    assert peer.done[-2] == last
+    assert (peer.done[-1][0], peer.done[-1][2]) == ("fatal", 20_000)
 
 
 def test_a_taskmanager_registers_again_when_the_resourcemanager_falls_silent():
