@@ -11,8 +11,8 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
+from testbed_runtime.checking.backlog import backlog_words
 from testbed_runtime.checking.catchup import FEW, CatchUp
-from testbed_runtime.checking.checkpoints import restored_age_s
 from testbed_runtime.checking.common import (
     NS,
     Entry,
@@ -37,8 +37,6 @@ from testbed_runtime.checking.progress import (
     SAMPLE_NS,
     ended_tasks,
     last_arrival,
-    processed_s,
-    progress_of,
     sinks_of,
 )
 from testbed_runtime.checking.rounds import Outage, RoundSpan, outages_of, start_of
@@ -65,7 +63,6 @@ from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.job.restart import restart_limit
 from testbed_runtime.core.job.slots import slots_of_groups
 from testbed_runtime.core.judgement.metrics import JOB_FAILED, NOT_RECOVERED
-from testbed_runtime.core.judgement.quantities import seconds
 from testbed_runtime.core.judgement.recovery import (
     UNATTRIBUTED,
     Recovery,
@@ -161,8 +158,6 @@ class _Paths:
         self.producers = blocking_producers(entry)
         self.options = options(entry).of_job(batch=bool(self.producers))
         self.restarts = [e for e in events(trial, "failover.started") if counted(e)]
-        self.uncovered = self.options.duration("execution.checkpointing.interval") <= 0 and not self.producers
-        """Whether a restart begins from nothing."""
         self.waits = waits
         self.delays = {
             str(f["name"]): round(max(float(f["params"].get(key) or 0) for key in _DELAYS) * NS)
@@ -464,32 +459,14 @@ class _Paths:
         return max(held, key=lambda pair: pair[0], default=(0, None))[1]
 
     def _backlog(self, outage: Outage, running: int) -> str:
-        """Return how much there was to catch up with: the time without records, and what is replayed of it, which is what
-        the sinks had received between the checkpoint and the last failure. They go on until a failure is noticed."""
-        late = [
-            w.end_ns
-            for w in self.waits
-            if w.kind in DELAY_CATCH_UP and w.seconds >= 1 and w.outcome is Outcome.COMPLETED
-        ]
-        running = max([running, *(t for t in late if running < t <= outage.end and outage.recovered)])
-        behind = (running - outage.effect) / NS
-        failed = max((r.cause.t_ns for r in outage.rounds if r.cause is not None), default=outage.effect)
-        restored = [
-            e for e in events(self.trial, "task.restored") if outage.effect <= int(e["t_ns"]) <= running
-        ]
-        age_s = (
-            restored_age_s(self.trial, int(restored[-1]["checkpoint"]), outage.effect) if restored else None
+        return backlog_words(
+            self.trial,
+            outage,
+            running,
+            waits=self.waits,
+            baseline=self.spans.baseline,
+            stored=bool(self.producers),
         )
-        if age_s is None and self.uncovered and failed > outage.effect:  # everything is replayed
-            begun = [
-                int(e["t_ns"]) for e in events(self.trial, "job.state") if data(e).get("from") == "CREATED"
-            ]
-            age_s = (outage.effect - begun[0]) / NS if begun else None
-        if age_s is None:
-            return f"backlog of {seconds(behind)}"
-        stored = outage.effect - round(age_s * NS)
-        replayed = processed_s(progress_of(self.trial, "sink", baseline=self.spans.baseline), stored, failed)
-        return f"backlog of {seconds(behind + age_s)}, {seconds(replayed)} of it replayed"
 
     def _catch_ups(self, start: int, end: int, outcome: Outcome, *, backlog: str = "") -> list[Wait]:
         """Return the catch-up in two parts if it ended with the first results of a window: from the last records before them on,

@@ -43,8 +43,10 @@ def cause(t: float, kind: str = "failure-report", **more: Any) -> Cause:
     return Cause(at(t), f"at {t:g}", kind=kind, **values)
 
 
-def answered(outage: Outage, waits: list[Wait], *, trial: Any, service_time: str = "0 ms") -> Recovery:
-    entry = {"configuration": {SERVICE_TIME: service_time}}
+def answered(
+    outage: Outage, waits: list[Wait], *, trial: Any, service_time: str = "0 ms", interval: str = "0 s"
+) -> Recovery:
+    entry = {"configuration": {SERVICE_TIME: service_time, "execution.checkpointing.interval": interval}}
     return _Paths(trial, entry, waits, Windows(None, None, None, None, at(60))).recovery(outage, "")
 
 
@@ -145,6 +147,34 @@ def test_the_backlog_is_the_outage_and_the_age_of_the_restored_checkpoint(
     outage = Outage(fault("a", 8, 9), at(8), at(12), tuple(rounds), True, at(12))
     found = answered(outage, [], trial=built.trial())
     assert found.rounds[-1].segments[-1].detail.partition(",")[0] == backlog
+
+
+def test_what_was_received_after_the_records_returned_is_no_part_of_the_first_replay(history: Any):
+    """Records arrive again at 11 s, and the job fails again at 15 s. The checkpoint is 1 s older than the effect."""
+    rounds = (
+        RoundSpan(at(8), at(15), cause(9.5), cause(15), running=at(11)),
+        RoundSpan(at(15), at(18), cause(15), running=at(18)),
+    )
+    found = answered(Outage(fault("a", 8, 9), at(8), at(18), rounds, True), [], trial=history.good())
+    assert found.rounds[0].segments[-1].detail == "backlog of 4.00 s, 980 ms of it replayed"
+
+
+@pytest.mark.parametrize(
+    ("completed", "backlog"),
+    [(None, "backlog of 8.00 s"), (11.5, "backlog of 8.00 s"), (7, "backlog of 3.00 s")],
+)
+def test_without_a_completed_checkpoint_everything_is_replayed(
+    history: Any, completed: float | None, backlog: str
+):
+    """The job was created at 3 s, the effect is at 8 s, and records arrive again at 11 s. Nothing was restored."""
+    built = history.empty()
+    built.event("job.state", "job", 3, data={"from": "CREATED", "to": "RUNNING"})
+    if completed is not None:
+        built.add("jobmanager-1", "checkpoints", completed, checkpoint=1, state="completed")
+    rounds = (RoundSpan(at(8), at(12), cause(9.5), running=at(11)),)
+    outage = Outage(fault("a", 8, 9), at(8), at(12), rounds, True, at(12))
+    found = answered(outage, [], trial=built.trial(), interval="20 s")
+    assert found.rounds[0].segments[-1].detail.partition(",")[0] == backlog
 
 
 @pytest.mark.parametrize(

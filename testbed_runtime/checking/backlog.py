@@ -1,0 +1,54 @@
+"""How much a restarted job has to catch up with, in words: the time without records, and what it replays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from testbed_runtime.checking.checkpoints import restored_age_s
+from testbed_runtime.checking.common import NS, Window, events
+from testbed_runtime.checking.criticalpath import DELAY_CATCH_UP
+from testbed_runtime.checking.progress import processed_s, progress_of
+from testbed_runtime.checking.rounds import Outage
+from testbed_runtime.checking.waits import created_ns
+from testbed_runtime.core.judgement.quantities import seconds
+from testbed_runtime.core.waits import Outcome, Wait
+from testbed_runtime.history.schema import Trial
+
+
+def backlog_words(
+    trial: Trial,
+    outage: Outage,
+    running: int,
+    *,
+    waits: Sequence[Wait],
+    baseline: Window | None,
+    stored: bool,
+) -> str:
+    """Return how much there is to catch up with for a job that runs since `running`: the time without records, and what is replayed
+    of it, which is what the sinks had received between the checkpoint and the last failure before. They go on until a failure is
+    noticed. `stored`: the results before the restart were kept, even without a checkpoint."""
+    failures = [r.cause.t_ns for r in outage.rounds if r.cause is not None and r.cause.t_ns <= running]
+    late = [
+        w.end_ns
+        for w in waits
+        if w.kind in DELAY_CATCH_UP and w.seconds >= 1 and w.outcome is Outcome.COMPLETED
+    ]
+    begun = max([running, *(t for t in late if running < t <= outage.end and outage.recovered)])
+    behind = (begun - outage.effect) / NS
+    age_s = _age_s(trial, outage.effect, begun, stored=stored or not failures)
+    if age_s is None:
+        return f"backlog of {seconds(behind)}"
+    since = outage.effect - round(age_s * NS)
+    replayed = processed_s(progress_of(trial, "sink", baseline=baseline), since, max(failures, default=since))
+    return f"backlog of {seconds(behind + age_s)}, {seconds(replayed)} of it replayed"
+
+
+def _age_s(trial: Trial, effect: int, running: int, *, stored: bool) -> float | None:
+    """Return how long before the effect the restored checkpoint was triggered, or the job began if none had been completed. None if
+    that is not known."""
+    restored = [e for e in events(trial, "task.restored") if effect <= int(e["t_ns"]) <= running]
+    if restored:
+        return restored_age_s(trial, int(restored[-1]["checkpoint"]), effect)
+    kept = any(r["state"] == "completed" and int(r["t_ns"]) <= running for r in trial.rows("checkpoints"))
+    created = created_ns(trial)
+    return None if stored or kept or created is None else (effect - created) / NS
