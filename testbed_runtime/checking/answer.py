@@ -52,6 +52,7 @@ from testbed_runtime.checking.waits import (
     busy_texts,
     fault_wait,
     lasts_until,
+    on_rpc_alone,
     read_waits,
     starved_words,
     targets_of,
@@ -165,6 +166,7 @@ class _Paths:
             if f.get("params")
         }
         """The delay that each fault adds to what passes."""
+        self.on_rpc = on_rpc_alone(entry)
         self.windowed = windows_before_sinks(trial, entry)
         direct = frozenset(job_shape(trial, entry).sinks) - self.windowed.keys()
         self.windows = () if direct else sorted({w for windows in self.windowed.values() for w in windows})
@@ -355,8 +357,7 @@ class _Paths:
         lasting = []
         for fault in sorted(_faults_of(outage), key=lambda f: f.begun_ns):
             span = max(fault.begun_ns, start), min(fault.ended_ns or end, end)
-            on_exchange = fault.kind.partition(".")[0] in _ON_THE_EXCHANGE
-            if (on_exchange or fault.kind == "process.pause") and span[1] - span[0] >= NS:
+            if (self._on_exchange(fault) or fault.kind == "process.pause") and span[1] - span[0] >= NS:
                 lasting.append((fault, span))
         found = []
         for fault, span in lasting:
@@ -440,17 +441,15 @@ class _Paths:
 
     def _delay_of(self, fault: FaultEffect) -> int:
         """Return how long records that a fault on the exchange had delayed arrive after its end."""
-        on_exchange = fault.kind.partition(".")[0] in _ON_THE_EXCHANGE
-        return self.delays.get(fault.fault, 0) if on_exchange else 0
+        return self.delays.get(fault.fault, 0) if self._on_exchange(fault) else 0
+
+    def _on_exchange(self, fault: FaultEffect) -> bool:
+        return fault.kind.partition(".")[0] in _ON_THE_EXCHANGE and fault.fault not in self.on_rpc
 
     def _holding(self, outage: Outage, running: int, end: int) -> FaultEffect | None:
         """Return the fault on the exchange that the restarted job still had, if its end is what ended the catch-up: the last records
         that it delayed arrive later by its delay."""
-        found = [
-            (f, f.ended_ns)
-            for f in _faults_of(outage)
-            if f.kind.partition(".")[0] in _ON_THE_EXCHANGE and f.ended_ns
-        ]
+        found = [(f, f.ended_ns) for f in _faults_of(outage) if self._on_exchange(f) and f.ended_ns]
         held = [
             (ended, f)
             for f, ended in found

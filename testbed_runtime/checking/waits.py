@@ -12,7 +12,7 @@ from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.iterations import held_supersteps
 from testbed_runtime.checking.lostwaits import lost_waits
 from testbed_runtime.core.faults.kinds import KINDS as FAULTS
-from testbed_runtime.core.faults.links import ANYBODY, split_link
+from testbed_runtime.core.faults.links import ANYBODY, PLANES, split_link
 from testbed_runtime.core.faults.vocabulary import Hides
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.limits import replacement_limit
@@ -51,20 +51,16 @@ _HOLDS_UP = {
     "registration": ("partition",),
     "store": ("restore", "checkpoint", "completion", "leadership"),
     "rpc": ("deployment", "failure-report", "cancellation", "registration", "slot", "jobmanager"),
-    "network": (
-        "restore",
-        "partition",
-        "first-record",
-        "deployment",
-        "failure-report",
-        "connection",
-    ),
+    "network": ("restore", "partition", "first-record", "connection"),
     "frames": ("partition", "first-record"),
     "jobmanager": ("failure-report", "cancellation", "slot", "deployment"),
 }
-"""Families of faults, and the kinds of waits that they make longer."""
+"""Families of faults, and the kinds of waits that they make longer. A fault of the network on the plane of RPC acts as the family rpc."""
+_ON_BOTH_PLANES = ("restore", "partition")
+"""A fault of the network on the plane of RPC alone holds up these too: a consumer asks the JobMaster for the state of its producer."""
 _ALL_TRAFFIC = ("network", "frames")
 """Families that also delay whatever passes. A fault on exactly what a wait is for comes first, if it lasted for half of the wait."""
+_DATA, _RPC, _ = PLANES
 _SUBMISSION = "runner/submission"
 """The id of the wait for the job to be created."""
 _UNFLUSHED = (
@@ -86,12 +82,11 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     """Return every wait of the trial, by its end, with its owner in words as `cause`. What a paused or dead process did not
     record comes from the faults and from the ends of processes."""
     busy = busy_texts(entry)
-    faults = entry.get("faults") or ()
-    rpc = frozenset(str(f["name"]) for f in faults if f.get("plane", "data") != "data")
+    planes = {str(f["name"]): str(f.get("plane") or _DATA) for f in entry.get("faults") or ()}
     recorded = _without_idle(trial, [Wait.from_row(row) for row in trial.rows("waits")])
     if (submission := submission_wait(trial)) is not None:
         recorded.append(submission)
-    found = [_named(_answering(trial, w), effects, busy, rpc) for w in _joined_delays(recorded)]
+    found = [_named(_answering(trial, w), effects, busy, planes) for w in _joined_delays(recorded)]
     found += held_supersteps(trial, found, effects)
     if has(options(entry).flink_version, REQUESTS_WAIT_AT_PRODUCER):
         found = _until_found(trial, found, {e.fault for e in effects if e.kind.startswith("registration.")})
@@ -101,7 +96,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
         _worked_for(trial, _replayed(trial, _rejoining(w, effects), restored, entry), windows, entry)
         for w in found
     ]
-    closing = _closing(effects, {str(f["name"]) for f in faults if f.get("plane") == "rpc"})
+    closing = _closing(effects, on_rpc_alone(entry))
     restarts = [int(e["t_ns"]) for e in events(trial, "failover.started")]
     found = [_since_its_fault(w, closing, restarts) for w in found]
     for effect in effects:
@@ -109,7 +104,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
             found += _stop_waits(effect, effect.injected_ns, end_ns)
     found = _with_replacements(trial, entry, effects, found, end_ns)
     others = [e for e in effects if _stopped_kind(e) != "jobmanager"]
-    lost = [w if w.cause else _named(w, others, busy, rpc) for w in lost_waits(trial, entry, end_ns)]
+    lost = [w if w.cause else _named(w, others, busy, planes) for w in lost_waits(trial, entry, end_ns)]
     found += [w for w in lost if w.kind != "deployment" or w.fault or busy]  # else its tasks were at work
     return sorted(found, key=lambda w: (w.end_ns, w.start_ns, w.wait))
 
@@ -199,10 +194,11 @@ def busy_texts(entry: Entry) -> dict[str, str]:
     return found
 
 
-def _named(wait: Wait, effects: Iterable[FaultEffect], busy: Mapping[str, str], rpc: Collection[str]) -> Wait:
-    """Return the wait with its owner in words: what was waited for, and the fault that made it slow. `rpc`: the faults on the plane
-    of RPC. Of several faults it is one on exactly what was waited for, then the one that was active for most of the wait, then the
-    last one."""
+def _named(
+    wait: Wait, effects: Iterable[FaultEffect], busy: Mapping[str, str], planes: Mapping[str, str]
+) -> Wait:
+    """Return the wait with its owner in words: what was waited for, and the fault that made it slow. `planes`: of each fault.
+    Of several faults it is one on exactly what was waited for, then the one that was active for most of the wait, then the last one."""
     most = (False, 0)
     at_jobmaster = (wait.kind, wait.what) == ("registration", JOBMASTER_NAME)
     text, fault = busy.get("jobmanager" if at_jobmaster else wait.kind) or _waited_for(wait), ""
@@ -221,13 +217,25 @@ def _named(wait: Wait, effects: Iterable[FaultEffect], busy: Mapping[str, str], 
         elif wait.kind == _stopped_kind(effect) == "jobmanager":
             text, fault = _stopped(effect, JOBMANAGER), effect.fault
         elif rank >= most and (
-            wait.kind in (*_HOLDS_UP.get(family, ()), *(_HOLDS_UP["rpc"] if effect.fault in rpc else ()))
+            wait.kind in _held_kinds(family, planes.get(effect.fault, _DATA))
             or (wait.wait, family) == (_SUBMISSION, "store")  # the JobManager writes the job to it
         ):
             most = rank
             text, fault = _held_up(wait, effect), effect.fault
     lacking = wait.kind == "slot" and wait.outcome is Outcome.EXPIRED and text == KINDS["slot"].doc
     return replace(wait, cause=text, fault=fault, detail=_NO_SLOT if lacking else "")
+
+
+def on_rpc_alone(entry: Entry) -> frozenset[str]:
+    """Return the faults of a trial that act on messages of the control plane, and on no data."""
+    return frozenset(str(f["name"]) for f in entry.get("faults") or () if f.get("plane") == _RPC)
+
+
+def _held_kinds(family: str, plane: str) -> tuple[str, ...]:
+    """Return the kinds of waits that a fault of this family makes longer."""
+    if family != "network" or plane == _DATA:
+        return _HOLDS_UP.get(family, ())
+    return (*_HOLDS_UP["rpc"], *(_ON_BOTH_PLANES if plane == _RPC else _HOLDS_UP[family]))
 
 
 def _held_up(wait: Wait, effect: FaultEffect) -> str:

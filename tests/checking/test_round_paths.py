@@ -44,9 +44,18 @@ def cause(t: float, kind: str = "failure-report", **more: Any) -> Cause:
 
 
 def answered(
-    outage: Outage, waits: list[Wait], *, trial: Any, service_time: str = "0 ms", interval: str = "0 s"
+    outage: Outage,
+    waits: list[Wait],
+    *,
+    trial: Any,
+    service_time: str = "0 ms",
+    interval: str = "0 s",
+    plane: str = "data",
 ) -> Recovery:
-    entry = {"configuration": {SERVICE_TIME: service_time, "execution.checkpointing.interval": interval}}
+    entry = {
+        "configuration": {SERVICE_TIME: service_time, "execution.checkpointing.interval": interval},
+        "faults": [{"name": "a", "plane": plane}],
+    }
     return _Paths(trial, entry, waits, Windows(None, None, None, None, at(60))).recovery(outage, "")
 
 
@@ -147,6 +156,17 @@ def test_the_backlog_is_the_outage_and_the_age_of_the_restored_checkpoint(
     outage = Outage(fault("a", 8, 9), at(8), at(12), tuple(rounds), True, at(12))
     found = answered(outage, [], trial=built.trial())
     assert found.rounds[-1].segments[-1].detail.partition(",")[0] == backlog
+
+
+@pytest.mark.parametrize(("plane", "expected"), [("data", ("a", 1)), ("rpc", ("catch-up", 1.2))])
+def test_a_fault_that_holds_up_no_data_does_not_hold_up_the_catch_up(
+    history: Any, plane: str, expected: tuple[str, float]
+):
+    """Records arrive again at 11 s, and nothing is late at 12.2 s. The fault lasts until 12 s."""
+    rounds = (RoundSpan(at(8), at(12.2), cause(9.5), running=at(11)),)
+    cut = fault("a", 8, 12, "network.partition")
+    outage = Outage(cut, at(8), at(12.2), rounds, True, at(12.2))
+    assert expected in parts(answered(outage, [], trial=history.empty().trial(), plane=plane))
 
 
 def test_what_was_received_after_the_records_returned_is_no_part_of_the_first_replay(history: Any):

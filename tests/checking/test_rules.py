@@ -247,18 +247,27 @@ def test_a_wait_is_blamed_on_the_fault_that_made_it_long(
     assert found.cause == words
 
 
-@pytest.mark.parametrize(("plane", "blamed"), [("rpc", True), ("both", True), ("data", False)])
-def test_a_fault_of_the_network_holds_up_calls_only_on_their_plane(history: Any, plane: str, blamed: bool):
-    """A TaskManager without its JobManager, and the slots that it would bring. On the data plane it only delays data."""
+@pytest.mark.parametrize(
+    ("kind", "planes"),
+    [
+        *((kind, ("rpc", "both")) for kind in ("jobmanager", "slot", "deployment", "failure-report")),
+        *((kind, ("data", "both")) for kind in ("first-record", "connection")),
+        ("partition", ("data", "rpc", "both")),
+    ],
+)
+def test_a_fault_of_the_network_holds_up_only_what_is_on_its_plane(
+    history: Any, kind: str, planes: tuple[str, ...]
+):
+    """A consumer requests a partition from its producer, and asks the JobMaster about it. The rest is either calls or data."""
     built = history.empty()
-    for kind, who in (("jobmanager", "tm-1-1"), ("slot", "JobMaster")):
-        built.wait(kind, who, "", (1.0, 3.0))
+    built.wait(kind, "tm-1-1", "", (1.0, 3.0))
     cut = replace(effect("network.partition"), injected_ns=history.at(0), ended_ns=history.at(4))
-    entry = {"faults": [{"name": "f", "plane": plane}]}
-    found = [
-        w for w in read_waits(built.trial(), entry, [cut], history.at(9)) if w.kind in ("jobmanager", "slot")
-    ]
-    assert [w.cause.endswith("during the fault `f`") for w in found] == [blamed, blamed]
+    blamed = []
+    for plane in ("data", "rpc", "both"):
+        entry = {"faults": [{"name": "f", "plane": plane}]}
+        (found,) = [w for w in read_waits(built.trial(), entry, [cut], history.at(9)) if w.kind == kind]
+        blamed += [plane] if found.fault == "f" else []
+    assert tuple(blamed) == planes
 
 
 def test_busy_components_are_named_by_their_option():
