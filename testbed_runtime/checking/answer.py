@@ -220,7 +220,8 @@ class _Paths:
         lasting: Wait | None = None
         for number, span in reversed(list(enumerate(outage.rounds, start=1))):
             found.insert(0, self._round(outage, number, span, lasting))
-            lasting = lasting_wait(self.waits, found[0].segments)
+            failed = "" if span.cause is None else span.cause.taskmanager
+            lasting = lasting_wait(self.waits, found[0].segments, failed)
         failed = [r.failure for r in outage.rounds[:-1]]
         needless = [False, *(f is not None and f.kind == "slot" for f in failed)]
         return tuple(replace(r, segments=capped(r.segments)) for r in share_slack(found, needless))

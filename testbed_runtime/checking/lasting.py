@@ -15,12 +15,15 @@ _ENDED = frozenset({"restart-delay", "slot", "checkpoint", "connection", "failur
 """A failure ends them, or they say nothing about the next round."""
 
 
-def lasting_wait(waits: Iterable[Wait], segments: Sequence[Segment]) -> Wait | None:
+def lasting_wait(waits: Iterable[Wait], segments: Sequence[Segment], failed: str = "") -> Wait | None:
     """Return the wait with which the path of a round begins, if it had begun before the round. One that ended together with the round
-    before held up nothing."""
+    before held up nothing. `failed`: the TaskManager that the failure before the round names. Missing heartbeats of another one did
+    not cause that failure."""
     if not segments or segments[0].kind in _ENDED:
         return None
     first = segments[0]
+    if first.kind == "heartbeat" and failed and failed not in (first.who, first.what):
+        return None
     if first.end_ns - first.start_ns <= TIE_NS:
         return None
     found = [

@@ -40,6 +40,22 @@ def test_a_wait_lasts_if_it_had_begun_before_the_round(kind: str, since: float, 
     assert lasting_wait([wait], [part(3, 3.02, kind)]) is None, "it ended together with the round before"
 
 
+@pytest.mark.parametrize(
+    ("kind", "failed", "found"),
+    [
+        ("heartbeat", "", True),
+        ("heartbeat", "tm-0-1", True),
+        ("heartbeat", "w", True),
+        ("heartbeat", "tm-1-1", False),
+        ("replacement", "tm-1-1", True),
+    ],
+)
+def test_heartbeats_of_a_taskmanager_last_over_failures_of_its_own(kind: str, failed: str, *, found: bool):
+    """They were missing when the round before failed because of another TaskManager, but did not cause that. Both sides miss them."""
+    wait = waited(kind, 1, 6, who="w", what="tm-0-1")
+    assert lasting_wait([wait], [part(3, 5, kind, "tm-0-1")], failed) == (wait if found else None)
+
+
 def test_the_latest_of_several_waits_with_one_name_lasts():
     """It ends more than 20 ms after the round before."""
     early, late = (waited("stalled", start, 6, who="w", what="tm-0") for start in (1, 2))

@@ -158,6 +158,31 @@ def test_the_backlog_is_the_outage_and_the_age_of_the_restored_checkpoint(
     assert found.rounds[-1].segments[-1].detail.partition(",")[0] == backlog
 
 
+@pytest.mark.parametrize(("taskmanager", "ended"), [("tm-3-1", "heartbeat"), ("tm-0-1", "deployment")])
+def test_a_request_that_expired_ended_its_round_although_another_heart_stood_still(
+    history: Any, taskmanager: str, ended: str
+):
+    """The deployment to a TaskManager expired at 12 s. The heartbeats of tm-3-1 had been missing since 9.6 s, and failed the job at 14 s."""
+    waits = [
+        wait("deployment", 10, 12, "expired", option="pekko.ask.timeout"),
+        wait("heartbeat", 9.6, 14, "expired", who="JobMaster", what="tm-3-1", option="heartbeat.timeout"),
+    ]
+    spent, lost = (
+        cause(12, "deployment", taskmanager=taskmanager),
+        cause(14, "heartbeat", taskmanager="tm-3-1"),
+    )
+    rounds = (
+        RoundSpan(at(8), at(12), cause(9.5), spent),
+        RoundSpan(at(12), at(14), spent, lost),
+        RoundSpan(at(14), at(16), lost, running=at(16)),
+    )
+    found = answered(
+        Outage(fault("a", 8, 9), at(8), at(16), rounds, True), waits, trial=history.empty().trial()
+    )
+    assert parts(found)[-1][0] == ended
+    assert parts(found, 1) == [("heartbeat", 2)]
+
+
 @pytest.mark.parametrize(("plane", "expected"), [("data", ("a", 1)), ("rpc", ("catch-up", 1.2))])
 def test_a_fault_that_holds_up_no_data_does_not_hold_up_the_catch_up(
     history: Any, plane: str, expected: tuple[str, float]
