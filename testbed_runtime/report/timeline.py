@@ -43,7 +43,7 @@ MARK_SHAPES = {
     "failover.attempt": MarkShape("m-note", "M0-6V6", 0, "deployment of a failover"),
     "sink.first-record": MarkShape("m-good", "M-4-5L5 0L-4 5Z", 0, "first record of a deployment"),
     "taskmanager.lost": MarkShape("m-bad", "M0-5L5 4H-5Z", 1, "TaskManager lost"),
-    "process.exit": MarkShape("m-bad", "M-4-4L4 4M4-4L-4 4", 1, "process exited"),
+    "process.exit": MarkShape("m-bad", "M-4-4H4V4H-4Z", 1, "process exited"),
     "taskmanager.registered": MarkShape("m-note", "M0-5L5 0L0 5L-5 0Z", 1, "TaskManager registered"),
     "checkpoint.completed": MarkShape("m-ok", "M0-6V6", 2, "checkpoint completed"),
     "checkpoint.failed": MarkShape("m-bad", "M-4-4L4 4M4-4L-4 4", 2, "checkpoint failed"),

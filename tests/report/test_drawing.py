@@ -17,7 +17,7 @@ from testbed_runtime.report.roundsbar import Titled, rounds_svg
 from testbed_runtime.report.shapes import curve
 from testbed_runtime.report.strips import Distribution, Strip, strips_svg
 from testbed_runtime.report.svg import GRID_X, GRID_Y, Scale, Svg, log_ticks, nice_ticks
-from testbed_runtime.report.timeline import NARROW, POINTS_MAX, WIDE, Size, Timeline, thinned
+from testbed_runtime.report.timeline import MARK_SHAPES, NARROW, POINTS_MAX, WIDE, Size, Timeline, thinned
 from tests.report.conftest import Documents
 from tests.report.recoveries import killed, late_producer
 
@@ -140,6 +140,11 @@ def series(**values: list[float | None]) -> dict[str, object]:
         "spans": [],
         "marks": [],
     }
+
+
+def test_every_kind_of_mark_looks_different():
+    """Marks of the same colour have different shapes."""
+    assert len({(shape.css, shape.d) for shape in MARK_SHAPES.values()}) == len(MARK_SHAPES)
 
 
 def test_a_replay_does_not_flatten_the_dip():
