@@ -112,7 +112,7 @@ def _different(runs: Sequence[Path]) -> Sequence[Path]:
 def _groups(folder: Path, variants: Sequence[str], *, partly: bool) -> list[Group]:
     """Return the trials of these variants (none: of all). `partly`: one of them is enough. Raises UserError."""
     from testbed_runtime.history.manifest import read_manifest
-    from testbed_runtime.runner.judge import groups_of, read_rows
+    from testbed_runtime.runner.conclude import groups_of, read_rows
 
     found = {group.name: group for group in groups_of(read_manifest(folder), read_rows(folder))}
     if not found:

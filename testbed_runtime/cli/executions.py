@@ -33,7 +33,7 @@ def executions(
     from testbed_runtime.checking.executions import executions as executions_of
     from testbed_runtime.history.manifest import read_manifest
     from testbed_runtime.history.reader import read_trial
-    from testbed_runtime.runner.judge import trials_to_evaluate
+    from testbed_runtime.runner.conclude import trials_to_evaluate
 
     manifest = read_manifest(run)
     names = trials_to_evaluate(manifest)

@@ -51,12 +51,12 @@ def report(  # noqa: PLR0917 - typer passes by name
 def _rewrite(folder: Path) -> str:
     from testbed_runtime.cli import folders, running
     from testbed_runtime.history.manifest import read_manifest
-    from testbed_runtime.runner import judge
+    from testbed_runtime.runner.conclude import reread
     from testbed_runtime.runner.engine import RunResult
 
     read_manifest(folder)
     folders.check_writable(folder)
-    verdict, path = judge.reread(folder)
+    verdict, path = reread(folder)
     running.print_verdict(folder.name, RunResult(folder, verdict, path))
     return str(verdict["verdict"])
 

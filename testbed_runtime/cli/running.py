@@ -28,8 +28,8 @@ from testbed_runtime.core.judgement.verdict import exit_code as verdict_exit_cod
 from testbed_runtime.core.judgement.verdict import worst
 from testbed_runtime.files import read_json
 from testbed_runtime.history.manifest import read_manifest
+from testbed_runtime.runner.conclude import trials_to_evaluate
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
-from testbed_runtime.runner.judge import trials_to_evaluate
 from testbed_runtime.runner.progress import Progress
 
 NO_LOGIN = Access()

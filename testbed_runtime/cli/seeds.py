@@ -28,7 +28,7 @@ from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.values import parse_duration
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.report.answer import answer_lines, read_recoveries
-from testbed_runtime.runner.judge import read_rows
+from testbed_runtime.runner.conclude import read_rows
 
 MODULE = "testbed_runtime.cli.main"
 WORKERS = 2

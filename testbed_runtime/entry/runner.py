@@ -40,7 +40,7 @@ from testbed_runtime.ports.network import Address
 from testbed_runtime.process.config import read_token
 from testbed_runtime.process.machine import machine_facts
 from testbed_runtime.report.answer import read_recoveries
-from testbed_runtime.runner import judge
+from testbed_runtime.runner.conclude import read_rows
 from testbed_runtime.runner.engine import RunControl, Runner, RunRequest, RunResult
 from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.runner.progress import Notice, evaluating
@@ -234,7 +234,7 @@ def _trace_sent(folder: Path) -> str:
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
     try:
-        return judge.read_rows(folder)
+        return read_rows(folder)
     except HeadgateError:
         return []  # nothing was evaluated; the verdict has the reason
 

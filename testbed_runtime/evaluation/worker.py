@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.verdict import EXIT_ERROR
 from testbed_runtime.evaluation import ERROR_PREFIX, session, trends
-from testbed_runtime.evaluation.judge import evaluate
+from testbed_runtime.evaluation.evaluate import evaluate
 from testbed_runtime.evaluation.run import one_line, scratch_folder
 
 if TYPE_CHECKING:

@@ -20,6 +20,11 @@ class Damage(Struct, frozen=True):
         return f"{self.table}.parquet, column {self.column}{row}: {self.problem}"
 
 
+def no_row(table: str, problem: str) -> Damage:
+    """Return the finding that the table has no row of some kind."""
+    return Damage(table, "kind", -1, problem)
+
+
 def first_of_each(rules: Iterable[Iterable[Damage]]) -> list[Damage]:
     """Return the first finding of each rule: one cause often damages many rows."""
     return [found for rule in rules for found in list(rule)[:1]]

@@ -37,7 +37,7 @@ from testbed_runtime.core.trial.plan import (
 from testbed_runtime.faults.registry import Capabilities, check_fault
 from testbed_runtime.history.manifest import MANIFEST, read_manifest
 from testbed_runtime.ports.hosts import Evaluator, Testbed, TestbedHost, TrialContext
-from testbed_runtime.runner import judge
+from testbed_runtime.runner.conclude import conclude, is_decided, trials_to_evaluate
 from testbed_runtime.runner.estimate import SIMULATION, run_seconds
 from testbed_runtime.runner.manifest import (
     LocalFolder,
@@ -230,13 +230,13 @@ class Runner:
         """Evaluate the trials so far, and return whether the comparisons of the run are decided. An evaluation that fails
         decides nothing."""
         self.progress.on_event(Evaluating("looking whether the comparisons are decided"))
-        trials = judge.trials_to_evaluate(manifest.data)
+        trials = trials_to_evaluate(manifest.data)
         try:
             rows = await self.evaluator.evaluate(str(self.folder.path), trials) if trials else []
         except HeadgateError as error:
             self.progress.on_event(Notice(f"not evaluated: {error}"))
             return False
-        return bool(trials) and judge.is_decided(manifest.data, rows)
+        return bool(trials) and is_decided(manifest.data, rows)
 
     async def _run_attempts(self, trial: TrialPlan, manifest: Manifest) -> None:
         """Run a trial; repeat it under a new id while it is void, as often as the manifest allows."""
@@ -405,7 +405,7 @@ async def judge_run(
     manifest = read_manifest(kept.path)
     rows: list[dict[str, Any]] = []
     failure = ""
-    trials = judge.trials_to_evaluate(manifest)
+    trials = trials_to_evaluate(manifest)
     if trials:
         try:
             rows = await evaluator.evaluate(str(kept.path), trials)
@@ -413,7 +413,7 @@ async def judge_run(
         except HeadgateError as error:
             failure = str(error)
     progress.on_event(Evaluating("writing the report"))
-    verdict, report = judge.conclude(kept.path, manifest, rows, error=failure, inconclusive=inconclusive)
+    verdict, report = conclude(kept.path, manifest, rows, error=failure, inconclusive=inconclusive)
     await kept.keep(VERDICT_FILE, *REPORT_FILES)
     progress.on_event(RunEnded(verdict["verdict"], str(kept.path), str(report)))
     return RunResult(kept.path, verdict, report, failure)

@@ -89,7 +89,7 @@ STAGES = {
     "trials": "computing the metrics of each trial",
     "results": "writing the results",
 }
-"""The stages of an evaluation (`evaluation.judge`, and `kube.spark.service` around it) as texts."""
+"""The stages of an evaluation (`evaluation.evaluate`, and `kube.spark.service` around it) as texts."""
 
 
 def evaluating(line: Mapping[str, Any]) -> Evaluating:

@@ -15,7 +15,7 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.trial.plan import Windows
 from testbed_runtime.history.manifest import read_manifest
-from testbed_runtime.runner.judge import expectations_of
+from testbed_runtime.runner.conclude import expectations_of
 from testbed_runtime.runner.manifest import Manifest, RunInfo, job_entry
 
 DOCUMENT = yaml.safe_load("""

@@ -17,7 +17,7 @@ from testbed_runtime.cli.exits import Interrupted
 from testbed_runtime.cli.interrupting import run_interruptible
 from testbed_runtime.cli.render import Live, Plain, line_of
 from testbed_runtime.cli.running import print_verdict
-from testbed_runtime.evaluation import judge
+from testbed_runtime.evaluation.evaluate import STAGES
 from testbed_runtime.runner import progress as p
 from testbed_runtime.runner.engine import RunResult
 
@@ -76,7 +76,7 @@ def test_the_numbers_say_state_tasks_rate_credits_lag_and_the_time_that_remains(
 
 def test_every_stage_of_an_evaluation_has_words_and_so_has_the_wait_for_another_one():
     """The Spark pod evaluates one run after the other."""
-    assert set(judge.STAGES) <= set(p.STAGES)
+    assert set(STAGES) <= set(p.STAGES)
     lines = [{"stage": "fetch"}, {"stage": "spark-again"}, {"waiting": 2}]
     assert [line_of(p.evaluating(line)) for line in lines] == [
         "  fetching the recorded histories",

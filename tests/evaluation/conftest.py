@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.histories import write_run
-from testbed_runtime.evaluation import judge, pipeline, splits, tables
+from testbed_runtime.evaluation import evaluate, pipeline, splits, tables
 from testbed_runtime.evaluation.session import spark_session
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS
@@ -76,9 +76,9 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> Evaluate:
     def judged(_: Any, trials: Sequence[tables.TrialFiles]) -> list[dict[str, Any]]:
         return [pipeline.judge_whole(piece, trials) for piece in splits.plan(trials)]
 
-    def evaluate(folder: Path, into: Path | None = None) -> None:
+    def run(folder: Path, into: Path | None = None) -> None:
         spark: Any = None
-        judge.evaluate(lambda: spark, folder, lambda line: None, into=into)
+        evaluate.evaluate(lambda: spark, folder, lambda line: None, into=into)
 
-    monkeypatch.setattr(judge, "judged", judged)
-    return evaluate
+    monkeypatch.setattr(evaluate, "judged", judged)
+    return run

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.recovery import Price, Recovery, TrialRecovery
-from testbed_runtime.evaluation import catalogue, judge, trends
+from testbed_runtime.evaluation import catalogue, trends
+from testbed_runtime.evaluation.evaluate import evaluate
 from tests.evaluation.conftest import Evaluate
 
 S = 1_000_000_000
@@ -207,7 +208,7 @@ def test_spark_compares_runs_and_adds_up_prices(spark: Any, two_runs: Path):
 @pytest.mark.spark
 def test_an_evaluation_adds_its_run_to_the_catalogue(spark: Any, run_folder: Path, tmp_path: Path):
     """Every metric row of every trial, comparisons with the control run included, and the prices of recovery.json."""
-    judge.evaluate(lambda: spark, run_folder, lambda line: None, into=tmp_path)
+    evaluate(lambda: spark, run_folder, lambda line: None, into=tmp_path)
     written = json.loads((run_folder / "metrics.json").read_text())
     found = read(tmp_path, catalogue.METRICS).to_pylist()
     key = ("trial", "metric", "phase", "quantile", "value", "reason")

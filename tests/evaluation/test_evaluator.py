@@ -19,7 +19,7 @@ import pytest
 from testbed_runtime.cli.session import Session
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.metrics import METRIC_FIELDS
-from testbed_runtime.evaluation.judge import STAGES
+from testbed_runtime.evaluation.evaluate import STAGES
 from testbed_runtime.evaluation.process import TAIL_LINES, SparkWorker, remember
 from testbed_runtime.local.evaluator import SparkEvaluator
 from tests.report import synthetic

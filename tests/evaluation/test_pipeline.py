@@ -12,7 +12,8 @@ from benchmarks.histories import write_run
 from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.evaluation import judge, pipeline, splits, tables
+from testbed_runtime.evaluation import pipeline, splits, tables
+from testbed_runtime.evaluation.evaluate import evaluate
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.reader import read_trial
 
@@ -68,5 +69,5 @@ def test_a_damaged_trial_is_named_in_one_line(
     with pytest.raises(
         HeadgateError, match=r"^history/main-2/channels\.parquet is truncated or damaged: .*$"
     ):
-        judge.evaluate(lambda: spark, folder, lambda line: None)
+        evaluate(lambda: spark, folder, lambda line: None)
     assert not (folder / "metrics.json").exists()

@@ -9,7 +9,8 @@ import pytest
 
 from testbed_runtime.cli import loading
 from testbed_runtime.core.documents import RECOVERY_FILE
-from testbed_runtime.evaluation import judge, pipeline, splits, tables
+from testbed_runtime.evaluation import pipeline, splits, tables
+from testbed_runtime.evaluation.evaluate import write_results
 from tests.simulation.simulating import run_document
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "06-no-fault"
@@ -23,6 +24,6 @@ def test_the_evaluation_writes_the_files_that_a_simulated_run_has(tmp_path: Path
     simulated = [json.loads((tmp_path / name).read_text()) for name in names]
     trials = tables.open_trials(tmp_path, json.loads((tmp_path / "manifest.json").read_text()))
     found = [pipeline.judge_whole(piece, trials) for piece in splits.plan(trials)]
-    judge.write_results(tmp_path, trials, found, [])
+    write_results(tmp_path, trials, found, [])
     assert [json.loads((tmp_path / name).read_text()) for name in names] == simulated
     assert simulated[1]["traceEvents"]

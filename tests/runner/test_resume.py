@@ -13,7 +13,7 @@ from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.core.errors import FaultHealed, HeadgateError
 from testbed_runtime.history.manifest import read_manifest
-from testbed_runtime.runner import judge
+from testbed_runtime.runner.conclude import trials_to_evaluate
 from testbed_runtime.runner.engine import RunControl, Runner, RunRequest
 from testbed_runtime.runner.manifest import MAX_ATTEMPTS, RunInfo, next_attempt, void_open
 from testbed_runtime.runner.progress import Notice
@@ -293,7 +293,7 @@ def test_a_run_that_is_healed_before_its_testbed_is_there_has_nothing_to_judge(w
 
     result = run_virtual(main())
     assert (result.verdict["verdict"], result.verdict["reason"]) == ("Inconclusive", "Healed")
-    assert judge.trials_to_evaluate({"trials": world.trials}) == []
+    assert trials_to_evaluate({"trials": world.trials}) == []
 
 
 def test_a_renewal_that_is_answered_with_healed_ends_the_run(world, document):

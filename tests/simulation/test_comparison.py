@@ -10,7 +10,7 @@ import pytest
 
 from testbed_runtime.core.judgement.comparison import comparison
 from testbed_runtime.history.manifest import read_manifest
-from testbed_runtime.runner.judge import groups_of, read_rows
+from testbed_runtime.runner.conclude import groups_of, read_rows
 from tests.simulation.simulating import run_document
 
 TRIALS = 20

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME
 from testbed_runtime.history.columns import TOLERANCE_NS, Waits, deployments, events, parsed, waits_of
 from testbed_runtime.history.contradictions.executions import recorded_to_its_end
-from testbed_runtime.history.damage import Damage, first_of_each
+from testbed_runtime.history.damage import Damage, first_of_each, no_row
 from testbed_runtime.history.schema import Trial
 
 ENDING = ("failover.failure", "failover.started", "taskmanager.lost")
@@ -36,7 +36,7 @@ def _ended(trial: Trial, waits: Waits) -> Iterator[Damage]:
             continue
         if not any(abs(t_ns - event["t_ns"]) <= TOLERANCE_NS for t_ns in ends.get(kind, ())):
             problem = f"has no {kind} that ended with {event['kind']} of {event['subject']} (data in events)"
-            yield Damage("waits", "kind", -1, problem)
+            yield no_row("waits", problem)
 
 
 def _delayed(trial: Trial, waits: Waits) -> Iterator[Damage]:
@@ -49,4 +49,4 @@ def _delayed(trial: Trial, waits: Waits) -> Iterator[Damage]:
         seconds = data.get("delay_s")
         if isinstance(seconds, int | float) and seconds > 0 and event["subject"] not in delayed:
             problem = f"has no restart-delay of restart {event['subject']}, which was delayed by {seconds:g} s (failover.started in events)"
-            yield Damage("waits", "kind", -1, problem)
+            yield no_row("waits", problem)

@@ -28,7 +28,7 @@ from testbed_runtime.history.columns import (
     parsed,
     sound,
 )
-from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.damage import Damage, no_row
 from testbed_runtime.history.manifest import tasks_of
 from testbed_runtime.history.schema import Trial
 
@@ -201,10 +201,10 @@ def _restarts(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
         problem = (
             f"has {len(started)} failover.started, but {begun} failures restarted the job (failover.failure)"
         )
-        yield Damage("events", "kind", -1, problem)
+        yield no_row("events", problem)
     elif task and attempts[task] - 1 > most:
         problem = f"has {len(started)} failover.started and {len(failures)} failover.failure, but {task} was deployed {attempts[task]} times (task.state)"
-        yield Damage("events", "kind", -1, problem)
+        yield no_row("events", problem)
     finished = changes(trial, "job.state", "FINISHED")
     if not started or not finished:
         return
@@ -241,7 +241,7 @@ def _restored(trial: Trial, deployed: Deployed, running: set[tuple[str, int]]) -
     for key, deployment in sorted(deployed.items()):
         if key in sampled and key not in names and any(seq < deployment["seq"] for seq in done.values()):
             problem = f"has no task.restored of attempt {key[1]} of {key[0]}, which was deployed after a completed checkpoint"
-            yield Damage("events", "kind", -1, problem)
+            yield no_row("events", problem)
             return
 
 

@@ -42,7 +42,7 @@ from testbed_runtime.history.columns import (
 )
 from testbed_runtime.history.contradictions.exchange import has_channel_state
 from testbed_runtime.history.contradictions.executions import LONG_NS, recorded_to_its_end
-from testbed_runtime.history.damage import Damage, first_of_each
+from testbed_runtime.history.damage import Damage, first_of_each, no_row
 from testbed_runtime.history.manifest import edges, tasks_of, vertices
 from testbed_runtime.history.schema import Trial
 
@@ -123,24 +123,20 @@ def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> l
 def _unrecorded(trial: Trial, entry: Mapping[str, Any], waits: Waits, deployed: Deployed) -> Iterator[Damage]:
     """Yield events that are missing as a whole: the states of the tasks or the end of the job."""
     if not deployed and any(r["kind"] == "deployment" and r["option"] for _, r in waits):
-        yield Damage("events", "kind", -1, "has no task.state, but tasks were deployed (waits)")
+        yield no_row("events", "has no task.state, but tasks were deployed (waits)")
     elif (
         not deployed
         and entry.get("drained") is True
         and any(r["process"].startswith("tm-") for _, r in waits)
     ):
-        yield Damage(
-            "events", "kind", -1, "has no task.state, but tasks waited and were drained (waits, manifest)"
-        )
+        yield no_row("events", "has no task.state, but tasks waited and were drained (waits, manifest)")
     if not deployed or not waits:
         return
     ended = {parsed(e["data"]).get("to") for _, e in events(trial, "job.state")} & TERMINAL_JOB_STATES
     if entry.get("drained") is True and not ended:
-        yield Damage(
-            "events", "kind", -1, "has no job.state at the end of the job, which was drained (manifest)"
-        )
+        yield no_row("events", "has no job.state at the end of the job, which was drained (manifest)")
     if not events(trial, "trial.phase"):
-        yield Damage("events", "kind", -1, "has no trial.phase")
+        yield no_row("events", "has no trial.phase")
 
 
 def _emptied(trial: Trial, entry: Mapping[str, Any], waits: Waits) -> Iterator[Damage]:
@@ -212,9 +208,7 @@ def _ends(trial: Trial, waits: Waits, finished: set[Attempt]) -> Iterator[Damage
             problem = f"is 'cancelled', but {task} received its first record in attempt {attempt} ({ending} in events)"
             yield Damage("waits", "outcome", waited[task, attempt], problem)
         for task, attempt in sorted((ended.keys() - waited.keys()) & finished):
-            yield Damage(
-                "waits", "kind", -1, f"has no {kind} of attempt {attempt} of {task} ({ending} in events)"
-            )
+            yield no_row("waits", f"has no {kind} of attempt {attempt} of {task} ({ending} in events)")
 
 
 def _sources(trial: Trial, entry: Mapping[str, Any], finished: set[Attempt]) -> Iterator[Damage]:
@@ -227,7 +221,7 @@ def _sources(trial: Trial, entry: Mapping[str, Any], finished: set[Attempt]) -> 
         for task, attempt in sorted(finished - ended):
             if task.rpartition("-")[0] in names:
                 problem = f"has no {kind} of attempt {attempt} of {task}, which finished (task.state)"
-                yield Damage("events", "kind", -1, problem)
+                yield no_row("events", problem)
 
 
 def _inputs(trial: Trial, entry: Mapping[str, Any], waits: Waits, finished: set[Attempt]) -> Iterator[Damage]:
@@ -244,11 +238,11 @@ def _inputs(trial: Trial, entry: Mapping[str, Any], waits: Waits, finished: set[
         if task.rpartition("-")[0] not in inner:
             continue
         if ended and (task, attempt) not in connected:
-            yield Damage("events", "kind", -1, f"has no gate.connected {of}")
+            yield no_row("events", f"has no gate.connected {of}")
         elif (task, attempt) not in requested:
-            yield Damage("events", "kind", -1, f"has no partition.request {of}")
+            yield no_row("events", f"has no partition.request {of}")
         elif ended and (task, attempt) not in waited:
-            yield Damage("waits", "kind", -1, f"has no partition {of}")
+            yield no_row("waits", f"has no partition {of}")
 
 
 def _received(trial: Trial) -> set[Attempt]:
@@ -275,19 +269,14 @@ def _deployments(trial: Trial, waits: Waits, deployed: Deployed, finished: set[A
         data = parsed(event["data"])
         if str(data.get("taskmanager")) not in registered:
             problem = f"has no taskmanager.registered of {data.get('taskmanager')}, to which {task} was deployed (task.state)"
-            yield Damage("events", "kind", -1, problem)
+            yield no_row("events", problem)
         if (task, attempt) not in waited | unsubmitted:
-            yield Damage(
-                "waits",
-                "kind",
-                -1,
-                f"has no deployment of attempt {attempt} of {task} (task.state in events)",
-            )
+            yield no_row("waits", f"has no deployment of attempt {attempt} of {task} (task.state in events)")
     named = {name for _, r in waits if r["kind"] == "registration" for name in (r["who"], r["what"])}
     used = {str(parsed(deployed[key]["data"]).get("taskmanager")) for key in finished}
     used |= {r["process"] for _, r in distinct(trial, "tasks", "process")}
     for name in sorted((registered.keys() & used) - named):
-        yield Damage("waits", "kind", -1, f"has no registration of {name} (taskmanager.registered in events)")
+        yield no_row("waits", f"has no registration of {name} (taskmanager.registered in events)")
 
 
 def _restarts(trial: Trial, waits: Waits) -> Iterator[Damage]:
@@ -299,7 +288,7 @@ def _restarts(trial: Trial, waits: Waits) -> Iterator[Damage]:
     started = rows["failover.started"]
     for kind in OF_RESTART:
         if missing := rows["failover.deployed"].keys() - rows[kind].keys():
-            yield Damage("events", "kind", -1, f"has no {kind} of restart {min(missing)} (failover.deployed)")
+            yield no_row("events", f"has no {kind} of restart {min(missing)} (failover.deployed)")
     for kind, found in rows.items():
         if kind != "failover.failure" and (more := found.keys() - started.keys()):
             yield Damage(
@@ -312,11 +301,8 @@ def _restarts(trial: Trial, waits: Waits) -> Iterator[Damage]:
         ends = [r["t_ns"] for _, r in waits if r["kind"] == wait]
         for _, event in events(trial, kind):
             if min((abs(end - event["t_ns"]) for end in ends), default=TOLERANCE_NS + 1) > TOLERANCE_NS:
-                yield Damage(
-                    "waits",
-                    "kind",
-                    -1,
-                    f"has no {wait} that restart {event['subject']} ended ({kind} in events)",
+                yield no_row(
+                    "waits", f"has no {wait} that restart {event['subject']} ended ({kind} in events)"
                 )
     for row, r in waits:
         if r["kind"] not in ("cancellation", "restart-delay", "fencing") or r["process"].startswith("tm-"):
@@ -365,9 +351,7 @@ def _checkpoints(trial: Trial, waits: Waits) -> Iterator[Damage]:
     for kind in ("checkpoint", "completion"):
         waited = Counter((r["process"], r["what"]) for _, r in waits if r["kind"] == kind)
         if missing := done - waited:
-            yield Damage(
-                "waits", "kind", -1, f"has no {kind} for {min(missing)[1]}, which was completed (checkpoints)"
-            )
+            yield no_row("waits", f"has no {kind} for {min(missing)[1]}, which was completed (checkpoints)")
 
 
 def _stalls(trial: Trial, waits: Waits) -> Iterator[Damage]:
@@ -384,11 +368,11 @@ def _stalls(trial: Trial, waits: Waits) -> Iterator[Damage]:
     for wait in waited:
         if not any(together(wait, event) for _, event in stalled):
             problem = f"has no loop.stall of {wait['process']}, which has a wait of that kind (waits)"
-            yield Damage("events", "kind", -1, problem)
+            yield no_row("events", problem)
     for row, event in stalled:
         if not any(together(wait, event) for wait in waited) and _went_on(trial, event):
             problem = f"has no stall of {event['process']} (loop.stall in events, row {row})"
-            yield Damage("waits", "kind", -1, problem)
+            yield no_row("waits", problem)
 
 
 def _went_on(trial: Trial, event: Row) -> bool:
@@ -412,7 +396,7 @@ def _given_up(trial: Trial) -> Iterator[Damage]:
         given_up = detector == RM_NAME or (detector == JOBMASTER_NAME and data.get("wait") == "heartbeat")
         if given_up and gone and gone not in lost:
             problem = f"has no taskmanager.lost of {gone}, which a failover.failure names (row {row})"
-            yield Damage("events", "kind", -1, problem)
+            yield no_row("events", problem)
 
 
 def _losses(trial: Trial, waits: Waits) -> Iterator[Damage]:
@@ -524,7 +508,7 @@ def _unbuffered(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
         for kind in kinds if len(rows) >= UNSAMPLED else ():
             if (kind, process) not in wrote:
                 problem = f"has no {kind} of {process}, which took {len(rows)} samples of {task} (tasks)"
-                yield Damage("events", "kind", -1, problem)
+                yield no_row("events", problem)
 
 
 def _unmeasured(trial: Trial, finished: set[Attempt]) -> Iterator[Damage]:
