@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 
 from testbed_runtime.core.job.jobgraph import SourceConfig
-from testbed_runtime.workload.operators import Operator, PythonFunction, SubtaskContext, TumblingWindow
+from testbed_runtime.workload.keyedstate import SubtaskContext
+from testbed_runtime.workload.operators import Operator, PythonFunction, TumblingWindow
 from testbed_runtime.workload.records import RecordReader, Records, framed
 from testbed_runtime.workload.sources import GeneratedSource
 

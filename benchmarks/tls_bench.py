@@ -29,11 +29,11 @@ from transport_bench import FACTORIES, RECEIVER, SEGMENT, Measured, Setup, measu
 
 from testbed_runtime.core.exchange.codec import ServerDecoder
 from testbed_runtime.core.exchange.encoding import encode
-from testbed_runtime.core.exchange.frames import AddCredit, WireVersion
+from testbed_runtime.core.exchange.frames import AddCredit, BytesLike, WireVersion
 from testbed_runtime.core.exchange.tls import ALGORITHMS, INTERNAL, TlsSettings
 from testbed_runtime.core.options import Options
 from testbed_runtime.local.certificates import write_certificate
-from testbed_runtime.ports.network import Address, BytesLike, ConnectionHandler, Network
+from testbed_runtime.ports.network import Address, ConnectionHandler, Network
 from testbed_runtime.transport.tcp import RECEIVE_BUFFER_BYTES, TcpNetwork
 from testbed_runtime.transport.tls import DataTls
 

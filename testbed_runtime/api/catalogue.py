@@ -11,7 +11,8 @@ import enum
 
 from msgspec import Struct
 
-from testbed_runtime.core.options import ALIASES, BY_KEY, REQUIRED_PER_GATE, Option, missing_unit
+from testbed_runtime.core.options import ALIASES, BY_KEY, REQUIRED_PER_GATE, Option
+from testbed_runtime.core.values import missing_unit
 from testbed_runtime.core.versions import LATEST, number
 
 OWN_PREFIX = "headgate."

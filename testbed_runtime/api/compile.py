@@ -32,7 +32,6 @@ from testbed_runtime.core.job.jobgraph import (
 from testbed_runtime.core.job.keygroups import compute_default_max_parallelism
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.samplesize import looks
-from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.trial.plan import (
     CONTROL,
     FAULT,
@@ -42,6 +41,7 @@ from testbed_runtime.core.trial.plan import (
     Windows,
     replace_lost_s,
 )
+from testbed_runtime.core.values import parse_duration
 
 MAIN_VARIANT = "main"
 """The variant of a scenario without variants."""

@@ -14,8 +14,8 @@ from testbed_runtime.core.faults import check
 from testbed_runtime.core.faults.kinds import kind_of
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOBMANAGER, task_manager_names
-from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.trial.plan import replace_lost_s
+from testbed_runtime.core.values import parse_duration
 
 KILL, JOBMANAGER_KILL = "process.kill", "jobmanager.kill"
 _IN_PROCESS = {"channel", "supervisor"}

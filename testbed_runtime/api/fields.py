@@ -11,9 +11,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from testbed_runtime.api import limits
-from testbed_runtime.core.options import missing_unit, parse_duration
 from testbed_runtime.core.trial.plan import NEVER
-from testbed_runtime.core.values import DURATION_LABELS
+from testbed_runtime.core.values import DURATION_LABELS, missing_unit, parse_duration
 
 AT_DEPLOY = "deploy"
 """`at: deploy`: the fault is injected before the job is submitted."""

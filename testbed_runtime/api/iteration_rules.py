@@ -13,7 +13,7 @@ from testbed_runtime.api import limits, models
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.jobgraph import BULK, DELTA, SYNC_SUFFIX, IterationConfig
 from testbed_runtime.core.job.results import BLOCKING, EAGER, FIRST_RECORD
-from testbed_runtime.core.options import parse_duration
+from testbed_runtime.core.values import parse_duration
 from testbed_runtime.core.versions import NO_DATASET, has
 
 CYCLE_HINT = "remove an edge, or make it an iteration: feedback: true on the edge back, iteration on the vertex where it ends"

@@ -14,7 +14,7 @@ from testbed_runtime.core.job.jobgraph import FUNCTIONS
 from testbed_runtime.core.job.keygroups import compute_default_max_parallelism
 from testbed_runtime.core.job.results import BLOCKING, COMBINATIONS
 from testbed_runtime.core.job.slots import needed_slots
-from testbed_runtime.core.options import parse_duration
+from testbed_runtime.core.values import parse_duration
 
 IN_PODS_HINT = (
     "`headgate run --on kubernetes` brings the file into the cluster; or create a ConfigMap with it "

@@ -18,7 +18,8 @@ from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.judgement.detector import METRICS as DETECTOR_METRICS
 from testbed_runtime.core.judgement.detector import MORE_IS_BETTER
 from testbed_runtime.core.judgement.metrics import METRICS, parse_bound
-from testbed_runtime.core.options import BY_KEY, Option, parse_duration
+from testbed_runtime.core.options import BY_KEY, Option
+from testbed_runtime.core.values import parse_duration
 
 CREATED_BY_SERVER = "generated"
 """Name of an object that has only `generateName` so far."""

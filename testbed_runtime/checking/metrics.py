@@ -61,8 +61,6 @@ from testbed_runtime.checking.sockets import push_backs
 from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE
 from testbed_runtime.core.judgement.metrics import (
     JOB_FAILED,
-    METRIC_FIELDS,
-    METRICS,
     NO_BASELINE,
     NO_CONTROL,
     NO_DATA,
@@ -78,8 +76,6 @@ from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.verdict import controls_of, variant_of
 from testbed_runtime.core.trial.plan import CONTROL
 from testbed_runtime.history.schema import Trial
-
-__all__ = ["METRICS", "METRIC_FIELDS", "control_metrics", "trial_metrics"]
 
 CONTROL_SHARE = 0.1
 """A control trial is unstable if its throughput deviates further from its own baseline."""

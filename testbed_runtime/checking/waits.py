@@ -17,8 +17,8 @@ from testbed_runtime.core.faults.vocabulary import Hides
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.limits import replacement_limit
 from testbed_runtime.core.job.splits import NEXT_SPLIT
-from testbed_runtime.core.options import parse_duration
 from testbed_runtime.core.trial.plan import NEVER
+from testbed_runtime.core.values import parse_duration
 from testbed_runtime.core.versions import REQUESTS_WAIT_AT_PRODUCER, has
 from testbed_runtime.core.waits import (
     EVERYTHING,

@@ -11,7 +11,7 @@ import typer
 
 from testbed_runtime.cli.options import AsJson, FlinkVersion, Settings, flink_options, show
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.options import missing_unit, parse_duration
+from testbed_runtime.core.values import missing_unit, parse_duration
 
 if TYPE_CHECKING:
     from testbed_runtime.simulation.buffertrace import Sent, Step

@@ -13,13 +13,9 @@ from msgspec import Struct
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.exchange.frames import WireVersion
 from testbed_runtime.core.values import (
-    MAX_INT,
     PARSERS,
     is_bare,
-    missing_unit,
-    parse_bool,
     parse_duration,
-    parse_memory,
 )
 from testbed_runtime.core.versions import (
     BUFFERS_TIMEOUT_RENAMED,
@@ -34,22 +30,6 @@ from testbed_runtime.core.versions import (
     nearest,
     number,
 )
-
-__all__ = [
-    "ALIASES",
-    "BY_KEY",
-    "EFFECTIVE",
-    "LATENCY_INTERVAL",
-    "MAX_INT",
-    "REQUIRED_PER_GATE",
-    "Option",
-    "Options",
-    "missing_unit",
-    "parse_bool",
-    "parse_duration",
-    "parse_memory",
-    "unknown_version",
-]
 
 LATENCY_INTERVAL = "metrics.latency.interval"
 REQUIRED_PER_GATE = "taskmanager.network.memory.read-buffer.required-per-gate.max"

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from testbed_runtime.core.errors import LocalProtocolError
-from testbed_runtime.core.options import MAX_INT
+from testbed_runtime.core.values import MAX_INT
 from testbed_runtime.history.schema import TABLES, Trial, arrow_schema
 from testbed_runtime.history.segments import Segment, encode_table
 

@@ -23,7 +23,8 @@ from testbed_runtime.core.exchange.sizing import (
 from testbed_runtime.core.faults.links import ENTROPY_BYTES, channel_id
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.messages import InputGateDescriptor, ResultPartitionDescriptor
-from testbed_runtime.core.options import MAX_INT, Options
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.values import MAX_INT
 from testbed_runtime.core.versions import NO_EXCLUSIVE_BUFFERS, PRIORITY_PASSES_BLOCK, has
 from testbed_runtime.ports.execution import Clock
 from testbed_runtime.ports.interception import NO_INTERCEPTION, Interception, PartitionRegistrationHook

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from testbed_runtime.core.exchange.buffers import MAX_INT, LocalBufferPool, NetworkBufferPool
+from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool
 from testbed_runtime.core.exchange.channel import RemoteInputChannel
 from testbed_runtime.core.exchange.gate import InputGate
+from testbed_runtime.core.values import MAX_INT
 from testbed_runtime.taskmanager.task import Task
 
 

@@ -9,7 +9,8 @@ from testbed_runtime.api import kinds
 from testbed_runtime.core.errors import OptionRefused
 from testbed_runtime.core.job.heartbeat import HeartbeatConfig
 from testbed_runtime.core.judgement.detector import Disturbance, Quality, quality
-from testbed_runtime.core.options import ALIASES, BY_KEY, Options, parse_duration
+from testbed_runtime.core.options import ALIASES, BY_KEY, Options
+from testbed_runtime.core.values import parse_duration
 from testbed_runtime.core.versions import LATEST
 from testbed_runtime.tuning.grid import DEFAULT, Row, configuration, rows
 

@@ -10,7 +10,7 @@ import pytest
 from testbed_runtime.checking.checkpoints import check_checkpoints
 from testbed_runtime.checking.common import Window, task_series, windows
 from testbed_runtime.checking.latency import Histogram, histogram
-from testbed_runtime.checking.metrics import METRIC_FIELDS, METRICS, control_metrics, trial_metrics
+from testbed_runtime.checking.metrics import control_metrics, trial_metrics
 from testbed_runtime.checking.progress import raw_rate
 from testbed_runtime.core.job.ledger import Ledger
 from testbed_runtime.core.judgement.expectations import AT_LEAST_ONCE, Expectation
@@ -19,6 +19,8 @@ from testbed_runtime.core.judgement.metrics import (
     CONTROL_UNSTABLE,
     FAULT_NOT_VERIFIED,
     HISTORY_INCOMPLETE,
+    METRIC_FIELDS,
+    METRICS,
     NO_DATA,
     NOT_COUNTED,
     NOT_DRAINED,

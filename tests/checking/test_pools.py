@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from testbed_runtime.checking.common import Window, events
 from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.pools import NetworkPool, deviation, largest_gates, network_pools, usage
-from testbed_runtime.core.exchange.buffers import MAX_INT, NetworkBufferPool
+from testbed_runtime.core.exchange.buffers import NetworkBufferPool
+from testbed_runtime.core.values import MAX_INT
 from testbed_runtime.taskmanager.pools import pools_of
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from testbed_runtime.checking.answer import _Paths, _with_prolonging_faults, margins, trial_recovery
+from testbed_runtime.checking.answer import _Paths, _with_prolonging_faults, trial_recovery
 from testbed_runtime.checking.common import Window, Windows
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect
+from testbed_runtime.checking.prices import margins
 from testbed_runtime.checking.rounds import Outage, RoundSpan
 from testbed_runtime.core.judgement.metrics import JOB_FAILED
 from testbed_runtime.core.judgement.recovery import Price, Recovery

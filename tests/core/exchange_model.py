@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from testbed_runtime.core.exchange.backoff import Backoff, RemoteBackoff
-from testbed_runtime.core.exchange.buffers import Buffer, LocalBufferPool, MemorySegment, NetworkBufferPool
+from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool
 from testbed_runtime.core.exchange.channel import RemoteInputChannel
 from testbed_runtime.core.exchange.client import PartitionRequestClient
 from testbed_runtime.core.exchange.codec import DISCARD
@@ -16,6 +16,7 @@ from testbed_runtime.core.exchange.events import AlignmentType, CheckpointBarrie
 from testbed_runtime.core.exchange.frames import BufferResponse, ClientFrame, DataType, ServerFrame
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.localchannel import LocalInputChannel
+from testbed_runtime.core.exchange.memory import Buffer, MemorySegment
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.exchange.server import PartitionRequestServer

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from exchange_model import barrier, nothing, partition_id, producer_pool
 
-from testbed_runtime.core.exchange.buffers import Buffer, NetworkBufferPool
+from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.events import CheckpointBarrier, EndOfPartition, decode_event
+from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partition import EVERY, ResultPartition
 from testbed_runtime.core.exchange.subpartition import SubpartitionView
 

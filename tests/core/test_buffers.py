@@ -6,22 +6,19 @@ import pytest
 from exchange_model import SEGMENT_BYTES, nothing
 
 from testbed_runtime.core.errors import FlinkError, LocalProtocolError, RemoteProtocolError
-from testbed_runtime.core.exchange.buffers import (
-    MAX_INT,
-    Buffer,
-    BufferBuilder,
+from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool
+from testbed_runtime.core.exchange.frames import DataType
+from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder, MemorySegment
+from testbed_runtime.core.exchange.sizing import (
+    BUFFERS_TIMEOUT,
     GateBuffersSpec,
-    LocalBufferPool,
-    MemorySegment,
-    NetworkBufferPool,
     gate_buffers_spec,
     max_required_buffers_per_gate,
     network_buffer_count,
     result_partition_buffers,
 )
-from testbed_runtime.core.exchange.frames import DataType
-from testbed_runtime.core.exchange.sizing import BUFFERS_TIMEOUT
 from testbed_runtime.core.options import Options
+from testbed_runtime.core.values import MAX_INT
 
 
 def take(pool: LocalBufferPool, count: int, subpartition: int = -1) -> list[BufferBuilder]:

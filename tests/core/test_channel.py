@@ -19,7 +19,7 @@ from exchange_model import (
 )
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.buffers import Buffer, MemorySegment, NetworkBufferPool
+from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.channel import RemoteInputChannel
 from testbed_runtime.core.exchange.credit import BufferManager
 from testbed_runtime.core.exchange.encoding import encode
@@ -41,6 +41,7 @@ from testbed_runtime.core.exchange.frames import (
     WireVersion,
 )
 from testbed_runtime.core.exchange.gate import InputGate
+from testbed_runtime.core.exchange.memory import Buffer, MemorySegment
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 

@@ -6,7 +6,7 @@ import pytest
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.alignment import AlternatingBarrierHandler, Overtaken, Prioritize, Trigger
-from testbed_runtime.core.exchange.buffers import Buffer, NetworkBufferPool
+from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.events import (
     AlignmentType,
     CheckpointBarrier,
@@ -16,6 +16,7 @@ from testbed_runtime.core.exchange.events import (
 from testbed_runtime.core.exchange.frames import BufferResponse, DataType
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.localchannel import LocalInputChannel
+from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from tests.core.exchange_model import (

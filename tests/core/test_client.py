@@ -6,7 +6,6 @@ import pytest
 from exchange_model import PEER, RESOURCE, Consumer, data_frame, deliver, partition_id, receiver_id
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError, LocalProtocolError
-from testbed_runtime.core.exchange.buffers import Buffer
 from testbed_runtime.core.exchange.frames import (
     AckAllUserRecordsProcessed,
     AddCredit,
@@ -20,6 +19,7 @@ from testbed_runtime.core.exchange.frames import (
     PartitionRequest,
     ResumeConsumption,
 )
+from testbed_runtime.core.exchange.memory import Buffer
 
 ZERO, ONE = receiver_id(0), receiver_id(1)
 

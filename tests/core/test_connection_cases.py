@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import pytest
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.buffers import Buffer
 from testbed_runtime.core.exchange.codec import ClientDecoder
 from testbed_runtime.core.exchange.encoding import encode
 from testbed_runtime.core.exchange.events import EndOfData, StopMode, encode_event
@@ -24,6 +23,7 @@ from testbed_runtime.core.exchange.frames import (
     ServerFrame,
     WireVersion,
 )
+from testbed_runtime.core.exchange.memory import Buffer
 from tests.core.exchange_model import (
     Consumer,
     Exchange,

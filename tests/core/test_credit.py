@@ -9,10 +9,10 @@ from exchange_model import Consumer, Exchange, barrier
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from testbed_runtime.core.exchange.buffers import Buffer
 from testbed_runtime.core.exchange.credit import SequenceViewReader
 from testbed_runtime.core.exchange.events import AlignmentType, CheckpointBarrier
 from testbed_runtime.core.exchange.frames import AddCredit, BufferResponse, ResumeConsumption
+from testbed_runtime.core.exchange.memory import Buffer
 
 CHANNELS = 2
 

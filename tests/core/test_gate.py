@@ -6,7 +6,7 @@ import pytest
 from exchange_model import Consumer, Exchange, barrier, data_frame, deliver, nothing, receiver_id
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.buffers import Buffer, NetworkBufferPool
+from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.events import (
     AlignmentType,
     EndOfData,
@@ -18,6 +18,7 @@ from testbed_runtime.core.exchange.events import (
 )
 from testbed_runtime.core.exchange.frames import BufferResponse, DataType
 from testbed_runtime.core.exchange.gate import InputGate
+from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.sizing import gate_buffers_spec, result_partition_buffers
 
 

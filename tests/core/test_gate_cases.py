@@ -7,7 +7,7 @@ import pytest
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.alignment import AlternatingBarrierHandler, Complete, Overtaken, Trigger
 from testbed_runtime.core.exchange.backoff import local_backoff, remote_backoff
-from testbed_runtime.core.exchange.buffers import Buffer, NetworkBufferPool
+from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.events import (
     AlignmentType,
     EndOfData,
@@ -20,10 +20,12 @@ from testbed_runtime.core.exchange.events import (
 from testbed_runtime.core.exchange.frames import BufferResponse
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.localchannel import LocalInputChannel
+from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.exchange.sizing import gate_buffers_spec
-from testbed_runtime.core.options import MAX_INT, Options
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.values import MAX_INT
 from tests.core.exchange_model import (
     SEGMENT_BYTES,
     Consumer,

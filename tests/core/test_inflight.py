@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.buffers import Buffer
 from testbed_runtime.core.exchange.events import AlignmentType, CheckpointBarrier, encode_event
 from testbed_runtime.core.exchange.frames import BufferResponse, DataType
+from testbed_runtime.core.exchange.memory import Buffer
 from tests.core.exchange_model import Consumer, barrier, data_frame, deliver, receiver_id
 
 UNALIGNED = (barrier(1, AlignmentType.UNALIGNED), DataType.PRIORITIZED_EVENT_BUFFER)

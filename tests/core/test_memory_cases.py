@@ -6,8 +6,7 @@ import struct
 
 import pytest
 
-from testbed_runtime.core.exchange.buffers import BufferBuilder, MemorySegment
-from testbed_runtime.core.exchange.memory import Buffer, BufferConsumer
+from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder, BufferConsumer, MemorySegment
 
 INTS = 10
 SIZE = 4 * INTS

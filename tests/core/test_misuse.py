@@ -22,12 +22,13 @@ from testbed_runtime.core.exchange import blocking
 from testbed_runtime.core.exchange.backoff import Backoff, RemoteBackoff
 from testbed_runtime.core.exchange.barriers import ArrivedBarriers
 from testbed_runtime.core.exchange.blocking import ResultFile
-from testbed_runtime.core.exchange.buffers import Buffer, LocalBufferPool, NetworkBufferPool
+from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool
 from testbed_runtime.core.exchange.credit import SequenceViewReader
 from testbed_runtime.core.exchange.debloat import BufferSizeEMA
 from testbed_runtime.core.exchange.events import AlignmentType, EndOfSuperstep, data_type_of, encode_event
 from testbed_runtime.core.exchange.frames import DataType, ErrorResponse, PartitionRequest, ResumeConsumption
 from testbed_runtime.core.exchange.localchannel import LocalInputChannel
+from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.exchange.server import PartitionRequestServer

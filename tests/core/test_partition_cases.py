@@ -7,7 +7,7 @@ import io
 import pytest
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.buffers import MAX_INT, NetworkBufferPool
+from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.events import (
     EndOfData,
     EndOfPartition,
@@ -21,6 +21,7 @@ from testbed_runtime.core.exchange.partition import EVERY, ResultPartition
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.exchange.sizing import result_partition_buffers
 from testbed_runtime.core.exchange.subpartition import SubpartitionView
+from testbed_runtime.core.values import MAX_INT
 from tests.core.exchange_model import SEGMENT_BYTES, nothing, partition_id
 
 RECORD = b"\0\0\4\0"

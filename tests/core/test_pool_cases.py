@@ -10,15 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.buffers import (
-    MAX_INT,
-    Buffer,
-    BufferBuilder,
-    LocalBufferPool,
-    MemorySegment,
-    NetworkBufferPool,
-)
+from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool
 from testbed_runtime.core.exchange.credit import BufferManager
+from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder, MemorySegment
+from testbed_runtime.core.values import MAX_INT
 
 SEGMENTS, SEGMENT_BYTES = 1024, 128
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed_runtime.core.exchange.buffers import MAX_INT, LocalBufferPool, NetworkBufferPool
+from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool
 from testbed_runtime.core.exchange.memory import MemorySegment
+from testbed_runtime.core.values import MAX_INT
 
 SUBPARTITIONS = 3
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed_runtime.core.errors import LocalProtocolError
-from testbed_runtime.core.exchange.buffers import Buffer, LocalBufferPool, NetworkBufferPool
+from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool
 from testbed_runtime.core.exchange.credit import BufferManager
 from testbed_runtime.core.exchange.frames import DataType
-from testbed_runtime.core.exchange.memory import recycle_all
+from testbed_runtime.core.exchange.memory import Buffer, recycle_all
 
 
 def drawn(pool: LocalBufferPool, kind: str) -> Buffer | None:

@@ -9,7 +9,7 @@ import pytest
 
 from testbed_runtime.core.errors import LocalProtocolError
 from testbed_runtime.core.job.restart import ExponentialConfig, ExponentialDelay, FailureRate
-from testbed_runtime.core.options import MAX_INT
+from testbed_runtime.core.values import MAX_INT
 
 
 def highest(low: int, high: int) -> int:

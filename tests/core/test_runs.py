@@ -8,11 +8,11 @@ import pytest
 from exchange_model import Consumer, data_frame, deliver, receiver_id
 
 from testbed_runtime.core.exchange.arrivals import RUN_FRAMES, Arrivals, Head
-from testbed_runtime.core.exchange.buffers import Buffer
 from testbed_runtime.core.exchange.codec import ClientDecoder
 from testbed_runtime.core.exchange.encoding import WHOLE, encode
 from testbed_runtime.core.exchange.events import EndOfPartition, encode_event
 from testbed_runtime.core.exchange.frames import BufferResponse, DataType, WireVersion
+from testbed_runtime.core.exchange.memory import Buffer
 
 VERSIONS = pytest.mark.parametrize("version", list(WireVersion))
 RELEASED = "released"

@@ -7,9 +7,9 @@ import pytest
 from testbed_runtime.core.errors import RemoteProtocolError
 from testbed_runtime.core.exchange import barriers
 from testbed_runtime.core.exchange.barriers import ArrivedBarriers, event_of
-from testbed_runtime.core.exchange.buffers import Buffer
 from testbed_runtime.core.exchange.events import encode_event
 from testbed_runtime.core.exchange.frames import DataType
+from testbed_runtime.core.exchange.memory import Buffer
 from tests.core.exchange_model import barrier
 
 KIND = DataType.ALIGNED_CHECKPOINT_BARRIER

@@ -6,9 +6,9 @@ import pytest
 from exchange_model import barrier
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.buffers import Buffer, BufferBuilder, MemorySegment
 from testbed_runtime.core.exchange.events import AlignmentType, EndOfPartition, data_type_of, encode_event
 from testbed_runtime.core.exchange.frames import DataType
+from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder, MemorySegment
 from testbed_runtime.core.exchange.subpartition import PipelinedSubpartition, SubpartitionView
 
 

@@ -7,9 +7,9 @@ from exchange_model import barrier
 from test_subpartition import DATA, NONE, Bench
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.buffers import BufferBuilder
 from testbed_runtime.core.exchange.events import AlignmentType, EndOfPartition, encode_event
 from testbed_runtime.core.exchange.frames import DataType
+from testbed_runtime.core.exchange.memory import BufferBuilder
 
 EVENT, BLOCKING = DataType.EVENT_BUFFER, DataType.ALIGNED_CHECKPOINT_BARRIER
 

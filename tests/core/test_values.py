@@ -6,8 +6,15 @@ import pytest
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.limits import option_limit, reachability_limit
-from testbed_runtime.core.options import BY_KEY, Options, missing_unit, parse_duration, parse_memory
-from testbed_runtime.core.values import java_int, java_long, truncated
+from testbed_runtime.core.options import BY_KEY, Options
+from testbed_runtime.core.values import (
+    java_int,
+    java_long,
+    missing_unit,
+    parse_duration,
+    parse_memory,
+    truncated,
+)
 
 PAUSE = "execution.checkpointing.min-pause"
 UNITS = (

@@ -8,7 +8,7 @@ import pytest
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.backoff import RemoteBackoff
-from testbed_runtime.core.exchange.buffers import LocalBufferPool, MemorySegment, NetworkBufferPool
+from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool
 from testbed_runtime.core.exchange.channel import RemoteInputChannel
 from testbed_runtime.core.exchange.events import (
     NO_TIMEOUT_MS,
@@ -28,7 +28,7 @@ from testbed_runtime.core.exchange.frames import (
     ResumeConsumption,
 )
 from testbed_runtime.core.exchange.gate import InputGate
-from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.exchange.memory import Buffer, MemorySegment
 from tests.core.exchange_model import partition_id, receiver_id
 from tests.interop.sequences import ALIGNMENTS, BARRIER_TIMEOUT_MS, BARRIERS, COUNTS, compare, draw
 

@@ -20,7 +20,7 @@ from testbed_runtime.core.job.restart import (
     FixedDelay,
     RestartStrategy,
 )
-from testbed_runtime.core.options import MAX_INT
+from testbed_runtime.core.values import MAX_INT
 from tests.interop.sequences import COUNTS, compare, draw
 
 pytestmark = pytest.mark.processes

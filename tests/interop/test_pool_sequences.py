@@ -7,8 +7,8 @@ import random
 import pytest
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.buffers import BufferBuilder, LocalBufferPool, NetworkBufferPool
-from testbed_runtime.core.exchange.memory import MemorySegment
+from testbed_runtime.core.exchange.buffers import LocalBufferPool, NetworkBufferPool
+from testbed_runtime.core.exchange.memory import BufferBuilder, MemorySegment
 from testbed_runtime.core.values import MAX_INT
 from tests.interop.sequences import COUNTS, compare, draw
 

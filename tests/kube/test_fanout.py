@@ -9,8 +9,9 @@ import pytest
 
 from testbed_runtime.core.errors import AgentSilent, FaultHealed, FaultNotApplied, HeadgateError, UserError
 from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.ids import SUPERVISOR
 from testbed_runtime.faults.backend import Unreachable
-from testbed_runtime.faults.fanout import PACKETS, SUPERVISOR, Agent, FaultFanout, Part, knows, split
+from testbed_runtime.faults.fanout import PACKETS, Agent, FaultFanout, Part, knows, split
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.supervisor.supervisor import ChildSpec
 from tests.local.helpers import sleeping, state_of

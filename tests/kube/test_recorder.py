@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.history.manifest import MANIFEST
 from testbed_runtime.history.recording.run_recorder import RunRecorder
 from testbed_runtime.http import serve
-from testbed_runtime.kube.recorder import MANIFEST, RecorderFiles
+from testbed_runtime.kube.recorder import RecorderFiles
 
 TOKEN = "of-the-run"
 

@@ -21,8 +21,9 @@ from testbed_runtime.core.job.jobgraph import (
 )
 from testbed_runtime.core.job.results import COMBINATIONS, FIRST_RECORD
 from testbed_runtime.simulation.loop import run_virtual
+from tests.simulation.simulating import Ran
 from tests.simulation.smallworld import SmallWorld, small_world
-from tests.simulation.test_waits import Ran, ran
+from tests.simulation.test_waits import ran
 
 FIRST = {"result": "pipelined-bounded", "deployment": "on-first-record"}
 

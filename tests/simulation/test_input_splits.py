@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.simulation.test_waits import ANY, FORWARD, HASH, SINK, Ran, ran
+from tests.simulation.simulating import Ran
+from tests.simulation.test_waits import ANY, FORWARD, HASH, SINK, ran
 
 LIMIT, SPLITS = 6000, 12
 SOURCE = {

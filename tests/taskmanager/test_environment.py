@@ -20,7 +20,8 @@ from testbed_runtime.core.job.messages import (
     InputGateDescriptor,
     ResultPartitionDescriptor,
 )
-from testbed_runtime.core.options import MAX_INT, REQUIRED_PER_GATE, Options
+from testbed_runtime.core.options import REQUIRED_PER_GATE, Options
+from testbed_runtime.core.values import MAX_INT
 from testbed_runtime.ports.interception import NO_INTERCEPTION, Interception
 from testbed_runtime.process.clock import LoopClock
 from testbed_runtime.simulation.loop import run_virtual

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.core.exchange.buffers import MAX_INT
 from testbed_runtime.core.exchange.credit import ChannelStats
 from testbed_runtime.core.job.executiongraph import ExecutionState
 from testbed_runtime.core.options import Options
+from testbed_runtime.core.values import MAX_INT
 from testbed_runtime.history.schema import by_column
 from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.network import SocketState

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.arrivals import RUN_FRAMES
-from testbed_runtime.core.exchange.buffers import Buffer, NetworkBufferPool
+from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.codec import ClientDecoder
 from testbed_runtime.core.exchange.encoding import encode, encode_run
 from testbed_runtime.core.exchange.events import encode_event
@@ -24,6 +24,7 @@ from testbed_runtime.core.exchange.frames import (
     ServerFrame,
     WireVersion,
 )
+from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.exchange.subpartition import Run

@@ -11,31 +11,7 @@ from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange import sizing
 from testbed_runtime.core.exchange.frames import DataType
 from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder, Home, MemorySegment, SubpartitionHome
-from testbed_runtime.core.exchange.sizing import (
-    GateBuffersSpec,
-    gate_buffers_spec,
-    max_required_buffers_per_gate,
-    network_buffer_count,
-    result_partition_buffers,
-)
-from testbed_runtime.core.options import MAX_INT
-
-__all__ = [
-    "MAX_INT",
-    "Buffer",
-    "BufferBuilder",
-    "GateBuffersSpec",
-    "Home",
-    "LocalBufferPool",
-    "MemorySegment",
-    "NetworkBufferPool",
-    "SegmentListener",
-    "SegmentRequest",
-    "gate_buffers_spec",
-    "max_required_buffers_per_gate",
-    "network_buffer_count",
-    "result_partition_buffers",
-]
+from testbed_runtime.core.values import MAX_INT
 
 Callback: TypeAlias = Callable[[], None]
 SegmentListener: TypeAlias = Callable[[MemorySegment], bool]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.options import MAX_INT, REQUIRED_PER_GATE, Options
+from testbed_runtime.core.options import REQUIRED_PER_GATE, Options
 from testbed_runtime.core.processmemory import SEGMENT, process_memory, readable
+from testbed_runtime.core.values import MAX_INT
 from testbed_runtime.core.versions import REQUIRED_BUFFERS_LIMITED, has
 
 BUFFERS_TIMEOUT = "taskmanager.network.memory.buffers-request-timeout"

@@ -13,7 +13,7 @@ from testbed_runtime.core.exchange.events import CheckpointBarrier, decode_event
 from testbed_runtime.core.exchange.frames import LAST_SEQUENCE_NUMBER, DataType, next_sequence_number
 from testbed_runtime.core.exchange.javaser import producer_failed
 from testbed_runtime.core.exchange.memory import Buffer, BufferBuilder, BufferConsumer, recycle_all
-from testbed_runtime.core.options import MAX_INT
+from testbed_runtime.core.values import MAX_INT
 
 _UNFINISHED_HEAD = "When there are multiple buffers, an unfinished bufferConsumer can not be at the head of the buffers queue."
 _NONE = DataType.NONE

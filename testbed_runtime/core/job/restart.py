@@ -13,8 +13,8 @@ from typing import ClassVar, Protocol
 from msgspec import Struct
 
 from testbed_runtime.core.errors import LocalProtocolError, require_option
-from testbed_runtime.core.options import MAX_INT, Options
-from testbed_runtime.core.values import MAX_LONG
+from testbed_runtime.core.options import Options
+from testbed_runtime.core.values import MAX_INT, MAX_LONG
 from testbed_runtime.core.versions import EXPONENTIAL_DELAY, EXPONENTIAL_DELAY_EXISTS, MERGED_FAILURES, has
 
 MILLIS = 1000

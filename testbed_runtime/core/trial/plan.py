@@ -18,8 +18,9 @@ from testbed_runtime.core.ids import task_manager_names
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.judgement.expectations import Expectation
-from testbed_runtime.core.options import Options, parse_duration
+from testbed_runtime.core.options import Options
 from testbed_runtime.core.trial.timeline import PlannedFault, Timeline
+from testbed_runtime.core.values import parse_duration
 
 if TYPE_CHECKING:
     from testbed_runtime.core.faults.model import Fault
