@@ -11,7 +11,7 @@ import enum
 
 from msgspec import Struct
 
-from testbed_runtime.core.options import ALIASES, BY_KEY, REQUIRED_PER_GATE, Option
+from testbed_runtime.core.options import ALIASES, BY_KEY, MAX_TCP_CONNECTIONS, REQUIRED_PER_GATE, Option
 from testbed_runtime.core.values import missing_unit
 from testbed_runtime.core.versions import LATEST, number
 
@@ -44,7 +44,6 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("taskmanager.network.netty.client.tcp.keepIdleSec", "", "1.18"),
     KnownKey("taskmanager.network.netty.client.tcp.keepIntervalSec", "", "1.18"),
     KnownKey("taskmanager.network.netty.client.tcp.keepCount", "", "1.18"),
-    KnownKey("taskmanager.network.max-num-tcp-connections", "1", "1.15", "2.0"),
     KnownKey("taskmanager.network.sort-shuffle.min-buffers", "512", "1.12"),
     KnownKey("taskmanager.network.sort-shuffle.min-parallelism", "1", "1.12", "2.0"),
     KnownKey("taskmanager.network.compression.codec", "LZ4", "1.10"),
@@ -261,6 +260,7 @@ _LEAST = {
     "taskmanager.network.memory.buffers-per-channel": 0,
     "taskmanager.network.memory.floating-buffers-per-gate": 1,
     REQUIRED_PER_GATE: 1,
+    MAX_TCP_CONNECTIONS: 1,
 }
 """The smallest values of options that sizes are calculated from."""
 

@@ -21,6 +21,7 @@ from testbed_runtime.core.versions import (
     BUFFERS_TIMEOUT_RENAMED,
     CHECKPOINTS_AFTER_FINISH,
     LATEST,
+    ONE_CONNECTION,
     PARTIAL_BUFFERS,
     PEKKO,
     REQUESTS_WAIT_AT_PRODUCER,
@@ -32,6 +33,7 @@ from testbed_runtime.core.versions import (
 )
 
 LATENCY_INTERVAL = "metrics.latency.interval"
+MAX_TCP_CONNECTIONS = "taskmanager.network.max-num-tcp-connections"
 REQUIRED_PER_GATE = "taskmanager.network.memory.read-buffer.required-per-gate.max"
 
 
@@ -112,6 +114,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.network.request-backoff.max", "duration", "10000 ms", "Maximum backoff. From 1.19 on it limits the retriggers of remote channels.", since="1.3"),
     Option("taskmanager.network.partition-request-timeout", "duration", "10 s", "How long a request waits at the producer (from 1.19).", since="1.19"),
     Option("taskmanager.network.retries", "integer", "0", "Additional TCP connect attempts after the first.", since="1.12"),
+    Option(MAX_TCP_CONNECTIONS, "integer", "1", "Most TCP connections for data from one TaskManager to another; before 1.15, each exchange has its own.", since=ONE_CONNECTION.since, removed="2.0"),
     Option("taskmanager.network.netty.client.connectTimeoutSec", "integer", "120", "TCP connect timeout in seconds."),
     Option("taskmanager.network.netty.sendReceiveBufferSize", "memory", "0 b", "Size of the send and receive buffers of a data socket; 0: the default of the operating system. No effect in virtual time.", removed="2.0"),
     Option("taskmanager.network.tcp-connection.enable-reuse-across-jobs", "boolean", "true", "Keep a connection open after its last channel.", since="1.15"),

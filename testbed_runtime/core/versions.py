@@ -106,7 +106,8 @@ CANCELLED_BY_CAUSE = Change(
 )
 ONE_CONNECTION = Change(
     "1.15",
-    "all channels between two TaskManagers share one TCP connection; before, each exchange has its own (FLINK-22643)",
+    "all channels between two TaskManagers share one TCP connection (`max-num-tcp-connections`); before, each exchange has its own "
+    "(FLINK-22643)",
 )
 EXPONENTIAL_DELAY_EXISTS = Change(
     "1.13", "the restart strategy `exponential-delay` exists; before, it is refused"

@@ -40,7 +40,7 @@ from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.exchange.server import PartitionRequestServer
 from testbed_runtime.core.faults.links import link, logical_name, owner_of
 from testbed_runtime.core.ids import InputChannelID, ResultPartitionID
-from testbed_runtime.core.options import Options
+from testbed_runtime.core.options import MAX_TCP_CONNECTIONS, Options
 from testbed_runtime.core.versions import ONE_CONNECTION, has
 from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
 from testbed_runtime.ports.network import (
@@ -471,7 +471,9 @@ class ConnectionManager:
         self._resolver = resolver
         self._retries = options.integer("taskmanager.network.retries")
         self._timeout_s = float(options.integer("taskmanager.network.netty.client.connectTimeoutSec"))
-        self._per_result = not has(options.flink_version, ONE_CONNECTION)
+        self._most = (
+            options.integer(MAX_TCP_CONNECTIONS) if has(options.flink_version, ONE_CONNECTION) else None
+        )
         self._pumps: dict[_Key, _ClientPump] = {}
         self._attempts: dict[_Key, asyncio.Task[PartitionRequestClient]] = {}
         self._closed = False
@@ -486,8 +488,10 @@ class ConnectionManager:
         return states(pump.peer_connection() for pump in self._pumps.values())
 
     def index_of(self, partition: ResultPartitionID) -> int:
-        """Return the index of the connection for a partition: the same for all since 1.15, one for each exchange before."""
-        return int.from_bytes(partition.data_set[:4], "big") if self._per_result else 0
+        """Return the index of the connection for a partition: the same for all since 1.15, or one of the most connections that are
+        allowed, and one for each exchange before."""
+        drawn = int.from_bytes(partition.data_set[:4], "big")
+        return drawn if self._most is None else drawn % self._most
 
     async def client(self, peer: str, address: Address, index: int = 0) -> PartitionRequestClient:
         """Return a connection to TaskManager `peer` (its ResourceID), and open it if necessary. Concurrent callers share
