@@ -223,3 +223,21 @@ def test_I_40_each_cancellation_of_a_later_checkpoint_is_passed_on(cancelled: in
     before = Task(1)
     before.take("c0@0 b0@0")
     assert (before.triggered, before.aborted) == ([], [(0, ON_CANCELLATION_BARRIER)])
+
+
+@pytest.mark.parametrize(
+    ("triggers", "aborts", "steps", "channels"),
+    [
+        (False, True, "c10 c20", 1), (False, True, "c20 c10", 1), (False, True, "c10 b10", 1), (True, True, "c10 b20", 1),
+        (False, True, "c20 b10", 1), (True, False, "b10 b10", 1), (True, False, "b10 b20", 1), (True, True, "b10 b20", 2),
+        (True, False, "b20 b10", 1), (True, False, "b10 c10", 1), (True, True, "b10 c10", 2), (True, True, "b10 c20", 1),
+        (True, False, "b20 c10", 1),
+    ],
+)  # fmt: skip
+def test_I_117_what_a_barrier_and_a_cancellation_do_one_after_the_other(
+    triggers: bool, aborts: bool, steps: str, channels: int
+) -> None:
+    """UnalignedCheckpointsCancellationTest: both on the first channel, of the same checkpoint or of two."""
+    task = Task(channels)
+    task.take(" ".join(f"{step}@0" for step in steps.split()))
+    assert (bool(task.triggered), bool(task.aborted)) == (triggers, aborts)

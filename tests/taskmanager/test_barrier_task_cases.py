@@ -1,0 +1,133 @@
+"""Cases of OneInputStreamTaskTest, SubtaskCheckpointCoordinatorTest and AlternatingCheckpointsTest: what a task does with barriers."""
+
+from __future__ import annotations
+
+import pytest
+
+from testbed_runtime.core.exchange.events import (
+    AlignmentType,
+    CancelCheckpointMarker,
+    CheckpointBarrier,
+    Event,
+    SnapshotType,
+)
+from tests.taskmanager.deployed import Deployed, data, driven
+from tests.taskmanager.test_stream_task import CHECKPOINTS, TIMEOUT, UNALIGNED, barrier, operator
+
+UNALIGNED_BARRIER = barrier(1, AlignmentType.UNALIGNED)
+
+
+def received(task: Deployed) -> list[int | Event]:
+    return [what for _, what in task.received]
+
+
+async def blocked_by_the_first_barrier(task: Deployed) -> None:
+    """The first of four channels has the barrier of checkpoint 1; two records come on the last one."""
+    task.send(0, barrier(1))
+    task.send(3, data(0, 2))
+    await task.settle()
+    assert received(task) == [2]
+
+
+def test_I_111_a_barrier_is_forwarded_when_all_four_channels_have_it():
+    """testCheckpointBarriers: not before, and the records of the others are."""
+
+    async def drive(task: Deployed) -> None:
+        await blocked_by_the_first_barrier(task)
+        for channel in (1, 2, 3):
+            task.send(channel, barrier(1))
+        await task.settle()
+
+    task = driven(operator(), drive, channels=4, **CHECKPOINTS)
+    assert received(task) == [2, barrier(1)]
+
+
+def test_I_112_later_barriers_unblock_a_channel_and_earlier_ones_are_ignored():
+    """testOvertakingCheckpointBarriers: the older checkpoint is cancelled downstream; its remaining barriers change nothing."""
+
+    async def drive(task: Deployed) -> None:
+        await blocked_by_the_first_barrier(task)
+        for channel in (1, 0, 2, 3):
+            task.send(channel, barrier(2))
+        await task.settle()
+        expected = [2, CancelCheckpointMarker(1), barrier(2)]
+        assert received(task) == expected
+        for channel in (1, 2, 3):
+            task.send(channel, barrier(1))
+        await task.settle()
+        assert received(task) == expected
+        task.send(1, data(0, 1))
+        await task.settle()
+        assert received(task) == [*expected, 1]
+
+    task = driven(operator(), drive, channels=4, **CHECKPOINTS)
+    assert [number for number, _ in task.completed] == [2]
+
+
+@pytest.mark.parametrize(
+    ("sent", "alignment", "persisted"),
+    [
+        (barrier(1, snapshot_type=SnapshotType.SAVEPOINT), AlignmentType.ALIGNED, False),
+        (barrier(1, AlignmentType.FORCED_ALIGNED), AlignmentType.UNALIGNED, False),
+        (barrier(1, alignment_timeout_ms=200), AlignmentType.ALIGNED, False),
+        (UNALIGNED_BARRIER, AlignmentType.UNALIGNED, True),
+    ],
+    ids=["savepoint", "forced", "with a timeout", "unaligned"],
+)
+def test_I_113_a_barrier_overtakes_the_output_unless_its_checkpoint_is_aligned(
+    sent: CheckpointBarrier, alignment: AlignmentType, persisted: bool
+):
+    """testSavepointNotResultingInPriorityEvents, testForceAlignedCheckpointResultingInPriorityEvents,
+    testTimeoutableAlignedBarrierNotPriorityAndChannelStateResult, testSkipChannelStateForSavepoints: one that had to align in the
+    input overtakes in the output. Only one that overtakes in the input persists what is there."""
+
+    async def drive(task: Deployed) -> None:
+        for channel, item in ((0, sent), (1, data(0, 1)), (1, sent)):
+            task.send(channel, item)
+            await task.settle()
+        found = await task.snapshot(1)
+        assert bool(found.input_state) is persisted
+
+    task = driven(operator(), drive, **UNALIGNED)
+    (forwarded,) = (event for event in task.events if isinstance(event, CheckpointBarrier))
+    assert forwarded.alignment is alignment
+
+
+def test_I_114_a_checkpoint_that_was_aborted_does_not_hold_up_the_next():
+    """testAbortOldAndStartNewCheckpoint: 42 has begun unaligned when the JobMaster aborts it; 43 is completed, with its channel state."""
+
+    async def drive(task: Deployed) -> None:
+        task.send(0, barrier(42, AlignmentType.UNALIGNED))
+        await task.settle()
+        task.task.notify_checkpoint_aborted(42)
+        for channel in (0, 1):
+            task.send(channel, barrier(43, AlignmentType.UNALIGNED))
+        await task.settle()
+        task.send(1, barrier(42, AlignmentType.UNALIGNED))
+
+    task = driven(operator(), drive, **UNALIGNED)
+    assert [number for number, _ in task.completed] == [43]
+
+
+def test_I_115_no_timeout_acts_in_a_task_that_has_ended():
+    """testNoActiveTimeoutAlignmentAfterClose: an aligned checkpoint would become unaligned after 100 ms."""
+
+    async def drive(task: Deployed) -> None:
+        task.send(0, barrier(1, alignment_timeout_ms=100))
+        await task.settle()
+        task.task.cancel()
+        await task.at(101)
+
+    task = driven(operator(), drive, **TIMEOUT)
+    assert (task.states[-1], task.events, task.completed) == ("CANCELED", [], [])
+
+
+def test_I_116_a_priority_event_in_a_gate_that_is_closed_is_not_handled():
+    """CheckpointedInputGateTest.testPriorityBeforeClose: either it comes first, or the task is cancelled."""
+
+    async def drive(task: Deployed) -> None:
+        task.send(0, UNALIGNED_BARRIER)
+        task.task.cancel()
+
+    task = driven(operator(), drive, **UNALIGNED)
+    assert (task.states[-1], task.completed) == ("CANCELED", [])
