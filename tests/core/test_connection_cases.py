@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from collections import deque
 from dataclasses import dataclass
 
 import pytest
@@ -24,6 +26,7 @@ from testbed_runtime.core.exchange.frames import (
     WireVersion,
 )
 from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.exchange.partition import ResultPartition
 from tests.core.exchange_model import (
     Consumer,
     Exchange,
@@ -31,6 +34,7 @@ from tests.core.exchange_model import (
     data_frame,
     deliver,
     partition_id,
+    producer_pool,
     receiver_id,
 )
 
@@ -274,3 +278,87 @@ def test_F_135_a_channel_learns_that_its_request_has_waited_too_long() -> None:
     with pytest.raises(FlinkError) as missing:
         exchange.gate.poll()
     assert missing.value.class_name == "PartitionNotFoundException"
+
+
+def test_F_165_one_buffer_is_one_frame() -> None:
+    """PartitionRequestQueueTest.testDefaultBufferWriting and testReadOnlyBufferWriting: with all the credit that there can be. The
+    second result is in a file, whose buffers belong to no pool."""
+    for file in (None, io.BytesIO()):
+        producer = Producer()
+        pool = producer_pool(producer.producer_network, 1, 8)
+        producer.partition = ResultPartition(partition_id(), 1, pool, file=file)
+        producer.partition.emit(0, bytes(10))
+        if file is None:
+            producer.partition.flush_all()
+        else:
+            producer.partition.finish()
+        producer.request(2**31 - 1)
+        first, *others = producer.send()
+        assert isinstance(first, BufferResponse)
+        assert (first.data_type, len(first.data), first.backlog) == (DataType.DATA_BUFFER, 10, 0)
+        assert len(others) == (0 if file is None else 1)
+
+
+@pytest.mark.parametrize("end", ["cancel", "close"])
+def test_F_166_a_producer_without_an_end_stops_when_its_consumer_leaves(end: str) -> None:
+    """CancelPartitionRequestTest.testCancelPartitionRequest: the consumer has no such channel, so it cancels the request with the first
+    buffer. ServerTransportErrorHandlingTest.testRemoteClose: it closes the connection instead."""
+    exchange = Exchange(channels=1)
+    exchange.manager.register(exchange.partition)
+    unknown = receiver_id(7)
+    exchange.server.on_frame(PartitionRequest(partition_id(), 0, 0, unknown, 2**31 - 1), 0.0)
+    for _ in range(3):
+        exchange.partition.emit(0, bytes(32))
+        exchange.partition.flush_all()
+        assert exchange.server_step()
+    (reader,) = exchange.server.readers
+    view = reader.view
+    assert view is not None
+    assert not view.is_released
+    if end == "cancel":
+        exchange.settle()
+        assert exchange.to_client == exchange.to_server == deque()
+    else:
+        exchange.server.on_closed()
+    assert (view.is_released, exchange.server.readers) == (True, ())
+    exchange.partition.emit(0, bytes(32))
+    exchange.partition.flush_all()
+    assert not exchange.server_step()
+
+
+def test_G_26_a_connection_is_kept_without_channels_but_not_after_an_error() -> None:
+    """testPartitionRequestClientReuse."""
+    consumer = Consumer(segments=10)
+    consumer.connect()
+    consumer.channel().release()
+    assert (consumer.client.closing, consumer.client.error) == (False, None)
+    consumer.client.on_closed(RuntimeError())
+    assert consumer.client.error is not None
+
+
+def test_G_27_a_channel_that_is_released_while_a_frame_is_read_is_no_error_of_the_connection() -> None:
+    """testReleaseInputChannelDuringDecode: its pools are gone, and it is still known to the connection."""
+    consumer = Consumer(segments=10, channels=2, floating=(6, 6))
+    consumer.connect()
+    channel = consumer.channel(0)
+    assert channel.buffers is not None
+    channel.buffers.release()
+    consumer.pool.destroy()
+    assert not deliver(consumer.client, data_frame(0, 0, 2))
+    assert consumer.client.error is None
+    assert consumer.channel(1).error is None
+
+
+def test_G_28_a_channel_is_cancelled_before_its_connection_is_used() -> None:
+    """testCancelBeforeActive: nothing is sent for a channel that the connection does not know, and the second cancellation of one that
+    it knew is none."""
+    consumer = Consumer(segments=10, channels=2, floating=(6, 6))
+    consumer.client.remove(consumer.channel(1))
+    assert consumer.sent() == []
+    consumer.client.add(consumer.channel(0))
+    for _ in range(2):
+        consumer.client.remove(consumer.channel(0))
+    assert [type(frame).__name__ for frame in consumer.sent()] == [
+        "PartitionRequest",
+        "CancelPartitionRequest",
+    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from random import Random
 
 import pytest
 from msgspec.structs import replace
@@ -26,7 +25,7 @@ from testbed_runtime.core.exchange.frames import (
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.faults.frame_classes import frame_class
 from testbed_runtime.core.faults.links import channel_id, owner_of
-from testbed_runtime.core.options import MAX_TCP_CONNECTIONS, Options
+from testbed_runtime.core.options import Options
 from testbed_runtime.faults.channel.frames import EffectTap
 from testbed_runtime.history.schema import TABLES
 from testbed_runtime.transport.tap import HistorySampler
@@ -139,23 +138,6 @@ async def test_exchanges_share_a_connection_since_1_15(network, version, same) -
     indices = [consumer.connections.index_of(partition) for partition in results]
     first, second = [await consumer.connections.client("tm-0-1", address, index) for index in indices]
     assert (first is second) is same
-    await consumer.close()
-    await producer.close()
-
-
-@pytest.mark.parametrize("most", [1, 2, 5, 10])
-async def test_G_25_a_hundred_exchanges_share_as_many_connections_as_are_allowed(most: int) -> None:
-    """testReuseNettyPartitionRequestClient of 1.15: `max-num-tcp-connections`."""
-    network, draw = InProcessNetwork(), Random(most)
-    producer = Producer(network)
-    address = await producer.start()
-    consumer = Consumer(network, address, options=Options({MAX_TCP_CONNECTIONS: str(most)}))
-    results = [replace(P, data_set=draw.randbytes(16)) for _ in range(100)]
-    clients = [
-        await consumer.connections.client("tm-0-1", address, consumer.connections.index_of(result))
-        for result in results
-    ]
-    assert len({id(client) for client in clients}) == most
     await consumer.close()
     await producer.close()
 
