@@ -66,8 +66,13 @@ class TaskDebloating:
 
     @property
     def deadline(self) -> float | None:
-        """When `on_time` recalculates; None without debloating and before the first `resume`."""
+        """When `on_time` recalculates; None without debloating and before `start`."""
         return self._next
+
+    def start(self, now: float) -> None:
+        """Begin the first period: the task runs."""
+        if self._gates:
+            self._next = now + self._period_s
 
     def pause(self, now: float) -> None:
         """Stop counting time: the task waits for input."""
@@ -76,16 +81,17 @@ class TaskDebloating:
 
     def resume(self, now: float) -> None:
         """Count time again: the task has input."""
-        if self._gates and self._next is None:
-            self._next = now + self._period_s
         for each in self._gates:
             each.throughput.resume(now * 1000)
 
     def on_time(self, now: float) -> None:
-        """Recalculate if a period has passed. Missed periods are skipped."""
+        """Recalculate if a period has passed. Missed periods are skipped, and those before every channel has sent its request:
+        a task of Flink does not run yet."""
         if self._next is None or now < self._next:
             return
         self._next = now + self._period_s
+        if not all(each.gate.requested for each in self._gates):
+            return
         for each in self._gates:
             if not each.gate.finished:
                 each.recalculate(now * 1000)

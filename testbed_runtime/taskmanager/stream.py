@@ -123,6 +123,7 @@ class StreamTask:
             self.operator.close()
 
     async def run(self) -> None:
+        self._debloating.start(self._run.now())
         if self._receiving is not None:
             self._receiving.start()
         try:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.core.job.jobgraph import JobVertex, OperatorConfig
+from testbed_runtime.core.job.messages import TaskDeploymentDescriptor
 from testbed_runtime.core.options import Options
+from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.taskmanager.debloating import TaskDebloating, starting_size
 from tests.taskmanager.deployed import Deployed, data, driven
+from tests.transport.inprocess_network import InProcessNetwork
 
 ON = {
     "taskmanager.network.memory.buffer-debloat.enabled": "true",
@@ -30,6 +35,7 @@ class Gate:
         self.received_bytes = 0
         self.buffers_in_use = 4
         self.finished = False
+        self.requested = True
         self.announced: list[int] = []
 
     def announce_buffer_size(self, size: int) -> None:
@@ -37,8 +43,12 @@ class Gate:
 
 
 def debloating(gates: list[Gate], **changes: str) -> TaskDebloating:
+    """Its task has run since 10 s, with input."""
     given: Any = gates
-    return TaskDebloating(given, Options({**ON, **changes}))
+    made = TaskDebloating(given, Options({**ON, **changes}))
+    made.start(10.0)
+    made.resume(10.0)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -56,14 +66,11 @@ def test_buffers_begin_with_the_starting_size(changes: dict[str, str], version: 
     assert starting_size(Options({**ON, **changes}, flink_version=version)) == size
 
 
-def test_a_task_recalculates_each_period_after_its_first_input():
+def test_a_task_recalculates_each_period_from_its_start():
     """A missed period is skipped."""
     gate = Gate()
     made = debloating([gate])
-    assert (made.active, made.deadline) == (True, None)
-    made.on_time(99.0)
-    made.resume(10.0)
-    assert made.deadline == pytest.approx(10.2)
+    assert (made.active, made.deadline) == (True, pytest.approx(10.2))
     made.resume(10.1)
     assert made.deadline == pytest.approx(10.2)
     gate.received_bytes = 1000
@@ -76,11 +83,34 @@ def test_a_task_recalculates_each_period_after_its_first_input():
     assert made.deadline == pytest.approx(11.3)
 
 
+def test_buffers_shrink_while_a_task_waits_for_its_first_input():
+    """A throughput that was never measured is 0, as in Flink."""
+    gate = Gate()
+    made = TaskDebloating(cast("Any", [gate]), Options(ON))
+    made.start(10.0)
+    made.pause(10.0)
+    made.on_time(10.2)
+    assert gate.announced == [256]
+
+
+def test_no_size_is_announced_before_every_channel_has_sent_its_request():
+    """The sizes of the other gates are announced with the next period after it."""
+    gates = [Gate(), Gate()]
+    gates[1].requested = False
+    made = debloating(gates)
+    for gate in gates:
+        gate.received_bytes = 8000
+    made.on_time(10.5)
+    assert [gate.announced for gate in gates] == [[], []]
+    gates[1].requested = True
+    made.on_time(11.0)
+    assert [gate.announced for gate in gates] == [[2000], [2000]]
+
+
 def test_the_size_is_that_of_the_data_that_is_consumed_within_the_target():
     """Bytes since the last recalculation over the time with input; the target's bytes are shared by the buffers in use."""
     gate = Gate()
     made = debloating([gate])
-    made.resume(10.0)
     for at, received, announced in ((10.5, 4000, [2000]), (11.0, 6000, [2000, 1000])):
         gate.received_bytes = received
         made.on_time(at)
@@ -91,7 +121,6 @@ def test_time_without_input_does_not_count():
     """Otherwise an idle task would ask for small buffers."""
     gate = Gate()
     made = debloating([gate])
-    made.resume(10.0)
     made.pause(10.5)
     made.resume(20.0)
     gate.received_bytes = 8000
@@ -104,7 +133,6 @@ def test_a_finished_gate_announces_nothing_and_the_others_go_on():
     gates = [Gate(), Gate()]
     gates[0].finished = True
     made = debloating(gates)
-    made.resume(10.0)
     for gate in gates:
         gate.received_bytes = 8000
     made.on_time(11.0)
@@ -112,9 +140,8 @@ def test_a_finished_gate_announces_nothing_and_the_others_go_on():
 
 
 def test_a_task_without_debloating_has_no_deadline():
-    """Nor after input."""
+    """Neither at its start nor after input."""
     made = debloating([Gate()], **{"taskmanager.network.memory.buffer-debloat.enabled": "false"})
-    made.resume(10.0)
     made.pause(11.0)
     made.on_time(12.0)
     assert (made.active, made.deadline) == (False, None)
@@ -135,10 +162,53 @@ def test_each_option_of_debloating_counts(changes: dict[str, str], bytes_: int, 
     """As Flink's BufferDebloatConfiguration reads them."""
     gate = Gate()
     made = debloating([gate], **changes)
-    made.resume(10.0)
     gate.received_bytes = bytes_
     made.on_time(11.0)
     assert gate.announced == announced
+
+
+class SlowNetwork(InProcessNetwork):
+    """The connection to port 4 needs a second. It leads to the only TaskManager that listens."""
+
+    port = 0
+
+    async def connect(self, address: Any, handler: Any, *, timeout_s: float) -> Any:
+        host, port = address
+        if port == 4:
+            await asyncio.sleep(1.0)
+            port = self.port
+        return await super().connect((host, port), handler, timeout_s=timeout_s)
+
+
+class TwoTaskManagers(Deployed):
+    """The second producer is on another TaskManager, at port 4."""
+
+    async def _descriptor(self, address: tuple[str, int]) -> TaskDeploymentDescriptor:
+        self.network.port = address[1]
+        found = await super()._descriptor(address)
+        (gate,) = found.gates
+        near, far = gate.channels
+        far = replace(far, producer="tm-2-1", data_address=(address[0], 4))
+        return replace(found, gates=(replace(gate, channels=(near, far)),))
+
+
+def test_a_slow_connection_does_not_fail_a_task_whose_buffers_are_debloated():
+    """The first channel has input for five periods before the second one has sent its request."""
+
+    vertex = JobVertex("work", 1, 128, operator=OperatorConfig())
+
+    async def drive() -> list[int]:
+        task = TwoTaskManagers(vertex, network=SlowNetwork(), **ON)
+        await task.start()
+        sizes = []
+        for ms in (900, 1300):
+            await task.at(ms)
+            assert task.states[-1] == "RUNNING"
+            sizes.append(task.producers[0].subpartitions[0].buffer_size)
+        await task.close()
+        return sizes
+
+    assert run_virtual(drive()) == [1024, 256]
 
 
 def test_a_task_announces_a_smaller_buffer_while_it_waits_for_input():

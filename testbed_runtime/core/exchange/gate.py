@@ -67,6 +67,8 @@ class InputGate:
         self._closed = False
         self._answered = 0
         """Number of channels, from the first, whose producers have responded."""
+        self._asked = 0
+        """Number of channels, from the first, that have sent a request."""
 
     # ---- building ------------------------------------------------------------------------------------------
 
@@ -260,6 +262,14 @@ class InputGate:
         while self._answered < len(channels) and channels[self._answered].answered:
             self._answered += 1
         return self._answered == len(channels)
+
+    @property
+    def requested(self) -> bool:
+        """Whether every channel has sent its first request, over a connection or on this TaskManager."""
+        channels = self.channels
+        while self._asked < len(channels) and channels[self._asked].requests:
+            self._asked += 1
+        return self._asked == len(channels)
 
     # ---- back to the producers -------------------------------------------------------------------------------
 
