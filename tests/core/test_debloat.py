@@ -209,3 +209,21 @@ def test_H_12_H_13_sizes_that_contradict_each_other_are_refused(
     with pytest.raises(OptionRefused) as error:
         check_debloating(options)
     assert error.value.key == refused
+
+
+def test_H_24_the_clock_of_the_throughput_is_not_started_twice() -> None:
+    """testMultiplyIdleEnd: 10 bytes in 10 ms, although input was reported three times meanwhile."""
+    calculator = ThroughputCalculator()
+    calculator.incoming(10, 0)
+    for at in (3, 6, 9):
+        calculator.resume(at)
+    assert calculator.calculate(10) == 1000
+
+
+def test_H_25_a_calculation_does_not_start_the_clock() -> None:
+    """testNotRestartTimerOnCalculationDuringIdleTime: 9 ms after it, 10 bytes come within 1 ms."""
+    calculator = ThroughputCalculator()
+    calculator.pause(0)
+    calculator.calculate(0)
+    calculator.incoming(10, 9)
+    assert calculator.calculate(10) == 10_000

@@ -500,3 +500,23 @@ def test_E_30_a_pool_that_waits_for_its_segments_can_be_destroyed() -> None:
         assert buffer is not None
         buffer.recycle()
     assert (network.outstanding, network.required, network.pools) == (0, 0, [])
+
+
+def test_E_31_who_waits_at_a_pool_learns_that_it_is_destroyed() -> None:
+    """LocalBufferPoolDestroyTest.testDestroyWhileBlockingRequest: the request fails. testCancelPendingRequestsAfterDestroy: a listener is
+    not offered what returns later."""
+    network = NetworkBufferPool(10, 128)
+    pool, offered, woken = network.create_buffer_pool(1, 1), list[object](), list[bool]()
+    available = pool.request()
+    assert available is not None
+    assert pool.request() is None
+    assert pool.add_listener(lambda segment: offered.append(segment) or True)
+    pool.when_available(lambda: woken.append(pool.destroyed))
+    assert woken == []
+    pool.destroy()
+    assert woken == [True]
+    with pytest.raises(FlinkError) as refused:
+        pool.request()
+    assert refused.value.class_name == "CancelTaskException"
+    available.recycle()
+    assert (offered, network.outstanding) == ([], 0)
