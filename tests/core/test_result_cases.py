@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import IO
 
+import numpy as np
 import pytest
 
 from testbed_runtime.core.errors import FlinkError
@@ -312,3 +313,42 @@ def test_F_164_a_builder_returns_its_segment_once_with_or_without_readers() -> N
     assert home.returned == 1
     buffer.recycle()
     assert home.returned == 2
+
+
+def test_F_169_a_reader_that_comes_too_early_disturbs_nothing() -> None:
+    """BoundedBlockingSubpartitionTest.testRecycleCurrentBufferOnFailure: the buffer that is being filled stays until the release."""
+    made, home = subpartition(blocking=True), Home()
+    builder = BufferBuilder(MemorySegment(100), home)
+    made.add(builder)
+    builder.append(memoryview(bytes(100)))
+    with pytest.raises(FlinkError, match="unfinished blocking partition"):
+        made.create_view(nothing)
+    assert (home.returned, len(made)) == (0, 1)
+    made.release()
+    assert (home.returned, len(made)) == (1, 0)
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one after the other", "in turn"])
+def test_F_170_ten_readers_of_a_blocking_result_get_the_same(together: bool) -> None:
+    """BoundedBlockingSubpartitionWriteReadTest: testRead10ConsumersSequential, testRead10ConsumersConcurrent, of 100,000 numbers."""
+    network = NetworkBufferPool(3, 4096)
+    pool = network.create_buffer_pool(2, 3, subpartitions=1)
+    partition = ResultPartition(partition_id(), 1, pool, file=io.BytesIO())
+    numbers = np.arange(100_000, dtype=">i8").tobytes()
+    assert partition.emit(0, numbers) == len(numbers)
+    partition.finish()
+    count = -(-len(numbers) // 4096)
+    views = [partition.create_view(0, nothing) for _ in range(10)]
+    found = [bytearray() for _ in views]
+    steps = [(number, step) for number in range(10) for step in range(count)]
+    for number, step in sorted(steps, key=lambda place: place[1]) if together else steps:
+        polled = views[number].poll()
+        assert polled is not None
+        assert (polled.backlog, polled.sequence_number) == (count - 1 - step, step)
+        found[number] += polled.buffer.view()
+    assert set(map(bytes, found)) == {numbers}
+    for view in views:
+        ended = view.poll()
+        assert ended is not None
+        assert ended.buffer.data_type is DataType.END_OF_PARTITION
+        assert view.poll() is None
