@@ -32,15 +32,34 @@ CONFLICT_PAUSE_S = 0.2
 STALLED = "Stalled"
 STALLED_REASON = "ReconcileFailed"
 NOT_ADMITTED_REASON = "NotAdmitted"
+QUOTA_REASON = "QuotaExceeded"
 NAMESPACE_TERMINATING = "is being terminated"
 """Part of the API server's error text (403) for what is created in a namespace that is being deleted."""
-NOT_ADMITTED = {
-    "violates PodSecurity": "label the namespace pod-security.kubernetes.io/enforce=privileged, or remove pods.packetFaults: true "
-    "(only packet faults need it, because their agent needs NET_ADMIN)",
-    "is forbidden: User": "the operator has no rights in this namespace: add it to rbac.testbedNamespaces of the chart, or bind "
-    "the ClusterRole that ends in -acts to the operator's account there",
+REFUSALS = {
+    "violates PodSecurity": (
+        NOT_ADMITTED_REASON,
+        "label the namespace pod-security.kubernetes.io/enforce=privileged, or remove pods.packetFaults: true "
+        "(only packet faults need it, because their agent needs NET_ADMIN)",
+    ),
+    "is forbidden: User": (
+        NOT_ADMITTED_REASON,
+        "the operator has no rights in this namespace: add it to rbac.testbedNamespaces of the chart, or bind "
+        "the ClusterRole that ends in -acts to the operator's account there",
+    ),
+    "exceeded quota": (
+        QUOTA_REASON,
+        "delete other objects of this namespace, or raise its ResourceQuota; the operator tries again",
+    ),
+    "failed quota": (
+        NOT_ADMITTED_REASON,
+        "the ResourceQuota needs a value that Headgate does not set: add a LimitRange with a default for it to the namespace",
+    ),
+    "usage per ": (NOT_ADMITTED_REASON, "change the LimitRange of the namespace, or spec.pods.resources"),
+    "denied request": (NOT_ADMITTED_REASON, "an admission policy of the cluster refuses it"),
+    "denied the request": (NOT_ADMITTED_REASON, "an admission webhook of the cluster refuses it"),
 }
-"""Parts of the API server's error texts for what a namespace does not admit, and how to change that."""
+"""Parts of the API server's error texts for what a namespace refuses: the reason of Stalled, and how to change that."""
+FAILING = {STALLED_REASON, NOT_ADMITTED_REASON, QUOTA_REASON}
 
 log = logging.getLogger("headgate.reconcile")
 
@@ -61,9 +80,9 @@ class Reconciler:
                 return CONFLICT_PAUSE_S
             if is_terminating(error):
                 raise NotNow from error
-            for hint in (hint for part, hint in NOT_ADMITTED.items() if part in str(error)):
-                # retrying does not help, so report it at once
-                await self.stalled(key, f"{error}; {hint}", reason=NOT_ADMITTED_REASON)
+            for reason, hint in (found for part, found in REFUSALS.items() if part in error.text):
+                # a user has to act, so report it at once
+                await self.stalled(key, f"{error}; {hint}", reason=reason)
             raise
 
     async def _once(self, handler: Handler, key: Key) -> float | None:
@@ -79,17 +98,18 @@ class Reconciler:
         return plan.requeue_after_s
 
     async def stalled(self, key: Key, text: str, *, reason: str = STALLED_REASON) -> None:
-        """Write Stalled=True with the error text, unless the object is Stalled already because it was not admitted."""
+        """Write Stalled=True with the error text, unless this is known, or the object is Stalled with a more exact reason."""
         obj = await self._context.cluster.get(key.kind, key.namespace, key.name)
         if obj is None:
             return
         before = status_of(obj)
-        if reason == STALLED_REASON and _failing(before) == NOT_ADMITTED_REASON:
+        if reason == STALLED_REASON and _failing(before) not in {"", STALLED_REASON}:
             return
         wanted = conditions.yes(STALLED, reason, text)
-        status = to_json(conditions.merged(Resource(obj), before, [wanted], self._context.now()))
-        if status != obj.get("status"):
-            await self._context.cluster.set_status(obj, status)
+        status = conditions.merged(Resource(obj), before, [wanted], self._context.now())
+        # compare this condition only: the others come in another order
+        if status.condition(STALLED) != before.condition(STALLED):
+            await self._context.cluster.set_status(obj, to_json(replace(status, message=text)))
             await self._context.cluster.event(obj, type="Warning", reason=STALLED, text=text)
 
     async def _execute(self, handler: Handler, observed: Any, plan: Plan) -> None:
@@ -193,23 +213,25 @@ def status_of(obj: Mapping[str, Any]) -> Status:
 def _failing(status: Status) -> str:
     """Return the reason of Stalled if the last reconcile failed, else an empty text."""
     found = status.condition(STALLED)
-    failed = found is not None and found.is_true and found.reason in {STALLED_REASON, NOT_ADMITTED_REASON}
+    failed = found is not None and found.is_true and found.reason in FAILING
     return found.reason if found is not None and failed else ""
 
 
 def still_failing(status: Status | None, before: Status) -> Status | None:
-    """Return the status with Stalled unchanged, so that it does not flap while this attempt may still fail."""
+    """Return the status with Stalled and the message unchanged, so that they do not flap while this attempt may still fail."""
     stalled = before.condition(STALLED)
     if status is None or stalled is None or not _failing(before):
         return status
     stalled = replace(stalled, observed_generation=status.observed_generation)
     listed = tuple(stalled if c.type == STALLED else c for c in status.conditions)
-    return replace(status, conditions=listed)
+    return replace(status, conditions=listed, message=before.message)
 
 
 def recovered(status: Status | None, obj: Resource, before: Status, now: float) -> Status | None:
     """Return the status with Stalled=False if reconciling had failed, else the status unchanged."""
-    current = before if status is None else status
+    current, failure = before if status is None else status, before.condition(STALLED)
+    if _failing(before) and failure is not None and current.message == failure.message:
+        status = current = replace(current, message="")
     if not _failing(current):
         return status
     wanted = conditions.no(STALLED, "Recovered", "reconciling works again")

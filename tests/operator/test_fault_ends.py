@@ -235,6 +235,14 @@ def test_a_fault_that_is_applied_again_ends_at_its_deadline_also_where_it_was_no
     assert (status_of(found).phase, status_of(found).reason) == ("Complete", "TargetRestarted")
 
 
+@pytest.mark.parametrize(("clean", "goes"), [("True", True), ("False", False), ("Unknown", False)])
+def test_a_finished_fault_keeps_its_finalizer_unless_it_left_nothing(clean: str, goes: bool) -> None:
+    """The deletion of a namespace may take the operator's rights first, and would wait for the finalizer forever."""
+    condition = {"type": "NoResidue", "status": clean, "reason": "Tested", "message": ""}
+    found = look(made({"phase": "Complete", "reason": "Ended", "conditions": [condition]}), bench())
+    assert found.actions == ((SetFinalizers(("other",)),) if goes else ())
+
+
 def test_a_fault_whose_testbed_is_gone_has_ended() -> None:
     """The processes went with it, so nothing is left."""
     found = look(active(), None, now=NOW + 2)

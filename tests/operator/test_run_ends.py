@@ -30,7 +30,8 @@ from tests.operator.world import a_testbed
 
 
 def done(age_s: float = 0.0, status: Obj | None = None, **more: Any) -> Obj:
-    return made(
+    """A finished run without Headgate's finalizer."""
+    found = made(
         {
             **KNOWN,
             "phase": "Complete",
@@ -40,9 +41,12 @@ def done(age_s: float = 0.0, status: Obj | None = None, **more: Any) -> Obj:
         },
         **more,
     )
+    found["metadata"]["finalizers"] = ["other"]
+    return found
 
 
 ENDED = a_pod(RUNNER, "Succeeded")
+RELEASED = SetFinalizers(("other",))
 
 
 @pytest.mark.parametrize(
@@ -144,6 +148,20 @@ def test_testbeds_that_a_runner_left_are_healed_and_deleted_when_it_has_ended(
     assert found.requeue_after_s == (1.0 if cleans else 60.0)
 
 
+@pytest.mark.parametrize(
+    ("runner", "left", "goes"),
+    [(a_pod(RUNNER), (), False), (ENDED, (a_trial("one"),), False), (ENDED, (), True), (None, (), True)],
+)
+def test_a_finished_run_loses_its_finalizer_when_nothing_is_left_to_heal(
+    runner: Pod | None, left: tuple[Testbed, ...], goes: bool
+) -> None:
+    """The deletion of a namespace may take the operator's rights first, and would wait for the finalizer forever."""
+    raw = done()
+    raw["metadata"]["finalizers"] = ["other", naming.FINALIZER]
+    found = look(raw, pods=pods(recorder=None, runner=runner, spark=None), testbeds=left)
+    assert (RELEASED in found.actions) is goes
+
+
 # ---- deletion
 
 
@@ -151,9 +169,6 @@ def deleted(age_s: float = 0.0, **more: Any) -> Obj:
     raw = made(KNOWN, **more)
     raw["metadata"]["deletionTimestamp"] = rfc3339(NOW - age_s)
     return raw
-
-
-RELEASED = SetFinalizers(("other",))
 
 
 def test_a_deleted_run_waits_for_its_runner_and_its_testbeds() -> None:

@@ -210,6 +210,34 @@ def test_a_run_is_ready_when_the_pod_that_works_now_runs(
         assert message(found, "Ready") == "the pod is Pending"
 
 
+PULLING = a_pod(
+    "any", "Pending",
+    status={"containerStatuses": [{"name": "c", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}]},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("phase", "pod", "text"),
+    [
+        ("", {"runner": PULLING}, "ErrImagePull: no such image"),
+        (
+            "Evaluating",
+            {"spark": PULLING},
+            "the evaluation waits for the Spark pod: ErrImagePull: no such image",
+        ),
+        ("Evaluating", {"spark": None}, "at it"),
+        ("Running", {"spark": PULLING}, "at it"),
+    ],
+)
+def test_a_run_whose_pod_cannot_start_says_so_in_its_message(phase: str, pod: Obj, text: str) -> None:
+    """`kubectl get` and the command line show the message; it goes when the pod has started."""
+    at_work = report(phase=phase, message="at it") if phase else None
+    found = look(made(KNOWN), pods=pods(**pod), report=at_work)
+    assert status_of(found).message == text
+    later = look(made({**KNOWN, "message": text}), report=at_work)
+    assert status_of(later).message == ("at it" if phase else "")
+
+
 # ---- heal
 
 

@@ -11,7 +11,7 @@ import pytest
 from headgate_operator import objects
 from testbed_runtime.kube.api import ApiError
 from tests.operator.model import Obj
-from tests.operator.world import World, a_testbed, find, is_true, kstatus, simulate
+from tests.operator.world import World, a_testbed, find, kstatus, simulate
 
 KEY = ("Testbed", "lab", "bench")
 ALL = {"bench-jobmanager", "bench-store", "bench-tm-0", "bench-tm-1", "bench-tm-2"}
@@ -466,69 +466,6 @@ def test_a_testbed_waits_for_the_secret_of_its_run() -> None:
         world.api.put({**secret, "stringData": {"token": "of-the-run"}})
         await world.until(lambda: is_settled(world), limit_s=30)
         assert [s["metadata"]["name"] for s in world.api.select("Secret", "lab")] == ["run-token"]
-
-    simulate(scenario)
-
-
-def test_a_poison_testbed_stalls_and_others_go_on() -> None:
-    """A15: bounded retries, then Stalled with the error's text; when it can be done again, it recovers by itself."""
-
-    async def scenario(world: World) -> None:
-        refused = ApiError(422, "Invalid", "a quota says no")
-        poison = lambda verb, kind, name: verb == "create" and name == "poison-store"  # noqa: E731
-        world.api.failing.append((poison, refused))
-        world.start()
-        world.api.put(a_testbed("poison"))
-        world.api.put(a_testbed())
-        assert await world.until(lambda: is_settled(world)) < 10
-        bad = world.api.objects["Testbed", "lab", "poison"]["status"]
-        assert not is_true(bad, "Stalled")
-        stalled = lambda: is_true(  # noqa: E731
-            world.api.objects["Testbed", "lab", "poison"]["status"], "Stalled"
-        )
-        await world.until(stalled, limit_s=300)
-        found = find(world.api.objects["Testbed", "lab", "poison"]["status"], "Stalled")
-        assert found is not None
-        assert "a quota says no" in found["message"]
-        tries = len([c for c in world.api.calls if c[0] == "create" and c[2] == "lab/poison-store"])
-        await asyncio.sleep(600)
-        later = len([c for c in world.api.calls if c[0] == "create" and c[2] == "lab/poison-store"])
-        assert later - tries <= 5
-        world.api.failing.clear()
-        await world.until(lambda: "poison-store" in names(world) and not stalled(), limit_s=400)
-
-    simulate(scenario)
-
-
-@pytest.mark.parametrize(
-    ("refused", "words", "fix"),
-    [
-        (("create", "-tm-0"), 'violates PodSecurity "restricted:latest": unrestricted', "enforce=privileged"),
-        (("get", "-token"), 'User "operator" cannot get resource "secrets"', "rbac.testbedNamespaces"),
-    ],
-)
-def test_what_its_namespace_does_not_admit_is_reported_at_once(
-    refused: tuple[str, str], words: str, fix: str
-) -> None:
-    """Stalled, reason NotAdmitted, with the API server's message and how to fix it; it does not flap during retries, and recovers."""
-
-    async def scenario(world: World) -> None:
-        what = lambda verb, kind, name: verb == refused[0] and refused[1] in name  # noqa: E731
-        world.api.failing.append((what, ApiError(403, "Forbidden", f"this is forbidden: {words}")))
-        world.start()
-        world.api.put(a_testbed())
-        stalled = lambda: (condition(world, "Stalled") or "").startswith("True/")  # noqa: E731
-        assert await world.until(stalled, limit_s=10) < 5
-        assert condition(world, "Stalled") == "True/NotAdmitted"
-        found = find(world.api.objects["Testbed", "lab", "bench"]["status"], "Stalled")
-        assert found is not None
-        assert words in found["message"]
-        assert fix in found["message"]
-        for _ in range(100):
-            await asyncio.sleep(5)
-            assert condition(world, "Stalled") == "True/NotAdmitted"
-        world.api.failing.clear()
-        await world.until(lambda: is_settled(world) and not stalled(), limit_s=400)
 
     simulate(scenario)
 

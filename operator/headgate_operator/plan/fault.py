@@ -34,6 +34,7 @@ from headgate_operator.plan.model import (
     Plan,
     SetFinalizers,
     delete,
+    drop_finalizer,
     heal_skipped,
     release,
 )
@@ -87,7 +88,9 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     if observed.fault.terminating:
         return _deletion(observed, now)
     if is_over(observed.fault):
-        return Plan(status=faultstatus.seen(observed.fault, now))
+        # when it is known to be clean, its deletion has nothing to wait for
+        actions = drop_finalizer(observed.fault) if observed.status.is_true("NoResidue") else []
+        return Plan(tuple(actions), faultstatus.seen(observed.fault, now))
     if observed.fault.active:
         if observed.testbed is None:
             return _conclude(observed, now, "TestbedGone", "its testbed is gone, and the processes with it")

@@ -99,7 +99,14 @@ def delete(kind: str, obj: Resource, *, grace_s: int | None = None) -> Delete:
 
 def release(obj: Resource, *events: Emit) -> Plan:
     """Remove Headgate's finalizer, so that the API server removes a deleted object."""
-    return Plan((*events, SetFinalizers(tuple(f for f in obj.finalizers if f != naming.FINALIZER))))
+    return Plan((*events, *drop_finalizer(obj)))
+
+
+def drop_finalizer(obj: Resource) -> list[Action]:
+    """Return the removal of Headgate's finalizer; empty if the object does not have it."""
+    if naming.FINALIZER not in obj.finalizers:
+        return []
+    return [SetFinalizers(tuple(f for f in obj.finalizers if f != naming.FINALIZER))]
 
 
 def heal_skipped(obj: Resource) -> Emit | None:

@@ -53,13 +53,19 @@ def running(
         status = replace(status, runner_starts=before.runner_starts + 1, runner_uid=runner.uid)
     if recorder is not None and recorder.uid != before.recorder_uid:
         status = replace(status, recorder_starts=before.recorder_starts + 1, recorder_uid=recorder.uid)
+    problem = ""
     if phase == EVALUATING and not (spark is not None and spark.containers_run):
-        ready = no("Ready", "SparkNotReady", "the evaluation waits for the Spark pod")
+        problem = spark.problem if spark is not None else ""
+        text = "the evaluation waits for the Spark pod"
+        ready = no("Ready", "SparkNotReady", f"{text}: {problem}" if problem else text)
     elif runner is not None and runner.containers_run:
         ready = yes("Ready", "Running", "the runner is at work")
     else:
         why = "there is no runner pod yet" if runner is None else runner.why_not_running
+        problem = runner.problem if runner is not None else ""
         ready = no("Ready", "RunnerNotReady", why)
+    # a problem is for a user to fix, so it takes precedence over what the runner does
+    status = replace(status, message=clip(ready.message) if problem else report.message if report else "")
     healing = [yes(HEALING, "Asked", "the runner ends its trial and the run")] if run.heal_requested else []
     return with_conditions(run, status, [
         yes("Accepted", "Valid"),

@@ -24,6 +24,7 @@ from headgate_operator.plan.model import (
     Plan,
     SetFinalizers,
     delete,
+    drop_finalizer,
     heal_skipped,
     pod_loss_reason,
     release,
@@ -337,6 +338,9 @@ def _after_end(observed: Observed, settings: Settings, now: float) -> Plan:
     if observed.testbeds and (observed.runner is None or observed.runner.ended):
         actions += [Ask("heal-all"), *_delete_testbeds(observed)]
         again.append(LOOK_SOON_S)
+    elif not observed.testbeds and (observed.runner is None or observed.runner.ended):
+        # nothing is left to heal: the deletion of its namespace, which takes the operator's rights first, must not wait for it
+        actions += drop_finalizer(run)
     actions += [*_stop_spark(observed, now, again), *_expired_pods(observed, settings, ended, now, again)]
     if run.ttl_s is not None:
         again.append(ended + run.ttl_s - now)

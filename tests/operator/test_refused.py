@@ -1,0 +1,99 @@
+"""What the operator reports when the API server refuses what it creates, and how it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from testbed_runtime.kube.api import ApiError
+from tests.operator.test_testbed import condition, is_settled, names, status
+from tests.operator.world import World, a_testbed, find, is_true, simulate
+
+
+def test_a_poison_testbed_stalls_and_others_go_on() -> None:
+    """A15: bounded retries, then Stalled with the error's text; when it can be done again, it recovers by itself."""
+
+    async def scenario(world: World) -> None:
+        refused = ApiError(422, "Invalid", "a quota says no")
+        poison = lambda verb, kind, name: verb == "create" and name == "poison-store"  # noqa: E731
+        world.api.failing.append((poison, refused))
+        world.start()
+        world.api.put(a_testbed("poison"))
+        world.api.put(a_testbed())
+        assert await world.until(lambda: is_settled(world)) < 10
+        bad = world.api.objects["Testbed", "lab", "poison"]["status"]
+        assert not is_true(bad, "Stalled")
+        stalled = lambda: is_true(  # noqa: E731
+            world.api.objects["Testbed", "lab", "poison"]["status"], "Stalled"
+        )
+        await world.until(stalled, limit_s=300)
+        found = find(world.api.objects["Testbed", "lab", "poison"]["status"], "Stalled")
+        assert found is not None
+        assert "a quota says no" in found["message"]
+        tries = len([c for c in world.api.calls if c[0] == "create" and c[2] == "lab/poison-store"])
+        await asyncio.sleep(600)
+        later = len([c for c in world.api.calls if c[0] == "create" and c[2] == "lab/poison-store"])
+        assert later - tries <= 5
+        world.api.failing.clear()
+        await world.until(lambda: "poison-store" in names(world) and not stalled(), limit_s=400)
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize(
+    ("refused", "words", "fix", "reason"),
+    [
+        (("create", "-tm-0"), 'it violates PodSecurity "restricted:latest": unrestricted', "enforce=privileged", "NotAdmitted"),
+        (("get", "-token"), 'it is forbidden: User "operator" cannot get secrets', "rbac.testbedNamespaces", "NotAdmitted"),
+        (("create", "-tm-0"), "it is forbidden: exceeded quota: q, requested: pods=1, used: pods=2", "raise its ResourceQuota", "QuotaExceeded"),
+        (("create", "-tm-0"), "it is forbidden: failed quota: q: must specify limits.cpu", "LimitRange", "NotAdmitted"),
+        (("create", "-tm-0"), "it is forbidden: maximum memory usage per Container is 64Mi", "spec.pods.resources", "NotAdmitted"),
+        (("create", "-tm-0"), 'admission webhook "policy" denied the request: no', "admission webhook", "NotAdmitted"),
+        (("create", "-tm-0"), "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no", "policy", "NotAdmitted"),
+    ],
+)  # fmt: skip
+def test_what_its_namespace_does_not_admit_is_reported_at_once(
+    refused: tuple[str, str], words: str, fix: str, reason: str
+) -> None:
+    """Stalled, with the API server's message and how to fix it, in the status and in one Event; it does not flap during retries, and
+    recovers."""
+
+    async def scenario(world: World) -> None:
+        what = lambda verb, kind, name: verb == refused[0] and refused[1] in name  # noqa: E731
+        world.api.failing.append((what, ApiError(403, "Forbidden", words)))
+        world.start()
+        world.api.put(a_testbed())
+        stalled = lambda: (condition(world, "Stalled") or "").startswith("True/")  # noqa: E731
+        assert await world.until(stalled, limit_s=10) < 5
+        assert condition(world, "Stalled") == f"True/{reason}"
+        found = find(status(world), "Stalled")
+        assert found is not None
+        assert words in found["message"]
+        assert fix in found["message"]
+        for _ in range(100):
+            await asyncio.sleep(5)
+            assert condition(world, "Stalled") == f"True/{reason}"
+            assert status(world)["message"] == found["message"]
+        assert [event[2] for event in world.api.events].count("Stalled") == 1
+        world.api.failing.clear()
+        await world.until(lambda: is_settled(world) and not stalled(), limit_s=400)
+        assert words not in status(world).get("message", "")
+
+    simulate(scenario)
+
+
+def test_a_refusal_is_logged_without_a_stack_trace(caplog: pytest.LogCaptureFixture) -> None:
+    """The answer of the API server says it all; an error of the operator itself keeps its trace."""
+
+    async def scenario(world: World) -> None:
+        refused = lambda verb, kind, name: verb == "create" and name == "bench-tm-0"  # noqa: E731
+        world.api.failing.append((refused, ApiError(403, "Forbidden", "exceeded quota")))
+        world.start()
+        world.api.put(a_testbed())
+        await world.until(lambda: (condition(world, "Stalled") or "") == "True/QuotaExceeded", limit_s=10)
+
+    simulate(scenario)
+    failed = [record for record in caplog.records if record.message == "reconcile failed"]
+    assert failed
+    assert not any(record.exc_info for record in failed)
