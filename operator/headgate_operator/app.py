@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from headgate_operator import handlers, logs, watching, webhook
 from headgate_operator.agents import Agents, Jobs
@@ -41,6 +42,9 @@ RESYNC_S = 300.0
 """Every object is listed and reconciled again: against lost events, and to check that the watches deliver."""
 TOKEN_BYTES = 32
 LIST_RETRY_S = 2.0
+ADMISSION_EVERY_S = 15.0
+"""How often the operator checks whether a namespace that refused it admits it now."""
+FORBIDDEN = 403
 NEXT_TERM_S = 2.0
 """Pause after a term that ended by an error."""
 CONNECTIONS_BESIDE = 8
@@ -51,6 +55,10 @@ log = logging.getLogger("headgate.operator")
 
 class WatchFailed(HeadgateError):
     """The watches ended with an error, for example because the API server was unreachable for a minute."""
+
+
+class NamespacesChanged(HeadgateError):
+    """A namespace began or ceased to admit the operator: the watches begin again, with what it admits now."""
 
 
 def clock() -> float:
@@ -77,6 +85,8 @@ class Operator:
             longest_retry_s=context.settings.longest_retry_s,
         )
         self._context = context
+        self.refused: frozenset[str] = frozenset()
+        """Namespaces of the settings that refused the last list: deleted ones, for example, whose Roles are gone too."""
         self._requested: dict[tuple[str, str], tuple[int, str | None, str | None]] = {}
         """(kind, path) → what the user last asked for."""
 
@@ -119,21 +129,47 @@ class Operator:
         self._context.claims.clear()
         self._context.recent.forget()
 
+    @property
+    def served(self) -> tuple[str, ...]:
+        """The namespaces of the settings without those that refuse the operator."""
+        return tuple(n for n in self._context.settings.namespaces if n not in self.refused)
+
     async def list_all(self, now: float) -> None:
-        """List and queue every object of Headgate's kinds. Raises ApiError."""
+        """List and queue every object of Headgate's kinds. Raises ApiError, but not for some of several namespaces that refuse it."""
+        refused: dict[str, str] = {}
         for kind in self.kinds:
             before, names = self.health.known(kind), set()
-            for namespace in self._context.settings.namespaces or (None,):
-                for obj in await self._context.cluster.list(kind, namespace):
-                    found = Resource(obj)
-                    names.add(found.path)
-                    self.queue.add(Key(kind, found.namespace, found.name))
-                    self.health.expect(kind, found.path, found.resource_version, now)
+            for obj in await self._list(kind, refused):
+                found = Resource(obj)
+                names.add(found.path)
+                self.queue.add(Key(kind, found.namespace, found.name))
+                self.health.expect(kind, found.path, found.resource_version, now)
             for name in self.health.gone(kind, before, names):
                 self.population.forget(kind, name)
                 self._requested.pop((kind, name), None)
-                self.queue.add(Key(kind, *name.split("/", 1)), fresh=True)
+                key = Key(kind, *name.split("/", 1))
+                if key.namespace not in refused:
+                    self.queue.add(key, fresh=True)
             self.health.listed(kind)
+        for namespace in refused.keys() - self.refused:
+            extra = {"namespace": namespace, "error": refused[namespace]}
+            log.warning("a namespace does not exist or refuses the operator; it is not served", extra=extra)
+        self.refused = frozenset(refused)
+
+    async def _list(self, kind: str, refused: dict[str, str]) -> list[Mapping[str, Any]]:
+        """List a kind in every namespace, and note which one refuses. Raises ApiError if all of them do."""
+        namespaces = self._context.settings.namespaces
+        found: list[Mapping[str, Any]] = []
+        for namespace in namespaces or (None,):
+            try:
+                found += await self._context.cluster.list(kind, namespace)
+            except ApiError as error:
+                if namespace is None or error.status != FORBIDDEN:
+                    raise
+                refused[namespace] = str(error)
+                if len(refused) == len(namespaces):
+                    raise
+        return found
 
     async def first_list(self) -> None:
         """List until it succeeds. Without the CRDs or the permissions this replica stays unready and logs why."""
@@ -145,13 +181,28 @@ class Operator:
             await asyncio.sleep(LIST_RETRY_S)
 
     async def resync(self) -> None:
-        """List every RESYNC_S, forever."""
+        """List every RESYNC_S, forever. Raises NamespacesChanged."""
         while True:
             await asyncio.sleep(RESYNC_S)
+            served = self.served
             try:
                 await self.list_all(asyncio.get_running_loop().time())
             except ApiError as error:
                 log.warning("a resync failed", extra={"error": str(error)})
+            if self.served != served:
+                raise NamespacesChanged(f"served now: {', '.join(self.served)}")
+
+    async def wait_admitted(self) -> None:
+        """Wait until a namespace that refused the operator admits it. Raises NamespacesChanged then; never returns."""
+        while True:
+            await asyncio.sleep(ADMISSION_EVERY_S)
+            for namespace in sorted(self.refused):
+                try:
+                    for kind in self.kinds:
+                        await self._context.cluster.list(kind, namespace)
+                except ApiError:
+                    continue
+                raise NamespacesChanged(f"{namespace} admits the operator")
 
 
 async def run(settings: Settings) -> None:
@@ -198,7 +249,8 @@ async def _webhook(settings: Settings, metrics: Metrics) -> AsyncIterator[None]:
 async def _watch(operator: Operator, settings: Settings) -> None:
     """Watch until SIGTERM. kopf handles that signal while it runs, and does not restore the handler before it."""
     try:
-        await watching.watch(watching.registry(operator.kinds, operator.on_event), settings)
+        handlers = watching.registry(operator.kinds, operator.on_event)
+        await watching.watch(handlers, replace(settings, namespaces=operator.served))
     finally:
         _cancel_on_sigterm()
 
@@ -238,7 +290,7 @@ async def lead(operator: Operator, leader: Leader, watch: Callable[[], Awaitable
         operator.begin_term()  # the first list may be hours old if another replica was active
         try:
             await _term(operator, leader, watch)
-        except (LeaseLost, WatchFailed) as ended:
+        except (LeaseLost, WatchFailed, NamespacesChanged) as ended:
             leader.holding = False
             operator.metrics.interrupted()
             log.warning("reconciling is interrupted; it continues in a new term", extra={"error": str(ended)})
@@ -255,7 +307,7 @@ async def _release(leader: Leader) -> None:
 
 
 async def _term(operator: Operator, leader: Leader, watch: Callable[[], Awaitable[None]]) -> None:
-    """Reconcile until the watches end. Raises LeaseLost or WatchFailed; either ends all parts."""
+    """Reconcile until the watches end. Raises LeaseLost, WatchFailed or NamespacesChanged; each ends all parts."""
     interruption: BaseException | None = None
     try:
         async with asyncio.TaskGroup() as group:
@@ -263,6 +315,7 @@ async def _term(operator: Operator, leader: Leader, watch: Callable[[], Awaitabl
                 group.create_task(leader.hold(), name="lease"),
                 group.create_task(operator.queue.run(), name="queue"),
                 group.create_task(operator.resync(), name="resync"),
+                group.create_task(operator.wait_admitted(), name="namespaces"),
             ]
             await asyncio.sleep(0)  # start these tasks before kopf records which tasks are not its own
             try:
@@ -271,7 +324,7 @@ async def _term(operator: Operator, leader: Leader, watch: Callable[[], Awaitabl
                 raise WatchFailed(f"{type(error).__name__}: {error}") from error
             for task in tasks:
                 task.cancel()
-    except* (LeaseLost, WatchFailed) as ended:
+    except* (LeaseLost, WatchFailed, NamespacesChanged) as ended:
         interruption = ended.exceptions[0]  # raised here, it would be in a group again
     if interruption is not None:
         raise interruption

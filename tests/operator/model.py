@@ -45,6 +45,8 @@ class ModelApi:
     down: bool = False
     """Nothing is reached."""
     failing: list[tuple[Callable[[str, str, str], bool], ApiError]] = field(default_factory=list)
+    closed: set[str] = field(default_factory=set)
+    """Namespaces that refuse every request, as those do whose Roles are gone."""
     """(verb, kind, name) → this error, for each call that matches."""
     events: list[tuple[str, str, str, str]] = field(default_factory=list)
     """Object's name, type, reason and text, in order."""
@@ -173,6 +175,10 @@ class ModelApi:
         await asyncio.sleep(self.latency_s)
         if self.down:
             raise ApiError(0, "Unreachable", "the model is down", call=f"{verb} {kind} {name}")
+        if namespace in self.closed:
+            raise ApiError(
+                403, "Forbidden", f'{kind} is forbidden: User "operator" cannot {verb} it in {namespace}'
+            )
         for matches, error in self.failing:
             if matches(verb, kind, name):
                 raise error

@@ -13,11 +13,60 @@ import pytest
 from aiohttp import ClientConnectorError
 
 from headgate_operator import watching
+from headgate_operator.app import WatchFailed
 from headgate_operator.logs import JsonLines
 from headgate_operator.settings import Settings
 from testbed_runtime.kube.api import ApiError
 from tests.operator.test_testbed import ALL, KEY, condition, is_settled, names, patch, ready
-from tests.operator.world import World, a_testbed, simulate
+from tests.operator.world import World, a_testbed, is_true, simulate
+
+
+def test_a_namespace_that_refuses_the_operator_does_not_stop_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A deleted one, whose Roles are gone, is logged once; it is served when it admits the operator again."""
+
+    async def scenario(world: World) -> None:
+        late = a_testbed()
+        late["metadata"]["namespace"] = "late"
+        bench = lambda: world.api.objects["Testbed", "late", "bench"]  # noqa: E731
+        world.api.closed = {"late"}
+        world.api.put(late)
+        await ready(world)
+        await asyncio.sleep(600)
+        assert "status" not in bench()
+        world.api.closed.clear()
+        await world.until(lambda: is_true(bench().get("status") or {}, "Ready"), limit_s=60)
+        # and it may be lost while the operator works
+        world.api.closed = {"late"}
+        world.watch_fails = WatchFailed("403")
+        await asyncio.sleep(1)
+        world.watch_fails = None
+        await asyncio.sleep(10)
+        patch(world, taskManagers={"replicas": 4})
+        await world.until(lambda: "bench-tm-3" in names(world) and is_settled(world), limit_s=60)
+
+    with caplog.at_level(logging.WARNING, logger="headgate"):
+        simulate(scenario, namespaces=("lab", "late"))
+    words = "a namespace does not exist or refuses the operator; it is not served"
+    assert [r.message for r in caplog.records].count(words) == 2
+
+
+def test_an_operator_that_every_namespace_refuses_waits_unready(caplog: pytest.LogCaptureFixture) -> None:
+    """As without any rights: it logs why, and works once it is admitted."""
+
+    async def scenario(world: World) -> None:
+        world.api.closed = {"lab"}
+        world.start()
+        world.api.put(a_testbed())
+        await asyncio.sleep(60)
+        assert not world.operators
+        world.api.closed.clear()
+        await world.until(lambda: is_settled(world), limit_s=30)
+
+    with caplog.at_level(logging.WARNING, logger="headgate"):
+        simulate(scenario, namespaces=("lab",))
+    assert "the first list failed" in caplog.text
 
 
 def test_a_namespace_that_is_being_deleted_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:

@@ -54,6 +54,8 @@ class World:
     """Replicas that are watching now."""
     acted: set[str] = field(default_factory=set)
     """Replicas that ever held the Lease."""
+    namespaces: tuple[str, ...] = ()
+    """Those that the installation is limited to; empty: the whole cluster."""
     watch_fails: Exception | None = None
     """Raised by the watches of every replica, as kopf raises what it cannot retry."""
 
@@ -74,7 +76,7 @@ class World:
 
     async def _operator(self, name: str) -> None:
         """A process that ends by itself would fail the test: nothing starts it again."""
-        settings = Settings(identity=name)
+        settings = Settings(identity=name, namespaces=self.namespaces)
         tokens = iter(range(1, 10**6))
         context = Context(
             self.api,
@@ -107,6 +109,8 @@ class World:
         loop = asyncio.get_running_loop()
 
         def deliver(type_: str, obj: Obj) -> None:
+            if operator.served and obj["metadata"].get("namespace") not in operator.served:
+                return
             before = PROCESS.set(name)
             try:
                 loop.call_soon(operator.on_event, type_, obj)
