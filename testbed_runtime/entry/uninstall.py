@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.api import naming
 from testbed_runtime.api.environment import names, needed
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api, WatchEvent
 
 TEST = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component": "test"}
+FORBIDDEN = 403
 SET_BY = "the chart's Job sets it"
 
 
@@ -53,7 +55,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
 
 async def uninstall(api: Api, settings: Settings) -> Sequence[str]:
     """Uninstall. Return what was done, one sentence each."""
-    steps = []
+    settings, steps = await _admitted(api, settings)
     found, remaining = await heal.heal_all(api, settings.namespaces, settings.limit_s)
     steps.append(f"healed {len(found) - len(remaining)} of {len(found)}")
     if remaining:
@@ -75,6 +77,22 @@ async def uninstall(api: Api, settings: Settings) -> Sequence[str]:
             steps += await _delete(api, "RoleBinding", namespace, created)
             steps += await _delete(api, "ServiceAccount", namespace, created)
     return steps
+
+
+async def _admitted(api: Api, settings: Settings) -> tuple[Settings, list[str]]:
+    """Return the settings without the namespaces that refuse a list, such as deleted ones, and a sentence about each of them."""
+    from testbed_runtime.kube.api import ApiError
+
+    steps, admitted = [], []
+    for namespace in settings.namespaces:
+        try:
+            await api.list("Fault", namespace)
+            admitted.append(namespace)
+        except ApiError as error:
+            if namespace is None or error.status != FORBIDDEN:
+                raise
+            steps.append(f"namespace {namespace}: skipped, it does not exist or refuses the uninstall: {error}")
+    return replace(settings, namespaces=tuple(admitted)), steps
 
 
 async def _delete(api: Api, kind: str, namespace: str | None, labels: Mapping[str, str]) -> list[str]:

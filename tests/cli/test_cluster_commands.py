@@ -280,6 +280,27 @@ async def test_an_object_that_an_uninstall_may_not_delete_is_reported_and_delays
     assert ("RoleBinding", "headgate-runner") not in cluster.objects
 
 
+class Gone(Cluster):
+    """Refuses every list in the namespace `gone`, as an API server does where the Roles are deleted."""
+
+    async def list(self, kind, namespace, *, labels=None):
+        from testbed_runtime.kube.api import ApiError
+
+        if namespace == "gone":
+            raise ApiError(403, "Forbidden", f'{kind} is forbidden: User "u" cannot list it')
+        return await super().list(kind, namespace, labels=labels)
+
+
+async def test_an_uninstall_skips_a_namespace_that_is_gone_and_cleans_the_others():
+    """Otherwise one deleted namespace would leave the finalizers of all others."""
+    cluster = Gone()
+    said = await uninstall.uninstall(cluster, settings_of_uninstall("gone,demo"))
+    assert said[0].startswith("namespace gone: skipped")
+    assert cluster.scaled
+    assert cluster.objects["ScenarioRun", "r"]["metadata"]["finalizers"] == ["other"]
+    assert ("Pod", "r-recorder") not in cluster.objects
+
+
 def test_an_uninstall_without_its_environment_names_the_variable_and_blocks_nothing(monkeypatch, capsys):
     """The exit code is 0, and the text names what is not set."""
     for name in ("POD_NAMESPACE", "HEADGATE_DEPLOYMENT"):

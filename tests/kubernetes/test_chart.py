@@ -443,6 +443,13 @@ def test_only_the_pod_of_helm_test_is_a_test_suite_and_its_log_can_be_read():
     assert hooks[0]["metadata"]["annotations"]["helm.sh/hook-delete-policy"] == "before-hook-creation"
 
 
+def test_the_hooks_need_no_namespace_but_that_of_the_release():
+    """Helm creates them before an uninstall, and would not go on if a watched namespace was deleted meanwhile."""
+    hooks = [o for o in chart(*NAMESPACED) if "helm.sh/hook" in o["metadata"].get("annotations", {})]
+    assert {o["metadata"].get("namespace") for o in hooks} == {"headgate-system"}
+    assert {"one", "two"} <= set(_reached(chart(*NAMESPACED), "demo-headgate-uninstall"))
+
+
 def _environment(*arguments: str) -> dict[str, str]:
     return _values_of(chart(*arguments))
 
