@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.environment import names
 from testbed_runtime.api.manifest import manifest
 from testbed_runtime.cli.access import INSTALL, Access, connected
 from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding, noted
@@ -35,11 +37,26 @@ def findings(access: Access) -> list[Finding]:
 async def _ask(access: Access) -> list[Finding]:
     async with connected(access) as api:
         found = [Finding("Kubernetes", GOOD, api.server, f"namespace {api.namespace}")]
+        if await _is_missing(api):
+            fix = f"kubectl create namespace {api.namespace}, or choose another --namespace"
+            found.append(Finding("namespace", BAD, f"{api.namespace} does not exist", fix))
         kinds = await _kinds(api)
         found.append(kinds)
         if kinds.level == GOOD:
             found += [await _operator(api), await _rights(api)]
         return found
+
+
+async def _is_missing(api: Api) -> bool:
+    """Return whether the namespace does not exist. An account that may not read namespaces cannot know it."""
+    from testbed_runtime.kube.api import ApiError
+
+    try:
+        return await api.get("Namespace", None, api.namespace) is None
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        return False
 
 
 async def _kinds(api: Api) -> Finding:
@@ -72,14 +89,30 @@ async def _operator(api: Api) -> Finding:
         )
     ready = [d for d in found if d.get("status", {}).get("readyReplicas")]
     if not ready:
-        names = ", ".join(_full(d) for d in found) or "none"
+        listed = ", ".join(_full(d) for d in found) or "none"
         spaces = sorted({d["metadata"]["namespace"] for d in found})
         selector = ",".join(f"{key}={value}" for key, value in OPERATOR_LABELS.items())
         look = "; ".join(f"kubectl -n {space} describe pods -l {selector}" for space in spaces)
         return Finding(
-            "operator", BAD, f"not ready: {names}", f"look at its pod: {look}" if found else INSTALL
+            "operator", BAD, f"not ready: {listed}", f"look at its pod: {look}" if found else INSTALL
         )
-    return Finding("operator", GOOD, ", ".join(_full(d) for d in ready), "reconciles what is applied")
+    serving = [d for d in ready if api.namespace in watched_namespaces(d) or not watched_namespaces(d)]
+    if not serving:
+        others = ", ".join(f"{_full(d)} watches only {', '.join(watched_namespaces(d))}" for d in ready)
+        return Finding("operator", BAD, others, f"add {api.namespace} to watchNamespaces of the Helm release")
+    return Finding("operator", GOOD, ", ".join(_full(d) for d in serving), "reconciles what is applied")
+
+
+def watched_namespaces(deployment: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the namespaces that an operator is limited to; empty for the whole cluster. Pure."""
+    pod = deployment.get("spec", {}).get("template", {}).get("spec", {})
+    values = (
+        variable.get("value", "")
+        for container in pod.get("containers", ())
+        for variable in container.get("env", ())
+        if variable["name"] == "HEADGATE_NAMESPACES"
+    )
+    return names({"HEADGATE_NAMESPACES": next(values, "")}, "HEADGATE_NAMESPACES")
 
 
 def _full(deployment: dict[str, Any]) -> str:

@@ -91,7 +91,9 @@ async def _admitted(api: Api, settings: Settings) -> tuple[Settings, list[str]]:
         except ApiError as error:
             if namespace is None or error.status != FORBIDDEN:
                 raise
-            steps.append(f"namespace {namespace}: skipped, it does not exist or refuses the uninstall: {error}")
+            steps.append(
+                f"namespace {namespace}: skipped, it does not exist or refuses the uninstall: {error}"
+            )
     return replace(settings, namespaces=tuple(admitted)), steps
 
 

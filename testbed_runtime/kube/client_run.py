@@ -177,11 +177,11 @@ class ClientRun:
         try:
             created = await self._api.create({**run, "metadata": metadata})
         except ApiError as error:
-            if error.status == NO_KIND and error.reason == "NotFound":
+            if error.status == NO_KIND and error.reason == "NotFound" and "namespaces" not in error.text:
                 raise UserError(
                     "--on kubernetes",
-                    f"{self._api.server} has no kind ScenarioRun, or no namespace {self._namespace}",
-                    "install Headgate there (kubectl apply -k manifests/, or its Helm chart), or choose --namespace",
+                    f"{self._api.server} has no kind ScenarioRun",
+                    "install Headgate there (kubectl apply -k manifests/, or its Helm chart)",
                 ) from error
             raise
         if created is None and not await self._is_own(run["metadata"]["name"], request):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -9,7 +10,8 @@ from typer.testing import CliRunner
 
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Fault, Run
-from testbed_runtime.cli import access, cluster_report, commands, exits, heal, kubectl
+from testbed_runtime.cli import access, cluster_doctor, cluster_report, commands, exits, heal, kubectl
+from testbed_runtime.cli.findings import BAD
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.entry import uninstall
 
@@ -278,6 +280,52 @@ async def test_an_object_that_an_uninstall_may_not_delete_is_reported_and_delays
     said = await uninstall.uninstall(cluster, settings_of_uninstall())
     assert "pod demo/r-recorder: not deleted: 403 Forbidden: no" in said
     assert ("RoleBinding", "headgate-runner") not in cluster.objects
+
+
+class WithOperator:
+    """A model of the API server with one operator, which is ready, and one namespace."""
+
+    server, namespace = "https://there", "demo"
+
+    def __init__(self, watched):
+        environment = [{"name": "POD_NAME"}, {"name": "HEADGATE_NAMESPACES", "value": watched}]
+        self.deployment = {
+            "metadata": {"namespace": "headgate-system", "name": "headgate-operator"},
+            "spec": {"template": {"spec": {"containers": [{"env": environment}]}}},
+            "status": {"readyReplicas": 1},
+        }
+
+    async def list(self, kind, namespace, *, labels=None):
+        return [self.deployment] if kind == "Deployment" else []
+
+    async def get(self, kind, namespace, name):
+        return {"kind": kind} if name == "demo" else None
+
+    async def create(self, review):
+        return {"status": {"allowed": True}}
+
+
+@pytest.mark.parametrize(
+    ("watched", "namespace", "bad"),
+    [
+        ("", "demo", {}),
+        ("other, demo", "demo", {}),
+        ("one,two", "demo", {"operator": "headgate-system/headgate-operator watches only one, two"}),
+        ("", "demmo", {"namespace": "demmo does not exist"}),
+    ],
+)
+async def test_doctor_checks_that_the_namespace_exists_and_is_watched(monkeypatch, watched, namespace, bad):
+    """An object in any other namespace would never have a status."""
+    api = WithOperator(watched)
+    api.namespace = namespace
+
+    @contextlib.asynccontextmanager
+    async def connected(_):
+        yield api
+
+    monkeypatch.setattr(cluster_doctor, "connected", connected)
+    found = await cluster_doctor._ask(access.Access(namespace=namespace))
+    assert {f.name: f.found for f in found if f.level == BAD} == bad
 
 
 class Gone(Cluster):
