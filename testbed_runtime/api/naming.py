@@ -155,6 +155,6 @@ def trial_testbed_name(run: str, trial: str) -> str:
     return f"{run[: MAX_TESTBED_NAME - 9].rstrip('-')}-{digest}"
 
 
-def incarnation(pod: int, start: int) -> int:
-    """Return the incarnation that a process reports, from the number of its pod and of its start in the pod, both from 1."""
-    return (pod - 1) * STARTS_PER_POD + start
+def first_incarnation(pod: int) -> int:
+    """Return the incarnation that a process reports after its first start in a pod, from the number of the pod, from 1."""
+    return (pod - 1) * STARTS_PER_POD + 1

@@ -164,7 +164,7 @@ def supervisor_config(pod: PodIdentity, document: Document | None) -> Supervisor
         seed=document.seed if document else 1,
         backends=FAULT_BACKENDS.get(pod.role, ()),
         echo_bind=(pod.address, naming.ECHO_PORT),
-        first_incarnation=naming.incarnation(pod.incarnation, 1),
+        first_incarnation=naming.first_incarnation(pod.incarnation),
         starts_file=str(Path(pod.work_folder) / f"starts-{pod.name}"),
     )
 

@@ -53,7 +53,7 @@ class PodStarts:
     def _record(self, pod: Pod) -> None:
         del self._starting[pod.uid]
         self._done.add(pod.uid)
-        name = f"{pod.process}-{naming.incarnation(pod.incarnation, 1)}"
+        name = f"{pod.process}-{naming.first_incarnation(pod.incarnation)}"
         begun = pod.created
         for kind, ended in zip(POD_STEPS, (pod.scheduled_since, pod.running_since), strict=True):
             wait = self._waits.begin(kind, KUBERNETES, name, since_s=begun)

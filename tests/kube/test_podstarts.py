@@ -94,7 +94,7 @@ def recorded(*pods: Pod, seen_at: float = 6, close: bool = False) -> list[tuple[
     ]
 
 
-NAME = "tm-1-" + str(naming.incarnation(2, 1))
+NAME = "tm-1-" + str(naming.first_incarnation(2))
 
 
 @pytest.mark.parametrize(

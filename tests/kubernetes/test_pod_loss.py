@@ -81,7 +81,7 @@ def test_a_run_in_which_pods_are_evicted_and_deleted_loses_nothing(space: Space)
     assert any(": down " in line for line in status["answer"]), status["answer"]
     recorder = naming.recorder_name("loss")
     said = json.loads(space.kubectl("exec", recorder, "--", "python", "-c", STEPS, naming.DATA_FOLDER))
-    second = naming.incarnation(2, 1)
+    second = naming.first_incarnation(2)
     assert sorted(said) == [
         [f"{manager}-{second}", step, "completed"]
         for manager in ("tm-0", "tm-1")

@@ -78,10 +78,10 @@ _NOT_WITHOUT_PODS = "use process.kill, or run it with --on kubernetes"
 _FRAME_CLASS = choice("frame_class", "The class of the frames.", {name: name for name in FRAME_CLASSES})
 
 
-def _pause(name: str, doc: str, asked: str, limits: str) -> Kind:
+def _pause(name: str, asked: str, limits: str) -> Kind:
     return Kind(
         name=name,
-        doc=doc,
+        doc="SIGSTOP until the fault ends.",
         backends=("supervisor",),
         asked=asked,
         measured="The kernel reports the process as stopped (`T` in /proc).",
@@ -391,7 +391,6 @@ _PROCESSES = (
     ),
     _pause(
         "process.pause",
-        "SIGSTOP until the fault ends.",
         "{duration} pause of {targets}",
         "Its connections stay open and the kernel still acknowledges and buffers for it. Its supervisor and the probes keep running.",
     ),
@@ -431,7 +430,6 @@ _PROCESSES = (
     ),
     _pause(
         "jobmanager.pause",
-        "SIGSTOP until the fault ends.",
         "{duration} pause of the JobManager",
         "The runner's requests stay unanswered meanwhile, so live progress stops too.",
     ),
