@@ -40,6 +40,7 @@ from testbed_runtime.checking.progress import (
     sinks_of,
 )
 from testbed_runtime.checking.rounds import Outage, RoundSpan, outages_of, start_of
+from testbed_runtime.checking.slotrequests import is_slot_request
 from testbed_runtime.checking.steps import (
     blocking_producers,
     detection,
@@ -220,8 +221,8 @@ class _Paths:
         lasting: Wait | None = None
         for number, span in reversed(list(enumerate(outage.rounds, start=1))):
             found.insert(0, self._round(outage, number, span, lasting))
-            failed = "" if span.cause is None else span.cause.taskmanager
-            lasting = lasting_wait(self.waits, found[0].segments, failed)
+            named = "" if span.cause is None else span.cause.taskmanager
+            lasting = lasting_wait(self.waits, found[0].segments, named)
         failed = [r.failure for r in outage.rounds[:-1]]
         needless = [False, *(f is not None and f.kind == "slot" for f in failed)]
         return tuple(replace(r, segments=capped(r.segments)) for r in share_slack(found, needless))
@@ -518,7 +519,7 @@ class _Paths:
             if expired:
                 return min(expired, key=lambda w: (w.end_ns, w.start_ns, w.wait))
         near = [w for w in self.waits if end - FAILED_NS <= w.end_ns <= end + FAILED_NS // 10]
-        near = [w for w in near if w.end_ns > w.start_ns and w.end_ns > start]
+        near = [w for w in near if w.end_ns > w.start_ns and w.end_ns > start and not is_slot_request(w)]
         named = [w for w in near if w.kind == failure.kind and w.outcome is not Outcome.CANCELLED]
         failed = [w for w in named if w.outcome in (Outcome.EXPIRED, Outcome.FAILED)]
         if not named:

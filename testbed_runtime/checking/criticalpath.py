@@ -12,10 +12,11 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from itertools import pairwise
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment
+from testbed_runtime.checking.pieces import Piece, is_of_option, merged, owner_text, segment
+from testbed_runtime.checking.slotrequests import is_slot_request
+from testbed_runtime.core.judgement.recovery import Segment
 from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, POD_STEPS, RM_NAME, Outcome, Wait
 
 EPSILON_NS = 5_000_000
@@ -78,12 +79,6 @@ _OF_SLOTS = frozenset({*_STARTING, "registration"})
 """The steps of a TaskManager that comes. A job with spare slots does not need it."""
 
 
-class _Piece(Struct, frozen=True):
-    start: int
-    end: int
-    wait: Wait | None
-
-
 @cache
 def _needed(kind: str) -> frozenset[str]:
     """Return every kind that may have come before a wait of this kind, directly or not."""
@@ -121,8 +116,8 @@ def attribute(
     walk = _Walk(_without_own_pauses(lasting), steps, start, detected, last if terminal else None)
     walk.from_end(end, last, lasts=lasts)
     beside = _BESIDE if spare else _BESIDE | _OF_SLOTS
-    pieces = _merged(reversed(walk.pieces))
-    return tuple(_segment(p, walk.slack(p.wait, beside), known=known and p.start >= detected) for p in pieces)
+    pieces = merged(reversed(walk.pieces))
+    return tuple(segment(p, walk.slack(p.wait, beside), known=known and p.start >= detected) for p in pieces)
 
 
 def _without_own_pauses(waits: Sequence[Wait]) -> list[Wait]:
@@ -162,7 +157,7 @@ class _Walk:
         self.fatal = fatal
         """The wait whose failure ended the job, if one did."""
         self.at = self.end = start
-        self.pieces: list[_Piece] = []
+        self.pieces: list[Piece] = []
         self._ids = {w.wait: w for w in self.waits if w.wait}
         self._joins: list[tuple[int, Collection[str]]] = []
         """The points at which another wait could have decided: when, and the kinds that the step needed. The last one first."""
@@ -228,6 +223,8 @@ class _Walk:
             self._add(max(wait.start_ns + wait.budget_ns, self.start), busy)
         elif wait.kind == "iteration":
             self._take_pauses(wait)
+        elif wait.kind == "slot" and wait.outcome is Outcome.COMPLETED:
+            self._take_expired_requests(wait)
         self._add(max(wait.start_ns, self.start), wait)
 
     def _comes_late(self, loss: Wait, wait: Wait) -> bool:
@@ -275,7 +272,7 @@ class _Walk:
         decide before the whole wait is gone. `beside`: the kinds of waits that count.
 
         It was in progress at the same time, does not depend on this one or its option, and a later step of the path needed it too."""
-        if wait is None or not _is_of_option(wait):
+        if wait is None or not is_of_option(wait):
             return None
         found: dict[tuple[str, int], tuple[int, Wait]] = {}
         for at, kinds in self._joins[: self._later.get(id(wait), 0)]:
@@ -318,7 +315,7 @@ class _Walk:
             if wait.kind == "replacement" and self._notices_loss(piece.wait):
                 needless += piece.end - piece.start
                 continue
-            same_option = _is_of_option(piece.wait) and piece.wait.option == wait.option
+            same_option = is_of_option(piece.wait) and piece.wait.option == wait.option
             if same_option and piece.end - piece.start > TIE_NS:
                 return None, 0
             owner = owner_text(piece.wait)
@@ -335,7 +332,7 @@ class _Walk:
         lost = [wait] if wait.kind in _LOSS else []
         if (
             wait.kind == "cancellation"
-            and _is_of_option(wait)
+            and is_of_option(wait)
             and KINDS["heartbeat"].may_be_limited_by(wait.option)
         ):
             lost = [w for w in self._all if w.kind in _LOSS and abs(w.end_ns - wait.end_ns) <= TIE_NS]
@@ -395,6 +392,16 @@ class _Walk:
                 self._add(max(min(pause.end_ns, self.at), self.start), wait)
                 held = pause if pause.kind == "stalled" else replace(pause, kind=wait.kind)
                 self._add(max(pause.start_ns, wait.start_ns, self.start), held)
+
+    def _take_expired_requests(self, slots: Wait) -> None:
+        """Add the requests for slots that expired while a job waited for its slots. The next one followed on each of them."""
+        since, until = slots.start_ns - EPSILON_NS, self.at + EPSILON_NS
+        inside = [w for w in self.waits if is_slot_request(w) and since <= w.start_ns and w.end_ns <= until]
+        for request in sorted(inside, key=lambda w: (-w.end_ns, w.wait)):
+            if request.start_ns < self.at:
+                self._add(max(request.end_ns, self.start), slots)
+                self._later[id(request)] = len(self._joins)
+                self._add(max(request.start_ns, slots.start_ns, self.start), request)
 
     def _busy_judge(self, wait: Wait) -> Wait | None:
         """Return the wait for the same component of the JobManager that shows what kept it busy when the option of `wait` had
@@ -477,7 +484,7 @@ class _Walk:
         for later, earlier in pairwise(moments):
             covering = [s for s in self.steps if s.start_ns <= earlier and s.end_ns >= later]
             owner = max(covering, key=lambda s: (s.start_ns, -s.end_ns), default=None)
-            self.pieces.append(_Piece(earlier, later, owner and self._recorded(owner, earlier, later)))
+            self.pieces.append(Piece(earlier, later, owner and self._recorded(owner, earlier, later)))
         self.at = until
 
     def _recorded(self, step: Wait, start: int, end: int) -> Wait:
@@ -491,7 +498,7 @@ class _Walk:
     def _add(self, until: int, wait: Wait) -> bool:
         if until >= self.at:
             return False
-        self.pieces.append(_Piece(until, self.at, wait))
+        self.pieces.append(Piece(until, self.at, wait))
         self.at = until
         return True
 
@@ -540,61 +547,3 @@ def _late_ns(wait: Wait) -> int:
     judged = wait.kind in _TIMED and wait.outcome.belongs_to_option
     late_ns = wait.end_ns - wait.start_ns - wait.budget_ns if judged and wait.budget_ns >= 0 else 0
     return late_ns if late_ns >= NEAR_NS else 0
-
-
-def _merged(pieces: Iterable[_Piece]) -> list[_Piece]:
-    """Join neighbours with the same owner. The pieces have no gaps."""
-    found: list[_Piece] = []
-    for piece in pieces:
-        if found and found[-1].wait is piece.wait:
-            found[-1] = _Piece(found[-1].start, piece.end, piece.wait)
-        else:
-            found.append(piece)
-    return found
-
-
-def _is_of_option(wait: Wait) -> bool:
-    return wait.outcome.belongs_to_option and bool(wait.option)
-
-
-def _segment(piece: _Piece, slack: tuple[int, Wait] | None, *, known: bool) -> Segment:
-    wait = piece.wait
-    if wait is None:
-        return Segment(
-            kind=UNATTRIBUTED, phase="", start_ns=piece.start, end_ns=piece.end, text="no recorded wait"
-        )
-    own = _is_of_option(wait)
-    return Segment(
-        kind=wait.kind,
-        phase=_phase(wait, known=known),
-        start_ns=piece.start,
-        end_ns=piece.end,
-        who=wait.who,
-        what=wait.what,
-        option=wait.option if own else "",
-        value=wait.value if own else "",
-        outcome=str(wait.outcome),
-        text=owner_text(wait),
-        detail=wait.detail,
-        fault="" if own else wait.fault,
-        from_events=not wait.wait,
-        slack_ns=-1 if slack is None else slack[0],
-        next="" if slack is None else owner_text(slack[1]),
-    )
-
-
-def _phase(wait: Wait, *, known: bool) -> str:
-    """Return the phase of a recovery that a wait counts for. A TaskManager that gives the JobManager up detects a failure. A process
-    that stands still when the failure is `known` delays the restart, as a JobManager that does not answer."""
-    given_up = (
-        wait.kind == "jobmanager" and wait.outcome is Outcome.EXPIRED and wait.option == "heartbeat.timeout"
-    )
-    kind = "jobmanager" if known and wait.kind == "stalled" else wait.kind
-    return KINDS["heartbeat" if given_up else kind].phase
-
-
-def owner_text(wait: Wait) -> str:
-    """Return the owner of a wait in words: `key = value` of the option that decided, otherwise the cause."""
-    if _is_of_option(wait):
-        return f"{wait.option} = {wait.value}" if wait.value else wait.option
-    return wait.cause or KINDS[wait.kind].doc

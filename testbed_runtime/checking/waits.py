@@ -11,6 +11,7 @@ from testbed_runtime.checking.common import NS, Entry, busiest, data, events, jo
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.iterations import held_supersteps
 from testbed_runtime.checking.lostwaits import lost_waits
+from testbed_runtime.checking.slotrequests import expired_slot_requests
 from testbed_runtime.core.faults.kinds import KINDS as FAULTS
 from testbed_runtime.core.faults.links import ANYBODY, PLANES, split_link
 from testbed_runtime.core.faults.vocabulary import Hides
@@ -86,6 +87,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     recorded = _without_idle(trial, [Wait.from_row(row) for row in trial.rows("waits")])
     if (submission := submission_wait(trial)) is not None:
         recorded.append(submission)
+    recorded += expired_slot_requests(trial, entry)
     found = [_named(_answering(trial, w), effects, busy, planes) for w in _joined_delays(recorded)]
     found += held_supersteps(trial, found, effects)
     if has(options(entry).flink_version, REQUESTS_WAIT_AT_PRODUCER):

@@ -9,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.checking.answer import trial_recovery
-from testbed_runtime.checking.criticalpath import owner_text
 from testbed_runtime.checking.failovers import (
     Cause,
     check_failovers,
@@ -19,6 +18,7 @@ from testbed_runtime.checking.failovers import (
     round_causes,
 )
 from testbed_runtime.checking.faults import FaultEffect, check_faults, residue_of
+from testbed_runtime.checking.pieces import owner_text
 from testbed_runtime.checking.rounds import responsible
 from testbed_runtime.checking.steps import detection, steps
 from testbed_runtime.checking.trace import trace_events

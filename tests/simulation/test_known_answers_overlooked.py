@@ -15,6 +15,7 @@ from testbed_runtime.report.answer import headline
 from tests.simulation.simulating import run_document
 from tests.simulation.test_known_answers import (
     ALL,
+    ASK,
     DETECTION_S,
     DRAWN_CHECKPOINTS,
     FAULT_S,
@@ -103,6 +104,14 @@ CASES = [
         ],
         "a TaskManager to register, during the fault `slow`", 3.0, failovers=1, managers={**NO_SPARE, "replaceLost": "1 s"},
         observation="20 s", options=QUICK,
+    ),
+    Case(  # the ResourceManager asks again 1 s after a request has expired; the fifth one is answered when the fault ends
+        "slot-requests-that-expire",
+        [
+            fault("slow", "15 s", ALL, rpc={"delay": {"method": "RequestSlot", "delay": "3 s"}}),
+            fault("kill", "1 s", SOURCE, at="500 ms", **KILL),
+        ],
+        ASK, 8.0, failovers=1, options={**QUICK, ASK: "2 s"}, observation="25 s",
     ),
     Case(  # a source sends each count 50 records of 104 bytes per second: a buffer of 32 KiB is full after 6.3 s,
         # and after 6.9 s on the way to the count with fewer keys

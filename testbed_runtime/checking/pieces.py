@@ -1,0 +1,78 @@
+"""What a walk over the waits has passed, and the segments with their owners that it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment
+from testbed_runtime.core.waits import KINDS, Outcome, Wait
+
+
+class Piece(Struct, frozen=True):
+    """A span of the path, and the wait that owns it."""
+
+    start: int
+    end: int
+    wait: Wait | None
+
+
+def merged(pieces: Iterable[Piece]) -> list[Piece]:
+    """Join neighbours with the same owner. The pieces have no gaps."""
+    found: list[Piece] = []
+    for piece in pieces:
+        if found and found[-1].wait is piece.wait:
+            found[-1] = Piece(found[-1].start, piece.end, piece.wait)
+        else:
+            found.append(piece)
+    return found
+
+
+def is_of_option(wait: Wait) -> bool:
+    """Whether the value of its option decided how long a wait was."""
+    return wait.outcome.belongs_to_option and bool(wait.option)
+
+
+def segment(piece: Piece, slack: tuple[int, Wait] | None, *, known: bool) -> Segment:
+    """Return a piece as a segment. `known`: the failure that began the span was known by then."""
+    wait = piece.wait
+    if wait is None:
+        return Segment(
+            kind=UNATTRIBUTED, phase="", start_ns=piece.start, end_ns=piece.end, text="no recorded wait"
+        )
+    own = is_of_option(wait)
+    return Segment(
+        kind=wait.kind,
+        phase=_phase(wait, known=known),
+        start_ns=piece.start,
+        end_ns=piece.end,
+        who=wait.who,
+        what=wait.what,
+        option=wait.option if own else "",
+        value=wait.value if own else "",
+        outcome=str(wait.outcome),
+        text=owner_text(wait),
+        detail=wait.detail,
+        fault="" if own else wait.fault,
+        from_events=not wait.wait,
+        slack_ns=-1 if slack is None else slack[0],
+        next="" if slack is None else owner_text(slack[1]),
+    )
+
+
+def _phase(wait: Wait, *, known: bool) -> str:
+    """Return the phase of a recovery that a wait counts for. A TaskManager that gives the JobManager up detects a failure. A process
+    that stands still when the failure is `known` delays the restart, as a JobManager that does not answer."""
+    given_up = (
+        wait.kind == "jobmanager" and wait.outcome is Outcome.EXPIRED and wait.option == "heartbeat.timeout"
+    )
+    kind = "jobmanager" if known and wait.kind == "stalled" else wait.kind
+    return KINDS["heartbeat" if given_up else kind].phase
+
+
+def owner_text(wait: Wait) -> str:
+    """Return the owner of a wait in words: `key = value` of the option that decided, otherwise the cause."""
+    if is_of_option(wait):
+        return f"{wait.option} = {wait.value}" if wait.value else wait.option
+    return wait.cause or KINDS[wait.kind].doc
