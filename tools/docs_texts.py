@@ -90,7 +90,7 @@ Each fault has exactly one kind. `headgate faults` lists the kinds that this mac
   unless its effect was measured (`fault.verified`).
 - **A fault on a dead process** does nothing: it is reported as not applied, and the trial goes on. So is a fault on a vertex that no TaskManager
   runs at that moment, for example while the job waits for slots. `headgate validate` refuses a fault whose target another fault of the
-  scenario has certainly killed by then.
+  scenario has certainly killed by then, or paused if the target itself has to carry the fault out.
 - **A fault ends** at its deadline. Both the supervisor next to the process and the component that carries the fault (proxy, process or packet
   agent) hold that deadline. `headgate heal --all` ends the fault at once. Inside a run, a fault also ends 10 s after the runner stopped
   renewing its lease; the trial is then void and repeated.

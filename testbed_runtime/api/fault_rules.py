@@ -18,6 +18,7 @@ from testbed_runtime.core.trial.plan import replace_lost_s
 from testbed_runtime.core.values import parse_duration
 
 KILL, JOBMANAGER_KILL = "process.kill", "jobmanager.kill"
+PAUSE, JOBMANAGER_PAUSE = "process.pause", "jobmanager.pause"
 _IN_PROCESS = {"channel", "supervisor"}
 """Backends that act on a running process."""
 
@@ -35,7 +36,7 @@ def problems(setting: MergedVariant, path: str, timeline: models.Timeline) -> li
         if spec.at == AT_DEPLOY and compile_fault(spec).kind == JOBMANAGER_KILL:
             problem = "the job cannot be submitted to a JobManager that was killed before"
             found.append(UserError(f"{where}.at", problem, "write a time such as 0 s, or pause it"))
-    return [*found, *_on_killed(setting, path)]
+    return [*found, *_on_killed(setting, path), *_on_paused(setting, path)]
 
 
 def _on_killed(setting: MergedVariant, path: str) -> Iterator[UserError]:
@@ -55,21 +56,50 @@ def _on_killed(setting: MergedVariant, path: str) -> Iterator[UserError]:
                 kill.kind in (KILL, JOBMANAGER_KILL)
                 and other != number
                 and dead
-                and _selects_killed(fault, kill, same=after_s == 0)
+                and _selects_stopped(fault, kill, same=after_s == 0)
             ):
                 problem = f"{fault.name!r} needs a process that {kill.name!r} has killed by then"
                 hint = f"list it before {kill.name!r}, or start it earlier"
                 yield UserError(f"{path}.faults[{setting.faults.index(certain[number])}].at", problem, hint)
 
 
-def _selects_killed(fault: Fault, kill: Fault, *, same: bool) -> bool:
-    """Whether a fault certainly selects a process that `kill` killed. `same`: the placement is still the same."""
+def _on_paused(setting: MergedVariant, path: str) -> Iterator[UserError]:
+    """Yield faults that a process has to carry out which another fault has certainly paused by then."""
+    certain = [spec for spec in setting.faults if not parse_duration(spec.jitter)]
+    faults = [compile_fault(spec) for spec in certain]
+    for number, fault in enumerate(faults):
+        if not _carried_by_target(fault):
+            continue
+        for other, pause in enumerate(faults):
+            after_s = fault.at_s - pause.at_s
+            begun = other < number if after_s == 0 else after_s > 0
+            if (
+                pause.kind in (PAUSE, JOBMANAGER_PAUSE)
+                and fault.before_submit == pause.before_submit
+                and begun
+                and after_s < pause.duration_s
+                and _selects_stopped(fault, pause, same=after_s == 0)
+            ):
+                problem = f"{fault.name!r} needs a process that {pause.name!r} has paused by then"
+                hint = f"list it before {pause.name!r}, or start it earlier or after the pause"
+                yield UserError(f"{path}.faults[{setting.faults.index(certain[number])}].at", problem, hint)
+
+
+def _carried_by_target(fault: Fault) -> bool:
+    """Whether the selected processes themselves carry the fault out. Its senders drop or delay a frame, and the JobManager mutes the
+    answers to its heartbeats."""
+    muted = fault.kind == "heartbeats.mute" and fault.params.get("direction") == "response"
+    return {*kind_of(fault).backends} == {"channel"} and fault.direction != "to" and not muted
+
+
+def _selects_stopped(fault: Fault, stop: Fault, *, same: bool) -> bool:
+    """Whether a fault certainly selects a process that `stop` killed or paused. `same`: the placement is still the same."""
     if fault.target.mode != "all":
         return False
-    if fault.target.names or kill.kind == JOBMANAGER_KILL:
-        return kill.target.mode == "all" and bool({*fault.target.names} & {*kill.target.names})
+    if fault.target.names or stop.kind in (JOBMANAGER_KILL, JOBMANAGER_PAUSE):
+        return stop.target.mode == "all" and bool({*fault.target.names} & {*stop.target.names})
     if fault.target.running:
-        return same and fault.target.running == kill.target.running
+        return same and fault.target.running == stop.target.running
     return True
 
 

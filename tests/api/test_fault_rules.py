@@ -55,6 +55,44 @@ def test_a_fault_on_a_process_that_an_earlier_one_killed_is_refused(faults, repl
     assert any(text in e for e in found) is refused, found
 
 
+PAUSED = {**KILL, "name": "gc", "duration": "8 s", "process": {"pause": {}}}
+JM_PAUSED = {"name": "gc", "at": "0 s", "duration": "8 s", "jobmanager": {"pause": {}}}
+MUTE = {"registration": None, "heartbeats": {"mute": {"direction": "request"}}}
+DELAY_FRAMES = {"registration": None, "frames": {"delay": {"frameClass": "buffer", "delay": "1 s"}}}
+
+
+def _without_none(fault):
+    return {key: value for key, value in fault.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("faults", "refused"),
+    [
+        ([PAUSED, late(at="2 s")], True),
+        ([PAUSED, late(at="8 s")], False),
+        ([PAUSED, late()], True),
+        ([late(), PAUSED], False),
+        ([{**PAUSED, "jitter": "1 s"}, late(at="2 s")], False),
+        ([PAUSED, late(at="deploy")], False),
+        ([PAUSED, late(at="2 s", target={"taskManagers": {"running": "sink"}})], False),
+        ([PAUSED, late(at="2 s", target={"taskManagers": {"mode": "one"}})], False),
+        ([PAUSED, late(at="2 s", **MUTE)], True),
+        ([PAUSED, late(at="2 s", **MUTE | {"heartbeats": {"mute": {"direction": "response"}}})], False),
+        ([PAUSED, late(at="2 s", **DELAY_FRAMES)], True),
+        ([PAUSED, late(at="2 s", direction="to", **DELAY_FRAMES)], False),
+        ([PAUSED, late(at="2 s", registration=None, network={"stall": {}})], False),
+        ([PAUSED, late(at="2 s", registration=None, process={"kill": {}})], False),
+        ([JM_PAUSED, late(at="2 s", registration=None, rpc={"delay": {"method": "SubmitTask", "delay": "1 s"}})], False),
+        ([JM_PAUSED, late(at="2 s", target={"jobManager": {}}, registration=None, rpc={"delay": {"method": "OfferSlots", "delay": "1 s"}})], True),
+    ],
+)  # fmt: skip
+def test_a_fault_that_a_paused_process_has_to_carry_out_is_refused(faults, refused):
+    """The process does not answer, so the run would be an Error after all processes had started."""
+    found = errors(lambda s: s.update(faults=[_without_none(f) for f in faults]))
+    text = "'late' needs a process that 'gc' has paused by then"
+    assert any(text in e for e in found) is refused, found
+
+
 def test_a_jobmanager_that_is_killed_before_the_submission_is_refused():
     """The job could not be submitted, and the run would be an Error after all processes had started."""
     found = errors(lambda s: s.update(faults=[{**JM_KILL, "at": "deploy"}]))
