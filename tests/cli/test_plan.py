@@ -98,7 +98,7 @@ def test_an_unknown_variant_is_refused(headgate):
 
 def test_an_option_that_the_plan_does_not_consider_is_a_warning(headgate, tmp_path: Path):
     """It would change Flink's answer. What the document sets is named too; its other warnings are not."""
-    option = "taskmanager.network.memory.read-buffer.required-per-gate.max"
+    option = "taskmanager.network.sort-shuffle.min-buffers"
     path = tmp_path / "job.yaml"
     document = yaml.safe_load(FULL_SIZE.read_text())
     document["spec"]["flinkConfiguration"][option] = "10"
