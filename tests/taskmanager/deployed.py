@@ -115,13 +115,14 @@ class NotedCpu(SleepingCpu):
 class Deployed:
     """One task with `channels` producers on another TaskManager, and a reader of its first subpartition. Times are ms since
     the start. `outputs`: the partitioning, the number of subpartitions and the consumer of each result. An `idle` task is
-    not started. `recovered`: its producers have announced the end of their restored data."""
+    not started. `inputs`: the gates that share the channels. `recovered`: its producers have announced the end of their restored data."""
 
     def __init__(
         self,
         vertex: JobVertex,
         *,
         channels: int | None = None,
+        inputs: int = 1,
         version: str = "2.x",
         pace: Pace = REAL_PACE,
         names: tuple[str, ...] = ("source", "work"),
@@ -144,6 +145,7 @@ class Deployed:
         self.options = Options(configuration, flink_version=version)
         self.vertex, self.pace, self.names = vertex, pace, names
         self.channels = (0 if vertex.source else 2) if channels is None else channels
+        self.inputs = inputs
         self.announced, self.started, self.restored = announced, started, restore
         self.outputs, self.subtask, self.reading = outputs, subtask, reading
         self.idle, self.registration, self.recovered = idle, registration, recovered
@@ -226,10 +228,11 @@ class Deployed:
             await self.settle()
 
     async def _descriptor(self, address: tuple[str, int]) -> TaskDeploymentDescriptor:
-        gate = InputGateDescriptor(
-            "source",
-            "hash",
-            tuple(InputChannelDescriptor(str(p.partition_id), "tm-1-1", address, 0) for p in self.producers),
+        channels = [InputChannelDescriptor(str(p.partition_id), "tm-1-1", address, 0) for p in self.producers]
+        each = len(channels) // self.inputs
+        gates = tuple(
+            InputGateDescriptor("source", "hash", tuple(channels[first : first + each]))
+            for first in range(0, len(channels), each or 1)
         )
         outputs = tuple(
             ResultPartitionDescriptor(
@@ -248,7 +251,7 @@ class Deployed:
             vertex=self.vertex,
             subtask=self.subtask,
             attempt_number=2,
-            gates=(gate,) if self.producers else (),
+            gates=gates,
             partitions=() if self.vertex.sink is not None else outputs,
             seed=3,
             job_started=T0_S,

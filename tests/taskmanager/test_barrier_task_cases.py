@@ -21,38 +21,49 @@ def received(task: Deployed) -> list[int | Event]:
     return [what for _, what in task.received]
 
 
+inputs = pytest.mark.parametrize("count", [1, 2, 3], ids=["one input", "two inputs", "three inputs"])
+
+
 async def blocked_by_the_first_barrier(task: Deployed) -> None:
-    """The first of four channels has the barrier of checkpoint 1; two records come on the last one."""
-    task.send(0, barrier(1))
-    task.send(3, data(0, 2))
+    """The first channel has the barrier of checkpoint 1, and waits with a record. Two records come on the last channel."""
+    task.send(0, barrier(1), data(5, 1))
+    task.send(task.channels - 1, data(0, 2))
     await task.settle()
     assert received(task) == [2]
 
 
-def test_I_111_a_barrier_is_forwarded_when_all_four_channels_have_it():
-    """testCheckpointBarriers: not before, and the records of the others are."""
+@inputs
+def test_I_111_a_barrier_is_forwarded_when_all_channels_have_it(count: int):
+    """testCheckpointBarriers, with two channels for each input: not before, and the records of the others are. Then the first channel
+    goes on."""
 
     async def drive(task: Deployed) -> None:
         await blocked_by_the_first_barrier(task)
-        for channel in (1, 2, 3):
+        for channel in range(1, task.channels):
             task.send(channel, barrier(1))
-        await task.settle()
+            await task.settle()
+            assert received(task)[1:] == ([] if channel < task.channels - 1 else [barrier(1), 1])
 
-    task = driven(operator(), drive, channels=4, **CHECKPOINTS)
-    assert received(task) == [2, barrier(1)]
+    driven(operator(), drive, channels=2 * count, inputs=count, **CHECKPOINTS)
 
 
-def test_I_112_later_barriers_unblock_a_channel_and_earlier_ones_are_ignored():
-    """testOvertakingCheckpointBarriers: the older checkpoint is cancelled downstream; its remaining barriers change nothing."""
+@inputs
+def test_I_112_later_barriers_unblock_a_channel_and_earlier_ones_are_ignored(count: int):
+    """testOvertakingCheckpointBarriers: the older checkpoint is cancelled downstream, the channel that it blocked goes on, and its
+    remaining barriers change nothing."""
 
     async def drive(task: Deployed) -> None:
         await blocked_by_the_first_barrier(task)
-        for channel in (1, 0, 2, 3):
+        task.send(1, barrier(2))
+        await task.settle()
+        expected = [2, CancelCheckpointMarker(1), 1]
+        assert received(task) == expected
+        for channel in (0, *range(2, task.channels)):
             task.send(channel, barrier(2))
         await task.settle()
-        expected = [2, CancelCheckpointMarker(1), barrier(2)]
+        expected += [barrier(2)]
         assert received(task) == expected
-        for channel in (1, 2, 3):
+        for channel in range(1, task.channels):
             task.send(channel, barrier(1))
         await task.settle()
         assert received(task) == expected
@@ -60,8 +71,21 @@ def test_I_112_later_barriers_unblock_a_channel_and_earlier_ones_are_ignored():
         await task.settle()
         assert received(task) == [*expected, 1]
 
-    task = driven(operator(), drive, channels=4, **CHECKPOINTS)
+    task = driven(operator(), drive, channels=2 * count, inputs=count, **CHECKPOINTS)
     assert [number for number, _ in task.completed] == [2]
+
+
+def test_I_118_a_cancellation_from_both_inputs_is_declined_once():
+    """testDeclineCallOnCancelBarrierTwoInputs: one channel each."""
+
+    async def drive(task: Deployed) -> None:
+        for channel in (0, 1):
+            task.send(channel, CancelCheckpointMarker(2))
+            await task.settle()
+
+    task = driven(operator(), drive, inputs=2, **CHECKPOINTS)
+    assert task.declined == [(2, "CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER")]
+    assert received(task) == [CancelCheckpointMarker(2)]
 
 
 @pytest.mark.parametrize(
