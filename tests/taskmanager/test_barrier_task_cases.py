@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from testbed_runtime.core.exchange.events import (
@@ -11,6 +13,8 @@ from testbed_runtime.core.exchange.events import (
     Event,
     SnapshotType,
 )
+from testbed_runtime.store.blobstore import MemoryBlobStore
+from testbed_runtime.workload.operators import KeyedCount
 from tests.taskmanager.deployed import Deployed, data, driven
 from tests.taskmanager.test_stream_task import CHECKPOINTS, TIMEOUT, UNALIGNED, barrier, operator
 
@@ -155,3 +159,69 @@ def test_I_116_a_priority_event_in_a_gate_that_is_closed_is_not_handled():
 
     task = driven(operator(), drive, **UNALIGNED)
     assert (task.states[-1], task.completed) == ("CANCELED", [])
+
+
+class Store(MemoryBlobStore):
+    """Refuses the snapshots of some checkpoints, and never answers those of others."""
+
+    def __init__(self, *, refused: int = 0, silent: int = 0) -> None:
+        super().__init__()
+        self._refused, self._silent = refused, silent
+
+    async def put(self, key: str, data: bytes) -> None:
+        if f"/checkpoints/{self._refused}/" in key:
+            raise OSError("no space left on device")
+        if f"/checkpoints/{self._silent}/" in key:
+            await asyncio.Event().wait()
+        await super().put(key, data)
+
+
+def test_I_119_a_snapshot_that_cannot_be_stored_is_declined_and_the_task_goes_on():
+    """TaskCheckpointingBehaviourTest.testDeclineOnCheckpointErrorInAsyncPart, testDeclineWithAsyncCheckpointExceptionWhenRunning: the next
+    one is taken."""
+
+    async def drive(task: Deployed) -> None:
+        for number in (1, 2):
+            for channel in (0, 1):
+                task.send(channel, barrier(number))
+            await task.settle()
+
+    task = driven(operator("keyed-count"), drive, blobs=Store(refused=1), **CHECKPOINTS)
+    assert task.declined == [(1, "CHECKPOINT_ASYNC_EXCEPTION")]
+    assert [number for number, _ in task.completed] == [2]
+
+
+def test_I_120_a_snapshot_that_cannot_be_taken_fails_the_task(monkeypatch: pytest.MonkeyPatch):
+    """TaskCheckpointingBehaviourTest.testDeclineOnCheckpointErrorInSyncPart: the operator's error is the task's."""
+
+    async def drive(task: Deployed) -> None:
+        def fail(self: object, snapshot: object) -> object:
+            raise RuntimeError("snapshot failed")
+
+        monkeypatch.setattr(KeyedCount, "snapshot", fail)
+        for channel in (0, 1):
+            task.send(channel, barrier(1))
+        await task.settle()
+
+    task = driven(operator("keyed-count"), drive, **CHECKPOINTS)
+    assert (task.states[-1], task.failure) == ("FAILED", ("RuntimeError", "snapshot failed"))
+    assert task.completed == []
+
+
+def test_I_121_a_task_that_is_cancelled_does_not_wait_for_the_store():
+    """TaskCheckpointingBehaviourTest.testBlockingNonInterruptibleCheckpoint, StreamTaskTest: the snapshot that is being stored
+    (testAsyncCheckpointingConcurrentCloseBeforeAcknowledge) is neither acknowledged nor declined; the one that was acknowledged stays
+    (testAsyncCheckpointingConcurrentCloseAfterAcknowledge)."""
+
+    async def drive(task: Deployed) -> None:
+        for number in (1, 42):
+            for channel in (0, 1):
+                task.send(channel, barrier(number))
+            await task.settle()
+        task.task.cancel()
+        await task.task.wait_ended()
+        assert task.task.state.name == "CANCELED"
+        assert (await task.snapshot(1)).checkpoint == 1
+
+    task = driven(operator("keyed-count"), drive, blobs=Store(silent=42), **CHECKPOINTS)
+    assert ([number for number, _ in task.completed], task.declined) == ([1], [])
