@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from random import Random
 from typing import IO
 
 import numpy as np
@@ -352,3 +353,40 @@ def test_F_170_ten_readers_of_a_blocking_result_get_the_same(together: bool) -> 
         assert ended is not None
         assert ended.buffer.data_type is DataType.END_OF_PARTITION
         assert view.poll() is None
+
+
+@pytest.mark.parametrize("slow_producer", [False, True])
+@pytest.mark.parametrize("slow_consumer", [False, True])
+def test_F_171_a_reader_that_only_follows_notifications_gets_everything(
+    slow_producer: bool, slow_consumer: bool
+) -> None:
+    """PipelinedSubpartitionTest.testConcurrent{Fast,Slow}ProduceAnd{Fast,Slow}Consume: 128 buffers of 8192 numbers, then the end."""
+    made, home, draw = subpartition(blocking=False), Home(), Random(slow_producer + 2 * slow_consumer)
+    notified: list[bool] = []
+    view = made.create_view(lambda: notified.append(True))
+    produced, read, may_read = 0, 0, False
+    weights = [0.1 if slow_producer else 1.0, 0.1 if slow_consumer else 1.0]
+    for _ in range(100_000):
+        if draw.choices((True, False), weights)[0] and produced <= 128:
+            if produced < 128:
+                builder = BufferBuilder(MemorySegment(32 * 1024), home)
+                first = produced * 8192
+                builder.append(memoryview(np.arange(first, first + 8192, dtype=">i4").tobytes()))
+                builder.finish()
+                assert made.add(builder)
+            else:
+                finish(made)
+            produced += 1
+        elif may_read or notified:
+            notified.clear()
+            polled = view.poll()
+            assert polled is not None
+            may_read = polled.next_type is not DataType.NONE
+            if not polled.buffer.is_buffer:
+                break
+            numbers = np.frombuffer(polled.buffer.view(), dtype=">i4")
+            assert (numbers == np.arange(read * 8192, (read + 1) * 8192)).all()
+            read += 1
+            polled.buffer.recycle()
+    assert (produced, read, home.returned) == (129, 128, 128)
+    assert view.poll() is None
