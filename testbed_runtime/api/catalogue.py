@@ -75,7 +75,6 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("jobmanager.memory.off-heap.size", "128 mb", "1.11"),
     KnownKey("jobmanager.memory.jvm-metaspace.size", "256 mb", "1.11"),
     KnownKey("jobmanager.memory.jvm-overhead.fraction", "0.1", "1.11"),
-    KnownKey("jobmanager.execution.failover-strategy", "region"),
     KnownKey("jobmanager.execution.attempts-history-size", "16"),
     KnownKey("jobmanager.archive.fs.dir", ""),
     KnownKey("jobmanager.scheduler", "default", "1.13"),

@@ -138,6 +138,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("execution.checkpointing.tolerable-failed-checkpoints", "integer", "0", "Failed checkpoints that are tolerated before the job fails."),
     Option("execution.checkpointing.checkpoints-after-tasks-finish", "boolean", "true", "Take checkpoints after some tasks have finished; a bounded source then waits for a final one. No effect before 1.14.", until=(("1.14", "false"),), aliases=("execution.checkpointing.checkpoints-after-tasks-finish.enabled",), since="1.14"),
     Option("restart-strategy.type", "string", "exponential-delay", "Restart strategy. If unset, a job without checkpoints never restarts.", until=(("1.18", "fixed-delay"),), aliases=("restart-strategy",), choices=("none", "fixed-delay", "failure-rate", "exponential-delay"), synonyms=(("disable", "none"), ("off", "none"), ("fixeddelay", "fixed-delay"), ("failurerate", "failure-rate"), ("exponentialdelay", "exponential-delay"))),
+    Option("jobmanager.execution.failover-strategy", "string", "region", "`region`: a failure restarts the region of the failed task, and those that depend on it. `full`: it restarts all tasks.", choices=("region", "full")),
     Option("restart-strategy.fixed-delay.attempts", "integer", "1", "Maximum restarts before the job fails. Until 1.18, unlimited if `restart-strategy.type` is unset."),
     Option("restart-strategy.fixed-delay.delay", "duration", "1 s", "Delay before a restart."),
     Option("restart-strategy.failure-rate.max-failures-per-interval", "integer", "1", "Failures allowed per interval."),

@@ -72,6 +72,7 @@ class _Deleted(Struct, frozen=True):
 
 class _NotTriggered(Struct, frozen=True):
     checkpoint: int
+    reason: CheckpointFailureReason
 
 
 class Checkpoints:
@@ -247,16 +248,22 @@ class Checkpoints:
             self._services.tasks.spawn(self._ask_trigger(execution, message), f"trigger-{name_of(task)}")
 
     async def _ask_trigger(self, execution: Execution, message: TriggerCheckpoint) -> None:
+        """Trigger a task. Any failure aborts the checkpoint, also a timeout (CheckpointCoordinator.triggerTasks)."""
+        reason = CheckpointFailureReason.TRIGGER_CHECKPOINT_FAILURE
         try:
             await self._executors.ask(execution.taskmanager, message)
-        except (RecipientUnreachable, RemoteFailure):
-            self._services.rpc.post(JOBMASTER, _NotTriggered(message.checkpoint))
-        except AskTimeout:
-            return  # it may have been triggered: the checkpoint's own timeout decides
+        except (RecipientUnreachable, AskTimeout):
+            pass
+        except RemoteFailure as error:
+            if error.class_name == "CheckpointException":  # the task is unknown there
+                reason = CheckpointFailureReason.TASK_CHECKPOINT_FAILURE
+        else:
+            return
+        self._services.rpc.post(JOBMASTER, _NotTriggered(message.checkpoint, reason))
 
     async def _on_not_triggered(self, message: _NotTriggered) -> None:
         if has(self._services.options.flink_version, TRIGGER_FAILURES_ABORT):
-            self._fail(message.checkpoint, CheckpointFailureReason.TRIGGER_CHECKPOINT_FAILURE)
+            self._fail(message.checkpoint, message.reason)
 
     # ---- answers
 

@@ -26,6 +26,7 @@ from testbed_runtime.jobmanager.state import JobState
 from testbed_runtime.jobmanager.tasks import Cause, JobTasks
 
 _S = ExecutionState
+FAILOVER_STRATEGY = "jobmanager.execution.failover-strategy"
 
 
 class RestartDue(Struct, frozen=True):
@@ -108,6 +109,7 @@ class Failovers:
         self._on_exhausted = on_exhausted
         self._on_reset = on_reset
         self._fence = services.options.boolean("headgate.restart.fence-dead-slots")
+        self._restarts_all = services.options.string(FAILOVER_STRATEGY) == "full"
         self.strategy = restart_strategy(services.options, services.random.stream("restart").randint)
         self.restarts = restarts
         """As Flink's `numRestarts`: without failovers whose failure came too late to be merged with the one before."""
@@ -148,8 +150,10 @@ class Failovers:
         self.restart(self._region(failed), cause, failed=name_of(task))
 
     def _region(self, failed: Iterable[Task]) -> list[Task]:
-        """Return the tasks to restart (RestartPipelinedRegionFailoverStrategy). Those that still wait to be scheduled keep their
-        attempt."""
+        """Return the tasks to restart (RestartPipelinedRegionFailoverStrategy, where those that still wait to be scheduled keep
+        their attempt, or RestartAllFailoverStrategy)."""
+        if self._restarts_all:
+            return list(self._graph.tasks)
         return self._scheduled(self._graph.regions.to_restart(failed, available=self._results.available))
 
     def _scheduled(self, tasks: Iterable[Task]) -> list[Task]:

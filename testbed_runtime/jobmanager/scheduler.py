@@ -187,9 +187,10 @@ class Scheduler:
         self.close()
 
     def abandon(self) -> None:
-        """Deploy nothing any more."""
+        """Deploy nothing any more, and take none of the slots that were requested."""
         self.stop()
         self._later = []
+        self.release_expected(f"The job {self.job} ends.")
 
     def close(self) -> None:
         if self._timer is not None:
@@ -248,11 +249,20 @@ class Scheduler:
         text = "Could not acquire the minimum required resources."
         if not has(self._services.options.flink_version, DECLARATIVE_SLOTS):
             text = "Slot request bulk is not fulfillable! Could not allocate the required slot within slot request timeout"
-        task = self._waiting[0]
+        failed = self._without_slots()
         self._end_slots(Outcome.EXPIRED)
         self.stop()
         self.release_expected(text)
-        self._on_failed(task, Cause("NoResourceAvailableException", text, "JobMaster"))
+        for task in failed:
+            self._on_failed(task, Cause("NoResourceAvailableException", text, "JobMaster"))
+
+    def _without_slots(self) -> list[Task]:
+        """Return a task of each region that lacks a slot. Flink requests the slots of each region by themselves, so each one fails."""
+        found: dict[Task, Task] = {}
+        for task in self._waiting:
+            if not self._pool.has([self._graph.key(task)]):
+                found.setdefault(self._graph.regions.region(task)[0], task)
+        return list(found.values())
 
     # ---- slots
 

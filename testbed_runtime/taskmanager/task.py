@@ -228,19 +228,25 @@ class Task:
                 self._run.output.finish()
         except asyncio.CancelledError:
             outcome = _S.CANCELED if self.failure is None else self._outcome_of(self.failure)
-        except FlinkError as error:
-            self.failure = self.failure or error
-            self._failed_partition = self._input.failed_partition(error)
-            outcome = self._outcome_of(self.failure)
         except (
             Exception
         ) as error:  # the failure boundary: user code and bugs end one task, never its TaskManager
-            self.failure = self.failure or FlinkError(type(error).__name__, str(error) or repr(error))
-            self.failure.__cause__ = error
-            outcome = _S.FAILED
+            outcome = self._outcome_of_error(error)
         for announcing in self._announcing:
             announcing.cancel()
         await self._end(outcome, invokable)
+
+    def _outcome_of_error(self, error: Exception) -> ExecutionState:
+        """Keep the error as the cause, if it is the first one. While the task is being cancelled, errors mean nothing (Task.doRun)."""
+        if self.state is _S.CANCELING:
+            return _S.CANCELED
+        if isinstance(error, FlinkError):
+            self.failure = self.failure or error
+            self._failed_partition = self._input.failed_partition(error)
+            return self._outcome_of(self.failure)
+        self.failure = self.failure or FlinkError(type(error).__name__, str(error) or repr(error))
+        self.failure.__cause__ = error
+        return _S.FAILED
 
     def _outcome_of(self, failure: FlinkError) -> ExecutionState:
         return _S.CANCELED if cancels(failure, self._services.options.flink_version) else _S.FAILED

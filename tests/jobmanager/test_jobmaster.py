@@ -23,6 +23,7 @@ from testbed_runtime.ports.rpc import AskTimeout, RemoteFailure
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from tests.jobmanager.harness import COMMIT, CONFIGURATION, GRAPH, Cluster, data_of, running_job, virtually
+from tests.jobmanager.test_commit_safety import Swallowing
 
 
 @virtually
@@ -133,36 +134,6 @@ async def test_stop_with_drain_takes_a_final_checkpoint_and_finishes():
         assert (status.state, status.cause, status.free_slots) == ("FINISHED", "", 4)
         await cluster.submit()
         await cluster.until_running()
-
-
-@virtually
-async def test_cancel_ends_every_task_and_then_the_job():
-    """CANCELLING, CANCELED."""
-    async with running_job(4) as cluster:
-        await cluster.dispatch(CancelJob(""))
-        await cluster.until_state("CANCELED")
-        states = [data_of(row)["to"] for row in cluster.rows.events("job.state")]
-        assert states == ["RUNNING", "CANCELLING", "CANCELED"]
-
-
-@virtually
-async def test_J_135_a_job_that_was_cancelled_may_be_cancelled_again():
-    """DispatcherTest.testCancellationOfCanceledTerminalDoesNotThrowException."""
-    async with running_job(4) as cluster:
-        await cluster.dispatch(CancelJob(""))
-        await cluster.until_state("CANCELED")
-        assert (await cluster.dispatch(CancelJob(""))).accepted
-
-
-@virtually
-async def test_J_135_a_job_that_has_ended_otherwise_cannot_be_cancelled():
-    """DispatcherTest.testCancellationOfNonCanceledTerminalJobFailsWithAppropriateException. In Flink's words."""
-    async with running_job(4, commit=COMMIT) as cluster:
-        await cluster.dispatch(StopWithDrain(""))
-        await cluster.until_state("FINISHED")
-        with pytest.raises(RemoteFailure, match="was not canceled, but instead FINISHED") as refused:
-            await cluster.dispatch(CancelJob(""))
-        assert refused.value.class_name == "FlinkJobTerminatedWithoutCancellationException"
 
 
 @virtually
@@ -388,25 +359,47 @@ async def test_one_declined_checkpoint_too_many_of_a_task_that_has_finished_fail
         assert cluster.rows.events("failover.started") == []
 
 
-@virtually
-async def test_whether_a_trigger_that_no_task_gets_aborts_its_checkpoint_depends_on_the_version():
-    """FLINK-21246: before 1.14, it expires."""
+@pytest.mark.parametrize(
+    ("answer", "reason", "after_s"),
+    [
+        (FlinkError("CheckpointException", "unknown task"), "TASK_CHECKPOINT_FAILURE", 0.0),
+        (FlinkError("Exception", "broken"), "TRIGGER_CHECKPOINT_FAILURE", 0.0),
+        (None, "TRIGGER_CHECKPOINT_FAILURE", 3.0),
+    ],
+    ids=["unknown task", "error", "no answer"],
+)
+def test_whether_a_trigger_that_no_task_gets_aborts_its_checkpoint_depends_on_the_version(
+    answer, reason, after_s
+):
+    """FLINK-21246, CheckpointCoordinator.triggerTasks: also if it is not answered within pekko.ask.timeout (3 s). Before 1.14, the
+    checkpoint expires (after 4 s)."""
 
     async def refuse(message):
-        raise FlinkError("CheckpointException", f"unknown task {message.attempt}")
+        raise answer
 
-    options = {
-        "execution.checkpointing.timeout": "2 s",
-        "execution.checkpointing.tolerable-failed-checkpoints": "5",
-    }
-    for version, reason in (("1.13", "CHECKPOINT_EXPIRED"), ("1.14", "TRIGGER_CHECKPOINT_FAILURE")):
+    async def main(version):
+        options = {
+            "execution.checkpointing.timeout": "4 s",
+            "execution.checkpointing.tolerable-failed-checkpoints": "5",
+        }
         async with Cluster(4, options, flink_version=version) as cluster:
             for tm in cluster.tms:
-                tm.handlers[TriggerCheckpoint] = refuse
+                if answer is not None:
+                    tm.handlers[TriggerCheckpoint] = refuse
+                else:
+                    tm.rpc._endpoints._mailboxes["taskexecutor"]._interceptor = Swallowing(
+                        TriggerCheckpoint, 2
+                    )
             await cluster.submit()
             await cluster.until(partial(reached, cluster, 1, "failed"))
-            failed = [r["reason"] for r in cluster.rows.table("checkpoints") if r["state"] == "failed"]
-            assert failed == [reason]
+            began, failed = (
+                next(r for r in cluster.rows.table("checkpoints") if r["state"] == state)
+                for state in ("triggered", "failed")
+            )
+            return failed["reason"], round(failed["t"] - began["t"], 1)
+
+    assert run_virtual(main("1.13")) == ("CHECKPOINT_EXPIRED", 4.0)
+    assert run_virtual(main("1.14")) == (reason, after_s)
 
 
 @virtually

@@ -440,6 +440,22 @@ DELAY = {"restart-strategy.fixed-delay.delay": "2 s"}
 
 
 @virtually
+async def test_J_136_a_failure_restarts_all_tasks_with_the_failover_strategy_full():
+    """RestartAllFailoverStrategyTest.testGetTasksNeedingRestart. By default, it restarts its own region."""
+    for strategy, restarted in (("region", ["a-0"]), ("full", ["a-0", "b-0"])):
+        options = {"jobmanager.execution.failover-strategy": strategy}
+        async with Cluster(2, options) as cluster:
+            await cluster.submit(TWO_REGIONS)
+            await cluster.until_running()
+            failed = cluster.running_on("a-0")
+            await failed.report(cluster.attempt_of("a-0"), "FAILED", "IOException", "boom")
+            await cluster.until_running()
+            (started,) = cluster.rows.events("failover.started")
+            assert data_of(started)["region"] == restarted
+            assert cluster.attempt_of("b-0").endswith("1") == ("b-0" in restarted)
+
+
+@virtually
 async def test_a_region_that_is_being_deployed_is_not_restarted_by_the_failure_of_another_one():
     """DefaultScheduler restarts the vertices of the later failure only. That restart is complete when the earlier region runs too."""
     async with Cluster(2, DELAY) as cluster:
@@ -481,6 +497,31 @@ async def test_a_region_that_fails_while_the_next_restart_waits_is_restarted_wit
         regions = [data_of(row)["region"] for row in cluster.rows.events("failover.started")]
         assert regions == [["a-0"], ["b-0"], ["b-0", "a-0"]]
         assert [row["subject"] for row in cluster.rows.events("failover.deployed")] == ["3"]
+
+
+FORWARD_ONLY = JobGraph(
+    "job",
+    (JobVertex("v1", 2, 128, "main"), JobVertex("v2", 2, 128, "main")),
+    (JobEdge("v1", "v2", "forward"),),
+)
+
+
+@pytest.mark.parametrize(("attempts", "state"), [("1", "FAILED"), ("2", "RESTARTING")])
+def test_J_137_each_region_that_gets_no_slot_in_time_fails(attempts, state):
+    """DefaultSchedulerTest.restartVerticesOnSlotAllocationTimeout: two regions of two tasks. The restart strategy counts both."""
+
+    async def main():
+        options = {"slot.request.timeout": "10 s", "restart-strategy.fixed-delay.attempts": attempts}
+        async with Cluster(0, options | DELAY) as cluster:
+            await cluster.submit(FORWARD_ONLY)
+            await asyncio.sleep(11.0)
+            assert [data_of(row)["task"] for row in cluster.rows.events("failover.failure")] == [
+                "v1-0",
+                "v1-1",
+            ]
+            assert (await cluster.status()).state == state
+
+    run_virtual(main())
 
 
 @virtually

@@ -195,6 +195,45 @@ def test_a_restore_that_is_cancelled_is_a_cancelled_wait():
     assert task.waits("restore") == [("checkpoint 1", 0, 300, Outcome.CANCELLED)]
 
 
+class BrokenOff(MemoryBlobStore):
+    """A checkpoint store whose client raises an error of its own when a read is cancelled."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    async def get(self, key: str) -> bytes:
+        try:
+            await asyncio.sleep(3600.0)
+        except asyncio.CancelledError:
+            raise self.error from None
+        return await super().get(key)
+
+
+@pytest.mark.parametrize("error", [OSError("closed"), FlinkError("IOException", "closed")])
+def test_J_138_an_error_after_the_cancellation_of_a_task_changes_nothing(error: Exception):
+    """TaskTest.testExecutionFailsAfterCanceling: the task ends CANCELED, and has no cause."""
+
+    async def drive(task: Deployed) -> None:
+        await task.at(300)
+        task.task.cancel()
+
+    task = driven(MAP, drive, restore=(snapshot(),), blobs=BrokenOff(error), reading=False)
+    assert (task.states, task.failure, task.task.failure) == (["INITIALIZING", "CANCELED"], ("", ""), None)
+
+
+@pytest.mark.parametrize("error", [OSError("closed"), FlinkError("IOException", "closed")])
+def test_J_138_an_error_after_the_failure_of_a_task_changes_nothing(error: Exception):
+    """TaskTest.testExecutionFailsAfterTaskMarkedFailed: the cause is the first one, from outside."""
+
+    async def drive(task: Deployed) -> None:
+        await task.at(300)
+        task.task.fail(FlinkError("Exception", "external"))
+
+    task = driven(MAP, drive, restore=(snapshot(),), blobs=BrokenOff(error), reading=False)
+    assert (task.states, task.failure) == (["INITIALIZING", "FAILED"], ("Exception", "external"))
+
+
 def test_a_task_without_a_checkpoint_restores_nothing():
     """There is no wait and no event."""
     task = driven(MAP)
