@@ -34,6 +34,17 @@ def test_J_22_to_J_25_a_report_shows_what_is_missing_and_what_is_unknown(
     )
 
 
+def test_J_144_an_attempt_that_was_never_submitted_changes_nothing():
+    """DefaultExecutionDeploymentTrackerTest.testCompleteDeploymentUnknownExecutionDoesNotThrowException,
+    testStopTrackingUnknownExecutionDoesNotThrowException and testGetExecutionsReturnsEmptySetForUnknownHost."""
+    deployments = expecting("a")
+    deployments.acknowledge("b", TM, 1.0)
+    deployments.end("b", TM)
+    deployments.end("a", OTHER)
+    assert deployments.compare(TM, [], 2.0) == Comparison((Missing("a", 1.0),), ())
+    assert deployments.compare(OTHER, [], 2.0) == Comparison((), ())
+
+
 def test_J_26_a_submission_that_is_not_acknowledged_is_neither_missing_nor_unknown():
     """It may not have arrived yet, or its acknowledgement may not."""
     deployments = Deployments()

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 
+import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.core.job.messages import (
@@ -113,6 +114,30 @@ async def test_J_133_a_checkpoint_id_is_used_once_also_after_a_restart_of_the_jo
         await restart_jobmanager(cluster)
         await cluster.until(lambda: (4, "completed", "") in ended_checkpoints(cluster))
         assert triggered(cluster)[:4] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("task", ["source-0", "sink-0"])
+@pytest.mark.parametrize("states", [[], ["INITIALIZING"]], ids=["DEPLOYING", "INITIALIZING"])
+@pytest.mark.parametrize("version", ["1.12", "2.2", "2.3"])
+def test_J_145_no_checkpoint_begins_while_a_task_does_not_run_yet(task, states, version):
+    """DefaultCheckpointPlanCalculatorTest.testPlanCalculationWhenOneTaskNotRunning: whether that is a source or not."""
+
+    async def main():
+        async with Cluster(4, flink_version=version, starts_tasks=False) as cluster:
+            await cluster.submit()
+            await cluster.until(lambda: sum(len(tm.tasks) for tm in cluster.tms) == 6)
+            attempts = {name: cluster.attempt_of(name) for name in (await cluster.status()).tasks}
+            late = attempts.pop(task)
+            for attempt in attempts.values():
+                await cluster.tms[0].report(attempt, "RUNNING")
+            for state in states:
+                await cluster.tms[0].report(late, state)
+            await asyncio.sleep(5.5)
+            assert triggered(cluster) == []
+            await cluster.tms[0].report(late, "RUNNING")
+            await cluster.until(lambda: triggered(cluster) == [1], limit_s=1.1)
+
+    run_virtual(main())
 
 
 @virtually

@@ -13,6 +13,7 @@ from testbed_runtime.core.job.messages import (
     Heartbeat,
     NotifySlotAvailable,
     OfferSlots,
+    RegisterAtJobMaster,
     RegisterTaskManager,
     SlotReport,
     StopWithDrain,
@@ -207,6 +208,42 @@ async def test_J_32_a_slot_that_its_taskmanager_has_freed_is_allocated_again_wit
         await cluster.submit()
         await cluster.until_running()
         assert asyncio.get_running_loop().time() - began < 3.0
+
+
+@virtually
+async def test_J_141_a_taskmanager_registers_at_the_jobmaster_of_its_own_job_only():
+    """JobMasterTest.testJobMasterRejectsTaskExecutorRegistrationIfJobIdsAreNotEqual. In Flink's words."""
+    async with running_job(4) as cluster:
+        (tm, *_) = cluster.tms
+        message = RegisterAtJobMaster(str(tm.resource_id), tm.rpc.address, tm.data, "other", tm.leader)
+        answer = await tm.ask("jobmaster", message)
+        text = "The JobManager is not responsible for job other. Maybe the TaskManager used outdated connection information."
+        assert (answer.outcome, answer.reason) == ("rejection", text)
+
+
+@virtually
+async def test_J_142_a_repeated_registration_with_the_same_session_is_acknowledged():
+    """JobMasterTest.testJobMasterAcknowledgesDuplicateTaskExecutorRegistrations. Its tasks go on, unlike with another session."""
+    async with running_job(4) as cluster:
+        (tm, *_) = cluster.tms
+        job = cluster.manager.dispatcher.jobmaster.job
+        message = RegisterAtJobMaster(str(tm.resource_id), tm.rpc.address, tm.data, job, tm.leader)
+        answers = [await tm.ask("jobmaster", message) for _ in range(2)]
+        assert [answer.outcome for answer in answers] == ["success", "success"]
+        assert cluster.rows.events("failover.failure") == []
+        assert (await tm.ask("jobmaster", replace(message, session=1))).outcome == "success"
+        assert len(cluster.rows.events("failover.failure")) == 1
+
+
+@virtually
+async def test_J_143_slots_of_a_taskmanager_that_is_not_connected_are_not_accepted():
+    """DeclarativeSlotPoolServiceTest.testSlotOfferingOfUnknownTaskManagerIsIgnored. With Flink's text."""
+    async with running_job(5) as cluster:
+        spare = next(tm for tm in cluster.tms if not tm.allocated)
+        leader = cluster.tms[0].leader
+        message = OfferSlots(str(spare.resource_id), "job", leader, ((0, "allocation"),))
+        with pytest.raises(RemoteFailure, match=f"Unknown TaskManager {spare.resource_id}"):
+            await spare.ask("jobmaster", message)
 
 
 @virtually
