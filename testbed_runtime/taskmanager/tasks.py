@@ -94,7 +94,12 @@ class TaskTable:
             self._release_results(lambda other: other is task)
             return Acknowledge()
         task.cancel()
-        if self._cancellation_timeout_s > 0 and attempt not in self._cancel_timers:
+        self._limit_end(task)
+        return Acknowledge()
+
+    def _limit_end(self, task: Task) -> None:
+        """Let the TaskManager end if a task that was cancelled or failed from outside does not end in time (Task.TaskCancelerWatchDog)."""
+        if self._cancellation_timeout_s > 0 and task.attempt not in self._cancel_timers:
             timer = asyncio.get_running_loop().call_later(self._cancellation_timeout_s, self._on_stuck, task)
             wait = self._services.waits.begin(
                 "cancellation",
@@ -103,8 +108,7 @@ class TaskTable:
                 attempt=task.descriptor.attempt_number,
                 limit=self._cancellation,
             )
-            self._cancel_timers[attempt] = timer, wait
-        return Acknowledge()
+            self._cancel_timers[task.attempt] = timer, wait
 
     def fail_slot(self, allocation: str, cause: FlinkError) -> bool:
         """Fail the tasks of a slot and release their results. Return False when none is running."""
@@ -112,6 +116,7 @@ class TaskTable:
         running = self._running_in(allocation)
         for task in running:
             task.fail(cause)
+            self._limit_end(task)
         return bool(running)
 
     def release_results(self, allocation: str) -> None:

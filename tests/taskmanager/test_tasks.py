@@ -141,9 +141,13 @@ def stuck(held: Held) -> None:
     held.submit(1, gates=held.around.descriptor.gates)
 
 
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
 @pytest.mark.parametrize(("timeout", "fatal"), [("2 s", [3000.0]), ("1 min", []), ("0 s", [])])
-def test_a_task_that_does_not_end_in_time_ends_its_taskmanager(timeout: str, fatal: list[float]):
-    """After task.cancellation.timeout, unless that is 0. The wait has expired then; otherwise it is as long as it took."""
+def test_J_146_a_task_that_does_not_end_in_time_ends_its_taskmanager(
+    timeout: str, fatal: list[float], how: str
+):
+    """TaskTest.testFatalErrorAfterUnInterruptibleInvoke. After task.cancellation.timeout, unless that is 0, and also if the task was
+    failed from outside. The wait has expired then; otherwise it is as long as it took."""
 
     async def never(message: Any) -> None:
         await asyncio.sleep(3600)
@@ -154,7 +158,11 @@ def test_a_task_that_does_not_end_in_time_ends_its_taskmanager(timeout: str, fat
         held.around.send(0, data(0, 2))
         await held.around.at(1000)
         for _ in range(2):
-            assert held.table.cancel("attempt-1").accepted
+            if how == "cancelled":
+                assert held.table.cancel("attempt-1").accepted
+            else:
+                slot = held.table.all[0].descriptor.allocation
+                assert held.table.fail_slot(slot, FlinkError("FlinkException", "freed"))
         await held.around.at(2999)
         assert held.fatal == []
         await held.around.at(9000)
