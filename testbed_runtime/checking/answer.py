@@ -29,7 +29,7 @@ from testbed_runtime.checking.common import (
 )
 from testbed_runtime.checking.criticalpath import DELAY_CATCH_UP, EPSILON_NS, NEAR_NS, attribute
 from testbed_runtime.checking.failovers import Cause, counted
-from testbed_runtime.checking.faults import FaultEffect, check_faults
+from testbed_runtime.checking.faults import FaultEffect, check_faults, targets_of
 from testbed_runtime.checking.lasting import capped, lasting_wait, share_slack
 from testbed_runtime.checking.prices import margins, prices
 from testbed_runtime.checking.progress import (
@@ -56,7 +56,6 @@ from testbed_runtime.checking.waits import (
     on_rpc_alone,
     read_waits,
     starved_words,
-    targets_of,
     window_text,
     windows_before_sinks,
     without_splits,

@@ -117,7 +117,10 @@ def attribute(
     walk.from_end(end, last, lasts=lasts)
     beside = _BESIDE if spare else _BESIDE | _OF_SLOTS
     pieces = merged(reversed(walk.pieces))
-    return tuple(segment(p, walk.slack(p.wait, beside), known=known and p.start >= detected) for p in pieces)
+    return tuple(
+        segment(p, walk.slack(p.wait, beside), known=known and p.start >= detected - EPSILON_NS)
+        for p in pieces
+    )
 
 
 def _without_own_pauses(waits: Sequence[Wait]) -> list[Wait]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from msgspec import Struct
 
 from testbed_runtime.checking.common import Entry, data, events, windows
@@ -93,3 +95,12 @@ def _effect(trial: Trial, name: str, *, ended: bool) -> FaultEffect:
         voided=voided,
         too_late=too_late,
     )
+
+
+def targets_of(effect: FaultEffect) -> list[str]:
+    """Return the ordinal names that the fault hit."""
+    try:
+        found = json.loads(effect.targets) if effect.targets else []
+    except ValueError:
+        return []
+    return [str(t) for t in found] if isinstance(found, list) else []

@@ -8,6 +8,7 @@ from operator import itemgetter
 from msgspec.structs import replace
 
 from testbed_runtime.checking.criticalpath import EPSILON_NS, TIE_NS
+from testbed_runtime.checking.heldmessages import MESSAGES
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.waits import Wait
 
@@ -17,12 +18,13 @@ _ENDED = frozenset({"restart-delay", "slot", "checkpoint", "connection", "failur
 
 def lasting_wait(waits: Iterable[Wait], segments: Sequence[Segment], failed: str = "") -> Wait | None:
     """Return the wait with which the path of a round begins, if it had begun before the round. One that ended together with the round
-    before held up nothing. `failed`: the TaskManager that the failure before the round names. Missing heartbeats of another one did
-    not cause that failure."""
+    before held up nothing. `failed`: the TaskManager that the failure before the round names. Missing heartbeats of another one, or a
+    message in its mailbox, did not cause that failure."""
     if not segments or segments[0].kind in _ENDED:
         return None
     first = segments[0]
-    if first.kind == "heartbeat" and failed and failed not in (first.who, first.what):
+    of_one = first.kind == "heartbeat" or (first.kind, first.what) == ("stalled", MESSAGES)
+    if of_one and failed and failed not in (first.who, first.what):
         return None
     if first.end_ns - first.start_ns <= TIE_NS:
         return None

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from testbed_runtime.checking.catchup import EPSILON_S, CatchUp
 from testbed_runtime.checking.common import NS, Window, data, events
 from testbed_runtime.checking.failovers import TOGETHER_NS, Cause, round_causes
-from testbed_runtime.checking.faults import FaultEffect
+from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.progress import LAST_NS, raw_rate, sinks_of
-from testbed_runtime.checking.waits import LOSSES, created_ns, submission_wait, targets_of
+from testbed_runtime.checking.waits import LOSSES, created_ns, submission_wait
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.causes import RECOVERED
 from testbed_runtime.history.schema import Trial

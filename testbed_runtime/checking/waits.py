@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from testbed_runtime.checking.common import NS, Entry, busiest, data, events, job_shape, options, task_series
-from testbed_runtime.checking.faults import FaultEffect
+from testbed_runtime.checking.faults import FaultEffect, targets_of
+from testbed_runtime.checking.heldmessages import held_messages
 from testbed_runtime.checking.iterations import held_supersteps
 from testbed_runtime.checking.lostwaits import lost_waits
 from testbed_runtime.checking.slotrequests import expired_slot_requests
@@ -108,6 +108,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     others = [e for e in effects if _stopped_kind(e) != "jobmanager"]
     lost = [w if w.cause else _named(w, others, busy, planes) for w in lost_waits(trial, entry, end_ns)]
     found += [w for w in lost if w.kind != "deployment" or w.fault or busy]  # else its tasks were at work
+    found += held_messages(found, effects)
     return sorted(found, key=lambda w: (w.end_ns, w.start_ns, w.wait))
 
 
@@ -564,12 +565,3 @@ def without_splits(waits: Iterable[Wait], start_ns: int, end_ns: int) -> Wait | 
     if 2 * sum(ns for ns, _ in most) <= end_ns - start_ns:
         return None
     return max(most, key=lambda one: one[0])[1]
-
-
-def targets_of(effect: FaultEffect) -> list[str]:
-    """Return the ordinal names that the fault hit."""
-    try:
-        found = json.loads(effect.targets) if effect.targets else []
-    except ValueError:
-        return []
-    return [str(t) for t in found] if isinstance(found, list) else []

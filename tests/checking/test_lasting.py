@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from testbed_runtime.checking.heldmessages import MESSAGES
 from testbed_runtime.checking.lasting import capped, continues, lasting_wait, share_slack
 from testbed_runtime.checking.prices import prices
 from testbed_runtime.core.judgement.recovery import Round, Segment
@@ -54,6 +55,14 @@ def test_heartbeats_of_a_taskmanager_last_over_failures_of_its_own(kind: str, fa
     """They were missing when the round before failed because of another TaskManager, but did not cause that. Both sides miss them."""
     wait = waited(kind, 1, 6, who="w", what="tm-0-1")
     assert lasting_wait([wait], [part(3, 5, kind, "tm-0-1")], failed) == (wait if found else None)
+
+
+@pytest.mark.parametrize(("failed", "found"), [("tm-0-1", True), ("tm-1-1", False)])
+def test_messages_that_are_held_up_last_over_failures_of_their_taskmanager(failed: str, *, found: bool):
+    """The mailbox of another one did not make the round before fail."""
+    wait = waited("stalled", 1, 6, who="tm-0-1", what=MESSAGES)
+    first = part(3, 5, "stalled", MESSAGES, who="tm-0-1")
+    assert lasting_wait([wait], [first], failed) == (wait if found else None)
 
 
 def test_the_latest_of_several_waits_with_one_name_lasts():

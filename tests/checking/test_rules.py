@@ -17,12 +17,12 @@ from testbed_runtime.checking.failovers import (
     root_cause,
     round_causes,
 )
-from testbed_runtime.checking.faults import FaultEffect, check_faults, residue_of
+from testbed_runtime.checking.faults import FaultEffect, check_faults, residue_of, targets_of
 from testbed_runtime.checking.pieces import owner_text
 from testbed_runtime.checking.rounds import responsible
 from testbed_runtime.checking.steps import detection, steps
 from testbed_runtime.checking.trace import trace_events
-from testbed_runtime.checking.waits import busy_texts, fault_wait, lasts_until, read_waits, targets_of
+from testbed_runtime.checking.waits import busy_texts, fault_wait, lasts_until, read_waits
 from testbed_runtime.core.judgement.recovery import (
     Recovery,
     Round,

@@ -113,6 +113,14 @@ CASES = [
         ],
         ASK, 8.0, failovers=1, options={**QUICK, ASK: "2 s"}, observation="25 s",
     ),
+    Case(  # lost after 5 s, and needed as there is no other: a lower timeout would save nothing
+        "held-up-beyond-the-heartbeat-timeout",
+        [
+            fault("slow", "20 s", {"taskManagers": {"names": ["tm-1"]}}, rpc={"delay": {"method": "CancelTask", "delay": "6 s"}}),
+            fault("kill", "1 s", {"taskManagers": {"names": ["tm-0"]}}, **KILL),
+        ],
+        "tm-1 to handle the messages in its mailbox, during the fault `slow`", 6.0, failovers=1, options=QUICK, observation="25 s",
+    ),
     Case(  # a source sends each count 50 records of 104 bytes per second: a buffer of 32 KiB is full after 6.3 s,
         # and after 6.9 s on the way to the count with fewer keys
         "no-flusher", [], "a full buffer or a checkpoint, which alone send records", 6.9, start=True,

@@ -1,0 +1,72 @@
+"""A TaskManager whose mailbox a fault holds up: since when it handles nothing, and until when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from testbed_runtime.checking.heldmessages import held_messages
+from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome, Wait
+from tests.checking.test_recovery_path import path, wait
+from tests.checking.test_rules import NS, effect
+
+SLOW = effect("rpc.delay", (0, 30), targets='["tm-1"]')
+
+
+def lost(start: float, end: float, **more: Any) -> Wait:
+    given = {"who": RM_NAME, "what": "tm-1-1", "option": "heartbeat.timeout", **more}
+    return wait("heartbeat", start, end, Outcome.EXPIRED, **given)
+
+
+def registered(at: float, who: str = "tm-1-1", what: str = JOBMASTER_NAME) -> Wait:
+    return wait("registration", at, at + 0.001, who=who, what=what)
+
+
+def test_a_taskmanager_that_was_lost_handles_messages_when_it_registers_again():
+    """It answered the last heartbeat at 0.9 s, was lost at 5.9 s, and took the request for its slot at 7 s. The second loss is the same."""
+    waits = [
+        lost(0.9, 5.9),
+        lost(0.9, 5.9, who=JOBMASTER_NAME),
+        registered(0.5),
+        registered(7),
+        registered(9),
+    ]
+    (found,) = held_messages(waits, [SLOW])
+    assert (found.kind, found.who, found.fault) == ("stalled", "tm-1-1", "f")
+    assert (found.start_ns, found.end_ns) == (round(0.9 * NS), 7 * NS)
+    assert found.cause == "tm-1 to handle the messages in its mailbox, during the fault `f`"
+
+
+@pytest.mark.parametrize(
+    ("waits", "fault"),
+    [
+        ([lost(0.9, 5.9)], SLOW),  # it did not come back
+        ([lost(0.9, 5.9), registered(7, who="tm-1-2")], SLOW),  # it was replaced
+        ([lost(0.9, 5.9), registered(7, what=RM_NAME)], SLOW),  # as it does by itself
+        ([replace(lost(0.9, 5.9), outcome=Outcome.COMPLETED), registered(7)], SLOW),
+        ([lost(0.9, 5.9, option="heartbeat.interval × heartbeat.rpc-failure-threshold"), registered(7)], SLOW),
+        ([lost(0.9, 5.9, who="tm-0-1"), registered(7)], SLOW),
+        ([lost(0.9, 5.9), registered(7)], replace(SLOW, targets='["tm-0"]')),
+        ([lost(0.9, 5.9), registered(7)], replace(SLOW, kind="network.partition")),
+        ([lost(0.9, 5.9), registered(7)], replace(SLOW, injected_ns=6 * NS)),
+        ([lost(0.9, 5.9), registered(7)], replace(SLOW, injected_ns=1, ended_ns=NS // 2)),
+        ([lost(0.9, 5.9), registered(7)], replace(SLOW, injected_ns=None)),
+    ],
+)  # fmt: skip
+def test_nothing_else_shows_that_messages_are_held_up(waits: list[Wait], fault: Any):
+    """Only missing heartbeats of a TaskManager whose messages such a fault delays, and that is still there."""
+    assert held_messages(waits, [fault]) == []
+
+
+def test_slots_wait_for_a_taskmanager_that_handles_no_messages():
+    """A lower timeout would have lost it sooner, and the job would have waited for it as long."""
+    waits = [
+        wait("cancellation", 0, 4.9, Outcome.EXPIRED, option="heartbeat.timeout"),
+        lost(-0.1, 4.9),
+        wait("slot", 4.9, 6),
+        registered(6),
+    ]
+    assert path([*waits, *held_messages(waits, [SLOW])], 6) == [("stalled", 6)]
+    assert [kind for kind, _ in path(waits, 6)] == ["cancellation", "slot"]
