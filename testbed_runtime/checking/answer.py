@@ -19,7 +19,6 @@ from testbed_runtime.checking.common import (
     TaskSeries,
     Windows,
     busiest,
-    busiest_vertex,
     data,
     events,
     job_shape,
@@ -50,6 +49,7 @@ from testbed_runtime.checking.steps import (
 )
 from testbed_runtime.checking.waits import (
     LOSSES,
+    SILENT,
     busy_texts,
     fault_wait,
     lasts_until,
@@ -108,7 +108,7 @@ def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
     path = _Paths(trial, entry, read_waits(trial, entry, effects, spans.end), spans)
     held = [(w.start_ns, w.end_ns) for w in path.waits if w.kind in DELAY_CATCH_UP and w.outcome in _LASTING]
     catch_up = CatchUp.read(trial, entry, spans, spans.end, held=held)
-    path.catch_up = catch_up
+    path.catch_up, path.effects = catch_up, effects
     first = start_of(trial, spans.end, effects)
     outages = outages_of(trial, effects, catch_up, spans.end, windowed=path.windowed)
     found = [path.recovery(outage, catch_up.reason) for outage in outages]
@@ -172,6 +172,7 @@ class _Paths:
         self.windows = () if direct else sorted({w for windows in self.windowed.values() for w in windows})
         """The windows before all sinks; empty if one of these gets records directly."""
         self.spare = has_spare_slots(entry)
+        self.effects: Sequence[FaultEffect] = ()
         self.catch_up: CatchUp | None = None
         """The lag of the subtasks, if it is known."""
 
@@ -437,7 +438,7 @@ class _Paths:
                 found += self._catch_ups(at, silent, Outcome.COMPLETED)
             if silent < end:
                 rest = self._catch_up(silent, end, Outcome.COMPLETED)
-                found.append(replace(rest, what="", cause=_STANDS_STILL))
+                found.append(replace(rest, what="", cause=_STANDS_STILL, fault=""))
         return [found[0], *(replace(w, after=(b.wait,)) for b, w in pairwise(found))]
 
     def _delay_of(self, fault: FaultEffect) -> int:
@@ -476,7 +477,7 @@ class _Paths:
         if not windows or end - last < FAILED_NS or 2 * busiest(self.trial, last, end)[1] >= end - last:
             return [self._catch_up(start, end, outcome, backlog=backlog)]
         waiting = self._catch_up(last, end, outcome, backlog=backlog)
-        waiting = replace(waiting, what="", cause=window_text(windows), detail="")
+        waiting = replace(waiting, what="", cause=window_text(windows), fault="", detail="")
         if start == last:
             return [waiting]
         first = self._catch_up(start, last, Outcome.COMPLETED, backlog=backlog)
@@ -492,9 +493,13 @@ class _Paths:
         return windows, [one for one in sinks_of(self.trial) if one.task in behind]
 
     def _catch_up(self, start: int, end: int, outcome: Outcome, *, backlog: str = "") -> Wait:
-        vertex = busiest_vertex(self.trial, start, end)
+        vertex, worked_ns = busiest(self.trial, start, end)
+        limiting = None if 2 * worked_ns >= end - start else self._limiting(start, end)
         starved = "" if vertex or end - start < LAST_NS else starved_words(self.waits, start, end)
         cause = f"spare capacity of {f'`{vertex}`' if vertex else 'the job'}"
+        if limiting is not None:
+            starved = "" if limiting.kind in SILENT else starved
+            vertex, cause = "", f"spare capacity of the job, during the fault `{limiting.fault}`"
         asking = without_splits(self.waits, start, end)
         return Wait(
             wait=f"catch-up/{start}",
@@ -505,9 +510,19 @@ class _Paths:
             end_ns=end,
             outcome=outcome,
             cause=asking.cause if asking else f"too little credit: {starved}" if starved else cause,
-            fault=asking.fault if asking else "",
+            fault=asking.fault if asking else limiting.fault if limiting and not starved else "",
             detail=backlog,
         )
+
+    def _limiting(self, start: int, end: int) -> FaultEffect | None:
+        """Return the fault on the exchange that lasted for half of a catch-up in which no vertex was busy."""
+        lasted = [
+            (min(e.ended_ns or end, end) - max(e.begun_ns, start), e)
+            for e in self.effects
+            if self._on_exchange(e)
+        ]
+        found = [(ns, e) for ns, e in lasted if 2 * ns >= end - start >= NS and e.injected_ns is not None]
+        return max(found, key=lambda one: one[0], default=(0, None))[1]
 
     def _failing(self, failure: Cause, start: int, end: int) -> Wait | None:
         """Return the wait that ended with this failure: one of the kind that its text names, or else the longest. A

@@ -71,7 +71,7 @@ BUFFER_TIMEOUT = "execution.buffer-timeout.interval"
 _FLUSHED_BEFORE = "records in buffers that are not full, which {} had not flushed yet"
 _ANSWER = "the answer of a channel's producer"
 _NO_SLOT = "no TaskManager had a free slot"
-_SILENT = (
+SILENT = (
     "network.partition", "network.half-open", "network.reset", "network.stall", "network.bandwidth", "frames.withhold-credit",
 )  # fmt: skip
 """The kinds of faults against which more credit would not help."""
@@ -517,7 +517,7 @@ def fault_wait(
     lost = missed and effect.kind in LOSSES
     stalled = lost or effect.kind in ("process.pause", "jobmanager.pause", "jobmanager.kill")
     cause = f"end of the fault `{effect.fault}`"
-    silent = stalled or effect.kind in _SILENT  # what stands still or lets nothing pass returns no credit
+    silent = stalled or effect.kind in SILENT  # what stands still or lets nothing pass returns no credit
     starved = "" if silent else starved_words(waits, start_ns, end_ns)
     detail = f"{effect.kind}, {starved}" if starved else effect.kind
     if hit := targets_of(effect) if missed and _stopped_kind(effect) else []:

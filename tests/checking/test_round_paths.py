@@ -57,7 +57,9 @@ def answered(
         "configuration": {SERVICE_TIME: service_time, "execution.checkpointing.interval": interval},
         "faults": [{"name": "a", "plane": plane}],
     }
-    return _Paths(trial, entry, waits, Windows(None, None, None, None, at(60))).recovery(outage, "")
+    paths = _Paths(trial, entry, waits, Windows(None, None, None, None, at(60)))
+    paths.effects = [outage.fault] if outage.fault is not None else []
+    return paths.recovery(outage, "")
 
 
 def parts(found: Recovery, number: int = 0) -> list[tuple[str, float]]:
@@ -157,6 +159,33 @@ def test_the_backlog_is_the_outage_and_the_age_of_the_restored_checkpoint(
     outage = Outage(fault("a", 8, 9), at(8), at(12), tuple(rounds), True, at(12))
     found = answered(outage, [], trial=built.trial())
     assert found.rounds[-1].segments[-1].detail.partition(",")[0] == backlog
+
+
+@pytest.mark.parametrize(
+    ("ended", "plane", "busy", "owner"),
+    [
+        (20, "data", 0.4, "spare capacity of the job, during the fault `a`"),
+        (12.5, "data", 0.4, "spare capacity of the job, during the fault `a`"),
+        (12.4, "data", 0.4, "spare capacity of `map`"),
+        (20, "rpc", 0.4, "spare capacity of `map`"),
+        (20, "data", 0.5, "spare capacity of `map`"),
+        (20, "data", 0, "spare capacity of the job, during the fault `a`"),
+    ],
+)
+def test_a_link_that_a_fault_makes_narrow_limits_a_catch_up_in_which_nothing_is_busy(
+    history: Any, ended: float, plane: str, busy: float, owner: str
+):
+    """Records arrive again at 11 s, and nothing is late at 14 s. The fault must last for half of that time."""
+    built = history.empty()
+    for tick in range(31):
+        built.add(
+            "tm-1-1", "tasks", 11 + tick / 10, task="map-0", vertex="map", role="operator", attempt=1,
+            busy_ns=round(busy * tick / 10 * NS),
+        )  # fmt: skip
+    rounds = (RoundSpan(at(8), at(14), cause(9.5), running=at(11)),)
+    outage = Outage(fault("a", 8, ended, "network.bandwidth"), at(8), at(14), rounds, True, at(14))
+    last = answered(outage, [], trial=built.trial(), plane=plane).rounds[0].segments[-1]
+    assert (last.text, last.fault) == (owner, "a" if "fault" in owner else "")
 
 
 @pytest.mark.parametrize(("taskmanager", "ended"), [("tm-3-1", "heartbeat"), ("tm-0-1", "deployment")])
