@@ -448,7 +448,8 @@ class _Walk:
         during = [w for w in around if w.kind not in _NOT_INTERRUPTED]
         if current.kind in _DETECTION and all(w.kind in _OF_SLOTS for w in during):
             during = []  # a running job does not wait for a TaskManager that comes
-        if current.kind in _PAUSES and not during:  # one process was paused after the other
+        # one process was paused after the other, or lost while another one was paused
+        if (current.kind in _PAUSES or later_loss) and not during:
             during = [w for w in around if w.who == EVERYTHING and id(w) not in self._taken]
         if any(w.kind == "catch-up" for w in during):  # the job ran: no sink still had to get a record
             during = [w for w in during if (w.kind, w.outcome) != ("first-record", Outcome.CANCELLED)]

@@ -8,7 +8,7 @@ import pytest
 
 from testbed_runtime.checking.criticalpath import attribute
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED
-from testbed_runtime.core.waits import Outcome, Wait
+from testbed_runtime.core.waits import EVERYTHING, Outcome, Wait
 from tests.checking.test_recovery_path import SECOND, path, segments, wait
 
 CLOSED = wait("connection", 0, 1)
@@ -411,3 +411,13 @@ def test_a_loss_that_is_noticed_long_after_the_failure_is_no_detection(slots: fl
     found = attribute(waits, (), start=0, end=last.end_ns, last=last, detected=SECOND)
     assert rounded([(s.kind, s.seconds) for s in found]) == expected
     assert {s.phase for s in found if s.kind == "fencing"} <= {"slots"}
+
+
+def test_a_taskmanager_that_is_lost_while_the_jobmanager_is_paused_interrupts_the_pause():
+    """The pause began the outage. The loss came 3 s later, and its replacement took longer than the pause."""
+    waits = [
+        wait("jobmanager", 0, 12, who=EVERYTHING, what="jobmanager"),
+        wait("replacement", 3, 23, Outcome.FIRED, who="supervisor", what="tm-2", option="replaceLost"),
+        wait("slot", 12.1, 23),
+    ]
+    assert path(waits, 23, detected=12) == [("jobmanager", 3), ("replacement", 20)]
