@@ -6,7 +6,7 @@ found = trial_recovery(trial, entry)        pure: used by Spark, by the simulato
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from msgspec.structs import replace
@@ -115,8 +115,15 @@ def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
     return TrialRecovery(
         trial=trial.trial,
         start=None if first is None else path.recovery(first, ""),
-        recoveries=tuple(_with_prolonging_faults(found, effects, path.waits)),
+        recoveries=tuple(_marked_again(_with_prolonging_faults(found, effects, path.waits))),
     )
+
+
+def _marked_again(found: Sequence[Recovery]) -> Iterator[Recovery]:
+    """Yield the recoveries, those from a fault that an earlier one has had marked as such."""
+    for number, one in enumerate(found):
+        before = {fault for earlier in found[:number] if earlier.total_s > 0 for fault in earlier.faults}
+        yield replace(one, again=one.fault in before)
 
 
 def _with_prolonging_faults(

@@ -44,6 +44,8 @@ ONE_BY_ONE = 3
 """Trials of a variant that are listed one by one; of more, the line shows medians."""
 NOTABLE_START_S = 1.0
 """A first start without a failure is worth a line from this length on."""
+_AGAIN = " again"
+"""The job had recovered from the same fault before, which lasted."""
 NO_INTERVALS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -140,6 +142,7 @@ def costly(recoveries: Iterable[Recovery]) -> tuple[Recovery, ...]:
 
 def headline(recovery: Recovery) -> str:
     """`down 1.76 s after dead-consumer, caught up after 2.00 s, 3 rounds`. Without a fault it is `after` the failure, by its class."""
+    again = _AGAIN if recovery.again else ""
     after = f" after {' and '.join(recovery.faults)}" if recovery.faults else ""
     if recovery.recovered and recovery.total_s == 0:
         return f"no outage{after}"
@@ -150,7 +153,7 @@ def headline(recovery: Recovery) -> str:
     down = f"down {quantities.seconds(recovery.downtime_s)}" if recovery.downtime_s is not None else "outage"
     total = quantities.seconds(recovery.total_s)
     end = f"caught up after {total}" if recovery.recovered else f"not recovered after {total}{_end(recovery)}"
-    return f"{down}{after}, {end}{_rounds(recovery)}"
+    return f"{down}{again}{after}, {end}{_rounds(recovery)}"
 
 
 def _start_words(start: Recovery) -> str:
@@ -170,10 +173,13 @@ def _failed(recovery: Recovery, after: str) -> str:
     If it failed at once, no wait explains it: the first sentence of the failure does."""
     limit = _restarts(recovery)
     if recovery.total_s >= NOTABLE_S:
-        begun = after or " after its first failure"
-        return f"the job failed {quantities.seconds(recovery.total_s)}{begun}{limit or _rounds(recovery)}"
+        again, begun = _AGAIN if recovery.again else "", after or " after its first failure"
+        return (
+            f"the job failed{again} {quantities.seconds(recovery.total_s)}{begun}{limit or _rounds(recovery)}"
+        )
     why = recovery.rounds[-1].failure.partition(". ")[0].rstrip(".") if recovery.rounds else ""
-    return f"the job failed{f' at once{after}' if after else ''}{limit}{f': {why}' if why else ''}"
+    begun = _AGAIN if recovery.again else " at once" if after else ""
+    return f"the job failed{begun}{after}{limit}{f': {why}' if why else ''}"
 
 
 def _restarts(recovery: Recovery) -> str:

@@ -191,3 +191,21 @@ def test_a_fault_prolongs_a_recovery_whose_price_blames_it(price: Price, shares:
     later = Recovery(fault="then", effect_ns=5 * NS, end_ns=9 * NS, prices=(price,))
     found = answer._with_prolonging_faults([idle, later], [effect("map", 2, 10), effect("then", 5, 6)])
     assert [r.faults for r in found] == ([("then", "map")] if shares else [("map",), ("then",)])
+
+
+def test_a_recovery_from_a_fault_that_cost_an_outage_before_is_another_one():
+    """It is the main fault of the first recovery, or shared it. A fault that had cost nothing costs its first outage."""
+    shared = (SharedFault(fault="b", effect_ns=3 * NS),)
+    spans = {"c": (0, 0), "a": (2, 4), "b": (5, 6)}
+    first, second, third = (
+        Recovery(fault=name, effect_ns=begun * NS, end_ns=ended * NS)
+        for name, (begun, ended) in spans.items()
+    )
+    found = [
+        first,
+        replace(second, shared=shared),
+        third,
+        replace(second, fault="a"),
+        replace(third, fault="c"),
+    ]
+    assert [r.again for r in answer._marked_again(found)] == [False, False, True, True, False]

@@ -90,6 +90,22 @@ def test_a_recovery_that_did_not_end_says_so():
 
 
 @pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "down 2.37 s again after dead, caught up after 3.28 s"),
+        ({"reason": "JobFailed", "recovered": False}, "the job failed again 3.28 s after dead"),
+        ({"reason": "JobFailed", "recovered": False, "end_ns": 0}, "the job failed again after dead"),
+    ],
+)
+def test_a_fault_that_lasts_may_cost_several_outages(changes: dict[str, object], text: str):
+    """The job had recovered from it before, so it did not fail at once."""
+    (known,) = killed("main-1").recoveries
+    end_ns = known.effect_ns if "end_ns" in changes else known.end_ns
+    rounds = tuple(replace(r, failure="") for r in known.rounds)
+    assert headline(replace(known, **{**changes, "end_ns": end_ns}, rounds=rounds, again=True)) == text
+
+
+@pytest.mark.parametrize(
     ("fault", "total_s", "text"),
     [
         ("dead", 0.0, "the job failed at once after dead"),

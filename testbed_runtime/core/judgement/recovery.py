@@ -202,6 +202,8 @@ class Recovery(Struct, frozen=True, kw_only=True):
     """Restarts of the job in it."""
     limit: str = ""
     """The option, with its value, that allowed no more restarts. Empty unless the job failed for good."""
+    again: bool = False
+    """Whether the job had recovered from the same fault before. It lasted, and made it fail once more."""
     downtime_s: float | None = None
     """Seconds from the effect to the first new record at the last affected sink subtask."""
     rounds: tuple[Round, ...] = ()
