@@ -33,7 +33,9 @@ def prices(segments: Iterable[Segment]) -> tuple[Price, ...]:
 
 def _count(group: Sequence[Segment]) -> int:
     """Return the number of waits: those that lasted over the end of a round or a fault held up one after the other are one, and what is
-    shorter than clocks differ is none, unless there is nothing else."""
+    shorter than clocks differ is none, unless there is nothing else. A fault ends only once."""
+    if all(s.fault and s.what == s.fault for s in group):
+        return 1
     begun = [s for n, s in enumerate(group) if not n or not _goes_on(group[n - 1], s)]
     return sum(s.end_ns - s.start_ns >= EPSILON_NS for s in begun) or 1
 

@@ -103,6 +103,14 @@ def test_what_is_shorter_than_clocks_differ_is_no_wait_of_its_own():
     assert [p.count for p in prices([part(1, 3), part(3, 3.005, what="a")])] == [2]
 
 
+@pytest.mark.parametrize(("what", "count"), [("far", 1), ("tm-0", 2)])
+def test_a_fault_ends_once_however_often_the_job_waited_for_that(what: str, count: int):
+    """A failover in the middle of it took 2 s. A TaskManager that a fault pauses may be waited for twice."""
+    given = {"what": what, "fault": "far", "option": "", "text": "end of the fault `far`"}
+    (price,) = prices([part(1, 3, "fault", **given), part(5, 9, "catch-up", **given)])
+    assert (price.seconds, price.count) == (6, count)
+
+
 @pytest.mark.parametrize(
     ("slacks", "needless", "expected"),
     [
