@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.catchup import EPSILON_S, CatchUp
 from testbed_runtime.checking.common import NS, Window, data, events
+from testbed_runtime.checking.criticalpath import EPSILON_NS
 from testbed_runtime.checking.failovers import TOGETHER_NS, Cause, round_causes
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.progress import LAST_NS, raw_rate, sinks_of
@@ -306,10 +307,14 @@ def _as_outage(
 
 
 def _since(outage: Outage, begun_ns: int) -> Outage:
-    """Return the part of a first start from the effect of its fault on, if the job had been submitted before."""
+    """Return the part of a first start from the effect of its fault on, if the job had been submitted before. A failure that is noticed
+    at once ended the round before: nothing of that is left."""
     if begun_ns <= outage.effect:
         return outage
     first, *rest = [r for r in outage.rounds if r.end > begun_ns] or outage.rounds[-1:]
+    if rest and first.end - begun_ns < EPSILON_NS:
+        first, *rest = rest
+        first = replace(first, start=begun_ns)
     return replace(outage, effect=begun_ns, rounds=(replace(first, start=max(first.start, begun_ns)), *rest))
 
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from testbed_runtime.checking import answer, rounds
 from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.common import NS, Window
+from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.recovery import milestones, no_window
@@ -209,3 +210,19 @@ def test_a_recovery_from_a_fault_that_cost_an_outage_before_is_another_one():
         replace(third, fault="c"),
     ]
     assert [r.again for r in answer._marked_again(found)] == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize(("noticed", "begins"), [(3.0049, [3, 8]), (3.005, [3, 3.005, 8]), (5, [3, 5, 8])])
+def test_a_failure_of_a_start_that_is_noticed_at_once_begins_the_first_round(
+    noticed: float, begins: list[float]
+):
+    """The fault took effect at 3 s. Of the deployment that it ended, nothing is left then."""
+    failed = [Cause(round(t * NS), "f", "E", "Task", "tm-1-1") for t in (noticed, 8)]
+    spans = (
+        RoundSpan(0, failed[0].t_ns, None, failed[0]),
+        RoundSpan(failed[0].t_ns, 8 * NS, failed[0], failed[1]),
+        RoundSpan(8 * NS, 9 * NS, failed[1], running=9 * NS),
+    )
+    found = rounds._since(Outage(effect("kill", 3, 4), 0, 9 * NS, spans, True, first=True), 3 * NS)
+    assert [round(r.start / NS, 4) for r in found.rounds] == begins
+    assert found.effect == 3 * NS
