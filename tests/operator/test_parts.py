@@ -25,13 +25,14 @@ from headgate_operator.queue import STALLED_AFTER, STALLED_RETRY_S, KeyedQueue, 
 from headgate_operator.settings import Settings, from_environment
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import Status
-from testbed_runtime.api.views import Resource, Run, seconds
+from testbed_runtime.api.views import Resource, Run, Study, seconds
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.http import bearer_token, serve
 from testbed_runtime.ports.hosts import JOB_PATH
 from testbed_runtime.process import clock
 from testbed_runtime.simulation.loop import run_virtual
 from tests.operator.actors import a_run
+from tests.operator.test_scenario_study import a_study
 from tests.operator.world import a_testbed
 
 
@@ -437,3 +438,42 @@ def test_a_jobmanager_that_gives_no_usable_answer_is_no_answer() -> None:
         assert await jobs.job(host, "right") is None
 
     asyncio.run(scenario())
+
+
+def test_the_page_for_a_quota_names_what_each_pod_needs() -> None:
+    """The table in docs/kubernetes.md is what the operator writes into the pods."""
+    bench = a_testbed(pods={"proxy": True, "packetFaults": True})
+    bench["metadata"]["uid"] = "u1"
+    run, study = Run(a_run()), Study(a_study())
+    run.raw["metadata"]["uid"] = study.raw["metadata"]["uid"] = "u"
+    built = {
+        "TaskManager": objects.pod(bench, "tm-0", incarnation=1, secret_uid="s", settings=Settings()),
+        "JobManager, checkpoint store": objects.pod(
+            bench, "store", incarnation=1, secret_uid="s", settings=Settings()
+        ),
+        "proxy": objects.pod(bench, "proxy", incarnation=1, secret_uid="s", settings=Settings()),
+        "runner, recorder": objects_runs.runner_pod(run, Settings()),
+        "Spark": objects_runs.spark_pod(run, Settings()),
+        "study": objects_runs.study_pod(study, Settings()),
+    }
+    needs = {who: pod["spec"]["containers"][0]["resources"] for who, pod in built.items()}
+    needs["agent"] = built["TaskManager"]["spec"]["initContainers"][0]["resources"]
+    others = [
+        objects.pod(bench, "jobmanager", incarnation=1, secret_uid="s", settings=Settings()),
+        objects_runs.recorder_pod(run, Settings()),
+    ]
+    assert [o["spec"]["containers"][0]["resources"] for o in others] == [
+        needs["proxy"],
+        needs["runner, recorder"],
+    ]
+    page = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page.splitlines()
+        if line.startswith("| ")
+    ]
+    shown = {row[0]: tuple(row[2:]) for row in rows if len(row) == 5 and row[0] in needs}
+    assert shown == {
+        who: (n["requests"]["cpu"], n["requests"]["memory"], n["limits"]["memory"])
+        for who, n in needs.items()
+    }

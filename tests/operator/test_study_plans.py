@@ -74,11 +74,13 @@ def test_a_pod_that_ended_is_deleted_once(phase: str, leaving: bool, gone: bool)
         ({"runsDone": 2, "runsTotal": 2, "best": "a=1", "applied": "bench"}, "Normal", "2/2 runs; best: a=1; applied to bench", "True/TableComplete"),
         ({"runsDone": 1, "runsTotal": 2, "reason": "Healed", "message": "it was healed"}, "Warning", "1/2 runs it was healed", "False/Healed"),
         ({"runsTotal": 0}, "Normal", "old runs", "True/TableComplete"),
+        ({"progress": "", "reason": "Invalid", "message": "no Scenario"}, "Warning", "no Scenario", "False/Invalid"),
     ],
 )  # fmt: skip
 def test_a_study_ends_with_its_best_row(report: Obj, kind: str, text: str, ready: str) -> None:
     """Or with the reason for which its table is not complete."""
-    found = look({"progress": "old"}, a_pod("Succeeded"), {"phase": "Complete", **report})
+    before = {"progress": report.get("progress", "old")}
+    found = look(before, a_pod("Succeeded"), {"phase": "Complete", **report})
     assert events(found) == [(kind, "Complete", text)]
     assert (condition(found, "Ready"), status_of(found).completed_at) == (ready, rfc3339(NOW))
     assert condition(found, "Stalled").startswith("False" if ready.startswith("True") else "True")

@@ -104,7 +104,8 @@ def _ended(study: Study, report: StudyReport, now: float) -> Plan:
     ], now)  # fmt: skip
     best = f"; best: {status.best}" if status.best else ""
     applied = f"; applied to {status.applied}" if status.applied else ""
-    summary = f"{status.progress} runs{best}{applied} {text}".strip()
+    runs = f"{status.progress} runs" if status.progress else ""  # none before the scenarios are read
+    summary = f"{runs}{best}{applied} {text}".strip()
     return Plan((Emit("Normal" if succeeded else "Warning", COMPLETE, clip(summary)),), status)
 
 
