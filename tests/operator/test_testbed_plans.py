@@ -161,30 +161,33 @@ def test_a_jobmanager_that_is_gone_is_not_asked_soon() -> None:
     assert look(raw, pods(raw, ("jobmanager",)), job=None).requeue_after_s == 10.0
 
 
+def _waiting(text: str) -> Obj:
+    state = {"waiting": {"reason": "ImagePull", "message": text}}
+    status = {"conditions": [], "containerStatuses": [{"name": "c", "state": state}]}
+    return {"ready": False, "status": status}
+
+
 @pytest.mark.parametrize(("number", "more"), [(4, ""), (5, " (and 1 more)")])
 def test_pods_that_are_not_ready_are_named_with_what_is_wrong(number: int, more: str) -> None:
-    """Four of them; the others are counted."""
+    """Four different problems; the others are counted."""
     raw = made()
-    bad = {
-        "ready": False,
-        "status": {
-            "conditions": [],
-            "containerStatuses": [
-                {"name": "c", "state": {"waiting": {"reason": "ImagePull", "message": "no"}}}
-            ],
-        },
-    }
-    found = look(
-        raw, pods(raw, **dict.fromkeys(["store", "jobmanager", "tm_0", "tm_1", "tm_2"][:number], bad))
-    )
-    names = ALL[:number]
-    shown = "; ".join(f"{name}: ImagePull: no" for name in names[:4])
-    assert message(found, "Ready") == f"not ready: {', '.join(names)}. {shown}{more}"
+    bad = {p.replace("-", "_"): _waiting(f"no {p}") for p in ALL[:number]}
+    found = look(raw, pods(raw, **bad))
+    shown = "; ".join(f"{name}: ImagePull: no {name}" for name in ALL[:4])
+    assert message(found, "Ready") == f"not ready: {', '.join(ALL[:number])}. {shown}{more}"
     assert (conditions(found)["Ready"], status_of(found).phase) == ("False/PodsNotReady", "Starting")
     assert conditions(found)["Reconciling"] == "True/Starting"
     silent = look(raw, pods(raw, tm_0={"ready": False}))
     assert message(silent, "Ready") == "not ready: tm-0"
     assert status_of(silent).ready_task_managers == 2
+
+
+def test_one_problem_of_many_pods_is_shown_once() -> None:
+    """Eight names are shown; on a full node each pod has the scheduler's sentence."""
+    raw = made(taskManagers={"replicas": 20})
+    found = look(raw, pods(raw, **{f"tm_{n}": _waiting("full") for n in range(20)}))
+    names = f"{', '.join(f'tm-{n}' for n in range(8))} and 12 more"
+    assert message(found, "Ready") == f"not ready: {names}. {names}: ImagePull: full"
 
 
 @pytest.mark.parametrize(("age_s", "stalled"), [(600, "False/Progressing"), (601, "True/Unschedulable")])

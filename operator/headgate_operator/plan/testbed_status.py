@@ -18,7 +18,9 @@ from testbed_runtime.api.views import Pod, Testbed
 from testbed_runtime.core.ids import TASKMANAGER, is_task_manager, ordinal_of
 
 PROBLEMS_SHOWN = 4
-"""Pods whose problem is in a condition's message; the others are counted."""
+"""Different problems of pods in a condition's message; the others are counted."""
+NAMES_SHOWN = 8
+"""Pods named in a condition's message; the others are counted."""
 JOBMANAGER_NOT_REACHED = "JobManagerNotReached"
 UNSCHEDULABLE = "Unschedulable"
 NO_ANSWER = "the JobManager does not answer the operator"
@@ -163,12 +165,23 @@ def _ready(state: State, job: Mapping[str, Any] | None) -> Condition:
     if not missing:
         return yes("Ready", "AllReady", f"{len(state.desired)} pods are ready")
     if state.lost and set(missing) <= set(state.lost):
-        return no("Ready", "TaskManagerLost", f"lost: {', '.join(state.lost)}")
-    problems = [f"{p}: {problem}" for p in missing if p in state.pods and (problem := state.pods[p].problem)]
-    more = f" (and {len(problems) - PROBLEMS_SHOWN} more)" if len(problems) > PROBLEMS_SHOWN else ""
-    shown = "; ".join(problems[:PROBLEMS_SHOWN]) + more
-    text = f"not ready: {', '.join(missing)}"
+        return no("Ready", "TaskManagerLost", f"lost: {_few([*state.lost])}")
+    problems: dict[str, list[str]] = {}  # many pods often have the same one
+    for process in missing:
+        if process in state.pods and (problem := state.pods[process].problem):
+            problems.setdefault(problem, []).append(process)
+    listed = [f"{_few(processes)}: {problem}" for problem, processes in problems.items()]
+    more = f" (and {len(listed) - PROBLEMS_SHOWN} more)" if len(listed) > PROBLEMS_SHOWN else ""
+    shown = "; ".join(listed[:PROBLEMS_SHOWN]) + more
+    text = f"not ready: {_few(missing)}"
     return no("Ready", "PodsNotReady", f"{text}. {shown}" if shown else text)
+
+
+def _few(names: Sequence[str]) -> str:
+    """Return the names, or the first ones and how many more there are."""
+    if len(names) <= NAMES_SHOWN:
+        return ", ".join(names)
+    return f"{', '.join(names[:NAMES_SHOWN])} and {len(names) - NAMES_SHOWN} more"
 
 
 def _reconciling(state: State, steps: Steps) -> Condition:
