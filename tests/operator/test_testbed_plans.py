@@ -125,6 +125,25 @@ def test_the_first_look_at_a_ready_testbed_says_so_once() -> None:
 
 
 @pytest.mark.parametrize(
+    ("before", "job", "spec", "reported"),
+    [
+        ("RUNNING", "FAILED", {}, True),
+        ("FAILED", "FAILED", {}, False),
+        ("RUNNING", "RESTARTING", {}, False),
+        ("RUNNING", "FAILED", {"jobState": "suspended"}, False),  # that of a run, which reports it itself
+    ],
+)
+def test_a_job_that_failed_for_good_is_reported_once(
+    before: str, job: str, spec: Obj, reported: bool
+) -> None:
+    """A new JobManager does not know it any more: its state is then NONE, with a sentence about that."""
+    found = look(made({"jobState": before}, **spec), job={"state": job})
+    assert ("JobFailed" in [reason for _, reason, _ in events(found)]) is reported
+    gone = look(made({"jobState": job}), job={})
+    assert "ended before this JobManager started" in message(gone, "JobRunning")
+
+
+@pytest.mark.parametrize(
     ("job", "spec", "running", "again", "tasks"),
     [
         (None, {}, "Unknown/JobManagerNotReached", 1.0, ""),

@@ -24,6 +24,12 @@ NAMES_SHOWN = 8
 JOBMANAGER_NOT_REACHED = "JobManagerNotReached"
 UNSCHEDULABLE = "Unschedulable"
 NO_ANSWER = "the JobManager does not answer the operator"
+FAILED = "FAILED"
+WHY_FAILED = (
+    "its restart strategy does not allow a restart (without checkpoints, Flink's default is none); "
+    "delete and create the Testbed to run the job again"
+)
+NO_JOB = "the job is not submitted yet, or it ended before this JobManager started"
 NOT_STALLED = no("Stalled", "Progressing")
 
 
@@ -205,6 +211,8 @@ def _job_running(testbed: Testbed, job: Mapping[str, Any] | None) -> Condition:
         return yes("JobRunning", "Running", text)
     if state == "NONE" and not testbed.submits_job:
         return no("JobRunning", "Suspended", "no job is submitted yet")
+    if state == "NONE":
+        return no("JobRunning", "NotRunning", f"state {state}: {NO_JOB}")
     return no("JobRunning", "NotRunning", f"state {state}")
 
 
@@ -230,6 +238,8 @@ def events(testbed: Testbed, state: State, steps: Steps, status: TestbedStatus) 
         found.append(Emit("Normal", "Ready", f"generation {status.observed_generation} is ready"))
     if status.is_true("JobRunning") and not before.is_true("JobRunning"):
         found.append(Emit("Normal", "JobRunning", f"the job is running ({status.restarts} restarts so far)"))
+    if status.job_state == FAILED and before.job_state != FAILED and testbed.submits_job:
+        found.append(Emit("Warning", "JobFailed", f"the job failed and does not restart: {WHY_FAILED}"))
     return found
 
 
