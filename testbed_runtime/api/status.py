@@ -148,7 +148,7 @@ class FaultStatus(Status, frozen=True):
     held: tuple[str, ...] = ()
     """Agents that held it. One of these that no longer knows it has restarted."""
     reason: str = ""
-    """How it ended, in a word."""
+    """Why it waits, or how it ended, in a word."""
     problem: str = ""
     """Why an agent refused it."""
     residue: Mapping[str, str] = {}

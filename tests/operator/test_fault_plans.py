@@ -45,6 +45,7 @@ def test_a_fault_waits_ten_minutes_for_its_testbed(
     assert (status_of(found).phase, status_of(found).message, found.requeue_after_s) == (phase, words, again)
     assert status_of(found).kind == "process.pause", "`kubectl get faults` shows it from the start"
     assert conditions(found)["Ready"] == f"False/{reason}"
+    assert status_of(found).reason == reason, "`kubectl get faults` shows it"
     assert events(found) == ([] if phase == "Pending" else [("Warning", reason, words)])
 
 

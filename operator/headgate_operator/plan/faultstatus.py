@@ -41,7 +41,7 @@ _Views = Mapping[Agent, View]
 
 
 def waiting(fault: Fault, reason: str, text: str, now: float) -> FaultStatus:
-    status = replace(fault.status, phase="Pending", kind=kind_of(fault), message=text)
+    status = replace(fault.status, phase="Pending", kind=kind_of(fault), reason=reason, message=text)
     return with_conditions(fault, status, [
         yes("Accepted", "Valid"),
         yes("Reconciling", reason, text),
