@@ -54,7 +54,6 @@ class PodIdentity(Struct, frozen=True, kw_only=True):
     name: str
     incarnation: int
     address: str
-    namespace: str
     config_file: str = naming.CONFIG_FILE
     token_file: str = naming.TOKEN_FILE
     certificate_file: str = naming.CERTIFICATE_FILE
@@ -93,7 +92,6 @@ def identity_of(role: str, environment: Mapping[str, str]) -> PodIdentity:
         name=name,
         incarnation=whole_number(environment, "HEADGATE_INCARNATION", 1, least=1),
         address=needed(environment, "POD_IP", "set it from status.podIP"),
-        namespace=environment.get("POD_NAMESPACE", ""),
         config_file=environment.get("HEADGATE_CONFIG_FILE", naming.CONFIG_FILE),
         token_file=environment.get("HEADGATE_TOKEN_FILE", naming.TOKEN_FILE),
         certificate_file=environment.get("HEADGATE_CERTIFICATE_FILE", naming.CERTIFICATE_FILE),

@@ -79,7 +79,7 @@ def test_pairs_remove_what_both_sides_share():
 
 def test_an_interval_needs_as_many_trials_as_a_sign_test():
     """6 at 95 %, more when several intervals hold together."""
-    assert [samplesize.trials_for(c) for c in (0.9, 0.95, samplesize.corrected(0.95, 3))] == [5, 6, 7]
+    assert [samplesize.trials_for(c) for c in (0.9, 0.95, samplesize.corrected(3))] == [5, 6, 7]
     assert statistics.mean_interval([1.0] * 5, confidence=0.95, seed=1) is None
 
 
@@ -125,7 +125,7 @@ def test_sequential_looks_at_equal_variants_rarely_find_a_difference():
                     break
         return found
 
-    assert false_findings(samplesize.corrected(0.95, 3)) <= 12
+    assert false_findings(samplesize.corrected(3)) <= 12
     assert false_findings(0.8) > 30
 
 
@@ -555,7 +555,7 @@ def test_a_risk_is_a_binomial_probability():
     assert samplesize.binomial_cdf(1, 3, 0.5) == pytest.approx(0.5)
     assert samplesize.share_shown(within=0, trials=5) == 0.0
     assert samplesize.share_shown(within=5, trials=5) == pytest.approx(0.05**0.2)
-    assert samplesize.corrected(0.95, 0) == samplesize.corrected(0.95, 1) == pytest.approx(0.95)
+    assert samplesize.corrected(0) == samplesize.corrected(1) == pytest.approx(0.95)
     assert samplesize.looks(9, 4) == (4,)
     assert samplesize.looks(3, 20) == (3, 6, 12, 20)
     assert [samplesize.trials_for(confidence) for confidence in (0.5, 0.75, 0.95, 0.99)] == [2, 3, 6, 8]

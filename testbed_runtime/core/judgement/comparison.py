@@ -310,7 +310,7 @@ def comparison(
     shown = [key for key in keys if any(s.value is not None for g in groups for s in g.samples(key))]
     listed = [*shown, *_differing(groups, [key for key in also if key not in keys])]
     pairs = [(groups[i - 1] if each_with_previous else groups[0], groups[i]) for i in range(1, len(groups))]
-    each = samplesize.corrected(CONFIDENCE, len(shown) * len(pairs))
+    each = samplesize.corrected(len(shown) * len(pairs))
     contrasts = [
         contrast(
             key,

@@ -23,7 +23,7 @@ from testbed_runtime.core.judgement.metrics import (
     trials_needed,
 )
 from testbed_runtime.core.judgement.quantities import format_value, more_exact
-from testbed_runtime.core.judgement.samplesize import CONFIDENCE, corrected, trials_for
+from testbed_runtime.core.judgement.samplesize import corrected, trials_for
 
 Row = Mapping[str, Any]
 """One metric row (metrics.METRIC_FIELDS)."""
@@ -159,7 +159,7 @@ class Expectation(Struct, frozen=True, kw_only=True):
             p = f"p{(self.quantile or 0) * 100:g}"
             hint = f"write trials: {needed}, or leave the quantile out"
             found.append(f"quantile: {p} over trials needs {needed}, {inconclusive} ({hint})")
-        if self.versus and trials < (needed := trials_for(corrected(CONFIDENCE, looks))):
+        if self.versus and trials < (needed := trials_for(corrected(looks))):
             often = f" with {looks} looks" if looks > 1 else ""
             hint = f"write trials: {needed} or more"
             found.append(f"versus: a comparison{often} needs {needed} trials, {inconclusive} ({hint})")

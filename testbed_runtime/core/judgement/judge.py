@@ -102,7 +102,7 @@ class _VariantJudge:
         self.trials = by_variant[variant]
         self.expectations = expectations
         self.rows = rows
-        self.confidence = samplesize.corrected(samplesize.CONFIDENCE, looks)
+        self.confidence = samplesize.corrected(looks)
         self.unstable = self._unstable_control(self.trials)
 
     def judge(self) -> list[Judged]:

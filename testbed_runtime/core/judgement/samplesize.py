@@ -13,9 +13,9 @@ def trials_for(confidence: float) -> int:
     return math.ceil(1 - math.log2(1 - confidence) - 1e-9)
 
 
-def corrected(confidence: float, intervals: int) -> float:
-    """Return the confidence of each of several intervals that together have the given one (Bonferroni)."""
-    return 1 - (1 - confidence) / max(1, intervals)
+def corrected(intervals: int) -> float:
+    """Return the confidence of each of several intervals that together have CONFIDENCE (Bonferroni)."""
+    return 1 - (1 - CONFIDENCE) / max(1, intervals)
 
 
 def looks(least: int, most: int) -> tuple[int, ...]:
