@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed_runtime.api.catalogue import KNOWN, WITHOUT_EFFECT, Standing, edits, judge, value_problem
-from testbed_runtime.core.options import ALIASES, BY_KEY, EFFECTIVE, REQUIRED_PER_GATE
+from testbed_runtime.core.options import ALIASES, BY_KEY, EFFECTIVE, MAX_TCP_CONNECTIONS, REQUIRED_PER_GATE
 from testbed_runtime.core.versions import VERSIONS
 
 
@@ -77,3 +77,20 @@ def test_judging_is_total(key, version):
 def test_edits_counts_additions_omissions_changes_and_swaps(a, b, count):
     """In both directions."""
     assert edits(a, b) == edits(b, a) == count
+
+
+@pytest.mark.parametrize(
+    ("key", "least"),
+    [
+        ("taskmanager.memory.segment-size", 1),
+        ("taskmanager.network.memory.buffers-per-channel", 0),
+        ("taskmanager.network.memory.floating-buffers-per-gate", 1),
+        (REQUIRED_PER_GATE, 1),
+        (MAX_TCP_CONNECTIONS, 1),
+    ],
+)
+def test_sizes_that_flink_refuses_are_too_small(key, least):
+    """The least value is accepted, and the one below it is not."""
+    option = BY_KEY[key]
+    assert value_problem(option, str(least)) == ""
+    assert value_problem(option, str(least - 1)) != ""
