@@ -165,7 +165,7 @@ class NetworkEnvironment:
             on_all_data_processed=wake.set,
             file=file,
         )
-        size = starting_size(self.options)
+        size = None if descriptor.blocking else starting_size(self.options)
         passes_block = has(self.options.flink_version, PRIORITY_PASSES_BLOCK)
         for subpartition in partition.subpartitions:
             subpartition.priority_passes_block = passes_block
