@@ -101,6 +101,16 @@ def test_F_120_all_records_are_processed_when_the_last_reader_has_acknowledged_t
     assert result.partition.all_data_processed
 
 
+@pytest.mark.parametrize("blocking", [False, True], ids=["pipelined", "blocking"])
+def test_the_end_of_the_data_is_announced_once(blocking: bool) -> None:
+    """A second announcement, even of another mode, sends nothing (hasNotifiedEndOfUserRecords)."""
+    result = Result(1, blocking=blocking)
+    for drain in (True, False):
+        result.partition.notify_end_of_data(drain)
+    result.partition.finish()
+    assert read(result.view()) == [EndOfData(StopMode.DRAIN), EndOfPartition()]
+
+
 def test_F_121_a_blocking_result_is_read_as_often_as_readers_come() -> None:
     """Its readers leave, and it stays."""
     result = Result(blocking=True)

@@ -120,6 +120,7 @@ class ResultPartition:
         self.on_task_event: Callable[[Event], None] | None = None
         """Called for each event that a reader sends back; set by the task that subscribes."""
         self._released = False
+        self._data_ended = False
         self._finished = False
 
     # ---- data ----------------------------------------------------------------------------------------------
@@ -324,8 +325,10 @@ class ResultPartition:
             self.broadcast_event(EndOfOutputChannelState())
 
     def notify_end_of_data(self, drain: bool = True) -> None:
-        """Announce that no more records follow. Readers acknowledge when they have processed all of them."""
-        self.broadcast_event(EndOfData(StopMode.DRAIN if drain else StopMode.NO_DRAIN))
+        """Announce, once, that no more records follow. Readers acknowledge when they have processed all of them."""
+        if not self._data_ended:
+            self.broadcast_event(EndOfData(StopMode.DRAIN if drain else StopMode.NO_DRAIN))
+            self._data_ended = True
 
     def finish(self) -> None:
         """Send END_OF_PARTITION after everything else. Raises FlinkError IllegalStateException if it was sent before."""
