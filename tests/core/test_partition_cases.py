@@ -121,6 +121,17 @@ def test_F_121_a_blocking_result_is_read_as_often_as_readers_come() -> None:
         assert not result.partition.is_released
 
 
+def test_F_172_a_blocking_result_is_not_released_when_it_was_consumed() -> None:
+    """ResultPartitionFactoryTest.testNoReleaseOnConsumptionForBoundedBlockingPartition: neither before its task ends nor after."""
+    result = Result(1, blocking=True)
+    result.partition.finish()
+    result.partition.on_consumed(0)
+    assert not result.partition.is_released
+    result.partition.close()
+    assert not result.partition.is_released
+    assert read(result.view()) == [EndOfPartition()]
+
+
 def test_F_122_a_record_for_all_subpartitions_continues_in_a_second_buffer() -> None:
     """A third of a buffer, and then as much as a whole one holds: two buffers, of which the second begins inside a record."""
     result, third = Result(2), SEGMENT_BYTES // 3

@@ -370,8 +370,8 @@ class ResultPartition:
 
     @property
     def is_consumed(self) -> bool:
-        """Whether every reader has left, after whatever it read, and the task writes no more."""
-        return self._closed and not self._unconsumed
+        """Whether every reader has left, after whatever it read, and the task writes no more. A blocking result can be read again."""
+        return self._closed and not self._unconsumed and self._file is None
 
     @property
     def queued(self) -> int:
