@@ -167,17 +167,16 @@ class Task:
         if self._begun:
             main.cancel()
 
-    def trigger_checkpoint(self, trigger: TriggerCheckpoint) -> bool:
-        """Trigger a checkpoint at a source. A task that is not running declines it. Return False if the task has nothing left
-        to do and can only finish."""
-        if self._ran:
-            return False
+    def trigger_checkpoint(self, trigger: TriggerCheckpoint) -> None:
+        """Trigger a checkpoint at a source. A task that is not running declines it, and so does one that has nothing left to do and
+        can only finish (Task.triggerCheckpointBarrier)."""
         if self._run is None or self.state is not _S.RUNNING:
             self.checkpoints.decline_soon(trigger.checkpoint, "CHECKPOINT_DECLINED_TASK_NOT_READY")
-            return True
-        self._run.triggers.append(trigger)
-        self._wakeup.set()
-        return True
+        elif self._ran:
+            self.checkpoints.decline_soon(trigger.checkpoint, "CHECKPOINT_DECLINED_TASK_CLOSING")
+        else:
+            self._run.triggers.append(trigger)
+            self._wakeup.set()
 
     def set_rate(self, rate: float) -> None:
         """Limit a source. Any other task ignores it."""

@@ -338,11 +338,12 @@ class TaskExecutor:
 
     async def _trigger_checkpoint(self, message: TriggerCheckpoint) -> Acknowledge:
         task = self._tasks.running(message.attempt)
-        if task is None or not task.trigger_checkpoint(message):
+        if task is None:
             raise FlinkError(
                 "CheckpointException",
                 f"TaskManager received a checkpoint request for unknown task {message.attempt}.",
             )
+        task.trigger_checkpoint(message)
         return Acknowledge()
 
     async def _set_source_rate(self, message: SetSourceRate) -> Acknowledge:

@@ -260,13 +260,13 @@ def test_data_in_flight_is_restored_before_anything_that_is_new():
 # ---- checkpoints
 
 
-def test_a_task_that_does_not_run_yet_declines_a_checkpoint():
-    """And forgets an abort: there was no barrier that it could concern."""
+def test_J_147_a_task_that_does_not_run_yet_declines_a_checkpoint():
+    """TaskTest.testDeclineCheckpoint. It forgets an abort: there was no barrier that it could concern."""
 
     async def drive(task: Deployed) -> None:
         await task.at(500)
         trigger = TriggerCheckpoint("attempt", 4, 7, "leader", False)
-        assert task.task.trigger_checkpoint(trigger)
+        task.task.trigger_checkpoint(trigger)
         task.task.set_rate(5.0)
         task.task.notify_checkpoint_aborted(5)
         task.task.notify_checkpoint_complete(3)
@@ -281,16 +281,17 @@ def test_a_task_that_does_not_run_yet_declines_a_checkpoint():
     driven(vertex, drive, restore=(restored,), blobs=SlowStore(), reading=False)
 
 
-def test_a_task_that_has_nothing_left_to_do_refuses_a_checkpoint_and_ends_when_the_last_one_is_stored():
-    """It has ended its data; only an upload is under way."""
+def test_J_147_a_task_that_has_nothing_left_to_do_declines_a_checkpoint_and_ends_when_the_last_one_is_stored():
+    """TaskTest.testDeclineCheckpoint. It has ended its data; only an upload is under way."""
 
     async def drive(task: Deployed) -> None:
         task.trigger(1, drain=True)
         await task.at(200)
         task.task.notify_checkpoint_complete(1)
         await task.settle()
-        refused = TriggerCheckpoint("attempt", 2, 7, "leader", False)
-        assert not task.task.trigger_checkpoint(refused)
+        task.task.trigger_checkpoint(TriggerCheckpoint("attempt", 2, 7, "leader", False))
+        await task.settle()
+        assert task.declined == [(2, "CHECKPOINT_DECLINED_TASK_CLOSING")]
         assert task.ended_at is None
 
     async def until_stored(task: Deployed) -> None:
