@@ -47,7 +47,7 @@ class TaskTable:
         self._cancellation_timeout_s = self._cancellation.seconds or 0.0
         self._reporting: dict[str, str] = {}
         """The attempts whose last state the JobMaster has not answered, with their jobs."""
-        self._cancel_timers: dict[str, tuple[asyncio.TimerHandle, OpenWait]] = {}
+        self._cancel_timers: dict[str, tuple[asyncio.TimerHandle, OpenWait | None]] = {}
         self.sampler = TaskSampler(
             lambda: list(self._tasks.values()),
             services.environment,
@@ -94,21 +94,25 @@ class TaskTable:
             self._release_results(lambda other: other is task)
             return Acknowledge()
         task.cancel()
-        self._limit_end(task)
+        self._limit_end(task, waits=True)
         return Acknowledge()
 
-    def _limit_end(self, task: Task) -> None:
-        """Let the TaskManager end if a task that was cancelled or failed from outside does not end in time (Task.TaskCancelerWatchDog)."""
+    def _limit_end(self, task: Task, *, waits: bool) -> None:
+        """Let the TaskManager end if a task that was cancelled or failed from outside does not end in time (Task.TaskCancelerWatchDog).
+        `waits`: the JobMaster waits for its end."""
         if self._cancellation_timeout_s > 0 and task.attempt not in self._cancel_timers:
             timer = asyncio.get_running_loop().call_later(self._cancellation_timeout_s, self._on_stuck, task)
-            wait = self._services.waits.begin(
-                "cancellation",
-                task.name,
-                task.name,
-                attempt=task.descriptor.attempt_number,
-                limit=self._cancellation,
-            )
-            self._cancel_timers[task.attempt] = timer, wait
+            self._cancel_timers[task.attempt] = timer, self._begin_wait(task) if waits else None
+
+    def _begin_wait(self, task: Task, since_s: float | None = None) -> OpenWait:
+        return self._services.waits.begin(
+            "cancellation",
+            task.name,
+            task.name,
+            attempt=task.descriptor.attempt_number,
+            limit=self._cancellation,
+            since_s=since_s,
+        )
 
     def fail_slot(self, allocation: str, cause: FlinkError) -> bool:
         """Fail the tasks of a slot and release their results. Return False when none is running."""
@@ -116,7 +120,7 @@ class TaskTable:
         running = self._running_in(allocation)
         for task in running:
             task.fail(cause)
-            self._limit_end(task)
+            self._limit_end(task, waits=False)
         return bool(running)
 
     def release_results(self, allocation: str) -> None:
@@ -163,7 +167,9 @@ class TaskTable:
 
     def _on_stuck(self, task: Task) -> None:
         if not task.ended:
-            self._cancel_timers[task.attempt][1].end(Outcome.EXPIRED)
+            timer, wait = self._cancel_timers[task.attempt]
+            wait = wait or self._begin_wait(task, timer.when() - self._cancellation_timeout_s)
+            wait.end(Outcome.EXPIRED)
             self._on_fatal(
                 f"Task did not exit gracefully within {self._cancellation_timeout_s:g} + seconds. ({task.name})"
             )
@@ -171,8 +177,10 @@ class TaskTable:
     def _on_task_end(self, task: Task) -> None:
         cancelling = self._cancel_timers.pop(task.attempt, None)
         if cancelling is not None:
-            cancelling[0].cancel()
-            cancelling[1].end(at_least_s=SLOW_CANCELLATION_S)
+            timer, wait = cancelling
+            timer.cancel()
+            if wait is not None:
+                wait.end(at_least_s=SLOW_CANCELLATION_S)
         self._reporting[task.attempt] = task.descriptor.job
         self._keeper.spawn(self._close_reports(task), f"last-report:{task.name}")
         self._forget_consumed()
