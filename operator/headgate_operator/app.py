@@ -249,8 +249,8 @@ async def _webhook(settings: Settings, metrics: Metrics) -> AsyncIterator[None]:
 async def _watch(operator: Operator, settings: Settings) -> None:
     """Watch until SIGTERM. kopf handles that signal while it runs, and does not restore the handler before it."""
     try:
-        handlers = watching.registry(operator.kinds, operator.on_event)
-        await watching.watch(handlers, replace(settings, namespaces=operator.served))
+        registered = watching.registry(operator.kinds, operator.on_event)
+        await watching.watch(registered, replace(settings, namespaces=operator.served))
     finally:
         _cancel_on_sigterm()
 
