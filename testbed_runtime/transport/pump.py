@@ -69,6 +69,8 @@ def flink_address(address: Address) -> str:
 class _ServerPump(Pump):
     """The producer's end of one connection."""
 
+    machine: PartitionRequestServer
+
     def __init__(self, owner: DataServer) -> None:
         super().__init__(owner.version, owner.interceptor, owner.tap)
         self._owner = owner
@@ -143,9 +145,6 @@ class _ServerPump(Pump):
             self._owner.arm()
         super()._answer()
 
-    def _has_more(self) -> bool:
-        return self.machine.has_more()
-
     def _encode_next(self, most: int, most_bytes: int, parts: list[BytesLike], buffers: list[Buffer]) -> int:
         """Append several data buffers of one channel together, or one frame of any kind."""
         tap, found = self._tap, self.machine.next_run(most, most_bytes)
@@ -167,10 +166,6 @@ class _ServerPump(Pump):
             tap.seen("sent", self.link_out, one[0])
         parts += encode(one[0], self._version)
         return 1
-
-    def _drained(self) -> None:
-        if self.machine.closing and self._connection is not None:
-            self._connection.close()
 
     def on_closed(self, error: Exception | None) -> None:
         del error  # a producer does not fail when its consumer disconnects: the JobManager cancels it
@@ -272,6 +267,8 @@ _Key: TypeAlias = "tuple[str, Address, int]"
 
 class _ClientPump(Pump):
     """The consumer's end of one connection."""
+
+    machine: PartitionRequestClient
 
     def __init__(self, owner: ConnectionManager, peer: str, address: Address, index: int) -> None:
         super().__init__(owner.version, owner.interceptor, owner.tap)
@@ -411,9 +408,6 @@ class _ClientPump(Pump):
         frame = self.machine.next_frame()
         return None if frame is None else (frame, None)
 
-    def _has_more(self) -> bool:
-        return self.machine.has_more()
-
     def _encode_next(self, most: int, most_bytes: int, parts: list[BytesLike], buffers: list[Buffer]) -> int:
         """Append the next frames: without buffers, and small."""
         del most_bytes, buffers
@@ -433,10 +427,6 @@ class _ClientPump(Pump):
             if not more():
                 return taken + 1
         return most
-
-    def _drained(self) -> None:
-        if self.machine.closing and self._connection is not None:
-            self._connection.close()
 
     def on_closed(self, error: Exception | None) -> None:
         self._end()

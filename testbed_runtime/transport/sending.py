@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -33,9 +34,20 @@ The next piece follows one loop iteration later, when the producer has filled th
 buffer would report a backlog of 0, and the consumer would give up its floating buffers."""
 
 
+class Machine(Protocol):
+    """The part that the state machines of both ends share."""
+
+    closing: bool
+    """The connection is closed once nothing is left to send."""
+
+    def has_more(self) -> bool:
+        """Whether it may have a frame."""
+
+
 class Pump:
     """The part shared by both ends: sends frames through tap and interceptor while the connection is writable."""
 
+    machine: Machine
     _next: Callable[[], tuple[Frame, Buffer | None] | None]
     """Returns the next frame of the state machine and its buffer, or None."""
 
@@ -80,7 +92,8 @@ class Pump:
 
     def _drained(self) -> None:
         """Called when there is nothing to send."""
-        raise NotImplementedError
+        if self.machine.closing and self._connection is not None:
+            self._connection.close()
 
     def _pull(self) -> None:
         self._pulling = None
@@ -123,7 +136,7 @@ class Pump:
             while more and left > 0 and room > 0:
                 left -= self._encode_next(left, room, parts, buffers)
                 room -= sum(map(len, parts[have:]))
-                have, more = len(parts), self._has_more()
+                have, more = len(parts), self.machine.has_more()
         except HeadgateError:
             recycle_all(buffers)
             connection.abort()
@@ -134,10 +147,6 @@ class Pump:
             self.wake()
         else:
             self._drained()
-
-    def _has_more(self) -> bool:
-        """Whether the state machine may have a frame."""
-        raise NotImplementedError
 
     def _encode_next(self, most: int, most_bytes: int, parts: list[BytesLike], buffers: list[Buffer]) -> int:
         """Append the next frames and their buffers. Return the number of frames."""
