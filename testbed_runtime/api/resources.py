@@ -51,13 +51,9 @@ _RESOURCES: dict[str, Resource] = {
 }
 
 
-class UnknownKind(HeadgateError):
-    """The kind is not in the table of this module."""
-
-
 def resource(kind: str) -> Resource:
-    """Return the resource of a kind. Raises UnknownKind."""
+    """Return the resource of a kind. Raises HeadgateError if it is not in this table."""
     found = _RESOURCES.get(kind)
     if found is None:
-        raise UnknownKind(f"{kind}: not in the table of {__name__}; add it there")
+        raise HeadgateError(f"{kind}: not in the table of {__name__}; add it there")
     return found

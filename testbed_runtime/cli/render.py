@@ -37,7 +37,7 @@ WITHOUT_NUMBERS = ("create", "seal", "dispose")
 
 
 @contextmanager
-def rendering(*, quiet: bool = False) -> Iterator[p.Progress]:
+def rendering(*, quiet: bool) -> Iterator[p.Progress]:
     """Yield the Progress for the engine."""
     if quiet:
         yield p.Silent()

@@ -50,7 +50,7 @@ def run_loaded(
     variants: Sequence[str] = (),
     control: bool = True,
     policy: Policy = Policy.REPORT,
-    quiet: bool = False,
+    quiet: bool,
     access: Access = NO_LOGIN,
 ) -> RunResult:
     """Run a scenario; once more if it was Inconclusive and the policy is `retry`. Raises HeadgateError, Interrupted."""

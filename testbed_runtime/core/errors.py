@@ -82,7 +82,7 @@ class OptionRefused(FlinkError):
         self.hint = hint
 
 
-def require_option(holds: bool, text: str, key: str, hint: str = "") -> None:
+def require_option(holds: bool, text: str, key: str, hint: str) -> None:
     """Raise OptionRefused as Flink's Preconditions.checkArgument does."""
     if not holds:
         raise OptionRefused("IllegalArgumentException", text, key, hint)

@@ -341,7 +341,7 @@ def fault_row(
     targets: Sequence[str],
     *,
     measured: Mapping[str, Any] | None = None,
-    text: str = "",
+    text: str,
     t: float | None = None,
 ) -> dict[str, Any]:
     """Return a row of the history's `faults` table. `t`: the loop time of the step, by default now."""
