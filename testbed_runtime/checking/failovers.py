@@ -51,7 +51,6 @@ class Cause(Struct, frozen=True):
 class Failovers(Struct, frozen=True):
     count: int
     attempts: int
-    first: Cause | None
     causes: tuple[Cause, ...]
 
 
@@ -64,7 +63,7 @@ def check_failovers(trial: Trial) -> Failovers:
     attempts = {
         (e["process"], e["subject"], data(e).get("attempt")) for e in events(trial, "failover.attempt")
     }
-    return Failovers(len(started.keys() - merged), len(attempts), found[0] if found else None, found)
+    return Failovers(len(started.keys() - merged), len(attempts), found)
 
 
 def counted(started: Mapping[str, Any]) -> bool:

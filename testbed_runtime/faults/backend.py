@@ -107,9 +107,7 @@ class Peers(Protocol):
 class Control(Protocol):
     """Calls to the control endpoints of processes: over HTTP, or directly in a simulation."""
 
-    async def call(
-        self, method: str, address: Address, path: str, body: Any = None, *, timeout_s: float | None = None
-    ) -> Mapping[str, Any]:
+    async def call(self, method: str, address: Address, path: str, body: Any = None) -> Mapping[str, Any]:
         """Raises faults.http.Unreachable."""
 
 

@@ -101,7 +101,6 @@ class KubeTestbedHost:
     """A `ports.hosts.TestbedHost` of a cluster."""
 
     __test__ = False
-    environment = "kubernetes"
     create_limit_s = READY_LIMIT_S + REGISTER_LIMIT_S + CREATE_MARGIN_S
     close_limit_s = GONE_LIMIT_S + CREATE_MARGIN_S
 

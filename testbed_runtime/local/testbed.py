@@ -284,8 +284,6 @@ class LocalTestbed:
 class LocalTestbedHost(OwnedTestbedHost[LocalTestbed]):
     """The `ports.hosts.TestbedHost` of this machine. `run_folder` gets `logs/<trial>/` and `history/<trial>/`."""
 
-    environment = "local"
-
     def __init__(
         self, run_folder: Path, *, capabilities: Capabilities = LOCAL, packets: bool = False
     ) -> None:

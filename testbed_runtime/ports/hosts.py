@@ -120,10 +120,6 @@ class TestbedHost(Protocol):
     """An environment in which testbeds run."""
 
     @property
-    def environment(self) -> str:
-        """`local`, `kubernetes` or `simulation`."""
-
-    @property
     def capabilities(self) -> Capabilities:
         """The fault backends that are available, and why the others are not."""
 

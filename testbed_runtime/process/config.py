@@ -60,7 +60,6 @@ class AgentConfig(ConfigFile, frozen=True, kw_only=True):
     device: str = "eth0"
     hosts: Mapping[str, str] = field(default_factory=dict)
     seed: int = 1
-    incarnation: int = 1
     owned: bool = True
     """End when stdin closes. In a pod stdin is not a pipe of the parent."""
 

@@ -89,9 +89,9 @@ class Svg:
             "rect", title=title, x=x, y=y, width=max(width, 0.0), height=max(height, 0.0), class_=css
         )
 
-    def path(self, d: str, css: str, title: str = "") -> None:
+    def path(self, d: str, css: str) -> None:
         if d:
-            self.element("path", title=title, d=d, class_=css)
+            self.element("path", d=d, class_=css)
 
     def use(self, shape: str, css: str, *, left: float, top: float, width: float, height: float) -> None:
         """Place a shared curve (`shapes.Shapes`) into a box."""

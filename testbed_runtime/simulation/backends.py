@@ -35,11 +35,8 @@ class InProcessControl:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
 
-    async def call(
-        self, method: str, address: Address, path: str, body: Any = None, *, timeout_s: float | None = None
-    ) -> Mapping[str, Any]:
+    async def call(self, method: str, address: Address, path: str, body: Any = None) -> Mapping[str, Any]:
         """Raises Unreachable for a process that is gone or paused, as a real connection would."""
-        del timeout_s
         process = self._processes.get(address[0])
         if process is None or process.state != "running":
             raise Unreachable(f"{address[0]} does not answer")

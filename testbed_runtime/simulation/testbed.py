@@ -75,7 +75,6 @@ class SimTestbed:
 
     def __init__(self, plan: TestbedPlan, context: TrialContext, run_folder: Path) -> None:
         self.plan = plan
-        self.context = context
         self._folder = run_folder / "history" / context.trial
         self._outputs = run_folder / OUTPUTS / context.trial
         self._records = MemoryHistory(run=context.run, trial=context.trial, boot_id=BOOT_ID)
@@ -198,7 +197,6 @@ class SimTestbed:
 class SimTestbedHost(OwnedTestbedHost[SimTestbed]):
     """The `ports.hosts.TestbedHost` in virtual time. `run_folder` gets `history/<trial>/`."""
 
-    environment = "simulation"
     capabilities: Capabilities = SIMULATION
 
     def make(self, testbed: TestbedPlan, context: TrialContext) -> SimTestbed:

@@ -94,7 +94,6 @@ class TaskExecutor:
         self._heartbeats = HeartbeatConfig.of(options)
         self._scope = WaitScope(options, services.waits, str(config.resource_id))
         self._ask_timeout_s = options.duration("pekko.ask.timeout")
-        self.sampler = self._tasks.sampler
         self.resourcemanager = ResourceManagerConnection(
             rpc,
             config.jobmanager,

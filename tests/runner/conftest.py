@@ -192,7 +192,6 @@ class MemoryTestbed:
 class MemoryHost:
     """A `ports.hosts.TestbedHost` without processes."""
 
-    environment = "simulation"
     capabilities = SIMULATION
     create_limit_s = CREATE_LIMIT_S
     close_limit_s = CLOSE_LIMIT_S

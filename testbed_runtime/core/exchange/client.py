@@ -65,10 +65,6 @@ class PartitionRequestClient:
         """CloseRequest was queued: close the connection once `next_frame` is drained."""
 
     @property
-    def channels(self) -> tuple[RemoteInputChannel, ...]:
-        return tuple(self._channels.values())
-
-    @property
     def description(self) -> str:
         """The peer as Flink's messages name it: `<addr> [ <resource id> ] `."""
         return f"{self.peer} [ {self.resource_id} ] "

@@ -142,10 +142,6 @@ class LocalInputChannel(InputChannelBase):
     def buffers_in_use(self) -> int:
         return self.queued
 
-    @property
-    def unannounced_credit(self) -> int:
-        return 0
-
     def stats(self) -> ChannelStats:
         backlog = 0 if self._view is None else self._view.subpartition.backlog
         return ChannelStats(0, 0, self.buffers_in, backlog, self.queued, 0, 0)

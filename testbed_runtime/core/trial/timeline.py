@@ -159,10 +159,6 @@ class Timeline:
         return self._planned[0][0] if self._planned else None
 
     @property
-    def active_faults(self) -> tuple[str, ...]:
-        return tuple(self._active)
-
-    @property
     def spans(self) -> tuple[PhaseSpan, ...]:
         """The completed phases in order, with their actual start and end."""
         return tuple(self._spans)

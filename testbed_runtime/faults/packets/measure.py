@@ -46,13 +46,6 @@ class PathReading(Struct, frozen=True):
     """The last probe was answered, so earlier ones that were not are lost, not late."""
     error: str = ""
 
-    @property
-    def loss(self) -> tuple[float, float]:
-        """Return the shares lost (forward, backward)."""
-        forward = 1.0 - self.echoed / self.sent if self.sent else 0.0
-        backward = 1.0 - self.answered / self.echoed if self.echoed else 0.0
-        return max(0.0, forward), max(0.0, backward)
-
 
 class Judged(Struct, frozen=True):
     ok: bool
