@@ -1,4 +1,4 @@
-"""What a walk over the waits has passed, and the segments with their owners that it becomes."""
+"""The pieces of a path over the waits, and the segments with their owners that they become."""
 
 from __future__ import annotations
 
