@@ -1,4 +1,4 @@
-"""What the operator reports when the API server refuses what it creates, and how it goes on."""
+"""The operator reports a request that the API server refuses, and goes on."""
 
 from __future__ import annotations
 
