@@ -22,8 +22,8 @@ def test_only_requests_for_slots_are_waits_for_slots(history: Any, version: str,
     """Both calls expired after 2 s. The wait ends with the event."""
     built = history.empty()
     for t, method in ((5.0, "RequestSlot"), (6.0, "CancelTask")):
-        told = {"method": method, "timeout_s": 2.0, "peer": "tm-4"}
-        built.event("rpc.timeout", "taskexecutor", t, data=told)
+        call = {"method": method, "timeout_s": 2.0, "peer": "tm-4"}
+        built.event("rpc.timeout", "taskexecutor", t, data=call)
     configuration = {"pekko.ask.timeout": "2 s"}
     (found,) = expired_slot_requests(built.trial(), {"configuration": configuration, "flinkVersion": version})
     assert (found.start_ns, found.end_ns) == (history.at(3), history.at(5))
