@@ -1,4 +1,4 @@
-"""Measure the restore of keyed state from the checkpoint store, and from local copies (`state.backend.local-recovery`).
+"""Measure the restore of keyed state from the checkpoint store, and from local copies (`execution.state-recovery.from-local`).
 
     python benchmarks/restore_bench.py --megabytes 1000
 

@@ -117,7 +117,6 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("execution.checkpointing.dir", "", "1.20", "", ("state.checkpoints.dir",)),
     KnownKey("execution.checkpointing.savepoint-dir", "", "1.20", "", ("state.savepoints.dir",)),
     KnownKey("execution.checkpointing.storage", "", "1.20", "", ("state.checkpoint-storage",)),
-    KnownKey("execution.checkpointing.local-backup.enabled", "false", "1.20"),
     KnownKey("state.backend.rocksdb.memory.high-prio-pool-ratio", "0.1", "1.10"),
     KnownKey("state.backend.rocksdb.localdir", ""),
     KnownKey("state.backend.rocksdb.timer-service.factory", "ROCKSDB", "1.8"),

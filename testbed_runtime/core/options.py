@@ -33,6 +33,8 @@ from testbed_runtime.core.versions import (
 )
 
 LATENCY_INTERVAL = "metrics.latency.interval"
+LOCAL_BACKUP = "execution.checkpointing.local-backup.enabled"
+LOCAL_RECOVERY = "execution.state-recovery.from-local"
 MAX_TCP_CONNECTIONS = "taskmanager.network.max-num-tcp-connections"
 REQUIRED_PER_GATE = "taskmanager.network.memory.read-buffer.required-per-gate.max"
 
@@ -180,7 +182,8 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("state.backend.rocksdb.memory.managed", "boolean", "true", "The stores of a slot share its managed memory; false: each has 64 mb of write buffers and 8 mb of cache.", since="1.10"),
     Option("state.backend.rocksdb.memory.write-buffer-ratio", "double", "0.5", "Share of that memory for write buffers; the rest caches blocks of files.", since="1.10"),
     Option("state.backend.rocksdb.checkpoint.transfer.thread.num", "integer", "4", "Files that a task uploads or downloads at a time.", until=(("1.12", "1"),), since="1.8"),
-    Option("state.backend.local-recovery", "boolean", "false", "Restore from a copy on the TaskManager if it has one.", since="1.5"),
+    Option(LOCAL_RECOVERY, "boolean", "false", "Restore from a copy on the TaskManager if it has one.", aliases=("state.backend.local-recovery",), since="1.20"),
+    Option(LOCAL_BACKUP, "boolean", "false", f"Keep copies of snapshots on the TaskManager; `{LOCAL_RECOVERY}` if unset.", fallback=LOCAL_RECOVERY, since="1.20"),
     Option("taskmanager.cpu.cores", "double", "0", "Cores of a TaskManager in virtual time with headgate.simulation.cost; 0: one core per slot, as is Flink's default."),
     Option("headgate.simulation.cost", "string", "none", "In virtual time, records, buffers and flushes take as much processor time as in a real Flink of this version, and tasks wait for a free core; none: they take no time. No effect on real processes.", choices=("none", "flink-2.3")),
     Option("headgate.restart.fence-dead-slots", "boolean", "true", "Wait until a dead TaskManager's slots are fenced before redeploying; false is Flink's behaviour."),

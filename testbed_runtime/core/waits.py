@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from testbed_runtime.core.options import ALIASES
+from testbed_runtime.core.options import ALIASES, LOCAL_RECOVERY
 
 STALL_TICK_S = 0.1
 """How often a process compares the time with its own schedule, to notice that it stood still."""
@@ -110,7 +110,7 @@ KINDS: Mapping[str, WaitKind] = {
         WaitKind(name="deployment", phase="deploy", doc="the TaskManagers to acknowledge the tasks", after=("slot",), options=("pekko.ask.timeout", "headgate.jobmanager.service-time", "headgate.taskmanager.service-time")),
         WaitKind(name="jobmanager", phase="deploy", doc="a JobManager that is paused, dead, busy or cut off", options=(*_HEARTBEAT, "pekko.ask.timeout", "taskmanager.registration.timeout")),
         WaitKind(name="leadership", phase="deploy", doc="a JobManager to be granted the leadership", after=("lease", "start"), options=("high-availability.kubernetes.leader-election.lease-duration", "high-availability.kubernetes.leader-election.retry-period")),
-        WaitKind(name="restore", phase="restore", doc="a task's state", after=("deployment", "partition"), options=("state.backend.local-recovery",)),
+        WaitKind(name="restore", phase="restore", doc="a task's state", after=("deployment", "partition"), options=(LOCAL_RECOVERY,)),
         WaitKind(name="open", phase="deploy", doc="the functions of a task to open", after=("deployment", "partition", "restore")),
         WaitKind(name="partition", phase="reconnect", doc="the partition of a channel's producer", after=("deployment", "restore"), options=("taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max", "taskmanager.network.partition-request-timeout")),
         WaitKind(name="first-record", phase="first-record", doc="the first new record at a sink", after=("partition", "open", "restore", "deployment"), options=("execution.buffer-timeout.interval",)),

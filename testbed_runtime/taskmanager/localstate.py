@@ -1,4 +1,4 @@
-"""Local recovery: secondary copies of snapshots on the TaskManager that took them (`state.backend.local-recovery`).
+"""Local recovery: secondary copies of snapshots on the TaskManager that took them (`execution.checkpointing.local-backup.enabled`).
 
 The copy in the checkpoint store is the primary one, and the only one that counts: a secondary copy that cannot be written,
 or that is missing or incomplete when it is needed, harms nothing.
@@ -18,10 +18,12 @@ PENDING_MAX = 8
 
 
 class LocalState:
-    """The secondary copies of one TaskManager, by the key of the primary copy. Without a store it keeps none."""
+    """The secondary copies of one TaskManager, by the key of the primary copy. Without a store it keeps none. `restores`: they are
+    restored from (`execution.state-recovery.from-local`)."""
 
-    def __init__(self, store: BlobStore | None = None) -> None:
+    def __init__(self, store: BlobStore | None = None, *, restores: bool = True) -> None:
         self._store = store
+        self._restores = restores
         self._kept: dict[str, list[tuple[int, frozenset[str]]]] = {}
         """Checkpoints by task, and the keys of the objects that each consists of."""
 
@@ -62,8 +64,8 @@ class LocalState:
         await store.put(key, zlib.crc32(data).to_bytes(CHECKSUM_BYTES, "big") + data)
 
     async def find(self, key: str) -> memoryview | None:
-        """Return the copy of an object, or None if it is missing or incomplete."""
-        if self._store is None:
+        """Return the copy of an object, or None if it is missing or incomplete, or not to be used."""
+        if self._store is None or not self._restores:
             return None
         try:
             data = memoryview(await self._store.get(key))

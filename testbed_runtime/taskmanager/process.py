@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.statememory import StateBackendConfig
-from testbed_runtime.core.options import Options
+from testbed_runtime.core.options import LOCAL_BACKUP, LOCAL_RECOVERY, Options
 from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.execution import Clock, Cpu, RandomSource
 from testbed_runtime.ports.interception import NO_INTERCEPTION, Interception
@@ -40,7 +40,7 @@ class LocalFiles(Struct, frozen=True):
     """The files that a TaskManager keeps on its own disk; in memory by default."""
 
     copies: BlobStore | None = None
-    """The local copies of snapshots (`state.backend.local-recovery`)."""
+    """The local copies of snapshots (`execution.state-recovery.from-local`)."""
     state: StateFileStore = msgspec.field(default_factory=MemoryStateFiles)
     """The state that is not in memory (`state.backend.type`)."""
     open: Callable[[], IO[bytes]] = io.BytesIO
@@ -95,7 +95,7 @@ class TaskManager:
         self._waits = WaitLog(history, str(resource_id), clock.now)
         back_channel = partial(self.environment.open_file, "the back channel of an iteration")
         self.iterations = IterationBroker(back_channel)
-        keeps = options.boolean("state.backend.local-recovery")
+        copies = files.copies if options.boolean(LOCAL_BACKUP) else None
         self._services = TaskServices(
             options,
             clock,
@@ -108,7 +108,7 @@ class TaskManager:
             StateBackend(StateBackendConfig.of(options, slots), files.state),
             self.iterations,
             pace,
-            LocalState(files.copies if keeps else None),
+            LocalState(copies, restores=options.boolean(LOCAL_RECOVERY)),
             cores,
         )
         self._executor: TaskExecutor | None = None

@@ -374,7 +374,7 @@ async def test_state_in_files_and_local_copies_are_written_in_pods(followed: Fol
     document["spec"]["testbed"]["flinkConfiguration"] |= {
         "state.backend.type": "rocksdb",
         "execution.checkpointing.incremental": "true",
-        "state.backend.local-recovery": "true",
+        "execution.state-recovery.from-local": "true",
         "heartbeat.interval": "500 ms",
         "heartbeat.timeout": "2 s",
         "restart-strategy.type": "fixed-delay",

@@ -32,7 +32,8 @@ from tests.workload.test_filestate import Files
 
 ROCKSDB = {"state.backend.type": "rocksdb", "taskmanager.memory.managed.size": "32 kb"}
 INCREMENTAL = {**ROCKSDB, "execution.checkpointing.incremental": "true"}
-LOCAL = {"state.backend.local-recovery": "true"}
+RECOVERS, BACKS_UP = "execution.state-recovery.from-local", "execution.checkpointing.local-backup.enabled"
+LOCAL = {RECOVERS: "true"}
 SEEDS = range(1000, 1025)
 SOAK_SEEDS = range(2000, 7000)
 
@@ -116,6 +117,26 @@ def test_every_record_is_counted_once_after_a_restore(configuration: dict[str, s
     world.assert_exact()
     assert len({row["checkpoint"] for row in world.events("task.restored")}) >= 1
     assert counted == emitted(world)
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize(
+    ("configuration", "local"),
+    [
+        ({"state.backend.local-recovery": "true"}, True),
+        ({RECOVERS: "true"}, True),
+        ({RECOVERS: "true", BACKS_UP: "false"}, False),
+        ({BACKS_UP: "true"}, False),
+    ],
+    ids=["the old name", "both", "without copies", "copies that are not used"],
+)
+def test_tasks_restore_from_local_copies_if_they_are_kept_and_used(
+    configuration: dict[str, str], local: bool
+) -> None:
+    """Copies are kept if tasks restore from them, unless another option says so. A task moves to another TaskManager, where it has none."""
+    world, _ = run_virtual(_run(configuration))
+    restored = {json.loads(row["data"])["local"] for row in world.events("task.restored")}
+    assert restored == ({True, False} if local else {False})
 
 
 @pytest.mark.virtual
