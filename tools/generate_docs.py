@@ -274,7 +274,8 @@ def options_page() -> str:
             texts.OPTIONS_INTRO.format(edits=catalogue.TYPO_EDITS, profiles=_profiles()),
             f"## Effective here\n\n{_effective(flinks)}\n",
             f"## Headgate's own\n\nThese are not Flink options. An unknown key under `{catalogue.OWN_PREFIX}` is an error.\n\n{_effective(own)}\n",
-            f"## Known, without effect\n\n{table(('key', 'Flink’s default', 'in Flink', 'older names'), known)}\n",
+            f"## Known, without effect\n\n{table(('key', 'Flink’s default', 'in Flink', 'older names'), known)}\n\n"
+            f"Other keys that begin with one of these have no effect either: {', '.join(f'`{a}`' for a in catalogue.AREAS_WITHOUT_EFFECT)}.\n",
         ]
     )
 

@@ -89,6 +89,7 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("pekko.ssl.enabled", "true", "1.18", "", ("akka.ssl.enabled",)),
     KnownKey("pekko.log.lifecycle.events", "false", "1.18", "", ("akka.log.lifecycle.events",)),
     KnownKey("pekko.fork-join-executor.parallelism-factor", "2.0", "1.18", "", ("akka.fork-join-executor.parallelism-factor",)),
+    KnownKey("pekko.fork-join-executor.parallelism-min", "8", "1.18", "", ("akka.fork-join-executor.parallelism-min",)),
     KnownKey("pekko.fork-join-executor.parallelism-max", "64", "1.18", "", ("akka.fork-join-executor.parallelism-max",)),
     KnownKey("akka.startup-timeout", "", "", "2.0"),
     KnownKey("akka.client.timeout", "60 s", "", "2.0"),
@@ -99,6 +100,7 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("rest.bind-port", "8081"),
     KnownKey("rest.bind-address", ""),
     KnownKey("slot.idle.timeout", "50 s"),
+    KnownKey("slotmanager.number-of-slots.min", "0", "1.20"),
     KnownKey("slotmanager.number-of-slots.max", "", "1.11"),
     KnownKey("slotmanager.redundant-taskmanager-num", "0", "1.12"),
     KnownKey("resourcemanager.taskmanager-timeout", "30 s"),
@@ -160,6 +162,14 @@ WITHOUT_EFFECT: dict[str, KnownKey] = {
     **{k.key: k for k in KNOWN},
     **{a: k for k in KNOWN for a in k.aliases if a not in ALIASES},
 }
+AREAS_WITHOUT_EFFECT = (
+    "akka.", "blob.", "classloader.", "cleanup-strategy", "client.", "containerized.", "dstl.", "env.", "external-resource", "flink.hadoop.",
+    "fs.", "high-availability.kubernetes.", "high-availability.zookeeper.", "historyserver.", "jmx.", "job-event.", "job-result-store.",
+    "jobstore.", "kubernetes.", "metrics.", "pekko.", "process.", "python.", "queryable-state.", "rest.", "s3.", "security.",
+    "slow-task-detector.", "sql-client.", "sql-gateway.", "state.", "table.", "traces.", "user.", "web.", "yarn.", "zookeeper.",
+)  # fmt: skip
+"""Beginnings of keys of what a testbed does not have, for example a REST server, reporters of metrics, or file systems. A key that is
+neither effective nor a typo of a known one has no effect if it begins with one of them."""
 _TYPO_TARGETS = sorted({*BY_KEY, *ALIASES, *WITHOUT_EFFECT})
 
 
@@ -195,6 +205,8 @@ def judge(key: str, flink_version: str) -> Judgement:
     near = _typo_of(key)
     if near:
         return Judgement(Standing.TYPO, near)
+    if key.startswith(AREAS_WITHOUT_EFFECT):
+        return Judgement(Standing.WITHOUT_EFFECT, key)
     if key.startswith(OWN_PREFIX):
         own = [k for k in _TYPO_TARGETS if k.startswith(OWN_PREFIX)]
         return Judgement(Standing.TYPO, difflib.get_close_matches(key, own, n=1, cutoff=0.0)[0])

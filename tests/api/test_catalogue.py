@@ -57,6 +57,28 @@ def test_what_is_far_from_every_key_is_unknown(key):
     assert judge(key, "2.x").standing is Standing.UNKNOWN
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "kubernetes.service-account",
+        "metrics.reporter.prom.port",
+        "s3.path.style.access",
+        "state.backend.rocksdb.log.level",
+    ],
+)
+def test_keys_of_what_a_testbed_does_not_have_are_without_effect(key):
+    """A configuration of production has dozens of them; none is called unknown or a typo."""
+    assert judge(key, "2.x").standing is Standing.WITHOUT_EFFECT
+
+
+@pytest.mark.parametrize(
+    "key", ["pekko.fork-join-executor.parallelism-min", "slotmanager.number-of-slots.min"]
+)
+def test_a_key_that_differs_in_min_and_max_is_no_typo(key):
+    """Flink has both."""
+    assert judge(key, "2.x").standing is Standing.WITHOUT_EFFECT
+
+
 @given(key=st.text(max_size=60), version=st.sampled_from(VERSIONS))
 def test_judging_is_total(key, version):
     """Any text in any version has a standing."""
