@@ -249,12 +249,13 @@ class Scheduler:
         text = "Could not acquire the minimum required resources."
         if not has(self._services.options.flink_version, DECLARATIVE_SLOTS):
             text = "Slot request bulk is not fulfillable! Could not allocate the required slot within slot request timeout"
-        failed = self._without_slots()
+        failed = {task: self._graph.execution(task).attempt for task in self._without_slots()}
         self._end_slots(Outcome.EXPIRED)
         self.stop()
         self.release_expected(text)
-        for task in failed:
-            self._on_failed(task, Cause("NoResourceAvailableException", text, "JobMaster"))
+        for task, attempt in failed.items():
+            if self._graph.execution(task).attempt == attempt:  # the failure before did not restart it
+                self._on_failed(task, Cause("NoResourceAvailableException", text, "JobMaster"))
 
     def _without_slots(self) -> list[Task]:
         """Return a task of each region that lacks a slot. Flink requests the slots of each region by themselves, so each one fails."""

@@ -98,7 +98,7 @@ class TaskTable:
         return Acknowledge()
 
     def _limit_end(self, task: Task, *, waits: bool) -> None:
-        """Let the TaskManager end if a task that was cancelled or failed from outside does not end in time (Task.TaskCancelerWatchDog).
+        """Let the TaskManager end if a task that was cancelled, or failed with its slot, does not end in time (Task.TaskCancelerWatchDog).
         `waits`: the JobMaster waits for its end."""
         if self._cancellation_timeout_s > 0 and task.attempt not in self._cancel_timers:
             timer = asyncio.get_running_loop().call_later(self._cancellation_timeout_s, self._on_stuck, task)

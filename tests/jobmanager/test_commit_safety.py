@@ -102,7 +102,8 @@ async def test_commits_that_are_in_the_record_are_not_written_again():
 
 @virtually
 async def test_J_133_a_checkpoint_id_is_used_once_also_after_a_restart_of_the_jobmanager():
-    """CheckpointIDCounterTestBase.testSerialIncrementAndGet. The ids of checkpoints that were not completed are not used again."""
+    """CheckpointIDCounterTestBase.testSerialIncrementAndGet. The ids of checkpoints that were not completed are not used again,
+    if the store had them when the JobManager ended."""
     async with Cluster(4, {"execution.checkpointing.max-concurrent-checkpoints": "2"}) as cluster:
         await cluster.submit()
         await cluster.until(lambda: (1, "completed", "") in ended_checkpoints(cluster))

@@ -229,7 +229,7 @@ async def test_without_fencing_the_job_is_deployed_to_the_dead_slot_again_and_ag
 
 
 @pytest.mark.parametrize(
-    ("fenced", "lost", "waits_s"), [("false", 4, 12.0), ("false", 3, 9.0), ("true", 4, 24.0)]
+    ("fenced", "lost", "waits_s"), [("false", 100, 12.0), ("false", 3, 9.0), ("true", 4, 24.0)]
 )
 def test_J_134_a_task_whose_cancel_calls_are_not_answered_counts_as_cancelled(fenced, lost, waits_s):
     """ExecutionVertexCancelTest.testCancelCallFails. Flink calls four times, each until pekko.ask.timeout (3 s). With fenced dead slots,
@@ -499,6 +499,7 @@ async def test_a_region_that_fails_while_the_next_restart_waits_is_restarted_wit
         assert [row["subject"] for row in cluster.rows.events("failover.deployed")] == ["3"]
 
 
+ATTEMPTS, STRATEGY = "restart-strategy.fixed-delay.attempts", "jobmanager.execution.failover-strategy"
 FORWARD_ONLY = JobGraph(
     "job",
     (JobVertex("v1", 2, 128, "main"), JobVertex("v2", 2, 128, "main")),
@@ -506,22 +507,49 @@ FORWARD_ONLY = JobGraph(
 )
 
 
-@pytest.mark.parametrize(("attempts", "state"), [("1", "FAILED"), ("2", "RESTARTING")])
-def test_J_137_each_region_that_gets_no_slot_in_time_fails(attempts, state):
-    """DefaultSchedulerTest.restartVerticesOnSlotAllocationTimeout: two regions of two tasks. The restart strategy counts both."""
+@pytest.mark.parametrize(
+    ("options", "failed", "state"),
+    [
+        ({ATTEMPTS: "1"}, ["v1-0", "v1-1"], "FAILED"),
+        ({ATTEMPTS: "2"}, ["v1-0", "v1-1"], "RESTARTING"),
+        ({ATTEMPTS: "1", STRATEGY: "full"}, ["v1-0"], "RESTARTING"),
+        (
+            {ATTEMPTS: "1", STRATEGY: "full", "restart-strategy.fixed-delay.delay": "0 s"},
+            ["v1-0"],
+            "RUNNING",
+        ),
+    ],
+    ids=["regions", "enough attempts", "full", "full, at once"],
+)
+def test_J_137_each_region_that_gets_no_slot_in_time_fails(options, failed, state):
+    """DefaultSchedulerTest.restartVerticesOnSlotAllocationTimeout: two regions of two tasks. The restart strategy counts both, unless the
+    first failure restarts both."""
 
     async def main():
-        options = {"slot.request.timeout": "10 s", "restart-strategy.fixed-delay.attempts": attempts}
-        async with Cluster(0, options | DELAY) as cluster:
+        configuration = {"slot.request.timeout": "10 s"} | DELAY | options
+        async with Cluster(0, configuration) as cluster:
             await cluster.submit(FORWARD_ONLY)
             await asyncio.sleep(11.0)
-            assert [data_of(row)["task"] for row in cluster.rows.events("failover.failure")] == [
-                "v1-0",
-                "v1-1",
-            ]
+            assert [data_of(row)["task"] for row in cluster.rows.events("failover.failure")] == failed
             assert (await cluster.status()).state == state
 
     run_virtual(main())
+
+
+@virtually
+async def test_a_region_that_still_has_its_slots_does_not_fail_for_want_of_slots():
+    """Both regions restart, and one of them has lost its TaskManager."""
+    async with Cluster(2, DELAY | {"slot.request.timeout": "10 s", ATTEMPTS: "9"}) as cluster:
+        await cluster.submit(FORWARD_ONLY)
+        await cluster.until_running()
+        victim = cluster.running_on("v1-0")
+        await victim.die()
+        cluster.tms.remove(victim)
+        await cluster.until(lambda: cluster.rows.events("failover.cancelled"))
+        await cluster.running_on("v1-1").report(cluster.attempt_of("v1-1"), "FAILED", "IOException", "second")
+        await asyncio.sleep(13.0)
+        failures = [(data_of(row)["task"], row["text"]) for row in cluster.rows.events("failover.failure")]
+        assert [task for task, text in failures if "minimum required resources" in text] == ["v1-0"]
 
 
 @virtually

@@ -1,6 +1,7 @@
 """Decides when checkpoints are triggered, complete, are declined or expire, and when the job fails (Flink's CheckpointCoordinator).
 
-Pure: times in seconds come in, what to do comes out. The checkpoint ids count from 1, and go on under another leader.
+Pure: times in seconds come in, what to do comes out. The checkpoint ids count from 1, and go on under another leader, which
+is given the last one.
 """
 
 from __future__ import annotations
@@ -258,7 +259,8 @@ class CheckpointCoordinator:
         last_completed: int = 0,
         draw: Callable[[int, int], int] = max,
     ) -> None:
-        """`last_id`: the last one that an earlier leader triggered. `draw(low, high)` returns the delay of the first checkpoint in milliseconds: min-pause to the interval, both included."""
+        """`last_id`: the last one that an earlier leader triggered. `draw(low, high)` returns the delay of the first checkpoint in
+        milliseconds: min-pause to the interval, both included."""
         self._config = config
         self._min_pause_s = min(config.min_pause_s, MAX_MIN_PAUSE_S)
         self._interval_s = max(config.interval_s, self._min_pause_s) if config.interval_s > 0 else FOREVER
