@@ -44,7 +44,6 @@ TOKEN_BYTES = 32
 LIST_RETRY_S = 2.0
 ADMISSION_EVERY_S = 15.0
 """How often the operator checks whether a namespace that refused it admits it now."""
-FORBIDDEN = 403
 NEXT_TERM_S = 2.0
 """Pause after a term that ended by an error."""
 CONNECTIONS_BESIDE = 8
@@ -164,7 +163,7 @@ class Operator:
             try:
                 found += await self._context.cluster.list(kind, namespace)
             except ApiError as error:
-                if namespace is None or error.status != FORBIDDEN:
+                if namespace is None or not error.forbidden:
                     raise
                 refused[namespace] = str(error)
                 if len(refused) == len(namespaces):

@@ -176,7 +176,7 @@ class Reconciler:
 
 def is_terminating(error: ApiError) -> bool:
     """Whether a request was refused because its namespace is being deleted."""
-    return error.status == 403 and NAMESPACE_TERMINATING in error.text
+    return error.forbidden and NAMESPACE_TERMINATING in error.text
 
 
 def _log(of: Resource, action: Action) -> None:

@@ -14,7 +14,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError, UserError
 
 if TYPE_CHECKING:
-    from testbed_runtime.kube.api import Api
+    from testbed_runtime.kube.api import Api, ApiError
 
 INSTALL = (
     "install Headgate: kubectl apply -k manifests/, or "
@@ -87,7 +87,7 @@ async def connected(access: Access) -> AsyncIterator[Api]:
         try:
             yield api
         except ApiError as error:
-            raise explained(error.status, error.reason, error.text, server=api.server) from error
+            raise explained(error, server=api.server) from error
 
 
 def permitting(text: str) -> str:
@@ -106,11 +106,12 @@ def permitting(text: str) -> str:
     return f"ask its administrator for the right to {right} {scope}"
 
 
-def explained(status: int, reason: str, text: str, *, server: str) -> HeadgateError:
+def explained(error: ApiError, *, server: str) -> HeadgateError:
     """Turn a refusal by the API server into an error with a hint. Pure."""
+    status, text = error.status, error.text
     if status == 404 and ("could not find the requested resource" in text or "page not found" in text):
         return UserError("the cluster", "knows no kinds of headgate.dev", INSTALL)
-    if status == 403:
+    if error.forbidden:
         return UserError("the cluster", text, permitting(text))
     if status == 401:
         return UserError("the cluster", "does not accept the login", "renew it, or give --context")
@@ -118,4 +119,4 @@ def explained(status: int, reason: str, text: str, *, server: str) -> HeadgateEr
         return UserError(server, f"is not reached: {text}", "look at KUBECONFIG, --kubeconfig and --context")
     if status == 404:
         return UserError("the cluster", text, "look at the name and --namespace")
-    return HeadgateError(f"the cluster refused: {reason}: {text}")
+    return HeadgateError(f"the cluster refused: {error.reason}: {text}")

@@ -54,7 +54,7 @@ async def _is_missing(api: Api) -> bool:
     try:
         return await api.get("Namespace", None, api.namespace) is None
     except ApiError as error:
-        if error.status != 403:
+        if not error.forbidden:
             raise
         return False
 
@@ -69,7 +69,7 @@ async def _kinds(api: Api) -> Finding:
         except ApiError as error:
             if error.status == 404:
                 missing.append(kind)
-            elif error.status != 403:
+            elif not error.forbidden:
                 raise
     if missing:
         return Finding("kinds", BAD, f"none of {', '.join(missing)}", INSTALL)
@@ -82,7 +82,7 @@ async def _operator(api: Api) -> Finding:
     try:
         found = await api.list("Deployment", None, labels=OPERATOR_LABELS)
     except ApiError as error:
-        if error.status != 403:
+        if not error.forbidden:
             raise
         return Finding(
             "operator", WARNING, "unknown", "you are not permitted to list the deployments of the cluster"

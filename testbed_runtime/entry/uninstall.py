@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api, WatchEvent
 
 TEST = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component": "test"}
-FORBIDDEN = 403
 SET_BY = "the chart's Job sets it"
 
 
@@ -89,7 +88,7 @@ async def _admitted(api: Api, settings: Settings) -> tuple[Settings, list[str]]:
             await api.list("Fault", namespace)
             admitted.append(namespace)
         except ApiError as error:
-            if namespace is None or error.status != FORBIDDEN:
+            if namespace is None or not error.forbidden:
                 raise
             steps.append(
                 f"namespace {namespace}: skipped, it does not exist or refuses the uninstall: {error}"

@@ -70,6 +70,11 @@ class ApiError(HeadgateError):
         return self.status == 409
 
     @property
+    def forbidden(self) -> bool:
+        """The account has no right to it, or admission refuses it."""
+        return self.status == 403
+
+    @property
     def unreachable(self) -> bool:
         """The server could not be reached or cannot answer now: worth retrying later."""
         return self.status == 0 or self.status in RETRIED

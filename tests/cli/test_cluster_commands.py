@@ -14,6 +14,7 @@ from testbed_runtime.cli import access, cluster_doctor, cluster_report, commands
 from testbed_runtime.cli.findings import BAD
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.entry import uninstall
+from testbed_runtime.kube.api import ApiError
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ from testbed_runtime.entry import uninstall
 )
 def test_a_refusal_of_the_cluster_is_explained_with_its_fix(status, text, said):
     """Each HTTP status has its own sentence and fix."""
-    assert said in str(access.explained(status, "Reason", text, server="https://there"))
+    assert said in str(access.explained(ApiError(status, "Reason", text), server="https://there"))
 
 
 MINE = 'scenarioruns.headgate.dev is forbidden: User "eve" cannot {} resource "scenarioruns" in API group "headgate.dev"'
@@ -59,7 +60,7 @@ MINE = 'scenarioruns.headgate.dev is forbidden: User "eve" cannot {} resource "s
 )  # fmt: skip
 def test_what_is_forbidden_names_the_right_that_is_missing_or_the_rule_that_refuses(text, said):
     """The texts are the API server's: verb, resource, API group and namespace."""
-    assert said in str(access.explained(403, "Forbidden", text, server="https://there"))
+    assert said in str(access.explained(ApiError(403, "Forbidden", text), server="https://there"))
 
 
 @pytest.mark.parametrize(
@@ -267,8 +268,6 @@ class Refusing(Cluster):
     """Refuses to delete a pod."""
 
     async def delete(self, kind, namespace, name):
-        from testbed_runtime.kube.api import ApiError
-
         if name == "r-recorder":
             raise ApiError(403, "Forbidden", "no")
         await super().delete(kind, namespace, name)
@@ -332,8 +331,6 @@ class Gone(Cluster):
     """Refuses every list in the namespace `gone`, as an API server does where the Roles are deleted."""
 
     async def list(self, kind, namespace, *, labels=None):
-        from testbed_runtime.kube.api import ApiError
-
         if namespace == "gone":
             raise ApiError(403, "Forbidden", f'{kind} is forbidden: User "u" cannot list it')
         return await super().list(kind, namespace, labels=labels)

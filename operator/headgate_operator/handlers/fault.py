@@ -152,7 +152,7 @@ async def _allows(context: Context, fault: Fault) -> bool:
     try:
         namespace = await context.find(Resource, "Namespace", None, fault.namespace)
     except ApiError as error:
-        if error.status == 403:
+        if error.forbidden:
             return False
         raise
     labels = namespace.labels if namespace else {}
