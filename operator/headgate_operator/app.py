@@ -136,20 +136,23 @@ class Operator:
     async def list_all(self, now: float) -> None:
         """List and queue every object of Headgate's kinds. Raises ApiError, but not for some of several namespaces that refuse it."""
         refused: dict[str, str] = {}
+        known, listed = {}, {}
         for kind in self.kinds:
-            before, names = self.health.known(kind), set()
-            for obj in await self._list(kind, refused):
-                found = Resource(obj)
-                names.add(found.path)
+            known[kind] = self.health.known(kind)
+            listed[kind] = await self._list(kind, refused)
+            self.health.listed(kind)
+        # all kinds are listed first: a namespace that refuses one of them is not watched
+        for kind, objects in listed.items():
+            served = [found for found in map(Resource, objects) if found.namespace not in refused]
+            for found in served:
                 self.queue.add(Key(kind, found.namespace, found.name))
                 self.health.expect(kind, found.path, found.resource_version, now)
-            for name in self.health.gone(kind, before, names):
+            for name in self.health.gone(kind, known[kind], {found.path for found in served}):
                 self.population.forget(kind, name)
                 self._requested.pop((kind, name), None)
                 key = Key(kind, *name.split("/", 1))
                 if key.namespace not in refused:
                     self.queue.add(key, fresh=True)
-            self.health.listed(kind)
         for namespace in refused.keys() - self.refused:
             extra = {"namespace": namespace, "error": refused[namespace]}
             log.warning("a namespace does not exist or refuses the operator; it is not served", extra=extra)

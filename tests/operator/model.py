@@ -45,9 +45,11 @@ class ModelApi:
     down: bool = False
     """Nothing is reached."""
     failing: list[tuple[Callable[[str, str, str], bool], ApiError]] = field(default_factory=list)
+    """(verb, kind, name) → this error, for each call that matches."""
     closed: set[str] = field(default_factory=set)
     """Namespaces that refuse every request, as those do whose Roles are gone."""
-    """(verb, kind, name) → this error, for each call that matches."""
+    closed_kinds: set[tuple[str, str]] = field(default_factory=set)
+    """(kind, namespace) that refuse every request, as where a Role does not name the kind."""
     events: list[tuple[str, str, str, str]] = field(default_factory=list)
     """Object's name, type, reason and text, in order."""
     _version: int = 0
@@ -175,7 +177,7 @@ class ModelApi:
         await asyncio.sleep(self.latency_s)
         if self.down:
             raise ApiError(0, "Unreachable", "the model is down", call=f"{verb} {kind} {name}")
-        if namespace in self.closed:
+        if namespace in self.closed or (kind, namespace) in self.closed_kinds:
             raise ApiError(
                 403, "Forbidden", f'{kind} is forbidden: User "operator" cannot {verb} it in {namespace}'
             )

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import logging
+import re
 from typing import Any
 
 import kopf
@@ -13,12 +14,26 @@ import pytest
 from aiohttp import ClientConnectorError
 
 from headgate_operator import watching
-from headgate_operator.app import WatchFailed
+from headgate_operator.app import RESYNC_S, Operator, WatchFailed
+from headgate_operator.health import STALLED_WATCH_S
 from headgate_operator.logs import JsonLines
 from headgate_operator.settings import Settings
 from testbed_runtime.kube.api import ApiError
 from tests.operator.test_testbed import ALL, KEY, condition, is_settled, names, patch, ready
 from tests.operator.world import World, a_testbed, is_true, simulate
+
+
+def requests_in(world: World, namespace: str) -> set[str]:
+    """Return the verbs of the requests that were made there."""
+    return {verb for verb, _, path in world.api.calls if path.startswith(f"{namespace}/")}
+
+
+def interruptions(operator: Operator) -> int:
+    """Return how many terms of an operator ended by an error."""
+    page = operator.metrics.text(depth=0, leader=True, info={})
+    found = re.search(r"^headgate_operator_interruptions_total (\d+)$", page, re.MULTILINE)
+    assert found is not None
+    return int(found[1])
 
 
 def test_a_namespace_that_refuses_the_operator_does_not_stop_the_others(
@@ -43,13 +58,47 @@ def test_a_namespace_that_refuses_the_operator_does_not_stop_the_others(
         await asyncio.sleep(1)
         world.watch_fails = None
         await asyncio.sleep(10)
+        world.api.calls.clear()
         patch(world, taskManagers={"replicas": 4})
         await world.until(lambda: "bench-tm-3" in names(world) and is_settled(world), limit_s=60)
+        await asyncio.sleep(60)
+        assert requests_in(world, "late") == {"list"}
 
     with caplog.at_level(logging.WARNING, logger="headgate"):
         simulate(scenario, namespaces=("lab", "late"))
     words = "a namespace does not exist or refuses the operator; it is not served"
     assert [r.message for r in caplog.records].count(words) == 2
+
+
+def test_a_namespace_that_refuses_one_kind_is_not_served_until_it_admits_all() -> None:
+    """No object there is touched or waited for, no term ends meanwhile, and the other namespaces are served."""
+
+    async def scenario(world: World) -> None:
+        late = a_testbed()
+        late["metadata"]["namespace"] = "late"
+        bench = lambda: world.api.objects["Testbed", "late", "bench"]  # noqa: E731
+        world.api.closed_kinds = {("ScenarioRun", "late")}
+        world.api.put(late)
+        await ready(world)
+        operator, now = world.operators["operator-0"], asyncio.get_running_loop().time
+        begun = now()
+        while now() < begun + 2 * RESYNC_S + STALLED_WATCH_S:
+            await asyncio.sleep(10)
+            assert operator.health.stalled(now()) == ""
+        assert requests_in(world, "late") == {"list"}
+        assert interruptions(operator) == 0
+        world.api.closed_kinds.clear()
+        await world.until(lambda: is_true(bench().get("status") or {}, "Ready"), limit_s=60)
+        # a Role may lose a kind while the operator works
+        world.api.closed_kinds = {("ScenarioRun", "late")}
+        await asyncio.sleep(RESYNC_S + 10)
+        assert operator.served == ("lab",)
+        world.api.calls.clear()
+        await asyncio.sleep(RESYNC_S + STALLED_WATCH_S)
+        assert requests_in(world, "late") == {"list"}
+        assert operator.health.stalled(now()) == ""
+
+    simulate(scenario, namespaces=("lab", "late"))
 
 
 def test_an_operator_that_every_namespace_refuses_waits_unready(caplog: pytest.LogCaptureFixture) -> None:
@@ -153,9 +202,7 @@ def test_an_operator_continues_by_itself_when_the_api_server_is_back() -> None:
         world.api.down = False
         await world.until(lambda: is_settled(world) and "bench-store" in names(world), limit_s=60)
         assert world.operators == {"operator-0": process}
-        assert "headgate_operator_interruptions_total 1\n" in process.metrics.text(
-            depth=0, leader=True, info={}
-        )
+        assert interruptions(process) == 1
 
     simulate(scenario)
 
