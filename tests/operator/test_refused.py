@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from testbed_runtime.kube.api import ApiError
+from tests.operator.test_scenario_study import a_study
 from tests.operator.test_testbed import condition, is_settled, names, status
 from tests.operator.world import World, a_testbed, find, is_true, simulate
 
@@ -79,6 +80,26 @@ def test_what_its_namespace_does_not_admit_is_reported_at_once(
         world.api.failing.clear()
         await world.until(lambda: is_settled(world) and not stalled(), limit_s=400)
         assert words not in status(world).get("message", "")
+
+    simulate(scenario)
+
+
+def test_the_message_of_a_refusal_goes_when_it_is_over_although_the_plan_keeps_messages() -> None:
+    """A TuningStudy has its runner's message; before the runner reports, its plan writes the message that the status has."""
+
+    async def scenario(world: World) -> None:
+        study = a_study()
+        seen = lambda: world.api.objects["TuningStudy", "lab", study["metadata"]["name"]].get("status") or {}  # noqa: E731
+        refused = lambda verb, kind, _: verb == "create" and kind == "Pod"  # noqa: E731
+        world.api.failing.append((refused, ApiError(403, "Forbidden", "exceeded quota")))
+        world.start()
+        world.api.put(study)
+        await world.until(lambda: is_true(seen(), "Stalled"), limit_s=10)
+        assert "exceeded quota" in seen()["message"]
+        world.api.failing.clear()
+        await world.until(lambda: not is_true(seen(), "Stalled"), limit_s=100)
+        await asyncio.sleep(10)
+        assert "message" not in seen()
 
     simulate(scenario)
 
