@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pwd
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -202,9 +204,17 @@ NAMELESS = ("unshare", "--user", "--map-user=54321", "--map-group=54321")
 """The same rights on files, under a user id that has no name, as with `docker run --user`."""
 
 
+def why_not_nameless() -> str:
+    """Return why no process here can have a user without a name; empty if it can."""
+    if shutil.which(NAMELESS[0]) is None:
+        return f"{NAMELESS[0]} is not installed"
+    tried = subprocess.run([*NAMELESS, "true"], capture_output=True, text=True, check=False)
+    return "" if tried.returncode == 0 else tried.stderr.strip() or f"{NAMELESS[0]} failed"
+
+
 def nameless_python(folder: Path) -> str:
     """This Python as a user without a name, where the kernel lets a process have a user namespace."""
-    if subprocess.run([*NAMELESS, "true"], capture_output=True, check=False).returncode != 0:
+    if why_not_nameless():
         return sys.executable
     path = folder / "nameless-python"
     path.write_text(f'#!/bin/sh\nexec {shlex.join(NAMELESS)} {shlex.quote(sys.executable)} "$@"\n')
@@ -214,7 +224,7 @@ def nameless_python(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    """One real Spark for the tests of this file. Its user has no name, because Hadoop cannot log in as such a user."""
+    """One real Spark for the tests of this file, of a user without a name where that is possible: Hadoop cannot log in as one."""
     with Session() as made:
         made.spark = SparkWorker(python=nameless_python(tmp_path_factory.mktemp("python")))
         yield made
@@ -239,6 +249,21 @@ def test_a_real_spark_in_its_own_process_writes_metrics_and_time_series(own_run:
     assert any(row["metric"] == "latency.relative-to-control" and row["value"] for row in rows)
     series = json.loads((own_run / "timeseries.json").read_text())
     assert [s["trial"] for s in series["trials"]] == [p.trial for p in synthetic.PLANS]
+
+
+@pytest.mark.spark
+def test_spark_runs_for_a_user_without_a_name(session: Session):
+    """The session of the other tests: it works, and no name belongs to the user id that its JVM sees."""
+    if problem := why_not_nameless():
+        pytest.skip(problem)
+    if not session.spark.is_up:
+        session.run(session.spark.start())
+    jvms = jvms_below(os.getpid())
+    assert jvms
+    for pid in jvms:
+        seen = int(Path(f"/proc/{pid}/uid_map").read_text().split()[0])
+        with pytest.raises(KeyError):
+            pwd.getpwuid(seen)
 
 
 def test_the_line_that_explains_a_failure_is_kept_whatever_follows_it():
