@@ -36,7 +36,7 @@ from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.verdict import EXIT_ERROR
 from testbed_runtime.http import serve
-from testbed_runtime.kube.api import Api, ApiError, connect
+from testbed_runtime.kube.api import ApiError, connect
 
 RESYNC_S = 300.0
 """Every object is listed and reconciled again: against lost events, and to check that the watches deliver."""
@@ -224,7 +224,7 @@ async def run(settings: Settings) -> None:
             lambda: make_certificate(datetime.now(UTC)),
         )
         operator = Operator(context, handlers.table(), metrics)
-        leader = _leader(cluster, settings, operator)
+        leader = leader_for(operator, context)
         server = await _serve(operator, leader, settings)
         try:
             async with _webhook(settings, metrics):
@@ -269,17 +269,23 @@ def _cancel_on_sigterm() -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
-def _leader(cluster: Api, settings: Settings, operator: Operator) -> Leader:
-    watched = settings.cluster_wide or settings.namespace in settings.namespaces
+def leader_for(operator: Operator, context: Context) -> Leader:
+    """Return this replica's candidate for the Lease. The operator's health expects its renewals."""
+    settings = context.settings
 
     def renewed(version: str) -> None:
         """Expect the renewal as a watch event, if this process watches its own namespace."""
+        watched = settings.cluster_wide or settings.namespace in operator.served
         if watched and leader.holding:
             name = f"{settings.namespace}/{LEASE_NAME}"
             operator.health.expect("Lease", name, version, asyncio.get_running_loop().time())
 
     leader = Leader(
-        cluster, namespace=settings.namespace, identity=settings.identity, now=clock, renewed=renewed
+        context.cluster,
+        namespace=settings.namespace,
+        identity=settings.identity,
+        now=context.now,
+        renewed=renewed,
     )
     return leader
 

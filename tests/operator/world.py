@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 from headgate_operator import handlers
 from headgate_operator.agents import Agents
-from headgate_operator.app import Operator, lead
+from headgate_operator.app import Operator, lead, leader_for
 from headgate_operator.handler import Context, Handler
-from headgate_operator.leader import Leader
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.simulation.loop import PROCESS, VirtualLoop, run_virtual, spawn
@@ -88,8 +87,7 @@ class World:
             lambda: b"certificate of " + name.encode(),
         )
         operator = Operator(context, self.table)
-        leader = Leader(self.api, namespace=settings.namespace, identity=name, now=wall)
-        await lead(operator, leader, lambda: self._watched(name, operator))
+        await lead(operator, leader_for(operator, context), lambda: self._watched(name, operator))
 
     async def _watched(self, name: str, operator: Operator) -> None:
         """Watch until the term ends or `watch_fails`."""
