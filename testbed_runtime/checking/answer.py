@@ -28,7 +28,7 @@ from testbed_runtime.checking.common import (
 )
 from testbed_runtime.checking.criticalpath import DELAY_CATCH_UP, EPSILON_NS, NEAR_NS, attribute
 from testbed_runtime.checking.failovers import Cause, counted
-from testbed_runtime.checking.faults import FaultEffect, check_faults, targets_of
+from testbed_runtime.checking.faults import FaultEffect, added_delays, check_faults, targets_of
 from testbed_runtime.checking.lasting import capped, lasting_wait, share_slack
 from testbed_runtime.checking.prices import margins, prices
 from testbed_runtime.checking.progress import (
@@ -80,8 +80,6 @@ from testbed_runtime.history.waits import INT64_MAX
 FAILED_NS = NS // 4
 """A wait whose failure ended a round ended at most this long before the JobMaster learned of the failure."""
 _STANDS_STILL = "a job that stands still: no record arrives at its sinks, and no wait was recorded"
-_DELAYS = ("latency_s", "delay_s")
-"""The parameters of faults that say by how much they delay what passes."""
 _ON_THE_EXCHANGE = ("network", "frames")
 """Groups of faults that delay records while the job runs."""
 _LASTING = (Outcome.COMPLETED, Outcome.OPEN)
@@ -167,12 +165,7 @@ class _Paths:
         self.options = options(entry).of_job(batch=bool(self.producers))
         self.restarts = [e for e in events(trial, "failover.started") if counted(e)]
         self.waits = waits
-        self.delays = {
-            str(f["name"]): round(max(float(f["params"].get(key) or 0) for key in _DELAYS) * NS)
-            for f in entry.get("faults") or ()
-            if f.get("params")
-        }
-        """The delay that each fault adds to what passes."""
+        self.delays = added_delays(entry)
         self.on_rpc = on_rpc_alone(entry)
         self.windowed = windows_before_sinks(trial, entry)
         direct = frozenset(job_shape(trial, entry).sinks) - self.windowed.keys()

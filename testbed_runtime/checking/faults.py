@@ -6,7 +6,7 @@ import json
 
 from msgspec import Struct
 
-from testbed_runtime.checking.common import Entry, data, events, windows
+from testbed_runtime.checking.common import NS, Entry, data, events, windows
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.judgement.metrics import (
     FAULT_NOT_VERIFIED,
@@ -16,6 +16,8 @@ from testbed_runtime.core.judgement.metrics import (
 )
 from testbed_runtime.history.schema import Trial
 
+_DELAYS = ("latency_s", "delay_s")
+"""The parameters of faults that say by how much they delay what passes."""
 VERDICTS = ("verified", "unverified", "failed")
 
 
@@ -104,3 +106,12 @@ def targets_of(effect: FaultEffect) -> list[str]:
     except ValueError:
         return []
     return [str(t) for t in found] if isinstance(found, list) else []
+
+
+def added_delays(entry: Entry) -> dict[str, int]:
+    """Map each fault of a trial to the delay that it adds to what passes, or to each message."""
+    return {
+        str(f["name"]): round(max(float(f["params"].get(key) or 0) for key in _DELAYS) * NS)
+        for f in entry.get("faults") or ()
+        if f.get("params")
+    }

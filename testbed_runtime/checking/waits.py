@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from testbed_runtime.checking.common import NS, Entry, busiest, data, events, job_shape, options, task_series
-from testbed_runtime.checking.faults import FaultEffect, targets_of
+from testbed_runtime.checking.faults import FaultEffect, added_delays, targets_of
 from testbed_runtime.checking.heldmessages import held_messages
 from testbed_runtime.checking.iterations import held_supersteps
 from testbed_runtime.checking.lostwaits import lost_waits
@@ -108,7 +108,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     others = [e for e in effects if _stopped_kind(e) != "jobmanager"]
     lost = [w if w.cause else _named(w, others, busy, planes) for w in lost_waits(trial, entry, end_ns)]
     found += [w for w in lost if w.kind != "deployment" or w.fault or busy]  # else its tasks were at work
-    found += held_messages(found, effects)
+    found += held_messages(found, effects, added_delays(entry), planes)
     return sorted(found, key=lambda w: (w.end_ns, w.start_ns, w.wait))
 
 

@@ -13,10 +13,12 @@ from tests.checking.test_recovery_path import path, wait
 from tests.checking.test_rules import NS, effect
 
 SLOW = effect("rpc.delay", (0, 30), targets='["tm-1"]')
+DELAYS = {"f": 6 * NS}
+"""SLOW keeps each message for longer than heartbeats may be missing."""
 
 
 def lost(start: float, end: float, **more: Any) -> Wait:
-    given = {"who": RM_NAME, "what": "tm-1-1", "option": "heartbeat.timeout", **more}
+    given = {"who": RM_NAME, "what": "tm-1-1", "option": "heartbeat.timeout", "budget_ns": 5 * NS, **more}
     return wait("heartbeat", start, end, Outcome.EXPIRED, **given)
 
 
@@ -33,7 +35,7 @@ def test_a_taskmanager_that_was_lost_handles_messages_when_it_registers_again():
         registered(7),
         registered(9),
     ]
-    (found,) = held_messages(waits, [SLOW])
+    (found,) = held_messages(waits, [SLOW], DELAYS, {})
     assert (found.kind, found.who, found.fault) == ("stalled", "tm-1-1", "f")
     assert (found.start_ns, found.end_ns) == (round(0.9 * NS), 7 * NS)
     assert found.cause == "tm-1 to handle the messages in its mailbox, during the fault `f`"
@@ -57,7 +59,43 @@ def test_a_taskmanager_that_was_lost_handles_messages_when_it_registers_again():
 )  # fmt: skip
 def test_nothing_else_shows_that_messages_are_held_up(waits: list[Wait], fault: Any):
     """Only missing heartbeats of a TaskManager whose messages such a fault delays, and that is still there."""
-    assert held_messages(waits, [fault]) == []
+    assert held_messages(waits, [fault], DELAYS, {}) == []
+
+
+@pytest.mark.parametrize(("delay_s", "blamed"), [(0.01, False), (5, False), (5.01, True)])
+def test_a_message_that_is_kept_for_less_than_heartbeats_may_be_missing_explains_no_loss(
+    delay_s: float, blamed: bool
+):
+    """Another reason must have kept the TaskManager silent for 5 s."""
+    found = held_messages([lost(0.9, 5.9), registered(7)], [SLOW], {"f": round(delay_s * NS)}, {})
+    assert bool(found) is blamed
+
+
+@pytest.mark.parametrize(
+    ("kind", "span", "targets", "plane", "blamed"),
+    [
+        ("process.pause", (0.5, 9.5), "tm-1", "data", False),
+        ("process.pause", (0.5, None), "tm-1", "data", False),
+        ("process.pause", (3.4, 9.5), "tm-1", "data", False),  # half of the time
+        ("process.pause", (3.5, 9.5), "tm-1", "data", True),
+        ("process.pause", (0.5, 9.5), "tm-0", "data", True),
+        ("heartbeats.mute", (0.5, 9.5), "tm-1", "data", False),
+        ("network.partition", (0.5, 9.5), "tm-1", "rpc", False),
+        ("network.partition", (0.5, 9.5), "tm-1", "both", False),
+        ("network.partition", (0.5, 9.5), "tm-1", "data", True),
+        ("network.stall", (0.5, 9.5), "jobmanager", "rpc", False),
+        ("network.half-open", (0.5, 9.5), "tm-1->jobmanager", "rpc", False),
+        ("network.half-open", (0.5, 9.5), "tm-1->tm-0", "both", True),
+        ("network.latency", (0.5, 9.5), "tm-1", "rpc", True),
+    ],
+)  # fmt: skip
+def test_a_fault_that_keeps_the_taskmanager_silent_owns_its_loss(
+    kind: str, span: tuple[float, float | None], targets: str, plane: str, blamed: bool
+):
+    """Its heartbeats were missing from 0.9 s to 5.9 s, whatever its mailbox did."""
+    other = effect(kind, span, fault="other", targets=f'["{targets}"]')
+    found = held_messages([lost(0.9, 5.9), registered(7)], [other, SLOW], DELAYS, {"other": plane})
+    assert bool(found) is blamed
 
 
 def test_slots_wait_for_a_taskmanager_that_handles_no_messages():
@@ -68,5 +106,5 @@ def test_slots_wait_for_a_taskmanager_that_handles_no_messages():
         wait("slot", 4.9, 6),
         registered(6),
     ]
-    assert path([*waits, *held_messages(waits, [SLOW])], 6) == [("stalled", 6)]
+    assert path([*waits, *held_messages(waits, [SLOW], DELAYS, {})], 6) == [("stalled", 6)]
     assert [kind for kind, _ in path(waits, 6)] == ["cancellation", "slot"]
