@@ -118,13 +118,14 @@ def until(holds: Callable[[], object], what: str) -> None:
 def test_images_are_pulled_from_a_registry_and_an_uninstall_leaves_what_the_page_says(page: Page):
     """Push, install, `helm test`, a run, an upgrade, the uninstall; the cluster before and after is compared object by object."""
     cluster, registry = page.cluster, page.registry
+    namespaces, installation = block("make images PUSH=").split("make images", 1)
+    page.run(namespaces)
     for team in TEAMS:
-        cluster.kubectl("create", "namespace", team)
         cluster.kubectl(
             "-n", team, "wait", "--for=create", "serviceaccount/default", "configmap/kube-root-ca.crt"
         )
     before = objects(cluster)
-    said = page.run(block("make images PUSH="))
+    said = page.run(f"make images{installation}")
     assert "POD LOGS:" in said
     page.run(RUN)
     page.run(line("helm upgrade"))
