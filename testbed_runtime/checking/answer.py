@@ -30,6 +30,7 @@ from testbed_runtime.checking.criticalpath import DELAY_CATCH_UP, EPSILON_NS, NE
 from testbed_runtime.checking.failovers import Cause, counted
 from testbed_runtime.checking.faults import FaultEffect, added_delays, check_faults, targets_of
 from testbed_runtime.checking.lasting import capped, lasting_wait, share_slack
+from testbed_runtime.checking.limiting import frame_classes, limiting_fault, places_of_behind
 from testbed_runtime.checking.prices import margins, prices
 from testbed_runtime.checking.progress import (
     LAST_NS,
@@ -173,10 +174,13 @@ class _Paths:
         """The windows before all sinks; empty if one of these gets records directly."""
         self.spare = has_spare_slots(entry)
         self.effects: Sequence[FaultEffect] = ()
+        self.outage_fault = ""
+        """The fault of the outage that is attributed now."""
         self.catch_up: CatchUp | None = None
         """The lag of the subtasks, if it is known."""
 
     def recovery(self, outage: Outage, unknown: str) -> Recovery:
+        self.outage_fault = "" if outage.fault is None else outage.fault.fault
         rounds = self._rounds(outage)
         segments = [s for r in rounds for s in r.segments]
         reason = "" if outage.recovered else NOT_RECOVERED
@@ -187,7 +191,7 @@ class _Paths:
         failed = reason == JOB_FAILED
         downtime = None if outage.running is None else (outage.running - outage.effect) / NS
         return Recovery(
-            fault="" if outage.fault is None else outage.fault.fault,
+            fault=self.outage_fault,
             effect_ns=outage.effect,
             end_ns=outage.end,
             recovered=outage.recovered,
@@ -515,14 +519,14 @@ class _Paths:
         )
 
     def _limiting(self, start: int, end: int) -> FaultEffect | None:
-        """Return the fault on the exchange that lasted for half of a catch-up in which no vertex was busy."""
-        lasted = [
-            (min(e.ended_ns or end, end) - max(e.begun_ns, start), e)
-            for e in self.effects
-            if self._on_exchange(e)
-        ]
-        found = [(ns, e) for ns, e in lasted if 2 * ns >= end - start >= NS and e.injected_ns is not None]
-        return max(found, key=lambda one: one[0], default=(0, None))[1]
+        """Return the fault on the exchange that lasted for half of a catch-up in which no vertex was busy, and hit what was behind."""
+        if not (effects := [e for e in self.effects if self._on_exchange(e)]):
+            return None
+        behind = self.catch_up.behind_before(end) if self.catch_up is not None else ()
+        places = places_of_behind(self.trial, self.entry, (start, end), behind)
+        return limiting_fault(
+            effects, (start, end), places, classes=frame_classes(self.entry), own=self.outage_fault
+        )
 
     def _failing(self, failure: Cause, start: int, end: int) -> Wait | None:
         """Return the wait that ended with this failure: one of the kind that its text names, or else the longest. A

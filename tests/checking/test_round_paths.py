@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from testbed_runtime.checking.answer import _Paths, _with_prolonging_faults, tri
 from testbed_runtime.checking.common import Window, Windows
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect
+from testbed_runtime.checking.limiting import places_of_behind
 from testbed_runtime.checking.prices import margins
 from testbed_runtime.checking.rounds import Outage, RoundSpan
 from testbed_runtime.core.judgement.metrics import JOB_FAILED
@@ -52,13 +54,15 @@ def answered(
     service_time: str = "0 ms",
     interval: str = "0 s",
     plane: str = "data",
+    others: Sequence[FaultEffect] = (),
+    params: Mapping[str, Any] | None = None,
 ) -> Recovery:
     entry = {
         "configuration": {SERVICE_TIME: service_time, "execution.checkpointing.interval": interval},
-        "faults": [{"name": "a", "plane": plane}],
+        "faults": [{"name": "a", "plane": plane, "params": params}],
     }
     paths = _Paths(trial, entry, waits, Windows(None, None, None, None, at(60)))
-    paths.effects = [outage.fault] if outage.fault is not None else []
+    paths.effects = [*others, *([outage.fault] if outage.fault is not None else [])]
     return paths.recovery(outage, "")
 
 
@@ -186,6 +190,70 @@ def test_a_link_that_a_fault_makes_narrow_limits_a_catch_up_in_which_nothing_is_
     outage = Outage(fault("a", 8, ended, "network.bandwidth"), at(8), at(14), rounds, True, at(14))
     last = answered(outage, [], trial=built.trial(), plane=plane).rounds[0].segments[-1]
     assert (last.text, last.fault) == (owner, "a" if "fault" in owner else "")
+
+
+def narrow(span: tuple[float, float], kind: str = "network.bandwidth", *targets: str) -> FaultEffect:
+    return replace(fault("a", *span, kind), targets=json.dumps(targets or ["tm-1"]))
+
+
+def bystander(*targets: str, kind: str = "network.latency") -> FaultEffect:
+    return replace(fault("b", 5, 20, kind), targets=json.dumps(targets))
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "params", "named"),
+    [
+        (narrow((8, 13.5)), [], None, "a"),
+        (narrow((8, 13.5)), [bystander("tm-9")], None, "a"),  # it runs no task
+        (narrow((8, 9)), [bystander("tm-9")], None, ""),
+        (narrow((8, 9)), [bystander("tm-1->tm-9")], None, ""),
+        (narrow((8, 9)), [bystander("tm-1->*")], None, "b"),
+        (narrow((8, 9)), [bystander()], None, "b"),  # on every TaskManager
+        (narrow((8, 13.5)), [bystander("tm-1")], None, "b"),  # it lasted longer
+        (narrow((8, 20)), [bystander("tm-1")], None, "a"),  # as long
+        (narrow((8, 9)), [bystander("tm-1", kind="network.duplicate")], None, ""),
+        (narrow((8, 20), "frames.withhold-credit"), [], None, "a"),
+        (narrow((8, 20), "frames.drop"), [], {"frame_class": "barrier"}, ""),
+        (narrow((8, 20), "frames.drop"), [], {"frame_class": "credit"}, "a"),
+        (narrow((8, 20), "frames.delay"), [], {"frame_class": "request"}, ""),
+        (narrow((8, 20), "frames.delay"), [], {"frame_class": "buffer"}, "a"),
+    ],
+)  # fmt: skip
+def test_a_fault_limits_a_catch_up_only_where_records_pass(
+    history: Any, own: FaultEffect, others: list[FaultEffect], params: Any, named: str
+):
+    """Only tm-1 runs a task. Records arrive again at 11 s, and nothing is late at 14 s."""
+    built = history.empty()
+    for tick in range(31):
+        built.add("tm-1-1", "tasks", 11 + tick / 10, task="map-0", vertex="map", role="operator", attempt=1)
+    rounds = (RoundSpan(at(8), at(14), cause(9.5), running=at(11)),)
+    outage = Outage(own, at(8), at(14), rounds, True, at(14))
+    found = answered(outage, [], trial=built.trial(), others=others, params=params)
+    assert found.rounds[0].segments[-1].fault == named
+
+
+@pytest.mark.parametrize(
+    ("behind", "places"),
+    [
+        ([], {"tm-0", "tm-1"}),
+        (["left-0"], {"tm-0"}),
+        (["right-0"], {"tm-0", "tm-1"}),
+        (["source-0"], {"tm-0"}),
+    ],
+)
+def test_what_is_behind_is_at_its_taskmanager_and_at_those_of_its_inputs(
+    history: Any, behind: list[str], places: set[str]
+):
+    """One source feeds two sinks. Where a task ran before does not count."""
+    built = history.empty()
+    for attempt, t, ran in (
+        (1, 10, {"left": "tm-1-1"}),
+        (2, 12, {"source": "tm-0-1", "left": "tm-0-1", "right": "tm-1-1"}),
+    ):
+        for vertex, process in ran.items():
+            role = "source" if vertex == "source" else "sink"
+            built.add(process, "tasks", t, task=f"{vertex}-0", vertex=vertex, role=role, attempt=attempt)
+    assert places_of_behind(built.trial(), {}, (at(11), at(14)), behind) == places
 
 
 @pytest.mark.parametrize(("taskmanager", "ended"), [("tm-3-1", "heartbeat"), ("tm-0-1", "deployment")])
