@@ -18,7 +18,7 @@ from testbed_runtime.checking.prices import margins
 from testbed_runtime.checking.rounds import Outage, RoundSpan
 from testbed_runtime.core.judgement.metrics import JOB_FAILED
 from testbed_runtime.core.judgement.recovery import Price, Recovery
-from testbed_runtime.core.waits import Outcome, Wait
+from testbed_runtime.core.waits import RM_NAME, Outcome, Wait
 
 NS = 1_000_000_000
 START = 1000
@@ -254,6 +254,24 @@ def test_what_is_behind_is_at_its_taskmanager_and_at_those_of_its_inputs(
             role = "source" if vertex == "source" else "sink"
             built.add(process, "tasks", t, task=f"{vertex}-0", vertex=vertex, role=role, attempt=attempt)
     assert places_of_behind(built.trial(), {}, (at(11), at(14)), behind) == places
+
+
+def test_a_request_for_a_slot_that_expired_with_a_failure_did_not_end_its_round(history: Any):
+    """The ResourceManager asks again, so the job waits on: its wait for all slots is what failed at 14 s."""
+    slots = {"what": "job", "option": "slot.request.timeout", "value": "4 s"}
+    asked = {"what": "tm-4", "option": "pekko.ask.timeout", "value": "5 s"}
+    waits = [
+        wait("slot", 10, 14, "expired", **slots),
+        wait("slot", 9, 14, "expired", who=RM_NAME, **asked),
+    ]
+    failed = cause(14, "slot")
+    rounds = (
+        RoundSpan(at(8), at(14), cause(9.5), failed),
+        RoundSpan(at(14), at(16), failed, running=at(16)),
+    )
+    outage = Outage(fault("a", 8, 9), at(8), at(16), rounds, True)
+    found = answered(outage, waits, trial=history.empty().trial())
+    assert found.rounds[0].segments[-1].option == "slot.request.timeout"
 
 
 @pytest.mark.parametrize(("taskmanager", "ended"), [("tm-3-1", "heartbeat"), ("tm-0-1", "deployment")])
