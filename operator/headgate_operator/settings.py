@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from msgspec import Struct, field
 
 from testbed_runtime.api import naming, podsettings
-from testbed_runtime.api.environment import names, whole_number
+from testbed_runtime.api.environment import NAMESPACES, names, whole_number
 from testbed_runtime.api.podsettings import PodSettings
 from testbed_runtime.core.errors import UserError
 
@@ -60,7 +60,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     base = Settings()
     get = environment.get
     return Settings(
-        namespaces=names(environment, "HEADGATE_NAMESPACES"),
+        namespaces=names(environment, NAMESPACES),
         namespace=get("POD_NAMESPACE") or base.namespace,
         identity=get("POD_NAME") or base.identity,
         image=get("HEADGATE_IMAGE") or base.image,

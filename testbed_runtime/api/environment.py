@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from testbed_runtime.core.errors import UserError
 
 Environment = Mapping[str, str]
+NAMESPACES = "HEADGATE_NAMESPACES"
+"""The variable with the namespaces to which an installation is limited. Empty: the whole cluster."""
 
 
 def needed(environment: Environment, name: str, hint: str) -> str:

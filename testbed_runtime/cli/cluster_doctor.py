@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from testbed_runtime.api import naming
-from testbed_runtime.api.environment import names
+from testbed_runtime.api.environment import NAMESPACES, names
 from testbed_runtime.api.manifest import manifest
 from testbed_runtime.cli.access import INSTALL, Access, connected
 from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding, noted
@@ -110,9 +110,9 @@ def watched_namespaces(deployment: Mapping[str, Any]) -> tuple[str, ...]:
         variable.get("value", "")
         for container in pod.get("containers", ())
         for variable in container.get("env", ())
-        if variable["name"] == "HEADGATE_NAMESPACES"
+        if variable["name"] == NAMESPACES
     )
-    return names({"HEADGATE_NAMESPACES": next(values, "")}, "HEADGATE_NAMESPACES")
+    return names({NAMESPACES: next(values, "")}, NAMESPACES)
 
 
 def _full(deployment: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from testbed_runtime.api import naming
-from testbed_runtime.api.environment import names, needed
+from testbed_runtime.api.environment import NAMESPACES, names, needed
 from testbed_runtime.api.views import Resource
 from testbed_runtime.cli import heal
 from testbed_runtime.cli.cluster_doctor import OPERATOR_LABELS
@@ -48,7 +48,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         limit_s = float(limit)
     except ValueError as error:
         raise UserError("HEADGATE_UNINSTALL_LIMIT", str(error), "write seconds, as in 60") from None
-    namespaces = names(environment, "HEADGATE_NAMESPACES", SET_BY) or (None,)
+    namespaces = names(environment, NAMESPACES, SET_BY) or (None,)
     return Settings(namespace, deployment, release, namespaces, limit_s)
 
 
