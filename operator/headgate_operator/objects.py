@@ -189,7 +189,7 @@ def pod(
     """Return the pod of one process."""
     name = Testbed(testbed).name
     role = role_of(process)
-    metadata = _metadata(testbed, naming.pod_name(name, process))
+    metadata = _metadata(testbed, naming.pod_name(name, process), role)
     metadata["labels"] |= {
         naming.LABEL_ROLE: role,
         naming.LABEL_INCARNATION: str(incarnation),
@@ -372,10 +372,10 @@ def _volumes(testbed: Manifest, process: str) -> list[dict[str, Any]]:
     return volumes
 
 
-def _metadata(testbed: Manifest, name: str) -> dict[str, Any]:
+def _metadata(testbed: Manifest, name: str, component: str = "testbed") -> dict[str, Any]:
     owner = Testbed(testbed)
     labels = {naming.LABEL_TESTBED: owner.name}
-    return metadata_of(name, owner.namespace, labels, owner=owner_of(owner))
+    return metadata_of(name, owner.namespace, labels, component=component, owner=owner_of(owner))
 
 
 def owner_of(owner: Resource, *, controller: bool = True) -> dict[str, Any]:

@@ -73,18 +73,27 @@ def recorder_claim(run: Run, settings: Settings) -> dict[str, Any]:
 
 def account(namespace: str, name: str) -> dict[str, Any]:
     """Return a service account for Headgate's pods. It has no owner: every run of the namespace uses it."""
-    return manifest("ServiceAccount", metadata_of(name, namespace), automountServiceAccountToken=False)
+    return manifest(
+        "ServiceAccount",
+        metadata_of(name, namespace, component=_component(name)),
+        automountServiceAccountToken=False,
+    )
 
 
 def role_binding(namespace: str, name: str, settings: Settings) -> dict[str, Any]:
     """Bind the account to its ClusterRole within the namespace only: `headgate-runner` to `<prefix>-runner` of this installation."""
-    role = f"{settings.role_prefix}-{name.rpartition('-')[2]}"
+    role = f"{settings.role_prefix}-{_component(name)}"
     return manifest(
         "RoleBinding",
-        metadata_of(role, namespace),
+        metadata_of(role, namespace, component=_component(name)),
         roleRef={"apiGroup": naming.RBAC_GROUP, "kind": "ClusterRole", "name": role},
         subjects=[{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
     )
+
+
+def _component(account_name: str) -> str:
+    """Return `runner` for the account `headgate-runner`."""
+    return account_name.rpartition("-")[2]
 
 
 def accounts(owner: Run | Study, settings: Settings) -> list[dict[str, Any]]:
@@ -245,7 +254,8 @@ def _metadata(owner: Resource, name: str, *, role: str, controlled: bool = True)
     labels = {naming.LABEL_ROLE: role}
     if controlled:
         labels[_KIND_LABELS[owner.kind]] = owner.name
-    return metadata_of(name, owner.namespace, labels, owner=owner_of(owner, controller=controlled))
+    reference = owner_of(owner, controller=controlled)
+    return metadata_of(name, owner.namespace, labels, component=role, owner=reference)
 
 
 def _service(owner: Resource, name: str, *, role: str, port: int, controlled: bool = True) -> dict[str, Any]:

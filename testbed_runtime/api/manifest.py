@@ -19,12 +19,11 @@ def metadata_of(
     namespace: str,
     labels: Mapping[str, str] | None = None,
     *,
+    component: str,
     owner: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return metadata with the label that the operator watches. The object is deleted with its owner, if it has one."""
-    found = {
-        "name": name,
-        "namespace": namespace,
-        "labels": {naming.LABEL_MANAGED_BY: naming.MANAGED_BY, **(labels or {})},
-    }
+    """Return metadata with Kubernetes' recommended labels. The object is deleted with its owner, if it has one."""
+    instance = owner["name"] if owner and owner.get("controller") else naming.MANAGED_BY
+    recommended = naming.recommended_labels(instance, component)
+    found = {"name": name, "namespace": namespace, "labels": {**recommended, **(labels or {})}}
     return {**found, "ownerReferences": [owner]} if owner else found

@@ -33,6 +33,11 @@ LABEL_FAULTS_ALLOWED = f"{GROUP}/faults"
 """On a namespace, value `allowed`: faults may hit pods that do not belong to a testbed."""
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "headgate"
+LABEL_NAME, LABEL_INSTANCE, LABEL_COMPONENT, LABEL_PART_OF = (
+    f"app.kubernetes.io/{label}" for label in ("name", "instance", "component", "part-of")
+)
+OPERATOR_LABELS = {LABEL_NAME: MANAGED_BY, LABEL_COMPONENT: "operator"}
+"""On the operator's Deployment and pods, which the manifests and the chart create."""
 ANNOTATION_HEAL = f"{GROUP}/heal"
 ANNOTATION_SKIP_HEAL = f"{GROUP}/skip-heal"
 ANNOTATION_REQUEST = f"{GROUP}/request"
@@ -84,6 +89,19 @@ MAX_TESTBED_NAME = 40
 RUNNER_ACCOUNT = "headgate-runner"
 STUDY_ACCOUNT = "headgate-study"
 SPARK_ACCOUNT = "headgate-spark"
+
+
+def recommended_labels(instance: str, component: str) -> dict[str, str]:
+    """Return the labels that Kubernetes recommends, for an object that Headgate creates.
+
+    `instance` is the name of the Testbed, ScenarioRun or TuningStudy that it belongs to; `headgate` if several share it."""
+    return {
+        LABEL_NAME: MANAGED_BY,
+        LABEL_INSTANCE: instance,
+        LABEL_COMPONENT: component,
+        LABEL_PART_OF: MANAGED_BY,
+        LABEL_MANAGED_BY: MANAGED_BY,
+    }
 
 
 def pod_name(testbed: str, process: str) -> str:

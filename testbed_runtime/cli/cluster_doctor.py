@@ -16,7 +16,6 @@ from testbed_runtime.core.errors import HeadgateError
 if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api
 
-OPERATOR_LABELS = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component": "operator"}
 LIMIT_S = 10.0
 """Limit for all checks together."""
 NEEDED = (("create", "scenarioruns"), ("get", "scenarioruns"), ("create", "faults"), ("delete", "faults"))
@@ -80,7 +79,7 @@ async def _operator(api: Api) -> Finding:
     from testbed_runtime.kube.api import ApiError
 
     try:
-        found = await api.list("Deployment", None, labels=OPERATOR_LABELS)
+        found = await api.list("Deployment", None, labels=naming.OPERATOR_LABELS)
     except ApiError as error:
         if not error.forbidden:
             raise
@@ -91,7 +90,7 @@ async def _operator(api: Api) -> Finding:
     if not ready:
         listed = ", ".join(_full(d) for d in found) or "none"
         spaces = sorted({d["metadata"]["namespace"] for d in found})
-        selector = ",".join(f"{key}={value}" for key, value in OPERATOR_LABELS.items())
+        selector = ",".join(f"{key}={value}" for key, value in naming.OPERATOR_LABELS.items())
         look = "; ".join(f"kubectl -n {space} describe pods -l {selector}" for space in spaces)
         return Finding(
             "operator", BAD, f"not ready: {listed}", f"look at its pod: {look}" if found else INSTALL

@@ -15,7 +15,6 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.environment import NAMESPACES, names, needed
 from testbed_runtime.api.views import Resource
 from testbed_runtime.cli import heal
-from testbed_runtime.cli.cluster_doctor import OPERATOR_LABELS
 from testbed_runtime.cli.heal import OPERATOR_GONE_S
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.entry.harness import complain, run_main
@@ -24,7 +23,7 @@ from testbed_runtime.timeouts import timeout
 if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api, WatchEvent
 
-TEST = {"app.kubernetes.io/name": "headgate", "app.kubernetes.io/component": "test"}
+TEST = {naming.LABEL_NAME: naming.MANAGED_BY, naming.LABEL_COMPONENT: "test"}
 SET_BY = "the chart's Job sets it"
 
 
@@ -68,7 +67,7 @@ async def uninstall(api: Api, settings: Settings) -> Sequence[str]:
             f"{one}: finalizer removed" for one in await _remove_finalizers(api, kind, settings.namespaces)
         ]
     created = {naming.LABEL_MANAGED_BY: naming.MANAGED_BY}
-    tests = {**TEST, "app.kubernetes.io/instance": settings.release}
+    tests = {**TEST, naming.LABEL_INSTANCE: settings.release}
     steps += await _delete(api, "Pod", settings.namespace, tests)
     for namespace in settings.namespaces:
         steps += await _delete(api, "Pod", namespace, created)
@@ -121,7 +120,7 @@ async def _stop_operator(api: Api, settings: Settings) -> None:
     await api.patch("Deployment", settings.namespace, settings.deployment, patch)
     there: frozenset[str] = frozenset()
     async with timeout(OPERATOR_GONE_S):
-        labels = {**OPERATOR_LABELS, "app.kubernetes.io/instance": settings.release}
+        labels = {**naming.OPERATOR_LABELS, naming.LABEL_INSTANCE: settings.release}
         async for event in api.watch("Pod", settings.namespace, labels=labels):
             there = _pods_after(there, event)
             if event.type != "LISTED" and not there:

@@ -72,7 +72,13 @@ def trial_testbed(testbed: TestbedPlan, run: RunAccess, context: TrialContext) -
         "pods": {**spec.get("pods", {}), "tokenSecret": naming.token_name(run.run), "proxy": testbed.proxy},
     }
     name = naming.trial_testbed_name(run.run, context.trial)
-    metadata = metadata_of(name, run.namespace, {naming.LABEL_RUN: run.run}, owner=run.owner.reference())
+    metadata = metadata_of(
+        name,
+        run.namespace,
+        {naming.LABEL_RUN: run.run},
+        component="testbed",
+        owner=run.owner.reference(),
+    )
     metadata["annotations"] = {naming.ANNOTATION_TRIAL: context.trial}
     return manifest("Testbed", metadata, spec=spec)
 

@@ -39,7 +39,9 @@ def config_map(
 ) -> dict[str, Any]:
     """Return a ConfigMap that is deleted with its ScenarioRun or TuningStudy."""
     label = naming.LABEL_STUDY if owner.kind == "TuningStudy" else naming.LABEL_RUN
-    metadata = metadata_of(name, owner.namespace, {label: owner.name}, owner=owner.reference())
+    metadata = metadata_of(
+        name, owner.namespace, {label: owner.name}, component=owner.kind.lower(), owner=owner.reference()
+    )
     found = manifest("ConfigMap", metadata, data=dict(data))
     if binary:
         found["binaryData"] = {k: base64.b64encode(v).decode() for k, v in binary.items()}
@@ -51,5 +53,7 @@ def scenario_run(
 ) -> dict[str, Any]:
     """Return a ScenarioRun, which belongs to the TuningStudy if one is given."""
     labels = {naming.LABEL_STUDY: study.name} if study else {}
-    metadata = metadata_of(name, namespace, labels, owner=study.reference() if study else None)
+    metadata = metadata_of(
+        name, namespace, labels, component="scenariorun", owner=study.reference() if study else None
+    )
     return manifest("ScenarioRun", metadata, spec=dict(spec))

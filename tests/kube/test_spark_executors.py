@@ -49,7 +49,7 @@ def test_executors_mount_the_claim_where_the_driver_puts_histories(tmp_path: Pat
     assert pulled["spark.kubernetes.container.image.pullPolicy"] == "Always"
     assert pulled["spark.kubernetes.container.image.pullSecrets"] == "a,b"
     assert Path(settings["spark.kubernetes.executor.podTemplateFile"]).read_text() == json.dumps(
-        pod_template()
+        pod_template(settings["spark.kubernetes.driver.pod.name"])
     )
 
 
@@ -63,7 +63,7 @@ def test_executors_without_a_claim_or_a_cluster_are_refused(tmp_path: Path):
 
 def test_executor_pods_pass_pod_security_restricted():
     """No privileges, and a read-only root file system."""
-    spec = pod_template()["spec"]
+    spec = pod_template("r-spark")["spec"]
     assert spec["securityContext"]["runAsNonRoot"]
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     inside = spec["containers"][0]["securityContext"]

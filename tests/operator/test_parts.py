@@ -28,6 +28,7 @@ from testbed_runtime.api.status import Status
 from testbed_runtime.api.views import Resource, Run, Study, seconds
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.http import bearer_token, serve
+from testbed_runtime.kube.manifests import config_map
 from testbed_runtime.ports.hosts import JOB_PATH
 from testbed_runtime.process import clock
 from testbed_runtime.simulation.loop import run_virtual
@@ -302,6 +303,34 @@ def test_the_settings_of_pods_reach_every_pod() -> None:
     [driver] = made[-1]["spec"]["containers"]
     handed_on = {e["name"]: e.get("value", "") for e in driver["env"]}
     assert json.loads(handed_on["HEADGATE_PODS"]) == settings.pods
+
+
+def test_every_object_carries_the_labels_that_kubernetes_recommends() -> None:
+    """Objects that runs share name no run, so that two runs do not write two values; no selector of the operator's own pods matches."""
+    bench, obj = with_uid(), a_run()
+    obj["metadata"]["uid"] = "u"
+    run = Run(obj)
+    made = [
+        (
+            objects.pod(bench, "tm-0", incarnation=1, secret_uid="s", settings=Settings()),
+            "bench",
+            "taskmanager",
+        ),
+        (objects.config_map(bench), "bench", "testbed"),
+        (objects_runs.runner_pod(run, Settings()), run.name, "runner"),
+        (objects_runs.spark_pod(run, Settings()), "headgate", "spark"),
+        (objects_runs.role_binding("lab", naming.RUNNER_ACCOUNT, Settings()), "headgate", "runner"),
+        (config_map(run, "x", {}), run.name, "scenariorun"),
+    ]
+    for manifest, instance, component in made:
+        labels = manifest["metadata"]["labels"]
+        named = {
+            label: labels.get(f"app.kubernetes.io/{label}") for label in ("name", "part-of", "managed-by")
+        }
+        assert named == {"name": "headgate", "part-of": "headgate", "managed-by": "headgate"}
+        found = labels["app.kubernetes.io/instance"], labels["app.kubernetes.io/component"]
+        assert found == (instance, component)
+        assert not naming.OPERATOR_LABELS.items() <= labels.items()
 
 
 def test_additional_variables_reach_runner_pods_only() -> None:

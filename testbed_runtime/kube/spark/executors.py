@@ -37,7 +37,7 @@ def executor_settings(environment: Mapping[str, str], *, executors: int, scratch
         )
     template = scratch / TEMPLATE
     extra = podsettings.read(environment.get(podsettings.VARIABLE, ""))
-    template.write_text(json.dumps(podsettings.applied(pod_template(), extra)))
+    template.write_text(json.dumps(podsettings.applied(pod_template(environment["POD_NAME"]), extra)))
     address, mount = environment["POD_IP"], "spark.kubernetes.executor.volumes.persistentVolumeClaim.history"
     secrets = environment.get("HEADGATE_IMAGE_PULL_SECRETS", "")
     return {
@@ -68,7 +68,7 @@ def executor_settings(environment: Mapping[str, str], *, executors: int, scratch
     }
 
 
-def pod_template() -> dict[str, Any]:
+def pod_template(driver: str) -> dict[str, Any]:
     """Return what Spark does not set itself: the security context, a writable folder, labels."""
     container = {
         "name": "executor",
@@ -82,5 +82,5 @@ def pod_template() -> dict[str, Any]:
         "containers": [container],
         "volumes": [{"name": "tmp", "emptyDir": {}}],
     }
-    labels = {naming.LABEL_MANAGED_BY: naming.MANAGED_BY, naming.LABEL_ROLE: "executor"}
+    labels = {**naming.recommended_labels(driver, "executor"), naming.LABEL_ROLE: "executor"}
     return manifest("Pod", {"labels": labels}, spec=spec)
