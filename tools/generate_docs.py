@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from typer.models import OptionInfo
 
 from testbed_runtime.api import catalogue, fields, kinds, limits, models
-from testbed_runtime.api.crd_status import COLUMNS, SHORT_NAMES
+from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.descriptions import meaning
 from testbed_runtime.cli.commands import build
 from testbed_runtime.core.faults.kinds import KINDS
@@ -196,10 +196,10 @@ def _listed() -> list[tuple[str, ...]]:
     return [
         (
             f"`{kind}`",
-            f"`{SHORT_NAMES[kind]}`",
-            ", ".join(c["name"] for c in COLUMNS[kind] if not c["priority"]),
+            f"`{declared.short_name}`",
+            ", ".join(c["name"] for c in declared.columns if not c["priority"]),
         )
-        for kind in kinds.KINDS
+        for kind, declared in CUSTOM_RESOURCES.items()
     ]
 
 

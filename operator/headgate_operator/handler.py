@@ -12,6 +12,7 @@ from headgate_operator.plan.model import Ask, Key, Plan
 from headgate_operator.recent import Recent
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
+from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import LocalProtocolError
 from testbed_runtime.kube.api import Api
@@ -75,13 +76,9 @@ def keys_of(obj: Mapping[str, Any]) -> tuple[Key, ...]:
     """Return the keys to reconcile when this object changes: the object itself and the owners named in its labels."""
     found = Resource(obj)
     keys = []
-    if obj.get("apiVersion") == naming.API_VERSION and obj.get("kind") in naming.PLURALS:
+    if obj.get("apiVersion") == naming.API_VERSION and obj.get("kind") in CUSTOM_RESOURCES:
         keys.append(Key(found.kind, found.namespace, found.name))
-    owners = (
-        ("Testbed", naming.LABEL_TESTBED),
-        ("ScenarioRun", naming.LABEL_RUN),
-        ("TuningStudy", naming.LABEL_STUDY),
-    )
-    labels = found.labels
-    keys += [Key(kind, found.namespace, labels[label]) for kind, label in owners if labels.get(label)]
+    for kind, declared in CUSTOM_RESOURCES.items():
+        if declared.label and (owner := found.labels.get(declared.label)):
+            keys.append(Key(kind, found.namespace, owner))
     return tuple(dict.fromkeys(keys))

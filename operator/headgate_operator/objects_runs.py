@@ -20,6 +20,7 @@ from headgate_operator.objects import (
 )
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming, podsettings
+from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.manifest import manifest, metadata_of
 from testbed_runtime.api.views import Resource, Run, Study
 
@@ -246,14 +247,11 @@ def spark_secret(run: Run, token: str) -> dict[str, Any]:
 # ---- inside
 
 
-_KIND_LABELS = {"ScenarioRun": naming.LABEL_RUN, "TuningStudy": naming.LABEL_STUDY}
-
-
 def _metadata(owner: Resource, name: str, *, role: str, controlled: bool = True) -> dict[str, Any]:
     """Return metadata. An object that runs share (not `controlled`) has no run's label, so its changes wake no single run."""
     labels = {naming.LABEL_ROLE: role}
     if controlled:
-        labels[_KIND_LABELS[owner.kind]] = owner.name
+        labels[CUSTOM_RESOURCES[owner.kind].label] = owner.name
     reference = owner_of(owner, controller=controlled)
     return metadata_of(name, owner.namespace, labels, component=role, owner=reference)
 
@@ -261,7 +259,7 @@ def _metadata(owner: Resource, name: str, *, role: str, controlled: bool = True)
 def _service(owner: Resource, name: str, *, role: str, port: int, controlled: bool = True) -> dict[str, Any]:
     """Return the Service of a pod. One that runs share selects by role only."""
     metadata = _metadata(owner, name, role=role, controlled=controlled)
-    own = _KIND_LABELS[owner.kind] if controlled else naming.LABEL_MANAGED_BY
+    own = CUSTOM_RESOURCES[owner.kind].label if controlled else naming.LABEL_MANAGED_BY
     selector = {label: metadata["labels"][label] for label in (naming.LABEL_ROLE, own)}
     return headless_service(metadata, selector, role, port)
 

@@ -23,7 +23,8 @@ from headgate_operator.plan.model import (
     SetFinalizers,
 )
 from headgate_operator.queue import NotNow
-from testbed_runtime.api.status import MODELS, Status, read, to_json
+from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
+from testbed_runtime.api.status import Status, read, to_json
 from testbed_runtime.api.views import Resource
 from testbed_runtime.kube.api import ApiError
 
@@ -207,7 +208,7 @@ def _key(of: Resource) -> Key:
 
 
 def status_of(obj: Mapping[str, Any]) -> Status:
-    return read(MODELS[obj["kind"]], obj.get("status"))
+    return read(CUSTOM_RESOURCES[obj["kind"]].status, obj.get("status"))
 
 
 def _failing(status: Status) -> str:

@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from testbed_runtime.api.catalogue import OWN_PREFIX
+from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES, CustomResource
 from testbed_runtime.api.iteration_rules import CYCLE_HINT
-from testbed_runtime.api.naming import GROUP, PLURALS, VERSION
+from testbed_runtime.api.naming import GROUP, VERSION
 from testbed_runtime.core.options import EFFECTIVE
 
-_BEDS = {"Testbed": "spec", "Scenario": "spec.testbed", "ScenarioRun": "spec.scenario.testbed"}
-"""Kind → the path of its testbed."""
 _OWN = sorted(option.key for option in EFFECTIVE if option.key.startswith(OWN_PREFIX))
 
 CHANGED = {
@@ -27,22 +26,26 @@ CHANGED = {
 
 def policies() -> dict[str, dict[str, Any]]:
     """Return the spec of a policy for each kind that has rules, by the plural of the kind."""
-    return {PLURALS[kind]: _policy(kind, path) for kind, path in _BEDS.items()}
+    return {
+        declared.plural: _policy(kind, declared)
+        for kind, declared in CUSTOM_RESOURCES.items()
+        if declared.testbed
+    }
 
 
-def _policy(kind: str, path: str) -> dict[str, Any]:
+def _policy(kind: str, declared: CustomResource) -> dict[str, Any]:
     rule = {
         "apiGroups": [GROUP],
         "apiVersions": [VERSION],
         "operations": ["CREATE", "UPDATE"],
-        "resources": [PLURALS[kind]],
+        "resources": [declared.plural],
     }
     return {
         "failurePolicy": "Ignore",  # what cannot be evaluated is judged by the operator
         "matchConstraints": {"resourceRules": [rule]},
         "matchConditions": [CHANGED],
-        "variables": _variables(path),
-        "validations": [*_testbed(path), *(_RUN if kind == "ScenarioRun" else ())],
+        "variables": _variables(declared.testbed),
+        "validations": [*_testbed(declared.testbed), *(_RUN if kind == "ScenarioRun" else ())],
     }
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel
 
-from testbed_runtime.api import limits, models
-from testbed_runtime.api.naming import MAX_TESTBED_NAME
+from testbed_runtime.api import models
+from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.core.faults.kinds import FAMILIES
 from testbed_runtime.core.faults.vocabulary import Kind
 
@@ -71,13 +71,6 @@ _OTHERS: dict[str, tuple[Rule, ...]] = {
     ),
 }
 
-_NAMES = {
-    "Testbed": (MAX_TESTBED_NAME, "its pods are named after it"),
-    "Fault": (limits.MAX_NAME, "it is named in reports"),
-    "Scenario": (limits.MAX_NAME, "its runs are named after it"),
-    "ScenarioRun": (limits.MAX_RUN_NAME, "its pods are named after it"),
-    "TuningStudy": (limits.MAX_RUN_NAME, "its runs are named after it"),
-}
 _ROOTS: dict[str, tuple[Rule, ...]] = {
     "Fault": (
         {
@@ -115,7 +108,8 @@ def rules_of(model: type[BaseModel]) -> list[Rule]:
 
 def rules_of_root(kind: str) -> list[Rule]:
     """Rules for the whole object: its name, and changes that its status forbids."""
-    most, why = _NAMES[kind]
+    declared = CUSTOM_RESOURCES[kind]
+    most, why = declared.max_name, declared.named
     named = {
         "rule": f"self.metadata.name.size() <= {most} && self.metadata.name.matches('{models.NAME_PATTERN}')",
         "message": f"the name of a {kind} has at most {most} lower-case letters, digits and dashes, a letter first: {why}",

@@ -1,4 +1,4 @@
-"""The schema of each kind's status, derived from api.status, and the columns of `kubectl get`. Pure."""
+"""The schema of each kind's status, derived from api.status. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.descriptions import docstring_of
-from testbed_runtime.api.status import MAX_ROWS, MAX_TARGETS, MODELS, Condition, Model
+from testbed_runtime.api.status import MAX_ROWS, MAX_TARGETS, Condition, Model
 
 Schema = dict[str, Any]
 
@@ -81,94 +82,6 @@ def _schema(hint: Any) -> Schema:
     return PLAIN[hint] if hint in PLAIN else {"type": "object", "properties": _properties(hint)}
 
 
-STATUS: dict[str, Schema] = {kind: _properties(model) for kind, model in MODELS.items()}
-
-
-def _column(
-    name: str, path: str, kind: str = "string", *, wide: bool = False, description: str = ""
-) -> Schema:
-    column: Schema = {"name": name, "type": kind, "jsonPath": path, "priority": 1 if wide else 0}
-    return {**column, "description": description} if description else column
-
-
-def _condition(name: str, **how: Any) -> Schema:
-    return _column(name, f'.status.conditions[?(@.type=="{name}")].status', **how)
-
-
-def _reason(condition: str) -> Schema:
-    """Return the column with a condition's reason."""
-    return _column("Reason", f'.status.conditions[?(@.type=="{condition}")].reason')
-
-
-_AGE = _column("Age", ".metadata.creationTimestamp", "date")
-COLUMNS: dict[str, list[Schema]] = {
-    "Testbed": [
-        _condition("Ready"),
-        _reason("Ready"),
-        _column("TaskManagers", ".status.readyTaskManagers", "integer"),
-        _column("Wanted", ".spec.taskManagers.replicas", "integer"),
-        _column("Job", ".status.jobState"),
-        _AGE,
-        _column("Tasks", ".status.tasks", wide=True),
-        _column("Restarts", ".status.restarts", "integer", wide=True),
-        _column("Flink", ".spec.flinkVersion", wide=True),
-        _column("Run", ".spec.run", wide=True),
-        _column("Message", ".status.message", wide=True),
-    ],
-    "Fault": [
-        _column("Phase", ".status.phase"),
-        _column("Kind", ".status.kind"),
-        _column("Target", ".status.target"),
-        _column("Remaining", ".status.remaining"),
-        _column("Reason", ".status.reason"),
-        _AGE,
-        _column("Testbed", ".spec.testbedRef.name", wide=True),
-        _column("Backend", ".status.backend", wide=True),
-        _condition("EffectVerified", wide=True),
-        _condition("NoResidue", wide=True),
-        _column("Message", ".status.message", wide=True),
-    ],
-    "Scenario": [
-        _condition("Accepted"),
-        _reason("Accepted"),
-        _column("Trials", ".spec.trials", "integer"),
-        _AGE,
-        _column("Flink", ".spec.testbed.flinkVersion", wide=True),
-        _column("Hypothesis", ".spec.hypothesis", wide=True),
-    ],
-    "ScenarioRun": [
-        _column("Phase", ".status.phase"),
-        _column("Progress", ".status.progress"),
-        _column("Verdict", ".status.verdict"),
-        _column("Reason", ".status.reason"),
-        _column("Remaining", ".status.remaining"),
-        _column("Updated", ".status.updated", "date", description="When the runner last reported."),
-        _AGE,
-        _column("Scenario", ".spec.scenarioName", wide=True),
-        _column("Trial", ".status.trial", wide=True),
-        _column("Message", ".status.message", wide=True),
-    ],
-    "TuningStudy": [
-        _column("Phase", ".status.phase"),
-        _column("Progress", ".status.progress"),
-        _column("Best", ".status.best"),
-        _reason("Ready"),
-        _AGE,
-        _column("Applied", ".status.applied", wide=True),
-        _column("Message", ".status.message", wide=True),
-    ],
+STATUS: dict[str, Schema] = {
+    kind: _properties(declared.status) for kind, declared in CUSTOM_RESOURCES.items()
 }
-
-SHORT_NAMES = {
-    "Testbed": "tb",
-    "Fault": "flt",
-    "Scenario": "scn",
-    "ScenarioRun": "run",
-    "TuningStudy": "tune",
-}
-SELECTABLE = {
-    "Fault": (".status.phase",),
-    "ScenarioRun": (".status.phase", ".status.verdict"),
-    "TuningStudy": (".status.phase",),
-}
-"""Selectable fields, for `kubectl get run --field-selector status.verdict=Fail`."""

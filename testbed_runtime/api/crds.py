@@ -14,9 +14,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from testbed_runtime.api import crd_rules, crd_status, kinds, limits
+from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES, CustomResource
 from testbed_runtime.api.descriptions import meaning
 from testbed_runtime.api.models import IN_A_CLUSTER, Part
-from testbed_runtime.api.naming import GROUP, LABEL_MANAGED_BY, MANAGED_BY, PLURALS, VERSION
+from testbed_runtime.api.naming import GROUP, LABEL_MANAGED_BY, MANAGED_BY, VERSION
 
 Schema = dict[str, Any]
 
@@ -40,8 +41,8 @@ MAX_EXACT = 2**53
 
 
 def definitions() -> list[Schema]:
-    """Return one definition for each kind, in the order of naming.PLURALS."""
-    return [_definition(kind, plural) for kind, plural in PLURALS.items()]
+    """Return one definition for each kind, in the order of CUSTOM_RESOURCES."""
+    return [_definition(kind, declared) for kind, declared in CUSTOM_RESOURCES.items()]
 
 
 def file_name(definition: Schema) -> str:
@@ -49,46 +50,35 @@ def file_name(definition: Schema) -> str:
     return f"{definition['spec']['names']['plural']}.yaml"
 
 
-def _definition(kind: str, plural: str) -> Schema:
+def _definition(kind: str, declared: CustomResource) -> Schema:
     version: Schema = {
         "name": VERSION,
         "served": True,
         "storage": True,
         "schema": {"openAPIV3Schema": _root(kind)},
-        "subresources": _subresources(kind),
-        "additionalPrinterColumns": crd_status.COLUMNS[kind],
+        "subresources": {"status": {}, **({"scale": dict(declared.scale)} if declared.scale else {})},
+        "additionalPrinterColumns": list(declared.columns),
     }
-    if kind in crd_status.SELECTABLE:
-        version["selectableFields"] = [{"jsonPath": path} for path in crd_status.SELECTABLE[kind]]
+    if declared.selectable:
+        version["selectableFields"] = [{"jsonPath": path} for path in declared.selectable]
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{GROUP}", "labels": {LABEL_MANAGED_BY: MANAGED_BY}},
+        "metadata": {"name": f"{declared.plural}.{GROUP}", "labels": {LABEL_MANAGED_BY: MANAGED_BY}},
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
             "names": {
                 "kind": kind,
                 "listKind": f"{kind}List",
-                "plural": plural,
+                "plural": declared.plural,
                 "singular": kind.lower(),
-                "shortNames": [crd_status.SHORT_NAMES[kind]],
+                "shortNames": [declared.short_name],
                 "categories": ["headgate"],
             },
             "versions": [version],
         },
     }
-
-
-def _subresources(kind: str) -> Schema:
-    if kind != "Testbed":
-        return {"status": {}}
-    scale = {
-        "specReplicasPath": ".spec.taskManagers.replicas",
-        "statusReplicasPath": ".status.readyTaskManagers",
-        "labelSelectorPath": ".status.selector",
-    }
-    return {"status": {}, "scale": scale}
 
 
 def _root(kind: str) -> Schema:

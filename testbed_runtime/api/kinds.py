@@ -237,10 +237,6 @@ class TuningStudy(Part):
 
 
 KINDS: dict[str, type[Part]] = {
-    "Testbed": Testbed,
-    "Fault": Fault,
-    "Scenario": Scenario,
-    "ScenarioRun": ScenarioRun,
-    "TuningStudy": TuningStudy,
+    model.__name__: model for model in (Testbed, Fault, Scenario, ScenarioRun, TuningStudy)
 }
 """The model of each kind's whole object."""

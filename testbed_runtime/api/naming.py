@@ -10,13 +10,6 @@ API_VERSION: ApiVersion = "headgate.dev/v1alpha1"
 GROUP, _, VERSION = API_VERSION.partition("/")
 RBAC_GROUP = "rbac.authorization.k8s.io"
 RBAC_VERSION = f"{RBAC_GROUP}/v1"
-PLURALS = {
-    "Testbed": "testbeds",
-    "Fault": "faults",
-    "Scenario": "scenarios",
-    "ScenarioRun": "scenarioruns",
-    "TuningStudy": "tuningstudies",
-}
 FIELD_MANAGER = "headgate-operator"
 FINALIZER = f"{GROUP}/heal"
 

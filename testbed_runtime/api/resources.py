@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.core.errors import HeadgateError
 
 
@@ -47,7 +48,7 @@ _RESOURCES: dict[str, Resource] = {
     "CustomResourceDefinition": Resource(
         "apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False
     ),
-    **{kind: Resource(naming.API_VERSION, plural) for kind, plural in naming.PLURALS.items()},
+    **{kind: Resource(naming.API_VERSION, found.plural) for kind, found in CUSTOM_RESOURCES.items()},
 }
 
 

@@ -360,15 +360,6 @@ class TuningStudyStatus(StudyProgress, frozen=True):
     completed_at: Time | None = None
 
 
-MODELS: dict[str, type[Status]] = {
-    "Testbed": TestbedStatus,
-    "Fault": FaultStatus,
-    "Scenario": ScenarioStatus,
-    "ScenarioRun": ScenarioRunStatus,
-    "TuningStudy": TuningStudyStatus,
-}
-
-
 def to_json(model: Model) -> dict[str, Any]:
     """Return the model as it is written to the API server or to `status.json`."""
     # lists, where to_builtins keeps tuples

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.environment import NAMESPACES, names
 from testbed_runtime.api.manifest import manifest
 from testbed_runtime.cli.access import INSTALL, Access, connected
@@ -62,7 +63,7 @@ async def _kinds(api: Api) -> Finding:
     from testbed_runtime.kube.api import ApiError
 
     missing = []
-    for kind in naming.PLURALS:
+    for kind in CUSTOM_RESOURCES:
         try:
             await api.list(kind, api.namespace)
         except ApiError as error:
@@ -72,7 +73,7 @@ async def _kinds(api: Api) -> Finding:
                 raise
     if missing:
         return Finding("kinds", BAD, f"none of {', '.join(missing)}", INSTALL)
-    return Finding("kinds", GOOD, ", ".join(naming.PLURALS), f"{naming.API_VERSION} is installed")
+    return Finding("kinds", GOOD, ", ".join(CUSTOM_RESOURCES), f"{naming.API_VERSION} is installed")
 
 
 async def _operator(api: Api) -> Finding:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.manifest import manifest, metadata_of
 from testbed_runtime.api.views import Resource, Study
 
@@ -38,7 +39,7 @@ def config_map(
     binary: Mapping[str, bytes] | None = None,
 ) -> dict[str, Any]:
     """Return a ConfigMap that is deleted with its ScenarioRun or TuningStudy."""
-    label = naming.LABEL_STUDY if owner.kind == "TuningStudy" else naming.LABEL_RUN
+    label = CUSTOM_RESOURCES[owner.kind].label
     metadata = metadata_of(
         name, owner.namespace, {label: owner.name}, component=owner.kind.lower(), owner=owner.reference()
     )

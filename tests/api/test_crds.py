@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.api import kinds, naming
+from testbed_runtime.api import kinds
 from testbed_runtime.api.compile import compile_fault
 from testbed_runtime.api.crds import definitions
+from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.validate_kinds import validate_kind
 from tests.api import documents
 from tests.test_docs import ROOT
@@ -125,4 +126,4 @@ def test_an_unknown_kind_is_reported_with_the_known_ones():
     assert "Testbed, Fault, Scenario, ScenarioRun, TuningStudy" in str(
         validate_kind({"kind": "Pod"}).errors[0]
     )
-    assert set(SCHEMAS) == set(naming.PLURALS)
+    assert set(SCHEMAS) == set(CUSTOM_RESOURCES)

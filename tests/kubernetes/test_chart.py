@@ -17,6 +17,7 @@ from headgate_operator.population import Population
 from headgate_operator.settings import from_environment
 from testbed_runtime.api import naming, podsettings
 from testbed_runtime.api.admission import CHANGED, policies
+from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.validate import validate
 from tests.kubernetes.rendering import (
     CHART,
@@ -151,7 +152,7 @@ def test_every_value_is_described_by_the_schema():
 def test_definitions_come_with_the_chart_are_kept_and_can_be_left_out():
     """Kept on uninstall; a second installation leaves them to the first; an upgrade brings new fields, since they are templates."""
     found = of_kind(chart(), "CustomResourceDefinition")
-    assert {o["spec"]["names"]["kind"] for o in found} == set(naming.PLURALS)
+    assert {o["spec"]["names"]["kind"] for o in found} == set(CUSTOM_RESOURCES)
     assert all(o["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for o in found)
     assert of_kind(chart("--set", "crds.install=false"), "CustomResourceDefinition") == []
     assert all(

@@ -16,6 +16,7 @@ from kubernetes.config import new_client_from_config
 
 from testbed_runtime.api import naming
 from testbed_runtime.api.crds import definitions
+from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.validate_kinds import validate_kind
 from tests.api import documents
 from tests.kubernetes.cluster import ROOT, Cluster
@@ -40,7 +41,7 @@ class Api:
 
     def ask(self, document: Any, *, method: str = "POST", dry: bool = True) -> tuple[bool, str, Any]:
         """(accepted, the server's message, its answer)."""
-        plural = naming.PLURALS[document["kind"]]
+        plural = CUSTOM_RESOURCES[document["kind"]].plural
         how: dict[str, Any] = {"field_validation": "Strict", "_request_timeout": ANSWER_LIMIT_S}
         if dry:
             how["dry_run"] = "All"
@@ -60,7 +61,7 @@ class Api:
 
     def change(self, document: Any, merge: Callable[[Any], None]) -> tuple[bool, str]:
         """Send the newest state with a change and return the server's answer. An operator may change the same object."""
-        where = (naming.GROUP, naming.VERSION, self.namespace, naming.PLURALS[document["kind"]])
+        where = (naming.GROUP, naming.VERSION, self.namespace, CUSTOM_RESOURCES[document["kind"]].plural)
         for _ in range(CONFLICTS_MAX):
             newest = self._client.get_namespaced_custom_object(*where, document["metadata"]["name"])
             merge(newest)

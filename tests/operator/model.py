@@ -18,8 +18,9 @@ from typing import Any
 import msgspec
 
 from headgate_operator.plan.conditions import rfc3339
+from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.resources import resource
-from testbed_runtime.api.status import MODELS, to_json
+from testbed_runtime.api.status import to_json
 from testbed_runtime.kube.api import ApiError
 from testbed_runtime.simulation.loop import PROCESS
 
@@ -119,7 +120,11 @@ class ModelApi:
             return None
         self._guard(there, obj["metadata"].get("resourceVersion"))
         json.dumps(status)  # what is not JSON is not written
-        written = msgspec.convert(status, MODELS[obj["kind"]]) if obj["kind"] in MODELS else None
+        written = (
+            msgspec.convert(status, CUSTOM_RESOURCES[obj["kind"]].status)
+            if obj["kind"] in CUSTOM_RESOURCES
+            else None
+        )
         assert written is None or to_json(written) == status, f"not the model of the CRD: {status}"
         return self._update(address, {**there, "status": copy.deepcopy(dict(status))})
 
