@@ -122,7 +122,7 @@ class Dispatcher:
     def status(self, job: str = "") -> JobStatusReply:
         """Return the status of the newest job, or of the named one. Raises FlinkError when it does not exist."""
         if self.jobmaster is None and not job:
-            return JobStatusReply(NO_JOB, taskmanagers=self._rm.taskmanagers, free_slots=self._rm.free_slots)
+            return JobStatusReply(NO_JOB, taskmanagers=self._rm.taskmanagers)
         return self._find(job).status()
 
     async def _submit(self, message: SubmitJob) -> Acknowledge:

@@ -194,7 +194,6 @@ class JobMaster:
             placement=placed,
             completed_checkpoints=self._checkpoints.completed,
             taskmanagers=self._rm.taskmanagers,
-            free_slots=self._rm.free_slots,
             counters=self._counters(),
             stop_refused=self._checkpoints.drain_refused,
         )

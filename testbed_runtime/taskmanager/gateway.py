@@ -146,9 +146,7 @@ class RecordCommitter:
             )
             return
         gateway = self._gateway
-        self._waiting.append(
-            CommitRecords(self._attempt, gateway.resource_id, gateway.leader, self._sequence, commit)
-        )
+        self._waiting.append(CommitRecords(self._attempt, gateway.leader, self._sequence, commit))
         self._sequence += 1
         if self._worker is None:
             self._worker = asyncio.get_running_loop().create_task(

@@ -160,7 +160,6 @@ class TaskExecutor:
         return RegisterTaskManager(
             resource_id=str(config.resource_id),
             rpc_address=self._rpc.address,
-            data_address=config.data_address,
             slots=config.slots,
             boot_id=config.boot_id,
         )

@@ -143,7 +143,7 @@ class ScriptedTaskManager:
         await self.register()
 
     async def register(self) -> None:
-        message = RegisterTaskManager(str(self.resource_id), self.rpc.address, self.data, self.slots, "sim")
+        message = RegisterTaskManager(str(self.resource_id), self.rpc.address, self.slots, "sim")
         answer = await self.ask("resourcemanager", message)
         self.registration = answer.registration
         report = SlotReport(str(self.resource_id), answer.leader, answer.registration, self.slot_report)
@@ -362,6 +362,10 @@ class Cluster:
 
     async def dispatch(self, message: Any) -> Any:
         return await self.client.ask("jobmanager", self.address, "dispatcher", message, timeout_s=ASK_S)
+
+    @property
+    def free_slots(self) -> int:
+        return self.manager.resourcemanager.free_slots
 
     async def status(self) -> JobStatusReply:
         return await self.dispatch(RequestJobStatus(""))

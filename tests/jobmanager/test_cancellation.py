@@ -80,7 +80,7 @@ def test_J_139_slots_that_were_requested_are_given_back_when_the_job_ends(after_
                 jobmaster = cluster.manager.dispatcher.jobmaster
                 jobmaster._fail(("source", 0), Cause("IOException", "boom", "Task"))
             await cluster.until_state(ends)
-            await cluster.until(lambda: cluster.manager.resourcemanager.free_slots == 4)
+            await cluster.until(lambda: cluster.free_slots == 4)
             assert [tm.allocated for tm in cluster.tms] == [{}] * 4
             await cluster.submit()
             await cluster.until_running()

@@ -150,9 +150,7 @@ async def test_a_checkpoint_waits_for_the_record_of_what_an_at_least_once_sink_c
         await cluster.submit()
         await cluster.until_running()
         tm, attempt = cluster.running_on("sink-0"), cluster.attempt_of("sink-0")
-        assert (
-            await tm.ask("jobmaster", CommitRecords(attempt, str(tm.resource_id), tm.leader, 0, COMMIT))
-        ).accepted
+        assert (await tm.ask("jobmaster", CommitRecords(attempt, tm.leader, 0, COMMIT))).accepted
         stored = []
         put = cluster.blobs.put
 

@@ -31,7 +31,7 @@ async def test_a_job_is_placed_over_the_lowest_ordinals_and_runs():
     """Two groups of two: four slots on tm-0 … tm-3; tm-4 is to spare."""
     async with Cluster(5) as cluster:
         before = await cluster.status()
-        assert (before.state, len(before.taskmanagers), before.free_slots) == ("NONE", 5, 5)
+        assert (before.state, len(before.taskmanagers), cluster.free_slots) == ("NONE", 5, 5)
         await cluster.submit()
         await cluster.until_running()
         status = await cluster.status()
@@ -43,7 +43,7 @@ async def test_a_job_is_placed_over_the_lowest_ordinals_and_runs():
             "count-1": "tm-3-1",
             "sink-1": "tm-3-1",
         }
-        assert (status.state, status.free_slots, status.restarts) == ("RUNNING", 1, 0)
+        assert (status.state, cluster.free_slots, status.restarts) == ("RUNNING", 1, 0)
         states = [
             (data_of(row)["from"], data_of(row)["to"])
             for row in cluster.rows.events("task.state")
@@ -131,7 +131,7 @@ async def test_stop_with_drain_takes_a_final_checkpoint_and_finishes():
         await cluster.until_state("FINISHED")
         await cluster.until(lambda: all(tm.free for tm in cluster.tms))
         status = await cluster.status()
-        assert (status.state, status.cause, status.free_slots) == ("FINISHED", "", 4)
+        assert (status.state, status.cause, cluster.free_slots) == ("FINISHED", "", 4)
         await cluster.submit()
         await cluster.until_running()
 
@@ -172,7 +172,7 @@ def test_a_job_without_slots_fails_after_the_slot_request_timeout(version, text)
             assert asyncio.get_running_loop().time() - began == pytest.approx(4, abs=0.1)
             status = await cluster.status()
             assert (status.cause_class, status.cause) == ("NoResourceAvailableException", text)
-            assert status.free_slots == 3
+            assert cluster.free_slots == 3
 
     run_virtual(run())
 
@@ -486,10 +486,10 @@ async def test_at_least_once_commits_are_recorded_once_each():
     async with running_job(4) as cluster:
         tm, attempt = cluster.running_on("sink-0"), cluster.attempt_of("sink-0")
         for sequence in (0, 0, 1):
-            message = CommitRecords(attempt, str(tm.resource_id), tm.leader, sequence, COMMIT)
+            message = CommitRecords(attempt, tm.leader, sequence, COMMIT)
             assert (await tm.ask("jobmaster", message)).accepted
         assert [(r["task"], r["checkpoint"]) for r in cluster.rows.table("delivery")] == [("sink-0", -1)] * 2
-        other = CommitRecords(attempt, str(tm.resource_id), "another leader", 2, COMMIT)
+        other = CommitRecords(attempt, "another leader", 2, COMMIT)
         assert not (await tm.ask("jobmaster", other)).accepted
 
 

@@ -49,7 +49,7 @@ DOWN, LATE, BROKEN = (
     AskTimeout("late"),
     RemoteFailure("Exception", "no leader"),
 )
-REGISTRATION = RegisterTaskManager("tm-0-1", ("tm-0", 1), ("tm-0", 2), 1)
+REGISTRATION = RegisterTaskManager("tm-0-1", ("tm-0", 1), 1)
 REFUSED, REJECTED = RegistrationResult("failure"), RegistrationResult("rejection", reason="unknown job")
 
 

@@ -29,7 +29,6 @@ JOB_STATES = TERMINAL_JOB_STATES | {
 class RegisterTaskManager(Struct, frozen=True):
     resource_id: str
     rpc_address: tuple[str, int]
-    data_address: tuple[str, int]
     slots: int
     boot_id: str = ""
 
@@ -199,7 +198,6 @@ class CommitRecords(Struct, frozen=True):
     `stale.rejected` with what = record and count = the records in `commit` (set bits of its bitmaps)."""
 
     attempt: str
-    resource_id: str
     leader: str
     sequence: int
     """Counts from 0 per attempt, without gaps. A repeated number is the same flush."""
@@ -438,7 +436,6 @@ class JobStatusReply(Struct, frozen=True):
     """`vertex-subtask` → ResourceID."""
     completed_checkpoints: int = 0
     taskmanagers: tuple[str, ...] = ()
-    free_slots: int = 0
     counters: dict[str, float] = field(default_factory=dict)
     stop_refused: str = ""
     """Why the job cannot be stopped with a final checkpoint; empty if that was not refused."""
