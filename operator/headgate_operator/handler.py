@@ -15,7 +15,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.views import Resource
 from testbed_runtime.core.errors import LocalProtocolError
-from testbed_runtime.kube.api import Api
+from testbed_runtime.kube.api import Api, ApiError
 
 R = TypeVar("R", bound=Resource)
 
@@ -52,6 +52,20 @@ class Context(Struct, frozen=True):
         if known is not None and trusted(found := view(known)):
             return found
         return await self.find(view, kind, namespace, name)
+
+    async def namespace(self, name: str) -> Resource | None:
+        """Read a namespace. Returns None also without permission to read it."""
+        try:
+            return await self.find(Resource, "Namespace", None, name)
+        except ApiError as error:
+            if error.forbidden:
+                return None
+            raise
+
+    async def is_ending(self, namespace: str) -> bool:
+        """Return whether a namespace is being deleted, and with it every pod and every fault in it."""
+        found = await self.namespace(namespace)
+        return found is not None and found.terminating
 
 
 class Handler:

@@ -15,7 +15,7 @@ from headgate_operator.plan.model import Ask, Key, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import PLANNED, to_json
-from testbed_runtime.api.views import Fault, Pod, Resource, Secret, Testbed
+from testbed_runtime.api.views import Fault, Pod, Secret, Testbed
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.ids import JOBMANAGER, is_task_manager
 from testbed_runtime.faults.backend import Unreachable
@@ -45,6 +45,8 @@ class FaultHandler(Handler):
         if testbed is None:
             return planner.Observed(fault)
         pods = await pods_of(context, namespace, name)
+        if _loses_pods(fault, pods) and await context.is_ending(namespace):
+            return planner.Observed(fault, namespace_ends=True)
         reach = await reach_of(context, testbed, pods, recent=fault.active and not fault.terminating)
         state = await _state(context, fault, testbed, pods, reach)
         agents = [part.agent for part in planner.parts_of(fault, state)]
@@ -82,6 +84,11 @@ class FaultHandler(Handler):
             await context.agents.heal(reach, list(observed.views), fault_id=observed.fault.uid)
         else:
             await super().ask(context, observed, ask)
+
+
+def _loses_pods(fault: Fault, pods: Mapping[str, Pod]) -> bool:
+    """Whether a pod of its plan is gone or leaving, as when its namespace is being deleted."""
+    return any((pod := pods.get(name)) is None or pod.terminating for name in fault.status.pods)
 
 
 def _key(fault: Fault) -> Key:
@@ -146,15 +153,10 @@ async def _views(
 
 
 async def _allows(context: Context, fault: Fault) -> bool:
-    """Whether the namespace has the opt-in label. Without permission to read namespaces, it counts as missing."""
+    """Whether the namespace has the opt-in label. Without permission to read the namespace, it counts as missing."""
     if not fault.spec.get("pod"):
         return False
-    try:
-        namespace = await context.find(Resource, "Namespace", None, fault.namespace)
-    except ApiError as error:
-        if error.forbidden:
-            return False
-        raise
+    namespace = await context.namespace(fault.namespace)
     labels = namespace.labels if namespace else {}
     return labels.get(naming.LABEL_FAULTS_ALLOWED) == "allowed"
 

@@ -35,6 +35,8 @@ class ScenarioRunHandler(Handler):
         spark = objects_runs.spark_name(run)
         names = (naming.runner_name(key.name), naming.recorder_name(key.name), spark)
         pods = await named(context, run, [("Pod", name) for name in names], recent=recent)
+        if _may_end(run, pods) and await context.is_ending(namespace):
+            return planner.Observed(run, namespace_ends=True)
         # read after the pods: once the runner is gone, no further testbed is created
         testbeds = () if recent else await _testbeds(context, run)
         unfinished, last_end = await _batch(context, run) if ("Pod", spark) in pods else (0, 0.0)
@@ -67,6 +69,13 @@ class ScenarioRunHandler(Handler):
             await super().ask(context, observed, ask)
         for testbed in observed.testbeds:
             await heal_testbed(context, testbed)
+
+
+def _may_end(run: Run, pods: Mapping[KindAndName, Resource]) -> bool:
+    """Whether the run or a pod of its own leaves or is missing, as when its namespace is being deleted."""
+    own = [pods.get(("Pod", name(run.name))) for name in (naming.runner_name, naming.recorder_name)]
+    held = not run.finished or naming.FINALIZER in run.finalizers
+    return run.terminating or (held and any(pod is None or pod.terminating for pod in own))
 
 
 async def heal_testbed(context: Context, testbed: Testbed) -> None:

@@ -69,6 +69,8 @@ class Observed(Struct, frozen=True):
     namespace_allows: bool = False
     claims: dict[Key, Manifest] = field(default_factory=dict)
     """Context.claims: the plans made since `others` was read."""
+    namespace_ends: bool = False
+    """The namespace is being deleted: the agents end with their pods, and the operator's rights may end before the Fault."""
 
     @property
     def object(self) -> Manifest:
@@ -85,12 +87,13 @@ class Observed(Struct, frozen=True):
 
 def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     del settings
+    if observed.namespace_ends:
+        return release(observed.fault)
     if observed.fault.terminating:
         return _deletion(observed, now)
     if is_over(observed.fault):
-        # when it is known to be clean, its deletion has nothing to wait for
-        actions = drop_finalizer(observed.fault) if observed.status.is_true("NoResidue") else []
-        return Plan(tuple(actions), faultstatus.seen(observed.fault, now))
+        # its deletion heals nothing, so it has nothing to wait for
+        return Plan(tuple(drop_finalizer(observed.fault)), faultstatus.seen(observed.fault, now))
     if observed.fault.active:
         if observed.testbed is None:
             return _conclude(observed, now, "TestbedGone", "its testbed is gone, and the processes with it")

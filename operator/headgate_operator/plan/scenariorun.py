@@ -76,6 +76,8 @@ class Observed(Struct, frozen=True):
     """Access modes of the history's claim; None: the claim does not exist."""
     tokens: tuple[str, str] = ("", "")
     """New tokens for the run and for Spark, in case a Secret has to be created."""
+    namespace_ends: bool = False
+    """The namespace is being deleted: its pods and faults end with it, and the operator's rights may end before the run."""
 
     @property
     def object(self) -> Manifest:
@@ -100,6 +102,8 @@ class Observed(Struct, frozen=True):
 
 def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     run = observed.run
+    if observed.namespace_ends:
+        return release(run)
     if run.terminating:
         return _deletion(observed, now)
     if run.finished:
