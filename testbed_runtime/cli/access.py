@@ -28,6 +28,8 @@ DENIED = re.compile(
     r'(?: in the namespace "([^"]*)")?'
 )
 """The text of a request for which the user has no right. Without a namespace it is at the cluster scope."""
+UNKNOWN_FIELD = "strict decoding error: unknown field"
+OLDER = "upgrade Headgate in the cluster (docs/kubernetes.md#upgrade), or use the headgate of its version"
 READING = frozenset({"get", "list", "watch"})
 REFUSED = {
     "violates PodSecurity": "label the namespace pod-security.kubernetes.io/enforce with a level that permits it, or leave out what needs more",
@@ -117,6 +119,8 @@ def explained(error: ApiError, *, server: str) -> HeadgateError:
         return UserError("the cluster", "does not accept the login", "renew it, or give --context")
     if status == 0:
         return UserError(server, f"is not reached: {text}", "look at KUBECONFIG, --kubeconfig and --context")
+    if UNKNOWN_FIELD in text:
+        return UserError("the cluster", f"has older definitions of these kinds: {text}", OLDER)
     if status == 404:
         return UserError("the cluster", text, "look at the name and --namespace")
     return HeadgateError(f"the cluster refused: {error.reason}: {text}")

@@ -294,13 +294,16 @@ class Api:
         )
 
     async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the new object, or None if the name is taken. With `generateName` it is not retried."""
+        """Return the new object, or None if the name is taken. With `generateName` it is not retried.
+
+        A field that an older definition of Headgate's kinds does not know is refused. By default the API server would drop it."""
         metadata = manifest["metadata"]
+        strict = {"fieldValidation": "Strict"} if manifest["apiVersion"] == naming.API_VERSION else {}
         request = _Request(
             "create",
             manifest["kind"],
             metadata.get("namespace"),
-            query={"fieldManager": self._field_manager},
+            query={"fieldManager": self._field_manager, **strict},
             body=manifest,
             safe="name" in metadata,
         )

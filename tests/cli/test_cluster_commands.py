@@ -26,6 +26,11 @@ from testbed_runtime.kube.api import ApiError
         (0, "connection refused", "KUBECONFIG"),
         (404, 'namespaces "x" not found', "--namespace"),
         (500, "etcd is away", "etcd is away"),
+        (
+            400,
+            'ScenarioRun in version "v1alpha1" cannot be handled as a ScenarioRun: strict decoding error: unknown field "spec.new"',
+            "upgrade Headgate in the cluster",
+        ),
     ],
 )
 def test_a_refusal_of_the_cluster_is_explained_with_its_fix(status, text, said):

@@ -168,6 +168,16 @@ async def test_what_is_applied_can_be_read_as_yaml(server: Server) -> None:
     assert dict(server.asked[0].query) == {"fieldManager": "headgate-operator", "force": "true"}
 
 
+async def test_a_field_that_an_older_definition_does_not_know_is_refused(server: Server) -> None:
+    """Of Headgate's kinds. By default the API server drops it and answers 201, and the run would be another one."""
+    server.answers = [answer({})]
+    async with connect(kubeconfig=server.kubeconfig()) as api:
+        for version, kind in (("headgate.dev/v1alpha1", "ScenarioRun"), ("v1", "Pod")):
+            metadata = {"name": "a", "namespace": "demo"}
+            await api.create({"apiVersion": version, "kind": kind, "metadata": metadata})
+    assert [request.query.get("fieldValidation") for request in server.asked] == ["Strict", None]
+
+
 async def test_a_list_reads_every_page(server: Server) -> None:
     """The pages of a list are joined."""
     server.answers = [
