@@ -155,17 +155,22 @@ def test_a_lost_helper_is_recreated_at_once(helper: str) -> None:
 
 
 def test_a_changed_configuration_rolls_one_pod_at_a_time_and_the_jobmanager_last() -> None:
-    """The highest ordinal goes first, each is ready before the next is replaced, and the store stays."""
+    """The highest ordinal goes first, each is ready before the next is replaced, and the store stays. The Testbed is Ready once, at the
+    end."""
 
     async def scenario(world: World) -> None:
         await ready(world)
         gone: list[str] = []
+        early: list[Any] = []
         missing_at_once = 0
 
         def watch(type_: str, obj: Obj) -> None:
             nonlocal missing_at_once
             if obj["kind"] == "Pod" and type_ == "DELETED":
                 gone.append(obj["metadata"]["name"])
+            found = find(obj.get("status") or {}, "Ready")
+            if obj["kind"] == "Testbed" and found and len(gone) < 4:
+                early.extend([found] if (found["status"], found["observedGeneration"]) == ("True", 2) else [])
             there = [p for p in world.api.select("Pod", "lab") if not p["metadata"].get("deletionTimestamp")]
             missing_at_once = max(missing_at_once, 5 - len(there))
 
@@ -174,6 +179,10 @@ def test_a_changed_configuration_rolls_one_pod_at_a_time_and_the_jobmanager_last
         await world.until(lambda: len(gone) == 4 and is_settled(world), limit_s=120)
         assert gone == ["bench-tm-2", "bench-tm-1", "bench-tm-0", "bench-jobmanager"]
         assert missing_at_once == 1
+        assert early == [], "Ready before every pod had the new configuration"
+        assert [text for *_, reason, text in world.api.events if reason == "Ready"] == [
+            f"generation {number} is ready" for number in (1, 2)
+        ]
         texts = [text for _, _, reason, text in world.api.events if reason == "Replacing"]
         assert texts == [f"replacing {p} for generation 2" for p in ("tm-2", "tm-1", "tm-0", "jobmanager")]
         assert incarnation(world, "bench-store") == 1

@@ -23,6 +23,7 @@ NAMES_SHOWN = 8
 """Pods named in a condition's message; the others are counted."""
 JOBMANAGER_NOT_REACHED = "JobManagerNotReached"
 UNSCHEDULABLE = "Unschedulable"
+REPLACING = "Replacing"
 NO_ANSWER = "the JobManager does not answer the operator"
 FAILED = "FAILED"
 WHY_FAILED = (
@@ -115,7 +116,7 @@ def of(  # noqa: PLR0917 - what a status is made of
 ) -> TestbedStatus:
     """Return the status that is written before `steps` are done."""
     deleted_or_new = {*steps.make, *steps.remove, *steps.replace}
-    ready = _ready(state, job)
+    ready = _ready(state, steps, job)
     late = clip(unschedulable(state.pods.values(), now))
     status = replace(
         testbed.status,
@@ -164,10 +165,12 @@ def _accepted(findings: KindFindings) -> Condition:
     return yes("Accepted", "Valid", "\n".join(findings.warnings))
 
 
-def _ready(state: State, job: Mapping[str, Any] | None) -> Condition:
+def _ready(state: State, steps: Steps, job: Mapping[str, Any] | None) -> Condition:
     missing = [p for p in state.desired if not state.ready(p)]
     if not missing and job is None:
         return no("Ready", JOBMANAGER_NOT_REACHED, NO_ANSWER)
+    if not missing and _is_replacing(state, steps):
+        return no("Ready", REPLACING, _to_replace(state))
     if not missing:
         return yes("Ready", "AllReady", f"{len(state.desired)} pods are ready")
     if state.lost and set(missing) <= set(state.lost):
@@ -190,10 +193,18 @@ def _few(names: Sequence[str]) -> str:
     return f"{', '.join(names[:NAMES_SHOWN])} and {len(names) - NAMES_SHOWN} more"
 
 
+def _is_replacing(state: State, steps: Steps) -> bool:
+    return bool(steps.replace or state.stale or state.old_token)
+
+
+def _to_replace(state: State) -> str:
+    pending = ", ".join(dict.fromkeys((*state.stale, *state.old_token)))
+    return f"still to be replaced: {pending}".rstrip(": ")
+
+
 def _reconciling(state: State, steps: Steps) -> Condition:
-    if steps.replace or state.stale or state.old_token:
-        pending = ", ".join(dict.fromkeys((*state.stale, *state.old_token)))
-        return yes("Reconciling", "Replacing", f"still to be replaced: {pending}".rstrip(": "))
+    if _is_replacing(state, steps):
+        return yes("Reconciling", REPLACING, _to_replace(state))
     leaving = [p for p in state.pods if p not in state.desired]
     if steps.make or steps.remove or leaving:
         return yes("Reconciling", "Scaling", "pods are being created or deleted")
