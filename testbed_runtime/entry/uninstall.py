@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 TEST = {naming.LABEL_NAME: naming.MANAGED_BY, naming.LABEL_COMPONENT: "test"}
 SET_BY = "the chart's Job sets it"
+OF_HELM = "meta.helm.sh/release-name"
+"""Helm annotates the objects that it installs, but not what `helm template` prints."""
+NO_RELEASE = (
+    "nothing is uninstalled: Helm did not install the operator, so this is no `helm uninstall`. "
+    "Delete this Job, and leave out its like with `helm template --no-hooks`"
+)
 
 
 class Settings(Struct, frozen=True):
@@ -53,6 +59,8 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
 
 async def uninstall(api: Api, settings: Settings) -> Sequence[str]:
     """Uninstall. Return what was done, one sentence each."""
+    if not await _is_release(api, settings):
+        return [NO_RELEASE]
     settings, steps = await _admitted(api, settings)
     found, remaining = await heal.heal_all(api, settings.namespaces, settings.limit_s)
     steps.append(f"healed {len(found) - len(remaining)} of {len(found)}")
@@ -75,6 +83,21 @@ async def uninstall(api: Api, settings: Settings) -> Sequence[str]:
             steps += await _delete(api, "RoleBinding", namespace, created)
             steps += await _delete(api, "ServiceAccount", namespace, created)
     return steps
+
+
+async def _is_release(api: Api, settings: Settings) -> bool:
+    """Return whether Helm installed the operator. `helm template … | kubectl apply -f -` starts this Job right after the installation.
+
+    Without permission to read the Deployment, as with Roles for an earlier chart, or without a Deployment, the answer is yes."""
+    from testbed_runtime.kube.api import ApiError
+
+    try:
+        found = await api.get("Deployment", settings.namespace, settings.deployment)
+    except ApiError as error:
+        if not error.forbidden:
+            raise
+        return True
+    return found is None or OF_HELM in Resource(found).annotations
 
 
 async def _admitted(api: Api, settings: Settings) -> tuple[Settings, list[str]]:

@@ -30,6 +30,8 @@ NAME_BYTES = 3
 REQUEST_BYTES = 16
 SILENT_LIMIT_S = 120.0
 """A new ScenarioRun without a status for this long means that no operator is running."""
+SILENT_NOTICE_S = 10.0
+"""An operator that runs writes a status within a second. One that restarts needs some more."""
 REPORT_LIMIT_S = 30.0
 """Time limit for reading the report of a Complete run. It exists by then, but the API server may be unreachable."""
 HEAL_LIMIT_S = 15.0
@@ -218,18 +220,32 @@ class ClientRun:
         before: dict[str, Any] = {}
         has_status = asyncio.Event()
         loop = asyncio.get_running_loop()
-        silence = loop.create_task(_silence(has_status), name="no-operator")
+        silence = loop.create_task(self._silence(has_status), name="no-operator")
         task = loop.create_task(self._follow(name, before, has_status), name=f"follow {name}")
         try:
             await asyncio.wait((silence, task), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise HeadgateError(
-                    f"ScenarioRun {name} has no status after {SILENT_LIMIT_S:g} s: is the operator running? "
-                    "(kubectl -n headgate-system get pods)"
+                    f"ScenarioRun {name} has no status after {SILENT_LIMIT_S:g} s: no operator watches the namespace "
+                    f"(headgate doctor --namespace {self._namespace}). The run stays and would start with one; "
+                    f"to delete it: kubectl -n {self._namespace} delete scenariorun {name}"
                 )
             return task.result()
         finally:
             await cancel_all(silence, task)
+
+    async def _silence(self, has_status: asyncio.Event) -> None:
+        """Return after SILENT_LIMIT_S without a status, with a notice before; wait forever if there is one."""
+        waiting = f"no operator has looked at the run yet; waiting for one, at most {SILENT_LIMIT_S:g} s"
+        for limit_s, notice in ((SILENT_NOTICE_S, waiting), (SILENT_LIMIT_S - SILENT_NOTICE_S, "")):
+            try:
+                async with timeout(limit_s):
+                    await has_status.wait()
+            except TimeoutError:
+                if notice:
+                    self._progress.on_event(p.Notice(notice))
+            else:
+                await asyncio.Event().wait()
 
     async def _follow(self, name: str, before: dict[str, Any], has_status: asyncio.Event) -> dict[str, Any]:
         fields = f"metadata.name={name}"
@@ -281,16 +297,6 @@ class ClientRun:
                 f"interrupted, but the run {name} could not be stopped and continues. When the API server answers again, run "
                 f"`headgate heal --all --on kubernetes --namespace {self._namespace}`"
             ) from error
-
-
-async def _silence(has_status: asyncio.Event) -> None:
-    """Return after SILENT_LIMIT_S without a status; wait forever if there is one."""
-    try:
-        async with timeout(SILENT_LIMIT_S):
-            await has_status.wait()
-    except TimeoutError:
-        return
-    await asyncio.Event().wait()
 
 
 async def report_files(api: Api, namespace: str, name: str) -> dict[str, bytes]:

@@ -178,6 +178,11 @@ class Cluster:
             metadata = {"name": name, "namespace": "demo", "labels": labels}
             self.objects[kind, name] = {"kind": kind, "metadata": metadata}
         self.scaled = False
+        self.deployment = {"metadata": {"annotations": {uninstall.OF_HELM: "headgate"}}}
+
+    async def get(self, kind, namespace, name):
+        assert (kind, namespace, name) == ("Deployment", "headgate-system", "headgate-operator")
+        return self.deployment
 
     async def list(self, kind, namespace, *, labels=None):
         wanted = (labels or {}).items()
@@ -330,6 +335,30 @@ async def test_doctor_checks_that_the_namespace_exists_and_is_watched(monkeypatc
     monkeypatch.setattr(cluster_doctor, "connected", connected)
     found = await cluster_doctor._ask(access.Access(namespace=namespace))
     assert {f.name: f.found for f in found if f.level == BAD} == bad
+
+
+async def test_the_job_of_an_uninstall_does_nothing_where_helm_installed_nothing():
+    """`helm template … | kubectl apply -f -` starts it beside the new operator, which it would stop with every run."""
+    cluster = Cluster()
+    cluster.deployment = {"metadata": {}}
+    before = dict(cluster.objects)
+    said = await uninstall.uninstall(cluster, settings_of_uninstall())
+    assert "helm template --no-hooks" in said[0]
+    assert (cluster.objects, cluster.scaled) == (before, False)
+
+
+@pytest.mark.parametrize("deployment", [None, ApiError(403, "Forbidden", "no")], ids=["gone", "not readable"])
+async def test_an_uninstall_goes_on_without_the_deployment(deployment, monkeypatch):
+    """It was deleted by hand, or the Role for the Job is that of an earlier chart."""
+    cluster = Cluster()
+
+    async def get(*_):
+        if isinstance(deployment, ApiError):
+            raise deployment
+
+    monkeypatch.setattr(cluster, "get", get)
+    said = await uninstall.uninstall(cluster, settings_of_uninstall())
+    assert said[0] == "healed 1 of 1"
 
 
 class Gone(Cluster):

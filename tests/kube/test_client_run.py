@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.kube.api import WatchEvent
 from testbed_runtime.kube.client_run import ClientRun, manifest
+from testbed_runtime.runner.progress import Notice
+from testbed_runtime.simulation.loop import run_virtual
 from tests.api.documents import good
 from tests.collecting import Collected
 from tests.operator.model import ModelApi
@@ -45,3 +49,41 @@ async def test_a_run_of_that_name_from_another_client_is_an_error() -> None:
     await client(api).start(wanted())
     with pytest.raises(HeadgateError, match="ScenarioRun late-1 exists already"):
         await client(api).start(wanted())
+
+
+class Watched(ModelApi):
+    """Shows the run once, and its end after a time if there is one."""
+
+    def __init__(self, ends_s: float | None) -> None:
+        super().__init__()
+        self._ends_s = ends_s
+
+    async def watch(self, kind: str, namespace: str, *, fields: str) -> AsyncIterator[WatchEvent]:
+        del kind, namespace, fields
+        yield WatchEvent("LISTED", {"metadata": {"name": "late-1"}})
+        yield WatchEvent("SYNCED", {})
+        if self._ends_s is None:
+            await asyncio.Event().wait()
+        await asyncio.sleep(self._ends_s or 0)
+        yield WatchEvent("MODIFIED", {"metadata": {"name": "late-1"}, "status": {"phase": "Complete"}})
+
+
+@pytest.mark.parametrize(("ends_s", "notices"), [(2, 0), (60, 1), (None, 1)])
+def test_a_run_that_no_operator_looks_at_is_reported_soon_and_given_up_later(
+    ends_s: float | None, notices: int
+) -> None:
+    """A notice after 10 s, an error after two minutes that says how to delete the run. An operator that comes meanwhile is in time."""
+
+    async def follow() -> tuple[str, list[Any]]:
+        progress, clock = Collected(), asyncio.get_running_loop().time
+        begun = clock()
+        follower = ClientRun(Watched(ends_s), LAB, progress)  # type: ignore[arg-type]
+        try:
+            return str((await follower.follow("late-1"))["phase"]), progress.events
+        except HeadgateError as error:
+            assert clock() - begun == pytest.approx(120)
+            return str(error), progress.events
+
+    ended, events = run_virtual(follow())
+    assert ("Complete" if ends_s else "kubectl -n lab delete scenariorun late-1") in ended
+    assert [type(event) for event in events] == [Notice] * notices
