@@ -42,7 +42,7 @@ class TaskInput:
         self._recovered: deque[tuple[int, list[Buffer]]] = deque()
         for number, gate in enumerate(self.gates if len(self.gates) > 1 else ()):
             gate.on_ready = partial(self._on_ready, number)
-            if gate.is_available:
+            if gate.has_data:
                 self._on_ready(number, gate.has_priority)
 
     def _on_ready(self, number: int, priority: bool) -> None:
@@ -71,13 +71,13 @@ class TaskInput:
 
     @property
     def is_available(self) -> bool:
-        """Whether `poll` may return something now."""
+        """Whether `poll` may return something now, or the end of every gate was read."""
         if self._recovered:
             return True
-        for gate in self.gates:  # noqa: SIM110 - asked for each buffer: cheaper than `any`
-            if gate.is_available:
+        for gate in self.gates:
+            if gate.has_data:
                 return True
-        return False
+        return self.finished
 
     @property
     def has_priority(self) -> bool:
@@ -109,7 +109,7 @@ class TaskInput:
             number = (self._ready_priority or self._ready).popleft()
             gate = self.gates[number]
             found = gate.poll_run(most)
-            if gate.is_available:
+            if gate.has_data:
                 self._on_ready(number, gate.has_priority)
             if found is not None:
                 return self._offsets[number] + found[0], found[1]

@@ -260,7 +260,7 @@ def test_a_gate_is_connected_when_every_producer_has_answered() -> None:
 
 
 def test_an_ended_channel_is_neither_resumed_nor_acknowledged() -> None:
-    """Its request is cancelled; the gate is finished after the last."""
+    """Its request is cancelled; the gate is finished after the last, and its reader has nothing to read."""
     exchange = Exchange(channels=2).start()
     exchange.partition.finish()
     polled = exchange.run()
@@ -269,7 +269,7 @@ def test_an_ended_channel_is_neither_resumed_nor_acknowledged() -> None:
     exchange.gate.acknowledge_all_records_processed()
     exchange.gate.announce_buffer_size(99)
     assert exchange.sent() == []
-    assert (exchange.gate.finished, exchange.gate.poll(), exchange.gate.is_available) == (True, None, False)
+    assert (exchange.gate.finished, exchange.gate.poll(), exchange.gate.has_data) == (True, None, False)
     exchange.close()
 
 

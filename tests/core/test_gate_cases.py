@@ -136,6 +136,19 @@ def test_A_59_a_gate_is_available_while_something_can_be_read() -> None:
     assert gate.woken == 2
 
 
+def test_A_77_a_finished_gate_is_available() -> None:
+    """SingleInputGateTest.testIsAvailableAfterFinished: its reader finds that it has ended. It is finished channel by channel."""
+    gate = Gate(segments=32, channels=2)
+    seen = [(gate.gate.is_available, gate.gate.finished)]
+    for channel in (1, 0):
+        gate.event(channel, EndOfPartition())
+        assert gate.poll() == (channel, False)
+        seen.append((gate.gate.is_available, gate.gate.finished))
+    assert seen == [(False, False), (False, False), (True, True)]
+    assert gate.poll() is None
+    assert gate.gate.is_available
+
+
 def test_A_60_a_gate_has_no_more_after_the_last_element_of_its_only_channel_with_data() -> None:
     """A buffer and END_OF_PARTITION; the other channel has nothing."""
     gate = Gate(segments=32, channels=2)

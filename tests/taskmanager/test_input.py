@@ -114,6 +114,18 @@ def test_A_67_an_input_is_available_until_its_last_buffer_is_read() -> None:
     assert seen == [True, True, True, False]
 
 
+def test_A_78_an_input_is_available_once_all_its_gates_have_finished() -> None:
+    """UnionInputGateTest.testIsAvailableAfterFinished. A gate that has ended alone is not read again."""
+    gates = Gates(1, 1)
+    seen = []
+    for gate in (0, 1):
+        gates.event(gate, 0, EndOfPartition())
+        assert gates.poll() == EndOfPartition()
+        assert gates.poll() is None
+        seen.append((gates.input.is_available, gates.input.finished))
+    assert seen == [(False, False), (True, True)]
+
+
 def test_A_68_an_input_that_was_notified_without_data_is_not_available_any_more_once_it_was_polled() -> None:
     """UnionInputGateTest.testEmptyPull."""
     gates = Gates(1, 1)

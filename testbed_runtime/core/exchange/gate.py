@@ -236,9 +236,14 @@ class InputGate:
         return True
 
     @property
-    def is_available(self) -> bool:
+    def has_data(self) -> bool:
         """Whether `poll` may return something."""
         return bool(self._ready or self._ready_priority)
+
+    @property
+    def is_available(self) -> bool:
+        """Whether its reader has something to do: read, or notice the end."""
+        return self.has_data or self.finished
 
     @property
     def has_priority(self) -> bool:
