@@ -90,8 +90,8 @@ class SourceTask:
         flow = FlowControl.read(run.services.options)
         self._most = flow.rate / context.parallelism if flow.rate else math.inf
         self._marker_s = run.services.options.duration(LATENCY_INTERVAL)
-        self._marker_at = run.now() + self._marker_s if self._marker_s > 0 else math.inf
-        """When the next latency marker is emitted."""
+        self._marker_at = run.now() if self._marker_s > 0 else math.inf
+        """When the next latency marker is emitted; the first one comes at once (LatencyMarkerEmitter)."""
         self._limiter = RateLimiter(UNLIMITED if math.isinf(self._most) else self._most)
         run.on_rate = self._on_rate
 
@@ -132,6 +132,9 @@ class SourceTask:
 
     async def close(self) -> None:
         """Return immediately: a source has no background work."""
+
+    async def read_recovered(self) -> None:
+        """Do nothing: a source has no input."""
 
     async def run(self) -> None:
         reader = await self._connect_socket()

@@ -187,16 +187,18 @@ def test_a_batch_grows_while_nothing_is_waited_for_and_fits_a_buffer_otherwise()
     assert [count for _, count in done.emitted][2:5] == [1, 2, 4]
 
 
-def test_latency_markers_are_emitted_in_their_interval():
-    """With the time of their emission; without the option there is none."""
+def test_J_148_latency_markers_are_emitted_in_their_interval():
+    """StreamSourceOperatorLatencyMetricsTest: the first one at once, and one more than intervals have passed, with the time of their
+    emission. Without the option there is none."""
 
     def markers(**options: str) -> list[float]:
-        found = during(source(), 56, timeout="0 ms", **options).records
+        found = during(source(), 106, timeout="0 ms", **options).records
         return [
             round(one["due_ns"][place] / 1e6 - 1e6, 1) for one in found for place in marker_positions(one)
         ]
 
-    assert markers(**{"metrics.latency.interval": "15 ms"}) == [15, 30, 45]
+    assert markers(**{"metrics.latency.interval": "10 ms"}) == [10.0 * n for n in range(11)]
+    assert markers(**{"metrics.latency.interval": "15 ms"}) == [15.0 * n for n in range(8)]
     assert markers() == []
 
 
