@@ -263,12 +263,20 @@ class TaskOutput:
                 partition.forget_barriers(checkpoint_id)
         return tuple(state for number, data in enumerate(overtaken) for state in _states(number, data))
 
-    def recover(self, states: Iterable[ChannelState]) -> None:
-        """Queue output channel state before anything is emitted."""
+    async def recover(self, states: Iterable[ChannelState]) -> None:
+        """Queue output channel state before anything is emitted, waiting while there are no buffers."""
         for state in states:
             if any(state.data):
                 self._announce()
-            self._outputs[state.group][0].add_recovered(state.channel, state.data)
+            partition = self._outputs[state.group][0]
+            for part in state.data:
+                done = 0
+                while done < len(part):
+                    accepted = partition.add_recovered(state.channel, part, done)
+                    if not accepted:
+                        partition.pool.when_available(self._pool.set)
+                        await self._pool.wait()
+                    done += accepted
 
     def end_recovery(self, numbers: Iterable[int]) -> None:
         """Announce to the readers of these outputs that nothing more is restored."""

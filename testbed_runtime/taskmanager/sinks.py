@@ -60,16 +60,14 @@ class SinkWriter:
 
     def _record_first(self) -> None:
         """Record the wait for the first record. The buffer timeout decided it if it took one timeout, and at most one for
-        each vertex before this one."""
+        each vertex before this one. A record that was restored was not waited for."""
         run = self._run
-        limit = self._buffer_timeout()
-        seconds, timeout_s = run.now() - run.running_at, limit.seconds or 0.0
+        limit, since_s = self._buffer_timeout(), run.running_at or run.now()
+        seconds, timeout_s = run.now() - since_s, limit.seconds or 0.0
         hops = max(1, len(run.descriptor.job_vertices) - 1)
         fired = 0.5 * timeout_s <= seconds <= 1.1 * hops * timeout_s
         outcome = Outcome.FIRED if fired else Outcome.COMPLETED
-        run.wait(
-            "first-record", "", since_s=run.running_at, limit=limit if fired else NO_LIMIT, outcome=outcome
-        )
+        run.wait("first-record", "", since_s=since_s, limit=limit if fired else NO_LIMIT, outcome=outcome)
 
     def _buffer_timeout(self) -> Limit:
         return option_limit(self._run.services.options, "execution.buffer-timeout.interval")

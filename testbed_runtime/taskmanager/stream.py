@@ -142,7 +142,7 @@ class StreamTask:
         while not finished:
             if self._receiving is not None:
                 self._receiving.raise_if_failed()
-            if run.triggers and not run.input.is_recovering:
+            if run.triggers:
                 await self._on_trigger(run.triggers.popleft())
             if (due := self._next_timer()) is not None and due <= run.now():
                 await self._on_timers()
@@ -161,6 +161,20 @@ class StreamTask:
             if not isinstance(item[1], list):
                 finished = run.input.finished  # an event may have been the last one
             elif run.input.is_available:
+                await run.services.cpu.yield_control()
+
+    async def read_recovered(self) -> None:
+        """Process the input that was in flight at the checkpoint."""
+        run = self._run
+        while run.input.is_recovering:
+            if (due := self._next_timer()) is not None and due <= run.now():
+                await self._on_timers()
+            if not run.output.is_available:
+                await self._wait_for_output()
+            elif (item := run.input.poll(self._run_buffers)) is not None:
+                await self._handle(*item)
+                if run.work is not None:
+                    await run.work.pay()
                 await run.services.cpu.yield_control()
 
     async def _idle(self) -> None:

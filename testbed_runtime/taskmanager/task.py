@@ -65,6 +65,8 @@ class Invokable(Protocol):
 
     async def restore(self, snapshots: list[SubtaskSnapshot]) -> None: ...
 
+    async def read_recovered(self) -> None: ...
+
     async def run(self) -> None: ...
 
     async def close(self) -> None: ...
@@ -300,8 +302,7 @@ class Task:
         invokable = self._make_invokable(self._run)
         if self._run.now() - begun >= SLOW_OPEN_S:
             self._run.wait("open", self.descriptor.vertex.name, since_s=begun)
-        await self._restore(invokable)
-        self._run.output.end_recovery(n for n, d in enumerate(descriptor.partitions) if d.announced_recovery)
+        await self._restore(invokable, self._run.output)
         self._requests.connect(list(zip(gates, descriptor.gates, strict=True)))
         self._run.running_at = self._run.now()
         self._switch(_S.RUNNING)
@@ -352,9 +353,13 @@ class Task:
             return IterationSynchronizationSinkTask(run, vertex.synchronizes)
         return StreamTask(run)
 
-    async def _restore(self, invokable: Invokable) -> None:
+    async def _restore(self, invokable: Invokable, output: TaskOutput) -> None:
+        """Restore the state and the output that was in flight, then process the input that was in flight: until then, no partition is
+        requested and the task is not RUNNING (StreamTask.restoreStateAndGates)."""
         checkpoint = self.descriptor.restore_checkpoint
+        announced = [n for n, d in enumerate(self.descriptor.partitions) if d.announced_recovery]
         if not checkpoint:
+            output.end_recovery(announced)
             return
         wait = self._services.waits.begin(
             "restore", self.name, f"checkpoint {checkpoint}", attempt=self.descriptor.attempt_number
@@ -372,6 +377,8 @@ class Task:
             snapshots, copied = await self._files.fetch(snapshots, blobs, local)
             await invokable.restore(snapshots)
             await self._recover_channels(snapshots)
+            output.end_recovery(announced)
+            await invokable.read_recovered()
             ended = Outcome.COMPLETED
         except Exception:
             ended = Outcome.FAILED
@@ -382,7 +389,7 @@ class Task:
             self._run.event("task.restored", checkpoint=checkpoint, data={"local": is_local and copied})
 
     async def _recover_channels(self, snapshots: list[SubtaskSnapshot]) -> None:
-        """Restore the data that was in flight: the output is sent, and the input is read, before anything else. An exchange
+        """Queue the data that was in flight: the output is sent, and the input is read, before anything else. An exchange
         with another parallelism than before is restored by its consumers."""
         descriptor, run = self.descriptor, self._run
         if run is None:
@@ -390,7 +397,9 @@ class Task:
         parallelism, states = descriptor.vertex.parallelism, list[ChannelState]()
         for own in snapshots:
             if (own.subtask, own.parallelism) == (descriptor.subtask, parallelism):
-                run.output.recover(s for s in own.output_state if not descriptor.partitions[s.group].rescaled)
+                await run.output.recover(
+                    s for s in own.output_state if not descriptor.partitions[s.group].rescaled
+                )
                 states += [s for s in own.input_state if descriptor.gates[s.group].rescaled is None]
         for number, gate in enumerate(descriptor.gates):
             if (was := gate.rescaled) is None:

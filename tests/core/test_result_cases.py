@@ -181,7 +181,7 @@ def test_F_158_the_bytes_that_are_queued_are_those_of_data_and_events() -> None:
     for made in (first, second):
         made.set_buffer_size(10)
     for index in (0, 1):
-        partition.add_recovered(index, (bytes(6),))
+        partition.add_recovered(index, bytes(6))
         sizes.append(queued_bytes(partition))
     partition.end_recovery()
     sizes.append(queued_bytes(partition))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from exchange_model import Consumer, Exchange, barrier, data_frame, deliver
+from exchange_model import Consumer, Exchange, barrier, data_frame, deliver, partition_id
 
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.alignment import (
@@ -21,6 +21,7 @@ from testbed_runtime.core.exchange.alignment import (
     Resume,
     Trigger,
 )
+from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.events import (
     NO_TIMEOUT_MS,
     AlignmentType,
@@ -29,6 +30,7 @@ from testbed_runtime.core.exchange.events import (
     encode_event,
 )
 from testbed_runtime.core.exchange.frames import BufferResponse, DataType
+from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.options import Options
 
 UNALIGNED = AlignmentType.UNALIGNED
@@ -387,20 +389,31 @@ def test_a_barrier_that_was_sent_in_time_overtakes_nothing() -> None:
     exchange.close()
 
 
-def test_recovered_output_comes_first_in_pieces_that_fit_the_receiver() -> None:
-    """It needs no buffer of the pool."""
+def test_F_173_recovered_output_takes_buffers_of_the_pool_and_comes_first() -> None:
+    """ResultSubpartitionRecoveredStateHandlerTest: a buffer for each piece that fits into one, which returns when it was read."""
     exchange = Exchange().start()
     pool, size = exchange.partition.pool, exchange.partition.pool.segment_bytes
     used = pool.used
-    state = (b"x" * (2 * size + 1), b"y")
-    exchange.partition.add_recovered(0, state)
-    assert pool.used == used
+    first = b"x" * (2 * size + 1)
+    accepted = [exchange.partition.add_recovered(0, first, offset) for offset in (0, size, 2 * size)]
+    assert accepted == [size, size, 1]
+    assert exchange.partition.add_recovered(0, b"y") == 1
+    assert pool.used == used + 4
     exchange.partition.emit(0, b"new")
     exchange.partition.flush_all()
     items = [item for _, item in exchange.run() if isinstance(item, bytes)]
-    assert max(map(len, items)) == size
-    assert b"".join(items) == b"".join(state) + b"new"
+    assert items == [b"x" * size, b"x" * size, b"x", b"y", b"new"]
+    assert pool.used == used + 1
     exchange.close()
+
+
+def test_recovered_output_without_a_buffer_in_the_pool_is_not_accepted() -> None:
+    """It may use those of the overdraft, as Flink's requestBufferBuilderBlocking does."""
+    pool = NetworkBufferPool(4, 1024).create_buffer_pool(2, 2, max_overdraft=1)
+    partition = ResultPartition(partition_id(), 1, pool)
+    assert [partition.add_recovered(0, b"data") for _ in range(4)] == [4, 4, 4, 0]
+    partition.release()
+    assert pool.used == 0
 
 
 def _queue(consumer: Consumer, sequence: int, event: CheckpointBarrier, data_type: DataType) -> None:

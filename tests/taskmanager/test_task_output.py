@@ -90,8 +90,11 @@ class Partition:
     def forget_barriers(self, checkpoint: int) -> None:
         self.forgotten.append(checkpoint)
 
-    def add_recovered(self, channel: int, data: Any) -> None:
-        self.got.append((channel, tuple(data)))
+    def add_recovered(self, channel: int, data: bytes, offset: int) -> int:
+        done = min(len(data) - offset, 100) if self.buffers else 0
+        self.buffers -= done > 0
+        self.got.append((channel, offset, done))
+        return done
 
     def notify_end_of_data(self, drain: bool) -> None:
         self.got.append(("end", drain))
@@ -420,11 +423,26 @@ def test_recovered_data_is_queued_at_its_output_and_announces_it():
     """Empty state announces nothing."""
     first, second = Partition(), Partition()
     output = Output((first, to(0, b"")), (second, to(0, b"")))
-    output.made.recover([ChannelState(1, 0, (b"",))])
+    run_virtual(output.made.recover([ChannelState(1, 0, (b"",))]))
     assert output.first == []
-    output.made.recover([ChannelState(1, 1, (b"", b"data"))])
+    run_virtual(output.made.recover([ChannelState(1, 1, (b"", b"data"))]))
     assert output.first == [first, second]
-    assert (first.got, second.got) == ([], [(0, (b"",)), (1, (b"", b"data"))])
+    assert (first.got, second.got) == ([], [(1, 0, 4)])
+
+
+def test_recovered_data_waits_for_a_buffer():
+    """The first 100 bytes have one, the others get it half a second later."""
+    partition = Partition(buffers=1)
+    output = Output((partition, to(0, b"")))
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.5, partition.give)
+        await output.made.recover([ChannelState(0, 2, (bytes(110),))])
+        return loop.time() - T0_S
+
+    assert run_virtual(main()) == 0.5
+    assert partition.got == [(2, 0, 100), (2, 100, 0), (2, 100, 10)]
 
 
 def test_the_end_of_the_data_announces_an_empty_result_and_is_processed_when_every_reader_says_so():

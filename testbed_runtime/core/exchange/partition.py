@@ -310,13 +310,16 @@ class ResultPartition:
                 del self._barriers[checkpoint_id]
                 self.on_barriers_sent()
 
-    def add_recovered(self, subpartition: int, data: tuple[bytes, ...]) -> None:
-        """Queue output channel state, before anything else is written. It needs no network buffers."""
-        size = self.pool.segment_bytes
-        for part in data:
-            for start in range(0, len(part), size):
-                chunk = part[start : start + size]
-                self.subpartitions[subpartition].add(BufferBuilder.of_event(chunk, DataType.DATA_BUFFER))
+    def add_recovered(self, subpartition: int, data: bytes, offset: int = 0) -> int:
+        """Queue a buffer of output channel state, data[offset:] or what of it fits. Return the bytes accepted: 0 without a buffer in
+        the pool (ResultSubpartitionRecoveredStateHandler.getBuffer)."""
+        builder = self.pool.request_builder()
+        if builder is None:
+            return 0
+        accepted = builder.append(memoryview(data), offset)
+        builder.finish()
+        self.subpartitions[subpartition].add(builder)
+        return accepted
 
     def end_recovery(self) -> None:
         """Announce that the output channel state is complete. Each subpartition of a pipelined result is blocked until its reader
