@@ -368,6 +368,7 @@ class Checkpoints:
             pending.drain,
             ordered,
             unrecorded=self._done.unrecorded,
+            retained=self._done.retained,
         )
 
     async def _finalize(self, completed: CompletedCheckpoint) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from testbed_runtime.core.job.checkpoints import retained_checkpoints
 from testbed_runtime.core.job.executiongraph import Restore
@@ -37,6 +38,19 @@ class CompletedCheckpoints:
         return tuple(self._unrecorded)
 
     @property
+    def retained(self) -> tuple[int, ...]:
+        """The ids of the completed checkpoints that are kept, from the oldest to the latest."""
+        return tuple(completed.checkpoint for completed in self._retained)
+
+    async def recover(self) -> None:
+        """Go on from what the previous leader has left: retain what it did, and record its commits again."""
+        if self.latest is not None:
+            for checkpoint in self.latest.retained:
+                with suppress(KeyError):  # it was deleted since
+                    self._retained.insert(-1, await self._store.checkpoint(self.job, checkpoint))
+        await self._record_again()
+
+    @property
     def restore(self) -> Restore:
         """The handles that each vertex restores. Every task of a deployment asks for them."""
         if self._restore is None or self._restore[0] is not self.latest:
@@ -61,7 +75,7 @@ class CompletedCheckpoints:
         self._unrecorded[completed.checkpoint] = None
         self._services.tasks.spawn(self._mark_recorded(), f"record-{completed.checkpoint}")
 
-    async def record_again(self) -> None:
+    async def _record_again(self) -> None:
         """Commit what the previous leader may not have got into the history. Readers ignore a commit that two processes made;
         what an earlier leader session of this process appended is not lost."""
         for checkpoint in list(self._unrecorded):

@@ -159,7 +159,7 @@ class JobMaster:
         await self._state.save_now()
         self._rm.serve_job(self._scheduler)
         if self._recovered is not None:
-            await self._completed.record_again()
+            await self._completed.recover()
             self._failovers.begin_recovered(self._revoked and revoked_text(self.job, self._revoked))
             if self._recovered.draining:
                 self._checkpoints.stop_with_drain()

@@ -74,6 +74,8 @@ class CompletedCheckpoint(Struct, frozen=True):
     tasks: tuple[StoredTask, ...]
     unrecorded: tuple[int, ...] = ()
     """Earlier checkpoints whose commits the recorder had not acknowledged when this one was made."""
+    retained: tuple[int, ...] = ()
+    """Earlier checkpoints that were retained when this one was made."""
     parallelism: dict[str, int] = field(default_factory=dict)
     """Parallelism of each vertex, if another job starts from it."""
     version: int = STORE_VERSION

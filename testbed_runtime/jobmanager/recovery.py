@@ -93,6 +93,7 @@ class KeptCheckpoint(Struct, frozen=True):
             latest,
             tasks=tuple(replace(task, commits=()) for task in latest.tasks),
             unrecorded=(),
+            retained=(),
             parallelism={vertex.name: vertex.parallelism for vertex in kept.vertices},
         )
         elapsed_s = latest.timestamp_ms / 1000 - self.job.job_started

@@ -201,6 +201,25 @@ async def test_J_94_one_retained_checkpoint_leaves_only_the_latest_in_the_store(
         assert kept == {"4", "latest"}
 
 
+@virtually
+async def test_J_149_the_next_leader_retains_what_the_one_before_it_has_retained():
+    """DefaultCompletedCheckpointStoreTest.testRecoverSortedCheckpoints: the oldest is deleted when the first one of the next leader
+    is complete."""
+    async with Cluster(4, {"execution.checkpointing.num-retained": "3"}, commit=COMMIT) as cluster:
+        job = await cluster.submit()
+
+        async def kept_after(checkpoint):
+            await cluster.until(lambda: (checkpoint, "completed", "") in ended_checkpoints(cluster))
+            await asyncio.sleep(0.2)
+            keys = await cluster.blobs.list(f"jobs/{job}/checkpoints/")
+            return sorted({key.split("/")[3] for key in keys if key.endswith("/_metadata")})
+
+        assert await kept_after(5) == ["3", "4", "5"]
+        await restart_jobmanager(cluster)
+        assert await kept_after(6) == ["4", "5", "6"]
+        assert cluster.manager.dispatcher.jobmaster._completed.retained == (4, 5, 6)
+
+
 class SlowFor(MemoryBlobStore):
     """Takes 5 s for the metadata of one checkpoint."""
 
