@@ -431,8 +431,42 @@ def test_J_27_a_consumer_that_was_never_scheduled_is_not_restarted(result, deplo
             assert regions == [["source-0"]] * 3
             assert graph.execution(sink).attempt.attempt == 0
             assert graph.execution(sink).state.value == "CREATED"
+            what = "full result of `source`" if result == BLOCKING else "first record of `source`"
+            waits = [row for row in cluster.rows.table("waits") if row["kind"] == "input"]
+            assert [(row["what"], row["outcome"]) for row in waits] == [(what, "cancelled")] * 3
 
     run_virtual(main())
+
+
+@virtually
+async def test_J_27_a_full_result_is_read_again_until_it_is_lost_with_its_taskmanager():
+    """A consumer that fails restarts alone. With the TaskManager of its producer, the producer restarts too."""
+    job = JobGraph(
+        "job",
+        (JobVertex("source", 1, 128, "a"), JobVertex("sink", 1, 128, "b")),
+        (JobEdge("source", "sink", result=BLOCKING, deployment=FULL_RESULT),),
+    )
+    async with Cluster(3) as cluster:
+        await cluster.submit(job)
+        graph = cluster.manager.dispatcher.jobmaster.graph
+
+        def states():
+            return [graph.execution((name, 0)).state.value for name in ("source", "sink")]
+
+        await cluster.until(lambda: states() == ["RUNNING", "CREATED"])
+        await cluster.running_on("source-0").report(cluster.attempt_of("source-0"), "FINISHED")
+        await cluster.until(lambda: states() == ["FINISHED", "RUNNING"])
+        (wait,) = [row for row in cluster.rows.table("waits") if row["kind"] == "input"]
+        assert (wait["what"], wait["outcome"]) == ("full result of `source`", "completed")
+        await cluster.running_on("sink-0").report(cluster.attempt_of("sink-0"), "FAILED", "IOException")
+        await cluster.until(lambda: states() == ["FINISHED", "RUNNING"])
+        await (victim := cluster.running_on("source-0")).die()
+        cluster.tms.remove(victim)
+        await cluster.until(lambda: cluster.rows.events("taskmanager.lost"))
+        await cluster.running_on("sink-0").report(cluster.attempt_of("sink-0"), "FAILED", "IOException")
+        await cluster.until(lambda: states() == ["RUNNING", "CREATED"])
+        regions = [data_of(row)["region"] for row in cluster.rows.events("failover.started")]
+        assert regions == [["sink-0"], ["source-0", "sink-0"]]
 
 
 TWO_REGIONS = JobGraph("job", (JobVertex("a", 1, 128, "a"), JobVertex("b", 1, 128, "b")), ())
@@ -508,27 +542,29 @@ FORWARD_ONLY = JobGraph(
 
 
 @pytest.mark.parametrize(
-    ("options", "failed", "state"),
+    ("job", "options", "failed", "state"),
     [
-        ({ATTEMPTS: "1"}, ["v1-0", "v1-1"], "FAILED"),
-        ({ATTEMPTS: "2"}, ["v1-0", "v1-1"], "RESTARTING"),
-        ({ATTEMPTS: "1", STRATEGY: "full"}, ["v1-0"], "RESTARTING"),
+        (FORWARD_ONLY, {ATTEMPTS: "1"}, ["v1-0", "v1-1"], "FAILED"),
+        (FORWARD_ONLY, {ATTEMPTS: "2"}, ["v1-0", "v1-1"], "RESTARTING"),
+        (FORWARD_ONLY, {ATTEMPTS: "1", STRATEGY: "full"}, ["v1-0"], "RESTARTING"),
         (
+            FORWARD_ONLY,
             {ATTEMPTS: "1", STRATEGY: "full", "restart-strategy.fixed-delay.delay": "0 s"},
             ["v1-0"],
             "RUNNING",
         ),
+        (TWO_REGIONS, {ATTEMPTS: "1"}, ["a-0", "b-0"], "FAILED"),
     ],
-    ids=["regions", "enough attempts", "full", "full, at once"],
+    ids=["regions", "enough attempts", "full", "full, at once", "regions of one task"],
 )
-def test_J_137_each_region_that_gets_no_slot_in_time_fails(options, failed, state):
-    """DefaultSchedulerTest.restartVerticesOnSlotAllocationTimeout: two regions of two tasks. The restart strategy counts both, unless the
+def test_J_137_each_region_that_gets_no_slot_in_time_fails(job, options, failed, state):
+    """DefaultSchedulerTest.restartVerticesOnSlotAllocationTimeout: two regions of two tasks, or of one. The restart strategy counts both, unless the
     first failure restarts both."""
 
     async def main():
         configuration = {"slot.request.timeout": "10 s"} | DELAY | options
         async with Cluster(0, configuration) as cluster:
-            await cluster.submit(FORWARD_ONLY)
+            await cluster.submit(job)
             await asyncio.sleep(11.0)
             assert [data_of(row)["task"] for row in cluster.rows.events("failover.failure")] == failed
             assert (await cluster.status()).state == state

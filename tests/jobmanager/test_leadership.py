@@ -129,7 +129,8 @@ async def test_a_lease_that_cannot_be_renewed_costs_the_leadership_and_one_resta
         assert (jobmaster.job, made.manager.leader != before) == (job, True)
         assert {e.attempt.attempt for e in jobmaster.graph.executions} == {1}
         (started,) = made.rows.events("failover.started")
-        assert data_of(started)["wait"] == "lease"
+        data = data_of(started)
+        assert (data["wait"], data["delay_option"], data["delay_s"]) == ("lease", "", 0)
         assert started["text"] == (
             f"Job leader for job id {job} lost leadership. The lease was not renewed within "
             f"{ELECTION}.renew-deadline = 5 s."
