@@ -469,6 +469,27 @@ def receive(built: Any, task: str, received: Any) -> None:
         built.add("tm-0-1", "tasks", tick / 10, task=task, vertex=vertex, role=role, records_in=received(tick / 10))  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ((12, 13), [3, 7]),
+        ((12, 13, 19.7), [9.7, 0.3]),
+        ((12, 13, 19.8), [10]),
+        ((12, 13, 19.9), [3, 7]),
+        ((12, 13, 20), [3, 7]),
+    ],
+)
+def test_the_end_of_a_window_ends_the_wait_since_the_last_records_before_it(
+    history: Any, times: tuple[float, ...], expected: list[float]
+):
+    """The job has caught up at 20 s with the results of a window, which the last two samples may show. Earlier ones are no end of it."""
+    built = history.empty()
+    receive(built, "count-0", lambda t: round(20 * t))
+    receive(built, "sink-0", lambda t: sum(t >= time for time in times))
+    found = [seconds for _, seconds in catch_up(built, (), operator="window")]
+    assert found == expected
+
+
 @pytest.mark.parametrize(("operator", "owner"), [("window", "catch-up"), ("keyed-count", "mild")])
 def test_a_sink_between_two_windows_is_not_starved(history: Any, operator: str, owner: str):
     """It gets 100 records every 5 s, so none while the fault lasts."""

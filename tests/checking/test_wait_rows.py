@@ -288,6 +288,36 @@ def test_a_producer_that_runs_owes_an_answer_only(history: Any, kind: str, state
     assert found.producer_ran is words.startswith(ANSWER)
 
 
+@pytest.mark.parametrize(
+    ("kind", "ran", "end"),
+    [
+        ("", [4], 4),
+        ("", [0, 4], 4),
+        ("", [0], 2),
+        ("", [6.98], 6.98),
+        ("", [6.981], 7),
+        ("registration.delay", [4], 4),
+        ("registration.delay", [0, 4], 4),
+        ("registration.delay", [4, 5], 5),
+        ("registration.delay", [0], 7),
+        ("network.latency", [4], 7),
+    ],
+)
+def test_a_completed_wait_for_a_partition_ended_when_its_producer_ran(
+    history: Any, kind: str, ran: list[float], end: float
+):
+    """Its first data came at 7 s. A fault on the exchange may have delayed them, one on registrations only the producer, each attempt
+    of which ended after 0.5 s if the fault began."""
+    built = history.empty()
+    for t in ran:
+        built.event("task.state", "map-0", t, attempt=0, data={"from": "", "to": "RUNNING"})
+        if kind:
+            built.event("task.state", "map-0", t + 0.5, attempt=0, data={"from": "RUNNING", "to": "CANCELED"})
+    built.wait("partition", "sink-0", "map-0", (2, 7))
+    found = read_waits(built.trial(), {}, [fault(kind)] if kind else [], history.at(20))
+    assert [w.end_ns for w in found if w.kind == "partition"] == [history.at(end)]
+
+
 def test_the_words_of_a_row_do_not_say_whether_a_producer_ran(history: Any):
     """Only the states of its task do: this producer was never deployed."""
     built = history.empty()
