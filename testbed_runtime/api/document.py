@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import yaml
@@ -45,15 +46,34 @@ def _child(node: yaml.Node | None, step: str) -> yaml.Node | None:
 def read_document(text: str, *, name: str = "") -> Document:
     """Parse one YAML document. Raises UserError if it is not YAML, is too large, or has a duplicate key."""
     where = name or "document"
+    node = _only(compose(text, where), where)
+    with _not_yaml(where):
+        data = next(data for data in yaml.safe_load_all(text) if data is not None)
+    if not isinstance(data, dict):
+        raise UserError(where, "is not a mapping", "a scenario starts with apiVersion, kind, metadata, spec")
+    return Document(data, node, name)
+
+
+def compose(text: str, where: str) -> list[yaml.Node]:
+    """Return the root node of each YAML document. Comments and a lone `null` are none: tools write `---` before and after a document.
+    Raises UserError as `read_document` does."""
     if len(text.encode()) > limits.MAX_DOCUMENT_BYTES:
         raise UserError(
             where, f"has more than {limits.MAX_DOCUMENT_BYTES} bytes", "a scenario is a small file"
         )
+    with _not_yaml(where):
+        nodes = yaml.compose_all(text, Loader=yaml.SafeLoader)
+        found = [node for node in nodes if node.tag != "tag:yaml.org,2002:null"]
+        for node in found:
+            _check_nodes(node, where)
+    return found
+
+
+@contextmanager
+def _not_yaml(where: str) -> Iterator[None]:
+    """Raise UserError for text that is not YAML."""
     try:
-        nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
-        node = _only(nodes, where)
-        _check_nodes(node, where)
-        data = next(data for data in yaml.safe_load_all(text) if data is not None)
+        yield
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -62,14 +82,10 @@ def read_document(text: str, *, name: str = "") -> Document:
         raise UserError(where, "is nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(where, f"is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(data, dict):
-        raise UserError(where, "is not a mapping", "a scenario starts with apiVersion, kind, metadata, spec")
-    return Document(data, node, name)
 
 
-def _only(nodes: Sequence[yaml.Node | None], where: str) -> yaml.Node:
-    """The one document of a file. Comments and a lone `null` are none: tools write `---` before and after a document."""
-    found = [node for node in nodes if node is not None and node.tag != "tag:yaml.org,2002:null"]
+def _only(found: Sequence[yaml.Node], where: str) -> yaml.Node:
+    """Return the one document of a file."""
     if not found:
         raise UserError(where, "is empty", "a scenario starts with apiVersion, kind, metadata, spec")
     if len(found) > 1:
@@ -79,7 +95,7 @@ def _only(nodes: Sequence[yaml.Node | None], where: str) -> yaml.Node:
     return found[0]
 
 
-def _check_nodes(node: yaml.Node | None, where: str) -> None:
+def _check_nodes(node: yaml.Node, where: str) -> None:
     """Refuse duplicate keys, aliases that expand beyond the size limit, and aliases to one of their own parents."""
     sizes: dict[int, int] = {}
     open_nodes: set[int] = set()
@@ -97,11 +113,7 @@ def _check_nodes(node: yaml.Node | None, where: str) -> None:
                 raise UserError(where, f"has more than {limits.MAX_DOCUMENT_NODES} values with its aliases")
         return sizes[identity]
 
-    if node is not None:
-        try:
-            size(node)
-        except RecursionError:
-            raise UserError(where, "is nested too deeply") from None
+    size(node)
 
 
 def _children(node: yaml.Node) -> list[yaml.Node]:

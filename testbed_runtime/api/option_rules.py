@@ -48,10 +48,10 @@ def judge_testbed(testbed: models.TestbedSpec, path: str, collected: Collected) 
     before = len(collected.errors)
     written: dict[str, str] = {}
     for key, value in testbed.flink_configuration.items():
-        _judge_key(key, value, version=testbed.flink_version, path=path, written=written, collected=collected)
+        judge_key(key, value, version=testbed.flink_version, path=path, written=written, collected=collected)
     if len(collected.errors) == before:
         options = Options(testbed.flink_configuration, flink_version=testbed.flink_version)
-        collected.errors.extend(_between(options, path))
+        collected.errors.extend(judge_together(options, path))
         collected.errors.extend(_batch(testbed.job, options, path))
         collected.warnings.extend(_doubtful(testbed, options, path))
 
@@ -92,9 +92,10 @@ def checkpoint_problems(
     return found
 
 
-def _judge_key(
+def judge_key(
     key: str, value: str, *, version: str, path: str, written: dict[str, str], collected: Collected
 ) -> None:
+    """Check one option: its key, its value, and whether another key in `written` is the same option."""
     where, judgement = f"{path}[{key}]", judge(key, version)
     if judgement.note:
         collected.warnings.append(f"{where}: {judgement.note}")
@@ -134,7 +135,7 @@ def value_errors(where: str, canonical: str, value: str, version: str) -> Iterat
         yield UserError(where, problem)
 
 
-def _between(options: Options, path: str) -> Iterator[UserError]:
+def judge_together(options: Options, path: str) -> Iterator[UserError]:
     """Yield values that contradict each other, or with which no process would start."""
     if options.duration(RETRY_PERIOD) <= 0:
         yield UserError(f"{path}[{RETRY_PERIOD}]", "must be greater than 0", "the default is 5 s")
@@ -211,6 +212,14 @@ def _refused(options: Options, path: str) -> Iterator[UserError]:
 
 
 def _doubtful(testbed: models.TestbedSpec, options: Options, path: str) -> Iterator[str]:
+    yield from doubts_together(options, path)
+    ends = has_blocking(testbed.job) or iterations(testbed.job)
+    if options.duration(CHECKPOINTS) == 0 and not ends:
+        yield f"{path}: without {CHECKPOINTS} an exactly-once sink commits only when the job is drained"
+
+
+def doubts_together(options: Options, path: str) -> Iterator[str]:
+    """Yield what is allowed and probably a mistake, whatever the job is."""
     managed = "taskmanager.memory.managed.size"
     if (
         options.string("state.backend.type") == "rocksdb"
@@ -237,6 +246,3 @@ def _doubtful(testbed: models.TestbedSpec, options: Options, path: str) -> Itera
         yield f"{path}[{key}]: has no effect, in Flink too, because {RESTART_TYPE} is {now} (write {RESTART_TYPE}: {key.split('.')[1]})"
     if prices(options) is not None:
         yield f"{path}[{COST}]: has an effect in virtual time only; real processes ignore it, because their work takes real time"
-    ends = has_blocking(testbed.job) or iterations(testbed.job)
-    if options.duration(CHECKPOINTS) == 0 and not ends:
-        yield f"{path}: without {CHECKPOINTS} an exactly-once sink commits only when the job is drained"

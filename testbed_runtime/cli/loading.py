@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
 from testbed_runtime.api import models
 from testbed_runtime.api.document import Document, read_document
+from testbed_runtime.api.kinds import KINDS
 from testbed_runtime.api.validate import Findings, InvalidScenario, validate
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.options import ALIASES
+
+if TYPE_CHECKING:
+    from testbed_runtime.api.flinkconf import FlinkConf
 
 P = TypeVar("P", bound=models.Part)
 SCENARIO_FILE = "scenario.yaml"
@@ -85,17 +89,43 @@ def load(path: Path) -> Loaded:
     return Loaded(path, valid(document, findings), document.data, notes(findings))
 
 
+class FlinkConfGiven(UserError):
+    """The file is a configuration of Flink, and no document of Headgate."""
+
+    def __init__(self, path: Path, conf: FlinkConf) -> None:
+        hint = f"`headgate new QUESTION --flink-conf {path}` writes a scenario with its options"
+        super().__init__(str(path), f"is a {conf.kind}, not a document of Headgate", hint)
+        self.conf = conf
+
+
 def read(path: Path) -> Document:
-    """Read one YAML file. Raises UserError."""
+    """Read one YAML file. Raises UserError, and FlinkConfGiven for a configuration of Flink."""
+    from testbed_runtime.api import flinkconf
+
+    text = read_text(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        document = read_document(text, name=str(path))
+    except UserError:
+        if conf := flinkconf.find(text, str(path)):
+            raise FlinkConfGiven(path, conf) from None
+        raise
+    if document.data.get("kind") not in KINDS and (conf := flinkconf.find(text, str(path))):
+        raise FlinkConfGiven(path, conf)
+    return document
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file. Raises UserError."""
+    try:
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(str(path), "the file or folder does not exist") from None
+    except IsADirectoryError:
+        raise UserError(str(path), "is a folder", "name a file") from None
     except UnicodeDecodeError:
         raise UserError(str(path), "is not UTF-8 text") from None
     except PermissionError as error:
         raise UserError(str(path), f"cannot be read: {error.strerror}") from None
-    return read_document(text, name=str(path))
 
 
 def _require_scenario(document: Document) -> None:

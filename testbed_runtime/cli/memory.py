@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from testbed_runtime.cli.options import AsJson, FlinkVersion, Settings, flink_options, show
+from testbed_runtime.cli.options import (
+    AsJson,
+    FlinkConfFile,
+    GivenVersion,
+    Settings,
+    flink_conf,
+    flink_options,
+    show,
+)
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.values import MB
+from testbed_runtime.core.versions import LATEST
 
 if TYPE_CHECKING:
     from testbed_runtime.core.options import Options
@@ -53,22 +62,23 @@ def memory(  # noqa: PLR0917 - options of the command line
         float | None, typer.Option(help="Share of the heap for -Xmn, which Flink does not set.")
     ] = None,
     slots: Annotated[
-        int, typer.Option(min=1, help="Slots, which share managed memory (state.backend.type rocksdb).")
-    ] = 1,
-    flink_version: FlinkVersion = "2.x",
+        int | None,
+        typer.Option(
+            min=1,
+            help="Slots, which share managed memory (state.backend.type rocksdb). By default those of --flink-conf, or 1.",
+            show_default=False,
+        ),
+    ] = None,
+    flink_version: GivenVersion = None,
+    conf: FlinkConfFile = None,
     settings: Settings = [],  # noqa: B006 - typer copies it
     as_json: AsJson = False,
 ) -> None:
     """Compute a TaskManager's memory by Flink's rules: its components, JVM flags and number of network buffers.
 
-    With --flink-ratio, the memory is divided by a platform's rules instead, and the command reports what does not add up."""
-    from testbed_runtime.core.processmemory import (
-        FLINK,
-        PROCESS,
-        MemoryRefused,
-        platform_memory,
-        process_memory,
-    )
+    With --flink-ratio, the memory is divided by a platform's rules instead, and the command reports what does not add up.
+    With --flink-conf, the sizes are those of your own configuration; the other options replace its values."""
+    from testbed_runtime.core.processmemory import FLINK, PROCESS
 
     ratios = {
         "--flink-ratio": flink_ratio,
@@ -78,25 +88,37 @@ def memory(  # noqa: PLR0917 - options of the command line
     }
     _check_arguments(ratios, settings)
     sizes = {PROCESS: "--process-size", FLINK: "--flink-size"}
-    options = flink_options([*_sizes(process_size, flink_size), *settings], flink_version, named=sizes)
+    version, base = flink_version or LATEST, dict[str, str]()
+    if conf is not None:
+        given, version, found_in = flink_conf(conf, flink_version)
+        slots, base = slots or given.slots, dict(found_in.usable)
+    options = flink_options(
+        [*_sizes(process_size, flink_size), *settings], version, named=sizes
+    ).with_defaults(base)
     if flink_ratio is not None and options.is_set(FLINK):
         raise UserError("--flink-size", "is what --flink-ratio calculates", "leave one of them out")
+    found = _parts(options, flink_ratio, metaspace_ratio, task_off_heap_fraction)
+    rules = "flink" if flink_ratio is None else "platform"
+    described = describe(options, found, rules=rules, young=xmn_ratio) | _state_backend(
+        options, found, slots or 1
+    )
+    show(described, lines(described), as_json=as_json)
+
+
+def _parts(
+    options: Options, flink: float | None, metaspace: float | None, task_off_heap: float | None
+) -> ProcessMemory:
+    """Divide the memory by Flink's rules, or by the ratios of a platform. Raises UserError if the sizes contradict each other."""
+    from testbed_runtime.core.processmemory import MemoryRefused, platform_memory, process_memory
+
     try:
-        found = (
-            process_memory(options)
-            if flink_ratio is None
-            else platform_memory(
-                options,
-                flink_ratio=flink_ratio,
-                metaspace_ratio=metaspace_ratio,
-                task_off_heap_fraction=task_off_heap_fraction,
-            )
+        if flink is None:
+            return process_memory(options)
+        return platform_memory(
+            options, flink_ratio=flink, metaspace_ratio=metaspace, task_off_heap_fraction=task_off_heap
         )
     except MemoryRefused as error:
         raise UserError(error.key, error.message, error.hint) from None
-    rules = "flink" if flink_ratio is None else "platform"
-    described = describe(options, found, rules=rules, young=xmn_ratio) | _state_backend(options, found, slots)
-    show(described, lines(described), as_json=as_json)
 
 
 def _check_arguments(ratios: Mapping[str, float | None], settings: Sequence[str]) -> None:

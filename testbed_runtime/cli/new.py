@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from testbed_runtime.api.limits import MAX_RATE
 from testbed_runtime.cli import folders, options, questions
 from testbed_runtime.core.errors import UserError, nearest
+from testbed_runtime.core.judgement.quantities import counted
 
 
 def _names(incomplete: str) -> list[str]:
@@ -38,9 +41,8 @@ def new(  # noqa: PLR0917 - typer passes by name
             show_default=False,
         ),
     ] = None,
-    flink_version: Annotated[
-        str, typer.Option(help="1.12 to 2.3, or 2.x for the newest.")
-    ] = DEFAULT.flink_version,
+    flink_version: options.GivenVersion = None,
+    conf: options.FlinkConfFile = None,
     parallelism: Annotated[
         int, typer.Option(help="Parallelism of each vertex.", min=1, max=50)
     ] = DEFAULT.parallelism,
@@ -48,14 +50,20 @@ def new(  # noqa: PLR0917 - typer passes by name
         int, typer.Option(help="Records per second of the sources.", min=1, max=MAX_RATE)
     ] = DEFAULT.records_per_second,
 ) -> None:
-    """Write a commented scenario that answers a question. It validates and simulates as it is; adapt it to your job."""
+    """Write a commented scenario that answers a question. It validates and simulates as it is; adapt it to your job.
+
+    With --flink-conf, it has your own options instead of those that the question suggests."""
     if listed:
         for item in questions.QUESTIONS:
             typer.echo(f"{item.name:<20}{item.question}")
         return
     shape = questions.Shape(
-        flink_version=flink_version, parallelism=parallelism, records_per_second=records_per_second
+        flink_version=flink_version or DEFAULT.flink_version,
+        parallelism=parallelism,
+        records_per_second=records_per_second,
     )
+    if conf is not None:
+        shape = _with_conf(shape, conf, flink_version)
     if question:
         chosen = find(question)
     elif sys.stdin.isatty() and sys.stderr.isatty():
@@ -74,6 +82,22 @@ def new(  # noqa: PLR0917 - typer passes by name
     typer.echo(f"{path}: {chosen.question}")
     typer.echo(f"next: headgate simulate {shown}    (seconds, in virtual time)")
     typer.echo(f"      headgate run {shown}         (real processes on this machine)")
+
+
+def _with_conf(shape: questions.Shape, path: Path, flink_version: str | None) -> questions.Shape:
+    """Return the shape with the options of a Flink configuration."""
+    from testbed_runtime.core.options import Options
+
+    conf, version, found = options.flink_conf(path, flink_version)
+    slots = f" with {counted(conf.slots, 'slot')} each"
+    sizes = [counted(conf.taskmanagers, "TaskManager") + slots] if conf.taskmanagers else []
+    sizes += [f"parallelism {conf.parallelism}"] if conf.parallelism else []
+    typer.echo(
+        f"{path}: {counted(len(found.usable), 'option')} of {len(conf.options)} have an effect here", err=True
+    )
+    timeout = Options(found.usable, flink_version=version).duration("heartbeat.timeout")
+    given = questions.Given(options=found.usable, cluster=", ".join(sizes), timeout_s=math.ceil(timeout))
+    return msgspec.structs.replace(shape, flink_version=version, given=given)
 
 
 def find(name: str) -> questions.Question:
@@ -113,5 +137,7 @@ def _ask(shape: questions.Shape) -> tuple[questions.Question, questions.Shape]:
     version = typer.prompt("Flink version (1.12 to 2.3, 2.x)", default=shape.flink_version, err=True)
     parallelism = typer.prompt("Parallelism", default=shape.parallelism, type=int, err=True)
     rate = typer.prompt("Records per second", default=shape.records_per_second, type=int, err=True)
-    answered = questions.Shape(flink_version=version, parallelism=parallelism, records_per_second=rate)
+    answered = msgspec.structs.replace(
+        shape, flink_version=version, parallelism=parallelism, records_per_second=rate
+    )
     return questions.QUESTIONS[number - 1], answered

@@ -7,14 +7,17 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from testbed_runtime.core.documents import versioned
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.options import ALIASES, BY_KEY, Options, unknown_version
-from testbed_runtime.core.versions import VERSIONS
+from testbed_runtime.core.versions import LATEST, VERSIONS
+
+if TYPE_CHECKING:
+    from testbed_runtime.api.flinkconf import ConfFindings, FlinkConf
 
 
 class Policy(enum.StrEnum):
@@ -93,7 +96,39 @@ def flink_options(
     return options
 
 
+def flink_conf(path: Path, flink_version: str | None) -> tuple[FlinkConf, str, ConfFindings]:
+    """Read the file of `--flink-conf`: its options, the version of Flink (that of the command line first), and the findings, which are
+    printed. Raises UserError if the file cannot be read. An option with an error is left out, so that one does not hide the others."""
+    from testbed_runtime.api import flinkconf
+    from testbed_runtime.cli.loading import read_text
+
+    conf = flinkconf.read(read_text(path), str(path))
+    version = conf.version if flink_version is None else known_version(flink_version)
+    if version not in VERSIONS:
+        raise unknown_version(f"{path}: spec.flinkVersion", version)
+    found = flinkconf.judge_options(conf, version)
+    for message in (*map(str, found.errors), *found.warnings):
+        typer.echo(f"warning: {path}:{conf.line(message)}: {message}", err=True)
+    return conf, version, found
+
+
 FlinkVersion = Annotated[str, typer.Option(help=f"Version of Flink: {', '.join(VERSIONS)}.")]
+GivenVersion = Annotated[
+    str | None,
+    typer.Option(
+        "--flink-version",
+        help=f"Version of Flink: {', '.join(VERSIONS)}. By default that of --flink-conf, or {LATEST}.",
+        show_default=False,
+    ),
+]
+FlinkConfFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--flink-conf",
+        help="Read the options from Flink's own file: a flink-conf.yaml, a config.yaml, a FlinkDeployment, or a ConfigMap with one.",
+        show_default=False,
+    ),
+]
 Settings = Annotated[list[str], typer.Option("-D", help="A Flink option, as KEY=VALUE; may be repeated.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RunFolders = Annotated[

@@ -5,13 +5,28 @@ A document is commented YAML that validates and simulates as it is. The reader r
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
+
+import yaml
 from msgspec import Struct
 
+from testbed_runtime.api.catalogue import OWN_PREFIX
 from testbed_runtime.core.versions import PEKKO, VERSIONS, has
 
 AKKA = tuple(v for v in VERSIONS if not has(v, PEKKO))
 WITH_PEKKO = tuple(v for v in VERSIONS if has(v, PEKKO))
 BEFORE_2 = tuple(v for v in VERSIONS if v.startswith("1."))
+
+
+class Given(Struct, frozen=True, kw_only=True):
+    """The reader's own Flink configuration."""
+
+    options: Mapping[str, str]
+    cluster: str
+    """The size of the cluster, in words; empty if unknown."""
+    timeout_s: int
+    """heartbeat.timeout, which a scenario may have to wait for."""
 
 
 class Shape(Struct, frozen=True, kw_only=True):
@@ -20,6 +35,8 @@ class Shape(Struct, frozen=True, kw_only=True):
     flink_version: str = "2.x"
     parallelism: int = 2
     records_per_second: int = 1000
+    given: Given | None = None
+    """The configuration of --flink-conf."""
 
 
 class Line(Struct, frozen=True):
@@ -43,7 +60,9 @@ class Question(Struct, frozen=True, kw_only=True):
     """Lines of `spec.faults`, without indentation."""
     expect: tuple[tuple[str, str], ...]
     """(expectation in YAML, comment)."""
-    observation: str
+    observation_s: int
+    waits: bool = False
+    """Whether the observation must also last for heartbeat.timeout."""
     baseline: str = "3 s"
     spare: int = 1
     """TaskManagers without a task, for the tasks of a lost one."""
@@ -89,7 +108,8 @@ QUESTIONS: tuple[Question, ...] = (
             ("{metric: failovers.count, min: 1}", "the fault had an effect"),
             *SURVIVED,
         ),
-        observation="20 s",
+        observation_s=20,
+        waits=True,
     ),
     Question(
         name="taskmanager-paused",
@@ -115,7 +135,8 @@ QUESTIONS: tuple[Question, ...] = (
             ("{metric: failovers.count, equals: 0}", "the pause is survived"),
             *SURVIVED,
         ),
-        observation="12 s",
+        observation_s=12,
+        waits=True,
     ),
     Question(
         name="late-producer",
@@ -141,7 +162,7 @@ QUESTIONS: tuple[Question, ...] = (
             ("{metric: failovers.count, equals: 0}", "the first deployment succeeds"),
             *SURVIVED,
         ),
-        observation="5 s",
+        observation_s=5,
         spare=0,
         control=False,
     ),
@@ -164,7 +185,7 @@ QUESTIONS: tuple[Question, ...] = (
             ("{metric: rpc.timeouts, equals: 0}", "no request waited longer than pekko.ask.timeout"),
             *SURVIVED,
         ),
-        observation="5 s",
+        observation_s=5,
         spare=0,
     ),
     Question(
@@ -194,7 +215,7 @@ QUESTIONS: tuple[Question, ...] = (
             ("{metric: throughput.relative, phase: fault, min: 80 %}", "compared with the control run"),
             *SURVIVED,
         ),
-        observation="10 s",
+        observation_s=10,
         spare=0,
     ),
 )
@@ -205,9 +226,14 @@ def document(question: Question, shape: Shape) -> str:
     """Return the commented scenario. Pure."""
     replicas = 2 * shape.parallelism + question.spare
     spare = f"   # {question.spare} spare" if question.spare else ""
-    chosen = [line for line in question.options if shape.flink_version in line.versions]
-    width = max(len(f"{line.key}: {line.value}") for line in chosen) + 2
-    options = [f"      {f'{line.key}: {line.value}':<{width}}# {line.why}" for line in chosen]
+    options = list(_options(question, shape))
+    paste = "# Paste your own flinkConfiguration here. A duration needs a unit: 15 s, 500 ms."
+    described = "# The shape of your job: vertices with their parallelism, edges with their partitioning."
+    observation_s = question.observation_s
+    if shape.given:
+        size = f" It is smaller than yours: {shape.given.cluster}." if shape.given.cluster else ""
+        paste, described = "# Your options that have an effect here.", described + size
+        observation_s += shape.given.timeout_s if question.waits else 0
     wide = max(len(text) for text, _ in question.expect) + 2
     expect = [f"    - {text:<{wide}}# {why}" for text, why in question.expect]
     faults = ["  faults:", *(f"    {line}" for line in question.faults)] if question.faults else []
@@ -224,10 +250,10 @@ def document(question: Question, shape: Shape) -> str:
         "  testbed:",
         f'    flinkVersion: "{shape.flink_version}"' + " " * 8 + "# 1.12 to 2.3, or 2.x: defaults and behaviour differ",
         f"    taskManagers: {{replicas: {replicas}, slots: 1, replaceLost: Never}}{spare}",
-        "    # Paste your own flinkConfiguration here. A duration needs a unit: 15 s, 500 ms.",
+        f"    {paste}",
         "    flinkConfiguration:",
         *options,
-        "    # The shape of your job: vertices with their parallelism, edges with their partitioning.",
+        f"    {described}",
         "    job:",
         "      vertices:",
         f"        - {{name: source, parallelism: {shape.parallelism}, slotSharingGroup: src, "
@@ -238,7 +264,7 @@ def document(question: Question, shape: Shape) -> str:
         "        - {from: source, to: count, partitioning: hash}",
         "        - {from: count, to: sink, partitioning: forward}",
         "  # observation counts from the end of the baseline, and contains the faults.",
-        f"  timeline: {{warmUp: 2 s, baseline: {question.baseline}, observation: {question.observation}, drain: 10 s}}",
+        f"  timeline: {{warmUp: 2 s, baseline: {question.baseline}, observation: {observation_s} s, drain: 10 s}}",
         *faults,
         f"  control: {str(question.control).lower():<36}# also a run without the fault, to compare with",
         "  trials: 1                                    # more trials give distributions instead of one value",
@@ -247,3 +273,24 @@ def document(question: Question, shape: Shape) -> str:
         *expect,
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def _options(question: Question, shape: Shape) -> Iterator[str]:
+    """Yield the lines of flinkConfiguration. The options of the reader replace those that the question suggests."""
+    chosen = [line for line in question.options if shape.flink_version in line.versions]
+    if shape.given:
+        own = [line for line in chosen if line.key.startswith(OWN_PREFIX)]
+        checkpoints = [] if CHECKPOINTS.key in shape.given.options else [CHECKPOINTS]
+        yield from (f"      {key}: {_scalar(value)}" for key, value in shape.given.options.items())
+        chosen = [*checkpoints, *own]
+    width = max((len(f"{line.key}: {line.value}") for line in chosen), default=0) + 2
+    yield from (f"      {f'{line.key}: {line.value}':<{width}}# {line.why}" for line in chosen)
+
+
+def _scalar(text: str) -> str:
+    """Return a text in YAML, in quotes if YAML would read something else."""
+    try:
+        plain = yaml.safe_load(text) == text
+    except yaml.YAMLError:
+        plain = False
+    return text if plain else json.dumps(text, ensure_ascii=False)

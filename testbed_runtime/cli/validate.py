@@ -15,6 +15,7 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.quantities import counted
 
 if TYPE_CHECKING:
+    from testbed_runtime.api.flinkconf import FlinkConf
     from testbed_runtime.api.models import Scenario
     from testbed_runtime.faults.registry import Capabilities
 
@@ -45,6 +46,8 @@ class Checked:
     """`path`, `line`, `problem` and `hint`."""
     warnings: list[str] = field(default_factory=list)
     trials: int = 0
+    size: str = ""
+    """How much was checked, in words."""
 
     def add(self, error: UserError, line: int | None = None) -> None:
         self.errors.append({"path": error.path, "line": line, "problem": error.problem, "hint": error.hint})
@@ -55,7 +58,10 @@ def validate(
     on: On = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Check scenarios, studies and other documents without running them. Every problem is reported at once.
+    """Check scenarios, studies, and Flink's own configuration without running them. Every problem is reported at once.
+
+    A file of Flink (flink-conf.yaml, config.yaml, a FlinkDeployment, a ConfigMap) is checked for misspelt options, values that
+    Flink does not read, and options that contradict each other.
 
     Exit code 0: all are valid; 2: at least one is not."""
     checked = [check(path, on) for path in find(documents)]
@@ -110,6 +116,9 @@ def check(path: Path, on: options.Environment | None) -> Checked:
     checked = Checked(path=str(path))
     try:
         document = loading.read(path)
+    except loading.FlinkConfGiven as given:
+        _check_conf(checked, given.conf)
+        return checked
     except UserError as error:
         checked.add(error)
         return checked
@@ -125,6 +134,25 @@ def check(path: Path, on: options.Environment | None) -> Checked:
     return checked
 
 
+def _check_conf(checked: Checked, conf: FlinkConf) -> None:
+    """Check the options of a Flink configuration."""
+    from testbed_runtime.api import flinkconf
+    from testbed_runtime.cli import loading
+
+    checked.kind, checked.name = conf.kind, conf.name
+    try:
+        found = flinkconf.judge_options(conf, options.known_version(conf.version))
+    except UserError as error:
+        checked.add(UserError("spec.flinkVersion", error.problem, error.hint))
+        return
+    checked.size = f"Flink {conf.version}, {counted(len(conf.options), 'option')}"
+    for problem in found.errors:
+        checked.add(problem, conf.line(problem.path))
+    checked.warnings += [f"line {conf.line(warning)}: {warning}" for warning in found.warnings]
+    if found.without_effect:
+        checked.warnings.append(f"{loading.WITHOUT_EFFECT}: {', '.join(found.without_effect)}")
+
+
 def _check_plan(checked: Checked, scenario: Any, path: Path, on: options.Environment | None) -> None:
     """Check what a run checks before it starts: the files of Python functions, and a backend for each fault."""
     from testbed_runtime.api.compile import compile_run
@@ -138,6 +166,7 @@ def _check_plan(checked: Checked, scenario: Any, path: Path, on: options.Environ
         checked.add(error)
         return
     checked.trials = len(plan.trials)
+    checked.size = counted(checked.trials, "trial")
     for problem in function_problems(plan, pods=on is options.Environment.KUBERNETES):
         checked.add(problem)
     try:
@@ -173,7 +202,7 @@ def lines_of(checked: Checked) -> list[str]:
     """Return the findings of a file as lines. Pure."""
     what = " ".join(filter(None, [checked.kind, checked.name]))
     state = "invalid" if checked.errors else "valid"
-    size = f" ({counted(checked.trials, 'trial')})" if checked.trials else ""
+    size = f" ({checked.size})" if checked.size else ""
     lines = [f"{checked.path}: {state}: {what}{size}" if what else f"{checked.path}: {state}"]
     for error in checked.errors:
         line = f"line {error['line']}: " if error["line"] else ""

@@ -32,6 +32,8 @@ from testbed_runtime.core.versions import (
     number,
 )
 
+_KUBERNETES_HA = "org.apache.flink.kubernetes.highavailability.KubernetesHaServicesFactory"
+"""Value of `high-availability` for Kubernetes until 1.14; later versions accept it too."""
 LATENCY_INTERVAL = "metrics.latency.interval"
 LOCAL_BACKUP = "execution.checkpointing.local-backup.enabled"
 LOCAL_RECOVERY = "execution.state-recovery.from-local"
@@ -155,7 +157,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("heartbeat.interval", "duration", "10 s", "Time between heartbeats.", since="1.3"),
     Option("heartbeat.timeout", "duration", "50 s", "A peer that is silent for this long is marked as lost.", since="1.3"),
     Option("heartbeat.rpc-failure-threshold", "integer", "2", "Consecutive failed heartbeat RPCs after which a peer is unreachable; -1 disables it.", until=(("1.13", "-1"),), since="1.14"),
-    Option("high-availability.type", "string", "NONE", "`kubernetes`: the JobManager leads as long as it renews a lease in the checkpoint store. There is no standby.", aliases=("high-availability",), choices=("NONE", "kubernetes"), since="1.17"),
+    Option("high-availability.type", "string", "NONE", "`kubernetes`: the JobManager leads as long as it renews a lease in the checkpoint store. There is no standby.", aliases=("high-availability",), choices=("NONE", "kubernetes"), synonyms=((_KUBERNETES_HA.lower(), "kubernetes"),), since="1.17"),
     Option("high-availability.kubernetes.leader-election.lease-duration", "duration", "15 s", "A lease that is not renewed for this long may be taken over: a JobManager that replaces a killed one waits this long.", since="1.12"),
     Option("high-availability.kubernetes.leader-election.renew-deadline", "duration", "15 s", "A JobManager that cannot renew its lease for this long gives up its leadership: its job restarts.", since="1.12"),
     Option("high-availability.kubernetes.leader-election.retry-period", "duration", "5 s", "Time between attempts to renew or to acquire the lease.", since="1.12"),

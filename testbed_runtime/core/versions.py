@@ -15,7 +15,7 @@ VERSIONS: tuple[str, ...] = get_args(Version)
 LATEST = "2.x"
 """The newest minor of Flink 2."""
 
-_NUMBER = re.compile(r"^\s*v?(\d+)(?:\.(\d+|x))?", re.IGNORECASE)
+_NUMBER = re.compile(r"^\s*v?(\d+)(?:[._](\d+|x))?", re.IGNORECASE)
 
 
 class Change(Struct, frozen=True):

@@ -201,3 +201,90 @@ def test_the_executions_of_a_simulated_run_are_printed(tmp_path, headgate):
     assert any(max(e["attempt"] for e in executions) for executions in found.values())
     said = headgate("executions", result.folder, "--trial", "nothing")
     assert (said.returncode, "'nothing' is not a trial of this run" in said.stderr) == (2, True)
+
+
+FLINK_CONF = """\
+heartbeat.timeout: 120000
+pekko.ask.timeout: 60 s
+heartbeat.intervall: 5 s
+restart-strategy.type: fixed-delay
+restart-strategy.fixed-delay.attempts: 7
+taskmanager.numberOfTaskSlots: 4
+web.submit.enable: false
+"""
+
+
+def test_new_takes_the_options_of_a_flink_configuration(headgate, tmp_path):
+    """Values get units and quotes, a misspelt key is left out with its line, and the scenario waits for their heartbeat timeout."""
+    conf, path = tmp_path / "flink-conf.yaml", tmp_path / "scenario.yaml"
+    conf.write_text(FLINK_CONF)
+    said = headgate("new", "taskmanager-killed", "--flink-conf", conf, "-o", path)
+    assert said.returncode == exits.PASS
+    assert f"warning: {conf}:3: flinkConfiguration[heartbeat.intervall]: is not a Flink option" in said.stderr
+    assert f"{conf}: 4 options of 7 have an effect here" in said.stderr
+    spec = yaml.safe_load(path.read_text())["spec"]
+    assert spec["testbed"]["flinkVersion"] == "1.20"
+    assert spec["testbed"]["flinkConfiguration"] == {
+        "heartbeat.timeout": "120000 ms",
+        "pekko.ask.timeout": "60 s",
+        "restart-strategy.type": "fixed-delay",
+        "restart-strategy.fixed-delay.attempts": "7",
+        "execution.checkpointing.interval": "1 s",
+    }
+    assert spec["timeline"]["observation"] == "140 s"
+    loading.load(path)
+
+
+@pytest.mark.parametrize("question", questions.QUESTIONS, ids=lambda q: q.name)
+def test_every_question_takes_a_flink_configuration(headgate, tmp_path, question):
+    """Headgate's own options of the question stay."""
+    conf, path = tmp_path / "config.yaml", tmp_path / "scenario.yaml"
+    conf.write_text("heartbeat:\n  timeout: 30 s\n")
+    args = ("new", question.name, "--flink-conf", conf, "--flink-version", "1.19", "-o", path)
+    assert headgate(*args).returncode == exits.PASS
+    testbed = loading.load(path).document["spec"]["testbed"]
+    own = {line.key for line in question.options if line.key.startswith("headgate.")}
+    assert testbed["flinkVersion"] == "1.19"
+    assert set(testbed["flinkConfiguration"]) == {
+        "heartbeat.timeout",
+        "execution.checkpointing.interval",
+        *own,
+    }
+
+
+@pytest.mark.parametrize("command", ["run", "simulate", "plan", "tune"])
+def test_a_flink_configuration_instead_of_a_scenario_is_named_as_one(headgate, tmp_path, command):
+    """One line with the command that turns it into a scenario, not a complaint about each of its keys."""
+    conf = tmp_path / "flink-conf.yaml"
+    conf.write_text(FLINK_CONF)
+    said = headgate(command, conf)
+    assert said.returncode == exits.ERROR
+    assert said.stderr.splitlines() == [
+        f"headgate: {conf}: is a Flink configuration, not a document of Headgate "
+        f"(`headgate new QUESTION --flink-conf {conf}` writes a scenario with its options)"
+    ]
+
+
+def test_validate_checks_a_flink_configuration(headgate, tmp_path):
+    """As the version that reads such a file, with the line of each mistake."""
+    conf = tmp_path / "flink-conf.yaml"
+    conf.write_text(FLINK_CONF)
+    said = headgate("validate", conf)
+    assert said.returncode == exits.ERROR
+    first, error, *warnings = said.stdout.splitlines()
+    assert first == f"{conf}: invalid: Flink configuration (Flink 1.20, 7 options)"
+    assert error == (
+        "  error: line 3: flinkConfiguration[heartbeat.intervall]: is not a Flink option (did you mean heartbeat.interval?)"
+    )
+    assert warnings[-1] == "  warning: Flink options without effect here: web.submit.enable"
+
+
+def test_validate_names_the_version_that_a_flink_deployment_cannot_have(headgate, tmp_path):
+    """With the nearest one that is reproduced."""
+    path = tmp_path / "deployment.yaml"
+    path.write_text(
+        "kind: FlinkDeployment\nspec: {flinkVersion: v1_11, flinkConfiguration: {heartbeat.timeout: 5 s}}\n"
+    )
+    said = headgate("validate", path)
+    assert said.returncode == exits.ERROR
+    assert "spec.flinkVersion: '1.11' is not a known version of Flink (the nearest is '1.12'" in said.stdout

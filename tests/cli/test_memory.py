@@ -86,3 +86,29 @@ def test_the_slots_share_managed_memory_for_state_in_files(headgate):
         "state of each slot: 120 MB managed memory; a file is written at 35 MB of write buffers; cache of 100 MB"
         in said
     )
+
+
+def test_the_sizes_of_a_flink_deployment_are_those_of_its_pods(headgate, tmp_path):
+    """The operator's memory, the slots and the version come from the file; an option of the command replaces them."""
+    path = tmp_path / "deployment.yaml"
+    path.write_text(
+        "kind: FlinkDeployment\nspec:\n  flinkVersion: v1_16\n  flinkConfiguration:\n"
+        '    taskmanager.numberOfTaskSlots: "4"\n    state.backend.type: rocksdb\n'
+        "  taskManager: {resource: {memory: 16g}}\n"
+    )
+    found = json.loads(headgate("memory", "--flink-conf", path, "--json").stdout)
+    assert (found["flinkVersion"], found["mb"]["process"], found["mb"]["network"]) == ("1.16", 16384, 1024)
+    assert found["stateBackend"]["slots"] == 4
+    args = ("--process-size", "8g", "--slots", 2, "--flink-version", "1.20", "--json")
+    found = json.loads(headgate("memory", "--flink-conf", path, *args).stdout)
+    assert (found["flinkVersion"], found["mb"]["process"]) == ("1.20", 8192)
+    assert found["stateBackend"]["slots"] == 2
+
+
+def test_a_file_without_flinks_options_is_refused(headgate, tmp_path):
+    """The error names the four kinds of files."""
+    path = tmp_path / "scenario.yaml"
+    path.write_text("kind: Scenario\n")
+    said = headgate("memory", "--flink-conf", path)
+    assert said.returncode == 2
+    assert f"{path}: is no Flink configuration (name a flink-conf.yaml, a config.yaml, a Flink" in said.stderr

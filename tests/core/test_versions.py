@@ -105,7 +105,7 @@ def test_older_defaults_of_an_option_are_in_order():
     ("text", "near"),
     [
         ("1.11", "1.12"), ("0.9", "1.12"), ("1.17.2", "1.17"), ("1.21", "1.20"), ("2.7", "2.x"), ("2", "2.0"),
-        ("3.0", "2.x"), ("v1.18", "1.18"), ("latest", ""), ("", ""),
+        ("3.0", "2.x"), ("v1.18", "1.18"), ("v1_20", "1.20"), ("V2_1", "2.1"), ("latest", ""), ("", ""),
     ],
 )  # fmt: skip
 def test_an_unknown_version_maps_to_the_nearest(text, near):

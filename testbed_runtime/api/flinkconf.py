@@ -1,0 +1,245 @@
+"""Flink's own configuration: flink-conf.yaml, the nested config.yaml, a FlinkDeployment of the Flink Kubernetes operator, or a ConfigMap."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import yaml
+from msgspec import Struct
+
+from testbed_runtime.api.catalogue import Standing, judge, value_problem
+from testbed_runtime.api.document import compose
+from testbed_runtime.api.option_rules import SLOTS_KEY, Collected, doubts_together, judge_key, judge_together
+from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.job.restore import STATE_RECOVERY
+from testbed_runtime.core.options import ALIASES, BY_KEY, Options
+from testbed_runtime.core.processmemory import PROCESS
+from testbed_runtime.core.values import parse_memory
+from testbed_runtime.core.versions import LATEST
+
+DEPLOYMENT = "FlinkDeployment"
+FILES = ("config.yaml", "flink-conf.yaml")
+"""Names of Flink's configuration files, in a `conf` folder and in a ConfigMap."""
+LAST_LEGACY = "1.20"
+"""The last version that reads a flink-conf.yaml."""
+PARTLY_MODELLED = ("high-availability.type", "state.backend.type", "taskmanager.load-balance.mode")
+"""Options with more values in Flink than here."""
+PATH = "flinkConfiguration"
+"""Path of the options in messages, as in a scenario and in a FlinkDeployment."""
+_NAMED = re.compile(r"\[([^\]]+)\]")
+_LEGACY = re.compile(r"^([^\s:#][^:#]*):\s+(\S.*)$")
+_QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti)$")
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+class FlinkConf(Struct, frozen=True, kw_only=True):
+    """The options of a Flink configuration, and the size of its cluster if the file states it (0 if not)."""
+
+    kind: str
+    name: str = ""
+    options: Mapping[str, str]
+    lines: Mapping[str, int]
+    """Line of each option in the file."""
+    flink_version: str = ""
+    """The version of a FlinkDeployment, as in `1.20`; empty if the file does not state one."""
+    legacy: bool = False
+    """Whether it is a flink-conf.yaml, which Flink reads until 1.20."""
+    taskmanagers: int = 0
+    parallelism: int = 0
+
+    @property
+    def version(self) -> str:
+        """Return the version of Flink to assume: the one that the file states, or the newest that reads such a file."""
+        return self.flink_version or (LAST_LEGACY if self.legacy else LATEST)
+
+    def line(self, message: str) -> int | None:
+        """Return the line of the option that a message such as `flinkConfiguration[heartbeat.timeout]: …` names."""
+        named = _NAMED.search(message)
+        return self.lines.get(named[1]) if named else None
+
+    @property
+    def slots(self) -> int:
+        """Return the slots of a TaskManager."""
+        text = self.options.get(SLOTS_KEY, "")
+        return int(text) if text.isdigit() and int(text) else 1
+
+
+def read(text: str, name: str) -> FlinkConf:
+    """Read the text of a file. Raises UserError if it is none of the four kinds. Pure."""
+    if name.endswith(FILES[1]) and (found := _legacy(text)):
+        return found
+    try:
+        nodes = compose(text, name)
+    except UserError:  # flink-conf.yaml is read line by line, and need not be YAML
+        if found := _legacy(text):
+            return found
+        raise
+    for node in nodes:
+        if _text(_at(node, "kind")) == DEPLOYMENT:
+            return _deployment(node)
+        if _text(_at(node, "kind")) == "ConfigMap" and (inner := _in_config_map(node, name)):
+            return inner
+    if len(nodes) == 1 and _at(nodes[0], "kind") is None and (options := dict(_options(nodes[0]))):
+        return _plain(options)
+    raise UserError(
+        name,
+        "is no Flink configuration",
+        f"name a {FILES[1]}, a {FILES[0]}, a {DEPLOYMENT}, or a ConfigMap with one of these files",
+    )
+
+
+def find(text: str, name: str) -> FlinkConf | None:
+    """Return the Flink configuration in the text of a file that was named as something else, or None if it is none. Pure."""
+    try:
+        found = read(text, name)
+    except UserError:
+        return None
+    known = (Standing.EFFECTIVE, Standing.WITHOUT_EFFECT)
+    return found if any(judge(key, LATEST).standing in known for key in found.options) else None
+
+
+class ConfFindings(Struct, frozen=True, kw_only=True):
+    """The result of checking a Flink configuration."""
+
+    errors: tuple[UserError, ...]
+    warnings: tuple[str, ...]
+    without_effect: tuple[str, ...]
+    """Keys that change nothing here."""
+    usable: Mapping[str, str]
+    """The options that a scenario can have: those with an effect and a valid value. Durations have a unit."""
+
+
+def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
+    """Check the options for a version of Flink. Pure."""
+    collected, written, usable = Collected(), dict[str, str](), dict[str, str]()
+    options = Options(conf.options, flink_version=version)
+    for key, value in conf.options.items():
+        standing, canonical = judge(key, version).standing, ALIASES.get(key, key)
+        if standing in (Standing.WITHOUT_EFFECT, Standing.UNKNOWN):
+            collected.without_effect.append(key)  # also a secret: its value is not recorded
+        elif canonical == SLOTS_KEY and value.isdigit() and int(value):
+            continue
+        elif doubt := _not_modelled(canonical, value, version):
+            collected.warnings.append(f"{PATH}[{key}]: {doubt}")
+        else:
+            before = len(collected.errors)
+            judge_key(key, value, version=version, path=PATH, written=written, collected=collected)
+            if len(collected.errors) == before and canonical != STATE_RECOVERY:
+                usable[key] = options.shown(canonical)
+    if not collected.errors:
+        collected.errors += judge_together(Options(usable, flink_version=version), PATH)
+        collected.warnings += doubts_together(Options(usable, flink_version=version), PATH)
+    return ConfFindings(
+        errors=tuple(collected.errors),
+        warnings=tuple(collected.warnings),
+        without_effect=tuple(collected.without_effect),
+        usable=usable,
+    )
+
+
+def _not_modelled(canonical: str, value: str, version: str) -> str:
+    """Return why a value that Flink may know has no effect here, or an empty string."""
+    if canonical not in PARTLY_MODELLED or not value_problem(option := BY_KEY[canonical], value, version):
+        return ""
+    return f"{value!r} is not modelled, so it has no effect here (modelled are {', '.join(option.choices)})"
+
+
+def _plain(options: Mapping[str, tuple[str, int]], *, legacy: bool = False) -> FlinkConf:
+    values = {key: value for key, (value, _) in options.items()}
+    return FlinkConf(
+        kind="Flink configuration",
+        options=values,
+        lines={key: line for key, (_, line) in options.items()},
+        legacy=legacy,
+        parallelism=_number(values.get("parallelism.default", "")),
+    )
+
+
+def _legacy(text: str) -> FlinkConf | None:
+    """Return the options of a file of `key: value` lines, as Flink reads it until 1.20; None if it has other lines."""
+    found: dict[str, tuple[str, int]] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        plain = line.partition("#")[0].rstrip()
+        if not plain:
+            continue
+        match = _LEGACY.match(plain)
+        if match is None and not plain.endswith(":"):
+            return None
+        if match:
+            found[match[1].strip()] = (match[2], number)
+    return _plain(found, legacy=True) if found else None
+
+
+def _deployment(node: yaml.Node) -> FlinkConf:
+    spec = _at(node, "spec")
+    options = dict(_options(_at(spec, "flinkConfiguration")))
+    memory = _at(spec, "taskManager", "resource", "memory")
+    if memory is not None and _text(memory):  # the operator overwrites the option with it
+        options[PROCESS] = (_resource_memory(_text(memory)), memory.start_mark.line + 1)
+    version = _text(_at(spec, "flinkVersion"))
+    found = _plain(options)
+    return FlinkConf(
+        kind=DEPLOYMENT,
+        name=_text(_at(node, "metadata", "name")),
+        options=found.options,
+        lines=found.lines,
+        flink_version=version.lower().removeprefix("v").replace("_", "."),
+        taskmanagers=_number(_text(_at(spec, "taskManager", "replicas"))),
+        parallelism=_number(_text(_at(spec, "job", "parallelism"))) or found.parallelism,
+    )
+
+
+def _in_config_map(node: yaml.Node, name: str) -> FlinkConf | None:
+    for file in FILES:
+        inner = _at(node, "data", file)
+        if isinstance(inner, yaml.ScalarNode):
+            found = read(inner.value, f"{name}: data[{file}]")
+            first = inner.start_mark.line + 1
+            lines = {key: first + line for key, line in found.lines.items()}
+            return FlinkConf(
+                kind="ConfigMap",
+                name=_text(_at(node, "metadata", "name")),
+                options=found.options,
+                lines=lines,
+                legacy=found.legacy,
+                parallelism=found.parallelism,
+            )
+    return None
+
+
+def _resource_memory(text: str) -> str:
+    """Return a size of a FlinkDeployment in Flink's syntax: Kubernetes' units are read if Flink does not know them."""
+    try:
+        parse_memory(text)
+    except ValueError:
+        if match := _QUANTITY.match(text):
+            return f"{int(float(match[1]) * _BINARY[match[2]])} b"
+    return text
+
+
+def _at(node: yaml.Node | None, *steps: str) -> yaml.Node | None:
+    for step in steps:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+        node = next((value for key, value in pairs if key.value == step), None)
+    return node
+
+
+def _text(node: yaml.Node | None) -> str:
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
+def _options(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, tuple[str, int]]]:
+    """Yield (key, (value, line)) of nested or flat options, as they are written. Empty values are unset."""
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        path = f"{prefix}{key.value}"
+        if isinstance(value, yaml.MappingNode):
+            yield from _options(value, f"{path}.")
+        elif isinstance(value, yaml.SequenceNode):
+            yield path, (";".join(_text(item) for item in value.value), value.start_mark.line + 1)
+        elif value.value and value.tag != "tag:yaml.org,2002:null":
+            yield path, (value.value, value.start_mark.line + 1)

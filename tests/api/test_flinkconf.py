@@ -1,0 +1,182 @@
+"""Flink's own configuration files: which options they set, and what is wrong with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from testbed_runtime.api import flinkconf
+from testbed_runtime.core.errors import UserError
+
+LEGACY = """\
+# a comment: with a colon
+jobmanager.rpc.address: jobmanager
+heartbeat.timeout: 120000   # two minutes
+env.java.opts.taskmanager: -XX:OnError="kill: %p"
+metrics.scope.jm: *.jm
+taskmanager.numberOfTaskSlots: 4
+parallelism.default: 64
+empty.key:
+"""
+NESTED = """\
+taskmanager:
+  numberOfTaskSlots: 4
+  memory:
+    process: {size: 16g}
+state.backend.type: rocksdb
+classloader:
+  parent-first-patterns:
+    additional: [com.example, org.example]
+heartbeat:
+  timeout: 120 s
+  interval:
+"""
+DEPLOYMENT = """\
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: flink}
+---
+apiVersion: flink.apache.org/v1beta1
+kind: FlinkDeployment
+metadata: {name: orders}
+spec:
+  flinkVersion: v1_20
+  flinkConfiguration:
+    taskmanager.numberOfTaskSlots: 4
+    taskmanager.memory.process.size: 1g
+    heartbeat: {timeout: 2 min}
+    version.like: 1.20
+  podTemplate:
+    spec: {containers: [{name: flink-main-container}]}
+  taskManager: {replicas: 16, resource: {memory: 16Gi, cpu: 4}}
+  job: {jarURI: "local:///opt/orders.jar", parallelism: 64}
+"""
+
+
+def test_a_flink_conf_is_read_line_by_line_as_flink_does():
+    """A value with `: `, `*` or `%`, which is not YAML, and a comment behind a value."""
+    found = flinkconf.read(LEGACY, "conf/flink-conf.yaml")
+    assert found.options == {
+        "jobmanager.rpc.address": "jobmanager",
+        "heartbeat.timeout": "120000",
+        "env.java.opts.taskmanager": '-XX:OnError="kill: %p"',
+        "metrics.scope.jm": "*.jm",
+        "taskmanager.numberOfTaskSlots": "4",
+        "parallelism.default": "64",
+    }
+    assert (found.slots, found.parallelism, found.version) == (4, 64, "1.20")
+    assert found.line("flinkConfiguration[heartbeat.timeout]: …") == 3
+
+
+def test_a_nested_config_has_the_same_keys_as_a_flat_one():
+    """Nested and flat keys, a list, and an empty value, which is unset."""
+    found = flinkconf.read(NESTED, "config.yaml")
+    assert found.options == {
+        "taskmanager.numberOfTaskSlots": "4",
+        "taskmanager.memory.process.size": "16g",
+        "state.backend.type": "rocksdb",
+        "classloader.parent-first-patterns.additional": "com.example;org.example",
+        "heartbeat.timeout": "120 s",
+    }
+    assert (found.version, found.line("flinkConfiguration[heartbeat.timeout]")) == ("2.x", 10)
+
+
+def test_a_flink_deployment_is_found_among_other_documents():
+    """Its version, its cluster, and its memory, which the operator writes over the option. A version is not read as a number."""
+    found = flinkconf.read(DEPLOYMENT, "orders.yaml")
+    assert (found.kind, found.name, found.version) == ("FlinkDeployment", "orders", "1.20")
+    assert (found.taskmanagers, found.slots, found.parallelism) == (16, 4, 64)
+    assert found.options["taskmanager.memory.process.size"] == "17179869184 b"
+    assert found.options["heartbeat.timeout"] == "2 min"
+    assert found.options["version.like"] == "1.20"
+
+
+def test_a_config_map_with_a_configuration_counts_lines_of_its_file():
+    """As `kubectl get configmap -o yaml` prints it."""
+    text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: flink-config-orders}\ndata:\n  flink-conf.yaml: |\n"
+    text += "".join(f"    {line}\n" for line in LEGACY.splitlines())
+    found = flinkconf.read(text, "cm.yaml")
+    assert (found.kind, found.version, found.options["heartbeat.timeout"]) == ("ConfigMap", "1.20", "120000")
+    assert text.splitlines()[found.line("[heartbeat.timeout]") - 1].strip().startswith("heartbeat.timeout")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "apiVersion: headgate.dev/v1alpha1\nkind: Scenario\nspec: {}\n",
+        "spec:\n  heartbeat.timeout: 5 s\n kind: [",
+        "",
+        "- a\n",
+        "hello\n",
+        "kind: ConfigMap\ndata: {a: b}\n",
+    ],
+)
+def test_other_documents_are_no_flink_configuration(text):
+    """Documents of Headgate, broken ones, and empty ones."""
+    with pytest.raises(UserError, match=r"^mine\.yaml: "):
+        flinkconf.read(text, "mine.yaml")
+    assert flinkconf.find(text, "mine.yaml") is None
+
+
+def test_a_mapping_without_an_option_of_flink_is_not_taken_for_one():
+    """A scenario whose apiVersion and kind were forgotten keeps its own message."""
+    assert flinkconf.find("name: x\nspec: {testbed: {}}\n", "mine.yaml") is None
+    assert flinkconf.find("heartbeat.timeout: 5 s\n", "mine.yaml") is not None
+
+
+def judged(version="1.20", **options):
+    pairs = {key.replace("_", "."): value for key, value in options.items()}
+    conf = flinkconf.FlinkConf(kind="Flink configuration", options=pairs, lines={})
+    return flinkconf.judge_options(conf, version)
+
+
+def test_valid_options_get_a_unit_and_keep_the_name_of_their_version():
+    """Slots are a field of the testbed, and the checkpoint to start from belongs to another job."""
+    conf = {
+        "heartbeat.timeout": "120000", "akka.ask.timeout": "1 min", "taskmanager.numberOfTaskSlots": "4",
+        "execution.savepoint.path": "s3://x", "s3.secret-key": "hidden",
+        "high-availability": "org.apache.flink.kubernetes.highavailability.KubernetesHaServicesFactory",
+    }  # fmt: skip
+    found = judged("1.17", **conf)
+    assert found.errors == ()
+    assert found.usable == {
+        "heartbeat.timeout": "120000 ms",
+        "akka.ask.timeout": "1 min",
+        "high-availability": conf["high-availability"],
+    }
+    assert "s3.secret-key" in found.without_effect
+    assert not any("hidden" in text for text in found.warnings)
+
+
+def test_a_value_that_only_flink_knows_is_left_out_with_a_warning():
+    """ZooKeeper is no mistake in Flink."""
+    found = judged(**{"high-availability.type": "zookeeper", "heartbeat.timeout": "50 s"})
+    assert (found.errors, found.usable) == ((), {"heartbeat.timeout": "50 s"})
+    assert found.warnings == (
+        "flinkConfiguration[high-availability.type]: 'zookeeper' is not modelled, so it has no effect here "
+        "(modelled are NONE, kubernetes)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"heartbeat.timeoutt": "5 s"}, "did you mean heartbeat.timeout?"),
+        ({"heartbeat.timeout": "5 parsecs"}, "'5 parsecs' is not a duration"),
+        ({"heartbeat.timeout": "5 s", "heartbeat.interval": "6 s"}, "Flink does not start: The heartbeat timeout"),
+        ({"taskmanager.memory.process.size": "600 mb"}, "TaskManager memory configuration failed"),
+        ({"akka.ask.timeout": "5 s", "pekko.ask.timeout": "5 s"}, "is the same option as akka.ask.timeout"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_errors_that_name_the_option(options, text):
+    """Keys, values and contradictions."""
+    (error,) = judged(**options).errors
+    assert str(error).startswith("flinkConfiguration[")
+    assert text in str(error)
+
+
+def test_settings_of_another_restart_strategy_are_a_warning():
+    """They have no effect in Flink either."""
+    found = judged(
+        **{"restart-strategy.type": "exponential-delay", "restart-strategy.fixed-delay.attempts": "10"}
+    )
+    assert [w for w in found.warnings if "has no effect, in Flink too" in w]
