@@ -30,8 +30,6 @@ SILENT_NS = 3 * NS // 20
 class Baseline(Struct, frozen=True):
     """The normal state of a trial."""
 
-    window: Window
-    """The manifest's baseline, cut before the last sample of every attempt that ended in it."""
     rate: float
     """Distinct records per second at the sinks."""
     offered: float | None
@@ -56,7 +54,9 @@ class Baseline(Struct, frozen=True):
 def baseline_of(
     trial: Trial, entry: Entry, spans: Windows, sinks: Sequence[Progress] | None = None
 ) -> Baseline | None:
-    """Return the trial's baseline, or None if it has none or no record arrived in it. `sinks` is their progress, if known."""
+    """Return the trial's baseline, or None if it has none or no record arrived in it. `sinks` is their progress, if known.
+
+    It is the manifest's baseline, cut before the last sample of every attempt that ended in it."""
     if spans.baseline is None:
         return None
     sinks = progress_of(trial, "sink") if sinks is None else sinks
@@ -64,7 +64,7 @@ def baseline_of(
     rate = goodput(sinks, window)
     if not rate:
         return None
-    return Baseline(window, rate, offered_rate(trial, entry), noise(sinks, window))
+    return Baseline(rate, offered_rate(trial, entry), noise(sinks, window))
 
 
 def cut(window: Window, sinks: Sequence[Progress]) -> Window:

@@ -149,13 +149,8 @@ def _all_series(table: pa.Table) -> list[TaskSeries]:
     return sorted(series, key=lambda s: (s.task, s.attempt))
 
 
-def busiest_vertex(trial: Trial, start: int, end: int) -> str:
-    """Return the vertex whose busiest subtask worked the largest share of a span. Empty without samples."""
-    return busiest(trial, start, end)[0]
-
-
 def busiest(trial: Trial, start: int, end: int) -> tuple[str, int]:
-    """Return the vertex whose busiest subtask worked the largest share of a span, and for how many nanoseconds."""
+    """Return the vertex whose busiest subtask worked the largest share of a span, and for how many nanoseconds. Empty without samples."""
     table = trial.table("tasks")
     work = trial.kept("work by time", lambda: _Work.of(table))
     first, last = np.searchsorted(work.t_ns, start, "left"), np.searchsorted(work.t_ns, end, "right")

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
 from testbed_runtime.core.errors import HeadgateError
 
 if TYPE_CHECKING:
@@ -45,13 +43,6 @@ NO_PYSPARK = (
 )
 
 
-class Java(Struct, frozen=True):
-    """A Java runtime: its home folder and major version."""
-
-    home: Path
-    version: int
-
-
 def parse_java_version(text: str) -> int | None:
     """Return the major version from the output of `java -version`: 8 for `1.8.0_402`, 17 for `17.0.15`."""
     found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
@@ -61,8 +52,8 @@ def parse_java_version(text: str) -> int | None:
     return int(found[2] or 0) if major == 1 else major
 
 
-def find_java(environment: Mapping[str, str]) -> Java:
-    """Return the Java of JAVA_HOME, else of PATH. Raises HeadgateError that names what to install."""
+def find_java(environment: Mapping[str, str]) -> Path:
+    """Return the home folder of the Java of JAVA_HOME, else of PATH. Raises HeadgateError that names what to install."""
     home = environment.get("JAVA_HOME", "")
     binary = Path(home) / "bin" / "java" if home else None
     if binary is None or not binary.exists():
@@ -79,7 +70,7 @@ def find_java(environment: Mapping[str, str]) -> Java:
     version = parse_java_version(answer.stderr + answer.stdout)
     if version is None or version < JAVA_MINIMUM:
         raise HeadgateError(NO_JAVA.format(found=f"{binary} is Java {version or 'of an unknown version'}"))
-    return Java(binary.parent.parent, version)
+    return binary.parent.parent
 
 
 def settings(scratch: Path) -> dict[str, str]:
@@ -119,14 +110,14 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """Give a Spark for the duration of a block: `local[*]`, or another `master` with `more` settings. Raises HeadgateError when
     Java or PySpark is missing, or Spark does not start."""
-    java = find_java(os.environ)
+    java_home = find_java(os.environ)
     try:
         from pyspark.sql import SparkSession
     except ImportError:
         raise HeadgateError(NO_PYSPARK) from None
     # PySpark reads these from the environment before it applies the settings of a session.
     os.environ |= {
-        "JAVA_HOME": str(java.home),
+        "JAVA_HOME": str(java_home),
         "PYSPARK_PYTHON": sys.executable,
     }
     chosen = {**settings(scratch), "spark.master": master or "local[*]", **(more or {})}

@@ -111,15 +111,6 @@ class LocalProcessHost:
         self._states[spec.name] = state
         return state
 
-    async def kill(self, name: str) -> None:
-        await self._call("POST", f"/v1/processes/{name}/kill")
-
-    async def pause(self, name: str) -> None:
-        await self._call("POST", f"/v1/processes/{name}/pause")
-
-    async def resume(self, name: str) -> None:
-        await self._call("POST", f"/v1/processes/{name}/resume")
-
     async def stop(self, name: str, *, grace_s: float = 3.0) -> None:
         path = f"/v1/processes/{name}/stop?grace_s={grace_s:g}"
         await self._call("POST", path, timeout_s=grace_s + START_MARGIN_S)

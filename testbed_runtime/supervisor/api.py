@@ -1,6 +1,6 @@
 """The supervisor's HTTP API: processes and the routes of faults.api. Everything except the probes needs the token.
 
-GET /healthz · GET /readyz (503 and the reason) · GET /v1/processes · PUT /v1/processes/{name} (a ChildSpec) · POST /v1/processes/{name}/{kill|pause|resume|stop}
+GET /healthz · GET /readyz (503 and the reason) · GET /v1/processes · PUT /v1/processes/{name} (a ChildSpec) · POST /v1/processes/{name}/stop
 """
 
 from __future__ import annotations
@@ -34,18 +34,9 @@ def application(supervisor: Supervisor, token: str, *, child: str = "") -> web.A
             raise UserError("name", f"{spec.name!r} is not the name in the path", "use the same one")
         return web.json_response(to_builtins(await supervisor.launch(spec)))
 
-    async def act(request: web.Request) -> web.Response:
-        name, verb = request.match_info["name"], request.match_info["verb"]
-        if verb == "kill":
-            supervisor.signal_kill(name)
-        elif verb == "pause":
-            supervisor.pause(name)
-        elif verb == "resume":
-            supervisor.resume(name)
-        elif verb == "stop":
-            await supervisor.stop(name, min(MAX_GRACE_S, float(request.query.get("grace_s", "3"))))
-        else:
-            raise UserError("verb", f"{verb!r} is not an action", "write kill, pause, resume or stop")
+    async def stop(request: web.Request) -> web.Response:
+        grace_s = min(MAX_GRACE_S, float(request.query.get("grace_s", "3")))
+        await supervisor.stop(request.match_info["name"], grace_s)
         return web.json_response({})
 
     app = web.Application(middlewares=[bearer_token(token, open_paths=(HEALTHZ, READYZ)), bad_input])
@@ -55,7 +46,7 @@ def application(supervisor: Supervisor, token: str, *, child: str = "") -> web.A
             web.get(READYZ, readyz),
             web.get("/v1/processes", processes),
             web.put("/v1/processes/{name}", put_process),
-            web.post("/v1/processes/{name}/{verb}", act),
+            web.post("/v1/processes/{name}/stop", stop),
             api.path_route(lambda: (supervisor.echo.address[1],)),
             *api.routes(supervisor.agent),
         ]

@@ -69,7 +69,6 @@ class PartitionRequests:
     ) -> None:
         self._task = task
         self._attempt = descriptor.attempt_number
-        self._attempt_id = descriptor.attempt
         limits = tuple(partition_limit(services.options, local=local) for local in (True, False))
         self._waits = ChannelWaits(services.waits, task, self._attempt, limits)
         self._connections = services.environment.connections
@@ -134,9 +133,7 @@ class PartitionRequests:
     async def _ask(self, channel: RemoteInputChannel) -> None:
         partition, producer = str(channel.partition), str(channel.partition.producer)
         try:
-            state: PartitionState | None = await self._gateway.ask(
-                RequestPartitionState(self._attempt_id, partition)
-            )
+            state: PartitionState | None = await self._gateway.ask(RequestPartitionState(partition))
         except AskTimeout:
             state = None
         except RemoteFailure as error:

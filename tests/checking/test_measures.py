@@ -19,7 +19,7 @@ from testbed_runtime.checking.baseline import (
     steady_share,
 )
 from testbed_runtime.checking.catchup import CatchUp
-from testbed_runtime.checking.common import Window, Windows, busiest_vertex, data, job_shape, options, windows
+from testbed_runtime.checking.common import Window, Windows, busiest, data, job_shape, options, windows
 from testbed_runtime.checking.iterations import supersteps
 from testbed_runtime.checking.latency import Histogram, histogram, marker_latencies
 from testbed_runtime.checking.load import vertex_load
@@ -54,7 +54,7 @@ def test_the_baseline_ends_with_the_last_sample_of_a_task_that_fell_silent():
 
 def test_the_reference_is_the_offered_rate_within_five_percent():
     """Otherwise what was measured."""
-    base = Baseline(Window(0, 1), 951.0, 1000.0, 0.0)
+    base = Baseline(951.0, 1000.0, 0.0)
     assert base.reference == 1000.0
     assert replace(base, rate=949.0).reference == 949.0
     assert replace(base, rate=1049.0).reference == 1000.0
@@ -227,7 +227,7 @@ def test_a_vertex_is_the_busiest_by_its_busiest_subtask(history: Any):
         built.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", busy_ns=b)
     trial = built.trial()
     found = [
-        busiest_vertex(trial, history.at(a), history.at(b))
+        busiest(trial, history.at(a), history.at(b))[0]
         for a, b in ((1, 2), (2, 3), (1, 4), (3, 4), (5, 6), (1, 1))
     ]
     assert found == ["map", "sink", "sink", "", "", ""]

@@ -165,7 +165,8 @@ async def test_a_killed_taskmanager_loses_no_acknowledged_history(
     try:
         await testbed.submit()
         await until(lambda: len(rows_on_disk(segments, "tm-0-1")) > ROWS_BEFORE_THE_KILL, seconds=40)
-        await testbed.processes.kill("tm-0")
+        states = {state.name: state for state in await testbed.processes.refresh()}
+        os.killpg(states["tm-0"].pid, signal.SIGKILL)
         acknowledged = rows_on_disk(segments, "tm-0-1")
         folder = Path(await testbed.finish_history())
     finally:

@@ -32,7 +32,7 @@ def test_latency_holds_each_piece_for_as_long_after_it_arrived():
     assert flow.pull(10.1) == [b"a"]
     assert flow.pull(10.149) == []
     assert flow.pull(10.151) == [b"b"]
-    assert flow.empty
+    assert not flow.held_bytes
 
 
 def test_jitter_never_changes_the_order():
@@ -43,7 +43,7 @@ def test_jitter_never_changes_the_order():
         flow.push(piece, 10.0 + i * 0.001)
     got = []
     now = 10.0
-    while not flow.empty:
+    while flow.held_bytes:
         now = flow.next_time()
         got += flow.pull(now)
     assert got == sent
@@ -85,14 +85,14 @@ def test_a_ceiling_spreads_the_bytes_evenly():
     flow.push(bytes(100_000), 10.0)
     assert len(joined(flow.pull(10.05))) == pytest.approx(50_000, abs=6_000)
     assert len(joined(flow.pull(10.1 + 1e-9))) == pytest.approx(50_000, abs=6_000)
-    assert flow.empty
+    assert not flow.held_bytes
 
 
 def test_half_open_swallows():
     """Nothing is held, and nothing comes out later."""
     flow = shaper(void=True)
     flow.push(b"hello", 1.0)
-    assert flow.empty
+    assert not flow.held_bytes
     assert flow.pull(2.0) == []
 
 

@@ -215,7 +215,7 @@ async def test_a_busy_jobmaster_lets_asks_of_taskmanagers_time_out():
     async with Cluster(4, slow, slots=10) as cluster:
         await cluster.submit(wide)
         await cluster.until(lambda: cluster.tms[0].submitted)
-        probe = RequestPartitionState("x", str(_some_partition(cluster)))
+        probe = RequestPartitionState(str(_some_partition(cluster)))
         with pytest.raises(AskTimeout):
             await cluster.tms[0].ask("jobmaster", probe, timeout_s=1.0)
         await cluster.until_running()
@@ -277,11 +277,11 @@ async def test_partition_states_are_reported_and_unknown_partitions_are_disposed
     async with running_job(4) as cluster:
         partition = str(_some_partition(cluster))
         tm = cluster.running_on("count-0")
-        state = await tm.ask("jobmaster", RequestPartitionState("c", partition))
+        state = await tm.ask("jobmaster", RequestPartitionState(partition))
         assert (state.state, state.disposed) == ("RUNNING", False)
         await tm.report(cluster.attempt_of("count-0"), "FAILED", "IOException", "boom")
         await cluster.until(lambda: cluster.rows.events("failover.deployed"))
-        assert (await tm.ask("jobmaster", RequestPartitionState("c", partition))).disposed
+        assert (await tm.ask("jobmaster", RequestPartitionState(partition))).disposed
 
 
 @virtually

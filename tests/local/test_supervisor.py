@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -118,7 +119,7 @@ async def test_a_lost_process_comes_again_as_its_next_incarnation(host):
     """After its delay, with its number in its configuration."""
     spec = ChildSpec("tm-0", sleeping("{config}"), config={"name": "tm-0"}, replace_after_s=0.2)
     first = await host.launch(spec)
-    await host.kill("tm-0")
+    os.killpg(first.pid, signal.SIGKILL)
     states = []
 
     async def again() -> bool:
@@ -163,12 +164,13 @@ async def test_a_lease_that_is_not_renewed_ends_the_fault(host):
 
 
 async def test_the_residue_names_a_process_that_is_still_paused(host):
-    """It does not matter which process paused it."""
+    """It is listed until its fault is healed."""
     await host.launch(ChildSpec("tm-0", sleeping()))
     assert await host.faults.residue() == {}
-    await host.pause("tm-0")
-    assert await host.faults.residue() == {"paused": ["tm-0"]}
-    await host.resume("tm-0")
+    await host.faults.inject(fault("process.pause"), fault_id="x", targets=["tm-0"], lease_s=None)
+    await until_said(host, "verified")
+    assert (await host.faults.residue())["paused"] == ["tm-0"]
+    await host.faults.heal("x")
     assert await host.faults.residue() == {}
 
 

@@ -139,7 +139,6 @@ class UpdateTaskExecutionState(Struct, frozen=True):
 
 
 class RequestPartitionState(Struct, frozen=True):
-    consumer: str
     partition: str
 
 

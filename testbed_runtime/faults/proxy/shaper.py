@@ -101,10 +101,6 @@ class FlowShaper:
         return self._held_bytes
 
     @property
-    def empty(self) -> bool:
-        return not self._queue
-
-    @property
     def idle(self) -> bool:
         """Nothing is held and the shape is clear: bytes may bypass the shaper."""
         return not self._queue and self.shape.clear
