@@ -111,10 +111,6 @@ class TaskExecutor:
         """The attempts that are held: running ones, and ended ones whose results are not consumed yet."""
         return self._tasks.all
 
-    @property
-    def free_slots(self) -> int:
-        return self._slots.free
-
     def start(self) -> None:
         """Open the mailbox and register at the ResourceManager."""
         handlers: dict[type, Handler] = {

@@ -83,15 +83,15 @@ def test_an_unknown_class_travels_as_io_exception() -> None:
     assert (throwable.class_name, throwable.message) == ("java.io.IOException", "com.example.Odd: why")
 
 
-def test_a_cause_is_read_too() -> None:
-    """An exception around another one: class and message of both."""
+def test_a_cause_is_skipped() -> None:
+    """The outer exception is returned, and the reader ends behind both."""
     outer = encode_throwable("IOException", "outer")
     inner = encode_throwable("TimeoutException", "inner")[4:]
     # the first null behind the classes is the cause
     at = outer.index(b"\x78\x70\x70\x74") + 2
-    throwable, _ = decode_throwable(outer[:at] + inner + outer[at + 1 :])
-    assert (throwable.message, throwable.cause_message) == ("outer", "inner")
-    assert throwable.cause_class == "java.util.concurrent.TimeoutException"
+    data = outer[:at] + inner + outer[at + 1 :]
+    throwable, end = decode_throwable(data)
+    assert (throwable.class_name, throwable.message, end) == ("java.io.IOException", "outer", len(data))
 
 
 @given(text=st.text(max_size=100))
@@ -127,7 +127,7 @@ def test_causes_may_be_nested_as_deeply_as_flinks(depth: int) -> None:
     """No cause needs Python's stack, and the reader ends behind the last one."""
     data = nested(depth)
     throwable, end = decode_throwable(data)
-    assert (throwable.class_name, throwable.cause_class) == ("java.io.IOException", "java.io.IOException")
+    assert throwable.class_name == "java.io.IOException"
     assert end == len(data)
 
 

@@ -291,7 +291,7 @@ def test_netlink_messages_read_back():
     data = struct.pack("=IHHII", 16 + len(body), 3 << 8, 0, 0, 0) + body
     assert list(netlink.parse(data)) == [netlink.QueuedPacket(77, 1, 1500, b"abcd", 1_700_000_000.25)]
     error = struct.pack("=IHHII", 20, 2, 0, 9, 0) + struct.pack("=i", -16)
-    assert list(netlink.parse(error)) == [netlink.Acknowledged(9, 16)]
+    assert list(netlink.parse(error)) == [netlink.Acknowledged(16)]
     assert list(netlink.parse(data[:-1])) == []
     result = netlink.verdict(5, 77, accept=False)
     assert struct.unpack_from(">II", result, 24) == (netlink.DROP, 77)
@@ -312,7 +312,7 @@ def test_ends_of_a_packet_are_read_from_its_headers():
     assert ends.has_port((6121,))
     assert not ends.has_port((6122,))
     v6 = bytes([0x60]) + bytes(5) + bytes([17, 1]) + bytes(15) + b"\x01" + bytes(15) + b"\x02"
-    assert ends_of(v6 + struct.pack(">HH", 6134, 6133)).protocol == 17
+    assert ends_of(v6 + struct.pack(">HH", 6134, 6133)).destination_port == 6133
     fragment = bytearray(v4)
     fragment[7] = 1
     assert ends_of(bytes(fragment)) is None

@@ -424,7 +424,7 @@ def test_a_cancelled_job_gives_everything_back():
             await bed.ask(CancelJob(bed.job))
             await bed.until(lambda s: s.state == "CANCELED")
             await asyncio.sleep(0.5)
-            assert all(t.executor.free_slots == 2 for t in bed.taskmanagers.values())
+            assert all(t.counters()["free_slots"] == 2 for t in bed.taskmanagers.values())
             assert all(not t.tasks for t in bed.taskmanagers.values())
             assert all(t.segments_in_use == 0 for t in bed.taskmanagers.values())
 

@@ -140,7 +140,7 @@ def test_a_taskmanager_without_its_jobmanager_ends_its_tasks_and_registers_again
             bed.board.pause("jobmanager")
             await asyncio.sleep(3.5)
             assert all(not t.tasks for t in bed.taskmanagers.values())
-            assert all(t.executor.free_slots == 2 for t in bed.taskmanagers.values())
+            assert all(t.counters()["free_slots"] == 2 for t in bed.taskmanagers.values())
             texts = {
                 e["text"].partition("eartbeat of TaskManager with id ")[2]
                 for e in bed.events("failover.started")

@@ -89,7 +89,7 @@ def test_J_98_a_taskmanager_that_is_not_registered_gives_no_slot():
         began = asyncio.get_running_loop().time()
         with pytest.raises(FlinkError, match="not connected to the resource manager"):
             await executor._request_slot(request)
-        assert (asyncio.get_running_loop().time(), executor.free_slots) == (began, 1)
+        assert (asyncio.get_running_loop().time(), executor.counters()["free_slots"]) == (began, 1)
         await bed.until(lambda _: executor.resourcemanager.is_registered)
         assert (await executor._request_slot(request)).accepted
 

@@ -156,12 +156,10 @@ def encode_throwable(class_name: str, message: str) -> bytes:
 
 
 class JavaThrowable(Struct, frozen=True):
-    """A decoded Throwable. `class_name` is the full Java name, `cause_class` that of the direct cause or empty."""
+    """A decoded Throwable without its causes. `class_name` is the full Java name."""
 
     class_name: str
     message: str
-    cause_class: str = ""
-    cause_message: str = ""
 
 
 @dataclass(slots=True)
@@ -187,20 +185,9 @@ def decode_throwable(data: BytesLike) -> tuple[JavaThrowable, int]:
         raise RemoteProtocolError(f"An error of the peer cannot be read: {error!r}") from None
     if not isinstance(found, _Object):
         raise RemoteProtocolError("An error of the peer cannot be read: it is not an object")
-    cause = found.values.get("cause")
-    cause = cause if isinstance(cause, _Object) and cause is not found else None
-    throwable = JavaThrowable(
-        found.desc.name,
-        _text(found),
-        cause.desc.name if cause else "",
-        _text(cause) if cause else "",
-    )
-    return throwable, reader.position
-
-
-def _text(found: _Object) -> str:
     message = found.values.get("detailMessage")
-    return message if isinstance(message, str) else ""
+    throwable = JavaThrowable(found.desc.name, message if isinstance(message, str) else "")
+    return throwable, reader.position
 
 
 _T = TypeVar("_T")

@@ -164,7 +164,6 @@ class Ends(Struct, frozen=True):
 
     source: str
     destination: str
-    protocol: int
     source_port: int
     destination_port: int
 
@@ -195,11 +194,9 @@ def ends_of(packet: bytes) -> Ends | None:
     else:
         return None
     if protocol not in (TCP, UDP) or len(packet) < offset + _PORTS:
-        return Ends(source, destination, protocol, 0, 0)
+        return Ends(source, destination, 0, 0)
     ports = packet[offset : offset + _PORTS]
-    return Ends(
-        source, destination, protocol, int.from_bytes(ports[:2], "big"), int.from_bytes(ports[2:], "big")
-    )
+    return Ends(source, destination, int.from_bytes(ports[:2], "big"), int.from_bytes(ports[2:], "big"))
 
 
 def with_flipped_bit(packet: bytes) -> bytes:

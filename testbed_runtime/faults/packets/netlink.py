@@ -61,7 +61,6 @@ class QueuedPacket(Struct, frozen=True):
 class Acknowledged(Struct, frozen=True):
     """The kernel's answer to a message; `error` is an errno, 0 on success."""
 
-    sequence: int
     error: int
 
 
@@ -106,12 +105,12 @@ def parse(data: bytes) -> Iterator[QueuedPacket | Acknowledged]:
     """Return the messages of one datagram; unknown and truncated ones are skipped."""
     at = 0
     while at + _NLMSG.size <= len(data):
-        size, kind, _, sequence, _ = _NLMSG.unpack_from(data, at)
+        size, kind, _, _, _ = _NLMSG.unpack_from(data, at)
         if size < _NLMSG.size or at + size > len(data):
             return
         body = at + _NLMSG.size
         if kind == _ERROR and size >= _NLMSG.size + 4:
-            yield Acknowledged(sequence, -struct.unpack_from("=i", data, body)[0])
+            yield Acknowledged(-struct.unpack_from("=i", data, body)[0])
         elif kind == _PACKET:
             packet = _packet(data, body + _NFGEN.size, at + size)
             if packet is not None:
