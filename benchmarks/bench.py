@@ -25,7 +25,7 @@ import tls_bench
 import transport_bench
 
 from testbed_runtime.core.job.jobgraph import SourceConfig
-from testbed_runtime.local.certificates import write_certificate
+from testbed_runtime.local.testbed import write_certificate
 from testbed_runtime.workload.keyedstate import SubtaskContext
 from testbed_runtime.workload.operators import PythonFunction
 from testbed_runtime.workload.records import RecordReader, framed

@@ -51,7 +51,7 @@ from testbed_runtime.core.job.messages import RequestJobStatus, SubmitJob
 from testbed_runtime.core.options import Options
 from testbed_runtime.history.writer import MemoryHistory
 from testbed_runtime.jobmanager.process import JobManager
-from testbed_runtime.local.certificates import write_certificate
+from testbed_runtime.local.testbed import write_certificate
 from testbed_runtime.process.clock import LoopClock, SeededIds, SeededRandom
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.taskmanager.meter import TaskMeter

@@ -32,7 +32,7 @@ from testbed_runtime.core.exchange.encoding import encode
 from testbed_runtime.core.exchange.frames import AddCredit, BytesLike, WireVersion
 from testbed_runtime.core.exchange.tls import ALGORITHMS, INTERNAL, TlsSettings
 from testbed_runtime.core.options import Options
-from testbed_runtime.local.certificates import write_certificate
+from testbed_runtime.local.testbed import write_certificate
 from testbed_runtime.ports.network import Address, ConnectionHandler, Network
 from testbed_runtime.transport.tcp import RECEIVE_BUFFER_BYTES, TcpNetwork
 from testbed_runtime.transport.tls import DataTls

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,17 +13,17 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from testbed_runtime.api.certificates import make_certificate
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.model import Fault
-from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, RUNNER, SUPERVISOR, role_of
+from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, RUNNER, SUPERVISOR, is_task_manager, role_of
+from testbed_runtime.core.job.livecounters import LiveCounters
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.faults.registry import LOCAL, Capabilities
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.jobmanager.recovery import KeptCheckpoint
-from testbed_runtime.local.certificates import write_certificate
-from testbed_runtime.local.live import LiveReader
 from testbed_runtime.local.packets import LocalPackets
 from testbed_runtime.local.process_host import LocalProcessHost
 from testbed_runtime.ports.hosts import (
@@ -34,11 +35,12 @@ from testbed_runtime.ports.hosts import (
 from testbed_runtime.ports.network import Address, address_of
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.process.clock import system_boot_id
-from testbed_runtime.process.config import ProcessConfig
+from testbed_runtime.process.config import COUNTERS_PATH, ProcessConfig
 from testbed_runtime.runner.ownedhost import OwnedTestbedHost
 from testbed_runtime.store.blobstore import FolderBlobStore
 from testbed_runtime.store.outputs import OUTPUTS, keep_outputs
 from testbed_runtime.supervisor.supervisor import AGENT_PREFIX, CONFIG, ChildSpec
+from testbed_runtime.timeouts import cancel_all
 from testbed_runtime.transport.rpc_http import HttpRpc
 
 REGISTER_LIMIT_S = 30.0
@@ -46,6 +48,61 @@ REGISTER_LIMIT_S = 30.0
 STOP_GRACE_S = 5.0
 """Limit for a process to flush its history."""
 SEAL_LIMIT_S = 30.0
+EVERY_S = 0.5
+"""Between two readings of the live counters; a person cannot follow more."""
+ANSWER_LIMIT_S = 1.0
+"""A TaskManager that takes longer is paused or gone; this reading skips it."""
+
+
+class LiveReader:
+    """The live counters of the TaskManagers, from their control endpoints: no message of the job is affected.
+
+    `values` returns the newest ones and starts the next reading when it is due. Call `close` at the end."""
+
+    def __init__(self, processes: LocalProcessHost) -> None:
+        self._processes = processes
+        self._control = ControlClient(processes.token, timeout_s=ANSWER_LIMIT_S)
+        self._counters = LiveCounters()
+        self._reading: asyncio.Task[None] | None = None
+        self._read_at = float("-inf")
+        self._closed = False
+
+    def values(self) -> Mapping[str, float]:
+        """Return the newest counters without waiting."""
+        loop = asyncio.get_running_loop()
+        idle = self._reading is None or self._reading.done()
+        if idle and not self._closed and loop.time() >= self._read_at + EVERY_S:
+            self._reading = loop.create_task(self._read(), name="live-counters")
+        return self._counters.values
+
+    async def _read(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            states = await self._processes.refresh()
+        except HeadgateError:
+            return  # the supervisor is gone or busy; the job's own status shows what happened
+        finally:
+            self._read_at = loop.time()
+        running = [s for s in states if is_task_manager(s.name) and s.ready.get("control")]
+        answers = await asyncio.gather(*(self._ask(s) for s in running))
+        readings = {
+            f"{s.name}-{s.incarnation}": a for s, a in zip(running, answers, strict=True) if a is not None
+        }
+        self._read_at = loop.time()
+        self._counters.update(readings, self._read_at)
+
+    async def _ask(self, state: ProcessState) -> Mapping[str, float] | None:
+        try:
+            return await self._control.call("GET", address_of(state.ready["control"]), COUNTERS_PATH)
+        except HeadgateError:
+            return None
+
+    async def close(self) -> None:
+        """Idempotent."""
+        self._closed = True
+        await cancel_all(self._reading)
+        self._reading = None
+        await self._control.close()
 
 
 class LocalTestbed:
@@ -303,3 +360,9 @@ def _address(state: ProcessState, what: str) -> Address:
     if not address:
         raise HeadgateError(f"{state.name} did not report its {what} address")
     return address_of(address)
+
+
+def write_certificate(path: Path) -> None:
+    """Create a file of mode 0600 with a new private key and its certificate. Raises UserError if `cryptography` is missing."""
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_bytes(make_certificate(datetime.datetime.now(datetime.UTC)))

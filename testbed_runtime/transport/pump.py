@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError
 from testbed_runtime.core.exchange.arrivals import Head
@@ -32,6 +32,7 @@ from testbed_runtime.core.exchange.frames import (
     BytesLike,
     CancelPartitionRequest,
     ClientFrame,
+    Frame,
     PartitionRequest,
     ServerFrame,
 )
@@ -53,12 +54,23 @@ from testbed_runtime.ports.network import (
     SocketState,
 )
 from testbed_runtime.timeouts import cancel_all, timeout
-from testbed_runtime.transport.interceptor import PassThrough
 from testbed_runtime.transport.sending import Pump, nothing
 from testbed_runtime.transport.socketstate import states
 
 CLOSE_GRACE_S = 1.0
 """How long `ConnectionManager.close` waits until a queued CloseRequest has been sent."""
+
+
+class PassThrough:
+    """A FrameInterceptor that is never active, so the pump does not call it."""
+
+    active: ClassVar = False
+
+    def outgoing(
+        self, link: str, frame: Frame, forward: Callable[[], None], drop: Callable[[], None]
+    ) -> None:
+        del link, frame, drop
+        forward()
 
 
 def flink_address(address: Address) -> str:

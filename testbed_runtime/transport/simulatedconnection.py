@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from testbed_runtime.core.exchange.frames import BytesLike
 from testbed_runtime.ports.network import ConnectionHandler
-from testbed_runtime.transport.busythread import BusyThread
 from testbed_runtime.transport.tcp import HIGH_WATERMARK_BYTES, LOW_WATERMARK_BYTES
 
 if TYPE_CHECKING:
     from testbed_runtime.transport.simulated import SimulatedFabric
+
 
 WINDOW_BYTES = 256 * 1024
 """Maximum bytes in flight or unread per direction: the socket buffers of both ends."""
@@ -23,6 +23,38 @@ WINDOW_BYTES = 256 * 1024
 _Frame: TypeAlias = tuple[object, int]
 """A frame on its way, with its size on the wire."""
 _Payload: TypeAlias = "bytes | _Frame | Exception | None"
+
+
+class BusyThread:
+    """The thread that sends, where sending takes processor time. `on_free` is called in `context` when all work is done."""
+
+    __slots__ = ("_context", "_loop", "_on_free", "_timer", "_until")
+
+    def __init__(self, on_free: Callable[[], None], context: contextvars.Context) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_free = on_free
+        self._context = context
+        self._until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self._loop.time() < self._until
+
+    def work(self, seconds: float) -> None:
+        self._until = max(self._loop.time(), self._until) + seconds
+        if self._timer is None:
+            self._arm()
+
+    def _arm(self) -> None:
+        self._timer = self._loop.call_at(self._until, self._rest, context=self._context)
+
+    def _rest(self) -> None:
+        self._timer = None
+        if self.is_busy:
+            self._arm()
+        else:
+            self._on_free()
 
 
 class SimulatedConnection:

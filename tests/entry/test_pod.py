@@ -9,7 +9,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.exchange.tls import ALGORITHMS, INTERNAL
 from testbed_runtime.core.faults.model import Fault, Target
-from testbed_runtime.local.certificates import write_certificate
+from testbed_runtime.local.testbed import write_certificate
 from tests.entry.pods import CONFIGURATION, SPEC, Pods
 from tests.transport.encrypted import first_bytes
 

@@ -22,7 +22,7 @@ from testbed_runtime.core.exchange.tls import (
     is_encrypted,
 )
 from testbed_runtime.core.options import Options
-from testbed_runtime.local.certificates import write_certificate
+from testbed_runtime.local.testbed import write_certificate
 from testbed_runtime.ports.network import SocketConnection
 from testbed_runtime.transport.tcp import TcpNetwork
 from testbed_runtime.transport.tls import DataTls, TlsSocket
