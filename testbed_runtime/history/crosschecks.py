@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from testbed_runtime.history.columns import events
-from testbed_runtime.history.contradictions.awaited import check_awaited
 from testbed_runtime.history.contradictions.buffers import check_buffers
 from testbed_runtime.history.contradictions.channels import check_balance, check_samples
 from testbed_runtime.history.contradictions.checkpoints import check_checkpoints
 from testbed_runtime.history.contradictions.clocks import check_clocks, has_one_clock
 from testbed_runtime.history.contradictions.counters import check_counters_across
-from testbed_runtime.history.contradictions.ended import check_ended
 from testbed_runtime.history.contradictions.exchange import check_exchange
 from testbed_runtime.history.contradictions.executions import check_executions
 from testbed_runtime.history.contradictions.faults import check_faults
@@ -23,7 +21,7 @@ from testbed_runtime.history.contradictions.frames import check_frames
 from testbed_runtime.history.contradictions.kinds import check_kinds
 from testbed_runtime.history.contradictions.pairs import check_pairs
 from testbed_runtime.history.contradictions.sequences import check_sequences
-from testbed_runtime.history.contradictions.waits import check_waits
+from testbed_runtime.history.contradictions.waits import check_awaited, check_ended, check_waits
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.numbers import counts_of
 from testbed_runtime.history.schema import Trial
@@ -35,22 +33,24 @@ def check_across(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
 
     There are none if rows are known to be missing: they explain any contradiction, and the trial is Inconclusive."""
     one_clock = has_one_clock(trial)
-    found = (
-        check_executions(trial, entry) + check_checkpoints(trial, entry) + check_counters_across(trial, entry)
-    )
-    found += (
-        check_exchange(trial, entry)
-        + check_waits(trial, entry)
-        + check_balance(trial, entry)
-        + check_samples(trial, entry)
-    )
-    found += check_faults(trial, entry, one_clock=one_clock) + check_kinds(trial)
-    found += check_frames(trial, one_clock=one_clock) + check_buffers(trial) + check_ended(trial)
-    found += check_awaited(trial, entry)
-    found += check_sequences(trial, entry, one_clock=one_clock) + check_pairs(
-        trial, entry, one_clock=one_clock
-    )
-    found += check_clocks(trial) if one_clock else []
+    found = [
+        *check_executions(trial, entry),
+        *check_checkpoints(trial, entry),
+        *check_counters_across(trial, entry),
+        *check_exchange(trial, entry),
+        *check_waits(trial, entry),
+        *check_balance(trial, entry),
+        *check_samples(trial, entry),
+        *check_faults(trial, entry, one_clock=one_clock),
+        *check_kinds(trial),
+        *check_frames(trial, one_clock=one_clock),
+        *check_buffers(trial),
+        *check_ended(trial),
+        *check_awaited(trial, entry),
+        *check_sequences(trial, entry, one_clock=one_clock),
+        *check_pairs(trial, entry, one_clock=one_clock),
+        *(check_clocks(trial) if one_clock else ()),
+    ]
     return [] if found and lacks_rows(trial) else found
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.history.contradictions.awaited import check_awaited
 from testbed_runtime.history.contradictions.buffers import check_buffers
-from testbed_runtime.history.contradictions.ended import check_ended
+from testbed_runtime.history.contradictions.waits import check_awaited, check_ended
 from testbed_runtime.history.crosschecks import check_across
 from tests.checking.written import JM, Row, Written, edited, event, job, state, texts, wait, wrote
 

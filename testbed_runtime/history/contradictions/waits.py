@@ -1,15 +1,17 @@
-"""Compare waits with the order in which their process wrote its rows, with their own limits, and with the options of the job."""
+"""Compare waits with the order in which their process wrote its rows, with their own limits and the options of the job, with the
+edges and checkpoints that they are for, and with the events that follow from their end."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from testbed_runtime.core.options import BY_KEY
-from testbed_runtime.core.waits import GROWN, PRODUCT, Outcome, named_today
+from testbed_runtime.core.waits import GROWN, JOBMASTER_NAME, PRODUCT, RM_NAME, Outcome, named_today
 from testbed_runtime.history.columns import (
     JOB_PROCESSES,
     NS,
@@ -17,12 +19,19 @@ from testbed_runtime.history.columns import (
     ROUNDING_NS,
     TOLERANCE_NS,
     Owned,
+    Waits,
+    deployments,
+    distinct,
+    events,
     ints,
     numbered,
+    parsed,
     sound,
+    waits_of,
 )
-from testbed_runtime.history.damage import Damage, first_of_each
-from testbed_runtime.history.manifest import options_of
+from testbed_runtime.history.contradictions.executions import recorded_to_its_end
+from testbed_runtime.history.damage import Damage, first_of_each, no_row
+from testbed_runtime.history.manifest import edges, options_of
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.waits import INT64_MAX
 
@@ -35,6 +44,13 @@ EXACT_SHARE, TIMEOUT_SHARE = 0.95, 0.45
 OWN_BUDGET = frozenset(("partition", "credit"))
 """Kinds of waits whose budget follows from several requests, or that have none."""
 COLUMNS = ("kind", "outcome", "option", "value", "budget_ns", "start_ns", "t_ns")
+NUMBER = r"checkpoint (\d+)"
+OWN = "its own"
+"""A task waits for its own partition before it may use it."""
+ENDING = ("failover.failure", "failover.started", "taskmanager.lost")
+"""Events with the kind of the wait that they ended."""
+BY_JOBMANAGER = frozenset(("heartbeat", "checkpoint", "deployment"))
+"""Those that the JobManager records itself, before the event. A TaskManager that is killed loses its last ones."""
 
 
 def check_waits(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
@@ -133,3 +149,74 @@ def _options(rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[D
             if r["budget_ns"] != (allowed if allowed > 0 else r["budget_ns"]):
                 problem = f"is {r['budget_ns'] / NS:g} s, but {r['option']} allows {allowed / NS:g} s (configuration in the manifest)"
                 yield Damage("waits", "budget_ns", row, problem)
+
+
+def check_awaited(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
+    """Return waits for something that the job does not have, at most one for each rule, if the JobManager recorded the whole job."""
+    if not deployments(trial) or not recorded_to_its_end(trial):
+        return []
+    rules = (_producers(trial, entry), _checkpoints(trial))
+    return first_of_each(rules)
+
+
+def _producers(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
+    """Yield a wait for the partition of a task that sends nothing to the one that waits."""
+    known = {(source, target) for source, target, _ in edges(entry)}
+    for row, r in distinct(trial, "waits", "kind", "who", "what"):
+        ends = r["what"].rpartition("-")[0], r["who"].rpartition("-")[0]
+        if r["kind"] == "partition" and r["what"] != OWN and known and ends not in known:
+            yield Damage(
+                "waits", "what", row, f"is {r['what'][:60]!r}, which sends nothing to {r['who']} (manifest)"
+            )
+
+
+def _checkpoints(trial: Trial) -> Iterator[Damage]:
+    """Yield a wait for another checkpoint than the one that the task restored, and for the barriers of one that was not triggered."""
+    restored = {(e["subject"], e["attempt"]): e["checkpoint"] for _, e in events(trial, "task.restored")}
+    table, waits = trial.table("checkpoints"), trial.table("waits")
+    columns = ("kind", "who", "what", "attempt")
+    triggered = set(table.column("checkpoint").to_pylist()) if sound(table, "checkpoint") else set()
+    for row, r in enumerate(waits.select(columns).to_pylist() if sound(waits, *columns) else ()):
+        found = re.fullmatch(NUMBER, r["what"])
+        number = found and int(found[1])
+        if r["kind"] == "restore" and number != restored.get((r["who"], r["attempt"]), number):
+            problem = f"is {r['what']!r}, but {r['who']} restored checkpoint {restored[r['who'], r['attempt']]} (task.restored in events)"
+            yield Damage("waits", "what", row, problem)
+        elif r["kind"] == "alignment" and number not in triggered:
+            yield Damage("waits", "what", row, f"is {r['what']!r}, which was not triggered (checkpoints)")
+
+
+def check_ended(trial: Trial) -> list[Damage]:
+    """Return the events whose wait is missing, at most one for each rule. A JobManager that was killed loses its last rows."""
+    waits = waits_of(trial)
+    if not deployments(trial) or not waits or not recorded_to_its_end(trial):
+        return []
+    return first_of_each((_ended(trial, waits), _delayed(trial, waits)))
+
+
+def _ended(trial: Trial, waits: Waits) -> Iterator[Damage]:
+    """Yield an event that ended a wait of a kind of which none ended then."""
+    ends: dict[str, list[int]] = {}
+    for _, r in waits:
+        ends.setdefault(r["kind"], []).append(r["t_ns"])
+    for _, event in events(trial, *ENDING):
+        data = parsed(event["data"])
+        kind = str(data.get("wait"))
+        if kind not in BY_JOBMANAGER or data.get("detector") not in (JOBMASTER_NAME, RM_NAME):
+            continue
+        if not any(abs(t_ns - event["t_ns"]) <= TOLERANCE_NS for t_ns in ends.get(kind, ())):
+            problem = f"has no {kind} that ended with {event['kind']} of {event['subject']} (data in events)"
+            yield no_row("waits", problem)
+
+
+def _delayed(trial: Trial, waits: Waits) -> Iterator[Damage]:
+    """Yield a restart that the restart strategy delayed, and that did not wait."""
+    delayed = {
+        str(r["attempt"]) for _, r in waits if r["kind"] == "restart-delay" and r["who"] == JOBMASTER_NAME
+    }
+    for _, event in events(trial, "failover.started"):
+        data = parsed(event["data"])
+        seconds = data.get("delay_s")
+        if isinstance(seconds, int | float) and seconds > 0 and event["subject"] not in delayed:
+            problem = f"has no restart-delay of restart {event['subject']}, which was delayed by {seconds:g} s (failover.started in events)"
+            yield no_row("waits", problem)
