@@ -135,7 +135,8 @@ class RunStatus:
         others = [t for t in self.report.trials if t.name != event.trial]
         trials = (*others, trial)[-MAX_TRIALS:]
         # its testbed is gone
-        self._set(trials=trials, trials_done=_counted(trials), active_faults=(), **NO_JOB)
+        done = _counted(trials)
+        self._set(trials=trials, trials_done=done, trial_phase="", active_faults=(), **NO_JOB)
 
     def _set(self, **fields: Any) -> None:
         self.report = replace(self.report, **fields)

@@ -222,7 +222,8 @@ class Runner:
             if not self.control.resumed.is_set():
                 text = "suspended: no other trial starts until the run is resumed"
                 self.progress.on_event(Notice(text))
-            await self.control.resumed.wait()
+                await self.control.resumed.wait()
+                self.progress.on_event(Notice("resumed"))
             self.progress.on_event(TrialStarted(trial.trial, number, trial.planned_s))
             await self._run_attempts(trial, manifest)
 

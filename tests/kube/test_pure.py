@@ -307,6 +307,16 @@ def test_the_numbers_of_a_job_reach_the_terminal_through_the_status_of_its_run()
         assert (left["job"], left.get("jobState"), left.get("remainingSeconds")) == ({}, None, None)
 
 
+def test_a_run_between_two_trials_is_in_no_phase_of_a_trial():
+    """The operator sees by that that a suspended run waits."""
+    status = RunStatus()
+    for event in (p.TrialStarted("main-1", 1, 9.0), p.PhaseEntered("main-1", "dispose", None)):
+        status.apply(event, NOW)
+    assert status.report.trial_phase == "dispose"
+    status.apply(p.TrialEnded("main-1", "FINISHED", True, False), NOW)
+    assert (status.report.phase, status.report.trial_phase) == ("Running", "")
+
+
 def test_the_run_of_a_document_is_valid_and_its_name_is_short_enough():
     """Also for a scenario with the longest name."""
     document = {

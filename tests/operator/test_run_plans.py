@@ -303,11 +303,27 @@ def test_a_heal_that_was_taken_back_counts_from_the_next_one() -> None:
     [(0, None, "Suspended"), (1, None, "Starting"), (0, a_pod(RUNNER), "Starting")],
 )
 def test_only_a_run_that_has_not_begun_can_be_suspended(starts: int, runner: Pod | None, phase: str) -> None:
-    """Later, `spec.suspend` has no effect."""
+    """Later, its runner obeys `spec.suspend` between two trials."""
     found = look(made({"runnerStarts": starts}, suspend=True), pods=pods(runner=runner))
     assert status_of(found).phase == phase
     if phase == "Suspended":
         assert (found.actions, found.requeue_after_s) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("phase", "trial_phase", "shown"),
+    [("Running", "fault", "Running"), ("Running", "", "Suspended"), ("Evaluating", "", "Evaluating")],
+)
+def test_a_run_that_is_suspended_later_says_when_it_waits(phase: str, trial_phase: str, shown: str) -> None:
+    """The trial in progress ends first. A run that waits for its user makes no progress that kstatus could wait for."""
+    told = report(phase=phase, trialPhase=trial_phase, message="no other trial starts")
+    found = look(made(KNOWN, suspend=True), report=told)
+    assert status_of(found).phase == shown
+    waits = shown == "Suspended"
+    assert conditions(found)["Reconciling"] == ("False/Suspended" if waits else f"True/{phase}")
+    assert conditions(found)["Ready"].endswith("/Suspended") == waits
+    resumed = look(made(KNOWN), report=told)
+    assert status_of(resumed).phase == phase
 
 
 # ---- what the runner reports

@@ -239,7 +239,10 @@ def test_a_suspended_run_ends_its_trial_and_waits(world):
         return await task
 
     assert run_virtual(main()).verdict["verdict"] == "Pass"
-    assert [e.text for e in world.progress.events if isinstance(e, Notice) and "suspended" in e.text]
+    said = [e.text for e in world.progress.events if isinstance(e, Notice)]
+    assert said.index("resumed") == 1 + said.index(
+        "suspended: no other trial starts until the run is resumed"
+    )
 
 
 def test_a_healed_run_stops_at_once_and_is_inconclusive(world):

@@ -47,7 +47,9 @@ def running(
 ) -> ScenarioRunStatus:
     """Return the status while the runner is at work, or about to be."""
     before = run.status
-    phase = (report.phase if report else "") or "Starting"
+    between = report is not None and report.phase == "Running" and not report.trial_phase
+    waits = run.suspended and between
+    phase = SUSPENDED if waits else (report.phase if report else "") or "Starting"
     status = replace(_mirrored(before, report), phase=phase, started_at=before.started_at or rfc3339(now))
     if runner is not None and runner.uid != before.runner_uid:
         status = replace(status, runner_starts=before.runner_starts + 1, runner_uid=runner.uid)
@@ -58,6 +60,8 @@ def running(
         problem = spark.problem if spark is not None else ""
         text = "the evaluation waits for the Spark pod"
         ready = no("Ready", "SparkNotReady", f"{text}: {problem}" if problem else text)
+    elif waits:
+        ready = no("Ready", SUSPENDED, report.message if report else "")
     elif runner is not None and runner.containers_run:
         ready = yes("Ready", "Running", "the runner is at work")
     else:
@@ -69,7 +73,7 @@ def running(
     healing = [yes(HEALING, "Asked", "the runner ends its trial and the run")] if run.heal_requested else []
     return with_conditions(run, status, [
         yes("Accepted", "Valid"),
-        yes("Reconciling", phase, report.message if report else ""),
+        no("Reconciling", SUSPENDED) if waits else yes("Reconciling", phase, report.message if report else ""),
         ready,
         no("Stalled", "Working"),
         *_measured(report.faults if report else ()),
