@@ -169,7 +169,7 @@ async def test_what_is_applied_can_be_read_as_yaml(server: Server) -> None:
 
 
 async def test_a_field_that_an_older_definition_does_not_know_is_refused(server: Server) -> None:
-    """Of Headgate's kinds. By default the API server drops it and answers 201, and the run would be another one."""
+    """Only in Headgate's kinds. By default the API server drops it and answers 201, and the run would be another one."""
     server.answers = [answer({})]
     async with connect(kubeconfig=server.kubeconfig()) as api:
         for version, kind in (("headgate.dev/v1alpha1", "ScenarioRun"), ("v1", "Pod")):

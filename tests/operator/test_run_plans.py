@@ -174,6 +174,26 @@ def test_a_pod_without_a_node_ends_the_run_unless_it_is_sparks(role: str) -> Non
     assert others(found) == [Delete("Pod", "lab", RUNNER, f"{RUNNER}-uid")]
 
 
+@pytest.mark.parametrize(
+    ("role", "age_s", "reason", "late"),
+    [
+        ("runner", 601, "ImagePullBackOff", True), ("recorder", 601, "ErrImagePull", True), ("runner", 600, "ErrImagePull", False),
+        ("runner", 601, "ContainerCreating", False), ("spark", 601, "ErrImagePull", False),
+    ],
+)  # fmt: skip
+def test_a_run_whose_pod_does_not_start_ends_after_ten_minutes(
+    role: str, age_s: float, reason: str, late: bool
+) -> None:
+    """With the kubelet's words. An image that is still being pulled has no problem; the evaluation has its own limit for Spark."""
+    waiting = {"waiting": {"reason": reason, "message": "no such tag"}}
+    status = {"containerStatuses": [{"name": role, "state": waiting}]}
+    name = {"runner": RUNNER, "recorder": RECORDER, "spark": SPARK}[role]
+    found = look(made(KNOWN), pods=pods(**{role: a_pod(name, "Pending", status=status)}), now=NOW + age_s)
+    ended = (status_of(found).verdict, status_of(found).reason)
+    assert ended == (("Error", "PodNotStarted") if late else ("", ""))
+    assert (status_of(found).text == f"pod {name} has not started after 600 s: {reason}: no such tag") == late
+
+
 def test_a_run_waits_for_objects_of_another_owner_with_its_names() -> None:
     """Usually those of an earlier run of its name. Nothing is created meanwhile."""
     found = look(
@@ -316,13 +336,13 @@ def test_only_a_run_that_has_not_begun_can_be_suspended(starts: int, runner: Pod
 )
 def test_a_run_that_is_suspended_later_says_when_it_waits(phase: str, trial_phase: str, shown: str) -> None:
     """The trial in progress ends first. A run that waits for its user makes no progress that kstatus could wait for."""
-    told = report(phase=phase, trialPhase=trial_phase, message="no other trial starts")
-    found = look(made(KNOWN, suspend=True), report=told)
+    reported = report(phase=phase, trialPhase=trial_phase, message="no other trial starts")
+    found = look(made(KNOWN, suspend=True), report=reported)
     assert status_of(found).phase == shown
     waits = shown == "Suspended"
     assert conditions(found)["Reconciling"] == ("False/Suspended" if waits else f"True/{phase}")
     assert conditions(found)["Ready"].endswith("/Suspended") == waits
-    resumed = look(made(KNOWN), report=told)
+    resumed = look(made(KNOWN), report=reported)
     assert status_of(resumed).phase == phase
 
 

@@ -13,7 +13,7 @@ from testbed_runtime.api.status import Status
 from testbed_runtime.api.views import Manifest, Pod, Resource
 
 UNSCHEDULABLE_LIMIT_S = 600.0
-"""How long a pod may wait for a node: an autoscaler needs some minutes to add one."""
+"""How long a pod may wait for a node or for its image: an autoscaler needs some minutes to add a node."""
 MAX_RESTARTS = 5
 """How often a pod of a run or study is recreated, or its container restarts, before the run or study fails."""
 
@@ -121,6 +121,15 @@ def unschedulable(pods: Iterable[Pod], now: float) -> str:
     """Return the scheduler's reason for the pods that have waited too long for a node; empty if no pod has."""
     late = [p for p in pods if p.unschedulable and now - p.created > UNSCHEDULABLE_LIMIT_S]
     return "; ".join(f"pod {p.name} has no node after {UNSCHEDULABLE_LIMIT_S:g} s: {p.problem}" for p in late)
+
+
+def not_started(pods: Iterable[Pod], now: float) -> str:
+    """Return the kubelet's reason for the pods that have waited too long for their image or a volume; empty if no pod has."""
+    pending = (p for p in pods if p.alive and p.phase == "Pending" and p.problem)
+    late = [p for p in pending if now - p.created > UNSCHEDULABLE_LIMIT_S]
+    return "; ".join(
+        f"pod {p.name} has not started after {UNSCHEDULABLE_LIMIT_S:g} s: {p.problem}" for p in late
+    )
 
 
 def pod_loss_reason(pod: Pod | None, starts: int, what: str) -> str:

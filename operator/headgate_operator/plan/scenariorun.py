@@ -26,6 +26,7 @@ from headgate_operator.plan.model import (
     delete,
     drop_finalizer,
     heal_skipped,
+    not_started,
     pod_loss_reason,
     release,
     unschedulable,
@@ -42,6 +43,7 @@ from testbed_runtime.core.judgement.verdict import Verdict
 SPARK_WARM_S = 120.0
 """How long Spark stays after the last run, for the next one of a batch."""
 EVALUATION_FAILED = "EvaluationFailed"
+NOT_STARTED = "PodNotStarted"
 HEAL_LIMIT_S = 60.0
 """How long a deletion waits for testbeds to be gone, and a heal for the runner. The agents hold the deadlines of their faults."""
 RUNNER_END_S = 60.0
@@ -132,12 +134,11 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
     if given_up := pod_loss_reason(observed.runner, starts, "the runner"):
         return _conclude(observed, now, verdict=Verdict.ERROR, reason="RunnerLost", text=given_up)
     # the testbed may have Spark's place until its last pod is gone
-    needed = [
-        observed.recorder,
-        observed.runner,
-    ]
-    if late := unschedulable([pod for pod in needed if pod is not None], now):
+    needed = [pod for pod in (observed.recorder, observed.runner) if pod is not None]
+    if late := unschedulable(needed, now):
         return _conclude(observed, now, verdict=Verdict.ERROR, reason=UNSCHEDULABLE, text=late)
+    if late := not_started(needed, now):
+        return _conclude(observed, now, verdict=Verdict.ERROR, reason=NOT_STARTED, text=late)
     if observed.taken:
         status = runstatus.blocked(run, observed.taken, now)
         return Plan((*_first_events(findings),), status, LOOK_SOON_S)
