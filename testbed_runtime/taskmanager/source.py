@@ -68,6 +68,8 @@ class SourceTask:
             )
         elif config.kind == "socket":
             self.source = WordSource(config, vertex=context.vertex, subtask=context.subtask)
+            for partition in run.output.partitions:  # as of a SourceFunction (SourceStreamTask.init)
+                partition.pool.max_overdraft = 0
         else:
             raise UserError("source.kind", f"{config.kind!r} is not a source", "write generated or socket")
         self._policy = BarrierPolicy.of(run.services.options)

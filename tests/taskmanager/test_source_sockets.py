@@ -113,6 +113,26 @@ def test_a_socket_source_that_is_full_stops_reading_and_reads_again_when_there_i
     reading(drive)
 
 
+def test_J_150_a_socket_source_overdraws_no_pool():
+    """SourceStreamTaskTest.testDisableOverdraftBuffer: it is a SourceFunction. Other sources may."""
+
+    async def drive(task: Deployed, sender: Sender) -> None:
+        assert [partition.pool.max_overdraft for partition in task.task.partitions] == [0]
+        task.reads = False
+        sender.send((b"w" * 99 + b" ") * 20_000)
+        await task.at(1000)
+        (pool,) = (partition.pool for partition in task.task.partitions)
+        assert (pool.available_segments, pool.overdraft) == (0, 0)
+
+    reading(drive)
+
+    async def generated() -> int:
+        async with deployed(JobVertex("source", 1, 128, source=SourceConfig(records_per_second=1.0))) as task:
+            return task.task.partitions[0].pool.max_overdraft
+
+    assert run_virtual(generated()) == 20
+
+
 def test_the_connection_of_a_socket_source_ends_with_its_task():
     """A sender need not wait for a source that is gone."""
 
