@@ -169,7 +169,7 @@ def test_a_restore_is_a_wait_and_an_event():
     assert task.noted("task.restored") == [{"local": False}]
 
 
-def test_a_restore_whose_snapshot_is_missing_fails_the_task():
+def test_J_152_a_restore_whose_snapshot_is_missing_fails_the_task():
     """It reads nothing and never runs; the wait has failed."""
 
     class Lost(MemoryBlobStore):
@@ -183,7 +183,7 @@ def test_a_restore_whose_snapshot_is_missing_fails_the_task():
     assert task.noted("task.restored") == []
 
 
-def test_a_restore_that_is_cancelled_is_a_cancelled_wait():
+def test_J_152_a_restore_that_is_cancelled_is_a_cancelled_wait():
     """The task ends at once."""
 
     async def drive(task: Deployed) -> None:

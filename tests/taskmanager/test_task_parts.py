@@ -235,7 +235,7 @@ def test_a_peer_is_watched_until_it_was_silent_for_the_timeout():
         ("CREATED", "IllegalStateException"),
     ],
 )
-def test_a_consumer_asks_again_ends_or_fails_by_its_producers_state(state, class_name):
+def test_J_151_a_consumer_asks_again_ends_or_fails_by_its_producers_state(state, class_name):
     """RemoteChannelStateChecker's table."""
     verdict = judge_producer(PartitionState(state), "p", "e")
     assert (verdict.class_name if verdict else None) == class_name
@@ -243,7 +243,7 @@ def test_a_consumer_asks_again_ends_or_fails_by_its_producers_state(state, class
         assert verdict.message == "Producer with attempt ID e of partition p in unexpected state CREATED."
 
 
-def test_a_question_that_timed_out_asks_again_and_a_disposed_producer_ends_the_consumer():
+def test_J_151_a_question_that_timed_out_asks_again_and_a_disposed_producer_ends_the_consumer():
     """The last two rows."""
     assert judge_producer(None, "p", "e") is None
     gone = judge_producer(PartitionState("RUNNING", disposed=True), "p", "e")
