@@ -214,6 +214,12 @@ def test_a_condition_s_time_moves_only_with_its_status() -> None:
     assert seconds(conditions.moment(12.345)) == 12.345
 
 
+def test_a_long_message_of_a_condition_is_cut() -> None:
+    """It keeps 4,096 characters."""
+    long = conditions.yes("Ready", "A", "m" * 4097)
+    assert conditions.merged(changed(1), Status(), [long], 0.0).conditions[0].message == "m" * 4096
+
+
 def test_events_wake_whom_their_labels_name() -> None:
     """A pod its Testbed, a Testbed of a run the run as well."""
     pod = {
