@@ -82,7 +82,8 @@ def merged_buckets(filled: tuple[Ints, Ints, Ints], group: Ints, groups: int) ->
 
 
 def merge_sinks(table: pa.Table) -> pa.Table:
-    """Return a `latency` table with one row per time window: the sum over all sinks. Every quantile stays the same."""
+    """Return a `latency` table with one row per time window: the sum over all sinks. Every quantile stays the same. It has the columns
+    that do not belong to one sink."""
     if not len(table):
         return table
     start, length = ints(table, "window_start_ns"), ints(table, "window_ns")
@@ -103,23 +104,4 @@ def merge_sinks(table: pa.Table) -> pa.Table:
         "buckets": pa.FixedSizeListArray.from_arrays(pa.array(buckets.ravel()), buckets.shape[1]),
         "max_ns": np.maximum.reduceat(ints(table, "max_ns")[order], firsts),
     }
-    same = {
-        "run": table.column("run")[0],
-        "trial": table.column("trial")[0],
-        "process": "",
-        "boot_id": "",
-        "task": "",
-        "seq": -1,
-        "attempt": -1,
-    }
-    columns = [
-        merged[f.name] if f.name in merged else pa.repeat(pa.scalar(same[f.name], f.type), len(firsts))
-        for f in table.schema
-    ]
-    return pa.table(
-        [
-            pa.array(c).cast(f.type) if not isinstance(c, pa.Array) else c.cast(f.type)
-            for c, f in zip(columns, table.schema, strict=True)
-        ],
-        schema=table.schema,
-    )
+    return pa.table(merged).cast(pa.schema([table.schema.field(name) for name in merged]))

@@ -231,6 +231,14 @@ def test_a_trial_that_is_read_in_parts_is_compared_too(table: str, column: str):
     assert (table, column) in {(d.table, d.column) for d in caught.value.found}
 
 
+def test_a_trial_that_is_read_in_parts_has_one_clock_too():
+    """Samples from before the deployment of their task are damage, and not a difference of clocks of less than a second."""
+    history = recorded()
+    early = history.changed("tasks", lambda row: row | {"t_ns": row["t_ns"] - NS // 2})
+    with pytest.raises(DamagedHistory, match="before the JobManager deployed it"):
+        check_assembled(whole(early.trial), history.entry)
+
+
 def test_a_fault_may_be_delayed_and_its_phase_be_entered_later():
     """Ending a fault may take long, so one phase may begin later than planned; all phases may not."""
 
