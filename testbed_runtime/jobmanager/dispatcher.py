@@ -112,12 +112,10 @@ class Dispatcher:
                 self._record_restored(recovery, jobs[-1].job)
             await self._run(jobs[-1], status, await self._store.latest(jobs[-1].job), former.why)
 
-    async def submit_first(self, graph: JobGraph, configuration: Mapping[str, str]) -> bool:
-        """Submit the job in application mode. Return False when the store holds a job already, in any state. Raises FlinkError."""
-        if self._submitted:
-            return False
-        await self._submit(SubmitJob(graph, dict(configuration)))
-        return True
+    async def submit_first(self, graph: JobGraph, configuration: Mapping[str, str]) -> None:
+        """Submit the job in application mode, unless the store holds a job already, in any state. Raises FlinkError."""
+        if not self._submitted:
+            await self._submit(SubmitJob(graph, dict(configuration)))
 
     def status(self, job: str = "") -> JobStatusReply:
         """Return the status of the newest job, or of the named one. Raises FlinkError when it does not exist."""
