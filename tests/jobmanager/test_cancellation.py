@@ -86,3 +86,14 @@ def test_J_139_slots_that_were_requested_are_given_back_when_the_job_ends(after_
             await cluster.until_running()
 
     run_virtual(main())
+
+
+@virtually
+async def test_a_restart_delay_that_the_end_of_the_record_interrupts_is_cancelled():
+    """Only then does it belong to its option."""
+    delay = "restart-strategy.fixed-delay.delay"
+    async with running_job(4, {delay: "1 h"}) as cluster:
+        await cluster.running_on("sink-0").report(cluster.attempt_of("sink-0"), "FAILED", "IOException")
+        await asyncio.sleep(5)
+    (wait,) = [w for w in cluster.rows.table("waits") if w["kind"] == "restart-delay"]
+    assert (wait["option"], wait["outcome"]) == (delay, "cancelled")

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.job.messages import (
     Acknowledge,
+    CancelJob,
     CommitRecords,
     NotifyCheckpointComplete,
     SinkCommit,
@@ -142,6 +143,22 @@ def test_J_145_no_checkpoint_begins_while_a_task_does_not_run_yet(task, states, 
 
 
 @virtually
+async def test_from_2_3_on_the_first_checkpoint_begins_when_the_last_task_runs():
+    """However long the others have run by then."""
+    configuration = {"execution.checkpointing.interval": "10 s"}
+    async with Cluster(4, configuration, flink_version="2.3", starts_tasks=False) as cluster:
+        await cluster.submit()
+        await cluster.until(lambda: sum(len(tm.tasks) for tm in cluster.tms) == 6)
+        *others, last = (cluster.attempt_of(name) for name in (await cluster.status()).tasks)
+        for attempt in others:
+            await cluster.tms[0].report(attempt, "RUNNING")
+        await asyncio.sleep(3)
+        assert cluster.rows.table("checkpoints") == []
+        await cluster.tms[0].report(last, "RUNNING")
+        await cluster.until(lambda: cluster.rows.table("checkpoints"), limit_s=0.1)
+
+
+@virtually
 async def test_a_checkpoint_waits_for_the_record_of_what_an_at_least_once_sink_committed():
     """Else a JobManager that dies takes along rows that no attempt writes again."""
     async with Cluster(4, {"execution.checkpointing.min-pause": "1 s"}) as cluster:
@@ -162,6 +179,34 @@ async def test_a_checkpoint_waits_for_the_record_of_what_an_at_least_once_sink_c
         cluster.blobs.put = watched
         await cluster.until(lambda: stored)
         assert stored[0] == 1
+
+
+@virtually
+async def test_the_first_row_of_a_commit_has_its_weight():
+    """That of all its chunks together. Without a chunk, one empty row has it."""
+    chunks = tuple((f"source-{n}", 0, "0f", 0, 0, 0) for n in range(3))
+    async with running_job(4) as cluster:
+        tm, attempt = cluster.running_on("sink-0"), cluster.attempt_of("sink-0")
+        for number, commit in enumerate((SinkCommit(chunks, weight=9), SinkCommit((), weight=2))):
+            message = CommitRecords(attempt, str(tm.resource_id), tm.leader, number, commit)
+            assert (await tm.ask("jobmaster", message)).accepted
+        rows = [(row["source"], row["weight"]) for row in cluster.rows.table("delivery")]
+        assert rows == [("source-0", 9), ("source-1", 0), ("source-2", 0), ("", 2)]
+
+
+@virtually
+async def test_a_hundred_checkpoints_are_kept_for_a_recorder_that_is_away():
+    """Beside the two that are retained anyway. The oldest ones go then, although their commits may not be in the record."""
+    async with Cluster(4, {"execution.checkpointing.interval": "20 ms"}, commit=COMMIT) as cluster:
+        cluster.rows.flush = AwayRecorder(away=True).flush
+        job = await cluster.submit()
+        await cluster.until(lambda: len(triggered(cluster)) > 110)
+        await cluster.dispatch(CancelJob(""))
+        await cluster.until_state("CANCELED")
+        await asyncio.sleep(1)
+        keys = await cluster.blobs.list(f"jobs/{job}/checkpoints/")
+        kept = {number for key in keys if (number := key.split("/")[3]).isdigit()}
+        assert len(kept) == 2 + 100
 
 
 @virtually

@@ -1,10 +1,12 @@
-"""The checkpoint that the JobMaster takes when the data of all tasks has ended."""
+"""The checkpoint that the JobMaster takes when the data of all tasks has ended, and a stop that is refused."""
 
 from __future__ import annotations
 
 import asyncio
 
+from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
 from testbed_runtime.core.job.messages import NotifyEndOfData, StopWithDrain
+from testbed_runtime.jobmanager.jobstore import JobStore
 from tests.jobmanager.harness import Cluster, running_job, virtually
 
 RARE = {"execution.checkpointing.interval": "1 h", "execution.checkpointing.min-pause": "30 min"}
@@ -59,3 +61,22 @@ async def test_a_stop_has_its_final_checkpoint_and_needs_no_other_one():
         await cluster.until(lambda: triggered(cluster))
         await end(cluster, *TASKS)
         assert triggered(cluster) == [1]
+
+
+@virtually
+async def test_a_stop_that_is_refused_later_is_not_wanted_after_a_restart_of_the_jobmanager() -> None:
+    """It came while the job restarted after a task had finished, and version 1.13 takes no checkpoint then."""
+    job = JobGraph("job", (JobVertex("a", 1, 128, "a"), JobVertex("b", 1, 128, "b")), ())
+    delay = {"restart-strategy.fixed-delay.delay": "2 s"}
+    async with Cluster(2, delay, flink_version="1.13") as cluster:
+        identity = await cluster.submit(job)
+        store = JobStore(cluster.blobs)
+        await cluster.until_running()
+        for name, state in (("a-0", "FINISHED"), ("b-0", "FAILED")):
+            await cluster.running_on(name).report(cluster.attempt_of(name), state)
+        await cluster.dispatch(StopWithDrain(""))
+        await asyncio.sleep(1)
+        assert (await store.status(identity)).draining
+        await asyncio.sleep(2)
+        assert "Not all required tasks" in (await cluster.status()).stop_refused
+        assert not (await store.status(identity)).draining

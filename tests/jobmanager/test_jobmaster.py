@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError
 from testbed_runtime.core.ids import TaskManagerID
-from testbed_runtime.core.job.jobgraph import JobGraph, JobVertex
 from testbed_runtime.core.job.messages import (
     AcknowledgeCheckpoint,
     CancelJob,
@@ -20,7 +19,6 @@ from testbed_runtime.core.job.messages import (
     StopWithDrain,
     TriggerCheckpoint,
 )
-from testbed_runtime.jobmanager.jobstore import JobStore
 from testbed_runtime.ports.rpc import AskTimeout, RemoteFailure
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.store.blobstore import MemoryBlobStore
@@ -588,52 +586,6 @@ def test_the_first_checkpoint_comes_at_a_drawn_moment_of_the_first_interval_unti
             assert second - first == pytest.approx(10, abs=0.01)
 
     run_virtual(test())
-
-
-@virtually
-async def test_from_2_3_on_the_first_checkpoint_begins_when_the_last_task_runs():
-    """However long the others have run by then."""
-    configuration = {"execution.checkpointing.interval": "10 s"}
-    async with Cluster(4, configuration, flink_version="2.3", starts_tasks=False) as cluster:
-        await cluster.submit()
-        await cluster.until(lambda: sum(len(tm.tasks) for tm in cluster.tms) == 6)
-        *others, last = (cluster.attempt_of(name) for name in (await cluster.status()).tasks)
-        for attempt in others:
-            await cluster.tms[0].report(attempt, "RUNNING")
-        await asyncio.sleep(3)
-        assert cluster.rows.table("checkpoints") == []
-        await cluster.tms[0].report(last, "RUNNING")
-        await cluster.until(lambda: cluster.rows.table("checkpoints"), limit_s=0.1)
-
-
-@virtually
-async def test_a_stop_that_is_refused_later_is_not_wanted_after_a_restart_of_the_jobmanager():
-    """It came while the job restarted after a task had finished, and version 1.13 takes no checkpoint then."""
-    job = JobGraph("job", (JobVertex("a", 1, 128, "a"), JobVertex("b", 1, 128, "b")), ())
-    delay = {"restart-strategy.fixed-delay.delay": "2 s"}
-    async with Cluster(2, delay, flink_version="1.13") as cluster:
-        identity = await cluster.submit(job)
-        store = JobStore(cluster.blobs)
-        await cluster.until_running()
-        for name, state in (("a-0", "FINISHED"), ("b-0", "FAILED")):
-            await cluster.running_on(name).report(cluster.attempt_of(name), state)
-        await cluster.dispatch(StopWithDrain(""))
-        await asyncio.sleep(1)
-        assert (await store.status(identity)).draining
-        await asyncio.sleep(2)
-        assert "Not all required tasks" in (await cluster.status()).stop_refused
-        assert not (await store.status(identity)).draining
-
-
-@virtually
-async def test_a_restart_delay_that_the_end_of_the_record_interrupts_is_cancelled():
-    """Only then does it belong to its option."""
-    delay = "restart-strategy.fixed-delay.delay"
-    async with running_job(4, {delay: "1 h"}) as cluster:
-        await cluster.running_on("sink-0").report(cluster.attempt_of("sink-0"), "FAILED", "IOException")
-        await asyncio.sleep(5)
-    (wait,) = [w for w in cluster.rows.table("waits") if w["kind"] == "restart-delay"]
-    assert (wait["option"], wait["outcome"]) == (delay, "cancelled")
 
 
 def test_the_configuration_of_the_harness_is_what_the_tests_speak_of():

@@ -288,6 +288,29 @@ async def test_J_62_a_taskmanager_whose_last_slot_has_failed_is_freed_and_discon
 
 
 @virtually
+async def test_a_taskmanager_with_another_slot_of_the_job_stays_connected():
+    """Only the tasks in the failed slot fail."""
+    async with running_job(3, slots=2) as cluster:
+        owner = next(tm for tm in cluster.tms if len(tm.allocated) == 2)
+        disconnected = []
+        owner.handlers[DisconnectJobManager] = disconnected.append
+        failed, kept = owner.allocated
+        await owner.ask("jobmaster", FailSlot(str(owner.resource_id), owner.leader, failed, "text"))
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        assert (disconnected, kept in owner.allocated) == ([], True)
+
+
+@virtually
+async def test_a_taskmanager_that_answers_the_resourcemanager_gets_slots_again():
+    """Nothing is allocated there until then."""
+    async with Cluster(1) as cluster:
+        cluster.manager.resourcemanager.suspend(cluster.tms[0].resource_id)
+        assert (await cluster.status()).free_slots == 0
+        await asyncio.sleep(1.1)
+        assert (await cluster.status()).free_slots == 1
+
+
+@virtually
 async def test_J_62_a_slot_of_a_taskmanager_that_is_not_connected_cannot_fail():
     """Nor one that the job does not hold, nor with another leader."""
     async with running_job(5) as cluster:

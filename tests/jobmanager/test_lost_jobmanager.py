@@ -6,9 +6,10 @@ import json
 import pytest
 
 from testbed_runtime.core.job.messages import DisconnectTaskExecutor, DisconnectTaskManager
-from testbed_runtime.ports.rpc import RecipientUnreachable
+from testbed_runtime.jobmanager.client import JobClient
+from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable
 from testbed_runtime.simulation.loop import run_virtual
-from tests.jobmanager.harness import running_job, virtually
+from tests.jobmanager.harness import Cluster, running_job, virtually
 from tests.jobmanager.inproc import a_testbed, graph
 
 HEARTBEATS = {"heartbeat.interval": "1 s", "heartbeat.timeout": "60 s"}
@@ -122,3 +123,15 @@ async def test_a_disconnection_that_the_resourcemanager_relays_waits_in_the_jobm
         await cluster.until(lambda: cluster.rows.events("failover.started"))
         (started,) = cluster.rows.events("failover.started")
         assert started["text"] == direct.cause
+
+
+@virtually
+async def test_a_client_waits_two_seconds_for_the_status_of_a_paused_jobmanager():
+    """Then its caller may ask again."""
+    async with Cluster(1) as cluster:
+        cluster.switchboard.pause("jobmanager")
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(AskTimeout):
+            await JobClient(cluster.client, cluster.address).status()
+        assert asyncio.get_running_loop().time() - began == pytest.approx(2)
+        cluster.switchboard.resume("jobmanager")

@@ -1,0 +1,161 @@
+"""Jobs of several regions in virtual time: which of them a failure restarts, and which lack slots."""
+
+import asyncio
+
+import pytest
+
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex
+from testbed_runtime.simulation.loop import run_virtual
+from tests.jobmanager.harness import Cluster, data_of, virtually
+
+TWO_REGIONS = JobGraph("job", (JobVertex("a", 1, 128, "a"), JobVertex("b", 1, 128, "b")), ())
+DELAY = {"restart-strategy.fixed-delay.delay": "2 s"}
+
+
+@virtually
+async def test_J_136_a_failure_restarts_all_tasks_with_the_failover_strategy_full():
+    """RestartAllFailoverStrategyTest.testGetTasksNeedingRestart. By default, it restarts its own region."""
+    for strategy, restarted in (("region", ["a-0"]), ("full", ["a-0", "b-0"])):
+        options = {"jobmanager.execution.failover-strategy": strategy}
+        async with Cluster(2, options) as cluster:
+            await cluster.submit(TWO_REGIONS)
+            await cluster.until_running()
+            failed = cluster.running_on("a-0")
+            await failed.report(cluster.attempt_of("a-0"), "FAILED", "IOException", "boom")
+            await cluster.until_running()
+            (started,) = cluster.rows.events("failover.started")
+            assert data_of(started)["region"] == restarted
+            assert cluster.attempt_of("b-0").endswith("1") == ("b-0" in restarted)
+
+
+@virtually
+async def test_a_region_that_is_being_deployed_is_not_restarted_by_the_failure_of_another_one():
+    """DefaultScheduler restarts the vertices of the later failure only. That restart is complete when the earlier region runs too."""
+    async with Cluster(2, DELAY) as cluster:
+        await cluster.submit(TWO_REGIONS)
+        await cluster.until_running()
+        first = cluster.running_on("a-0")
+        first.starts_tasks = False
+        await first.report(cluster.attempt_of("a-0"), "FAILED", "IOException", "first")
+        await asyncio.sleep(3.0)
+        slow = cluster.attempt_of("a-0")
+        assert slow in first.tasks
+        second = cluster.running_on("b-0")
+        await second.report(cluster.attempt_of("b-0"), "FAILED", "IOException", "second")
+        await asyncio.sleep(3.0)
+        assert (cluster.attempt_of("a-0"), (await cluster.status()).tasks["b-0"]) == (slow, "RUNNING")
+        regions = [data_of(row)["region"] for row in cluster.rows.events("failover.started")]
+        assert regions == [["a-0"], ["b-0"]]
+        assert cluster.rows.events("failover.deployed") == []
+        for state in ("INITIALIZING", "RUNNING"):
+            await first.report(slow, state)
+        assert [row["subject"] for row in cluster.rows.events("failover.deployed")] == ["2"]
+        assert (await cluster.status()).state == "RUNNING"
+
+
+@virtually
+async def test_a_region_that_fails_while_the_next_restart_waits_is_restarted_with_it():
+    """It was still being deployed when the other region failed."""
+    async with Cluster(2, DELAY) as cluster:
+        await cluster.submit(TWO_REGIONS)
+        await cluster.until_running()
+        first = cluster.running_on("a-0")
+        first.starts_tasks = False
+        await first.report(cluster.attempt_of("a-0"), "FAILED", "IOException", "first")
+        await asyncio.sleep(3.0)
+        await cluster.running_on("b-0").report(cluster.attempt_of("b-0"), "FAILED", "IOException", "second")
+        first.starts_tasks = True
+        await first.report(cluster.attempt_of("a-0"), "FAILED", "IOException", "third")
+        await cluster.until_running()
+        regions = [data_of(row)["region"] for row in cluster.rows.events("failover.started")]
+        assert regions == [["a-0"], ["b-0"], ["b-0", "a-0"]]
+        assert [row["subject"] for row in cluster.rows.events("failover.deployed")] == ["3"]
+
+
+@virtually
+async def test_a_region_whose_task_is_cancelled_unexpectedly_restarts_with_the_one_that_waits():
+    """Its TaskManager has cancelled it while the restart of the other region was delayed."""
+    async with Cluster(2, DELAY) as cluster:
+        await cluster.submit(TWO_REGIONS)
+        await cluster.until_running()
+        await cluster.running_on("a-0").report(cluster.attempt_of("a-0"), "FAILED", "IOException", "first")
+        await cluster.running_on("b-0").report(cluster.attempt_of("b-0"), "CANCELED")
+        await cluster.until_running()
+        regions = [data_of(row)["region"] for row in cluster.rows.events("failover.started")]
+        assert regions == [["a-0"], ["a-0", "b-0"]]
+
+
+ATTEMPTS, STRATEGY = "restart-strategy.fixed-delay.attempts", "jobmanager.execution.failover-strategy"
+FORWARD_ONLY = JobGraph(
+    "job",
+    (JobVertex("v1", 2, 128, "main"), JobVertex("v2", 2, 128, "main")),
+    (JobEdge("v1", "v2", "forward"),),
+)
+
+
+@pytest.mark.parametrize(
+    ("job", "options", "failed", "state"),
+    [
+        (FORWARD_ONLY, {ATTEMPTS: "1"}, ["v1-0", "v1-1"], "FAILED"),
+        (FORWARD_ONLY, {ATTEMPTS: "2"}, ["v1-0", "v1-1"], "RESTARTING"),
+        (FORWARD_ONLY, {ATTEMPTS: "1", STRATEGY: "full"}, ["v1-0"], "RESTARTING"),
+        (
+            FORWARD_ONLY,
+            {ATTEMPTS: "1", STRATEGY: "full", "restart-strategy.fixed-delay.delay": "0 s"},
+            ["v1-0"],
+            "RUNNING",
+        ),
+        (TWO_REGIONS, {ATTEMPTS: "1"}, ["a-0", "b-0"], "FAILED"),
+    ],
+    ids=["regions", "enough attempts", "full", "full, at once", "regions of one task"],
+)
+def test_J_137_each_region_that_gets_no_slot_in_time_fails(job, options, failed, state):
+    """DefaultSchedulerTest.restartVerticesOnSlotAllocationTimeout: two regions of two tasks, or of one. The restart strategy counts both, unless the
+    first failure restarts both."""
+
+    async def main():
+        configuration = {"slot.request.timeout": "10 s"} | DELAY | options
+        async with Cluster(0, configuration) as cluster:
+            await cluster.submit(job)
+            await asyncio.sleep(11.0)
+            assert [data_of(row)["task"] for row in cluster.rows.events("failover.failure")] == failed
+            assert (await cluster.status()).state == state
+
+    run_virtual(main())
+
+
+@virtually
+async def test_a_region_that_still_has_its_slots_does_not_fail_for_want_of_slots():
+    """Both regions restart, and one of them has lost its TaskManager."""
+    async with Cluster(2, DELAY | {"slot.request.timeout": "10 s", ATTEMPTS: "9"}) as cluster:
+        await cluster.submit(FORWARD_ONLY)
+        await cluster.until_running()
+        victim = cluster.running_on("v1-0")
+        await victim.die()
+        cluster.tms.remove(victim)
+        await cluster.until(lambda: cluster.rows.events("failover.cancelled"))
+        await cluster.running_on("v1-1").report(cluster.attempt_of("v1-1"), "FAILED", "IOException", "second")
+        await asyncio.sleep(13.0)
+        failures = [(data_of(row)["task"], row["text"]) for row in cluster.rows.events("failover.failure")]
+        assert [task for task, text in failures if "minimum required resources" in text] == ["v1-0"]
+
+
+@virtually
+async def test_a_region_that_waits_for_slots_gets_them_with_the_restart_of_the_other_one():
+    """It keeps its attempt. The other region's slot is taken again as soon as its delay is over and there are enough slots."""
+    async with Cluster(2, DELAY) as cluster:
+        await cluster.submit(TWO_REGIONS)
+        await cluster.until_running()
+        victim = cluster.running_on("a-0")
+        await victim.die()
+        cluster.tms.remove(victim)
+        await cluster.until(lambda: cluster.rows.events("failover.cancelled"))
+        await asyncio.sleep(3.0)
+        assert (await cluster.status()).tasks["a-0"] == "SCHEDULED"
+        waiting = cluster.attempt_of("a-0")
+        await cluster.running_on("b-0").report(cluster.attempt_of("b-0"), "FAILED", "IOException", "second")
+        await cluster.add(TaskManagerID(victim.resource_id.ordinal, 2))
+        await cluster.until_running()
+        assert cluster.attempt_of("a-0") == waiting
+        assert [row["subject"] for row in cluster.rows.events("failover.deployed")] == ["2"]
