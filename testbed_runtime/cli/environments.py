@@ -24,11 +24,11 @@ def local(
 
     If only a packet backend can inject some fault of the plan, each process gets its own network, which needs root. Raises
     HeadgateError before the run if Spark cannot run here."""
-    from testbed_runtime.evaluation.session import find_java
+    from testbed_runtime.evaluation.session import require_spark
     from testbed_runtime.local import packets
     from testbed_runtime.local.testbed import LocalTestbedHost
 
-    find_java(os.environ)
+    require_spark(os.environ)
     if not packets.needed(plan.faults):
         return LocalTestbedHost(folder), spark(progress, worker)
     offered = asyncio.run(packets.capabilities())

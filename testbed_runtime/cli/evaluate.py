@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import typer
 
 from testbed_runtime.cli import options
@@ -16,12 +18,14 @@ def evaluate(
     from testbed_runtime.cli import environments, folders, running
     from testbed_runtime.cli.render import rendering
     from testbed_runtime.cli.session import Session
+    from testbed_runtime.evaluation.session import require_spark
     from testbed_runtime.history.manifest import read_manifest
     from testbed_runtime.runner.engine import judge_run
 
     for folder in runs:
         read_manifest(folder)  # before Spark starts
         folders.check_writable(folder)
+    require_spark(os.environ)  # else a failed evaluation would replace the results of an earlier one
     verdicts = []
     with Session() as session:
         for folder in runs:

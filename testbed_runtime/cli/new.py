@@ -109,9 +109,9 @@ def find(name: str) -> questions.Question:
 
 def write(path: Path, text: str) -> None:
     """Create the file. Raises UserError if it exists (a document that was edited is never overwritten) or cannot be created."""
-    if path.exists():
-        raise UserError(str(path), "exists already", "name another file with --output")
     with folders.writing("--output", path):
+        if path.exists():
+            raise UserError(str(path), "exists already", "name another file with --output")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pwd
 import re
@@ -50,6 +51,13 @@ def parse_java_version(text: str) -> int | None:
         return None
     major = int(found[1])
     return int(found[2] or 0) if major == 1 else major
+
+
+def require_spark(environment: Mapping[str, str]) -> None:
+    """Raise HeadgateError if Spark cannot start here, before anything is run for it or replaced by its results."""
+    find_java(environment)
+    if importlib.util.find_spec("pyspark") is None:
+        raise HeadgateError(NO_PYSPARK)
 
 
 def find_java(environment: Mapping[str, str]) -> Path:

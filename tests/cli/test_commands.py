@@ -325,6 +325,10 @@ def test_a_command_names_the_option_of_what_it_cannot_write_before_it_works(head
         Path(folder).chmod(0o555)
         with unprivileged():
             said = headgate(*words, Path(folder) / "x.yaml" if words[0] == "new" else folder)
+        Path(folder).chmod(0o444)  # nor may it look into it
+        with unprivileged():
+            hidden = headgate(*words, Path(folder) / "x.yaml" if words[0] == "new" else folder)
+    assert hidden.stderr.startswith(f"headgate: {words[-1]}: {folder}")
     assert re.fullmatch(
         rf"headgate: {words[-1]}: \S+ (is read-only for this account|cannot be .*: .*) \(name a.*\)\n",
         said.stderr,
@@ -477,6 +481,18 @@ def test_evaluate_checks_every_folder_before_it_starts(headgate, tmp_path):
     assert said.returncode == exits.ERROR
     assert "nosuch" in said.stderr
     assert "evaluating" not in said.stderr
+
+
+def test_evaluate_without_java_keeps_the_results_of_an_earlier_evaluation(headgate, tmp_path):
+    """It is an error before anything is written, as in `headgate run`."""
+    folder = run_folder(tmp_path)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    said = headgate("evaluate", folder, PATH=str(tmp_path), JAVA_HOME="")
+    assert said.returncode == exits.ERROR
+    assert said.stderr.startswith(
+        "headgate: Evaluation needs Java 17 or later, and neither JAVA_HOME nor PATH"
+    )
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize(
