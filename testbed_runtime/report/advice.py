@@ -65,6 +65,7 @@ def _costs(trials: Sequence[TrialView]) -> Iterable[str]:
         if price is not None:
             mean = " on average" if len(answer.recoveries) > 1 else ""
             spent = "went to" if price.option else "was spent waiting for"
+            spent += " the" if price.words.startswith("end of ") else ""
             yield (
                 f"{answer.variant}: {quantities.seconds(price.seconds)} of {quantities.seconds(answer.total_s)}{mean} "
                 f"({words.percent(price.seconds / answer.total_s)}) {spent} {price.words}."

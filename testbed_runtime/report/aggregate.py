@@ -27,16 +27,28 @@ def expectations(items: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def faults(items: Sequence[Row]) -> list[dict[str, Any]]:
-    """Merge a fault over the trials in which it had the same effect and residue."""
+    """Merge a fault over the trials in which it had the same effect and residue. Its target and its time may differ (`jitter`)."""
 
     def key(item: Row) -> tuple[Any, ...]:
-        return tuple(item[k] for k in ("name", "kind", "when", "effect", "residue", "backend"))
+        return tuple(item[k] for k in ("name", "kind", "effect", "residue", "backend"))
 
     return [
-        {**first, "trial": _trials(group), "measured": listed(i["measured"] for i in group), "text": listed(i["text"] for i in group)}
+        {
+            **group[0],
+            "trial": _trials(group),
+            "when": _when(group),
+            **{k: listed(i[k] for i in group) for k in ("asked", "measured", "after", "text")},
+        }
         for group in _grouped(items, key)
-        for first in group[:1]
-    ]  # fmt: skip
+    ]
+
+
+def _when(group: Sequence[Row]) -> str:
+    """Return when a fault started, as a range if the trials differ."""
+    texts, times = {str(i["when"]) for i in group}, [float(i["at_s"] or 0) for i in group]
+    if len(texts) == 1:
+        return texts.pop()
+    return f"{quantities.seconds(min(times))} to {quantities.seconds(max(times))} after the baseline"
 
 
 def _merged(group: Sequence[Row]) -> dict[str, Any]:

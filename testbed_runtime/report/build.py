@@ -179,6 +179,7 @@ def _faults(
                 "name": fault.get("fault") or fault.get("name", ""),
                 "kind": fault.get("kind", ""),
                 "when": _when(fault),
+                "at_s": fault.get("at_s"),
                 "asked": faultwords.asked(fault),
                 "measured": faultwords.measured(fault.get("measured") or {}),
                 "after": faultwords.after(fault.get("after") or {}),

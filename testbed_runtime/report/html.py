@@ -80,8 +80,8 @@ def compiled_beside(templates: Path) -> BytecodeCache | None:
 
 
 def breakable(text: str) -> Markup:
-    """Allow line breaks after dots and slashes only. Words between backticks are set as code."""
-    return marked(Markup(re.sub(r"([./])(?=\w)", r"\1<wbr>", str(escape(text)))))  # noqa: S704 - escaped first
+    """Allow line breaks after dots and slashes only, not in numbers. Words between backticks are set as code."""
+    return marked(Markup(re.sub(r"([./])(?=[^\W\d])", r"\1<wbr>", str(escape(text)))))  # noqa: S704 - escaped first
 
 
 def marked(text: str) -> Markup:

@@ -87,7 +87,10 @@ def _metric(svg: Svg, item: Distribution, sides: tuple[float, float], y: float, 
     y += HEAD
     bottom = y + len(item.strips) * ROW
     ticks = log_ticks if wide else nice_ticks
+    counts = all(value.is_integer() for value in item.values)
     for tick in ticks(x.low, x.high, max(int((right - left) / 70), 2)):
+        if counts and not float(tick).is_integer():
+            continue
         svg.line(x(tick), y, x(tick), bottom, css="grid")
         svg.text(x(tick), bottom + 13, shown(tick), css="tick", anchor="middle")
     for strip in item.strips:

@@ -218,6 +218,12 @@ def test_a_distribution_has_a_dot_for_each_trial_and_the_quartiles():
     assert ">b</text>" in drawn
 
 
+def test_an_axis_of_counts_has_whole_numbers_only():
+    """A failover and a half does not exist."""
+    drawn = strips_svg([Distribution("failovers.count", "", (Strip("v", (2.0, 2.0, 1.0)),))], WIDE, key="k")
+    assert re.findall(r'class="tick"[^>]*>([^<]*)<', drawn) == ["0", "1", "2"]
+
+
 def test_the_load_of_each_vertex_is_a_strip():
     """Darker for a larger share; the description says Flink's word for it."""
     load = {"starts_s": [0.0, 1.0, 2.0], "vertices": [{"vertex": "count", "busy": [0.9, 0.9, None], "backpressured": [0.0, 0.6, 0.6]}]}  # fmt: skip

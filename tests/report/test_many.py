@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from testbed_runtime.core.judgement.recovery import Recovery
 from testbed_runtime.report import write_report
 from testbed_runtime.report.advice import FIRST_MAX
-from testbed_runtime.report.aggregate import by_variant, expectations, listed
+from testbed_runtime.report.aggregate import by_variant, expectations, faults, listed
 from testbed_runtime.report.build import build
 from testbed_runtime.report.html import DRAWN_MAX, page
 from testbed_runtime.report.markdown import run_markdown
@@ -63,6 +63,23 @@ def test_two_thousand_trials_do_not_make_two_thousand_drawings(documents: Docume
     text = page(view)
     assert text.count("Timeline of trial") == 2 * DRAWN_MAX
     assert f"{DRAWN_MAX} more trials" in text
+
+
+def test_a_fault_with_jitter_is_one_row_of_all_trials():
+    """The time is a range, and different targets are listed. A fault without an effect stays a row of its own."""
+
+    def row(number: int, **changed: Any) -> dict[str, Any]:
+        same = {"name": "dead", "kind": "process.kill", "residue": "clean", "backend": "supervisor"}
+        known = {"effect": "verified", "measured": "", "after": "", "text": "", "trial": f"t-{number}"}
+        at_s = number / 10
+        when = f"{number}00 ms after the baseline"
+        return same | known | {"at_s": at_s, "when": when, "asked": f"kill of tm-{number % 2}"} | changed
+
+    merged, unverified = faults([row(1), row(2), row(7), row(9, effect="unverified")])
+    assert merged["trial"] == "3 trials"
+    assert merged["when"] == "100 ms to 700 ms after the baseline"
+    assert merged["asked"] == "kill of tm-1, kill of tm-0"
+    assert (unverified["trial"], unverified["when"]) == ("t-9", "900 ms after the baseline")
 
 
 def test_distributions_come_before_single_trials(documents: Documents):
@@ -169,7 +186,9 @@ def test_markdown_has_the_totals_of_the_page(documents: Documents, variants: int
     """The same sentence in both, and the total row of each price list."""
     view = view_of(documents, variants=variants, trials=trials)
     text, markdown = page(view), run_markdown(view)
-    totals = re.findall(r"<th scope=\"row\">Total</th><td class=\"num\">([^<]+)</td>", text)
+    totals = re.findall(
+        r"<th scope=\"row\">Total</th><td class=\"num\">([^<]+)</td>", text.replace("&nbsp;", " ")
+    )
     assert totals == re.findall(r"\| total \| ([^|]+) \|", markdown.replace("\\", ""))
     assert len(totals) == 2
     assert all(("[" in total) == (trials > 1) for total in totals)  # an interval needs several trials

@@ -21,7 +21,7 @@ from testbed_runtime.core.judgement.recovery import Price, Recovery, TrialRecove
 from testbed_runtime.report import write_report, write_summary
 from testbed_runtime.report.advice import first_things
 from testbed_runtime.report.build import build
-from testbed_runtime.report.html import page
+from testbed_runtime.report.html import breakable, page
 from testbed_runtime.report.junit import junit_xml
 from testbed_runtime.report.markdown import cell, run_markdown, summary_markdown
 from testbed_runtime.report.model import RunView
@@ -332,11 +332,16 @@ def test_the_first_sentence_says_what_most_seconds_were_spent_on(view: RunView):
     (trial,) = (t for t in view.trials if t.trial == "short-timeout-1")
     said = [
         first_things([replace(trial, answer=TrialRecovery(trial="t", recoveries=(found,)))], (), (), ())[0]
-        for found in (slow, replace(slow, prices=(replace(price, text="o = 1", option="o"),)))
+        for found in (
+            slow,
+            replace(slow, prices=(replace(price, text="o = 1", option="o"),)),
+            replace(slow, prices=(replace(price, text="end of the fault `f`"),)),
+        )
     ]
     assert said == [
         "short-timeout: 3.00 s of 4.00 s (75 %) was spent waiting for a slot for each task.",
         "short-timeout: 3.00 s of 4.00 s (75 %) went to o = 1.",
+        "short-timeout: 3.00 s of 4.00 s (75 %) was spent waiting for the end of the fault `f`.",
     ]
 
 
@@ -384,3 +389,8 @@ def test_the_report_needs_neither_spark_nor_asyncio():
     """Tables in: importing the package loads neither."""
     code = "import sys, testbed_runtime.report; sys.exit(any(m in sys.modules for m in ('pyspark', 'asyncio', 'pyarrow')))"
     assert run_process([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_line_breaks_in_the_name_of_an_option_and_not_in_a_number():
+    """A number that continues on the next line reads as two."""
+    assert breakable("heartbeat.timeout, 1.90 s of 5/6") == "heartbeat.<wbr>timeout, 1.90 s of 5/6"
