@@ -479,7 +479,7 @@ class Expectation(Part):
     phase: Annotated[str, StringConstraints(max_length=limits.MAX_NAME)] | None = None
     """`baseline`, `fault` or `observation` of the timeline, or `outage`, `catch-up` or `recovered` as they happened (`outage/<fault>` selects one of several faults), for metrics that have phases. By default everything from the first fault to the drain."""
     min: Scalar | None = None
-    """The smallest value allowed."""
+    """The smallest value allowed, with the unit of the metric: `10 s`, `95 %`, `3`. A time without a unit is in seconds."""
     max: Scalar | None = None
     """The largest value allowed."""
     equals: Scalar | None = None

@@ -360,7 +360,7 @@ SAFETY: tuple[str, ...] = tuple(m.name for m in METRICS.values() if m.safety)
 
 _NUMBER = re.compile(r"^\s*([+-]?\d+(?:\.\d+)?)\s*([a-zµ%/]*)\s*$", re.IGNORECASE)
 _SECONDS = {"": 1.0, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}  # fmt: skip
-_EXAMPLES = {"s": "5.5 s or 200 ms", "ratio": "0.95 or 95 %", "count": "3", "records/s": "20000", "bytes": "50000"}  # fmt: skip
+_EXAMPLES = {"s": "a time such as 5.5 s or 200 ms", "ratio": "a share such as 0.95 or 95 %", "count": "a number such as 3", "records/s": "a number such as 20000", "bytes": "a number such as 50000"}  # fmt: skip
 
 
 def parse_bound(value: str | float, unit: str) -> float:
