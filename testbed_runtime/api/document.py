@@ -129,7 +129,8 @@ def _check_keys(node: yaml.Node, where: str) -> None:
     for key, _ in node.value:
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
-            raise UserError(where, f"line {line}: a key must be a word")
+            problem = f"line {line}: a key must be a word"
+            raise UserError(where, problem, "a template must be rendered first, as `helm template` does")
         if key.value in seen:
             raise UserError(where, f"line {line}: the key {key.value!r} is a duplicate", "keep one of them")
         seen.add(key.value)

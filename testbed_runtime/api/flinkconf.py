@@ -19,6 +19,8 @@ from testbed_runtime.core.values import parse_memory
 from testbed_runtime.core.versions import LATEST
 
 DEPLOYMENT = "FlinkDeployment"
+DEPLOYED = (DEPLOYMENT, "FlinkSessionJob")
+"""Kinds of the operator with options."""
 FILES = ("config.yaml", "flink-conf.yaml")
 """Names of Flink's configuration files, in a `conf` folder and in a ConfigMap."""
 LAST_LEGACY = "1.20"
@@ -76,7 +78,7 @@ def read(text: str, name: str) -> FlinkConf:
             return found
         raise
     for node in nodes:
-        if _text(_at(node, "kind")) == DEPLOYMENT:
+        if _text(_at(node, "kind")) in DEPLOYED:
             return _deployment(node)
         if _text(_at(node, "kind")) == "ConfigMap" and (inner := _in_config_map(node, name)):
             return inner
@@ -96,7 +98,8 @@ def find(text: str, name: str) -> FlinkConf | None:
     except UserError:
         return None
     known = (Standing.EFFECTIVE, Standing.WITHOUT_EFFECT)
-    return found if any(judge(key, LATEST).standing in known for key in found.options) else None
+    certain = found.kind in DEPLOYED or any(judge(key, LATEST).standing in known for key in found.options)
+    return found if certain else None
 
 
 class ConfFindings(Struct, frozen=True, kw_only=True):
@@ -168,7 +171,7 @@ def _legacy(text: str) -> FlinkConf | None:
             return None
         if match:
             found[match[1].strip()] = (match[2], number)
-    return _plain(found, legacy=True) if found else None
+    return _plain(found, legacy=True) if found and "kind" not in found else None
 
 
 def _deployment(node: yaml.Node) -> FlinkConf:
@@ -180,7 +183,7 @@ def _deployment(node: yaml.Node) -> FlinkConf:
     version = _text(_at(spec, "flinkVersion"))
     found = _plain(options)
     return FlinkConf(
-        kind=DEPLOYMENT,
+        kind=_text(_at(node, "kind")),
         name=_text(_at(node, "metadata", "name")),
         options=found.options,
         lines=found.lines,

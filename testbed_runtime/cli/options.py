@@ -96,17 +96,25 @@ def flink_options(
     return options
 
 
-def flink_conf(path: Path, flink_version: str | None) -> tuple[FlinkConf, str, ConfFindings]:
+def flink_conf(
+    path: Path, flink_version: str | None, *, needed: str = ""
+) -> tuple[FlinkConf, str, ConfFindings]:
     """Read the file of `--flink-conf`: its options, the version of Flink (that of the command line first), and the findings, which are
-    printed. Raises UserError if the file cannot be read. An option with an error is left out, so that one does not hide the others."""
+    printed. `path` may be a `conf` folder. Raises UserError if the file cannot be read, or for an invalid value of a key that begins with
+    `needed`. Any other option with an error is left out, so that one does not hide the others."""
     from testbed_runtime.api import flinkconf
     from testbed_runtime.cli.loading import read_text
 
+    path = next((path / name for name in flinkconf.FILES if (path / name).is_file()), path)
     conf = flinkconf.read(read_text(path), str(path))
     version = conf.version if flink_version is None else known_version(flink_version)
     if version not in VERSIONS:
         raise unknown_version(f"{path}: spec.flinkVersion", version)
     found = flinkconf.judge_options(conf, version)
+    for error in found.errors:
+        key = next((k for k in conf.options if f"[{k}]" in error.path), "")
+        if needed and key.startswith(needed) and ALIASES.get(key, key) in BY_KEY and key not in found.usable:
+            raise UserError(f"{path}:{conf.line(error.path)}: {error.path}", error.problem, error.hint)
     for message in (*map(str, found.errors), *found.warnings):
         typer.echo(f"warning: {path}:{conf.line(message)}: {message}", err=True)
     return conf, version, found
@@ -125,7 +133,7 @@ FlinkConfFile = Annotated[
     Path | None,
     typer.Option(
         "--flink-conf",
-        help="Read the options from Flink's own file: a flink-conf.yaml, a config.yaml, a FlinkDeployment, or a ConfigMap with one.",
+        help="Read the options from Flink's own file: a flink-conf.yaml, a config.yaml (or their folder), a FlinkDeployment, or a ConfigMap.",
         show_default=False,
     ),
 ]

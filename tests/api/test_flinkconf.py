@@ -108,6 +108,7 @@ def test_a_config_map_with_a_configuration_counts_lines_of_its_file():
         "- a\n",
         "hello\n",
         "kind: ConfigMap\ndata: {a: b}\n",
+        "kind: FlinkDeployment\nmetadata: {name: {{ .Values.name }}}\nspec: {}\n",
     ],
 )
 def test_other_documents_are_no_flink_configuration(text):
@@ -121,6 +122,13 @@ def test_a_mapping_without_an_option_of_flink_is_not_taken_for_one():
     """A scenario whose apiVersion and kind were forgotten keeps its own message."""
     assert flinkconf.find("name: x\nspec: {testbed: {}}\n", "mine.yaml") is None
     assert flinkconf.find("heartbeat.timeout: 5 s\n", "mine.yaml") is not None
+
+
+@pytest.mark.parametrize("kind", ["FlinkDeployment", "FlinkSessionJob"])
+def test_a_kind_of_the_operator_needs_no_options(kind):
+    """It then has Flink's defaults."""
+    found = flinkconf.find(f"kind: {kind}\nspec: {{flinkConfiguration: }}\n", "orders.yaml")
+    assert (found.kind, found.options) == (kind, {})
 
 
 def judged(version="1.20", **options):

@@ -112,3 +112,14 @@ def test_a_file_without_flinks_options_is_refused(headgate, tmp_path):
     said = headgate("memory", "--flink-conf", path)
     assert said.returncode == 2
     assert f"{path}: is no Flink configuration (name a flink-conf.yaml, a config.yaml, a Flink" in said.stderr
+
+
+def test_a_size_that_flink_cannot_read_is_an_error_with_its_line(headgate, tmp_path):
+    """The sizes of another configuration would be misleading. The path may be Flink's `conf` folder."""
+    (tmp_path / "config.yaml").write_text(
+        "heartbeat.timeoutt: 5 s\ntaskmanager:\n  memory:\n    process:\n      size: 2Gib\n"
+    )
+    said = headgate("memory", "--flink-conf", tmp_path)
+    assert (said.returncode, said.stdout) == (2, "")
+    where = f"{tmp_path}/config.yaml:5: flinkConfiguration[taskmanager.memory.process.size]"
+    assert said.stderr.startswith(f"headgate: {where}: '2Gib' is not a memory size")
