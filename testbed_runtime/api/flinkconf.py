@@ -27,6 +27,8 @@ LAST_LEGACY = "1.20"
 """The last version that reads a flink-conf.yaml."""
 PARTLY_MODELLED = ("high-availability.type", "state.backend.type", "taskmanager.load-balance.mode")
 """Options with more values in Flink than here."""
+OTHER_SCHEDULERS = {"jobmanager.scheduler": "adaptive", "scheduler-mode": "reactive"}
+"""Values with which a job recovers in another way than here."""
 PATH = "flinkConfiguration"
 """Path of the options in messages, as in a scenario and in a FlinkDeployment."""
 _NAMED = re.compile(r"\[([^\]]+)\]")
@@ -121,6 +123,9 @@ def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
         standing, canonical = judge(key, version).standing, ALIASES.get(key, key)
         if standing in (Standing.WITHOUT_EFFECT, Standing.UNKNOWN):
             collected.without_effect.append(key)  # also a secret: its value is not recorded
+            if value.lower() == OTHER_SCHEDULERS.get(key):
+                why = "is not modelled: here a job restarts with its own parallelism, and waits for all of its slots"
+                collected.warnings.append(f"{PATH}[{key}]: {value!r} {why}")
         elif canonical == SLOTS_KEY and value.isdigit() and int(value):
             continue
         elif doubt := _not_modelled(canonical, value, version):

@@ -165,6 +165,15 @@ def test_a_value_that_only_flink_knows_is_left_out_with_a_warning():
     )
 
 
+def test_another_scheduler_is_a_warning():
+    """It decides how long a job is down when slots are missing, so its absence must be known."""
+    (warning,) = judged(**{"jobmanager.scheduler": "Adaptive"}).warnings
+    assert warning.startswith(
+        "flinkConfiguration[jobmanager.scheduler]: 'Adaptive' is not modelled: here a job"
+    )
+    assert judged(**{"jobmanager.scheduler": "Default"}).warnings == ()
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
