@@ -30,6 +30,14 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt:  # of a command without a cleanup, such as simulate
             raise exits.Interrupted from None
 
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
+        """Find the command. Typer suggests one that is misspelt, and this one that is abbreviated."""
+        word = args[0] if args else ""
+        meant = [repr(n) for n, c in self.commands.items() if word and n.startswith(word) and not c.hidden]
+        if meant and word not in self.commands:
+            ctx.fail(f"No such command {word!r}. Did you mean {', '.join(meant)}?")
+        return super().resolve_command(ctx, args)
+
     def make_context(self, *args: Any, **extra: Any) -> Any:
         try:
             return super().make_context(*args, **extra)

@@ -53,7 +53,7 @@ def bad_value(error: typer.BadParameter) -> str:
     """Return the message for a value that an option or argument cannot have, with the value and what to write instead."""
     details = getattr(error.__cause__, "errors", None)
     if details is None:
-        return error.message
+        return error.message or str(getattr(error.param, "help", None) or "")  # a missing one has no message
     found = details()[0]
     given, limits = found["input"], found.get("ctx") or {}
     if found["type"] in NUMBERS:

@@ -84,3 +84,19 @@ def test_a_duration_without_a_unit_is_a_warning(headgate, words, warning):
     """As in a document: a bare number is milliseconds in Flink."""
     done = headgate(*words.split())
     assert (done.returncode, done.stderr) == (0, warning)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("sim", "No such command 'sim'. Did you mean 'simulate'?"),
+        ("s", "No such command 's'. Did you mean 'simulate', 'state'?"),
+        ("run", "Missing argument 'scenarios'. Scenario folders, or YAML files."),
+        ("exchange fetch", "Missing option '--port'. Port of the producer."),
+    ],
+)
+def test_an_abbreviated_command_and_a_missing_argument_say_what_to_write(headgate, words, said):
+    """A command that only the supervisor uses is not suggested."""
+    answer = headgate(*words.split())
+    assert answer.returncode == 2
+    assert said in " ".join(answer.stderr.replace("│", " ").split())
