@@ -35,6 +35,8 @@ PRICES_SHOWN = 4
 """Owners of seconds in one line; the others are summed up."""
 NOTABLE_S = 0.001
 """Shorter waits are not mentioned."""
+NOTABLE_SHARE = 0.0005
+"""Nor are those with a smaller share of the recovery, whose length is given with three digits."""
 NOTABLE_SAVING_S = 0.05
 """Less than this of an option's seconds may remain without a line."""
 MARGINS_SHOWN = 2
@@ -209,16 +211,17 @@ def cost_words(
     """Yield `1.72 s heartbeat.interval × … = 1 s × 2` for the largest prices, then the sum of the others, and the
     share that no recorded wait covers. `intervals`: owner → `1.72 [1.70, 1.74] s`."""
     known = list(prices)
-    shown = [p for p in known if p.seconds >= NOTABLE_S][:PRICES_SHOWN]
+    least = max(NOTABLE_S, NOTABLE_SHARE * (sum(p.seconds for p in known) + unattributed_s))
+    shown = [p for p in known if p.seconds >= least][:PRICES_SHOWN]
     for price in shown:
         seconds = intervals.get(price.text) or quantities.seconds(price.seconds)
         yield f"{seconds} {price.words}{price.times}"
     rest = sum(p.seconds for p in known) - sum(p.seconds for p in shown)
-    if rest >= NOTABLE_S:
+    if rest >= least:
         yield f"{quantities.seconds(rest)} others"
-    if unattributed_s >= NOTABLE_S:
+    if unattributed_s >= least:
         yield f"{quantities.seconds(unattributed_s)} {UNATTRIBUTED}"
-    if from_events_s >= NOTABLE_S:
+    if from_events_s >= least:
         yield from_events_words(from_events_s)
 
 

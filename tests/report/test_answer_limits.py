@@ -27,7 +27,7 @@ def price(seconds: float, text: str = "a", **more: object) -> Price:
 @pytest.mark.parametrize(("seconds", "shown"), [(0.001, True), (0.00099, False), (0.0, False)])
 def test_less_than_a_millisecond_costs_no_word(seconds: float, shown: bool):
     """Seconds of an owner, of the others together, without a wait, and from events."""
-    four = [price(1.0, owner) for owner in "abcd"]
+    four = [price(0.1, owner) for owner in "abcd"]
     for prices, unattributed, events in (
         ([price(seconds)], 0.0, 0.0),
         ([*four, price(seconds, "e")], 0.0, 0.0),
@@ -36,6 +36,17 @@ def test_less_than_a_millisecond_costs_no_word(seconds: float, shown: bool):
     ):
         words = list(cost_words(prices, unattributed, events))
         assert len(words) - (4 if len(prices) > 1 else 0) == shown
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.0049, False), (0.0051, True)])
+def test_a_small_share_of_a_long_recovery_costs_no_word(seconds: float, *, shown: bool):
+    """Two processes notice the same loss 1 ms apart: of 10 s, that is less than the last digit."""
+    for prices, unattributed, events in (
+        ([price(10 - seconds), price(seconds, "b")], 0.0, 0.0),
+        ([price(10 - seconds)], seconds, 0.0),
+        ([price(10.0)], 0.0, seconds),
+    ):
+        assert (len(list(cost_words(prices, unattributed, events))) == 2) is shown
 
 
 def test_four_owners_are_named_and_the_others_are_summed_up():
