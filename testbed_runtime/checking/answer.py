@@ -28,9 +28,14 @@ from testbed_runtime.checking.common import (
 )
 from testbed_runtime.checking.criticalpath import DELAY_CATCH_UP, EPSILON_NS, NEAR_NS, attribute
 from testbed_runtime.checking.failovers import Cause, counted
-from testbed_runtime.checking.faults import FaultEffect, added_delays, check_faults, targets_of
-from testbed_runtime.checking.lasting import capped, lasting_wait, share_slack
-from testbed_runtime.checking.limiting import frame_classes, limiting_fault, places_of_behind
+from testbed_runtime.checking.faults import FaultEffect, added_delays, check_faults, parameters
+from testbed_runtime.checking.lasting import capped, lasting_wait, share_slack, since_earlier_fault
+from testbed_runtime.checking.limiting import (
+    FaultSizes,
+    carried_bytes,
+    limiting_fault,
+    places_of_behind,
+)
 from testbed_runtime.checking.prices import margins, prices
 from testbed_runtime.checking.progress import (
     LAST_NS,
@@ -49,7 +54,6 @@ from testbed_runtime.checking.steps import (
     steps,
 )
 from testbed_runtime.checking.waits import (
-    LOSSES,
     SILENT,
     busy_texts,
     fault_wait,
@@ -69,7 +73,6 @@ from testbed_runtime.core.judgement.recovery import (
     UNATTRIBUTED,
     Recovery,
     Round,
-    Segment,
     SharedFault,
     TrialRecovery,
 )
@@ -281,8 +284,8 @@ class _Paths:
             lasts=lasting is not None,
         )
         if begun > span.start and segments:
-            begun = self._since_loss(outage, segments[0])
-            segments = (replace(segments[0], start_ns=begun), *segments[1:])
+            segments = since_earlier_fault(self.waits, segments, outage.earlier, outage.effect)
+            begun = segments[0].start_ns
         if begun > span.start:
             lasted = self._lasted(outage, begun)
             segments = (
@@ -300,20 +303,6 @@ class _Paths:
             failure="" if failure is None else failure.text,
             segments=segments,
         )
-
-    def _since_loss(self, outage: Outage, first: Segment) -> int:
-        """Return since when the first segment waited for the replacement of a process that an earlier fault of the outage had ended. A failover
-        that joined the outage later does not shorten that wait."""
-        lost = {target for fault in outage.earlier if fault.kind in LOSSES for target in targets_of(fault)}
-        waited = [
-            w
-            for w in self.waits
-            if w.kind == first.kind == "replacement"
-            and w.what == first.what
-            and w.what in lost
-            and w.start_ns < first.start_ns < w.end_ns
-        ]
-        return max(outage.effect, min((w.start_ns for w in waited), default=first.start_ns))
 
     def _last(
         self, outage: Outage, span: RoundSpan, stepped: Sequence[Wait], end: int
@@ -471,6 +460,7 @@ class _Paths:
             waits=self.waits,
             baseline=self.spans.baseline,
             stored=bool(self.producers),
+            windowed=self.windowed,
         )
 
     def _catch_ups(self, start: int, end: int, outcome: Outcome, *, backlog: str = "") -> list[Wait]:
@@ -524,9 +514,13 @@ class _Paths:
             return None
         behind = self.catch_up.behind_before(end) if self.catch_up is not None else ()
         places = places_of_behind(self.trial, self.entry, (start, end), behind)
-        return limiting_fault(
-            effects, (start, end), places, classes=frame_classes(self.entry), own=self.outage_fault
+        size = FaultSizes(
+            params=parameters(self.entry),
+            delays=self.delays,
+            starved=bool(starved_words(self.waits, start, end)),
+            carried=carried_bytes(self.trial, (start, end), places),
         )
+        return limiting_fault(effects, (start, end), places, size=size, own=self.outage_fault)
 
     def _failing(self, failure: Cause, start: int, end: int) -> Wait | None:
         """Return the wait that ended with this failure: one of the kind that its text names, or else the longest. A

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from testbed_runtime.checking.checkpoints import restored_age_s
 from testbed_runtime.checking.common import NS, Window, events
@@ -23,10 +23,12 @@ def backlog_words(
     waits: Sequence[Wait],
     baseline: Window | None,
     stored: bool,
+    windowed: Collection[str] = (),
 ) -> str:
     """Return how much there is to catch up with for a job that runs since `running`: the time without records, and what is replayed
     of it, which is what the sinks had received between the checkpoint and the last failure before. They go on until a failure is
-    noticed. `stored`: the results before the restart were kept, even without a checkpoint."""
+    noticed. `stored`: the results before the restart were kept, even without a checkpoint. `windowed`: the sink vertices that get
+    nothing before a window has ended. If all of them do, the sources show what is replayed."""
     failures = [r.cause.t_ns for r in outage.rounds if r.cause is not None and r.cause.t_ns <= running]
     late = [
         w.end_ns
@@ -39,7 +41,10 @@ def backlog_words(
     if age_s is None:
         return f"backlog of {seconds(behind)}"
     since = outage.effect - round(age_s * NS)
-    replayed = processed_s(progress_of(trial, "sink", baseline=baseline), since, max(failures, default=since))
+    subtasks = progress_of(trial, baseline=baseline)
+    direct = [s for s in subtasks if s.role == "sink" and s.task.rpartition("-")[0] not in windowed]
+    received = direct or [s for s in subtasks if s.role == "source"]
+    replayed = processed_s(received, since, max(failures, default=since))
     return f"backlog of {seconds(behind + age_s)}, {seconds(replayed)} of it replayed"
 
 

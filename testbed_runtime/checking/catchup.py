@@ -5,6 +5,7 @@ behind too while records of one of its sources are missing."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -179,10 +180,11 @@ class CatchUp(Struct, frozen=True):
             return None
         caught_up = np.ones(len(times), dtype=np.bool_)
         ended = int(np.searchsorted(times, max(at, fault_end)))
-        for good in self._each_good(times):
+        for gap_ns, good in self._each_good(times):
             first = _since_when(good, ended)
             caught_up[:first] = False
-            caught_up[first:] &= _without_short_runs(good[first:], HOLD_NS // STEP_NS)
+            own = _without_short_runs(good[first:], HOLD_NS // STEP_NS)
+            caught_up[first:] &= _without_short_gaps(own, gap_ns // STEP_NS)
         if caught_up.any():
             return int(times[np.argmax(caught_up)])
         return self.finished if self.finished is not None and self.finished >= at else None
@@ -190,12 +192,13 @@ class CatchUp(Struct, frozen=True):
     def _good(self, times: Ints) -> Bools:
         """Return for each time whether no subtask was behind."""
         good = np.ones(len(times), dtype=np.bool_)
-        for one in self._each_good(times):
+        for _, one in self._each_good(times):
             good &= one
         return good
 
-    def _each_good(self, times: Ints) -> Iterator[Bools]:
-        """Yield for each subtask whether it was not behind at each time; the sinks that are judged together count as one."""
+    def _each_good(self, times: Ints) -> Iterator[tuple[int, Bools]]:
+        """Yield for each subtask its usual gap between two records, and whether it was not behind at each time; the sinks that are
+        judged together count as one."""
         held = np.zeros(len(times), dtype=np.bool_)
         for start, end in self.held:
             held[np.searchsorted(times, start) : np.searchsorted(times, end)] = True
@@ -203,15 +206,15 @@ class CatchUp(Struct, frozen=True):
             good = (subtask.lag_at(times, tolerated_s=limit) <= limit) & ~held
             latest = self.latest.get(subtask.task, 0.0) + EPSILON_S
             clear(good, times, *subtask.late(round(max(limit, latest) * NS)))
-            yield good
+            yield subtask.usual_gap_ns or 0, good
         if self.missing is not None:
             good = np.ones(len(times), dtype=np.bool_)
             clear(good, times, *self.missing)
-            yield good
+            yield 0, good
         if self.arrivals is not None:
             good = ~held
             self.arrivals.mark(good, times)
-            yield good
+            yield 0, good
 
 
 def _united(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -251,4 +254,15 @@ def _without_short_runs(good: Bools, length: int) -> Bools:
     last_long = np.maximum.accumulate(np.where(lengths >= length, np.arange(len(starts)), -1))
     values = (last_long >= 0) & good[starts[last_long]]
     found: Bools = np.repeat(values, lengths)
+    return found
+
+
+def _without_short_gaps(good: Bools, length: int) -> Bools:
+    """Clear each good run shorter than `length` before a bad one: nothing was due in it, so it does not show that what is due later comes
+    in time."""
+    found = good.copy()
+    edges = np.flatnonzero(np.diff(good)) + 1
+    for start, end in pairwise([0, *edges.tolist()]):
+        if end - start < length:
+            found[start:end] = False
     return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct
 
@@ -108,10 +110,28 @@ def targets_of(effect: FaultEffect) -> list[str]:
     return [str(t) for t in found] if isinstance(found, list) else []
 
 
+def parameters(entry: Entry) -> dict[str, Mapping[str, Any]]:
+    """Map the faults of a trial to their parameters."""
+    return {str(f["name"]): f.get("params") or {} for f in entry.get("faults") or ()}
+
+
 def added_delays(entry: Entry) -> dict[str, int]:
     """Map each fault of a trial to the delay that it adds to what passes, or to each message."""
     return {
-        str(f["name"]): round(max(float(f["params"].get(key) or 0) for key in _DELAYS) * NS)
-        for f in entry.get("faults") or ()
-        if f.get("params")
+        name: round(max(float(params.get(key) or 0) for key in _DELAYS) * NS)
+        for name, params in parameters(entry).items()
     }
+
+
+def held_times(trial: Trial, entry: Entry) -> dict[str, int]:
+    """Map each fault of a trial to how long it may have kept one target from handling other messages: by its delay of one message, or by
+    those of all, as the targets counted."""
+    found = added_delays(entry)
+    for row in trial.rows("faults"):
+        try:
+            counters = json.loads(row["measured"] or "{}").get("counters") or {}
+        except ValueError:
+            continue
+        held = max((float(own.get("delay_s") or 0) for own in counters.values()), default=0.0)
+        found[row["fault"]] = max(found.get(row["fault"], 0), round(held * NS))
+    return found

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.core.faults.kinds import KINDS as FAULTS
 from testbed_runtime.core.faults.links import ANYBODY, PLANES, split_link
 from testbed_runtime.core.faults.vocabulary import Hides
 from testbed_runtime.core.ids import JOBMANAGER
+from testbed_runtime.core.job.messages import CancelTask, SubmitTask, TriggerCheckpoint
 from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, RM_NAME, Outcome, Wait
 
 MESSAGES = "messages"
 """The subject of these waits."""
+NO_METHODS: Mapping[str, str] = MappingProxyType({})
+_ANSWERS = {
+    CancelTask.__name__: "cancellation",
+    SubmitTask.__name__: "deployment",
+    TriggerCheckpoint.__name__: "checkpoint",
+}
+"""The kinds of the JobMaster's waits for what these messages ask for."""
 _NO_ANSWER = ("process.pause", "heartbeats.mute")
 """The kinds of faults, besides those of the network, with which a TaskManager answers no heartbeat but may come back."""
 
@@ -22,10 +31,11 @@ def held_messages(
     effects: Sequence[FaultEffect],
     delays: Mapping[str, int],
     planes: Mapping[str, str],
+    methods: Mapping[str, str] = NO_METHODS,
 ) -> list[Wait]:
-    """Return a wait for each TaskManager that was declared lost meanwhile: from the last heartbeat that it answered until it registers
-    with the JobMaster again, which asks it for a slot. `delays`: for how long each fault keeps a message; a shorter one than the
-    heartbeats may be missing explains no loss. `planes`: of each fault."""
+    """Return a wait for each time a TaskManager was declared lost meanwhile: from the last heartbeat that it answered, or from the first message
+    after that which the fault delays, until it registers with the JobMaster again, which asks it for a slot. `delays`: for how long each fault
+    kept messages of one TaskManager; less than the heartbeats may be missing explains no loss. `planes` and `methods`: of each fault."""
     losses = [
         w
         for w in waits
@@ -34,7 +44,7 @@ def held_messages(
         if w.option in KINDS["heartbeat"].options[:1]
     ]
     losses = [w for w in losses if not any(_keeps_silent(e, w, planes) for e in effects)]
-    found: dict[str, Wait] = {}
+    found: dict[tuple[str, int], Wait] = {}
     for effect in effects:
         for loss in losses if effect.kind == "rpc.delay" and effect.injected_ns is not None else ():
             lasted = effect.begun_ns < loss.end_ns and (effect.ended_ns or loss.end_ns) > loss.start_ns
@@ -46,12 +56,21 @@ def held_messages(
                 and w.end_ns > loss.end_ns
             ]
             ordinal = _ordinal(loss)
-            if lasted and enough and again and ordinal in targets_of(effect) and loss.what not in found:
-                found[loss.what] = Wait(
-                    wait=f"{loss.what}/{MESSAGES}", kind="stalled", who=loss.what, what=MESSAGES, start_ns=loss.start_ns,
-                    end_ns=min(again), cause=f"{ordinal} to handle the messages in its mailbox, during the fault `{effect.fault}`", fault=effect.fault,
+            if lasted and enough and again and ordinal in targets_of(effect):
+                wait = Wait(
+                    wait=f"{loss.what}/{MESSAGES}", kind="stalled", who=loss.what, what=MESSAGES, end_ns=min(again),
+                    start_ns=_first_message(waits, loss, methods.get(effect.fault, "")), fault=effect.fault,
+                    cause=f"{ordinal} to handle the messages in its mailbox, during the fault `{effect.fault}`",
                 )  # fmt: skip
+                found.setdefault((loss.what, wait.end_ns), wait)
     return list(found.values())
+
+
+def _first_message(waits: Sequence[Wait], loss: Wait, method: str) -> int:
+    """Return when the first message with this method was sent while heartbeats were missing, as far as a wait for its answer shows it."""
+    kind = _ANSWERS.get(method)
+    sent = [w.start_ns for w in waits if w.kind == kind and w.who == JOBMASTER_NAME]
+    return min((t for t in sent if loss.start_ns < t < loss.end_ns), default=loss.start_ns)
 
 
 def _ordinal(loss: Wait) -> str:

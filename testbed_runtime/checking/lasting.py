@@ -8,12 +8,16 @@ from operator import itemgetter
 from msgspec.structs import replace
 
 from testbed_runtime.checking.criticalpath import EPSILON_NS, TIE_NS
+from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.heldmessages import MESSAGES
+from testbed_runtime.core.faults.links import split_link
 from testbed_runtime.core.judgement.recovery import Round, Segment
-from testbed_runtime.core.waits import Wait
+from testbed_runtime.core.waits import KINDS, Wait
 
 _ENDED = frozenset({"restart-delay", "slot", "checkpoint", "connection", "failure-report", "catch-up", "fault", "credit", "first-record"})  # fmt: skip
 """A failure ends them, or they say nothing about the next round."""
+_ENDED_BY = {"replacement": "replacement", "heartbeat": "heartbeat", "cancellation": "heartbeat"}
+"""The wait with whose end one of these ends."""
 
 
 def lasting_wait(waits: Iterable[Wait], segments: Sequence[Segment], failed: str = "") -> Wait | None:
@@ -36,6 +40,37 @@ def lasting_wait(waits: Iterable[Wait], segments: Sequence[Segment], failed: str
         and first.end_ns <= w.end_ns + EPSILON_NS
     ]
     return max(found, key=lambda w: w.start_ns, default=None)
+
+
+def since_earlier_fault(
+    waits: Iterable[Wait], segments: Sequence[Segment], earlier: Iterable[FaultEffect], effect_ns: int
+) -> tuple[Segment, ...]:
+    """Return the segments of a failover that joined an outage, from the beginning of the first wait on, if this had begun with an
+    `earlier` fault: the one for the replacement of a process that the fault had ended, or for the heartbeats of one that it had silenced.
+    A cancellation ends with the loss of such a TaskManager, too. A failure that comes later does not shorten that wait."""
+    hit = {name for fault in earlier for target in targets_of(fault) for name in split_link(target)}
+    number = next((n for n, s in enumerate(segments) if s.end_ns - s.start_ns > EPSILON_NS), 0)
+    first = segments[number]
+    kind = _ENDED_BY.get(first.kind, "")
+    found = [
+        w
+        for w in waits
+        if w.kind == kind
+        and (w.kind != first.kind or w.what == first.what)
+        and hit.intersection((w.what, w.what.rpartition("-")[0]))
+        and w.option == first.option
+        and w.start_ns < first.start_ns < w.end_ns <= first.end_ns + EPSILON_NS
+    ]
+    if not found:
+        return tuple(segments)
+    held = min(found, key=lambda w: w.start_ns)
+    since = max(effect_ns, held.start_ns)
+    if kind == first.kind:
+        return (replace(first, start_ns=since), *segments[number + 1 :])
+    before = replace(
+        first, kind=kind, phase=KINDS[kind].phase, who=held.who, what=held.what, start_ns=since, end_ns=first.start_ns, slack_ns=-1, next="",
+    )  # fmt: skip
+    return (before, *segments[number:])
 
 
 def continues(before: Segment, after: Segment) -> bool:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from msgspec import Struct
 
 from testbed_runtime.checking.common import NS, Entry, JobShape, job_shape
 from testbed_runtime.checking.faults import FaultEffect, targets_of
@@ -10,31 +13,71 @@ from testbed_runtime.core.faults.links import ANYBODY, logical_name, split_link
 from testbed_runtime.history.columns import ints
 from testbed_runtime.history.schema import Trial
 
+_BARRIERS = ("barrier", "event")
+"""Classes of frames that a task with several inputs waits for, while it reads nothing of the others."""
+
 
 def limiting_fault(
     effects: Iterable[FaultEffect],
     span: tuple[int, int],
     places: Collection[str],
     *,
-    classes: Mapping[str, str],
+    size: FaultSizes,
     own: str,
 ) -> FaultEffect | None:
     """Return the one that lasted longest, for half of the span or more, or `own`, that of the outage, if it lasted as long.
-    `places`: the TaskManagers that it must hit. `classes`: of the frames on which each fault acts."""
+    `places`: the TaskManagers that it must hit. One that is too small for so long a span is none."""
     start, end = span
     lasted = [
         (min(e.ended_ns or end, end) - max(e.begun_ns, start), e)
         for e in effects
-        if e.injected_ns is not None and _narrows(e, classes.get(e.fault, "")) and _hits(e, places)
+        if e.injected_ns is not None
+        and _narrows(e, size.frame_class(e))
+        and _hits(e, places)
+        and size.explains(e, end - start)
     ]
     found = [(ns, e) for ns, e in lasted if 2 * ns >= end - start >= NS]
     return max(found, key=lambda one: (one[0], one[1].fault == own), default=(0, None))[1]
 
 
-def frame_classes(entry: Entry) -> dict[str, str]:
-    """Map the faults of a trial that act on one class of frames to that class."""
-    classes = {str(f["name"]): (f.get("params") or {}).get("frame_class") for f in entry.get("faults") or ()}
-    return {name: str(chosen) for name, chosen in classes.items() if chosen}
+class FaultSizes(Struct, frozen=True):
+    """The sizes of the faults of a trial, compared with a catch-up. A size that is not known is large enough."""
+
+    params: Mapping[str, Mapping[str, Any]]
+    delays: Mapping[str, int]
+    """The delay that each fault adds to what passes."""
+    starved: bool = False
+    """A sender waited for credit most of the time."""
+    carried: float = 0.0
+    """The bytes per second that the tasks of the TaskManager with most of them received or sent; 0 if unknown."""
+
+    def frame_class(self, effect: FaultEffect) -> str:
+        """Return the class of the frames on which a fault acts. Empty if it acts on all."""
+        return str(self.params.get(effect.fault, {}).get("frame_class") or "")
+
+    def explains(self, effect: FaultEffect, span_ns: int) -> bool:
+        """Return whether a fault can be what a catch-up of this length waited for. What arrives later makes it longer by the delay alone,
+        unless senders lack credit meanwhile, or a task waits for late barriers. A ceiling limits what comes near it."""
+        delay_ns = self.delays.get(effect.fault, 0)
+        if delay_ns and not self.starved and self.frame_class(effect) not in _BARRIERS:
+            return 2 * delay_ns >= span_ns
+        ceiling = float(self.params.get(effect.fault, {}).get("bytes_per_second") or 0)
+        return 2 * self.carried >= ceiling or not self.carried
+
+
+def carried_bytes(trial: Trial, span: tuple[int, int], places: Collection[str]) -> float:
+    """Return the bytes per second that the tasks of the TaskManager with most of them received or sent in the span; 0 without samples."""
+    table = trial.table("tasks")
+    t_ns = ints(table, "t_ns")
+    inside = table.filter((t_ns >= span[0]) & (t_ns <= span[1]))
+    counters = ("bytes_in", "bytes_out")
+    asked = [(counter, edge) for counter in counters for edge in ("min", "max")]
+    sums: dict[tuple[str, str], int] = {}
+    for row in inside.group_by(["process", "task", "attempt"]).aggregate(asked).to_pylist():
+        for counter in counters:
+            key = logical_name(row["process"]), counter
+            sums[key] = sums.get(key, 0) + (row[f"{counter}_max"] or 0) - (row[f"{counter}_min"] or 0)
+    return max((n for (place, _), n in sums.items() if place in places), default=0) / (span[1] - span[0]) * NS
 
 
 def places_of_behind(

@@ -41,8 +41,10 @@ def _count(group: Sequence[Segment]) -> int:
 
 
 def _goes_on(before: Segment, after: Segment) -> bool:
-    held_up = after.fault and before.fault == after.fault and before.end_ns == after.start_ns
-    return bool(held_up) or continues(before, after)
+    adjacent = before.end_ns == after.start_ns
+    held_up = after.fault and before.fault == after.fault
+    lost = (before.kind, after.kind) == ("heartbeat", "cancellation")  # which ends with that loss
+    return (adjacent and bool(held_up or lost)) or continues(before, after)
 
 
 def margins(waits: Iterable[Wait], start: int, end: int) -> tuple[Margin, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from testbed_runtime.checking.common import NS, Entry, busiest, data, events, job_shape, options, task_series
-from testbed_runtime.checking.faults import FaultEffect, added_delays, targets_of
+from testbed_runtime.checking.faults import FaultEffect, held_times, parameters, targets_of
 from testbed_runtime.checking.heldmessages import held_messages
 from testbed_runtime.checking.iterations import held_supersteps
 from testbed_runtime.checking.lostwaits import lost_waits
@@ -88,16 +88,14 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     if (submission := submission_wait(trial)) is not None:
         recorded.append(submission)
     recorded += expired_slot_requests(trial, entry)
-    found = [_named(_answering(trial, w), effects, busy, planes) for w in _joined_delays(recorded)]
+    recorded = [_rejoining(_answering(trial, w), effects) for w in _joined_delays(recorded)]
+    found = [_named(w, effects, busy, planes) for w in recorded]
     found += held_supersteps(trial, found, effects)
     if has(options(entry).flink_version, REQUESTS_WAIT_AT_PRODUCER):
         found = _until_found(trial, found, {e.fault for e in effects if e.kind.startswith("registration.")})
     restored = {(e["subject"], e["attempt"]): e["checkpoint"] for e in events(trial, "task.restored")}
     windows = windows_before_sinks(trial, entry)
-    found = [
-        _worked_for(trial, _replayed(trial, _rejoining(w, effects), restored, entry), windows, entry)
-        for w in found
-    ]
+    found = [_worked_for(trial, _replayed(trial, w, restored, entry), windows, entry) for w in found]
     closing = _closing(effects, on_rpc_alone(entry))
     restarts = [int(e["t_ns"]) for e in events(trial, "failover.started")]
     found = [_since_its_fault(w, closing, restarts) for w in found]
@@ -108,7 +106,8 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     others = [e for e in effects if _stopped_kind(e) != "jobmanager"]
     lost = [w if w.cause else _named(w, others, busy, planes) for w in lost_waits(trial, entry, end_ns)]
     found += [w for w in lost if w.kind != "deployment" or w.fault or busy]  # else its tasks were at work
-    found += held_messages(found, effects, added_delays(entry), planes)
+    methods = {name: str(params.get("method") or "") for name, params in parameters(entry).items()}
+    found += held_messages(found, effects, held_times(trial, entry), planes, methods)
     return sorted(found, key=lambda w: (w.end_ns, w.start_ns, w.wait))
 
 
@@ -497,9 +496,7 @@ def _rejoining(wait: Wait, effects: Iterable[FaultEffect]) -> Wait:
     ]
     if not ends or wait.what == NEXT_SPLIT:
         return wait
-    return replace(
-        wait, kind="registration", start_ns=max(ends), cause="the TaskManagers to register again", fault=""
-    )
+    return replace(wait, kind="registration", start_ns=max(ends))
 
 
 def lasts_until(effect: FaultEffect, end_ns: int, *, missed: bool) -> int:

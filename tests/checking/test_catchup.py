@@ -312,3 +312,15 @@ def test_a_record_is_punctual_within_the_lag_that_is_normal_for_its_sink(
     found = CatchUp(((replace(row, task="sink-1"), 9.0), (row, 0.05)), 0)
     assert found.punctual("sink-0", latency_ns) is punctual
     assert found.punctual("unknown-0", latency_ns) is False
+
+
+@pytest.mark.parametrize(("gap_s", "moment"), [(0.0, 0), (0.9, 0), (1.0, 23), (2.0, 23)])
+def test_a_sink_that_gets_records_rarely_has_caught_up_when_the_next_ones_come_in_time(
+    gap_s: float, moment: int
+):
+    """Records that are late by 1 s arrive from 1.3 to 2.3 s. What is good for 0.9 s before them may be a gap, but not what is good until
+    the end."""
+    sink = replace(lagging([0.0] * 30), usual_gap_ns=round(gap_s * NS))
+    last = sink.t_ns.copy()
+    last[13:24] -= NS
+    assert CatchUp(((replace(sink, last_ns=last), 0.5),), 29 * STEP).since(0) == moment * STEP

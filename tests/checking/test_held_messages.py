@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from testbed_runtime.checking.faults import held_times
 from testbed_runtime.checking.heldmessages import held_messages
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome, Wait
 from tests.checking.test_recovery_path import path, wait
@@ -96,6 +97,49 @@ def test_a_fault_that_keeps_the_taskmanager_silent_owns_its_loss(
     other = effect(kind, span, fault="other", targets=f'["{targets}"]')
     found = held_messages([lost(0.9, 5.9), registered(7)], [other, SLOW], DELAYS, {"other": plane})
     assert bool(found) is blamed
+
+
+def test_a_taskmanager_that_is_lost_again_is_held_up_twice():
+    """It registered with the JobMaster between the two losses."""
+    waits = [lost(0.9, 5.9), registered(7), lost(8, 13), lost(8, 13, who=JOBMASTER_NAME), registered(15)]
+    found = held_messages(waits, [SLOW], DELAYS, {})
+    spans = [(round(w.start_ns / NS, 1), round(w.end_ns / NS, 1)) for w in found]
+    assert spans == [(0.9, 7.0), (8.0, 15.0)]
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "since"),
+    [
+        ("CancelTask", "cancellation", 2),
+        ("SubmitTask", "deployment", 2),
+        ("SubmitTask", "cancellation", 0.9),  # another message
+        ("RequestSlot", "slot", 0.9),  # from the ResourceManager, which asks when it likes
+        ("", "cancellation", 0.9),
+    ],
+)
+def test_a_mailbox_is_held_up_from_the_first_of_its_messages_on(method: str, kind: str, since: float):
+    """The last heartbeat that it answered came 1.1 s before that. What it was sent before, it has handled."""
+    sent = [wait(kind, start, 7, who=JOBMASTER_NAME) for start in (0.5, 2, 3)]
+    (found,) = held_messages([lost(0.9, 5.9), registered(7), *sent], [SLOW], DELAYS, {}, {"f": method})
+    assert found.start_ns == round(since * NS)
+
+
+@pytest.mark.parametrize(
+    ("measured", "held_s"),
+    [
+        ("", 2),
+        ("no json", 2),
+        ('{"states": {}}', 2),
+        ('{"counters": {"tm-0": {"delay_s": 1.0}, "tm-1": {"delay_s": 6.0}}}', 6),
+        ('{"counters": {"tm-1": {}}}', 2),
+    ],
+)
+def test_messages_are_held_for_as_long_as_their_target_counted(history: Any, measured: str, held_s: float):
+    """Or for the delay of one of them, if that is longer. Another target has a mailbox of its own."""
+    built = history.empty()
+    built.add("supervisor", "faults", 30, fault="f", state="clean", measured=measured)
+    entry = {"faults": [{"name": "f", "params": {"delay_s": 2.0}}]}
+    assert held_times(built.trial(), entry) == {"f": held_s * NS}
 
 
 def test_slots_wait_for_a_taskmanager_that_handles_no_messages():

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.checking.heldmessages import MESSAGES
-from testbed_runtime.checking.lasting import capped, continues, lasting_wait, share_slack
+from testbed_runtime.checking.lasting import capped, continues, lasting_wait, share_slack, since_earlier_fault
 from testbed_runtime.checking.prices import prices
 from testbed_runtime.core.judgement.recovery import Round, Segment
-from tests.checking.test_rules import NS, waited
+from tests.checking.test_rules import NS, effect, waited
 
 
 def part(start: float, end: float, kind: str = "replacement", what: str = "tm-0", **more: Any) -> Segment:
@@ -70,6 +72,39 @@ def test_the_latest_of_several_waits_with_one_name_lasts():
     early, late = (waited("stalled", start, 6, who="w", what="tm-0") for start in (1, 2))
     for waits in ([early, late], [late, early]):
         assert lasting_wait(waits, [part(3, 3.021, "stalled")]) == late
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "targets", "since"),
+    [
+        ("heartbeat", "heartbeat", '["tm-0"]', 2),
+        ("heartbeat", "heartbeat", '["tm-0->jobmanager"]', 2),
+        ("heartbeat", "heartbeat", '["tm-1"]', 5),
+        ("heartbeat", "cancellation", '["tm-0"]', 2),
+        ("replacement", "replacement", '["tm-0"]', 2),
+        ("replacement", "heartbeat", '["tm-0"]', 5),
+        ("restart-delay", "restart-delay", '["tm-0"]', 5),
+    ],
+)
+def test_a_wait_that_began_with_an_earlier_fault_is_one_wait_from_then_on(
+    kind: str, first: str, targets: str, since: float
+):
+    """The fault took effect at 2 s, and the failover of a later one joined its outage at 5 s. The wait has lasted since 1.5 s, until 8 s. What
+    is shorter than clocks differ comes before no wait."""
+    what = {"heartbeat": "tm-0-1", "cancellation": "6 tasks"}
+    held = waited(kind, 1.5, 8, who="JobMaster", what=what.get(kind, "tm-0"), option="o")
+    others = [replace(held, what="tm-9-1"), replace(held, option="p"), replace(held, end_ns=9 * NS)]
+    short = part(5, 5.004, "connection", option="")
+    path = [short, part(5.004, 8, first, what.get(first, "tm-0"), who="JobMaster"), part(8, 9, "slot")]
+    earlier = [effect("process.pause", (2, 10), targets=targets)]
+    found = since_earlier_fault([*others, held], path, earlier, 2 * NS)
+    assert (found[0].start_ns, found[-1]) == (since * NS, path[-1])
+    assert all(a.end_ns == b.start_ns for a, b in pairwise(found))
+    if since == 2:
+        assert [s.kind for s in found] == list(dict.fromkeys([kind, first, "slot"]))
+        assert [p.count for p in prices(s for s in found if s.option == "o" and s.kind != "slot")] == [1]
+    else:
+        assert found == tuple(path)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from testbed_runtime.checking.answer import _Paths, _with_prolonging_faults, trial_recovery
 from testbed_runtime.checking.common import Window, Windows
 from testbed_runtime.checking.failovers import Cause
-from testbed_runtime.checking.faults import FaultEffect
-from testbed_runtime.checking.limiting import places_of_behind
+from testbed_runtime.checking.faults import FaultEffect, added_delays, parameters
+from testbed_runtime.checking.limiting import FaultSizes, carried_bytes, limiting_fault, places_of_behind
 from testbed_runtime.checking.prices import margins
 from testbed_runtime.checking.rounds import Outage, RoundSpan
+from testbed_runtime.checking.waits import starved_words
 from testbed_runtime.core.judgement.metrics import JOB_FAILED
 from testbed_runtime.core.judgement.recovery import Price, Recovery
 from testbed_runtime.core.waits import RM_NAME, Outcome, Wait
@@ -230,6 +231,42 @@ def test_a_fault_limits_a_catch_up_only_where_records_pass(
     outage = Outage(own, at(8), at(14), rounds, True, at(14))
     found = answered(outage, [], trial=built.trial(), others=others, params=params)
     assert found.rounds[0].segments[-1].fault == named
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "credit_s", "limits"),
+    [
+        ("network.latency", {"latency_s": 0.005}, 0, False),
+        ("network.latency", {"latency_s": 1.49}, 0, False),
+        ("network.latency", {"latency_s": 1.5}, 0, True),  # half of the catch-up
+        ("network.latency", {"latency_s": 0.005}, 1.6, True),
+        ("frames.delay", {"frame_class": "buffer", "delay_s": 0.2}, 0, False),
+        ("frames.delay", {"frame_class": "barrier", "delay_s": 0.2}, 0, True),
+        ("network.bandwidth", {"bytes_per_second": 2000}, 0, True),
+        ("network.bandwidth", {"bytes_per_second": 2001}, 0, False),
+        ("network.partition", {}, 0, True),
+    ],
+)
+def test_a_fault_limits_a_catch_up_only_if_it_is_large_enough(
+    history: Any, kind: str, params: dict[str, Any], credit_s: float, *, limits: bool
+):
+    """Records arrive again at 11 s, and nothing is late at 14 s. A task receives 1000 bytes per second meanwhile. What a latency delays is
+    late by that alone, unless a sender lacks credit for more than half of the time. Those of another attempt before do not count."""
+    built = history.empty()
+    row = {"vertex": "map", "role": "operator", "attempt": 1}
+    for tick in range(31):
+        built.add("tm-1-1", "tasks", 11 + tick / 10, task="map-0", bytes_in=5000 + 100 * tick, **row)
+        built.add("tm-0-1", "tasks", 11 + tick / 10, task="map-1", bytes_in=100_000 * tick, **row)
+    credit = [wait("credit", 11, 11 + credit_s, option="o")] if credit_s else []
+    slow, span = replace(fault("a", 8, 20, kind), targets='["tm-1"]'), (at(11), at(14))
+    entry = {"faults": [{"name": "a", "params": params}]}
+    size = FaultSizes(
+        params=parameters(entry),
+        delays=added_delays(entry),
+        starved=bool(starved_words(credit, *span)),
+        carried=carried_bytes(built.trial(), span, ["tm-1"]),
+    )
+    assert (limiting_fault([slow], span, ["tm-1"], size=size, own="") is slow) is limits
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_a_jobmanager_that_is_killed_again_is_waited_for_twice(tmp_path: Path):
     for name in "ab":
         own = f"the JobManager's return (killed by the fault `{name}`)"
         assert seconds(found, own) == pytest.approx(3.0, abs=TOLERANCE_S)
-    assert seconds(found, "to register again") < 0.6
+    assert seconds(found, "a TaskManager to register") < 0.6
 
 
 def test_a_replacement_that_outruns_the_detection_saves_all_its_seconds(tmp_path: Path):

@@ -1,0 +1,153 @@
+"""Known answers of several faults at a time, or of a fault with several effects: real shells in virtual time, with seconds known beforehand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed_runtime.core.judgement.recovery import Recovery
+from tests.simulation.test_known_answers import (
+    ALL,
+    DETECTION_S,
+    DRAWN_CHECKPOINTS,
+    HEARTBEAT,
+    JOBMANAGER,
+    KILL,
+    QUICK,
+    REACHABILITY,
+    SINK,
+    SOURCE,
+    TOLERANCE_S,
+    Case,
+    document,
+    fault,
+)
+from tests.simulation.test_known_answers_partial import REGIONS, answered, of_case, of_region, seconds
+
+pytestmark = pytest.mark.virtual
+
+PAUSE = {"process": {"pause": {}}}
+TWO_LARGE = {"replicas": 2, "slots": 6}
+"""The loss of one of them leaves the other one with slots for all tasks, and is all that the job can wait for."""
+
+
+def taskmanager(name: str) -> dict[str, Any]:
+    return {"taskManagers": {"names": [name]}}
+
+
+def slow_messages(method: str, delay: str) -> dict[str, Any]:
+    slow = {"rpc": {"delay": {"method": method, "delay": delay}}}
+    return fault("slow", "30 s", taskmanager("tm-1"), **slow)
+
+
+def recovery(case: Case, folder: Path, job: dict[str, Any] | None = None) -> Recovery:
+    found = of_case(case, folder, job).recoveries
+    return max(found, key=lambda r: r.total_s)
+
+
+def test_messages_that_are_short_one_by_one_keep_a_taskmanager_busy_together(tmp_path: Path):
+    """It handles the cancellation of two tasks for 2 s each, and is lost after 3 s. It alone has slots for the job then, so a lower timeout would
+    have saved nothing."""
+    kill = fault("kill", "1 s", taskmanager("tm-0"), at="500 ms", **KILL)
+    case = Case(
+        "cancellations", [slow_messages("CancelTask", "2 s"), kill], "", 0.0, options={**QUICK, HEARTBEAT: "3 s"},
+        managers={"replicas": 2, "slots": 4}, observation="40 s",
+    )  # fmt: skip
+    found = recovery(case, tmp_path)
+    assert (found.prices[0].fault, found.prices[0].kind) == ("slow", "stalled")
+    assert found.prices[0].seconds == pytest.approx(2 * 2.0, abs=TOLERANCE_S)
+    assert not seconds(found, HEARTBEAT)
+
+
+def test_a_taskmanager_whose_mailbox_holds_it_up_twice_is_charged_for_both(tmp_path: Path):
+    """The ten tasks are submitted 1.4 s after the kill. It needs 15 s for them, and is lost meanwhile. They are submitted again then, until
+    the fault ends 29.5 s after the kill."""
+    kill = fault("kill", "1 s", taskmanager("tm-0"), at="500 ms", **KILL)
+    case = Case(
+        "submissions", [slow_messages("SubmitTask", "1500 ms"), kill], "", 0.0, options=QUICK, managers=TWO_LARGE,
+        observation="60 s",
+    )  # fmt: skip
+    written = document(case)
+    for vertex in written["spec"]["testbed"]["job"]["vertices"][1:]:
+        vertex["parallelism"] = 4
+    (found,) = answered(written, tmp_path).recoveries
+    assert seconds(found, "tm-1 to handle the messages") == pytest.approx(29.5 - 1.4, abs=TOLERANCE_S)
+    assert seconds(found, REACHABILITY) == pytest.approx(1.4, abs=TOLERANCE_S)
+    assert not seconds(found, HEARTBEAT)
+
+
+def test_a_small_fault_is_not_what_limits_a_catch_up(tmp_path: Path):
+    """The link passes 6,500 bytes per second of the 5,200 that a source offers to a count. The latency lasts longer, but is 5 ms."""
+    faults = [
+        fault("tiny", "40 s", ALL, network={"latency": {"delay": "5 ms", "mode": "one-way"}}),
+        fault("narrow", "35 s", ALL, at="100 ms", network={"bandwidth": {"bytesPerSecond": 6500}}),
+        fault("kill", "1 s", SINK, at="500 ms", **KILL),
+    ]
+    case = Case("sizes", faults, "", 0.0, options=QUICK, version=DRAWN_CHECKPOINTS, observation="60 s")
+    found = recovery(case, tmp_path)
+    assert found.prices[0].words.startswith("spare capacity of the job, during the fault `narrow`")
+    assert found.prices[0].seconds > 10
+    assert "tiny" not in found.faults
+
+
+def test_registrations_that_keep_a_new_jobmanager_busy_have_their_seconds(tmp_path: Path):
+    """It is away for 2 s. Each registration takes it 3 s and is repeated meanwhile, until the fault ends 22.5 s after the kill."""
+    slow = {"rpc": {"delay": {"method": "RegisterTaskManager", "delay": "3 s"}}}
+    faults = [
+        fault("jm", "2 s", JOBMANAGER, jobmanager={"kill": {}}),
+        fault("slow", "20 s", JOBMANAGER, at="2500 ms", **slow),
+    ]
+    case = Case("saturated", faults, "", 0.0, options=QUICK, managers={"replicas": 4}, observation="40 s")
+    found = recovery(case, tmp_path)
+    assert found.prices[0].text == "a TaskManager to register, during the fault `slow`"
+    assert found.prices[0].seconds == pytest.approx(22.5 - 2, abs=TOLERANCE_S)
+
+
+@pytest.mark.parametrize("killed_s", [1, 3])
+def test_a_loss_that_is_noticed_last_has_its_seconds_since_the_first_fault(killed_s: int, tmp_path: Path):
+    """The TaskManager of one region is paused for longer than heartbeat.timeout. That of the other one is killed meanwhile, and its loss is
+    noticed first or at the same time."""
+    faults = [
+        fault("gc", "8 s", of_region("a"), **PAUSE),
+        fault("kill", "1 s", of_region("b"), at=f"{killed_s} s", **KILL),
+    ]
+    case = Case("regions", faults, "", 0.0, options=QUICK, managers={"replicas": 6}, observation="20 s")
+    found = recovery(case, tmp_path, REGIONS)
+    assert (found.prices[0].option, found.prices[0].count) == (HEARTBEAT, 1)
+    assert found.prices[0].seconds == pytest.approx(4.9, abs=TOLERANCE_S)
+    assert not seconds(found, "return")
+
+
+def test_a_cancellation_that_a_loss_ends_is_one_wait_with_it(tmp_path: Path):
+    """The sink is paused for 8 s, and a source of its region is killed after 3 s: its tasks are cancelled when heartbeat.timeout has passed."""
+    faults = [fault("gc", "8 s", SINK, **PAUSE), fault("kill", "1 s", SOURCE, at="3 s", **KILL)]
+    case = Case("one-region", faults, "", 0.0, options=QUICK, managers={"replicas": 7}, observation="20 s")
+    found = recovery(case, tmp_path)
+    assert (found.prices[0].option, found.prices[0].count) == (HEARTBEAT, 1)
+    assert found.prices[0].seconds == pytest.approx(4.9, abs=TOLERANCE_S)
+    phases = {s.kind: round(s.seconds, 1) for s in found.rounds[0].segments if s.seconds > 0.05}
+    assert (phases["heartbeat"], phases["cancellation"]) == (3.0, 1.9)
+
+
+def test_a_window_job_that_is_behind_has_not_caught_up_between_two_windows(tmp_path: Path):
+    """Windows of 5 s end at 20, 25 and 30 s of virtual time. At 18.1 s a count is killed. 1.7 s since the checkpoint and 1.9 s until the job
+    runs again are 100 records/s, of which 125 are processed: at 20 + 3.6 × 100 / 25 s nothing is left. The sources replay what they
+    had sent."""
+    written = document(
+        Case(
+            "behind", [fault("kill", "1 s", SINK, **KILL)], "", 0.0, options=QUICK,
+            version=DRAWN_CHECKPOINTS, observation="40 s",
+        )
+    )  # fmt: skip
+    count = {"operator": "window", "window": "5 s", "serviceTime": "8 ms"}
+    written["spec"]["testbed"]["job"]["vertices"][1] |= count
+    written["spec"]["timeline"] |= {"warmUp": "6 s", "baseline": "12 s"}
+    (found,) = answered(written, tmp_path).recoveries
+    assert found.recovered
+    assert found.downtime_s == pytest.approx(DETECTION_S, abs=TOLERANCE_S)
+    assert found.prices[0].text == "spare capacity of `count`"
+    assert found.prices[0].seconds == pytest.approx(3.6 * 100 / (1 / 0.008 - 100), rel=0.2)
+    replayed = found.prices[0].detail.partition(", ")[2].partition(" s of it replayed")[0]
+    assert float(replayed) == pytest.approx(1.7 + DETECTION_S, abs=0.3)
