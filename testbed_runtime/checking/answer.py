@@ -29,7 +29,13 @@ from testbed_runtime.checking.common import (
 from testbed_runtime.checking.criticalpath import DELAY_CATCH_UP, EPSILON_NS, NEAR_NS, attribute
 from testbed_runtime.checking.failovers import Cause, counted
 from testbed_runtime.checking.faults import FaultEffect, added_delays, check_faults, parameters
-from testbed_runtime.checking.lasting import capped, lasting_wait, share_slack, since_earlier_fault
+from testbed_runtime.checking.lasting import (
+    capped,
+    lasting_wait,
+    share_slack,
+    since_earlier_fault,
+    unnoticed_loss,
+)
 from testbed_runtime.checking.limiting import (
     FaultSizes,
     carried_bytes,
@@ -227,6 +233,7 @@ class _Paths:
         found: list[Round] = []
         lasting: Wait | None = None
         for number, span in reversed(list(enumerate(outage.rounds, start=1))):
+            lasting = lasting or unnoticed_loss(self.waits, span.cause, span.failure)
             found.insert(0, self._round(outage, number, span, lasting))
             named = "" if span.cause is None else span.cause.taskmanager
             lasting = lasting_wait(self.waits, found[0].segments, named)
@@ -315,7 +322,8 @@ class _Paths:
                 waits.append(
                     self._catch_up(span.running, end + EPSILON_NS, Outcome.CANCELLED, backlog=backlog)
                 )
-            return waits, self._failing(span.failure, span.start, end) or _nothing("failure-report", end)
+            since = span.start if span.cause is None else span.cause.t_ns
+            return waits, self._failing(span.failure, since, end) or _nothing("failure-report", end)
         if span.running is None and outage.rounds[0].cause is None and not outage.first:
             return self._survived(outage, waits, end)
         if span.running is None:

@@ -8,11 +8,12 @@ from operator import itemgetter
 from msgspec.structs import replace
 
 from testbed_runtime.checking.criticalpath import EPSILON_NS, TIE_NS
+from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.heldmessages import MESSAGES
 from testbed_runtime.core.faults.links import split_link
 from testbed_runtime.core.judgement.recovery import Round, Segment
-from testbed_runtime.core.waits import KINDS, Wait
+from testbed_runtime.core.waits import KINDS, Outcome, Wait
 
 _ENDED = frozenset({"restart-delay", "slot", "checkpoint", "connection", "failure-report", "catch-up", "fault", "credit", "first-record"})  # fmt: skip
 """A failure ends them, or they say nothing about the next round."""
@@ -40,6 +41,21 @@ def lasting_wait(waits: Iterable[Wait], segments: Sequence[Segment], failed: str
         and first.end_ns <= w.end_ns + EPSILON_NS
     ]
     return max(found, key=lambda w: w.start_ns, default=None)
+
+
+def unnoticed_loss(waits: Iterable[Wait], cause: Cause | None, failure: Cause | None) -> Wait | None:
+    """Return the wait for the heartbeats of a TaskManager on which a round began and failed, if that loss was noticed later: until then, tasks are
+    deployed to it in vain (with headgate.restart.fence-dead-slots: false, as in Flink). A shorter restart delay makes that more rounds."""
+    if cause is None or failure is None or cause.taskmanager != failure.taskmanager:
+        return None
+    found = [
+        w
+        for w in waits
+        if (w.kind, w.what, w.outcome) == ("heartbeat", cause.taskmanager, Outcome.EXPIRED)
+        and w.start_ns < cause.t_ns
+        and failure.t_ns < w.end_ns - EPSILON_NS
+    ]
+    return min(found, key=lambda w: w.end_ns, default=None)
 
 
 def since_earlier_fault(

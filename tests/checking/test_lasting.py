@@ -8,10 +8,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.heldmessages import MESSAGES
-from testbed_runtime.checking.lasting import capped, continues, lasting_wait, share_slack, since_earlier_fault
+from testbed_runtime.checking.lasting import (
+    capped,
+    continues,
+    lasting_wait,
+    share_slack,
+    since_earlier_fault,
+    unnoticed_loss,
+)
 from testbed_runtime.checking.prices import prices
 from testbed_runtime.core.judgement.recovery import Round, Segment
+from testbed_runtime.core.waits import Outcome
 from tests.checking.test_rules import NS, effect, waited
 
 
@@ -72,6 +81,39 @@ def test_the_latest_of_several_waits_with_one_name_lasts():
     early, late = (waited("stalled", start, 6, who="w", what="tm-0") for start in (1, 2))
     for waits in ([early, late], [late, early]):
         assert lasting_wait(waits, [part(3, 3.021, "stalled")]) == late
+
+
+@pytest.mark.parametrize(
+    ("cause", "failure", "more", "found"),
+    [
+        ("tm-0-1", "tm-0-1", {}, True),
+        ("tm-0-1", "tm-1-1", {}, False),
+        ("tm-1-1", "tm-1-1", {}, False),
+        ("", "", {}, False),
+        ("tm-0-1", "tm-0-1", {"outcome": Outcome.COMPLETED}, False),
+        ("tm-0-1", "tm-0-1", {"kind": "fencing"}, False),
+        ("tm-0-1", "tm-0-1", {"start_ns": 3 * NS}, False),  # it had answered since the round began
+        ("tm-0-1", "tm-0-1", {"end_ns": round(5.005 * NS)}, False),  # noticed with the failure
+        ("tm-0-1", "tm-0-1", {"end_ns": round(5.006 * NS)}, True),
+        ("tm-0-1", None, {}, False),
+        (None, "tm-0-1", {}, False),
+    ],
+)
+def test_a_round_that_begins_and_fails_on_a_dead_taskmanager_waits_for_its_loss(
+    cause: str | None, failure: str | None, more: dict[str, Any], *, found: bool
+):
+    """The round lasts from 3 to 5 s. Heartbeats have been missing since 1 s, which the ResourceManager notices after 8 s, and the JobMaster
+    later."""
+    loss = waited("heartbeat", 1, 8, what="tm-0-1", outcome=Outcome.EXPIRED)
+    loss = replace(loss, **more)
+    waits = [replace(loss, end_ns=loss.end_ns + NS // 10), loss]
+    began, failed = (
+        None if name is None else Cause(t * NS, "", "", "Task", name)
+        for name, t in ((cause, 3), (failure, 5))
+    )
+    if more.get("end_ns"):
+        waits = [loss]
+    assert unnoticed_loss(waits, began, failed) == (loss if found else None)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from tests.simulation.test_known_answers_partial import REGIONS, answered, of_ca
 pytestmark = pytest.mark.virtual
 
 PAUSE = {"process": {"pause": {}}}
+DELAY = "restart-strategy.fixed-delay.delay"
 TWO_LARGE = {"replicas": 2, "slots": 6}
 """The loss of one of them leaves the other one with slots for all tasks, and is all that the job can wait for."""
 
@@ -151,3 +152,21 @@ def test_a_window_job_that_is_behind_has_not_caught_up_between_two_windows(tmp_p
     assert found.prices[0].seconds == pytest.approx(3.6 * 100 / (1 / 0.008 - 100), rel=0.2)
     replayed = found.prices[0].detail.partition(", ")[2].partition(" s of it replayed")[0]
     assert float(replayed) == pytest.approx(1.7 + DETECTION_S, abs=0.3)
+
+
+@pytest.mark.parametrize(
+    ("version", "option", "noticed_s"), [("1.12", HEARTBEAT, 4.9), ("2.x", REACHABILITY, DETECTION_S)]
+)
+def test_deployments_to_dead_slots_are_in_vain_until_the_loss_is_noticed(
+    version: str, option: str, noticed_s: float, tmp_path: Path
+):
+    """As in Flink, tasks are deployed every 200 ms to the TaskManager that is dead. A shorter delay would only make that more often."""
+    options = {**QUICK, "headgate.restart.fence-dead-slots": "false", DELAY: "200 ms"}
+    options["restart-strategy.fixed-delay.attempts"] = "100"
+    case = Case("in-vain", [fault("kill", "1 s", SOURCE, **KILL)], "", 0.0, options=options, version=version)
+    found = recovery(case, tmp_path)
+    rounds = 1 + noticed_s // 0.2
+    assert len(found.rounds) == pytest.approx(rounds, abs=1)
+    assert (found.prices[0].option, found.prices[0].count) == (option, 1)
+    assert found.prices[0].seconds == pytest.approx(noticed_s, abs=0.2)
+    assert seconds(found, DELAY) <= 0.21
