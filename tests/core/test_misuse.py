@@ -104,7 +104,7 @@ def test_an_event_for_a_producer_that_has_ended_fails_its_reader():
 
 
 class Broken(io.BytesIO):
-    """A file in which one call fails."""
+    """A file in which one call fails, once: Python closes it again when it is collected."""
 
     def __init__(self, call: str) -> None:
         super().__init__()
@@ -112,6 +112,7 @@ class Broken(io.BytesIO):
 
     def _fail(self, call: str) -> None:
         if call == self._call:
+            self._call = ""
             raise OSError("No space left on device")
 
     def write(self, data: object) -> int:

@@ -163,10 +163,10 @@ def test_an_outage_that_the_end_of_the_job_cut_off_says_how_it_ended():
 
 def test_many_trials_become_one_line_of_their_variant():
     """The median with its range; the prices are means, so they add up to the mean of the totals."""
-    trials = [killed(f"main-{n}", slower=1 + n / 8) for n in range(1, 6)]
+    trials = [killed(f"main-{n}", slower=1 + n / 9) for n in range(1, 6)]
     (first, *_) = lines(*trials)
     assert first.startswith(
-        "main: 5 trials: down 3.26 s (median; 2.67 s to 3.85 s); on average: 2.37 s heartbeat"
+        "main: 5 trials: down 3.16 s (median; 2.63 s to 3.69 s); on average: 2.29 s heartbeat"
     )
     recoveries = [t.recoveries[0] for t in trials]
     total = sum(p.seconds for p in typical_prices(recoveries)) + sum(r.unattributed_s for r in recoveries) / 5

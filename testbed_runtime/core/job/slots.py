@@ -126,14 +126,12 @@ class SlotTable:
         return taken
 
     def _best(self) -> Slot:
-        candidates = [
-            (known.used if self._spread else 0, owner, slot)
+        _, owner = min(
+            (known.used if self._spread else 0, owner)
             for owner, known in self._taskmanagers.items()
-            if not known.suspended
-            for slot in known.slots[:]
-            if slot.state is SlotState.FREE
-        ]
-        return min(candidates, key=lambda c: (c[0], c[1], c[2].index))[2]
+            if not known.suspended and known.used < len(known.slots)
+        )
+        return next(slot for slot in self._taskmanagers[owner].slots if slot.state is SlotState.FREE)
 
     def slot(self, allocation: str) -> Slot | None:
         return self._by_allocation.get(allocation)
