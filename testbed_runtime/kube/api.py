@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import aiohttp
 from msgspec import Struct
@@ -23,7 +24,6 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.manifest import manifest
 from testbed_runtime.api.resources import resource
 from testbed_runtime.core.errors import HeadgateError
-from testbed_runtime.kube import paths
 from testbed_runtime.kube.connection import CONNECTIONS, Login, login
 from testbed_runtime.timeouts import repeated
 
@@ -125,7 +125,7 @@ class _Request(Struct, frozen=True):
 
     @property
     def path(self) -> str:
-        return paths.path(self.kind, self.namespace, self.name, subresource=self.subresource)
+        return path_of(self.kind, self.namespace, self.name, subresource=self.subresource)
 
     @property
     def call(self) -> Call:
@@ -210,7 +210,7 @@ class Api:
         following = ""
         while True:
             query = {
-                "labelSelector": paths.selector(labels),
+                "labelSelector": selector_of(labels),
                 "fieldSelector": fields,
                 "limit": str(LIST_PAGE),
                 "continue": following,
@@ -247,7 +247,7 @@ class Api:
                     yield WatchEvent("SYNCED", {})
                 query = {
                     "watch": "1",
-                    "labelSelector": paths.selector(labels),
+                    "labelSelector": selector_of(labels),
                     "fieldSelector": fields,
                     "resourceVersion": version,
                     "timeoutSeconds": str(server_limit_s),
@@ -540,3 +540,24 @@ def event_manifest(
         lastTimestamp=moment,
         count=1,
     )
+
+
+def path_of(
+    kind: str,
+    namespace: str | None,
+    name: str = "",
+    *,
+    subresource: str = "",
+) -> str:
+    """Return for example `/api/v1/namespaces/x/pods/y/eviction`; `namespace` None is the whole cluster."""
+    found = resource(kind)
+    parts = ["apis" if found.group else "api", *found.api_version.split("/")]
+    if found.namespaced and namespace is not None:
+        parts += ["namespaces", namespace]
+    parts += [part for part in (found.plural, name, subresource) if part]
+    return "/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def selector_of(labels: Mapping[str, str] | None) -> str:
+    """Return a label selector. The value `*` only requires that the label exists."""
+    return ",".join(key if value == "*" else f"{key}={value}" for key, value in (labels or {}).items())

@@ -13,7 +13,7 @@ from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.pools import NetworkPool, deviation, largest_gates, network_pools, usage
 from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.values import MAX_INT
-from testbed_runtime.taskmanager.pools import pools_of
+from testbed_runtime.taskmanager.sampler import pools_of
 
 
 def pool(side: str, task: str, peer: str, **more: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from testbed_runtime.core.exchange.events import CancelCheckpointMarker, decode_
 from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.taskmanager.output import TaskOutput
-from testbed_runtime.taskmanager.pools import pools_of
+from testbed_runtime.taskmanager.sampler import pools_of
 from testbed_runtime.taskmanager.waiting import Wakeup
 from tests.core.exchange_model import Consumer, nothing, partition_id
 from tests.taskmanager.test_input import Gates
