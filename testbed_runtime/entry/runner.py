@@ -154,8 +154,8 @@ class RunnerPod:
             self._api,
             access,
             progress,
+            folder,
             packet_faults=scenario.spec.testbed.pods.packet_faults,
-            folder=folder,
         )
         spec = run.spec
         request = RunRequest(

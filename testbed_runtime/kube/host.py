@@ -115,9 +115,9 @@ class KubeTestbedHost:
         api: Api,
         run: RunAccess,
         progress: Progress,
+        folder: RecorderFolder,
         *,
         packet_faults: bool = False,
-        folder: RecorderFolder | None = None,
     ) -> None:
         self.capabilities = capabilities(packet_faults=packet_faults)
         self._api = api

@@ -87,10 +87,10 @@ class KubeTestbed:
         context: TrialContext,
         access: TrialAccess,
         *,
-        pods: PodFaults | None = None,
-        disruptions: Disruptions | None = None,
-        gone: Gone | None = None,
-        folder: RecorderFolder | None = None,
+        pods: PodFaults,
+        disruptions: Disruptions,
+        gone: Gone,
+        folder: RecorderFolder,
     ) -> None:
         self.plan = plan
         self.context = context
@@ -128,13 +128,11 @@ class KubeTestbed:
                     config, process=process, boot_id=system_boot_id()
                 )
         self._agent_faults.sink = self._sinks[SUPERVISOR]
-        if self._pods is not None:
-            self._pods.sink = self._sinks[SUPERVISOR]
+        self._pods.sink = self._sinks[SUPERVISOR]
         self._recorder_seen = asyncio.get_running_loop().time()
-        if self._disruptions is not None:
-            self._starts = PodStarts(self._sinks[RUNNER], asyncio.get_running_loop().time)
-            self._disruptions.on_pod = self._starts.see
-            self._disruptions.open()
+        self._starts = PodStarts(self._sinks[RUNNER], asyncio.get_running_loop().time)
+        self._disruptions.on_pod = self._starts.see
+        self._disruptions.open()
         await self._jobs().until_registered(len(self._names), limit_s=register_limit_s)
 
     async def bring(self, objects: Mapping[str, bytes]) -> None:
@@ -196,8 +194,6 @@ class KubeTestbed:
     ) -> FaultHandle:
         backend, why = check_fault(fault, self._access.capabilities)
         if backend == POD_BACKEND:
-            if self._pods is None:
-                raise HeadgateError(f"{fault.kind}: this testbed has no API server")
             return await self._pods.inject(fault, fault_id=fault_id, targets=targets)
         handle = await self._agent_faults.inject(
             fault, backend=backend, fault_id=fault_id, targets=targets, lease_s=lease_s
@@ -210,7 +206,7 @@ class KubeTestbed:
 
     async def heal(self, fault_id: str) -> None:
         """Raises FaultLapsed if a packet agent did not hold its part until now."""
-        if self._pods is not None and self._pods.holds(fault_id):
+        if self._pods.holds(fault_id):
             await self._pods.heal(fault_id)
         else:
             await self._agent_faults.heal(fault_id)
@@ -224,8 +220,7 @@ class KubeTestbed:
         """Raise HeadgateError if the recorder or the Testbed is lost, TestbedDisrupted if anything but a fault removes a pod."""
         loop = asyncio.get_running_loop()
         try:
-            if self._disruptions is not None:
-                self._disruptions.check()
+            self._disruptions.check()
         except TestbedDisrupted:
             if await self._deleted():
                 raise TestbedGone(TESTBED_GONE) from None
@@ -243,15 +238,13 @@ class KubeTestbed:
         self._recorder_seen = loop.time()
         if status.get("failure"):
             raise HeadgateError(str(status["failure"]))
-        if self._gone is not None and loop.time() >= self._next_existence_check:
+        if loop.time() >= self._next_existence_check:
             self._next_existence_check = loop.time() + EXISTENCE_CHECK_S
             if await self._deleted():
                 raise TestbedGone(TESTBED_GONE)
 
     async def _deleted(self) -> bool:
         """Return whether the Testbed was deleted; False if that is not known now."""
-        if self._gone is None:
-            return False
         try:
             return bool(await self._gone())
         except HeadgateError:
@@ -280,7 +273,7 @@ class KubeTestbed:
 
     async def _keep_outputs(self) -> None:
         paths = self.plan.output_paths
-        if not paths or self._folder is None:
+        if not paths:
             return
         root = self._folder.path
         async with self._store() as store:
@@ -301,10 +294,8 @@ class KubeTestbed:
 
     async def close(self) -> None:
         """Close all connections and end all tasks. Idempotent. The pods are not touched."""
-        if self._disruptions is not None:
-            await self._disruptions.close()
-        if self._pods is not None:
-            await self._pods.close()
+        await self._disruptions.close()
+        await self._pods.close()
         if self._rpc is not None:
             await self._rpc.close()
             self._rpc = None

@@ -24,6 +24,7 @@ from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.workload.snapshots import ChannelState, SubtaskSnapshot, encode_snapshot
 from tests.collecting import Collected
 from tests.entry.pods import SPEC
+from tests.kube.unwatched import no_folder
 from tests.operator.model import ModelApi
 
 RUN = {
@@ -45,7 +46,7 @@ def test_a_testbed_that_an_earlier_runner_left_behind_is_replaced() -> None:
         api.put({**left, "metadata": {**left["metadata"], "ownerReferences": []}})
         refused: Any = ApiError(422, "Invalid", "no more here")
         api.failing.append((lambda verb, kind, _: (verb, kind) == ("create", "Testbed"), refused))
-        host = KubeTestbedHost(cast("Api", api), PLACE, Collected())
+        host = KubeTestbedHost(cast("Api", api), PLACE, Collected(), no_folder())
         with pytest.raises(HeadgateError, match="no more here"):
             await host.create(plan, context=TRIAL)
         return api.calls
@@ -70,7 +71,7 @@ def test_only_pods_of_lost_nodes_are_left_behind(
         api = ModelApi()
         api.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
         api.objects["Pod", "shop", "late-main-1-tm-0"]["status"] = {"conditions": conditions}
-        host = KubeTestbedHost(cast("Api", api), PLACE, Collected())
+        host = KubeTestbedHost(cast("Api", api), PLACE, Collected(), no_folder())
         try:
             await host.dispose(TRIAL)
         except HeadgateError as raised:
@@ -139,7 +140,7 @@ def test_a_run_that_names_the_checkpoint_of_another_one_is_checked_before_any_po
             api.put(part)
         refused: Any = ApiError(422, "Invalid", "no Testbed here")
         api.failing.append((lambda verb, kind, _: (verb, kind) == ("create", "Testbed"), refused))
-        host = KubeTestbedHost(cast("Api", api), PLACE, Collected())
+        host = KubeTestbedHost(cast("Api", api), PLACE, Collected(), no_folder())
         with pytest.raises(HeadgateError) as raised:
             await host.create(wanted, context=TRIAL)
         return str(raised.value), [verb for verb, kind, _ in api.calls if kind == "Testbed"]

@@ -25,6 +25,7 @@ from testbed_runtime.kube.testbed import KubeTestbed, TrialAccess
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.ports.network import Address
 from tests.entry.pods import SPEC
+from tests.kube.unwatched import no_folder, unwatched
 
 NO_ADDRESS = ("127.0.0.1", 1)
 PACKETS = capabilities(packet_faults=True)
@@ -86,6 +87,8 @@ class World:
             compile_testbed(TestbedSpec.model_validate(SPEC), seed=7),
             TrialContext("run", "main-1", 7),
             access,
+            folder=no_folder(),
+            **unwatched(),
         )
         self.testbed._agent_faults._fanout._outage_s = 0.5  # what an outage of 6 s would show, sooner
 

@@ -33,6 +33,7 @@ from testbed_runtime.runner.progress import Notice, PhaseEntered
 from testbed_runtime.simulation.entry import DirectEvaluator
 from tests.collecting import Collected
 from tests.entry.pods import CONFIGURATION, SPEC, TOKEN, Pods
+from tests.kube.unwatched import unwatched
 
 pytestmark = pytest.mark.processes
 _numbers = itertools.count(151)
@@ -87,7 +88,7 @@ class LoopbackHost:
             capabilities=self.capabilities,
             address=lambda process, port: (pods.addresses[process], port),
         )
-        made = KubeTestbed(testbed, context, access, folder=self.folder)
+        made = KubeTestbed(testbed, context, access, folder=self.folder, **unwatched())
         await made.open(register_limit_s=60.0)
         await made.bring(self.kept)
         self.testbeds.append(made)
