@@ -48,8 +48,6 @@ MAX_RATE = 10_000_000
 """Records per second of a vertex: more than one machine can process."""
 MAX_RECORD_BYTES = 1_048_576
 """Bytes of a record: spans 32 network buffers."""
-MIN_RECORD_BYTES = 48
-"""Source, sequence, key, due time, checksum and their padding: what every generated record carries."""
 MAX_KEYS = 10_000_000
 """Different keys of a source."""
 MAX_SPLITS = 100_000

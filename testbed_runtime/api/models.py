@@ -19,6 +19,7 @@ from testbed_runtime.api.fields import AtText, Duration, FractionText, ReplaceLo
 from testbed_runtime.api.naming import ApiVersion
 from testbed_runtime.core.faults.kinds import FAMILIES, kinds_of
 from testbed_runtime.core.faults.vocabulary import Family, Kind, Parameter, Type
+from testbed_runtime.core.job.jobgraph import MIN_RECORD_BYTES
 from testbed_runtime.core.trial.plan import NEVER, REAL_PARALLELISM_MAX, REAL_TASK_MANAGERS_MAX
 from testbed_runtime.core.versions import Version
 
@@ -111,7 +112,7 @@ class Source(Part):
     """`generated` creates records from the seed; `socket` reads words from an address and cannot replay them."""
     records_per_second: int = Field(1000, ge=1, le=limits.MAX_RATE)
     """The rate of the whole vertex, open loop: record n is due at t₀ + n / rate, however slow the job is. Latency counts from the due time."""
-    record_bytes: int = Field(100, ge=limits.MIN_RECORD_BYTES, le=limits.MAX_RECORD_BYTES)
+    record_bytes: int = Field(100, ge=MIN_RECORD_BYTES, le=limits.MAX_RECORD_BYTES)
     """The size of a record, without its 4-byte length."""
     keys: int = Field(1000, ge=1, le=limits.MAX_KEYS)
     """The number of different keys."""

@@ -17,7 +17,8 @@ FUNCTIONS: Mapping[str, int] = MappingProxyType({"python": 1, "flat-map": 1, "so
 BULK, DELTA = "bulk", "delta"
 
 MIN_RECORD_BYTES = 48
-"""The header of a generated record (workload/records.py): a smaller `recordBytes` is refused."""
+"""The header of a generated record (workload/records.py): source, sequence, key, due time, checksum and their padding. A smaller
+`recordBytes` is refused."""
 
 
 class SourceConfig(Struct, frozen=True):
