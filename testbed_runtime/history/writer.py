@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
@@ -143,8 +144,7 @@ class SegmentWriter:
     def __init__(self, *, run: str, trial: str, process: str, boot_id: str, now_ns: NowNs) -> None:
         self._buffer = RowBuffer(run=run, trial=trial, process=process, boot_id=boot_id, now_ns=now_ns)
         self._number = 0
-        self._shed: dict[str, int] = {}
-        self.shed_rows = 0
+        self._shed: Counter[str] = Counter()
         self._spool: list[Segment] = []
         self._spool_bytes = 0
         self._cut_ends: list[int] = []
@@ -152,7 +152,7 @@ class SegmentWriter:
     def append(self, table: str, row: dict[str, Any]) -> bool:
         """Add a row. Return True if it is time to cut a segment."""
         if table in _NAMES and self._buffer.count(table) >= MAX_BUFFERED_ROWS:
-            self._count_shed(table, 1)
+            self._shed[table] += 1
             return True
         self._buffer.append(table, row)
         return self._buffer.count(table) >= SEGMENT_ROWS
@@ -160,7 +160,7 @@ class SegmentWriter:
     def cut(self) -> None:
         """Move buffered rows into segments at the end of the spool, up to its limits."""
         if self._shed and self._spool_bytes < SPOOL_HARD_BYTES:
-            shed, self._shed = self._shed, {}
+            shed, self._shed = self._shed, Counter()
             for table, rows in shed.items():
                 data = {"table": table, "rows": rows}
                 self._buffer.append(
@@ -202,11 +202,6 @@ class SegmentWriter:
         return self._number
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing is waiting: no rows, no segments, no count of shed rows."""
-        return not self._spool and not self._shed and all(self._buffer.count(t) == 0 for t in TABLES)
-
-    @property
     def buffered(self) -> bool:
         """Whether rows are waiting that are not in a segment yet."""
         return bool(self._shed) or any(self._buffer.count(t) for t in TABLES)
@@ -219,16 +214,12 @@ class SegmentWriter:
             pa.ArrowException,
             OverflowError,
         ):
-            self._count_shed(table, rows)
+            self._shed[table] += rows
             return
         segment = Segment(number=self._number, table=index, body=body)
         self._number += 1
         self._spool.append(segment)
         self._spool_bytes += segment.size
-
-    def _count_shed(self, table: str, rows: int) -> None:
-        self._shed[table] = self._shed.get(table, 0) + rows
-        self.shed_rows += rows
 
 
 class MemorySink:
