@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from headgate_operator.health import Metrics
 from headgate_operator.plan.model import Key
-from testbed_runtime.kube.api import ApiError
+from testbed_runtime.core.errors import HeadgateError, LocalProtocolError
 
 FIRST_RETRY_S = 1.0
 """After the first failure; doubled for each further one in a row."""
@@ -134,8 +134,9 @@ class KeyedQueue:
         count = self._failures[key] = self._failures.get(key, 0) + 1
         self._metrics.retried(key.kind)
         text = f"{type(error).__name__}: {error}"[:ERROR_TEXT_MAX]
-        # the API server's answer says it all; a stack trace is for errors in this program
-        trace = count == 1 and not isinstance(error, ApiError)
+        # what the API server or an agent answers says it all; a stack trace is for errors in this program
+        explained = isinstance(error, HeadgateError) and not isinstance(error, LocalProtocolError)
+        trace = count == 1 and not explained
         log.warning("reconcile failed", extra={"key": key, "failures": count, "error": text}, exc_info=trace)
         if count >= STALLED_AFTER:
             try:

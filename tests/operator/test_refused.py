@@ -6,7 +6,13 @@ import asyncio
 
 import pytest
 
+from headgate_operator.health import Metrics
+from headgate_operator.plan.model import Key
+from headgate_operator.queue import KeyedQueue
+from testbed_runtime.core.errors import LocalProtocolError
+from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.kube.api import ApiError
+from testbed_runtime.simulation.loop import run_virtual
 from tests.operator.test_scenario_study import a_study
 from tests.operator.test_testbed import condition, is_settled, names, status
 from tests.operator.world import World, a_testbed, find, is_true, simulate
@@ -118,3 +124,30 @@ def test_a_refusal_is_logged_without_a_stack_trace(caplog: pytest.LogCaptureFixt
     failed = [record for record in caplog.records if record.message == "reconcile failed"]
     assert failed
     assert not any(record.exc_info for record in failed)
+
+
+@pytest.mark.parametrize(
+    ("error", "traced"),
+    [(Unreachable("tm-0 does not answer"), False), (LocalProtocolError("two plans"), True), (KeyError("status"), True)],
+)  # fmt: skip
+def test_only_an_error_of_the_operator_itself_is_logged_with_a_stack_trace(
+    caplog: pytest.LogCaptureFixture, error: Exception, traced: bool
+) -> None:
+    """An agent that does not answer is no such error. The trace comes once, however often the attempt fails."""
+
+    async def main() -> None:
+        async def work(key: Key) -> None:
+            raise error
+
+        async def stalled(key: Key, text: str) -> None: ...
+
+        queue = KeyedQueue(work, stalled, workers=1, metrics=Metrics())
+        task = asyncio.create_task(queue.run())
+        queue.add(Key("Fault", "lab", "slow"))
+        await asyncio.sleep(10)
+        task.cancel()
+
+    run_virtual(main())
+    failed = [record for record in caplog.records if record.message == "reconcile failed"]
+    assert len(failed) > 1
+    assert [bool(record.exc_info) for record in failed] == [traced, *[False] * (len(failed) - 1)]
