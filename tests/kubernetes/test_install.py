@@ -16,7 +16,7 @@ from testbed_runtime.api import naming
 from tests.kubernetes.cluster import Cluster, pod
 from tests.kubernetes.rendering import CHART, KUBE_VERSION
 from tests.kubernetes.spaces import OPERATOR, OPERATOR_NAMESPACE, Space, fresh, names
-from tests.kubernetes.test_faults import a_testbed
+from tests.kubernetes.test_faults import PAUSE, a_fault, a_testbed
 from tests.kubernetes.test_images import pod as restricted_pod
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
@@ -297,6 +297,24 @@ def test_a2_an_uninstall_ends_faults_and_what_stays_can_be_deleted(bare_space: S
     bare_space.until("scenariorun/waits", lambda o: o.get("status"), 30, "the operator looked at it")
     helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
     bare_space.kubectl("delete", "scenariorun", "waits", "--timeout=20s")
+
+
+@pytest.mark.disruptive
+def test_a_watched_namespace_with_an_active_run_and_an_active_fault_can_be_deleted(
+    bare_space: Space, alone: Cluster
+):
+    """Kubernetes deletes the operator's Roles there, perhaps before the run and the fault. The uninstall skips the namespace."""
+    with fresh(alone, emptied=False) as watched:
+        install(alone, bare_space, "--set", f"watchNamespaces={{{watched.name}}}")
+        long = _run("active")
+        long["spec"]["scenario"]["timeline"]["observation"] = "300s"
+        watched.apply(long, a_testbed(), a_fault("long", duration="600 s", **PAUSE))
+        active = lambda o: (o.get("status") or {}).get("phase") == "Active"  # noqa: E731
+        watched.until("fault/long", active, 180, "it acts")
+        watched.until("scenariorun/active", lambda o: o["metadata"].get("finalizers"), 60, "it has begun")
+    alone.kubectl("wait", "--for=delete", f"namespace/{watched.name}", "--timeout=100s")
+    helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
+    assert left(bare_space) == ""
 
 
 def _run(name: str, **spec: Any) -> dict[str, Any]:

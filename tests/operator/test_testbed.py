@@ -544,3 +544,20 @@ def test_many_more_walks() -> None:
     """The same, a thousand times."""
     for seed in range(1000, 2000):
         walk(seed)
+
+
+def test_a_job_that_restarts_again_and_again_does_not_flood_the_events() -> None:
+    """Each of its Events has the same text, so the API server has one that is counted."""
+
+    async def scenario(world: World) -> None:
+        await ready(world)
+        for restarts in range(1, 11):
+            for state in ("RESTARTING", "RUNNING"):
+                world.jobs.answer = {"state": state, "running": 2, "total": 2, "restarts": restarts}
+                await world.until(lambda: status(world)["jobState"] == state, limit_s=30)  # noqa: B023
+        texts = [text for *_, reason, text in world.api.events if reason == "JobRunning"]
+        assert len(texts) == 11
+        assert len(set(texts)) == 1
+        assert status(world)["restarts"] == 10
+
+    simulate(scenario)

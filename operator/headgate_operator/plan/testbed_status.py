@@ -248,7 +248,8 @@ def events(testbed: Testbed, state: State, steps: Steps, status: TestbedStatus) 
     if status.is_true("Ready") and not before.is_true("Ready"):
         found.append(Emit("Normal", "Ready", f"generation {status.observed_generation} is ready"))
     if status.is_true("JobRunning") and not before.is_true("JobRunning"):
-        found.append(Emit("Normal", "JobRunning", f"the job is running ({status.restarts} restarts so far)"))
+        # without the number of restarts, so that the Events of a job that restarts again and again are counted as one
+        found.append(Emit("Normal", "JobRunning", "the job is running"))
     if status.job_state == FAILED and before.job_state != FAILED and testbed.submits_job:
         found.append(Emit("Warning", "JobFailed", f"the job failed and does not restart: {WHY_FAILED}"))
     return found
