@@ -552,3 +552,23 @@ def test_what_the_sinks_received_until_the_failure_is_replayed_too(history: Any)
     (found,) = trial_recovery(built.trial(), history.entry()).recoveries
     backlog = next(p for p in found.prices if p.kind == "catch-up")
     assert backlog.words == "spare capacity of the job (backlog of 4.10 s, 2.50 s of it replayed)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome", "seconds"),
+    [
+        ("partition", "completed", 6.0),
+        ("restore", "open", 6.0),
+        ("partition", "cancelled", 4.0),
+        ("partition", "expired", 4.0),
+        ("first-record", "completed", 4.0),
+    ],
+)
+def test_a_job_has_not_recovered_while_a_task_waits_for_an_input_or_its_state(
+    history: Any, kind: str, outcome: str, seconds: float
+):
+    """It has caught up 4 s after the effect at all sinks that receive records. A wait that was given up held nothing up."""
+    built = history.record()
+    built.wait(kind, "sink-1", "count-1", (11.2, 14.0), outcome=outcome, attempt=1)
+    (found,) = trial_recovery(built.trial(), history.entry()).recoveries
+    assert found.total_s == pytest.approx(seconds, abs=0.15)

@@ -58,3 +58,15 @@ def test_an_interval_reaches_at_least_as_far_as_students():
     assert (found.low, found.high) == (pytest.approx(-reach, abs=1e-4), pytest.approx(reach, abs=1e-4))
     assert mean_interval([3.0] * 6, confidence=0.95, seed=1) == Interval(value=3.0, low=3.0, high=3.0)
     assert found.negated() == Interval(value=0.0, low=-found.high, high=-found.low)
+
+
+def test_the_smaller_of_two_samples_decides_how_far_an_interval_reaches():
+    """Six trials of one variant and sixty of the other, of which none is skewed: as with six alone."""
+    samples = [np.asarray([-1.0, 1.0] * pairs) for pairs in (3, 30)]
+
+    def difference(means: Sequence[Floats]) -> Floats:
+        return means[1] - means[0]
+
+    for order in (samples, samples[::-1]):
+        found = _levels(4.5, np.arange(10.0), order, difference, 0.95)
+        assert found == pytest.approx((0.00243, 0.99757), abs=1e-5)
