@@ -6,6 +6,8 @@ import pytest
 
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex
+from testbed_runtime.core.job.results import BLOCKING, FULL_RESULT
+from testbed_runtime.jobmanager.jobstore import JobStore
 from testbed_runtime.simulation.loop import run_virtual
 from tests.jobmanager.harness import Cluster, data_of, virtually
 
@@ -159,3 +161,30 @@ async def test_a_region_that_waits_for_slots_gets_them_with_the_restart_of_the_o
         await cluster.until_running()
         assert cluster.attempt_of("a-0") == waiting
         assert [row["subject"] for row in cluster.rows.events("failover.deployed")] == ["2"]
+
+
+@virtually
+async def test_a_producer_of_a_full_result_that_still_runs_is_not_restarted_with_another_one():
+    """Their consumer waits for both results."""
+    edges = (JobEdge(name, "sink", result=BLOCKING, deployment=FULL_RESULT) for name in ("a", "b"))
+    job = JobGraph("job", tuple(JobVertex(name, 1, 128, name) for name in ("a", "b", "sink")), tuple(edges))
+    async with Cluster(3) as cluster:
+        await cluster.submit(job)
+        await cluster.until(lambda: sum(len(tm.tasks) for tm in cluster.tms) == 2)
+        await asyncio.sleep(0.5)
+        await cluster.running_on("a-0").report(cluster.attempt_of("a-0"), "FAILED", "IOException")
+        await asyncio.sleep(1)
+        assert (await cluster.status()).tasks == {"a-0": "RUNNING", "b-0": "RUNNING", "sink-0": "CREATED"}
+        assert [data_of(row)["region"] for row in cluster.rows.events("failover.started")] == [["a-0"]]
+
+
+@virtually
+async def test_the_store_knows_of_a_restart_before_its_delay_is_over():
+    """A JobManager that is killed meanwhile counts it."""
+    async with Cluster(2, DELAY) as cluster:
+        job = await cluster.submit(TWO_REGIONS)
+        await cluster.until_running()
+        await cluster.running_on("a-0").report(cluster.attempt_of("a-0"), "FAILED", "IOException", "first")
+        await asyncio.sleep(0.5)
+        status = await JobStore(cluster.blobs).status(job)
+        assert (status.state, status.restarts, status.cause) == ("RESTARTING", 1, "first")
