@@ -63,11 +63,11 @@ class Fixture:
             raise AskTimeout("lost")
         return Acknowledge()
 
-    async def report(self, vertex: str, share: float) -> list[float]:
+    async def report(self, vertex: str, share: float, subtask: int = 0) -> list[float]:
         """Return the rates that are sent because of the report, a second after the one before."""
         self.sent.clear()
         self.now_s += 1.0
-        attempt = str(self.graph.execution((vertex, 0)).attempt)
+        attempt = str(self.graph.execution((vertex, subtask)).attempt)
         await self.coordinator.handlers()[ReportQueue](ReportQueue(attempt, QueueReport(share, 1, 1.0, 0.0)))
         await asyncio.sleep(1.0)
         return [rate for _, rate in self.sent]
@@ -108,6 +108,20 @@ def test_a_source_stays_stopped_until_every_vertex_behind_it_frees_it():
         world = Fixture()
         reports = [("one", 0.95), ("two", 0.95), ("two", 0.1), ("one", 0.1)]
         return [await world.report(vertex, share) for vertex, share in reports]
+
+    assert run_virtual(main()) == [[0.0], [], [], [UNLIMITED]]
+
+
+def test_a_subtask_that_has_finished_stops_no_source():
+    """Its queue was full. It sends no more reports, so the next one of the other subtask frees the source."""
+    vertices = (JobVertex("source", 1, 128, "a", source=SourceConfig()), JobVertex("one", 2, 128, "b"))
+
+    async def main() -> list[list[float]]:
+        world = Fixture(JobGraph("job", vertices, (JobEdge("source", "one", "hash"),)))
+        sent = [await world.report("one", 0.95, subtask) for subtask in (0, 1)]
+        sent.append(await world.report("one", 0.1))
+        world.graph.execution(("one", 1)).state = ExecutionState.FINISHED
+        return [*sent, await world.report("one", 0.1)]
 
     assert run_virtual(main()) == [[0.0], [], [], [UNLIMITED]]
 

@@ -24,13 +24,17 @@ from tests.jobmanager.harness import Cluster, data_of, heartbeats_waited_for, ru
 
 @virtually
 async def test_a_stall_of_the_jobmanager_itself_gives_up_no_taskmanager():
-    """Paused for longer than heartbeat.timeout: the answers were there, it could not read them."""
+    """Paused for longer than heartbeat.timeout: the answers were there, it could not read them. It does not make up for the heartbeats
+    that it has not sent."""
     async with running_job(4) as cluster:
         await asyncio.sleep(1.25)
         asyncio.get_running_loop().pause("jobmanager")
         await asyncio.sleep(8.0)
         asyncio.get_running_loop().resume("jobmanager")
+        for tm in cluster.tms:
+            tm.asked_at.clear()
         await asyncio.sleep(6.0)
+        assert [len(tm.asked_at) for tm in cluster.tms] == [7] * 4
         (stall,) = cluster.rows.events("loop.stall")
         assert data_of(stall)["seconds"] == pytest.approx(8.0, abs=0.2)
         assert cluster.rows.events("taskmanager.lost") == []

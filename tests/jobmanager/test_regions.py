@@ -184,7 +184,8 @@ async def test_the_store_knows_of_a_restart_before_its_delay_is_over():
     async with Cluster(2, DELAY) as cluster:
         job = await cluster.submit(TWO_REGIONS)
         await cluster.until_running()
-        await cluster.running_on("a-0").report(cluster.attempt_of("a-0"), "FAILED", "IOException", "first")
+        failed, attempt = cluster.running_on("a-0"), cluster.attempt_of("a-0")
+        assert (await failed.report(attempt, "FAILED", "IOException", "first")).accepted
         await asyncio.sleep(0.5)
         status = await JobStore(cluster.blobs).status(job)
         assert (status.state, status.restarts, status.cause) == ("RESTARTING", 1, "first")

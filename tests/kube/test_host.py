@@ -11,7 +11,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.kinds import TestbedResourceSpec
 from testbed_runtime.api.views import Run
-from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, StoredJob, StoredTask
@@ -114,6 +114,12 @@ async def kept(plan: TestbedPlan, *, in_flight: bool) -> dict[str, bytes]:
     await store.put_checkpoint(CompletedCheckpoint(7, "j", 15_000, False, tuple(tasks)))
     await (await KeptCheckpoint.read(blobs, "kept")).bring(into, plan.job, plan.flink_version)
     return {key: await into.get(key) for key in await into.list("")}
+
+
+def test_objects_that_name_no_kept_checkpoint_are_refused() -> None:
+    """They belong to something else, or are not complete."""
+    with pytest.raises(UserError, match="the objects of the kept checkpoint do not name it"):
+        asyncio.run(checkpoint.checked({}, counting().job, "2.x"))
 
 
 @pytest.mark.parametrize(
