@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import yaml
 from msgspec import Struct
@@ -79,11 +79,14 @@ def read(text: str, name: str) -> FlinkConf:
         if found := _legacy(text):
             return found
         raise
-    for node in nodes:
-        if _text(_at(node, "kind")) in DEPLOYED:
-            return _deployment(node)
-        if _text(_at(node, "kind")) == "ConfigMap" and (inner := _in_config_map(node, name)):
-            return inner
+    objects = list(_in_kubernetes(nodes, name))
+    if len(objects) > 1:
+        names = ", ".join(f"{conf.kind} {conf.name}".strip() for conf in objects)
+        raise UserError(
+            name, f"has more than one Flink configuration: {names}", "write each into a file of its own"
+        )
+    if objects:
+        return objects[0]
     if len(nodes) == 1 and _at(nodes[0], "kind") is None and (options := dict(_options(nodes[0]))):
         return _plain(options)
     raise UserError(
@@ -91,6 +94,19 @@ def read(text: str, name: str) -> FlinkConf:
         "is no Flink configuration",
         f"name a {FILES[1]}, a {FILES[0]}, a {DEPLOYMENT}, or a ConfigMap with one of these files",
     )
+
+
+def _in_kubernetes(nodes: Iterable[yaml.Node], name: str) -> Iterator[FlinkConf]:
+    """Yield the configurations in objects of Kubernetes, also in a List, as `kubectl get -o yaml` prints several."""
+    for node in nodes:
+        kind = _text(_at(node, "kind"))
+        items = _at(node, "items")
+        if kind in DEPLOYED:
+            yield _deployment(node)
+        elif kind == "ConfigMap" and (inner := _in_config_map(node, name)):
+            yield inner
+        elif kind == "List" and isinstance(items, yaml.SequenceNode):
+            yield from _in_kubernetes(items.value, name)
 
 
 def find(text: str, name: str) -> FlinkConf | None:
@@ -202,7 +218,7 @@ def _in_config_map(node: yaml.Node, name: str) -> FlinkConf | None:
     for file in FILES:
         inner = _at(node, "data", file)
         if isinstance(inner, yaml.ScalarNode):
-            found = read(inner.value, f"{name}: data[{file}]")
+            found = read(inner.value, f"{name}: {file}")
             first = inner.start_mark.line + 1
             lines = {key: first + line for key, line in found.lines.items()}
             return FlinkConf(

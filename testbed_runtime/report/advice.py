@@ -63,7 +63,9 @@ def _costs(trials: Sequence[TrialView]) -> Iterable[str]:
     for answer in aggregate.by_variant(trials):
         price = next(iter(answer.prices), None)
         if price is not None:
+            several = len({recovery.fault for recovery in answer.recoveries})
             mean = " on average" if len(answer.recoveries) > 1 else ""
+            mean += f" of {several} faults" if several > 1 else ""
             spent = "went to" if price.option else "was spent waiting for"
             spent += " the" if price.words.startswith("end of ") else ""
             yield (

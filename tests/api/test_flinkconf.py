@@ -96,6 +96,8 @@ def test_a_config_map_with_a_configuration_counts_lines_of_its_file():
     text += "".join(f"    {line}\n" for line in LEGACY.splitlines())
     found = flinkconf.read(text, "cm.yaml")
     assert (found.kind, found.version, found.options["heartbeat.timeout"]) == ("ConfigMap", "1.20", "120000")
+    plain = flinkconf.read("kind: ConfigMap\ndata: {flink-conf.yaml: 'heartbeat.timeout: 5 s'}\n", "cm.yaml")
+    assert (plain.version, plain.options) == ("1.20", {"heartbeat.timeout": "5 s"}), "also if it is YAML"
     assert text.splitlines()[found.line("[heartbeat.timeout]") - 1].strip().startswith("heartbeat.timeout")
 
 
@@ -122,6 +124,17 @@ def test_a_mapping_without_an_option_of_flink_is_not_taken_for_one():
     """A scenario whose apiVersion and kind were forgotten keeps its own message."""
     assert flinkconf.find("name: x\nspec: {testbed: {}}\n", "mine.yaml") is None
     assert flinkconf.find("heartbeat.timeout: 5 s\n", "mine.yaml") is not None
+
+
+def test_a_list_has_one_configuration_and_of_several_none_is_chosen():
+    """As `kubectl get flinkdeployments -o yaml` prints them."""
+    one = "- {kind: FlinkDeployment, metadata: {name: a}, spec: {flinkConfiguration: {heartbeat.timeout: 5 s}}}\n"
+    head = "kind: List\napiVersion: v1\nitems:\n"
+    assert flinkconf.read(head + one, "all.yaml").options == {"heartbeat.timeout": "5 s"}
+    with pytest.raises(
+        UserError, match="more than one Flink configuration: FlinkDeployment a, FlinkDeployment b"
+    ):
+        flinkconf.read(head + one + one.replace("name: a", "name: b"), "all.yaml")
 
 
 @pytest.mark.parametrize("kind", ["FlinkDeployment", "FlinkSessionJob"])
