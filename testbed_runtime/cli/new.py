@@ -95,8 +95,13 @@ def _with_conf(shape: questions.Shape, path: Path, flink_version: str | None) ->
     typer.echo(
         f"{path}: {counted(len(found.usable), 'option')} of {len(conf.options)} have an effect here", err=True
     )
-    timeout = Options(found.usable, flink_version=version).duration("heartbeat.timeout")
-    given = questions.Given(options=found.usable, cluster=", ".join(sizes), timeout_s=math.ceil(timeout))
+    effective = Options(found.usable, flink_version=version)
+    given = questions.Given(
+        options=found.usable,
+        cluster=", ".join(sizes),
+        interval_s=math.ceil(effective.duration("heartbeat.interval")),
+        timeout_s=math.ceil(effective.duration("heartbeat.timeout")),
+    )
     return msgspec.structs.replace(shape, flink_version=version, given=given)
 
 

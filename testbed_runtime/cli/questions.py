@@ -25,6 +25,8 @@ class Given(Struct, frozen=True, kw_only=True):
     options: Mapping[str, str]
     cluster: str
     """The size of the cluster, in words; empty if unknown."""
+    interval_s: int
+    """heartbeat.interval: a fault may happen at any moment of it."""
     timeout_s: int
     """heartbeat.timeout, which a scenario may have to wait for."""
 
@@ -61,8 +63,8 @@ class Question(Struct, frozen=True, kw_only=True):
     expect: tuple[tuple[str, str], ...]
     """(expectation in YAML, comment)."""
     observation_s: int
-    waits: bool = False
-    """Whether the observation must also last for heartbeat.timeout."""
+    heartbeats: bool = False
+    """Whether heartbeats notice the fault: it then meets them at a random moment, and the observation waits for their timeout."""
     baseline: str = "3 s"
     spare: int = 1
     """TaskManagers without a task, for the tasks of a lost one."""
@@ -109,7 +111,7 @@ QUESTIONS: tuple[Question, ...] = (
             *SURVIVED,
         ),
         observation_s=20,
-        waits=True,
+        heartbeats=True,
     ),
     Question(
         name="taskmanager-paused",
@@ -136,7 +138,7 @@ QUESTIONS: tuple[Question, ...] = (
             *SURVIVED,
         ),
         observation_s=12,
-        waits=True,
+        heartbeats=True,
     ),
     Question(
         name="late-producer",
@@ -233,10 +235,11 @@ def document(question: Question, shape: Shape) -> str:
     if shape.given:
         size = f" It is smaller than yours: {shape.given.cluster}." if shape.given.cluster else ""
         paste, described = "# Your options that have an effect here.", described + size
-        observation_s += shape.given.timeout_s if question.waits else 0
+        if question.heartbeats:
+            observation_s += shape.given.interval_s + shape.given.timeout_s
     wide = max(len(text) for text, _ in question.expect) + 2
     expect = [f"    - {text:<{wide}}# {why}" for text, why in question.expect]
-    faults = ["  faults:", *(f"    {line}" for line in question.faults)] if question.faults else []
+    faults = ["  faults:", *(f"    {line}" for line in _faults(question, shape))] if question.faults else []
     lines = [
         f"# {question.question}",
         "# headgate validate FILE    headgate simulate FILE    headgate run FILE",
@@ -273,6 +276,14 @@ def document(question: Question, shape: Shape) -> str:
         *expect,
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def _faults(question: Question, shape: Shape) -> Iterator[str]:
+    for line in question.faults:
+        yield line
+        if shape.given and question.heartbeats and line.strip().startswith("at:"):
+            jitter = f"  jitter: {shape.given.interval_s} s"
+            yield f"{jitter:<41}# up to one heartbeat.interval later; `headgate simulate --seeds 20` shows the range"
 
 
 def _options(question: Question, shape: Shape) -> Iterator[str]:

@@ -231,7 +231,7 @@ def test_new_takes_the_options_of_a_flink_configuration(headgate, tmp_path):
         "restart-strategy.fixed-delay.attempts": "7",
         "execution.checkpointing.interval": "1 s",
     }
-    assert spec["timeline"]["observation"] == "140 s"
+    assert (spec["faults"][0]["jitter"], spec["timeline"]["observation"]) == ("10 s", "150 s")
     loading.load(path)
 
 
