@@ -142,8 +142,10 @@ def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
             if value.lower() == OTHER_SCHEDULERS.get(key):
                 why = "is not modelled: here a job restarts with its own parallelism, and waits for all of its slots"
                 collected.warnings.append(f"{PATH}[{key}]: {value!r} {why}")
-        elif canonical == SLOTS_KEY and value.isdigit() and int(value):
-            continue
+        elif canonical == SLOTS_KEY:
+            if not (value.isdigit() and int(value)):
+                problem = f"{value!r} is not a number of slots"
+                collected.errors.append(UserError(f"{PATH}[{key}]", problem, "write a whole number from 1"))
         elif doubt := _not_modelled(canonical, value, version):
             collected.warnings.append(f"{PATH}[{key}]: {doubt}")
         else:

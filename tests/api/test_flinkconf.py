@@ -191,6 +191,7 @@ def test_another_scheduler_is_a_warning():
     ("options", "text"),
     [
         ({"heartbeat.timeoutt": "5 s"}, "did you mean heartbeat.timeout?"),
+        ({"taskmanager.numberOfTaskSlots": '"4"'}, """'"4"' is not a number of slots (write a whole number"""),
         ({"heartbeat.timeout": "5 parsecs"}, "'5 parsecs' is not a duration"),
         ({"heartbeat.timeout": "5 s", "heartbeat.interval": "6 s"}, "Flink does not start: The heartbeat timeout"),
         ({"taskmanager.memory.process.size": "600 mb"}, "TaskManager memory configuration failed"),
