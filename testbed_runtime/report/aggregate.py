@@ -15,6 +15,8 @@ from testbed_runtime.report.model import TrialView
 
 VALUES_SHOWN = 3
 """Different measured values that a merged row lists."""
+LONG = 80
+"""Characters from which only the first one is listed, such as the round trips of many paths."""
 
 
 def expectations(items: Sequence[Row]) -> list[dict[str, Any]]:
@@ -77,8 +79,10 @@ def _grouped(items: Iterable[Row], key: Callable[[Row], tuple[Any, ...]]) -> lis
 def listed(texts: Iterable[str]) -> str:
     """Join the different texts; of many, the first ones and their number."""
     found = [text for text in dict.fromkeys(texts) if text]
-    more = len(found) - VALUES_SHOWN
-    return ", ".join(found[:VALUES_SHOWN]) + (f", and {more} other values" if more > 0 else "")
+    shown = 1 if any(len(text) >= LONG for text in found) else VALUES_SHOWN
+    more = len(found) - shown
+    values = "value" if more == 1 else "values"
+    return ", ".join(found[:shown]) + (f", and {more} other {values}" if more > 0 else "")
 
 
 def by_variant(trials: Sequence[TrialView]) -> list[VariantAnswer]:

@@ -170,6 +170,8 @@ def test_trials_that_agree_are_one_row():
     assert (merged["trial"], merged["measured"]) == ("5 trials of v", "0 s, 1 s, 2 s, and 2 other values")
     assert (single["trial"], single["measured"]) == ("v-9", "9 s")
     assert listed(["", "a", "a"]) == "a"
+    assert listed(["a", "b", "c", "d"]) == "a, b, c, and 1 other value"
+    assert listed(["a" * 80, "b"]) == "a" * 80 + ", and 1 other value", "long ones would fill the page"
 
 
 def test_the_mean_waits_of_a_variant_add_up_to_its_mean_total(documents: Documents):
