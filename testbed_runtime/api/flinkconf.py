@@ -57,6 +57,17 @@ class FlinkConf(Struct, frozen=True, kw_only=True):
         """Return the version of Flink to assume: the one that the file states, or the newest that reads such a file."""
         return self.flink_version or (LAST_LEGACY if self.legacy else LATEST)
 
+    def place(self, message: str, before: str, after: str) -> str:
+        """Return the line of a message's option between two texts, or nothing if the file does not set the option."""
+        line = self.line(message)
+        return f"{before}{line}{after}" if line else ""
+
+    def sets(self, path: str, prefix: str) -> bool:
+        """Return whether an error is about the value of a known option that begins with `prefix`."""
+        named = _NAMED.search(path)
+        key = ALIASES.get(named[1], named[1]) if named else ""
+        return key.startswith(prefix) and key in BY_KEY
+
     def line(self, message: str) -> int | None:
         """Return the line of the option that a message such as `flinkConfiguration[heartbeat.timeout]: …` names."""
         named = _NAMED.search(message)
@@ -124,6 +135,9 @@ class ConfFindings(Struct, frozen=True, kw_only=True):
     """The result of checking a Flink configuration."""
 
     errors: tuple[UserError, ...]
+    """Keys and values that Flink does not read. They are not among the usable ones."""
+    contradictions: tuple[UserError, ...]
+    """Usable options with which Flink does not start together."""
     warnings: tuple[str, ...]
     without_effect: tuple[str, ...]
     """Keys that change nothing here."""
@@ -153,11 +167,13 @@ def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
             judge_key(key, value, version=version, path=PATH, written=written, collected=collected)
             if len(collected.errors) == before and canonical != STATE_RECOVERY:
                 usable[key] = options.shown(canonical)
-    if not collected.errors:
-        collected.errors += judge_together(Options(usable, flink_version=version), PATH)
-        collected.warnings += doubts_together(Options(usable, flink_version=version), PATH)
+    together = Options(usable, flink_version=version)
+    contradictions = tuple(judge_together(together, PATH))
+    if not contradictions:
+        collected.warnings += doubts_together(together, PATH)
     return ConfFindings(
         errors=tuple(collected.errors),
+        contradictions=contradictions,
         warnings=tuple(collected.warnings),
         without_effect=tuple(collected.without_effect),
         usable=usable,

@@ -100,8 +100,9 @@ def flink_conf(
     path: Path, flink_version: str | None, *, needed: str = ""
 ) -> tuple[FlinkConf, str, ConfFindings]:
     """Read the file of `--flink-conf`: its options, the version of Flink (that of the command line first), and the findings, which are
-    printed. `path` may be a `conf` folder. Raises UserError if the file cannot be read, or for an invalid value of a key that begins with
-    `needed`. Any other option with an error is left out, so that one does not hide the others."""
+    printed. `path` may be a `conf` folder. Raises UserError if the file cannot be read. A command that computes something
+    from the keys that begin with `needed` needs valid values of them, any other one needs options that do not contradict each other.
+    Other options with an error are left out, so that one does not hide the others."""
     from testbed_runtime.api import flinkconf
     from testbed_runtime.cli.loading import read_text
 
@@ -111,12 +112,14 @@ def flink_conf(
     if version not in VERSIONS:
         raise unknown_version(f"{path}: spec.flinkVersion", version)
     found = flinkconf.judge_options(conf, version)
-    for error in found.errors:
-        key = next((k for k in conf.options if f"[{k}]" in error.path), "")
-        if needed and key.startswith(needed) and ALIASES.get(key, key) in BY_KEY and key not in found.usable:
-            raise UserError(f"{path}:{conf.line(error.path)}: {error.path}", error.problem, error.hint)
-    for message in (*map(str, found.errors), *found.warnings):
-        typer.echo(f"warning: {path}:{conf.line(message)}: {message}", err=True)
+    blocking = [e for e in found.errors if needed and conf.sets(e.path, needed)]
+    for error in blocking or (() if needed else found.contradictions):
+        raise UserError(f"{path}{conf.place(error.path, ':', '')}: {error.path}", error.problem, error.hint)
+    others = [
+        e for e in found.contradictions if f"[{needed}" not in e.path
+    ]  # the command reports its own itself
+    for message in (*map(str, (*found.errors, *others)), *found.warnings):
+        typer.echo(f"warning: {path}{conf.place(message, ':', '')}: {message}", err=True)
     return conf, version, found
 
 

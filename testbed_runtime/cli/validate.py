@@ -146,9 +146,9 @@ def _check_conf(checked: Checked, conf: FlinkConf) -> None:
         checked.add(UserError("spec.flinkVersion", error.problem, error.hint))
         return
     checked.size = f"Flink {conf.version}, {counted(len(conf.options), 'option')}"
-    for problem in found.errors:
+    for problem in (*found.errors, *found.contradictions):
         checked.add(problem, conf.line(problem.path))
-    checked.warnings += [f"line {conf.line(warning)}: {warning}" for warning in found.warnings]
+    checked.warnings += [conf.place(warning, "line ", ": ") + warning for warning in found.warnings]
     if found.without_effect:
         checked.warnings.append(f"{loading.WITHOUT_EFFECT}: {', '.join(found.without_effect)}")
 

@@ -200,7 +200,8 @@ def test_another_scheduler_is_a_warning():
 )  # fmt: skip
 def test_mistakes_are_errors_that_name_the_option(options, text):
     """Keys, values and contradictions."""
-    (error,) = judged(**options).errors
+    found = judged(**options)
+    (error,) = (*found.errors, *found.contradictions)
     assert str(error).startswith("flinkConfiguration[")
     assert text in str(error)
 

@@ -288,3 +288,21 @@ def test_validate_names_the_version_that_a_flink_deployment_cannot_have(headgate
     said = headgate("validate", path)
     assert said.returncode == exits.ERROR
     assert "spec.flinkVersion: '1.11' is not a known version of Flink (the nearest is '1.12'" in said.stdout
+
+
+def test_options_that_contradict_each_other_are_no_scenario(headgate, tmp_path):
+    """The error names the file and the option, whose line is unknown if the file does not set it."""
+    conf = tmp_path / "config.yaml"
+    conf.write_text("heartbeat.interval: 60 s\n")
+    said = headgate("new", "late-producer", "--flink-conf", conf, "-o", tmp_path / "x.yaml")
+    assert said.returncode == exits.ERROR
+    assert said.stderr.startswith(
+        f"headgate: {conf}: flinkConfiguration[heartbeat.timeout]: Flink does not start: The heartbeat timeout"
+    )
+    assert (
+        "  error: flinkConfiguration[heartbeat.timeout]: Flink does not" in headgate("validate", conf).stdout
+    )
+    conf.write_text("heartbeat.interval: 50 s\n")
+    assert (
+        "  warning: flinkConfiguration[heartbeat.timeout]: is not more" in headgate("validate", conf).stdout
+    )

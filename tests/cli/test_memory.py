@@ -123,3 +123,14 @@ def test_a_size_that_flink_cannot_read_is_an_error_with_its_line(headgate, tmp_p
     assert (said.returncode, said.stdout) == (2, "")
     where = f"{tmp_path}/config.yaml:5: flinkConfiguration[taskmanager.memory.process.size]"
     assert said.stderr.startswith(f"headgate: {where}: '2Gib' is not a memory size")
+
+
+def test_sizes_of_a_file_that_do_not_fit_are_reported_once_and_can_be_replaced(headgate, tmp_path):
+    """Other contradictions of the file are warnings: they do not change the memory."""
+    path = tmp_path / "config.yaml"
+    path.write_text("heartbeat.interval: 60 s\ntaskmanager.memory.process.size: 600 mb\n")
+    said = headgate("memory", "--flink-conf", path)
+    assert said.returncode == 2
+    assert said.stderr.count("memory configuration failed") == 1
+    assert f"warning: {path}: flinkConfiguration[heartbeat.timeout]: Flink does not start" in said.stderr
+    assert headgate("memory", "--flink-conf", path, "--process-size", "2g").returncode == 0
