@@ -235,6 +235,20 @@ def test_new_takes_the_options_of_a_flink_configuration(headgate, tmp_path):
     loading.load(path)
 
 
+@pytest.mark.virtual
+def test_a_scenario_with_own_options_is_answered_in_virtual_time(headgate, tmp_path):
+    """The option of the file that decided the downtime is named."""
+    conf, path = tmp_path / "config.yaml", tmp_path / "scenario.yaml"
+    conf.write_text("heartbeat: {interval: 2 s, timeout: 8 s}\nrestart-strategy.type: exponential-delay\n")
+    arguments = ("new", "taskmanager-killed", "--flink-conf", conf, "-o", path, "--records-per-second", 200)
+    assert headgate(*arguments).returncode == exits.PASS
+    result = running.simulate_loaded(loading.load(path), out=tmp_path, quiet=True)
+    assert result.verdict["verdict"] == "Pass", result.verdict["summary"]
+    assert "heartbeat.interval × heartbeat.rpc-failure-threshold = 2 s × 2" in json.dumps(
+        result.verdict["answer"], ensure_ascii=False
+    )
+
+
 @pytest.mark.parametrize("question", questions.QUESTIONS, ids=lambda q: q.name)
 def test_every_question_takes_a_flink_configuration(headgate, tmp_path, question):
     """Headgate's own options of the question stay."""
