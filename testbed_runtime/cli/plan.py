@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,7 +100,7 @@ def describe(testbed: TestbedPlan, options: Options) -> dict[str, Any]:
         "taskHeapMb": [_task_heap(options), _task_heap(options.with_values(changes))],
         "warnings": [
             *(f"{key}: {doubt}" for key, doubt in memory_doubts(options)),
-            *_shortage(found),
+            *_shortage(found, options),
             *_unsorted(found),
         ],
     }
@@ -122,13 +122,16 @@ def _unsorted(found: BufferPlan) -> Iterator[str]:
         )
 
 
-def _shortage(found: BufferPlan) -> Iterator[str]:
-    """Yield what happens under load, if the job starts but its pools cannot all grow to their largest size."""
+def _shortage(found: BufferPlan, options: Options) -> Iterator[str]:
+    """Yield what happens under load, if the job starts but its pools cannot all grow to their largest size, and what to change."""
+    from testbed_runtime.core.job.bufferplan import enough_memory
+
     most = max(found.taskmanagers, key=lambda t: t.maximum)
     if not found.missing and most.maximum > found.available:
+        changes = _written(enough_memory(options, most.maximum))
         yield (
             f"under load the pools of {most.name} could use {most.maximum} buffers; only {found.available} are "
-            "available, which can reduce throughput"
+            "available, which can reduce throughput" + (f" (enough is: {changes})" if changes else "")
         )
 
 
@@ -203,7 +206,7 @@ def _verdict(described: dict[str, Any], worst: dict[str, Any]) -> Iterator[str]:
             "and the job fails "
             "with `Insufficient number of network buffers`."
         )
-        changes = " ".join(f"-D '{key}={value}'" for key, value in described["raise"].items())
+        changes = _written(described["raise"])
         if changes:
             now, then = described["taskHeapMb"]
             yield f"Enough is: {changes} (task heap: {then:g} MB instead of {now:g} MB)"
@@ -218,6 +221,11 @@ def _verdict(described: dict[str, Any], worst: dict[str, Any]) -> Iterator[str]:
         )
     for warning in described["warnings"]:
         yield f"warning: {warning}"
+
+
+def _written(changes: Mapping[str, str]) -> str:
+    """Return options as arguments of a command."""
+    return " ".join(f"-D '{key}={value}'" for key, value in changes.items())
 
 
 def _span(pair: tuple[int, int] | list[int]) -> str:

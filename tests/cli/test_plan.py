@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ def test_the_guides_job_lacks_buffers_with_a_fifth_and_the_options_to_raise_suff
     (found,) = json.loads(headgate("plan", FULL_SIZE, *FIFTH, "--json").stdout)["variants"]
     proposed = [word for key, value in found["raise"].items() for word in ("-D", f"{key}={value}")]
     assert headgate("plan", FULL_SIZE, *proposed).returncode == 0
+
+
+def test_a_warning_about_buffers_under_load_proposes_what_is_enough(headgate):
+    """With the proposed values, the warning is gone."""
+    arguments = ("plan", SCENARIOS / "10-network-buffers", "--variant", "fraction-03")
+    said = headgate(*arguments).stdout
+    words = shlex.split(said[said.index("(enough is: ") + len("(enough is: ") :].rstrip().rstrip(")"))
+    assert words[::2] == ["-D", "-D"]
+    assert "warning" not in headgate(*arguments, *words).stdout
 
 
 def test_the_buffers_of_a_gate_are_those_of_its_remote_channels(headgate):
