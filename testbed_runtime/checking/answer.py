@@ -331,7 +331,7 @@ class _Paths:
         if outage.caught_up is None and outage.recovered:
             return waits, _nothing("catch-up", end)
         ended = Outcome.COMPLETED if outage.recovered else Outcome.OPEN
-        if outage.recovered and (held := self._holding(outage, span.running, end)) is not None:
+        if outage.recovered and (held := self._holding(span.running, end)) is not None:
             until = min((held.ended_ns or end) + self._delay_of(held), end)
             # it takes the place of the first part of the catch-up, so it follows on what that would follow on
             waiting = replace(fault_wait(held, span.running, until, self.waits), kind="catch-up")
@@ -449,14 +449,14 @@ class _Paths:
     def _on_exchange(self, fault: FaultEffect) -> bool:
         return fault.kind.partition(".")[0] in _ON_THE_EXCHANGE and fault.fault not in self.on_rpc
 
-    def _holding(self, outage: Outage, running: int, end: int) -> FaultEffect | None:
+    def _holding(self, running: int, end: int) -> FaultEffect | None:
         """Return the fault on the exchange that the restarted job still had, if its end is what ended the catch-up: the last records
         that it delayed arrive later by its delay."""
-        found = [(f, f.ended_ns) for f in _faults_of(outage) if self._on_exchange(f) and f.ended_ns]
+        found = [(f, f.ended_ns) for f in self.effects if self._on_exchange(f) and f.ended_ns]
         held = [
             (ended, f)
             for f, ended in found
-            if f.begun_ns < running < ended <= end <= ended + self._delay_of(f) + NEAR_NS
+            if 0 < f.begun_ns < running < ended <= end <= ended + self._delay_of(f) + NEAR_NS
         ]
         return max(held, key=lambda pair: pair[0], default=(0, None))[1]
 

@@ -14,6 +14,9 @@ from testbed_runtime.core.judgement.quantities import seconds
 from testbed_runtime.core.waits import Outcome, Wait
 from testbed_runtime.history.schema import Trial
 
+LEAST_S = 0.001
+"""Less of a replay is not mentioned."""
+
 
 def backlog_words(
     trial: Trial,
@@ -45,7 +48,8 @@ def backlog_words(
     direct = [s for s in subtasks if s.role == "sink" and s.task.rpartition("-")[0] not in windowed]
     received = direct or [s for s in subtasks if s.role == "source"]
     replayed = processed_s(received, since, max(failures, default=since))
-    return f"backlog of {seconds(behind + age_s)}, {seconds(replayed)} of it replayed"
+    words = f"backlog of {seconds(behind + age_s)}"
+    return f"{words}, {seconds(replayed)} of it replayed" if replayed >= LEAST_S else words
 
 
 def _age_s(trial: Trial, effect: int, running: int, *, stored: bool) -> float | None:

@@ -161,6 +161,13 @@ class CatchUp(Struct, frozen=True):
         """Return whether no subtask was behind from `start` to `end`."""
         return bool(self._good(np.arange(start, end, STEP_NS, dtype=np.int64)).all())
 
+    def behind_until(self, at: int, since: int) -> int:
+        """Return since when, at the earliest `since`, a subtask had been behind until `at`. `at` if that is less than HOLD_NS."""
+        times = np.arange(at - STEP_NS, since, -STEP_NS, dtype=np.int64)[::-1]
+        last_good = np.flatnonzero(self._good(times))
+        begun = int(times[last_good[-1]]) + STEP_NS if len(last_good) else since
+        return begun if at - begun >= HOLD_NS else at
+
     def behind_since(self, at: int) -> int | None:
         """Return since when a subtask has been behind until the end, from `at` on. None if none is behind at the end."""
         good = self._good(times := np.arange(at, self.end + 1, STEP_NS, dtype=np.int64))

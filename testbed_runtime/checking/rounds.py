@@ -353,6 +353,8 @@ def _with_failovers(
         )
     else:
         effect = _suspended(record.trial, since, effect)
+        if before:  # a JobManager that is busy hears of it late
+            effect = min(effect, record.catch_up.behind_until(at, since))
     used = 1
     while not failed[used - 1].terminal and used < len(failed):
         running = record.first_records(failed[used - 1].t_ns, failed[used].t_ns)

@@ -88,6 +88,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     if (submission := submission_wait(trial)) is not None:
         recorded.append(submission)
     recorded += expired_slot_requests(trial, entry)
+    recorded = _until_reported(trial, recorded)
     recorded = [_rejoining(_answering(trial, w), effects) for w in _joined_delays(recorded)]
     found = [_named(w, effects, busy, planes) for w in recorded]
     found += held_supersteps(trial, found, effects)
@@ -109,6 +110,22 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     methods = {name: str(params.get("method") or "") for name, params in parameters(entry).items()}
     found += held_messages(found, effects, held_times(trial, entry), planes, methods)
     return sorted(found, key=lambda w: (w.end_ns, w.start_ns, w.wait))
+
+
+def _until_reported(trial: Trial, waits: Sequence[Wait]) -> list[Wait]:
+    """Return the waits, those for reports of failures that expired until the JobMaster got to them nevertheless: it began a failover then."""
+    reports = {w.who: w for w in waits if (w.kind, w.outcome) == ("failure-report", Outcome.EXPIRED)}
+    handled: dict[str, int] = {}
+    for event in events(trial, "failover.failure"):
+        report, t_ns = reports.get(str(data(event).get("task"))), int(event["t_ns"])
+        if report is not None and data(event).get("detector") == "Task" and report.end_ns < t_ns:
+            handled.setdefault(report.wait, t_ns)
+    return [
+        replace(w, end_ns=handled[w.wait], outcome=Outcome.COMPLETED, option="", value="", budget_ns=-1)
+        if w.wait in handled
+        else w
+        for w in waits
+    ]
 
 
 def _without_idle(trial: Trial, waits: Iterable[Wait]) -> list[Wait]:
@@ -485,12 +502,13 @@ def _worked_for(trial: Trial, wait: Wait, windows: Mapping[str, Sequence[str]], 
 
 
 def _rejoining(wait: Wait, effects: Iterable[FaultEffect]) -> Wait:
-    """Return a wait for a JobManager that a fault had stopped from the end of the fault on: until then the fault owns it.
-    A source asks for a split, not to register."""
+    """Return a wait for a JobManager that a fault had stopped, or to register with it, from the end of the fault on: until then the fault
+    owns it. A source asks for a split, not to register."""
     ends = [
         e.ended_ns
         for e in effects
-        if _stopped_kind(e) == wait.kind == "jobmanager"
+        if _stopped_kind(e) == "jobmanager"
+        and wait.kind in ("jobmanager", "registration")
         and e.ended_ns is not None
         and wait.start_ns < e.ended_ns < wait.end_ns
     ]

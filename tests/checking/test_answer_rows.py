@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.checking.progress import Progress
 from testbed_runtime.checking.rounds import Outage, RoundSpan, start_of
@@ -14,6 +15,7 @@ from testbed_runtime.core.waits import Wait
 from tests.checking.test_catchup import NS, STEP
 from tests.checking.test_outages import END
 from tests.checking.test_round_paths import answered, at, cause, fault, parts, wait
+from tests.checking.test_rules import effect
 
 
 @pytest.mark.parametrize(
@@ -92,3 +94,53 @@ def test_a_replacement_that_was_recorded_before_the_last_end_is_one_of_an_earlie
     found: list[Wait] = read_waits(built.trial(), entry, [], history.at(20))
     own = [w for w in found if w.kind == "replacement" and w.what == "tm-1-3"]
     assert bool(own) == (owner == "computed")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "task", "detector", "handled", "end"),
+    [
+        ("expired", "map-0", "Task", 8.0, 8.0),
+        ("expired", "map-0", "Task", 4.0, 5.0),  # before it expired
+        ("expired", "map-1", "Task", 8.0, 5.0),
+        ("expired", "map-0", "JobMaster", 8.0, 5.0),
+        ("completed", "map-0", "Task", 8.0, 5.0),
+    ],
+)
+def test_a_report_that_expired_lasts_until_the_jobmaster_gets_to_it(
+    history: Any, outcome: str, task: str, detector: str, handled: float, end: float
+):
+    """An ask that times out does not cancel its callee. The option that let the report expire does not limit that, and is no margin. A later
+    failure of the task is another one."""
+    built = history.empty()
+    built.wait(
+        "failure-report", "map-0", "JobMaster: FAILED", (2.0, 5.0), ("pekko.ask.timeout", "3 s", 3.0), outcome
+    )
+    for t in (handled, 9.5)[: 1 + (handled > 5)]:
+        built.event("failover.failure", "1", t, data={"task": task, "detector": detector})
+    (found,) = read_waits(built.trial(), {}, [], history.at(20))
+    assert found.end_ns == history.at(end)
+    assert (found.outcome == "completed") is (end == handled or outcome == "completed")
+    assert (found.option == "") is (end == handled)
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "fault", "expected"),
+    [
+        ("jobmanager", "ResourceManager", "jobmanager.kill", ("registration", 6.0)),
+        ("registration", "ResourceManager", "jobmanager.kill", ("registration", 6.0)),
+        ("registration", "JobMaster", "jobmanager.pause", ("registration", 6.0)),
+        ("registration", "ResourceManager", "process.pause", ("registration", 2.0)),
+        ("deployment", "map-0", "jobmanager.pause", ("deployment", 2.0)),
+    ],
+)
+def test_a_taskmanager_registers_from_the_return_of_the_jobmanager_on(
+    history: Any, kind: str, what: str, fault: str, expected: tuple[str, float]
+):
+    """A fault stops the JobManager from 1 to 6 s, which owns the wait until then."""
+    built = history.empty()
+    built.wait(kind, "tm-0-1", what, (2.0, 8.0))
+    stopped = effect(fault, (1, 6), targets='["jobmanager"]')
+    stopped = replace(stopped, injected_ns=history.at(1), ended_ns=history.at(6))
+    waits = read_waits(built.trial(), {}, [stopped], history.at(20))
+    (found,) = [w for w in waits if w.who == "tm-0-1"]
+    assert (found.kind, found.start_ns) == (expected[0], history.at(expected[1]))

@@ -324,3 +324,13 @@ def test_a_sink_that_gets_records_rarely_has_caught_up_when_the_next_ones_come_i
     last = sink.t_ns.copy()
     last[13:24] -= NS
     assert CatchUp(((replace(sink, last_ns=last), 0.5),), 29 * STEP).since(0) == moment * STEP
+
+
+@pytest.mark.parametrize(
+    ("at", "since", "begun"),
+    [(12, 0, 5), (10, 0, 5), (9, 0, 9), (20, 0, 20), (12, 7, 7), (12, 8, 12), (5, 5, 5)],
+)
+def test_a_job_was_behind_until_a_moment_for_half_a_second_or_not_at_all(at: int, since: int, begun: int):
+    """It is behind from 0.5 to 1.5 s."""
+    found = CatchUp(((lagging([0.0] * 25), 0.5),), 24 * STEP, held=((5 * STEP, 15 * STEP),))
+    assert found.behind_until(at * STEP, since * STEP) == begun * STEP

@@ -15,6 +15,7 @@ from tests.simulation.test_known_answers import (
     HEARTBEAT,
     JOBMANAGER,
     KILL,
+    NO_SPARE,
     QUICK,
     REACHABILITY,
     SINK,
@@ -170,3 +171,42 @@ def test_deployments_to_dead_slots_are_in_vain_until_the_loss_is_noticed(
     assert (found.prices[0].option, found.prices[0].count) == (option, 1)
     assert found.prices[0].seconds == pytest.approx(noticed_s, abs=0.2)
     assert seconds(found, DELAY) <= 0.21
+
+
+def test_a_replacement_that_finds_no_jobmanager_waits_for_its_return(tmp_path: Path):
+    """It comes 10 s after the kill. The JobManager is away from 5 to 13 s after it, and ended last of what the job needed."""
+    faults = [
+        fault("kill", "1 s", SINK, **KILL),
+        fault("jm", "8 s", JOBMANAGER, at="5 s", jobmanager={"kill": {}}),
+    ]
+    managers = {**NO_SPARE, "replaceLost": "10 s"}
+    case = Case("away", faults, "", 0.0, options=QUICK, managers=managers, observation="40 s")
+    found = recovery(case, tmp_path)
+    assert seconds(found, "the JobManager's return (killed by the fault `jm`)") == pytest.approx(8.0, abs=0.1)
+    assert seconds(found, "replaceLost") == pytest.approx(5.0, abs=TOLERANCE_S)
+    assert seconds(found, "a TaskManager to register") < 0.6
+
+
+def test_the_end_of_a_latency_on_a_spare_taskmanager_ends_the_catch_up(tmp_path: Path):
+    """It cost nothing before the job needed that TaskManager. From then on each record is 0.5 s late, until 0.5 s after the latency."""
+    far = {"plane": "both", "network": {"latency": {"delay": "500 ms", "mode": "one-way"}}}
+    faults = [fault("far", "20 s", taskmanager("tm-4"), **far), fault("kill", "1 s", SINK, at="1 s", **KILL)]
+    options = {**QUICK, HEARTBEAT: "20 s"}
+    found = recovery(Case("spare", faults, "", 0.0, options=options, observation="40 s"), tmp_path)
+    assert found.total_s == pytest.approx(20 - 1 + 0.5, abs=0.2)
+    assert (found.prices[0].kind, found.prices[0].fault) == ("catch-up", "far")
+    assert not seconds(found, "spare capacity") > 0.2
+
+
+def test_an_outage_of_which_a_busy_jobmanager_hears_late_began_before(tmp_path: Path):
+    """Reports of the restarted tasks keep it busy for 2 s each. They expire after 10 s, at 24 s of virtual time, and tasks fail. The JobManager
+    gets to that at 40 s, and its fault ends at 44.1 s."""
+    slow = {"rpc": {"delay": {"method": "UpdateTaskExecutionState", "delay": "2 s"}}}
+    faults = [fault("slow", "40 s", JOBMANAGER, **slow), fault("kill", "1 s", SINK, at="500 ms", **KILL)]
+    options = {**QUICK, HEARTBEAT: "20 s"}
+    trial = of_case(Case("late", faults, "", 0.0, options=options, observation="60 s"), tmp_path)
+    one, two = trial.recoveries
+    assert (one.fault, two.fault) == ("kill", "slow")
+    assert two.effect_ns / 1e9 % 100 == pytest.approx(24.0, abs=0.4)
+    assert two.total_s == pytest.approx(45.1 - 24.0, abs=0.5)
+    assert two.prices[0].fault == "slow"
