@@ -291,7 +291,8 @@ class _Paths:
             lasts=lasting is not None,
         )
         if begun > span.start and segments:
-            segments = since_earlier_fault(self.waits, segments, outage.earlier, outage.effect)
+            earlier = [fault for fault in outage.earlier if fault.begun_ns < begun]
+            segments = since_earlier_fault(self.waits, segments, earlier, outage.effect)
             begun = segments[0].start_ns
         if begun > span.start:
             lasted = self._lasted(outage, begun)

@@ -11,7 +11,7 @@ from testbed_runtime.checking.criticalpath import EPSILON_NS, TIE_NS
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.heldmessages import MESSAGES
-from testbed_runtime.core.faults.links import split_link
+from testbed_runtime.core.faults.links import ANYBODY, split_link
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.waits import KINDS, Outcome, Wait
 
@@ -65,6 +65,7 @@ def since_earlier_fault(
     `earlier` fault: the one for the replacement of a process that the fault had ended, or for the heartbeats of one that it had silenced.
     A cancellation ends with the loss of such a TaskManager, too. A failure that comes later does not shorten that wait."""
     hit = {name for fault in earlier for target in targets_of(fault) for name in split_link(target)}
+    hit -= {"", ANYBODY}
     number = next((n for n, s in enumerate(segments) if s.end_ns - s.start_ns > EPSILON_NS), 0)
     first = segments[number]
     kind = _ENDED_BY.get(first.kind, "")
@@ -72,10 +73,12 @@ def since_earlier_fault(
         w
         for w in waits
         if w.kind == kind
-        and (w.kind != first.kind or w.what == first.what)
-        and hit.intersection((w.what, w.what.rpartition("-")[0]))
+        and w.outcome.belongs_to_option
+        and (w.kind != first.kind or (w.who, w.what) == (first.who, first.what))
+        and hit.intersection((w.what, *(name.rpartition("-")[0] for name in (w.what, w.who))))
         and w.option == first.option
-        and w.start_ns < first.start_ns < w.end_ns <= first.end_ns + EPSILON_NS
+        and w.start_ns < first.start_ns < w.end_ns
+        and abs(w.end_ns - first.end_ns) <= EPSILON_NS
     ]
     if not found:
         return tuple(segments)

@@ -353,7 +353,7 @@ def _with_failovers(
         )
     else:
         effect = _suspended(record.trial, since, effect)
-        if before:  # a JobManager that is busy hears of it late
+        if before and failed[0].report_expired:  # the JobMaster heard of it late
             effect = min(effect, record.catch_up.behind_until(at, since))
     used = 1
     while not failed[used - 1].terminal and used < len(failed):

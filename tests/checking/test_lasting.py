@@ -134,8 +134,15 @@ def test_a_wait_that_began_with_an_earlier_fault_is_one_wait_from_then_on(
     """The fault took effect at 2 s, and the failover of a later one joined its outage at 5 s. The wait has lasted since 1.5 s, until 8 s. What
     is shorter than clocks differ comes before no wait."""
     what = {"heartbeat": "tm-0-1", "cancellation": "6 tasks"}
-    held = waited(kind, 1.5, 8, who="JobMaster", what=what.get(kind, "tm-0"), option="o")
-    others = [replace(held, what="tm-9-1"), replace(held, option="p"), replace(held, end_ns=9 * NS)]
+    held = waited(
+        kind, 1.5, 8, who="JobMaster", what=what.get(kind, "tm-0"), option="o", outcome=Outcome.EXPIRED
+    )
+    held = replace(held, outcome=Outcome.FIRED if kind == "replacement" else held.outcome)
+    others = [
+        replace(held, what="tm-9-1"), replace(held, option="p"), replace(held, end_ns=9 * NS),
+        replace(held, outcome=Outcome.COMPLETED, start_ns=NS), replace(held, end_ns=7 * NS, start_ns=NS),
+        replace(held, who="tm-0-1", what="JobMaster", end_ns=7 * NS, start_ns=NS),
+    ]  # fmt: skip
     short = part(5, 5.004, "connection", option="")
     path = [short, part(5.004, 8, first, what.get(first, "tm-0"), who="JobMaster"), part(8, 9, "slot")]
     earlier = [effect("process.pause", (2, 10), targets=targets)]

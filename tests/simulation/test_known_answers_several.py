@@ -210,3 +210,13 @@ def test_an_outage_of_which_a_busy_jobmanager_hears_late_began_before(tmp_path: 
     assert two.effect_ns / 1e9 % 100 == pytest.approx(24.0, abs=0.4)
     assert two.total_s == pytest.approx(45.1 - 24.0, abs=0.5)
     assert two.prices[0].fault == "slow"
+
+
+def test_heartbeats_that_one_fault_delayed_are_not_those_that_another_one_stopped(tmp_path: Path):
+    """A sink is paused for 3 s. The loss that fails the job is that of a source, which is cut off after 2 s: its heartbeat.timeout began then."""
+    cut = {"plane": "both", "network": {"partition": {}}}
+    faults = [fault("gc", "3 s", SINK, **PAUSE), fault("cut", "8 s", SOURCE, at="2 s", **cut)]
+    case = Case("apart", faults, "", 0.0, options=QUICK, managers={"replicas": 6}, observation="20 s")
+    found = recovery(case, tmp_path)
+    assert seconds(found, "return (paused by the fault `gc`)") == pytest.approx(2.0, abs=TOLERANCE_S)
+    assert seconds(found, HEARTBEAT) == pytest.approx(4.9, abs=TOLERANCE_S)
