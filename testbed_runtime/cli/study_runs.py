@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
+import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -17,6 +18,7 @@ from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.kinds import TuningStudy
 from testbed_runtime.api.models import Scenario
 from testbed_runtime.api.validate import InvalidScenario
+from testbed_runtime.children import ends_with_parent
 from testbed_runtime.cli import running
 from testbed_runtime.cli.interrupting import keeping_interrupts
 from testbed_runtime.cli.loading import Loaded, changed
@@ -228,7 +230,8 @@ def _results(tasks: Sequence[Task], jobs: int) -> Iterator[Done]:
         yield from map(simulate_one, tasks)
         return
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context)
+    tie = ends_with_parent(signal.SIGKILL)  # else they would wait for work from a killed parent forever
+    pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=tie)
     try:
         yield from _completed(pool, tasks)
     except BaseException:  # Ctrl-C: the runs that have begun are not waited for

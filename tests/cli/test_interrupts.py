@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,32 @@ try:
 except KeyboardInterrupt:
     print(multiprocessing.active_children(), (folder / "0" / "history").exists())
 """
+
+
+KILLED = SEARCH.replace(
+    "    raise KeyboardInterrupt",
+    "    print(*(child.pid for child in multiprocessing.active_children()), flush=True)\n    os.kill(os.getpid(), 9)",
+).replace("import multiprocessing", "import multiprocessing, os")
+
+
+def test_a_killed_search_leaves_no_process(tmp_path: Path):
+    """Its simulations would wait for their next task forever."""
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    children = [int(word) for word in done.stdout.split()]
+    assert (done.returncode, len(children)) == (-signal.SIGKILL, 2), done.stderr
+    deadline = time.monotonic() + 30
+    while left := [pid for pid in children if is_running(pid)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_an_interrupted_search_ends_the_simulations_that_have_begun(tmp_path: Path):
