@@ -42,6 +42,8 @@ RESYNC_S = 300.0
 """Every object is listed and reconciled again: against lost events, and to check that the watches deliver."""
 TOKEN_BYTES = 32
 LIST_RETRY_S = 2.0
+NO_KIND = 404
+NO_KINDS = "install the custom resource definitions: crds.install=true in one Helm release, or manifests/crds"
 ADMISSION_EVERY_S = 15.0
 """How often the operator checks whether a namespace that refused it admits it now."""
 NEXT_TERM_S = 2.0
@@ -174,12 +176,16 @@ class Operator:
         return found
 
     async def first_list(self) -> None:
-        """List until it succeeds. Without the CRDs or the permissions this replica stays unready and logs why."""
+        """List until it succeeds. Without the CRDs or the permissions this replica stays unready and logs why, and again when the reason changes."""
+        logged = ""
         while True:
             try:
                 return await self.list_all(asyncio.get_running_loop().time())
             except ApiError as error:
-                log.warning("the first list failed", extra={"error": str(error)})
+                if (text := str(error)) != logged:
+                    hint = {"hint": NO_KINDS} if error.status == NO_KIND else {}
+                    log.warning("the first list failed; trying again", extra={"error": text, **hint})
+                    logged = text
             await asyncio.sleep(LIST_RETRY_S)
 
     async def resync(self) -> None:

@@ -36,12 +36,28 @@ CONDITIONS: Schema = {
     "items": {
         "type": "object",
         "properties": {
-            "type": {"type": "string", "maxLength": 316},
-            "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
-            "reason": {"type": "string", "maxLength": 1024},
-            "message": {"type": "string", "maxLength": MAX_MESSAGE},
-            "observedGeneration": INTEGER,
-            "lastTransitionTime": {"type": "string", "format": "date-time"},
+            "type": {
+                "type": "string",
+                "maxLength": 316,
+                "description": "What the condition is about, as in `Ready`, `Stalled` or `Complete`.",
+            },
+            "status": {
+                "type": "string",
+                "enum": ["True", "False", "Unknown"],
+                "description": "Whether it holds.",
+            },
+            "reason": {
+                "type": "string",
+                "maxLength": 1024,
+                "description": "Why, in a word; docs/kubernetes.md explains each.",
+            },
+            "message": {"type": "string", "maxLength": MAX_MESSAGE, "description": "Why, in a sentence."},
+            "observedGeneration": {**INTEGER, "description": "The generation of the spec that it is about."},
+            "lastTransitionTime": {
+                "type": "string",
+                "format": "date-time",
+                "description": "When its status changed last.",
+            },
         },
         "required": ["type", "status", "reason", "message", "lastTransitionTime"],
     },

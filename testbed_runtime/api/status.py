@@ -163,19 +163,29 @@ class ScenarioStatus(Status, frozen=True):
 
 
 class TrialResult(Model, frozen=True):
+    """A trial that has ended."""
+
     name: str
+    """As in `main-1`; a repetition of a void trial ends in `-r2`."""
     job_state: str = ""
+    """State of its job at the end."""
     voided: bool = False
+    """Whether it does not count."""
     reason: str = ""
+    """Why it does not count, or the error that ended it."""
 
 
 class FaultResult(Model, frozen=True):
     """A fault of a run. `verified` and `residue` are None until they are measured."""
 
     name: str
+    """Its name in the scenario."""
     backend: str = ""
+    """The mechanism that injected it."""
     why: str = ""
+    """Why this backend was chosen."""
     verified: bool | None = None
+    """Whether its effect was measured."""
     residue: str | None = None
     """Residue of the faults; empty if they left none."""
 
@@ -184,6 +194,7 @@ class ActiveFault(Model, frozen=True):
     """A fault of the current trial that acts now."""
 
     name: str
+    """Its name in the scenario."""
     kind: str
     """As in `network.latency`."""
     deadline: Time
@@ -194,9 +205,11 @@ class JobNow(Model, frozen=True):
     """The job of the current trial, when its JobManager last answered the runner."""
 
     running_tasks: int = 0
+    """Tasks that are running."""
     total_tasks: int = 0
     """0: unknown."""
     restarts: int = 0
+    """Restarts of the job so far."""
     checkpoints: int = 0
     """Completed checkpoints."""
     counters: Mapping[str, float] = {}
@@ -268,6 +281,7 @@ class RunProgress(Status, frozen=True):
     job_state: str = ""
     """State of the job of the current trial."""
     job: JobNow = JobNow()
+    """Numbers of the job of the current trial."""
     answer: tuple[str, ...] = ()
     """How long each trial was down, which wait cost each second, and what lower values save: the lines of the terminal."""
     recovery: RecoveryResult = RecoveryResult()
@@ -275,9 +289,11 @@ class RunProgress(Status, frozen=True):
     delivery: Mapping[str, int] = {}
     """Counts of records of that trial: lost, duplicated, committed and so on."""
     trials: tuple[TrialResult, ...] = ()
+    """The trials that have ended, also void ones."""
     active_faults: tuple[ActiveFault, ...] = ()
     """Faults of the current trial that act now."""
     faults: tuple[FaultResult, ...] = ()
+    """The faults of the last trial that counts, as they were measured."""
     updated: Time | None = None
     """When the runner reported this."""
 
@@ -305,7 +321,9 @@ class ScenarioRunStatus(RunProgress, frozen=True):
     report: str = ""
     """ConfigMap with the report."""
     started_at: Time | None = None
+    """When the operator began it."""
     completed_at: Time | None = None
+    """When it ended."""
 
 
 class StudyRow(Model, frozen=True):
@@ -357,7 +375,9 @@ class TuningStudyStatus(StudyProgress, frozen=True):
     pod_starts: int = 0
     """How many pods the study had."""
     started_at: Time | None = None
+    """When the operator began it."""
     completed_at: Time | None = None
+    """When it ended."""
 
 
 def to_json(model: Model) -> dict[str, Any]:

@@ -61,6 +61,17 @@ def test_every_field_of_a_spec_is_bounded_described_and_of_one_type(kind: str):
             assert schema.get("description"), path
 
 
+def test_kubectl_explain_describes_the_conditions_and_the_parts_of_a_runs_status():
+    """Their fields are what a user looks up first."""
+    for kind, root in SCHEMAS.items():
+        conditions = root["properties"]["status"]["properties"]["conditions"]["items"]
+        assert all(field.get("description") for field in conditions["properties"].values()), kind
+    status = SCHEMAS["ScenarioRun"]["properties"]["status"]["properties"]
+    parts = (status, *(status[part]["items"]["properties"] for part in ("trials", "faults", "activeFaults")))
+    missing = [name for part in parts for name, field in part.items() if not field.get("description")]
+    assert missing == []
+
+
 def test_every_rule_of_the_api_server_says_what_to_do():
     """CEL without a message shows the expression."""
     for kind, root in SCHEMAS.items():

@@ -105,7 +105,7 @@ def test_a_namespace_that_refuses_one_kind_is_not_served_until_it_admits_all() -
 
 
 def test_an_operator_that_every_namespace_refuses_waits_unready(caplog: pytest.LogCaptureFixture) -> None:
-    """As without any rights: it logs why, and works once it is admitted."""
+    """As without any rights: it logs why, once, and works once it is admitted."""
 
     async def scenario(world: World) -> None:
         world.api.closed = {"lab"}
@@ -118,7 +118,29 @@ def test_an_operator_that_every_namespace_refuses_waits_unready(caplog: pytest.L
 
     with caplog.at_level(logging.WARNING, logger="headgate"):
         simulate(scenario, namespaces=("lab",))
-    assert "the first list failed" in caplog.text
+    assert caplog.text.count("the first list failed") == 1
+
+
+def test_an_operator_without_the_definitions_of_its_kinds_logs_how_to_install_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once, not at each of its attempts."""
+
+    async def scenario(world: World) -> None:
+        missing = (
+            lambda verb, kind, _: (verb, kind) == ("list", "ScenarioRun"),
+            ApiError(404, "", "404 page not found"),
+        )
+        world.api.failing.append(missing)
+        world.start()
+        await asyncio.sleep(60)
+        world.api.failing.clear()
+        await world.until(lambda: bool(world.operators), limit_s=30)
+
+    with caplog.at_level(logging.WARNING, logger="headgate"):
+        simulate(scenario)
+    [line] = [json.loads(JsonLines().format(r)) for r in caplog.records if "first list" in r.getMessage()]
+    assert "crds.install=true" in line["hint"]
 
 
 def test_a_namespace_that_is_being_deleted_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
