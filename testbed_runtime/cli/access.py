@@ -89,7 +89,7 @@ async def connected(access: Access) -> AsyncIterator[Api]:
         try:
             yield api
         except ApiError as error:
-            raise explained(error, server=api.server) from error
+            raise explained(error, server=api.server) from None  # it has the whole text
 
 
 def permitting(text: str) -> str:

@@ -42,7 +42,7 @@ async def _ask(access: Access) -> list[Finding]:
             found.append(Finding("namespace", BAD, f"{api.namespace} does not exist", fix))
         kinds = await _kinds(api)
         found.append(kinds)
-        if kinds.level == GOOD:
+        if kinds.level != BAD:
             found += [await _operator(api), await _rights(api)]
         return found
 
@@ -62,17 +62,21 @@ async def _is_missing(api: Api) -> bool:
 async def _kinds(api: Api) -> Finding:
     from testbed_runtime.kube.api import ApiError
 
-    missing = []
+    missing, refused = [], []
     for kind in CUSTOM_RESOURCES:
         try:
             await api.list(kind, api.namespace)
         except ApiError as error:
             if error.status == 404:
                 missing.append(kind)
-            elif not error.forbidden:
+            elif error.forbidden:
+                refused.append(kind)
+            else:
                 raise
     if missing:
         return Finding("kinds", BAD, f"none of {', '.join(missing)}", INSTALL)
+    if refused:  # the API server refuses a kind that is not installed in the same way
+        return Finding("kinds", WARNING, "unknown", f"you are not permitted to list {', '.join(refused)}")
     return Finding("kinds", GOOD, ", ".join(CUSTOM_RESOURCES), f"{naming.API_VERSION} is installed")
 
 

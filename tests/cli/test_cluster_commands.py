@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Fault, Run
 from testbed_runtime.cli import access, cluster_doctor, cluster_report, commands, exits, heal, kubectl
-from testbed_runtime.cli.findings import BAD
+from testbed_runtime.cli.findings import BAD, WARNING
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.entry import uninstall
 from testbed_runtime.kube.api import ApiError
@@ -36,6 +36,23 @@ from testbed_runtime.kube.api import ApiError
 def test_a_refusal_of_the_cluster_is_explained_with_its_fix(status, text, said):
     """Each HTTP status has its own sentence and fix."""
     assert said in str(access.explained(ApiError(status, "Reason", text), server="https://there"))
+
+
+async def test_a_refusal_of_the_cluster_is_printed_once(monkeypatch):
+    """Not again as the cause of the error that explains it."""
+
+    class Api:
+        server = "https://there"
+
+    @contextlib.asynccontextmanager
+    async def connect(**_):
+        yield Api()
+
+    monkeypatch.setattr("testbed_runtime.kube.api.connect", connect)
+    with pytest.raises(UserError) as caught:
+        async with access.connected(access.Access()):
+            raise ApiError(403, "Forbidden", "exceeded quota: compute", call="create /apis")
+    assert exits.explain(caught.value).count("exceeded quota: compute") == 1
 
 
 MINE = 'scenarioruns.headgate.dev is forbidden: User "eve" cannot {} resource "scenarioruns" in API group "headgate.dev"'
@@ -386,3 +403,23 @@ def test_an_uninstall_without_its_environment_names_the_variable_and_blocks_noth
         monkeypatch.delenv(name, raising=False)
     uninstall.main()
     assert "POD_NAMESPACE: is not set" in capsys.readouterr().err
+
+
+async def test_doctor_does_not_say_that_kinds_are_installed_which_it_may_not_list(monkeypatch):
+    """The API server refuses an unknown kind in the same way. The rights are checked all the same."""
+
+    class Refusing(WithOperator):
+        async def list(self, kind, namespace, *, labels=None):
+            if kind in naming.PLURALS:
+                raise ApiError(403, "Forbidden", f'User "eve" cannot list resource "{naming.PLURALS[kind]}"')
+            return await super().list(kind, namespace, labels=labels)
+
+    @contextlib.asynccontextmanager
+    async def connected(_):
+        yield Refusing("")
+
+    monkeypatch.setattr(cluster_doctor, "connected", connected)
+    found = {f.name: f for f in await cluster_doctor._ask(access.Access(namespace="demo"))}
+    assert (found["kinds"].level, found["kinds"].found) == (WARNING, "unknown")
+    assert "ScenarioRun" in found["kinds"].means
+    assert {"operator", "rights"} <= found.keys()
