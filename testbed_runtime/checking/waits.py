@@ -71,6 +71,7 @@ BUFFER_TIMEOUT = "execution.buffer-timeout.interval"
 _FLUSHED_BEFORE = "records in buffers that are not full, which {} had not flushed yet"
 _ANSWER = "the answer of a channel's producer"
 _NO_SLOT = "no TaskManager had a free slot"
+_IN_VAIN = (Outcome.EXPIRED, Outcome.OPEN)
 SILENT = (
     "network.partition", "network.half-open", "network.reset", "network.stall", "network.bandwidth", "frames.withhold-credit",
 )  # fmt: skip
@@ -241,7 +242,7 @@ def _named(
         ):
             most = rank
             text, fault = _held_up(wait, effect), effect.fault
-    lacking = wait.kind == "slot" and wait.outcome is Outcome.EXPIRED and text == KINDS["slot"].doc
+    lacking = wait.kind == "slot" and wait.outcome in _IN_VAIN and text == KINDS["slot"].doc
     return replace(wait, cause=text, fault=fault, detail=_NO_SLOT if lacking else "")
 
 

@@ -144,3 +144,16 @@ def test_a_taskmanager_registers_from_the_return_of_the_jobmanager_on(
     waits = read_waits(built.trial(), {}, [stopped], history.at(20))
     (found,) = [w for w in waits if w.who == "tm-0-1"]
     assert (found.kind, found.start_ns) == (expected[0], history.at(expected[1]))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "lacking"), [("expired", True), ("open", True), ("completed", False), ("failed", False)]
+)
+def test_slots_that_were_waited_for_in_vain_say_that_none_was_free(
+    history: Any, outcome: str, *, lacking: bool
+):
+    """The request expired, or the record ended before it did."""
+    built = history.empty()
+    built.wait("slot", "JobMaster", "4 slots", (2.0, 8.0), ("slot.request.timeout", "5 min", 300.0), outcome)
+    (found,) = read_waits(built.trial(), {}, [], history.at(20))
+    assert found.detail == ("no TaskManager had a free slot" if lacking else "")
