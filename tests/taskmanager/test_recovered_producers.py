@@ -76,6 +76,7 @@ def test_a_task_announces_the_end_of_its_restored_data_before_it_emits(restored:
             while (polled := subpartition.poll()) is not None:
                 buffer = polled.buffer
                 found.append(bytes(buffer.view()) if buffer.is_buffer else decode_event(buffer.view()))
+                buffer.recycle()
             assert found == [*(restored if number == 1 else ()), EndOfOutputChannelState()]
             assert subpartition.is_blocked
 
