@@ -351,6 +351,9 @@ def test_a_new_incarnation_replaces_the_old_one_at_once(version):
             name = "" if version == "1.15" else f"{old.resource_id} "
             assert f"A registered TaskManager {name}re-registered with a new session id." in started["text"]
             assert (await cluster.status()).placement["sink-1"] == f"tm-{old.resource_id.ordinal}-2"
+            await asyncio.sleep(7)
+            lost = [row["subject"] for row in cluster.rows.events("taskmanager.lost")]
+            assert lost == [str(old.resource_id)], "no heartbeat of its predecessor is missed later"
 
     run_virtual(scenario())
 
