@@ -36,6 +36,7 @@ def test_less_than_a_millisecond_costs_no_word(seconds: float, shown: bool):
     ):
         words = list(cost_words(prices, unattributed, events))
         assert len(words) - (4 if len(prices) > 1 else 0) == shown
+    assert list(cost_words([price(seconds)], 0.0)) == (["1.00 ms a"] if shown else [])
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.0049, False), (0.0051, True)])
@@ -150,16 +151,16 @@ def test_a_job_that_failed_within_a_millisecond_failed_at_once(total_s: float, t
     assert headline(failed) == text
 
 
-@pytest.mark.parametrize(("slack_s", "lines_"), [(0.95, 1), (0.96, 0), (1.0, 0)])
-def test_a_saving_has_a_line_if_fifty_milliseconds_must_remain(slack_s: float, lines_: int):
+@pytest.mark.parametrize(("slack_s", "saved"), [(0.0, "0 s"), (0.95, "950 ms"), (0.96, ""), (1.0, "")])
+def test_a_saving_has_a_line_if_fifty_milliseconds_must_remain(slack_s: float, saved: str):
     """An option has one second, of which a lower value saves at most the slack."""
     (known,) = killed("main-1").recoveries
     (part,) = segments(0.0, ("restart-delay", 1.0, "restart-strategy.fixed-delay.delay = 1 s", "fired"))
     part = replace(part, slack_ns=round(slack_s * 1e9), next="the slots")
     found = list(savings(replace(known, rounds=(replace(known.rounds[0], segments=(part,)),))))
-    assert len(found) == lines_
+    assert len(found) == bool(saved)
     if found:
-        assert found[0].endswith("a lower value saves at most 950 ms, then the job waits for the slots")
+        assert found[0].endswith(f"a lower value saves at most {saved}, then the job waits for the slots")
 
 
 def test_recoveries_that_did_not_end_are_counted_in_the_line_of_a_variant():
@@ -167,6 +168,17 @@ def test_recoveries_that_did_not_end_are_counted_in_the_line_of_a_variant():
     known = [killed(f"main-{n}") for n in range(4)]
     assert "did not end" not in lines(*known)[0]
     assert ", 1 of 4 recoveries did not end; on average" in lines(*known[:3], unfinished(known[3]))[0]
+
+
+@pytest.mark.parametrize(
+    ("total_s", "recovered", "had"), [(3.0, True, True), (0.0, True, False), (0.0, False, True)]
+)
+def test_a_variant_had_an_outage_if_one_of_its_recoveries_lasted_or_did_not_end(
+    total_s: float, recovered: bool, had: bool
+):
+    """Otherwise the page says that no recovery was needed."""
+    trial = TrialRecovery(trial="main-1", recoveries=(started(total_s, recovered=recovered),))
+    assert VariantAnswer("main", (trial,)).had_outage is had
 
 
 def test_a_variant_without_a_recovery_has_no_line():
