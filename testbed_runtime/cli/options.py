@@ -115,9 +115,8 @@ def flink_conf(
     blocking = [e for e in found.errors if needed and conf.sets(e.path, needed)]
     for error in blocking or (() if needed else found.contradictions):
         raise UserError(f"{path}{conf.place(error.path, ':', '')}: {error.path}", error.problem, error.hint)
-    others = [
-        e for e in found.contradictions if f"[{needed}" not in e.path
-    ]  # the command reports its own itself
+    # the command reports its own itself
+    others = [e for e in found.contradictions if f"[{needed}" not in e.path]
     for message in (*map(str, (*found.errors, *others)), *found.warnings):
         typer.echo(f"warning: {path}{conf.place(message, ':', '')}: {message}", err=True)
     return conf, version, found

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.views import Fault, Run
 from testbed_runtime.cli import access, cluster_doctor, cluster_report, commands, exits, heal, kubectl
 from testbed_runtime.cli.findings import BAD, WARNING
@@ -410,8 +411,10 @@ async def test_doctor_does_not_say_that_kinds_are_installed_which_it_may_not_lis
 
     class Refusing(WithOperator):
         async def list(self, kind, namespace, *, labels=None):
-            if kind in naming.PLURALS:
-                raise ApiError(403, "Forbidden", f'User "eve" cannot list resource "{naming.PLURALS[kind]}"')
+            if kind in CUSTOM_RESOURCES:
+                raise ApiError(
+                    403, "Forbidden", f'User "eve" cannot list resource "{CUSTOM_RESOURCES[kind].plural}"'
+                )
             return await super().list(kind, namespace, labels=labels)
 
     @contextlib.asynccontextmanager

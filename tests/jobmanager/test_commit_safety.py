@@ -188,7 +188,7 @@ async def test_the_first_row_of_a_commit_has_its_weight():
     async with running_job(4) as cluster:
         tm, attempt = cluster.running_on("sink-0"), cluster.attempt_of("sink-0")
         for number, commit in enumerate((SinkCommit(chunks, weight=9), SinkCommit((), weight=2))):
-            message = CommitRecords(attempt, str(tm.resource_id), tm.leader, number, commit)
+            message = CommitRecords(attempt, tm.leader, number, commit)
             assert (await tm.ask("jobmaster", message)).accepted
         rows = [(row["source"], row["weight"]) for row in cluster.rows.table("delivery")]
         assert rows == [("source-0", 9), ("source-1", 0), ("source-2", 0), ("", 2)]
