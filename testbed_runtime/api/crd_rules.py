@@ -109,7 +109,7 @@ def rules_of(model: type[BaseModel]) -> list[Rule]:
 def rules_of_root(kind: str) -> list[Rule]:
     """Rules for the whole object: its name, and changes that its status forbids."""
     declared = CUSTOM_RESOURCES[kind]
-    most, why = declared.max_name, declared.named
+    most, why = declared.max_name, declared.name_use
     named = {
         "rule": f"self.metadata.name.size() <= {most} && self.metadata.name.matches('{models.NAME_PATTERN}')",
         "message": f"the name of a {kind} has at most {most} lower-case letters, digits and dashes, a letter first: {why}",

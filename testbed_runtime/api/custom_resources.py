@@ -22,7 +22,7 @@ class CustomResource(Struct, frozen=True, kw_only=True):
     short_name: str
     status: type[status.Status]
     max_name: int
-    named: str
+    name_use: str
     """Why its name is limited, for the message of the rule."""
     columns: Sequence[Column]
     """The columns of `kubectl get`."""
@@ -59,7 +59,7 @@ CUSTOM_RESOURCES: Mapping[str, CustomResource] = {
         short_name="tb",
         status=status.TestbedStatus,
         max_name=naming.MAX_TESTBED_NAME,
-        named="its pods are named after it",
+        name_use="its pods are named after it",
         columns=(
             _condition("Ready"),
             _reason("Ready"),
@@ -86,7 +86,7 @@ CUSTOM_RESOURCES: Mapping[str, CustomResource] = {
         short_name="flt",
         status=status.FaultStatus,
         max_name=limits.MAX_NAME,
-        named="it is named in reports",
+        name_use="it is named in reports",
         columns=(
             _column("Phase", ".status.phase"),
             _column("Kind", ".status.kind"),
@@ -107,7 +107,7 @@ CUSTOM_RESOURCES: Mapping[str, CustomResource] = {
         short_name="scn",
         status=status.ScenarioStatus,
         max_name=limits.MAX_NAME,
-        named="its runs are named after it",
+        name_use="its runs are named after it",
         columns=(
             _condition("Accepted"),
             _reason("Accepted"),
@@ -123,7 +123,7 @@ CUSTOM_RESOURCES: Mapping[str, CustomResource] = {
         short_name="run",
         status=status.ScenarioRunStatus,
         max_name=limits.MAX_RUN_NAME,
-        named="its pods are named after it",
+        name_use="its pods are named after it",
         columns=(
             _column("Phase", ".status.phase"),
             _column("Progress", ".status.progress"),
@@ -145,7 +145,7 @@ CUSTOM_RESOURCES: Mapping[str, CustomResource] = {
         short_name="tune",
         status=status.TuningStudyStatus,
         max_name=limits.MAX_RUN_NAME,
-        named="its runs are named after it",
+        name_use="its runs are named after it",
         columns=(
             _column("Phase", ".status.phase"),
             _column("Progress", ".status.progress"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 import yaml
 from msgspec import Struct
@@ -37,6 +38,9 @@ _QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti)$")
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
+NOTHING: Mapping[int, str] = MappingProxyType({})
+
+
 class FlinkConf(Struct, frozen=True, kw_only=True):
     """The options of a Flink configuration, and the size of its cluster if the file states it (0 if not)."""
 
@@ -49,6 +53,8 @@ class FlinkConf(Struct, frozen=True, kw_only=True):
     """The version of a FlinkDeployment, as in `1.20`; empty if the file does not state one."""
     legacy: bool = False
     """Whether it is a flink-conf.yaml, which Flink reads until 1.20."""
+    ignored: Mapping[int, str] = NOTHING
+    """Lines of it that are no `key: value` pairs, by their number."""
     taskmanagers: int = 0
     parallelism: int = 0
 
@@ -77,7 +83,7 @@ class FlinkConf(Struct, frozen=True, kw_only=True):
     def slots(self) -> int:
         """Return the slots of a TaskManager."""
         text = self.options.get(SLOTS_KEY, "")
-        return int(text) if text.isdigit() and int(text) else 1
+        return int(text) if text.isdecimal() and int(text) else 1
 
 
 def read(text: str, name: str) -> FlinkConf:
@@ -87,7 +93,7 @@ def read(text: str, name: str) -> FlinkConf:
     try:
         nodes = compose(text, name)
     except UserError:  # flink-conf.yaml is read line by line, and need not be YAML
-        if found := _legacy(text):
+        if found := _legacy(text, lenient=name.endswith(FILES[1])):
             return found
         raise
     objects = list(_in_kubernetes(nodes, name))
@@ -149,6 +155,9 @@ def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
     """Check the options for a version of Flink. Pure."""
     collected, written, usable = Collected(), dict[str, str](), dict[str, str]()
     options = Options(conf.options, flink_version=version)
+    for line, plain in conf.ignored.items():
+        problem = f"{plain!r} is not a `key: value` pair, so Flink ignores it"
+        collected.errors.append(UserError(f"line {line}", problem, "write a space after the colon"))
     for key, value in conf.options.items():
         standing, canonical = judge(key, version).standing, ALIASES.get(key, key)
         if standing in (Standing.WITHOUT_EFFECT, Standing.UNKNOWN):
@@ -157,7 +166,7 @@ def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
                 why = "is not modelled: here a job restarts with its own parallelism, and waits for all of its slots"
                 collected.warnings.append(f"{PATH}[{key}]: {value!r} {why}")
         elif canonical == SLOTS_KEY:
-            if not (value.isdigit() and int(value)):
+            if not (value.isdecimal() and int(value)):
                 problem = f"{value!r} is not a number of slots"
                 collected.errors.append(UserError(f"{PATH}[{key}]", problem, "write a whole number from 1"))
         elif doubt := _not_modelled(canonical, value, version):
@@ -187,30 +196,38 @@ def _not_modelled(canonical: str, value: str, version: str) -> str:
     return f"{value!r} is not modelled, so it has no effect here (modelled are {', '.join(option.choices)})"
 
 
-def _plain(options: Mapping[str, tuple[str, int]], *, legacy: bool = False) -> FlinkConf:
+def _plain(
+    options: Mapping[str, tuple[str, int]], *, legacy: bool = False, ignored: Mapping[int, str] = NOTHING
+) -> FlinkConf:
     values = {key: value for key, (value, _) in options.items()}
     return FlinkConf(
         kind="Flink configuration",
         options=values,
         lines={key: line for key, (_, line) in options.items()},
         legacy=legacy,
+        ignored=ignored,
         parallelism=_number(values.get("parallelism.default", "")),
     )
 
 
-def _legacy(text: str) -> FlinkConf | None:
-    """Return the options of a file of `key: value` lines, as Flink reads it until 1.20; None if it has other lines."""
+def _legacy(text: str, *, lenient: bool = False) -> FlinkConf | None:
+    """Return the options of a file of `key: value` lines, as Flink reads it until 1.20; None if it has other lines. `lenient`: as Flink
+    does, read indented lines too, and ignore the others."""
     found: dict[str, tuple[str, int]] = {}
+    ignored: dict[int, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        plain = line.partition("#")[0].rstrip()
+        plain = line.partition("#")[0]
+        plain = plain.strip() if lenient else plain.rstrip()
         if not plain:
             continue
         match = _LEGACY.match(plain)
-        if match is None and not plain.endswith(":"):
-            return None
         if match:
             found[match[1].strip()] = (match[2], number)
-    return _plain(found, legacy=True) if found and "kind" not in found else None
+        elif not plain.endswith(":"):
+            ignored[number] = plain
+    if not found or "kind" in found or (ignored and not lenient):
+        return None
+    return _plain(found, legacy=True, ignored=ignored)
 
 
 def _deployment(node: yaml.Node) -> FlinkConf:
@@ -245,6 +262,7 @@ def _in_config_map(node: yaml.Node, name: str) -> FlinkConf | None:
                 options=found.options,
                 lines=lines,
                 legacy=found.legacy,
+                ignored={first + line: plain for line, plain in found.ignored.items()},
                 parallelism=found.parallelism,
             )
     return None
@@ -272,7 +290,7 @@ def _text(node: yaml.Node | None) -> str:
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdecimal() else 0
 
 
 def _options(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, tuple[str, int]]]:

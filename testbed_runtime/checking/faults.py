@@ -128,10 +128,18 @@ def held_times(trial: Trial, entry: Entry) -> dict[str, int]:
     those of all, as the targets counted."""
     found = added_delays(entry)
     for row in trial.rows("faults"):
-        try:
-            counters = json.loads(row["measured"] or "{}").get("counters") or {}
-        except ValueError:
-            continue
-        held = max((float(own.get("delay_s") or 0) for own in counters.values()), default=0.0)
-        found[row["fault"]] = max(found.get(row["fault"], 0), round(held * NS))
+        counters = _mapping(_mapping(row["measured"]).get("counters")).values()
+        held = [own.get("delay_s") for own in map(_mapping, counters)]
+        held_s = max((float(s) for s in held if isinstance(s, int | float)), default=0.0)
+        found[row["fault"]] = max(found.get(row["fault"], 0), round(held_s * NS))
     return found
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """Return an object, or the one that a text in JSON has; an empty one for anything else, as in a damaged history."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return {}
+    return value if isinstance(value, dict) else {}

@@ -114,17 +114,27 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
 
 
 def _until_reported(trial: Trial, waits: Sequence[Wait]) -> list[Wait]:
-    """Return the waits, those for reports of failures that expired until the JobMaster got to them nevertheless: it began a failover then."""
-    reports = {w.who: w for w in waits if (w.kind, w.outcome) == ("failure-report", Outcome.EXPIRED)}
-    handled: dict[str, int] = {}
-    for event in events(trial, "failover.failure"):
-        report, t_ns = reports.get(str(data(event).get("task"))), int(event["t_ns"])
-        if report is not None and data(event).get("detector") == "Task" and report.end_ns < t_ns:
-            handled.setdefault(report.wait, t_ns)
+    """Return the waits, those for reports of failures that expired until the JobMaster got to them nevertheless: it began a failover then.
+    A failure after the next restart of the task is another one."""
+    failures = [
+        (int(e["t_ns"]), str(found.get("task")))
+        for e in events(trial, "failover.failure")
+        if (found := data(e)).get("detector") == "Task"
+    ]
+    restarts = [(int(e["t_ns"]), data(e).get("region")) for e in events(trial, "failover.started")]
+
+    def handled(wait: Wait) -> int | None:
+        if (wait.kind, wait.outcome) != ("failure-report", Outcome.EXPIRED):
+            return None
+        at = next((t for t, task in failures if task == wait.who and t > wait.end_ns), None)
+        restarted = (t for t, region in restarts if isinstance(region, list) and wait.who in region)
+        between = at is not None and any(wait.end_ns < t < at for t in restarted)
+        return None if between else at
+
     return [
-        replace(w, end_ns=handled[w.wait], outcome=Outcome.COMPLETED, option="", value="", budget_ns=-1)
-        if w.wait in handled
-        else w
+        w
+        if (at := handled(w)) is None
+        else replace(w, end_ns=at, outcome=Outcome.COMPLETED, option="", value="", budget_ns=-1)
         for w in waits
     ]
 

@@ -34,7 +34,7 @@ class _Commands(TyperGroup):
         """Find the command. Typer suggests one that is misspelt, and this one that is abbreviated."""
         word = args[0] if args else ""
         meant = [repr(n) for n, c in self.commands.items() if word and n.startswith(word) and not c.hidden]
-        if meant and word not in self.commands:
+        if meant and word not in self.commands and not ctx.resilient_parsing:  # the shell completes a line
             ctx.fail(f"No such command {word!r}. Did you mean {', '.join(meant)}?")
         return super().resolve_command(ctx, args)
 

@@ -92,9 +92,14 @@ def _with_conf(shape: questions.Shape, path: Path, flink_version: str | None) ->
     slots = f" with {counted(conf.slots, 'slot')} each"
     sizes = [counted(conf.taskmanagers, "TaskManager") + slots] if conf.taskmanagers else []
     sizes += [f"parallelism {conf.parallelism}"] if conf.parallelism else []
+    effective_here = "has" if len(found.usable) == 1 else "have"
     typer.echo(
-        f"{path}: {counted(len(found.usable), 'option')} of {len(conf.options)} have an effect here", err=True
+        f"{path}: {len(found.usable)} of {counted(len(conf.options), 'option')} {effective_here} an effect here",
+        err=True,
     )
+    if questions.CHECKPOINTS.key not in found.usable:
+        text = f"sets no {questions.CHECKPOINTS.key}; the scenario adds {questions.CHECKPOINTS.value}"
+        typer.echo(f"{path}: {text}, because a job without checkpoints is not restarted", err=True)
     effective = Options(found.usable, flink_version=version)
     given = questions.Given(
         options=found.usable,

@@ -76,6 +76,11 @@ CHECKPOINTS = Line(
     "1 s",
     "yours; a short one keeps the replay after a failover short",
 )
+ADDED_CHECKPOINTS = Line(
+    CHECKPOINTS.key,
+    CHECKPOINTS.value,
+    "added: your file sets none. Write what your job sets in code, if it does",
+)
 COMMON = (
     CHECKPOINTS,
     Line("restart-strategy.type", "fixed-delay", "yours"),
@@ -233,7 +238,7 @@ def document(question: Question, shape: Shape) -> str:
     described = "# The shape of your job: vertices with their parallelism, edges with their partitioning."
     observation_s = question.observation_s
     if shape.given:
-        size = f" It is smaller than yours: {shape.given.cluster}." if shape.given.cluster else ""
+        size = f" Your cluster has {shape.given.cluster}." if shape.given.cluster else ""
         paste, described = "# Your options that have an effect here.", described + size
         if question.heartbeats:
             observation_s += shape.given.interval_s + shape.given.timeout_s
@@ -291,7 +296,7 @@ def _options(question: Question, shape: Shape) -> Iterator[str]:
     chosen = [line for line in question.options if shape.flink_version in line.versions]
     if shape.given:
         own = [line for line in chosen if line.key.startswith(OWN_PREFIX)]
-        checkpoints = [] if CHECKPOINTS.key in shape.given.options else [CHECKPOINTS]
+        checkpoints = [] if CHECKPOINTS.key in shape.given.options else [ADDED_CHECKPOINTS]
         yield from (f"      {key}: {_scalar(value)}" for key, value in shape.given.options.items())
         chosen = [*checkpoints, *own]
     width = max((len(f"{line.key}: {line.value}") for line in chosen), default=0) + 2

@@ -146,7 +146,7 @@ def line_of(event: p.ProgressEvent) -> str:
             words = shown_phase(event)
             left = time_left(event.remaining_s)
             return f"  {words}{left and ', '}{left}" if words else ""
-        case p.Notice():
+        case p.Notice() | p.Suspended():
             return f"  {event.text}"
         case p.TrialEnded():
             return _ended(event)

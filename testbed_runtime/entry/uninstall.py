@@ -29,7 +29,7 @@ OF_HELM = "meta.helm.sh/release-name"
 """Helm annotates the objects that it installs, but not what `helm template` prints."""
 NO_RELEASE = (
     "nothing is uninstalled: Helm did not install the operator, so this is no `helm uninstall`. "
-    "Delete this Job, and leave out its like with `helm template --no-hooks`"
+    "Delete this Job. To render the chart without it, use `helm template --no-hooks`"
 )
 
 

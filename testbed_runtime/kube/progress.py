@@ -110,6 +110,8 @@ class RunStatus:
                     self._set(job_state=event.job_state)
                 left = _rounded(event.remaining_s)
                 self.report = replace(self.report, remaining_seconds=left, job=_job(event))
+            case p.Suspended():
+                self._set(phase="Running", trial="", trial_phase="", message=event.text[:MAX_TEXT])
             case p.Notice():
                 self._set(message=event.text[:MAX_TEXT])
             case p.FaultChanged():

@@ -56,6 +56,7 @@ from testbed_runtime.runner.progress import (
     Progress,
     RunEnded,
     RunStarted,
+    Suspended,
     TrialEnded,
     TrialStarted,
 )
@@ -221,7 +222,7 @@ class Runner:
                 return
             if not self.control.resumed.is_set():
                 text = "suspended: no other trial starts until the run is resumed"
-                self.progress.on_event(Notice(text))
+                self.progress.on_event(Suspended(text))
                 await self.control.resumed.wait()
                 self.progress.on_event(Notice("resumed"))
             self.progress.on_event(TrialStarted(trial.trial, number, trial.planned_s))

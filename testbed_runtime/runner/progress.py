@@ -58,6 +58,12 @@ class Notice(Struct, frozen=True):
     text: str
 
 
+class Suspended(Struct, frozen=True):
+    """The run waits between two trials until it is resumed."""
+
+    text: str
+
+
 class FaultChanged(Struct, frozen=True):
     """A fault began, or ended."""
 
@@ -111,6 +117,7 @@ ProgressEvent: TypeAlias = (
     | PhaseEntered
     | Sample
     | Notice
+    | Suspended
     | FaultChanged
     | TrialEnded
     | Evaluating

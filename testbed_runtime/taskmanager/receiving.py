@@ -42,6 +42,10 @@ class Receiving:
         self._dropped = 0
         self._sent: asyncio.Task[None] | None = None
 
+    @property
+    def started(self) -> bool:
+        return self._worker is not None
+
     def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._worker = loop.create_task(self._work(), name=f"receiving:{self._run.name}")

@@ -240,9 +240,9 @@ class StreamTask:
     async def _take(self, records: Records, channel: int) -> None:
         if not len(records):
             return
-        if self._receiving is not None:
+        if self._receiving is not None and self._receiving.started:
             self._receiving.put(records, channel)
-        else:
+        else:  # input that was in flight at the checkpoint never waits in a queue
             await self._process(records, channel)
 
     async def _take_markers(self, records: Records, channel: int) -> Records:

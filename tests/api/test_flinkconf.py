@@ -67,6 +67,26 @@ def test_a_flink_conf_is_read_line_by_line_as_flink_does():
     assert found.line("flinkConfiguration[heartbeat.timeout]: …") == 3
 
 
+def test_a_flink_conf_is_read_although_some_lines_are_no_pairs():
+    """As Flink does: an indented line counts, and a line without a space after its colon is reported and ignored."""
+    text = "heartbeat.timeout: 5 s\nrestart-strategy:none\n pekko.ask.timeout: 20 s\n"
+    found = flinkconf.read(text, "conf/flink-conf.yaml")
+    assert found.options == {"heartbeat.timeout": "5 s", "pekko.ask.timeout": "20 s"}
+    (error,) = flinkconf.judge_options(found, "1.20").errors
+    assert str(error) == (
+        "line 2: 'restart-strategy:none' is not a `key: value` pair, so Flink ignores it (write a space after the colon)"
+    )
+    with pytest.raises(UserError, match="is not YAML"):
+        flinkconf.read(text, "config.yaml")
+
+
+def test_a_digit_that_is_no_number_is_no_number_of_slots():
+    """`²` is a digit for Python."""
+    found = flinkconf.read('taskmanager.numberOfTaskSlots: "²"\nheartbeat.timeout: 5 s\n', "config.yaml")
+    (error,) = flinkconf.judge_options(found, "2.3").errors
+    assert (found.slots, error.problem) == (1, "'²' is not a number of slots")
+
+
 def test_a_nested_config_has_the_same_keys_as_a_flat_one():
     """Nested and flat keys, a list, and an empty value, which is unset."""
     found = flinkconf.read(NESTED, "config.yaml")

@@ -124,6 +124,29 @@ def test_a_report_that_expired_lasts_until_the_jobmaster_gets_to_it(
 
 
 @pytest.mark.parametrize(
+    ("region", "ends"),
+    [
+        (["map-0"], [5.0, 20.0]),  # restarted at 14 s for another reason
+        (["map-1"], [18.0, 20.0]),
+    ],
+)
+def test_each_expired_report_is_handled_before_the_next_restart_of_its_task(
+    history: Any, region: list[str], ends: list[float]
+):
+    """The heartbeats of its TaskManager were missing, and a later attempt of the same task fails too."""
+    built = history.empty()
+    for attempt, span in enumerate(((2.0, 5.0), (15.0, 19.0))):
+        built.wait(
+            "failure-report", "map-0", "JobMaster: FAILED", span, ("pekko.ask.timeout", "3 s", 3.0), "expired", attempt=attempt
+        )  # fmt: skip
+    built.event("failover.started", "1", 14.0, data={"region": region})
+    for number, t in enumerate((18.0, 20.0), 2):
+        built.event("failover.failure", str(number), t, data={"task": "map-0", "detector": "Task"})
+    found = sorted(read_waits(built.trial(), {}, [], history.at(30)), key=lambda w: w.start_ns)
+    assert [w.end_ns for w in found] == [history.at(end) for end in ends]
+
+
+@pytest.mark.parametrize(
     ("kind", "what", "fault", "expected"),
     [
         ("jobmanager", "ResourceManager", "jobmanager.kill", ("registration", 6.0)),

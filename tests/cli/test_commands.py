@@ -87,6 +87,7 @@ def test_a_shell_can_complete_commands(headgate):
         (f"headgate simulate {SCENARIOS}/02-taskmanager-killed --variant up", 4, ["upstream"]),
         ("headgate run nosuch --variant ", 4, []),
         ("headgate new late", 2, ["late-producer"]),
+        ("headgate mem --p", 2, []),
     ],
 )
 def test_a_shell_can_complete_variants_and_questions(headgate, words, count, found):

@@ -221,7 +221,7 @@ def test_new_takes_the_options_of_a_flink_configuration(headgate, tmp_path):
     said = headgate("new", "taskmanager-killed", "--flink-conf", conf, "-o", path)
     assert said.returncode == exits.PASS
     assert f"warning: {conf}:3: flinkConfiguration[heartbeat.intervall]: is not a Flink option" in said.stderr
-    assert f"{conf}: 4 options of 7 have an effect here" in said.stderr
+    assert f"{conf}: 4 of 7 options have an effect here" in said.stderr
     spec = yaml.safe_load(path.read_text())["spec"]
     assert spec["testbed"]["flinkVersion"] == "1.20"
     assert spec["testbed"]["flinkConfiguration"] == {

@@ -145,6 +145,20 @@ def test_the_status_follows_the_run():
     assert (status.report.phase, status.report.verdict) == ("Complete", "Pass")
 
 
+def test_a_run_that_is_suspended_after_a_look_evaluates_no_more():
+    """It waits between two trials."""
+    status = RunStatus()
+    for event in (p.TrialStarted("main-1", 1, 5.0), p.Evaluating("looking"), p.Suspended("suspended: …")):
+        status.apply(event, NOW)
+    report = status.report
+    assert (report.phase, report.trial, report.trial_phase, report.message) == (
+        "Running",
+        "",
+        "",
+        "suspended: …",
+    )
+
+
 def test_the_status_names_the_faults_that_act_and_when_they_end():
     """A fault leaves the list when it ends, and with its trial's testbed if its end was not confirmed."""
     status = RunStatus()

@@ -184,11 +184,13 @@ def test_a_pod_without_a_node_ends_the_run_unless_it_is_sparks(role: str) -> Non
 def test_a_run_whose_pod_does_not_start_ends_after_ten_minutes(
     role: str, age_s: float, reason: str, late: bool
 ) -> None:
-    """With the kubelet's words. An image that is still being pulled has no problem; the evaluation has its own limit for Spark."""
+    """With the kubelet's words, from when it has a node. An image that is still being pulled has no problem; the evaluation has its own limit for Spark."""
     waiting = {"waiting": {"reason": reason, "message": "no such tag"}}
-    status = {"containerStatuses": [{"name": role, "state": waiting}]}
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": rfc3339(NOW + 300)}
+    status = {"containerStatuses": [{"name": role, "state": waiting}], "conditions": [scheduled]}
     name = {"runner": RUNNER, "recorder": RECORDER, "spark": SPARK}[role]
-    found = look(made(KNOWN), pods=pods(**{role: a_pod(name, "Pending", status=status)}), now=NOW + age_s)
+    pending = pods(**{role: a_pod(name, "Pending", status=status)})
+    found = look(made(KNOWN), pods=pending, now=NOW + 300 + age_s)
     ended = (status_of(found).verdict, status_of(found).reason)
     assert ended == (("Error", "PodNotStarted") if late else ("", ""))
     assert (status_of(found).text == f"pod {name} has not started after 600 s: {reason}: no such tag") == late

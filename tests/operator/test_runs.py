@@ -13,6 +13,7 @@ import pytest
 from headgate_operator import objects_runs
 from headgate_operator.handler import Context
 from headgate_operator.handlers.scenariorun import ScenarioRunHandler
+from headgate_operator.handlers.scenariorun import _batch as unfinished_runs
 from headgate_operator.plan import scenariorun
 from headgate_operator.plan.conditions import rfc3339
 from headgate_operator.plan.model import Key
@@ -384,6 +385,24 @@ def test_a_spark_that_fails_and_stays_alive_is_reported_with_the_runners_text() 
     play(scenario)
     more = {}
     play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("phase", "starts", "unfinished"), [("Running", 1, 1), ("Suspended", 1, 1), ("Suspended", 0, 0)]
+)
+async def test_the_warm_spark_is_kept_for_a_run_that_is_suspended_between_two_trials(
+    phase: str, starts: int, unfinished: int
+) -> None:
+    """Its next evaluation needs it. A run that was suspended before its start needs none."""
+    api = ModelApi(now=lambda: 0.0)
+    statuses = {"ended": {"phase": "Complete"}, "other": {"phase": phase, "runnerStarts": starts}}
+    for name, status in statuses.items():
+        run = a_run()
+        run["metadata"]["name"] = name
+        api.objects["ScenarioRun", RUN[1], name] = {**api.put(run), "status": status}
+    ended = Run(api.one("ScenarioRun", RUN[1], "ended") or {})
+    context = Context(api, Settings(), None, None, lambda: 0.0, lambda: "0", lambda: b"0")
+    assert (await unfinished_runs(context, ended))[0] == unfinished
 
 
 def test_the_warm_sparks_service_does_not_lead_to_a_spark_with_executors() -> None:

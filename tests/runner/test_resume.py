@@ -16,7 +16,7 @@ from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.runner.conclude import trials_to_evaluate
 from testbed_runtime.runner.engine import RunControl, Runner, RunRequest
 from testbed_runtime.runner.manifest import MAX_ATTEMPTS, RunInfo, next_attempt, void_open
-from testbed_runtime.runner.progress import Notice
+from testbed_runtime.runner.progress import Notice, Suspended
 from testbed_runtime.simulation.loop import run_virtual
 from tests.collecting import Collected
 from tests.runner.conftest import Habits, ManifestEvaluator, MemoryHost
@@ -239,7 +239,7 @@ def test_a_suspended_run_ends_its_trial_and_waits(world):
         return await task
 
     assert run_virtual(main()).verdict["verdict"] == "Pass"
-    said = [e.text for e in world.progress.events if isinstance(e, Notice)]
+    said = [e.text for e in world.progress.events if isinstance(e, Notice | Suspended)]
     assert said.index("resumed") == 1 + said.index(
         "suspended: no other trial starts until the run is resumed"
     )

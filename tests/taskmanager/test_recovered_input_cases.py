@@ -118,3 +118,21 @@ def test_a_sink_does_not_wait_for_a_first_record_that_was_restored() -> None:
     options = {**UNALIGNED, "execution.buffer-timeout.interval": "100 ms"}
     task = driven(SLOW_SINK, drive, restore=restored(2), **options)
     assert task.waits("first-record") == [("", 100, 100, Outcome.COMPLETED)]
+
+
+@pytest.mark.parametrize("overflow", ["fail", "drop"])
+def test_restored_input_does_not_wait_in_a_receive_queue(overflow: str) -> None:
+    """It may be more than the queue holds: 4 KiB are 40 records."""
+
+    async def drive(task: Deployed) -> None:
+        await task.at(1000)
+        assert (task.states[-1], task.task.meter.records_in) == ("RUNNING", 100)
+
+    parts = ChannelState(0, 1, tuple(data(10 * n, 10) for n in range(10)))
+    options = {"headgate.flow-control": "none", "headgate.flow-control.queue": "4 kb"}
+    driven(
+        MAP,
+        drive,
+        restore=(SubtaskSnapshot(1, "work", 0, 1, 128, input_state=(parts,)),),
+        **{"taskmanager.memory.segment-size": "4 kb", "headgate.flow-control.overflow": overflow, **options},
+    )

@@ -167,7 +167,7 @@ async def _batch(context: Context, run: Run) -> tuple[int, float]:
     warm = [r for r in map(Run, listed) if r.uses_warm_spark]
     # a run that was suspended before it started, or is being deleted, needs no Spark
     others = [r for r in warm if r.uid != run.uid and not (r.finished or r.terminating)]
-    unfinished = sum(r.status.phase != SUSPENDED for r in others)
+    unfinished = sum(r.status.phase != SUSPENDED or r.status.runner_starts > 0 for r in others)
     ends = [seconds(at) for r in warm if (at := r.status.completed_at)]
     return unfinished, max(ends, default=0.0)
 

@@ -124,9 +124,9 @@ def unschedulable(pods: Iterable[Pod], now: float) -> str:
 
 
 def not_started(pods: Iterable[Pod], now: float) -> str:
-    """Return the kubelet's reason for the pods that have waited too long for their image or a volume; empty if no pod has."""
+    """Return the kubelet's reason for the pods that have had a node for too long without their image or a volume; empty if no pod has."""
     pending = (p for p in pods if p.alive and p.phase == "Pending" and p.problem)
-    late = [p for p in pending if now - p.created > UNSCHEDULABLE_LIMIT_S]
+    late = [p for p in pending if now - (p.scheduled_since or now) > UNSCHEDULABLE_LIMIT_S]
     return "; ".join(
         f"pod {p.name} has not started after {UNSCHEDULABLE_LIMIT_S:g} s: {p.problem}" for p in late
     )
