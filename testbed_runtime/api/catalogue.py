@@ -12,7 +12,7 @@ import enum
 from msgspec import Struct
 
 from testbed_runtime.core.options import ALIASES, BY_KEY, MAX_TCP_CONNECTIONS, REQUIRED_PER_GATE, Option
-from testbed_runtime.core.values import missing_unit
+from testbed_runtime.core.values import is_bare, missing_unit
 from testbed_runtime.core.versions import LATEST, number
 
 OWN_PREFIX = "headgate."
@@ -281,6 +281,13 @@ _SHARES = ("restart-strategy.exponential-delay.jitter-factor",)
 def value_doubt(option: Option, value: str, *, written: str = "") -> str:
     """Return why a value that fits its option was probably not meant, or an empty string. `written` is the key as the user
     wrote it."""
+    if option.in_millis:
+        millis = f"{option.parse(value) * 1000:.0f}"
+        return (
+            ""
+            if is_bare(value)
+            else f"Flink reads whole milliseconds here, without a unit (write {millis!r})"
+        )
     if option.type == "duration" and not written.endswith("-ms"):
         return missing_unit(value)
     if option.key in _SHARES and option.parse(value) > 1:

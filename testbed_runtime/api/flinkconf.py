@@ -148,7 +148,7 @@ class ConfFindings(Struct, frozen=True, kw_only=True):
     without_effect: tuple[str, ...]
     """Keys that change nothing here."""
     usable: Mapping[str, str]
-    """The options that a scenario can have: those with an effect and a valid value. Durations have a unit."""
+    """The options that a scenario can have: those with an effect and a valid value. Durations have a unit, if Flink reads one."""
 
 
 def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
@@ -175,7 +175,7 @@ def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
             before = len(collected.errors)
             judge_key(key, value, version=version, path=PATH, written=written, collected=collected)
             if len(collected.errors) == before and canonical != STATE_RECOVERY:
-                usable[key] = options.shown(canonical)
+                usable[key] = value if BY_KEY[canonical].in_millis else options.shown(canonical)
     together = Options(usable, flink_version=version)
     contradictions = tuple(judge_together(together, PATH))
     if not contradictions:

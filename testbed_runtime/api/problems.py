@@ -211,11 +211,11 @@ def _unit_hint(value: Any) -> str:
 
 
 def _is_duration(model: type[BaseModel], loc: Sequence[int | str]) -> bool:
-    """Return whether a duration belongs at `loc`: the value of an option of Flink, or a field."""
+    """Return whether a duration with a unit belongs at `loc`: the value of an option of Flink, or a field."""
     name = str(loc[-1])
     option = BY_KEY.get(ALIASES.get(name, name))
     if option is not None:
-        return option.type == "duration"
+        return option.type == "duration" and not option.in_millis
     return any(is_duration(f) for f in _fields_at(model, loc))
 
 

@@ -150,11 +150,11 @@ QUESTIONS: tuple[Question, ...] = (
         question="A producer registers its partition late (a slow start, a large job). Do its consumers wait long enough?",
         hypothesis="Consumers wait for a producer that is 3 s late, and the job starts without a failure.",
         options=(
-            Line("taskmanager.network.request-backoff.initial", "100 ms", "Flink's default"),
+            Line("taskmanager.network.request-backoff.initial", '"100"', "in ms: Flink's default"),
             Line(
                 "taskmanager.network.request-backoff.max",
-                "10 s",
-                "Flink's default. The budget up to 1.18: 100 + 200 + … + 6400 + 10000 ms = 22.7 s",
+                '"10000"',
+                "in ms: Flink's default. The budget up to 1.18: 100 + 200 + … + 6400 + 10000 ms = 22.7 s",
             ),
             *COMMON,
         ),

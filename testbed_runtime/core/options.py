@@ -59,6 +59,8 @@ class Option(Struct, frozen=True):
     """The first version of Flink that has it; empty if unknown."""
     removed: str = ""
     """The version of Flink that no longer knows it."""
+    in_millis: bool = False
+    """Whether Flink reads a whole number of milliseconds, and refuses a unit."""
 
     def default_in(self, flink_version: str) -> str:
         """Return the default of a version of Flink."""
@@ -114,8 +116,8 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.network.memory.buffer-debloat.samples", "integer", "20", "Number of calculations of the buffer size that are averaged.", since="1.14"),
     Option("taskmanager.network.memory.buffer-debloat.threshold-percentages", "integer", "25", "Changes of the buffer size below this percentage are not announced.", until=(("1.14", "50"),), since="1.14"),
     Option("taskmanager.network.memory.buffers-request-timeout", "duration", "30 s", "Timeout of a request for exclusive buffers.", aliases=("taskmanager.network.memory.exclusive-buffers-request-timeout-ms",), since=BUFFERS_TIMEOUT_RENAMED.since),
-    Option("taskmanager.network.request-backoff.initial", "duration", "100 ms", "First backoff of a partition request.", since="1.3"),
-    Option("taskmanager.network.request-backoff.max", "duration", "10000 ms", "Maximum backoff. From 1.19 on it limits the retriggers of remote channels.", since="1.3"),
+    Option("taskmanager.network.request-backoff.initial", "duration", "100", "First backoff of a partition request, in milliseconds.", since="1.3", in_millis=True),
+    Option("taskmanager.network.request-backoff.max", "duration", "10000", "Maximum backoff, in milliseconds. From 1.19 on it limits the retriggers of remote channels.", since="1.3", in_millis=True),
     Option("taskmanager.network.partition-request-timeout", "duration", "10 s", "How long a request waits at the producer (from 1.19).", since="1.19"),
     Option("taskmanager.network.retries", "integer", "0", "Additional TCP connect attempts after the first.", since="1.12"),
     Option(MAX_TCP_CONNECTIONS, "integer", "1", "Most TCP connections for data from one TaskManager to another; before 1.15, each exchange has its own.", since=ONE_CONNECTION.since, removed="2.0"),
@@ -174,8 +176,8 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.load-balance.mode", "string", "NONE", "`SLOTS`: as `cluster.evenly-spread-out-slots: true`. `NONE`: that option decides, and if it is not set either, one TaskManager is filled after the other. `TASKS` is not implemented.", choices=("NONE", "SLOTS"), since="1.19"),
     Option("task.cancellation.timeout", "duration", "180 s", "A task that takes longer to cancel terminates its TaskManager."),
     Option("web.backpressure.num-samples", "integer", "100", "Samples of back-pressure in one round.", removed="1.13"),
-    Option("web.backpressure.delay-between-samples", "duration", "50 ms", "Time between two of them.", removed="1.13"),
-    Option("web.backpressure.refresh-interval", "duration", "60000 ms", "Time from the beginning of one round of samples to the next.", removed="1.13"),
+    Option("web.backpressure.delay-between-samples", "duration", "50", "Time between two of them, in milliseconds.", removed="1.13", in_millis=True),
+    Option("web.backpressure.refresh-interval", "duration", "60000", "Time from the beginning of one round of samples to the next, in milliseconds.", removed="1.13", in_millis=True),
     Option("execution.checkpointing.externalized-checkpoint-retention", "string", "NO_EXTERNALIZED_CHECKPOINTS", "RETAIN_ON_CANCELLATION keeps the last checkpoints of a trial in the run's folder, below files/<trial>/jobs.", choices=("RETAIN_ON_CANCELLATION", "DELETE_ON_CANCELLATION", "NO_EXTERNALIZED_CHECKPOINTS"), since="1.11"),
     Option("execution.checkpointing.num-retained", "integer", "2", "Completed checkpoints that a job keeps in its store. Flink's default is 1, which also counts if the value is less than 1. Headgate's default is 2.", aliases=("state.checkpoints.num-retained",), since="1.20"),
     Option("execution.state-recovery.path", "string", "", "Folder files/<trial> of a kept checkpoint from which the job starts. For a run in a cluster, use `headgate run --from-checkpoint`, which copies the checkpoint there.", aliases=("execution.savepoint.path",), since="1.20"),

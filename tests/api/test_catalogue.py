@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed_runtime.api.catalogue import KNOWN, WITHOUT_EFFECT, Standing, edits, judge, value_problem
+from testbed_runtime.api.catalogue import (
+    KNOWN,
+    WITHOUT_EFFECT,
+    Standing,
+    edits,
+    judge,
+    value_doubt,
+    value_problem,
+)
 from testbed_runtime.core.options import ALIASES, BY_KEY, EFFECTIVE, MAX_TCP_CONNECTIONS, REQUIRED_PER_GATE
 from testbed_runtime.core.versions import VERSIONS
 
@@ -33,6 +41,20 @@ def test_every_default_fits_its_option(option):
     assert option.default or option.type == "memory" or option.key in derived
     defaults = [text for text in (option.default, *(text for _, text in option.until)) if text]
     assert [value_problem(option, text) for text in defaults] == [""] * len(defaults)
+
+
+@pytest.mark.parametrize(
+    ("value", "doubt"),
+    [
+        ("60000", ""),
+        ("60 s", "Flink reads whole milliseconds here, without a unit (write '60000')"),
+        ("400ms", "Flink reads whole milliseconds here, without a unit (write '400')"),
+    ],
+)
+def test_an_option_that_flink_reads_as_whole_milliseconds_has_no_unit(value, doubt):
+    """NETWORK_REQUEST_BACKOFF_MAX is an int: with a unit, Flink does not start."""
+    option = BY_KEY["taskmanager.network.request-backoff.max"]
+    assert value_doubt(option, value, written=option.key) == doubt
 
 
 @pytest.mark.parametrize(

@@ -143,12 +143,27 @@ def test_a_bad_value_of_another_kind_is_refused_with_what_fits(kind, change, tex
     assert text in [str(e) for e in validate_kind({**data, "kind": kind}).errors]
 
 
+def test_milliseconds_that_flink_reads_without_a_unit_are_text_too():
+    """In a scenario all options are texts."""
+    data = documents.good("Testbed")
+    data["spec"]["flinkConfiguration"] = {"taskmanager.network.request-backoff.max": 400}
+    problem = "must be text, got 400 (write it in quotes: '400')"
+    assert [problem in str(error) for error in validate_kind(data).errors] == [True]
+    data["spec"]["flinkConfiguration"] = {"taskmanager.network.request-backoff.max": "400"}
+    found = validate_kind(data)
+    assert not any("request-backoff" in str(text) for text in (*found.errors, *found.warnings))
+
+
 @pytest.mark.parametrize(
     ("kind", "change", "path"),
     [
         ("Fault", lambda s: s.update(duration="2"), "spec.duration"),
         ("Testbed", lambda s: s["taskManagers"].update(replaceLost="2"), "spec.taskManagers.replaceLost"),
-        ("TuningStudy", lambda s: s["options"][0].update(values=["1 s", "2"]), "spec.options[0].values[1]"),
+        (
+            "TuningStudy",
+            lambda s: s["options"][0].update(key="heartbeat.timeout", values=["1 s", "2"]),
+            "spec.options[0].values[1]",
+        ),
     ],
 )
 def test_a_duration_without_a_unit_is_a_warning_in_every_kind(kind, change, path):
