@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from testbed_runtime.core.errors import LocalProtocolError, RemoteProtocolError
+from testbed_runtime.core.errors import FlinkError, LocalProtocolError, RemoteProtocolError
 from testbed_runtime.core.exchange.events import (
     MAX_LOCATION_BYTES,
     NO_TIMEOUT_MS,
@@ -160,45 +160,67 @@ def test_any_bytes_are_refused_or_are_an_event_that_is_written_as_it_was_read(da
         CheckpointBarrier,
         st.integers(0, 2**63 - 1),
         st.integers(0, 2**63 - 1),
-        st.sampled_from(AlignmentType),
+        st.sampled_from([a for a in AlignmentType if a is not AlignmentType.UNALIGNED]),
         st.integers(0, 2**63 - 1),
         st.sampled_from([SnapshotType.SAVEPOINT, SnapshotType.SAVEPOINT_SUSPEND]),
         location=st.none() | st.binary(max_size=100),
     )
 )
 def test_every_barrier_comes_back(event: CheckpointBarrier) -> None:
-    """All alignments are covered, with and without a location."""
+    """All alignments of a savepoint are covered, with and without a location."""
     assert decode_event(encode_event(event) + b"\x00\x00\x00") == event
 
 
+def test_F_174_a_savepoint_is_never_unaligned_and_an_unaligned_barrier_has_no_timeout() -> None:
+    """CheckpointOptionsTest.testSavepointNeedsAlignment. Nor is such a barrier read."""
+    with pytest.raises(FlinkError, match="Savepoint can't be unaligned"):
+        CheckpointBarrier(1, 2, AlignmentType.UNALIGNED, snapshot_type=SnapshotType.SAVEPOINT)
+    with pytest.raises(FlinkError, match=r"Unaligned checkpoint can't have timeout \(10\)"):
+        CheckpointBarrier(1, 2, AlignmentType.UNALIGNED, 10)
+    aligned = bytearray(encode_event(CheckpointBarrier(1, 2, alignment_timeout_ms=10)))
+    aligned[-9] = AlignmentType.UNALIGNED
+    with pytest.raises(RemoteProtocolError, match="can't have timeout"):
+        decode_event(bytes(aligned))
+
+
 @pytest.mark.parametrize(
-    ("timeout_ms", "times_out"), [(0, False), (1, True), (NO_TIMEOUT_MS - 1, True), (NO_TIMEOUT_MS, False)]
+    ("timeout_ms", "times_out"), [(0, False), (10, True), (NO_TIMEOUT_MS - 1, True), (NO_TIMEOUT_MS, False)]
 )
-def test_an_aligned_barrier_times_out_after_its_timeout(timeout_ms: int, times_out: bool) -> None:
-    """Counted from its timestamp, in seconds. Flink's largest long means never, and 0 is a barrier that is unaligned at once."""
+def test_F_175_an_aligned_barrier_times_out_after_its_timeout(timeout_ms: int, times_out: bool) -> None:
+    """CheckpointOptionsTest.testCheckpointIsTimeoutable. The timeout counts from the barrier's timestamp, in seconds. Flink's largest
+    long means never."""
     barrier = CheckpointBarrier(1, 2_000, alignment_timeout_ms=timeout_ms)
     assert barrier.is_timeoutable is times_out
     assert barrier.deadline == ((2_000 + timeout_ms) / 1000 if times_out else float("inf"))
-    assert not replace(barrier, alignment=AlignmentType.UNALIGNED).is_timeoutable
+    assert not barrier.as_unaligned().is_timeoutable
+    assert not barrier.with_unaligned_unsupported().is_timeoutable
 
 
 @pytest.mark.parametrize(
     ("barrier", "forced"),
     [
         (CheckpointBarrier(1, 2), False),
+        (CheckpointBarrier(1, 2, snapshot_type=SnapshotType.SAVEPOINT), False),
         (CheckpointBarrier(1, 2, AlignmentType.AT_LEAST_ONCE), False),
         (CheckpointBarrier(1, 2, AlignmentType.UNALIGNED), True),
-        (CheckpointBarrier(1, 2, alignment_timeout_ms=500), True),
+        (CheckpointBarrier(1, 2, alignment_timeout_ms=10), True),
     ],
 )
-def test_a_barrier_that_may_not_overtake_is_aligned_by_force_and_back(
+def test_F_176_a_barrier_that_may_not_overtake_is_aligned_by_force_and_back(
     barrier: CheckpointBarrier, forced: bool
 ) -> None:
-    """On a pointwise connection. Behind it, the barrier is what it was."""
+    """CheckpointOptionsTest.testForceAlignmentIsReversable. On a pointwise connection; behind it, the barrier is what it was."""
+    assert barrier.with_unaligned_supported() == barrier
     sent = barrier.with_unaligned_unsupported()
     assert sent.alignment is (AlignmentType.FORCED_ALIGNED if forced else barrier.alignment)
     assert sent.alignment_timeout_ms == barrier.alignment_timeout_ms
     assert sent.with_unaligned_supported() == barrier
+
+
+def test_only_the_largest_timeout_makes_a_forced_barrier_unaligned_again() -> None:
+    """CheckpointOptions.withUnalignedSupported."""
+    forced = CheckpointBarrier(1, 2, AlignmentType.FORCED_ALIGNED, 0)
+    assert forced.with_unaligned_supported() == CheckpointBarrier(1, 2, AlignmentType.ALIGNED, 0)
 
 
 def test_the_location_of_a_barrier_has_a_limit() -> None:

@@ -287,6 +287,11 @@ def test_an_ended_channel_completes_an_unaligned_checkpoint() -> None:
             id="timeout",
         ),
         pytest.param(
+            {"unaligned.enabled": "true", "aligned-checkpoint-timeout": f"{NO_TIMEOUT_MS} ms"},
+            (UNALIGNED, NO_TIMEOUT_MS, AlternatingBarrierHandler),
+            id="largest-timeout",
+        ),
+        pytest.param(
             {"aligned-checkpoint-timeout": "30 s"},
             (AlignmentType.ALIGNED, NO_TIMEOUT_MS, AlignedBarrierHandler),
             id="timeout-without-unaligned",

@@ -61,7 +61,7 @@ class BarrierPolicy(Struct, frozen=True):
     exactly_once: bool = True
     unaligned: bool = False
     timeout_ms: int = 0
-    """Age at which an aligned checkpoint becomes unaligned; 0: it is unaligned from the start."""
+    """Age at which an aligned checkpoint becomes unaligned; 0 or NO_TIMEOUT_MS: it is unaligned from the start."""
     after_tasks_finish: bool = True
     """Whether a checkpoint continues after a channel has ended (FLIP-147)."""
     times_out: TimesOut = TimesOut.START
@@ -78,7 +78,7 @@ class BarrierPolicy(Struct, frozen=True):
             raise FlinkError("IllegalStateException", UNALIGNED_AT_LEAST_ONCE)
         if unaligned and options.integer(prefix + "max-concurrent-checkpoints") > 1:
             raise FlinkError("IllegalArgumentException", UNALIGNED_CONCURRENT)
-        timeout_ms = round(options.duration(prefix + "aligned-checkpoint-timeout") * 1000)
+        timeout_ms = min(round(options.duration(prefix + "aligned-checkpoint-timeout") * 1000), NO_TIMEOUT_MS)
         version = options.flink_version
         counts = TimesOut.START if has(version, TIMEOUT_SINCE_START) else TimesOut.FIRST_BARRIER
         return cls(
@@ -100,7 +100,8 @@ class BarrierPolicy(Struct, frozen=True):
             alignment = AlignmentType.AT_LEAST_ONCE
         elif self.unaligned and not (ended or kind.is_savepoint):
             timeout_ms = self.timeout_ms or NO_TIMEOUT_MS
-            alignment = AlignmentType.ALIGNED if self.timeout_ms else AlignmentType.UNALIGNED
+            never = timeout_ms == NO_TIMEOUT_MS
+            alignment = AlignmentType.UNALIGNED if never else AlignmentType.ALIGNED
         return CheckpointBarrier(checkpoint_id, timestamp_ms, alignment, timeout_ms, kind)
 
     def handler(self, channels: int) -> BarrierHandler:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from testbed_runtime.core.errors import LocalProtocolError, RemoteProtocolError
+from testbed_runtime.core.errors import FlinkError, LocalProtocolError, RemoteProtocolError
 from testbed_runtime.core.exchange.frames import BytesLike, DataType
 
 NO_TIMEOUT_MS = 2**63 - 1
@@ -95,6 +95,16 @@ class CheckpointBarrier(Struct, frozen=True):
     savepoint_format: SavepointFormat = SavepointFormat.CANONICAL
     location: bytes | None = None
 
+    def __post_init__(self) -> None:
+        """Raise FlinkError IllegalArgumentException as CheckpointOptions does."""
+        if self.alignment is not AlignmentType.UNALIGNED:
+            return
+        if self.snapshot_type.is_savepoint:
+            raise FlinkError("IllegalArgumentException", "Savepoint can't be unaligned")
+        if self.alignment_timeout_ms != NO_TIMEOUT_MS:
+            text = f"Unaligned checkpoint can't have timeout ({self.alignment_timeout_ms})"
+            raise FlinkError("IllegalArgumentException", text)
+
     @property
     def is_timeoutable(self) -> bool:
         return self.alignment is AlignmentType.ALIGNED and 0 < self.alignment_timeout_ms < NO_TIMEOUT_MS
@@ -117,8 +127,9 @@ class CheckpointBarrier(Struct, frozen=True):
         """Return the barrier that `with_unaligned_unsupported` was called on."""
         if self.alignment is not AlignmentType.FORCED_ALIGNED:
             return self
-        aligned = replace(self, alignment=AlignmentType.ALIGNED)
-        return aligned if aligned.is_timeoutable else self.as_unaligned()
+        if self.alignment_timeout_ms == NO_TIMEOUT_MS:
+            return self.as_unaligned()
+        return replace(self, alignment=AlignmentType.ALIGNED)
 
 
 class EndOfSuperstep(Struct, frozen=True):
@@ -273,7 +284,7 @@ def decode_event(data: BytesLike) -> Event:
         raise RemoteProtocolError("Incomplete event")
     try:
         return _decode(bytes(data))
-    except (struct.error, ValueError, IndexError) as error:
+    except (struct.error, ValueError, IndexError, FlinkError) as error:
         raise RemoteProtocolError(f"An event of {len(data)} bytes cannot be read: {error}") from None
 
 
