@@ -22,7 +22,7 @@ MAX_LOOK = 64
 
 
 class ChannelWaits:
-    """Every channel waits from `start` on. Channels that needed only one request are covered by the last one to answer."""
+    """Every channel waits from the `start` of its gate on. Channels that needed only one request are covered by the last one to answer."""
 
     def __init__(self, waits: WaitLog, task: str, attempt: int, limits: Sequence[Limit]) -> None:
         """`limits` are those of local and of remote channels."""
@@ -31,8 +31,9 @@ class ChannelWaits:
         self._attempt = attempt
         self._limits = limits
         self._begun = 0.0
-        self._silent: list[tuple[Channel, str]] = []
-        """Channels that have not been answered, with the names of their producers."""
+        """When the first gate was started."""
+        self._silent: list[tuple[Channel, str, float]] = []
+        """Channels that have not been answered, with the names of their producers and the start."""
         self._looked: list[Channel] = []
         """Those of them that are looked at next."""
         self._requested: dict[Channel, float] = {}
@@ -40,13 +41,14 @@ class ChannelWaits:
         self._rows = 0
 
     def start(self, gates: Sequence[tuple[InputGate, InputGateDescriptor]]) -> None:
-        self._begun = self._waits.now()
-        self._silent = [
-            (channel, intern(f"{descriptor.source_vertex}-{channel.partition.producer.subtask}"))
+        now = self._waits.now()
+        self._begun = self._begun or now
+        self._silent += [
+            (channel, intern(f"{descriptor.source_vertex}-{channel.partition.producer.subtask}"), now)
             for gate, descriptor in gates
             for channel in gate.channels
         ]
-        self._looked = [channel for channel, _ in self._silent[-MAX_LOOK:]]
+        self._looked = [found[0] for found in self._silent[-MAX_LOOK:]]
 
     def requested(self, channel: Channel) -> None:
         """Note a sent request."""
@@ -64,19 +66,19 @@ class ChannelWaits:
         looked = self._silent[-MAX_LOOK:]
         answered = [found for found in looked if found[0].answered]
         self._silent[-MAX_LOOK:] = [found for found in looked if not found[0].answered]
-        self._looked = [channel for channel, _ in self._silent[-MAX_LOOK:]]
-        for number, (channel, producer) in enumerate(answered, start=1):
+        self._looked = [found[0] for found in self._silent[-MAX_LOOK:]]
+        for number, (channel, producer, begun) in enumerate(answered, start=1):
             last = not self._silent and number == len(answered)
             if last or channel in self._requested:
-                end_s = max(self._begun, self._answered_at(channel, since_s))
-                self._record(channel, producer, Outcome.COMPLETED, end_s=end_s)
+                end_s = max(begun, self._answered_at(channel, since_s, begun))
+                self._record(channel, producer, begun, Outcome.COMPLETED, end_s=end_s)
 
-    def _answered_at(self, channel: Channel, since_s: float) -> float:
+    def _answered_at(self, channel: Channel, since_s: float, begun: float) -> float:
         """Return when the partition was found. A producer that refuses a request at once does so only if it does not know
         the partition: it was found with the last request, and the first data may come later."""
         if channel.backoff.waits_at_producer:
             return since_s
-        return self._requested.get(channel, self._begun)
+        return self._requested.get(channel, begun)
 
     def end(self, failure: FlinkError | None, input_at: float) -> None:
         """End all waits, because the task ends. A peer that is gone counts as silent since input was seen, or since the requests began."""
@@ -86,13 +88,13 @@ class ChannelWaits:
                 "connection", self._task, failure.lost_taskmanager, attempt=self._attempt, since_s=since
             )
             gone.end(cause=failure.message)
-        for channel, producer in self._silent:
+        for channel, producer, begun in self._silent:
             error = channel.error
             if error is None:
                 continue
             missing = error.class_name == "PartitionNotFoundException"
             outcome = Outcome.EXPIRED if missing else Outcome.FAILED
-            self._record(channel, producer, outcome, cause=error.message)
+            self._record(channel, producer, begun, outcome, cause=error.message)
         waiting = [found for found in self._silent if found[0].error is None]
         if waiting:
             cause = failure.message if failure is not None else ""
@@ -103,6 +105,7 @@ class ChannelWaits:
         self,
         channel: Channel,
         producer: str,
+        begun: float,
         outcome: Outcome,
         *,
         cause: str = "",
@@ -113,6 +116,6 @@ class ChannelWaits:
         self._rows += 1
         limit = self._limits[isinstance(channel, RemoteInputChannel)]
         wait = self._waits.begin(
-            "partition", self._task, producer, attempt=self._attempt, limit=limit, since_s=self._begun
+            "partition", self._task, producer, attempt=self._attempt, limit=limit, since_s=begun
         )
         wait.end(outcome, cause=cause, at_s=end_s)

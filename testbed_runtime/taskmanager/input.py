@@ -39,7 +39,8 @@ class TaskInput:
         for number in set(range(len(self.gates))) - set(self._announced):
             for index in range(len(self.gates[number].channels)):
                 self._recovering.discard(self._offsets[number] + index)
-        self._recovered: deque[tuple[int, list[Buffer]]] = deque()
+        self._recovered: dict[int, deque[tuple[int, list[Buffer]]]] = {}
+        """The restored channel state that is still unread, by gate."""
         for number, gate in enumerate(self.gates if len(self.gates) > 1 else ()):
             gate.on_ready = partial(self._on_ready, number)
             if gate.has_data:
@@ -57,17 +58,24 @@ class TaskInput:
             self._ready.append(number)
 
     def recover(self, states: Sequence[ChannelState]) -> None:
-        """Return this input channel state from `poll` before anything of the channels."""
+        """Return this input channel state from `poll` before anything of the channels of its gate."""
         for state in states:
             channel = self._offsets[state.group] + state.channel
-            self._recovered.extend(
-                (channel, [Buffer.unpooled(part, DataType.DATA_BUFFER)]) for part in state.data
-            )
+            found = [(channel, [Buffer.unpooled(part, DataType.DATA_BUFFER)]) for part in state.data]
+            if found:
+                self._recovered.setdefault(state.group, deque()).extend(found)
+        for number in sorted(self._recovered if len(self.gates) > 1 else ()):
+            self._on_ready(number, priority=False)
 
     @property
     def is_recovering(self) -> bool:
         """Whether restored channel state is still unread. No checkpoint begins until it is read."""
         return bool(self._recovered)
+
+    @property
+    def recovered_gates(self) -> list[int]:
+        """The gates without restored channel state that is still unread: their partitions may be requested."""
+        return [number for number in range(len(self.gates)) if number not in self._recovered]
 
     @property
     def is_available(self) -> bool:
@@ -81,8 +89,10 @@ class TaskInput:
 
     @property
     def has_priority(self) -> bool:
-        """Whether a priority event is next. Recovered data comes before it."""
-        return not self._recovered and any(gate.has_priority for gate in self.gates)
+        """Whether a priority event is next. The recovered data of its gate comes before it."""
+        return any(
+            gate.has_priority for number, gate in enumerate(self.gates) if number not in self._recovered
+        )
 
     def state_of(self, channel: int, data: Sequence[bytes]) -> ChannelState:
         """Return the channel state with this data."""
@@ -101,19 +111,30 @@ class TaskInput:
     def poll(self, most: int) -> PolledRun | None:
         """Return the next event, or up to `most` data buffers of one channel. The gate whose data came first is read first, and
         again after the others that have data. Raises the FlinkError of a failed channel."""
-        if self._recovered:
-            return self._recovered.popleft()
         if len(self.gates) == 1:
-            return self.gates[0].poll_run(most)
+            return self._take_recovered(0) if self._recovered else self.gates[0].poll_run(most)
         while self._ready_priority or self._ready:
             number = (self._ready_priority or self._ready).popleft()
             gate = self.gates[number]
+            if number in self._recovered:
+                recovered = self._take_recovered(number)
+                if number in self._recovered or gate.has_data:
+                    self._on_ready(number, gate.has_priority)
+                return recovered
             found = gate.poll_run(most)
             if gate.has_data:
                 self._on_ready(number, gate.has_priority)
             if found is not None:
                 return self._offsets[number] + found[0], found[1]
         return None
+
+    def _take_recovered(self, number: int) -> PolledRun:
+        """Return the next restored data of a gate that has some."""
+        recovered = self._recovered[number]
+        found = recovered.popleft()
+        if not recovered:
+            del self._recovered[number]
+        return found
 
     def on_producer_recovered(self, channel: int) -> None:
         """Handle the end of a producer's restored data. All producers are resumed when the last one has recovered

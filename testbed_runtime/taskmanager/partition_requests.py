@@ -86,8 +86,9 @@ class PartitionRequests:
     # ---- the first requests ----------------------------------------------------------------------------------
 
     def connect(self, gates: Sequence[tuple[InputGate, InputGateDescriptor]]) -> None:
-        """Request every channel: local ones at once, remote ones when they are connected."""
-        self._gates = [gate for gate, _ in gates]
+        """Request every channel of the gates that were not requested yet: local ones at once, remote ones when they are connected."""
+        gates = [found for found in gates if found[0] not in self._gates]
+        self._gates += [gate for gate, _ in gates]
         self._waits.start(gates)
         remote: dict[tuple[str, tuple[str, int], int], list[RemoteInputChannel]] = {}
         for gate, descriptor in gates:
@@ -100,7 +101,7 @@ class PartitionRequests:
                     remote.setdefault((where.producer, _address(where), index), []).append(channel)
         for (producer, address, index), channels in remote.items():
             work = self._connect(producer, address, index, channels)
-            self._start(f"connect:{producer}/{index}", work)
+            self._start(f"connect:{producer}/{index}/{len(self._gates)}", work)
         self._arm()
 
     async def _connect(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 from msgspec.structs import replace
@@ -135,7 +136,7 @@ class SourceTask:
     async def close(self) -> None:
         """Return immediately: a source has no background work."""
 
-    async def read_recovered(self) -> None:
+    async def read_recovered(self, on_consumed: Callable[[], None]) -> None:
         """Do nothing: a source has no input."""
 
     async def run(self) -> None:

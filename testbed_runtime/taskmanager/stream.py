@@ -163,9 +163,10 @@ class StreamTask:
             elif run.input.is_available:
                 await run.services.cpu.yield_control()
 
-    async def read_recovered(self) -> None:
-        """Process the input that was in flight at the checkpoint."""
+    async def read_recovered(self, on_consumed: Callable[[], None]) -> None:
+        """Process the input that was in flight at the checkpoint. Call `on_consumed` whenever that of a gate is processed."""
         run = self._run
+        consumed = len(run.input.recovered_gates)
         while run.input.is_recovering:
             if (due := self._next_timer()) is not None and due <= run.now():
                 await self._on_timers()
@@ -175,6 +176,9 @@ class StreamTask:
                 await self._handle(*item)
                 if run.work is not None:
                     await run.work.pay()
+                if len(run.input.recovered_gates) > consumed:
+                    consumed += 1
+                    on_consumed()
                 await run.services.cpu.yield_control()
 
     async def _idle(self) -> None:

@@ -65,7 +65,7 @@ class Invokable(Protocol):
 
     async def restore(self, snapshots: list[SubtaskSnapshot]) -> None: ...
 
-    async def read_recovered(self) -> None: ...
+    async def read_recovered(self, on_consumed: Callable[[], None]) -> None: ...
 
     async def run(self) -> None: ...
 
@@ -303,10 +303,15 @@ class Task:
         if self._run.now() - begun >= SLOW_OPEN_S:
             self._run.wait("open", self.descriptor.vertex.name, since_s=begun)
         await self._restore(invokable, self._run.output)
-        self._requests.connect(list(zip(gates, descriptor.gates, strict=True)))
+        self._connect()
         self._run.running_at = self._run.now()
         self._switch(_S.RUNNING)
         return invokable
+
+    def _connect(self) -> None:
+        """Request the partitions of each gate that has no restored input left (StreamTask.restoreStateAndGates)."""
+        gates = list(zip(self._input.gates, self.descriptor.gates, strict=True))
+        self._requests.connect([gates[number] for number in self._input.recovered_gates])
 
     def _on_first_record(self, partition: ResultPartition) -> None:
         """Notify the JobMaster, if it waits with a consumer for the first record."""
@@ -354,8 +359,8 @@ class Task:
         return StreamTask(run)
 
     async def _restore(self, invokable: Invokable, output: TaskOutput) -> None:
-        """Restore the state and the output that was in flight, then process the input that was in flight: until then, no partition is
-        requested and the task is not RUNNING (StreamTask.restoreStateAndGates)."""
+        """Restore the state and the output that was in flight, then process the input that was in flight. Until then, the task is not
+        RUNNING, and the partitions of its gate are not requested (StreamTask.restoreStateAndGates)."""
         checkpoint = self.descriptor.restore_checkpoint
         announced = [n for n, d in enumerate(self.descriptor.partitions) if d.announced_recovery]
         if not checkpoint:
@@ -378,7 +383,8 @@ class Task:
             await invokable.restore(snapshots)
             await self._recover_channels(snapshots)
             output.end_recovery(announced)
-            await invokable.read_recovered()
+            self._connect()
+            await invokable.read_recovered(self._connect)
             ended = Outcome.COMPLETED
         except Exception:
             ended = Outcome.FAILED

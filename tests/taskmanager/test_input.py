@@ -15,6 +15,7 @@ from testbed_runtime.core.exchange.events import (
     encode_event,
 )
 from testbed_runtime.core.exchange.frames import BufferResponse, ResumeConsumption
+from testbed_runtime.core.exchange.memory import recycle_all
 from testbed_runtime.taskmanager.input import TaskInput
 from testbed_runtime.workload.snapshots import ChannelState
 from tests.core.exchange_model import Consumer, barrier, data_frame, deliver, partition_id, receiver_id
@@ -177,21 +178,36 @@ def test_a_barrier_resumes_the_channel_of_its_own_gate() -> None:
         assert gates.resumed(number) == [(gate, receiver_id(channel))]
 
 
-def test_restored_channel_state_is_read_before_anything_that_arrives() -> None:
+def test_restored_channel_state_is_read_before_anything_that_arrives_for_its_gate() -> None:
     """In the order in which it was stored, also before a priority event. Meanwhile it is the task's input, and it is recovering."""
     gates = Gates(1, 2)
-    gates.data(0, 0)
-    gates.event(0, 0, barrier(1, AlignmentType.UNALIGNED))
-    gates.input.recover([ChannelState(1, 1, (b"a", b"b")), ChannelState(0, 0, (b"c",))])
+    gates.data(1, 0)
+    gates.event(1, 0, barrier(1, AlignmentType.UNALIGNED))
+    gates.input.recover([ChannelState(1, 1, (b"a", b"b")), ChannelState(1, 0, (b"c",))])
     read = []
     while gates.input.is_recovering:
+        assert gates.input.recovered_gates == [0]
         assert (gates.input.is_available, gates.input.has_priority) == (True, False)
         number, element = gates.input.poll(9) or (None, [])
         assert isinstance(element, list)
         read.append((number, [bytes(buffer.view()) for buffer in element]))
-    assert read == [(2, [b"a"]), (2, [b"b"]), (0, [b"c"])]
+    assert read == [(2, [b"a"]), (2, [b"b"]), (1, [b"c"])]
+    assert gates.input.recovered_gates == [0, 1]
     assert gates.input.has_priority
-    assert [gates.poll(), gates.poll(), gates.poll()] == [barrier(1, AlignmentType.UNALIGNED), 0, None]
+    assert [gates.poll(), gates.poll(), gates.poll()] == [barrier(1, AlignmentType.UNALIGNED), 1, None]
+
+
+def test_gates_with_restored_channel_state_take_turns() -> None:
+    """A gate without any is read meanwhile."""
+    gates = Gates(1, 1, 1)
+    gates.input.recover([ChannelState(2, 0, (b"a", b"b")), ChannelState(0, 0, (b"c", b"d"))])
+    gates.data(1, 0)
+    read = []
+    while gates.input.is_recovering:
+        number, element = gates.input.poll(9) or (None, [])
+        read.append(number)
+        recycle_all(element if isinstance(element, list) else [])
+    assert read == [0, 2, 1, 0, 2]
 
 
 @pytest.mark.parametrize(

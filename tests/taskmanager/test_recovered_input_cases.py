@@ -47,6 +47,22 @@ def test_I_122_a_task_requests_its_partitions_and_runs_when_the_restored_input_i
     assert task.waits("restore") == [("checkpoint 1", 0, 300, Outcome.COMPLETED)]
 
 
+def test_each_gate_requests_its_partitions_when_its_own_restored_input_is_processed() -> None:
+    """StreamTask.restoreStateAndGates: the restored input of three gates ends after 0, 0.1 and 0.4 s."""
+    flying = (ChannelState(1, 0, (data(0, 1),)), ChannelState(2, 0, (data(1, 1), data(2, 1), data(3, 1))))
+    snapshots = (SubtaskSnapshot(1, "work", 0, 1, 128, input_state=flying),)
+    requested: list[int] = []
+
+    async def drive(task: Deployed) -> None:
+        for ms in (50, 150, 350, 450):
+            await task.at(ms)
+            requested.append(len(task.noted("partition.request")))
+        assert task.states == ["INITIALIZING", "RUNNING"]
+
+    driven(SLOW_MAP, drive, restore=snapshots, channels=3, inputs=3, **UNALIGNED)
+    assert requested == [1, 2, 2, 3]
+
+
 def test_I_123_a_task_declines_checkpoints_while_restored_input_is_left() -> None:
     """SingleInputGateTest, RecoveredInputChannelTest: the task is not ready. The JobMaster would not trigger one before all tasks run."""
 
