@@ -73,6 +73,21 @@ def test_a_typo_is_reported_with_the_key_that_was_meant(key, meant):
     assert (judge(key, "2.x").standing, judge(key, "2.x").canonical) == (Standing.TYPO, meant)
 
 
+@pytest.mark.parametrize(
+    ("key", "canonical"),
+    [
+        ("taskmanager.net.request-backoff.initial", "taskmanager.network.request-backoff.initial"),
+        ("taskmanager.net.request-backoff.max", "taskmanager.network.request-backoff.max"),
+        ("taskmanager.maxRegistrationDuration", "taskmanager.registration.timeout"),
+        ("recovery.mode", "high-availability.type"),
+    ],
+)
+def test_the_oldest_names_that_flink_still_reads_are_effective(key, canonical):
+    """Their options have them as deprecated keys."""
+    judgement = judge(key, "1.20")
+    assert (judgement.standing, judgement.canonical) == (Standing.EFFECTIVE, canonical)
+
+
 @pytest.mark.parametrize("key", ["my.own.key", "taskmanager.memory.network.share", "heartbeat"])
 def test_what_is_far_from_every_key_is_unknown(key):
     """Not called a typo."""
