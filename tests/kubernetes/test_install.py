@@ -81,11 +81,15 @@ def _scale(cluster: Cluster, replicas: int) -> None:
         cluster.kubectl("-n", OPERATOR_NAMESPACE, "wait", "--for=delete", "pod", "-l", pods, "--timeout=60s")
 
 
+OF_RELEASE = f"{naming.LABEL_INSTANCE},{naming.LABEL_MANAGED_BY}!={naming.MANAGED_BY}"
+"""What the chart made, and not the operator."""
+
+
 def left(space: Space) -> str:
     """Return what a release could leave in its namespace, without the runs, which are the user's."""
     every = "deployments,poddisruptionbudgets,roles,rolebindings,networkpolicies,jobs,leases"
     mine = space.kubectl("get", every, "-o", "name")
-    labelled = ("get", "pods,services,configmaps,secrets,serviceaccounts", "-l", "app.kubernetes.io/instance")
+    labelled = ("get", "pods,services,configmaps,secrets,serviceaccounts", "-l", OF_RELEASE)
     return mine + space.kubectl(*labelled, "-o", "name")
 
 
@@ -248,7 +252,7 @@ def _reviewed(space: Space, document: dict[str, Any]) -> str:
 
 def _webhook_secrets(space: Space) -> list[dict[str, str]]:
     """Return the contents of the TLS Secrets that the release made."""
-    of_release = ("-l", "app.kubernetes.io/instance", "--field-selector", "type=kubernetes.io/tls")
+    of_release = ("-l", OF_RELEASE, "--field-selector", "type=kubernetes.io/tls")
     return [secret["data"] for secret in space.get("secrets", *of_release)["items"]]
 
 
