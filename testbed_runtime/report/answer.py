@@ -346,31 +346,42 @@ def _mean_words(values: tuple[float, ...]) -> str:
     return with_interval(value, low, high) if low != high else ""
 
 
-def _medians(variant: str, trials: Sequence[TrialRecovery]) -> list[Answer]:
-    """Return one answer for all trials of a variant: the median downtime, and mean prices, which add up."""
-    found = VariantAnswer(variant, tuple(trials))
+def _medians(variant: str, trials: Sequence[TrialRecovery]) -> Iterator[Answer]:
+    """Yield one answer for all trials of a variant, or one per fault that began recoveries: the median downtime, and mean prices, which
+    add up."""
+    whole = VariantAnswer(variant, tuple(trials)).recoveries
+    faults = list(dict.fromkeys(r.fault for r in whole))
+    if len(faults) == 1:
+        yield _median(VariantAnswer(variant, tuple(trials)), f"{len(trials)} trials")
+        return
+    for fault in faults:
+        own = [replace(t, recoveries=tuple(r for r in t.recoveries if r.fault == fault)) for t in trials]
+        own = [t for t in own if t.recoveries]
+        count = f"{len(own)} of {len(trials)}" if len(own) < len(trials) else f"{len(trials)}"
+        yield _median(
+            VariantAnswer(variant, tuple(own)),
+            f"{count} trials {f'after {fault}' if fault else 'without a fault'}",
+        )
+
+
+def _median(found: VariantAnswer, text: str) -> Answer:
     whole = found.recoveries
-    if not whole:
-        return []
     lost = sum(1 for recovery in whole if not recovery.recovered)
     downs = [r.downtime_s for r in whole if r.downtime_s is not None]
-    text = f"{len(trials)} trials"
     if downs:
         text += f": down {quantities.seconds(median(downs))} (median; {quantities.seconds(min(downs))} to {quantities.seconds(max(downs))})"
     if lost:
         text += f", {lost} of {len(whole)} recoveries did not end"
     text += "; on average" if found.prices else ": no outage"
-    return [
-        Answer(
-            variant,
-            text,
-            found.prices,
-            found.unattributed_s,
-            found.margins,
-            found.from_events_s,
-            intervals=found.intervals,
-        )
-    ]
+    return Answer(
+        found.variant,
+        text,
+        found.prices,
+        found.unattributed_s,
+        found.margins,
+        found.from_events_s,
+        intervals=found.intervals,
+    )
 
 
 def typical_prices(recoveries: Sequence[Recovery]) -> tuple[Price, ...]:

@@ -173,6 +173,22 @@ def test_many_trials_become_one_line_of_their_variant():
     assert abs(total - sum(r.total_s for r in recoveries) / 5) < 1e-6
 
 
+def test_many_trials_with_several_faults_have_one_line_for_each_fault():
+    """The mean over recoveries from different faults is the price of neither. A trial that did not fail does not count."""
+
+    def both(name: str, *, second: bool) -> TrialRecovery:
+        (first,) = killed(name).recoveries
+        (other,) = killed(name, slower=3).recoveries
+        return TrialRecovery(trial=name, recoveries=(first, replace(other, fault="cut"))[: 1 + second])
+
+    found = lines(*(both(f"main-{n}", second=n != 4) for n in range(1, 5)))
+    assert [line.partition(" heartbeat")[0] for line in found if " trials " in line] == [
+        "main: 4 trials after dead: down 2.37 s (median; 2.37 s to 2.37 s); on average: 1.72 s",
+        "main: 3 of 4 trials after cut: down 7.11 s (median; 7.11 s to 7.11 s); on average: 5.16 s",
+    ]
+    assert not any("without a fault" in line for line in found)
+
+
 def test_an_option_whose_seconds_cannot_all_be_saved_says_what_follows():
     """A restart delay of 500 ms twice, of which 200 ms and all of it can be saved."""
     key = "restart-strategy.fixed-delay.delay"
