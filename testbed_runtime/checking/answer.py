@@ -31,10 +31,12 @@ from testbed_runtime.checking.failovers import Cause, counted
 from testbed_runtime.checking.faults import FaultEffect, added_delays, check_faults, parameters
 from testbed_runtime.checking.lasting import (
     capped,
+    dead_slots,
     lasting_wait,
     share_slack,
     since_earlier_fault,
     unnoticed_loss,
+    until_faults_end,
 )
 from testbed_runtime.checking.limiting import (
     FaultSizes,
@@ -173,6 +175,7 @@ class _Paths:
         self.busy = busy_texts(entry)
         self.producers = blocking_producers(entry)
         self.options = options(entry).of_job(batch=bool(self.producers))
+        self.fenced = self.options.boolean("headgate.restart.fence-dead-slots")
         self.restarts = [e for e in events(trial, "failover.started") if counted(e)]
         self.waits = waits
         self.delays = added_delays(entry)
@@ -239,7 +242,8 @@ class _Paths:
             lasting = lasting_wait(self.waits, found[0].segments, named)
         failed = [r.failure for r in outage.rounds[:-1]]
         needless = [False, *(f is not None and f.kind == "slot" for f in failed)]
-        return tuple(replace(r, segments=capped(r.segments)) for r in share_slack(found, needless))
+        shared = until_faults_end(share_slack(found, needless), self.effects)
+        return tuple(replace(r, segments=capped(r.segments)) for r in shared)
 
     def _round(self, outage: Outage, number: int, span: RoundSpan, lasting: Wait | None) -> Round:
         end = min(span.end, outage.end)
@@ -325,6 +329,8 @@ class _Paths:
                 )
             since = span.start if span.cause is None else span.cause.t_ns
             return waits, self._failing(span.failure, since, end) or _nothing("failure-report", end)
+        if not self.fenced:
+            waits += dead_slots(self.waits, span.cause, end)
         if span.running is None and outage.rounds[0].cause is None and not outage.first:
             return self._survived(outage, waits, end)
         if span.running is None:

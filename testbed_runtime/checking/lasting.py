@@ -11,7 +11,9 @@ from testbed_runtime.checking.criticalpath import EPSILON_NS, TIE_NS
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.heldmessages import MESSAGES
+from testbed_runtime.core.faults.kinds import KINDS as FAULTS
 from testbed_runtime.core.faults.links import ANYBODY, split_link
+from testbed_runtime.core.faults.vocabulary import Hides
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.waits import KINDS, Outcome, Wait
 
@@ -23,13 +25,12 @@ _ENDED_BY = {"replacement": "replacement", "heartbeat": "heartbeat", "cancellati
 
 def lasting_wait(waits: Iterable[Wait], segments: Sequence[Segment], failed: str = "") -> Wait | None:
     """Return the wait with which the path of a round begins, if it had begun before the round. One that ended together with the round
-    before held up nothing. `failed`: the TaskManager that the failure before the round names. Missing heartbeats of another one, or a
-    message in its mailbox, did not cause that failure."""
+    before held up nothing. `failed`: the TaskManager that the failure before the round names. A message in the mailbox of another one
+    did not cause that failure."""
     if not segments or segments[0].kind in _ENDED:
         return None
     first = segments[0]
-    of_one = first.kind == "heartbeat" or (first.kind, first.what) == ("stalled", MESSAGES)
-    if of_one and failed and failed not in (first.who, first.what):
+    if (first.kind, first.what) == ("stalled", MESSAGES) and failed not in ("", first.who):
         return None
     if first.end_ns - first.start_ns <= TIE_NS:
         return None
@@ -48,14 +49,25 @@ def unnoticed_loss(waits: Iterable[Wait], cause: Cause | None, failure: Cause | 
     deployed to it in vain (with headgate.restart.fence-dead-slots: false, as in Flink). A shorter restart delay makes that more rounds."""
     if cause is None or failure is None or cause.taskmanager != failure.taskmanager:
         return None
-    found = [
+    found = [w for w in _losses_after(waits, cause) if failure.t_ns < w.end_ns - EPSILON_NS]
+    return min(found, key=lambda w: w.end_ns, default=None)
+
+
+def dead_slots(waits: Iterable[Wait], cause: Cause | None, end: int) -> list[Wait]:
+    """Return the wait of a round that ended well until the slots of the TaskManager on which it began were gone, if its loss was noticed
+    in the round: a restart before that would have used them again."""
+    found = [] if cause is None else _losses_after(waits, cause)
+    return [replace(w, kind="fencing") for w in found if w.end_ns <= end]
+
+
+def _losses_after(waits: Iterable[Wait], cause: Cause) -> list[Wait]:
+    """Return the waits for the heartbeats of the TaskManager that a failure names, if it was declared lost after that failure."""
+    return [
         w
         for w in waits
         if (w.kind, w.what, w.outcome) == ("heartbeat", cause.taskmanager, Outcome.EXPIRED)
-        and w.start_ns < cause.t_ns
-        and failure.t_ns < w.end_ns - EPSILON_NS
+        and w.start_ns < cause.t_ns < w.end_ns - EPSILON_NS
     ]
-    return min(found, key=lambda w: w.end_ns, default=None)
 
 
 def since_earlier_fault(
@@ -138,6 +150,31 @@ def _shared(rounds: Sequence[Round], needless: Sequence[bool]) -> list[Round]:
         segments = (new, *one.segments[1:]) if number == len(parts) - 1 else (*one.segments[:-1], new)
         found.append(replace(one, segments=segments))
     return found[::-1]
+
+
+def until_faults_end(rounds: Sequence[Round], effects: Iterable[FaultEffect]) -> tuple[Round, ...]:
+    """Return the rounds, with nothing to save of a wait during a fault if a later one ended with that fault, however early it begins."""
+    ends = {e.fault: e for e in effects if e.ended_ns is not None}
+    held = [s for r in rounds for s in r.segments if s.fault in ends and _ends_with(s, ends[s.fault])]
+
+    def limited(own: Segment) -> Segment:
+        later = (
+            s
+            for s in held
+            if own.end_ns <= s.start_ns and ends[s.fault].begun_ns <= own.start_ns + EPSILON_NS
+        )
+        following = next(later, None) if own.option else None
+        return own if following is None else replace(own, slack_ns=0, next=following.text)
+
+    return tuple(replace(r, segments=tuple(limited(s) for s in r.segments)) for r in rounds)
+
+
+def _ends_with(segment: Segment, fault: FaultEffect) -> bool:
+    """Whether a wait ended because the fault did: it waited for its end, or for something that did not pass before."""
+    passed = fault.kind not in FAULTS or FAULTS[fault.kind].hides is not Hides.LINK
+    if passed and (segment.kind == "stalled" or segment.what != fault.fault):
+        return False
+    return segment.start_ns < (fault.ended_ns or 0) <= segment.end_ns + EPSILON_NS
 
 
 def capped(segments: Iterable[Segment]) -> tuple[Segment, ...]:

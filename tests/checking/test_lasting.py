@@ -13,10 +13,12 @@ from testbed_runtime.checking.heldmessages import MESSAGES
 from testbed_runtime.checking.lasting import (
     capped,
     continues,
+    dead_slots,
     lasting_wait,
     share_slack,
     since_earlier_fault,
     unnoticed_loss,
+    until_faults_end,
 )
 from testbed_runtime.checking.prices import prices
 from testbed_runtime.core.judgement.recovery import Round, Segment
@@ -52,20 +54,12 @@ def test_a_wait_lasts_if_it_had_begun_before_the_round(kind: str, since: float, 
     assert lasting_wait([wait], [part(3, 3.02, kind)]) is None, "it ended together with the round before"
 
 
-@pytest.mark.parametrize(
-    ("kind", "failed", "found"),
-    [
-        ("heartbeat", "", True),
-        ("heartbeat", "tm-0-1", True),
-        ("heartbeat", "w", True),
-        ("heartbeat", "tm-1-1", False),
-        ("replacement", "tm-1-1", True),
-    ],
-)
-def test_heartbeats_of_a_taskmanager_last_over_failures_of_its_own(kind: str, failed: str, *, found: bool):
-    """They were missing when the round before failed because of another TaskManager, but did not cause that. Both sides miss them."""
+@pytest.mark.parametrize("kind", ["heartbeat", "replacement"])
+@pytest.mark.parametrize("failed", ["", "tm-0-1", "w", "tm-1-1"])
+def test_a_wait_lasts_over_failures_of_any_taskmanager(kind: str, failed: str):
+    """Heartbeats that are missing fail the job when they have been missing for long enough, whatever failed before."""
     wait = waited(kind, 1, 6, who="w", what="tm-0-1")
-    assert lasting_wait([wait], [part(3, 5, kind, "tm-0-1")], failed) == (wait if found else None)
+    assert lasting_wait([wait], [part(3, 5, kind, "tm-0-1")], failed) == wait
 
 
 @pytest.mark.parametrize(("failed", "found"), [("tm-0-1", True), ("tm-1-1", False)])
@@ -114,6 +108,62 @@ def test_a_round_that_begins_and_fails_on_a_dead_taskmanager_waits_for_its_loss(
     if more.get("end_ns"):
         waits = [loss]
     assert unnoticed_loss(waits, began, failed) == (loss if found else None)
+
+
+@pytest.mark.parametrize(
+    ("cause", "end", "more", "found"),
+    [
+        ("tm-0-1", 8, {}, True),
+        ("tm-0-1", 7.9, {}, False),  # noticed after the round
+        ("tm-1-1", 8, {}, False),
+        (None, 8, {}, False),
+        ("tm-0-1", 8, {"start_ns": 3 * NS}, False),  # it had answered since the round began
+        ("tm-0-1", 8, {"outcome": Outcome.COMPLETED}, False),
+        ("tm-0-1", 8, {"end_ns": round(3.005 * NS)}, False),  # the failure was that loss
+        ("tm-0-1", 8, {"end_ns": round(3.006 * NS)}, True),
+    ],
+)
+def test_slots_of_a_dead_taskmanager_are_there_until_its_loss_is_noticed(
+    cause: str | None, end: float, more: dict[str, Any], *, found: bool
+):
+    """The round began at 3 s with a failure of tm-0-1. Its heartbeats have been missing since 1 s, which is noticed after 8 s."""
+    loss = replace(waited("heartbeat", 1, 8, what="tm-0-1", outcome=Outcome.EXPIRED), **more)
+    began = None if cause is None else Cause(3 * NS, "", "", "Task", cause)
+    expected = [replace(loss, kind="fencing")] if found else []
+    assert dead_slots([loss], began, round(end * NS)) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "held", "since", "ended", "saved"),
+    [
+        ("network.partition", {}, 1, 7, 0),
+        ("network.partition", {}, 2, 7, 0),
+        ("network.partition", {}, 2.1, 7, -1),  # a shorter wait would have ended before the fault
+        ("network.partition", {}, 1, 8.005, 0),
+        ("network.partition", {}, 1, 8.006, -1),  # it ended before the fault
+        ("network.partition", {}, 1, 5, -1),  # which had ended when it began
+        ("network.partition", {}, 1, None, -1),
+        ("network.partition", {"fault": "other"}, 1, 7, -1),
+        ("network.partition", {"what": "f", "kind": "catch-up"}, 1, 7, 0),
+        ("network.latency", {}, 1, 7, -1),  # it delays each message for as long
+        ("network.latency", {"what": "f", "kind": "catch-up"}, 1, 7, 0),
+        ("process.kill", {"what": "f", "kind": "stalled"}, 1, 7, -1),
+    ],
+)
+def test_a_wait_that_a_fault_outlasts_has_nothing_to_save(
+    kind: str, held: dict[str, Any], since: float, ended: float | None, saved: int
+):
+    """A timeout expires from 2 to 5 s. In the next round, something waits from 5 to 8 s and ends because the fault does."""
+    own = part(2, 5, "heartbeat", slack_ns=NS, next="b") if saved == 0 else part(2, 5, "heartbeat")
+    later = part(5, 8, **{"kind": "registration", "option": "", "text": "t", "fault": "f"} | held)
+    rounds = [
+        Round(number=n, start_ns=s.start_ns, end_ns=s.end_ns, segments=(s,))
+        for n, s in enumerate((own, later), 1)
+    ]
+    fault = effect(kind, (since, ended))
+    (first,), (last,) = (r.segments for r in until_faults_end(rounds, [fault]))
+    assert (first.slack_ns, first.next) == ((0, "t") if saved == 0 else (-1, ""))
+    assert last == later
 
 
 @pytest.mark.parametrize(

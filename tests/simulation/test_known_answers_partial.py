@@ -40,14 +40,18 @@ def vertex(name: str, group: str, **what: Any) -> dict[str, Any]:
     return {"name": name, "parallelism": 1, "slotSharingGroup": group, **what}
 
 
-REGIONS = {
-    "vertices": [
-        *(vertex(f"source-of-{r}", f"s{r}", source={"recordsPerSecond": 200}) for r in "ab"),
-        *(vertex(f"sink-of-{r}", f"m{r}", sink="ledger") for r in "ab"),
-    ],
-    "edges": [{"from": f"source-of-{r}", "to": f"sink-of-{r}", "partitioning": "hash"} for r in "ab"],
-}
-"""Two regions: neither restarts with the other."""
+def regions(names: str) -> dict[str, Any]:
+    """A job of several regions: none restarts with another one."""
+    return {
+        "vertices": [
+            *(vertex(f"source-of-{r}", f"s{r}", source={"recordsPerSecond": 200}) for r in names),
+            *(vertex(f"sink-of-{r}", f"m{r}", sink="ledger") for r in names),
+        ],
+        "edges": [{"from": f"source-of-{r}", "to": f"sink-of-{r}", "partitioning": "hash"} for r in names],
+    }
+
+
+REGIONS = regions("ab")
 SPLITS = {
     "vertices": [
         {

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.core.judgement.recovery import Recovery
+from testbed_runtime.core.judgement.recovery import Recovery, Segment
+from testbed_runtime.report.answer import savings
 from tests.simulation.test_known_answers import (
     ALL,
     DETECTION_S,
@@ -25,12 +26,19 @@ from tests.simulation.test_known_answers import (
     document,
     fault,
 )
-from tests.simulation.test_known_answers_partial import REGIONS, answered, of_case, of_region, seconds
+from tests.simulation.test_known_answers_partial import (
+    REGIONS,
+    answered,
+    of_case,
+    of_region,
+    regions,
+    seconds,
+)
 
 pytestmark = pytest.mark.virtual
 
 PAUSE = {"process": {"pause": {}}}
-DELAY = "restart-strategy.fixed-delay.delay"
+DELAY, BACKOFF_DELAY = "restart-strategy.fixed-delay.delay", "restart-strategy.exponential-delay"
 TWO_LARGE = {"replicas": 2, "slots": 6}
 """The loss of one of them leaves the other one with slots for all tasks, and is all that the job can wait for."""
 
@@ -220,3 +228,64 @@ def test_heartbeats_that_one_fault_delayed_are_not_those_that_another_one_stoppe
     found = recovery(case, tmp_path)
     assert seconds(found, "return (paused by the fault `gc`)") == pytest.approx(2.0, abs=TOLERANCE_S)
     assert seconds(found, HEARTBEAT) == pytest.approx(4.9, abs=TOLERANCE_S)
+
+
+def test_a_lower_timeout_saves_nothing_of_a_cut_that_lasts_longer(tmp_path: Path):
+    """Nothing reaches the JobManager for 8 s. It gives the TaskManagers up, and they can register again when the cut ends, whatever the
+    timeout."""
+    cut = fault("cut", "8 s", JOBMANAGER, plane="rpc", direction="to", network={"partition": {}})
+    found = {}
+    for timeout in ("5 s", "3 s"):
+        options = {**QUICK, HEARTBEAT: timeout}
+        case = Case("cut", [cut], "", 0.0, options=options, observation="20 s", managers={"replicas": 5})
+        found[timeout] = recovery(case, tmp_path / timeout)
+        (line,) = savings(found[timeout])
+        assert line.startswith(f"{HEARTBEAT} = {timeout}: a lower value saves at most 0 s")
+        assert line.endswith("waits for a TaskManager to register, during the fault `cut`")
+    assert found["3 s"].total_s == pytest.approx(found["5 s"].total_s, abs=0.05)
+
+
+def test_a_shorter_delay_saves_nothing_before_dead_slots_are_noticed(tmp_path: Path):
+    """Restarts deploy to the dead TaskManager until its loss is noticed. The last delay goes on for seconds after that, which shorter ones save."""
+    found = {}
+    for backoff in ("1 s", "100 ms"):
+        options = {
+            "headgate.restart.fence-dead-slots": "false", "restart-strategy.type": "exponential-delay",
+            f"{BACKOFF_DELAY}.jitter-factor": "0", f"{BACKOFF_DELAY}.initial-backoff": backoff,
+        }  # fmt: skip
+        case = Case(
+            "dead", [fault("kill", "1 s", SOURCE, **KILL)], "", 0.0, options=options, observation="60 s"
+        )
+        found[backoff] = recovery(case, tmp_path / backoff)
+        assert seconds(found[backoff], BACKOFF_DELAY) > 5
+        (line,) = savings(found[backoff])
+        assert line.endswith(f"then the job waits for {REACHABILITY} = 10 s × 2")
+    noticed = [r.total_s - last_delay(r).slack_ns / 1e9 for r in found.values()]
+    assert noticed[0] == pytest.approx(noticed[1], abs=0.05)
+
+
+def last_delay(found: Recovery) -> Segment:
+    return next(s for s in found.rounds[-1].segments if s.kind == "restart-delay")
+
+
+def test_missing_heartbeats_of_one_region_last_over_failures_of_another_one(tmp_path: Path):
+    """Region a is killed, b paused 1 s later, and the connections of c are reset from 2 to 5 s: its restarts fail each second. The JobMaster gives
+    b up 5 s after its last heartbeat, which ended last."""
+    faults = [
+        fault("a", "1 s", of_region("a"), **KILL),
+        fault("b", "8 s", of_region("b"), at="1 s", **PAUSE),
+        fault("c", "3 s", of_region("c"), at="2 s", network={"reset": {}}),
+    ]
+    case = Case(
+        "regions",
+        faults,
+        "",
+        0.0,
+        options={**QUICK, DELAY: "1 s"},
+        managers={"replicas": 9},
+        observation="40 s",
+    )
+    found = recovery(case, tmp_path, regions("abc"))
+    assert len(found.rounds) > 2
+    assert seconds(found, HEARTBEAT) == pytest.approx(5.0, abs=TOLERANCE_S)
+    assert seconds(found, DELAY) == pytest.approx(1.0, abs=TOLERANCE_S)
