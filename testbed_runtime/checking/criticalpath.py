@@ -223,7 +223,8 @@ class _Walk:
             self._add(max(pause.end_ns, self.start), wait)
             self._add(max(pause.start_ns, wait.start_ns, self.start), pause)
         elif (busy := self._busy_judge(wait)) is not None:
-            self._add(max(wait.start_ns + wait.budget_ns, self.start), busy)
+            judged = self._judged(wait)
+            self._add(max(judged.start_ns + judged.budget_ns, wait.start_ns, self.start), busy)
         elif wait.kind == "iteration":
             self._take_pauses(wait)
         elif wait.kind == "slot" and wait.outcome is Outcome.COMPLETED:
@@ -332,16 +333,23 @@ class _Walk:
     def _notices_loss(self, wait: Wait) -> bool:
         """Whether a wait is for the loss of a TaskManager to be noticed that is replaced: its name is that of the replacement, or the
         replacement's without the number of its process. A cancellation may end with that loss."""
-        lost = [wait] if wait.kind in _LOSS else []
-        if (
-            wait.kind == "cancellation"
-            and is_of_option(wait)
-            and KINDS["heartbeat"].may_be_limited_by(wait.option)
-        ):
-            lost = [w for w in self._all if w.kind in _LOSS and abs(w.end_ns - wait.end_ns) <= TIE_NS]
+        lost = self._losses(wait)
         names = {w.what.rpartition("-")[0] for w in lost if w.outcome is Outcome.EXPIRED} - {""}
         replaced = [w.what for w in self._all if w.kind == "replacement"] if names else []
         return not names.isdisjoint([*replaced, *(name.rpartition("-")[0] for name in replaced)])
+
+    def _losses(self, wait: Wait) -> list[Wait]:
+        """Return the waits for the loss of a TaskManager to be noticed that end with this one: itself, or those that ended a cancellation."""
+        if wait.kind in _LOSS:
+            return [wait]
+        by_loss = wait.kind == "cancellation" and is_of_option(wait)
+        if not (by_loss and KINDS["heartbeat"].may_be_limited_by(wait.option)):
+            return []
+        return [w for w in self._all if w.kind in _LOSS and abs(w.end_ns - wait.end_ns) <= TIE_NS]
+
+    def _judged(self, wait: Wait) -> Wait:
+        """Return the wait that shows how late the end of this one was noticed: of the losses that ended it the one noticed soonest."""
+        return min(self._losses(wait), key=lambda w: (_late_ns(w), w.wait), default=wait)
 
     def _missing_taskmanager(self, slots: Wait) -> Wait | None:
         """Return the wait for a TaskManager that came, or came back, after the requests for slots had expired: no longer timeout would have helped.
@@ -372,7 +380,7 @@ class _Walk:
     def _pause_of_judge(self, wait: Wait) -> Wait | None:
         """Return the pause of the process that waited for heartbeats, if it made the wait longer than its option: heartbeats are not
         counted meanwhile. The pause by a fault comes before its record by the process."""
-        if (late_ns := _late_ns(wait)) == 0:
+        if (late_ns := _late_ns(self._judged(wait))) == 0:
             return None
         process = _process(wait)
         own = [w for w in self.waits if _process(w) == process and w.kind == "stalled"]
@@ -407,15 +415,14 @@ class _Walk:
                 self._add(max(request.start_ns, slots.start_ns, self.start), request)
 
     def _busy_judge(self, wait: Wait) -> Wait | None:
-        """Return the wait for the same component of the JobManager that shows what kept it busy when the option of `wait` had
-        expired: it notices that only when it gets to it."""
-        late_ns = _late_ns(wait)
+        """Return the wait for the same component of the JobManager that shows what kept it busy when the option of `wait`, or of the
+        loss that ended it, had expired: it notices that only when it gets to it. Callers may have given up by then."""
+        judged = self._judged(wait)
+        if (late_ns := _late_ns(judged)) == 0:
+            return None
         since = wait.end_ns - late_ns
-        asked = (
-            [w for w in self.waits if w.kind == "jobmanager" and w.what == wait.who and _caused(w)]
-            if late_ns
-            else []
-        )
+        asked = [w for w in self.waits if w.kind == "jobmanager" and w.what == judged.who]
+        asked = [w for w in asked if _caused(w) or w.outcome is Outcome.CANCELLED]
         asked = [w for w in asked if 2 * (min(w.end_ns, wait.end_ns) - max(w.start_ns, since)) > late_ns]
         return max(asked, key=lambda w: (bool(w.fault), w.end_ns - w.start_ns, w.wait), default=None)
 

@@ -99,6 +99,7 @@ BUSY: dict[str, Any] = {"who": "tm-0-1", "what": "JobMaster", "wait": "tm-0-1/1"
         (3, wait("jobmanager", 2, 5.6, **BUSY), [("heartbeat", 3), ("jobmanager", 1)]),
         (3, wait("jobmanager", 5.5, 6, **BUSY), [("heartbeat", 4)]),
         (3, wait("jobmanager", 2, 6, **BUSY | {"what": "ResourceManager"}), [("heartbeat", 4)]),
+        (3, wait("jobmanager", 2, 6, Outcome.CANCELLED, **BUSY), [("heartbeat", 3), ("jobmanager", 1)]),
         (3, wait("jobmanager", 2, 6, Outcome.OPEN, **BUSY), [("heartbeat", 4)]),
         (3, wait("registration", 2, 6, **BUSY), [("heartbeat", 4)]),
         (3.8, wait("jobmanager", 2, 6, **BUSY), [("heartbeat", 4)]),  # 0.2 s late
@@ -112,6 +113,37 @@ def test_a_busy_judge_noticed_late_that_heartbeats_were_missing(
     missed = wait("heartbeat", 2, 6, Outcome.EXPIRED, wait="jobmanager-1/x", who="JobMaster", **limit)
     found = rounded(path([missed, asked, wait("restart-delay", 6, 7)], 7, detected=6))
     assert [part for part in found if part[0] != "restart-delay"][-len(expected) :] == expected
+
+
+@pytest.mark.parametrize(
+    ("cancelled_s", "budgets_s", "option", "expected"),
+    [
+        (5, (3,), "heartbeat.timeout", [("jobmanager", 1)]),
+        (4, (3,), "heartbeat.timeout", [("cancellation", 1), ("jobmanager", 1)]),
+        (4, (3, 3.9), "heartbeat.timeout", [("cancellation", 2)]),  # one of the losses was noticed in time
+        (4, (3,), "task.cancellation.timeout", [("cancellation", 2)]),
+    ],
+)
+def test_a_cancellation_that_a_late_loss_ended_waited_for_the_busy_judge(
+    cancelled_s: float, budgets_s: tuple[float, ...], option: str, expected: Parts
+):
+    """The JobMaster was busy from 2 to 6 s. It noticed then that heartbeats had been missing since 2 s, for more than 3 s."""
+    losses = [
+        wait("heartbeat", 2, 6, Outcome.EXPIRED, wait=f"jobmanager-1/{b}", who="JobMaster", **{**LIMIT, "budget_ns": round(b * SECOND)})
+        for b in budgets_s
+    ]  # fmt: skip
+    ended = wait(
+        "cancellation",
+        cancelled_s,
+        6,
+        Outcome.EXPIRED,
+        wait="jobmanager-1/c",
+        who="JobMaster",
+        **LIMIT | {"option": option},
+    )
+    waits = [*losses, ended, wait("jobmanager", 2, 6, Outcome.CANCELLED, **BUSY), wait("slot", 6, 7)]
+    found = rounded(path(waits, 7, detected=cancelled_s))
+    assert found[1:-1] == expected
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_the_end_of_a_latency_on_a_spare_taskmanager_ends_the_catch_up(tmp_path:
 
 def test_an_outage_of_which_a_busy_jobmanager_hears_late_began_before(tmp_path: Path):
     """Reports of the restarted tasks keep it busy for 2 s each. They expire after 10 s, at 24 s of virtual time, and tasks fail. The JobManager
-    gets to that at 40 s, and its fault ends at 44.1 s."""
+    gets to that at 40 s, and its fault ends at 44.1 s. Then it declares TaskManagers lost, of which it had heard nothing while it was busy."""
     slow = {"rpc": {"delay": {"method": "UpdateTaskExecutionState", "delay": "2 s"}}}
     faults = [fault("slow", "40 s", JOBMANAGER, **slow), fault("kill", "1 s", SINK, at="500 ms", **KILL)]
     options = {**QUICK, HEARTBEAT: "20 s"}
@@ -218,6 +218,7 @@ def test_an_outage_of_which_a_busy_jobmanager_hears_late_began_before(tmp_path: 
     assert two.effect_ns / 1e9 % 100 == pytest.approx(24.0, abs=0.4)
     assert two.total_s == pytest.approx(45.1 - 24.0, abs=0.5)
     assert two.prices[0].fault == "slow"
+    assert seconds(two, HEARTBEAT) == 0
 
 
 def test_heartbeats_that_one_fault_delayed_are_not_those_that_another_one_stopped(tmp_path: Path):
