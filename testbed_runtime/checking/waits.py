@@ -11,6 +11,7 @@ from testbed_runtime.checking.faults import FaultEffect, held_times, parameters,
 from testbed_runtime.checking.heldmessages import held_messages
 from testbed_runtime.checking.iterations import held_supersteps
 from testbed_runtime.checking.lostwaits import lost_waits
+from testbed_runtime.checking.registrations import with_expired_attempts
 from testbed_runtime.checking.slotrequests import expired_slot_requests
 from testbed_runtime.core.faults.kinds import KINDS as FAULTS
 from testbed_runtime.core.faults.links import ANYBODY, PLANES, split_link
@@ -110,6 +111,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     found += [w for w in lost if w.kind != "deployment" or w.fault or busy]  # else its tasks were at work
     methods = {name: str(params.get("method") or "") for name, params in parameters(entry).items()}
     found += held_messages(found, effects, held_times(trial, entry), planes, methods)
+    found = with_expired_attempts(found, entry, effects)
     return sorted(found, key=lambda w: (w.end_ns, w.start_ns, w.wait))
 
 

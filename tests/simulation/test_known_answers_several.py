@@ -39,6 +39,7 @@ pytestmark = pytest.mark.virtual
 
 PAUSE = {"process": {"pause": {}}}
 DELAY, BACKOFF_DELAY = "restart-strategy.fixed-delay.delay", "restart-strategy.exponential-delay"
+REGISTRATION = "cluster.registration.initial-timeout"
 TWO_LARGE = {"replicas": 2, "slots": 6}
 """The loss of one of them leaves the other one with slots for all tasks, and is all that the job can wait for."""
 
@@ -290,3 +291,21 @@ def test_missing_heartbeats_of_one_region_last_over_failures_of_another_one(tmp_
     assert len(found.rounds) > 2
     assert seconds(found, HEARTBEAT) == pytest.approx(5.0, abs=TOLERANCE_S)
     assert seconds(found, DELAY) == pytest.approx(1.0, abs=TOLERANCE_S)
+
+
+def test_registrations_that_expire_on_a_slow_network_are_charged_to_their_timeout(tmp_path: Path):
+    """Each message takes 1 s: attempts with timeouts from 100 ms to 1.6 s expire, 3.1 s together, and the next one is answered after 2 s. With
+    a timeout of 10 s the first one is."""
+    far = fault(
+        "far", "30 s", ALL, at="deploy", plane="rpc", network={"latency": {"delay": "1 s", "mode": "one-way"}}
+    )
+    found = {}
+    for timeout in ("100 ms", "10 s"):
+        options = {**QUICK, HEARTBEAT: "20 s", REGISTRATION: timeout}
+        found[timeout] = recovery(
+            Case("far", [far], "", 0.0, options=options, observation="40 s"), tmp_path / timeout
+        )
+    assert (found["100 ms"].prices[0].option, found["100 ms"].prices[0].value) == (REGISTRATION, "100 ms")
+    assert seconds(found["100 ms"], REGISTRATION) == pytest.approx(3.1, abs=TOLERANCE_S)
+    assert seconds(found["10 s"], REGISTRATION) == 0
+    assert found["100 ms"].total_s - found["10 s"].total_s == pytest.approx(3.1, abs=TOLERANCE_S)
