@@ -15,12 +15,12 @@ from testbed_runtime.core.faults.kinds import KINDS as FAULTS
 from testbed_runtime.core.faults.links import ANYBODY, split_link
 from testbed_runtime.core.faults.vocabulary import Hides
 from testbed_runtime.core.judgement.recovery import Round, Segment
-from testbed_runtime.core.waits import KINDS, Outcome, Wait
+from testbed_runtime.core.waits import KINDS, Outcome, Wait, ended_by
 
 _ENDED = frozenset({"restart-delay", "slot", "checkpoint", "connection", "failure-report", "catch-up", "fault", "credit", "first-record"})  # fmt: skip
 """A failure ends them, or they say nothing about the next round."""
-_ENDED_BY = {"replacement": "replacement", "heartbeat": "heartbeat", "cancellation": "heartbeat"}
-"""The wait with whose end one of these ends."""
+_OF_A_LOSS = ("replacement", "heartbeat")
+"""They last since the fault that ended or silenced a process."""
 
 
 def lasting_wait(waits: Iterable[Wait], segments: Sequence[Segment], failed: str = "") -> Wait | None:
@@ -80,11 +80,12 @@ def since_earlier_fault(
     hit -= {"", ANYBODY}
     number = next((n for n, s in enumerate(segments) if s.end_ns - s.start_ns > EPSILON_NS), 0)
     first = segments[number]
-    kind = _ENDED_BY.get(first.kind, "")
+    kind = ended_by(first.kind)
     found = [
         w
         for w in waits
         if w.kind == kind
+        and kind in _OF_A_LOSS
         and w.outcome.belongs_to_option
         and (w.kind != first.kind or (w.who, w.what) == (first.who, first.what))
         and hit.intersection((w.what, *(name.rpartition("-")[0] for name in (w.what, w.who))))
@@ -163,16 +164,15 @@ def until_faults_end(rounds: Sequence[Round], effects: Iterable[FaultEffect]) ->
             for s in held
             if own.end_ns <= s.start_ns and ends[s.fault].begun_ns <= own.start_ns + EPSILON_NS
         )
-        following = next(later, None) if own.option else None
+        following = next(later, None) if own.option and own.kind != "registration" else None
         return own if following is None else replace(own, slack_ns=0, next=following.text)
 
     return tuple(replace(r, segments=tuple(limited(s) for s in r.segments)) for r in rounds)
 
 
 def _ends_with(segment: Segment, fault: FaultEffect) -> bool:
-    """Whether a wait ended because the fault did: it waited for its end, or for something that did not pass before."""
-    passed = fault.kind not in FAULTS or FAULTS[fault.kind].hides is not Hides.LINK
-    if passed and (segment.kind == "stalled" or segment.what != fault.fault):
+    """Whether a wait was for something that a fault lets not pass, and ended with that fault."""
+    if fault.kind not in FAULTS or FAULTS[fault.kind].hides is not Hides.LINK:
         return False
     return segment.start_ns < (fault.ended_ns or 0) <= segment.end_ns + EPSILON_NS
 

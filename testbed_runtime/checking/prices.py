@@ -8,7 +8,7 @@ from testbed_runtime.checking.common import NS
 from testbed_runtime.checking.criticalpath import EPSILON_NS
 from testbed_runtime.checking.lasting import continues
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Margin, Price, Segment, grown_together
-from testbed_runtime.core.waits import JOBMASTER_NAME, Outcome, Wait
+from testbed_runtime.core.waits import JOBMASTER_NAME, Outcome, Wait, ended_by
 
 
 def prices(segments: Iterable[Segment]) -> tuple[Price, ...]:
@@ -43,7 +43,7 @@ def _count(group: Sequence[Segment]) -> int:
 def _goes_on(before: Segment, after: Segment) -> bool:
     adjacent = before.end_ns == after.start_ns
     held_up = after.fault and before.fault == after.fault
-    lost = (before.kind, after.kind) == ("heartbeat", "cancellation")  # which ends with that loss
+    lost = before.kind != after.kind and ended_by(after.kind) == before.kind
     return (adjacent and bool(held_up or lost)) or continues(before, after)
 
 

@@ -61,9 +61,16 @@ class WaitKind(Struct, frozen=True, kw_only=True):
     """Kinds of waits that have to end before one of this kind can start; a wait may name its own."""
     options: tuple[str, ...] = ()
     """Options that can bound it. The recorded wait names the one that did, or several with PRODUCT between them."""
+    ends_with: str = ""
+    """The kind of a wait that may end this one too, if it is another kind."""
 
     def may_be_limited_by(self, option: str) -> bool:
         return all(part in self.options for part in named_today(option).split(PRODUCT))
+
+
+def ended_by(kind: str) -> str:
+    """Return the kind of a wait with whose end one of this kind ends: its own, or the one that `ends_with` names."""
+    return (KINDS[kind].ends_with if kind in KINDS else "") or kind
 
 
 PRODUCT = " × "
@@ -97,7 +104,7 @@ KINDS: Mapping[str, WaitKind] = {
         WaitKind(name="connection", phase="detect", doc="the close of the TCP connection to a peer that is gone"),
         WaitKind(name="lease", phase="detect", doc="the renewal of the JobManager's lease, since the last one that succeeded", options=("high-availability.kubernetes.leader-election.renew-deadline",)),
         WaitKind(name="failure-report", phase="detect", doc="a task's failure to be reported to the JobMaster", options=("pekko.ask.timeout",)),
-        WaitKind(name="cancellation", phase="cancel", doc="the tasks of the region to terminate", after=("heartbeat", "connection", "failure-report", "partition", "deployment", "checkpoint", "slot"), options=("task.cancellation.timeout", *_HEARTBEAT)),
+        WaitKind(name="cancellation", phase="cancel", doc="the tasks of the region to terminate", after=("heartbeat", "connection", "failure-report", "partition", "deployment", "checkpoint", "slot"), options=("task.cancellation.timeout", *_HEARTBEAT), ends_with="heartbeat"),
         WaitKind(name="fencing", phase="slots", doc="a heartbeat or the loss of a TaskManager that may be dead", after=("cancellation",), options=_HEARTBEAT),
         WaitKind(name="restart-delay", phase="slots", doc="the delay of the restart strategy", after=("heartbeat", "connection", "failure-report", "partition", "deployment", "checkpoint", "slot"), options=("restart-strategy.fixed-delay.delay", "restart-strategy.failure-rate.delay", "restart-strategy.exponential-delay.initial-backoff", "restart-strategy.exponential-delay.max-backoff")),
         WaitKind(name="input", phase="first-record", doc="the first record or the full result of a producer, with which its consumers are deployed", after=("deployment",)),
