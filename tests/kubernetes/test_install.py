@@ -82,7 +82,7 @@ def _scale(cluster: Cluster, replicas: int) -> None:
 
 
 OF_RELEASE = f"{naming.LABEL_INSTANCE},{naming.LABEL_MANAGED_BY}!={naming.MANAGED_BY}"
-"""What the chart made, and not the operator."""
+"""Selects the objects of the chart, and not those of the operator."""
 
 
 def left(space: Space) -> str:
