@@ -31,7 +31,7 @@ from testbed_runtime.core.job.results import COMBINATIONS, DEPLOYMENTS, RESULTS
 from testbed_runtime.core.job.rpcnames import ACTOR_MESSAGES, METHODS
 from testbed_runtime.core.judgement import metrics as m
 from testbed_runtime.core.options import EFFECTIVE, Option
-from testbed_runtime.core.versions import CHANGES, VERSIONS
+from testbed_runtime.core.versions import CHANGES, LATEST, VERSIONS
 from testbed_runtime.faults.registry import LOCAL
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -251,12 +251,18 @@ def _since(option: Option | catalogue.KnownKey) -> str:
     return ", ".join(filter(None, [since, f"removed in {option.removed}" if option.removed else ""]))
 
 
+def _millis(option: Option) -> str:
+    until = "" if option.in_millis(LATEST) else f" until {option.millis_until}"
+    return f"whole milliseconds without a unit{until}"
+
+
 def _effective(options: list[Option]) -> str:
     rows = []
     for o in options:
         default = _defaults_of(o)
         more = [_since(o)]
-        more += [f"also `{a}`" for a in o.aliases]
+        more += [f"also {', '.join(f'`{a}`' for a in o.aliases)}"] if o.aliases else []
+        more += [_millis(o)] if o.millis_until else []
         words = o.doc + (f" One of {', '.join(f'`{c}`' for c in o.choices)}." if o.choices else "")
         rows.append((f"`{o.key}`", o.type, default, "; ".join(filter(None, more)), words))
     return table(("key", "type", "default", "in Flink", "meaning"), rows)

@@ -256,6 +256,8 @@ def value_problem(option: Option, value: str, version: str = LATEST) -> str:
     try:
         parsed = option.parse(value, version)
     except ValueError as error:
+        if option.in_millis(version):
+            return f"{value!r} is not a duration: write whole milliseconds, as in {option.default!r}"
         return str(error)
     least = _LEAST.get(option.key)
     if least is not None and float(parsed) < least:
@@ -278,15 +280,16 @@ _SHARES = ("restart-strategy.exponential-delay.jitter-factor",)
 """Options whose value is a share: above 1 it was probably meant as a percentage."""
 
 
-def value_doubt(option: Option, value: str, *, written: str = "") -> str:
-    """Return why a value that fits its option was probably not meant, or an empty string. `written` is the key as the user
-    wrote it."""
-    if option.in_millis:
-        millis = f"{option.parse(value) * 1000:.0f}"
+def value_doubt(option: Option, value: str, version: str, *, written: str = "") -> str:
+    """Return why a value that fits its option was probably not meant, or is not read by this version of Flink; empty without a doubt.
+    `written` is the key as the user wrote it."""
+    if option.in_millis(version):
+        millis = option.written(value, version)
+        until = "" if option.millis_until == LATEST else f" {version}"
         return (
             ""
             if is_bare(value)
-            else f"Flink reads whole milliseconds here, without a unit (write {millis!r})"
+            else f"Flink{until} reads whole milliseconds here, without a unit (write {millis!r})"
         )
     if option.type == "duration" and not written.endswith("-ms"):
         return missing_unit(value)

@@ -175,7 +175,7 @@ def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
             before = len(collected.errors)
             judge_key(key, value, version=version, path=PATH, written=written, collected=collected)
             if len(collected.errors) == before and canonical != STATE_RECOVERY:
-                usable[key] = value if BY_KEY[canonical].in_millis else options.shown(canonical)
+                usable[key] = value if BY_KEY[canonical].in_millis(version) else options.shown(canonical)
     together = Options(usable, flink_version=version)
     contradictions = tuple(judge_together(together, PATH))
     if not contradictions:

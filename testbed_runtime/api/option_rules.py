@@ -116,7 +116,7 @@ def judge_key(
         case Standing.EFFECTIVE:
             found = list(value_errors(where, judgement.canonical, value, version))
             collected.errors.extend(found)
-            doubt = "" if found else value_doubt(BY_KEY[judgement.canonical], value, written=key)
+            doubt = "" if found else value_doubt(BY_KEY[judgement.canonical], value, version, written=key)
             collected.warnings.extend([f"{where}: {doubt}"] if doubt else [])
             if judgement.canonical in written:
                 other = written[judgement.canonical]

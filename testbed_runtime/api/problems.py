@@ -17,7 +17,7 @@ from testbed_runtime.api.models import QUANTITY_PATTERN
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.quantities import counted
 from testbed_runtime.core.options import ALIASES, BY_KEY, unknown_version
-from testbed_runtime.core.versions import VERSIONS, nearest
+from testbed_runtime.core.versions import LATEST, VERSIONS, nearest
 
 MAX_VALUE_SHOWN = 60
 """Characters of a value in a message."""
@@ -215,7 +215,7 @@ def _is_duration(model: type[BaseModel], loc: Sequence[int | str]) -> bool:
     name = str(loc[-1])
     option = BY_KEY.get(ALIASES.get(name, name))
     if option is not None:
-        return option.type == "duration" and not option.in_millis
+        return option.type == "duration" and not option.in_millis(LATEST)
     return any(is_duration(f) for f in _fields_at(model, loc))
 
 

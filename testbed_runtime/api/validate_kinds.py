@@ -20,6 +20,7 @@ from testbed_runtime.core.judgement.detector import MORE_IS_BETTER
 from testbed_runtime.core.judgement.metrics import METRICS, parse_bound
 from testbed_runtime.core.options import BY_KEY, Option
 from testbed_runtime.core.values import parse_duration
+from testbed_runtime.core.versions import LATEST
 
 CREATED_BY_SERVER = "generated"
 """Name of an object that has only `generateName` so far."""
@@ -249,7 +250,9 @@ def _study_option(
     else:
         known = BY_KEY[judgement.canonical]
         collected.errors.extend(problems := list(_value_problems(option, known, path)))
-        doubts = {} if problems else {i: value_doubt(known, text) for i, text in enumerate(option.values)}
+        doubts = (
+            {} if problems else {i: value_doubt(known, text, LATEST) for i, text in enumerate(option.values)}
+        )
         collected.warnings.extend(f"{path}.values[{i}]: {doubt}" for i, doubt in doubts.items() if doubt)
     if judgement.canonical in seen:
         collected.errors.append(

@@ -20,6 +20,8 @@ from testbed_runtime.history.schema import Trial
 
 _DELAYS = ("latency_s", "delay_s")
 """The parameters of faults that say by how much they delay what passes."""
+_HELD_MAX_S = 1e9
+"""A damaged history may have any number."""
 VERDICTS = ("verified", "unverified", "failed")
 
 
@@ -130,7 +132,8 @@ def held_times(trial: Trial, entry: Entry) -> dict[str, int]:
     for row in trial.rows("faults"):
         counters = _mapping(_mapping(row["measured"]).get("counters")).values()
         held = [own.get("delay_s") for own in map(_mapping, counters)]
-        held_s = max((float(s) for s in held if isinstance(s, int | float)), default=0.0)
+        numbers = [s for s in held if isinstance(s, int | float) and not isinstance(s, bool)]
+        held_s = max((s for s in numbers if 0 < s < _HELD_MAX_S), default=0.0)
         found[row["fault"]] = max(found.get(row["fault"], 0), round(held_s * NS))
     return found
 
@@ -140,6 +143,6 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
     return value if isinstance(value, dict) else {}

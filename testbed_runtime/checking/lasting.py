@@ -57,7 +57,7 @@ def dead_slots(waits: Iterable[Wait], cause: Cause | None, end: int) -> list[Wai
     """Return the wait of a round that ended well until the slots of the TaskManager on which it began were gone, if its loss was noticed
     in the round: a restart before that would have used them again."""
     found = [] if cause is None else _losses_after(waits, cause)
-    return [replace(w, kind="fencing") for w in found if w.end_ns <= end]
+    return [replace(w, kind="fencing", wait=f"{w.wait}-fencing") for w in found if w.end_ns <= end]
 
 
 def _losses_after(waits: Iterable[Wait], cause: Cause) -> list[Wait]:
@@ -171,10 +171,11 @@ def until_faults_end(rounds: Sequence[Round], effects: Iterable[FaultEffect]) ->
 
 
 def _ends_with(segment: Segment, fault: FaultEffect) -> bool:
-    """Whether a wait was for something that a fault lets not pass, and ended with that fault."""
+    """Whether a wait was for something that a fault lets not pass, and ended with that fault: most of it lies in the fault."""
     if fault.kind not in FAULTS or FAULTS[fault.kind].hides is not Hides.LINK:
         return False
-    return segment.start_ns < (fault.ended_ns or 0) <= segment.end_ns + EPSILON_NS
+    within = (fault.ended_ns or 0) - segment.start_ns
+    return 0 < 2 * within >= segment.end_ns - segment.start_ns >= within - EPSILON_NS
 
 
 def capped(segments: Iterable[Segment]) -> tuple[Segment, ...]:

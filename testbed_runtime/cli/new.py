@@ -98,7 +98,7 @@ def _with_conf(shape: questions.Shape, path: Path, flink_version: str | None) ->
         err=True,
     )
     if questions.CHECKPOINTS.key not in found.usable:
-        text = f"sets no {questions.CHECKPOINTS.key}; the scenario adds {questions.CHECKPOINTS.value}"
+        text = f"has no valid {questions.CHECKPOINTS.key}; the scenario adds {questions.CHECKPOINTS.value}"
         typer.echo(f"{path}: {text}, because a job without checkpoints is not restarted", err=True)
     effective = Options(found.usable, flink_version=version)
     given = questions.Given(

@@ -87,7 +87,7 @@ def flink_options(
             where = (named or {}).get(key, f"-D {key}")
             for error in value_errors(where, judgement.canonical, value, flink_version):
                 raise error
-            if doubt := value_doubt(BY_KEY[judgement.canonical], value, written=key):
+            if doubt := value_doubt(BY_KEY[judgement.canonical], value, flink_version, written=key):
                 typer.echo(f"warning: {where}: {doubt}", err=True)
         else:
             typer.echo(f"warning: -D {key}: has no effect here", err=True)

@@ -12,6 +12,7 @@ import yaml
 from msgspec import Struct
 
 from testbed_runtime.api.catalogue import OWN_PREFIX
+from testbed_runtime.core.options import ALIASES, BY_KEY
 from testbed_runtime.core.versions import PEKKO, VERSIONS, has
 
 AKKA = tuple(v for v in VERSIONS if not has(v, PEKKO))
@@ -79,7 +80,7 @@ CHECKPOINTS = Line(
 ADDED_CHECKPOINTS = Line(
     CHECKPOINTS.key,
     CHECKPOINTS.value,
-    "added: your file sets none. Write what your job sets in code, if it does",
+    "added: your file has no valid one. Write what your job sets in code, if it does",
 )
 COMMON = (
     CHECKPOINTS,
@@ -150,10 +151,10 @@ QUESTIONS: tuple[Question, ...] = (
         question="A producer registers its partition late (a slow start, a large job). Do its consumers wait long enough?",
         hypothesis="Consumers wait for a producer that is 3 s late, and the job starts without a failure.",
         options=(
-            Line("taskmanager.network.request-backoff.initial", '"100"', "in ms: Flink's default"),
+            Line("taskmanager.network.request-backoff.initial", "100 ms", "in ms: Flink's default"),
             Line(
                 "taskmanager.network.request-backoff.max",
-                '"10000"',
+                "10 s",
                 "in ms: Flink's default. The budget up to 1.18: 100 + 200 + … + 6400 + 10000 ms = 22.7 s",
             ),
             *COMMON,
@@ -299,8 +300,17 @@ def _options(question: Question, shape: Shape) -> Iterator[str]:
         checkpoints = [] if CHECKPOINTS.key in shape.given.options else [ADDED_CHECKPOINTS]
         yield from (f"      {key}: {_scalar(value)}" for key, value in shape.given.options.items())
         chosen = [*checkpoints, *own]
-    width = max((len(f"{line.key}: {line.value}") for line in chosen), default=0) + 2
-    yield from (f"      {f'{line.key}: {line.value}':<{width}}# {line.why}" for line in chosen)
+    set_to = [(f"{line.key}: {_written(line, shape.flink_version)}", line.why) for line in chosen]
+    width = max((len(text) for text, _ in set_to), default=0) + 2
+    yield from (f"      {text:<{width}}# {why}" for text, why in set_to)
+
+
+def _written(line: Line, flink_version: str) -> str:
+    """Return the value as this version of Flink reads it, in YAML."""
+    option = BY_KEY.get(ALIASES.get(line.key, line.key))
+    if option is None or not option.in_millis(flink_version):
+        return line.value
+    return _scalar(option.written(line.value, flink_version))
 
 
 def _scalar(text: str) -> str:

@@ -38,6 +38,8 @@ LATENCY_INTERVAL = "metrics.latency.interval"
 LOCAL_BACKUP = "execution.checkpointing.local-backup.enabled"
 LOCAL_RECOVERY = "execution.state-recovery.from-local"
 MAX_TCP_CONNECTIONS = "taskmanager.network.max-num-tcp-connections"
+LONGS = "1.19"
+"""The last version in which several durations are whole milliseconds (FLINK-35359)."""
 REQUIRED_PER_GATE = "taskmanager.network.memory.read-buffer.required-per-gate.max"
 
 
@@ -59,13 +61,23 @@ class Option(Struct, frozen=True):
     """The first version of Flink that has it; empty if unknown."""
     removed: str = ""
     """The version of Flink that no longer knows it."""
-    in_millis: bool = False
-    """Whether Flink reads a whole number of milliseconds, and refuses a unit."""
+    millis_until: str = ""
+    """The last version of Flink that reads a whole number of milliseconds, and refuses a unit."""
 
     def default_in(self, flink_version: str) -> str:
         """Return the default of a version of Flink."""
         wanted = number(flink_version)
         return next((text for last, text in self.until if wanted <= number(last)), self.default)
+
+    def in_millis(self, flink_version: str) -> bool:
+        """Whether a version of Flink reads a whole number of milliseconds, and refuses a unit."""
+        return self.millis_until != "" and number(flink_version) <= number(self.millis_until)
+
+    def written(self, text: str, flink_version: str) -> str:
+        """Return a duration as a version of Flink reads it: without a unit if it refuses one."""
+        if not self.in_millis(flink_version):
+            return text
+        return f"{self.parse(text, flink_version) * 1000:.0f}"
 
     def name_in(self, flink_version: str) -> str:
         """Return the key by which a version of Flink knows it: the older one before it was renamed."""
@@ -116,8 +128,8 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.network.memory.buffer-debloat.samples", "integer", "20", "Number of calculations of the buffer size that are averaged.", since="1.14"),
     Option("taskmanager.network.memory.buffer-debloat.threshold-percentages", "integer", "25", "Changes of the buffer size below this percentage are not announced.", until=(("1.14", "50"),), since="1.14"),
     Option("taskmanager.network.memory.buffers-request-timeout", "duration", "30 s", "Timeout of a request for exclusive buffers.", aliases=("taskmanager.network.memory.exclusive-buffers-request-timeout-ms",), since=BUFFERS_TIMEOUT_RENAMED.since),
-    Option("taskmanager.network.request-backoff.initial", "duration", "100", "First backoff of a partition request, in milliseconds.", aliases=("taskmanager.net.request-backoff.initial",), since="1.3", in_millis=True),
-    Option("taskmanager.network.request-backoff.max", "duration", "10000", "Maximum backoff, in milliseconds. From 1.19 on it limits the retriggers of remote channels.", aliases=("taskmanager.net.request-backoff.max",), since="1.3", in_millis=True),
+    Option("taskmanager.network.request-backoff.initial", "duration", "100", "First backoff of a partition request, in milliseconds.", aliases=("taskmanager.net.request-backoff.initial",), since="1.3", millis_until=LATEST),
+    Option("taskmanager.network.request-backoff.max", "duration", "10000", "Maximum backoff, in milliseconds. From 1.19 on it limits the retriggers of remote channels.", aliases=("taskmanager.net.request-backoff.max",), since="1.3", millis_until=LATEST),
     Option("taskmanager.network.partition-request-timeout", "duration", "10 s", "How long a request waits at the producer (from 1.19).", since="1.19"),
     Option("taskmanager.network.retries", "integer", "0", "Additional TCP connect attempts after the first.", since="1.12"),
     Option(MAX_TCP_CONNECTIONS, "integer", "1", "Most TCP connections for data from one TaskManager to another; before 1.15, each exchange has its own.", since=ONE_CONNECTION.since, removed="2.0"),
@@ -133,7 +145,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("execution.buffer-timeout.interval", "duration", "100 ms", "Interval of the output flusher; 0 flushes after every record.", aliases=("execution.buffer-timeout",), since="1.18"),
     Option("execution.buffer-timeout.enabled", "boolean", "true", "false: only full buffers are sent (a timeout of -1).", since="1.18"),
     Option("pipeline.object-reuse", "boolean", "false", "A `python` operator gives its function the same record object each time, which the function must not keep. Other operators never copy records.", since="1.10"),
-    Option(LATENCY_INTERVAL, "duration", "0 ms", "Time between the latency markers of a source subtask; 0: none. They are recorded per source subtask and receiving subtask (Flink's granularity `subtask`)."),
+    Option(LATENCY_INTERVAL, "duration", "0 ms", "Time between the latency markers of a source subtask; 0: none. They are recorded per source subtask and receiving subtask (Flink's granularity `subtask`).", millis_until=LONGS),
     Option("execution.checkpointing.interval", "duration", "0 ms", "Time between checkpoints, at least 10 ms; if unset, there are no checkpoints."),
     Option("execution.checkpointing.timeout", "duration", "10 min", "A checkpoint that takes longer expires."),
     Option("execution.checkpointing.min-pause", "duration", "0 ms", "Minimum pause between checkpoints."),
@@ -156,8 +168,8 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("restart-strategy.exponential-delay.reset-backoff-threshold", "duration", "1 h", "Time without failures after which the backoff is reset.", since="1.13"),
     Option("restart-strategy.exponential-delay.jitter-factor", "double", "0.1", "Random share by which each delay is longer or shorter.", since="1.13"),
     Option("restart-strategy.exponential-delay.attempts-before-reset-backoff", "integer", "2147483647", "Restarts before the job fails. The count restarts when the backoff is reset.", since="1.19"),
-    Option("heartbeat.interval", "duration", "10 s", "Time between heartbeats.", since="1.3"),
-    Option("heartbeat.timeout", "duration", "50 s", "A peer that is silent for this long is marked as lost.", since="1.3"),
+    Option("heartbeat.interval", "duration", "10 s", "Time between heartbeats.", since="1.3", millis_until=LONGS),
+    Option("heartbeat.timeout", "duration", "50 s", "A peer that is silent for this long is marked as lost.", since="1.3", millis_until=LONGS),
     Option("heartbeat.rpc-failure-threshold", "integer", "2", "Consecutive failed heartbeat RPCs after which a peer is unreachable; -1 disables it.", until=(("1.13", "-1"),), since="1.14"),
     Option("high-availability.type", "string", "NONE", "`kubernetes`: the JobManager leads as long as it renews a lease in the checkpoint store. There is no standby.", aliases=("high-availability", "recovery.mode"), choices=("NONE", "kubernetes"), synonyms=((_KUBERNETES_HA.lower(), "kubernetes"),), since="1.17"),
     Option("high-availability.kubernetes.leader-election.lease-duration", "duration", "15 s", "A lease that is not renewed for this long may be taken over: a JobManager that replaces a killed one waits this long.", since="1.12"),
@@ -165,19 +177,19 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("high-availability.kubernetes.leader-election.retry-period", "duration", "5 s", "Time between attempts to renew or to acquire the lease.", since="1.12"),
     Option("pekko.ask.timeout", "duration", "10 s", "Timeout of an RPC.", aliases=("akka.ask.timeout",), since=PEKKO.since),
     Option("pekko.tcp.timeout", "duration", "20 s", "Timeout of an RPC connection.", aliases=("akka.tcp.timeout",), since=PEKKO.since),
-    Option("cluster.registration.initial-timeout", "duration", "100 ms", "Timeout of the first registration attempt; it doubles with each attempt."),
-    Option("cluster.registration.max-timeout", "duration", "30 s", "Maximum timeout of a registration attempt."),
-    Option("cluster.registration.error-delay", "duration", "10 s", "Pause after an error."),
-    Option("cluster.registration.refused-registration-delay", "duration", "30 s", "Pause after a refusal."),
+    Option("cluster.registration.initial-timeout", "duration", "100 ms", "Timeout of the first registration attempt; it doubles with each attempt.", millis_until=LONGS),
+    Option("cluster.registration.max-timeout", "duration", "30 s", "Maximum timeout of a registration attempt.", millis_until=LONGS),
+    Option("cluster.registration.error-delay", "duration", "10 s", "Pause after an error.", millis_until=LONGS),
+    Option("cluster.registration.refused-registration-delay", "duration", "30 s", "Pause after a refusal.", millis_until=LONGS),
     Option("taskmanager.registration.timeout", "duration", "5 min", "A TaskManager that cannot register with a ResourceManager for this long terminates.", aliases=("taskmanager.maxRegistrationDuration",)),
     Option("taskmanager.slot.timeout", "duration", "10 s", "An allocated slot is freed if no JobMaster accepts it for this long; `pekko.ask.timeout` if unset.", fallback="pekko.ask.timeout", since="1.13"),
-    Option("slot.request.timeout", "duration", "5 min", "A job that does not get its slots for this long fails."),
+    Option("slot.request.timeout", "duration", "5 min", "A job that does not get its slots for this long fails.", millis_until=LONGS),
     Option("cluster.evenly-spread-out-slots", "boolean", "true", "`true`: slots are spread over all TaskManagers. `false`: one TaskManager is filled after the other, which is Flink's default. Headgate's default is `true`, so that every TaskManager has tasks.", since="1.10"),
     Option("taskmanager.load-balance.mode", "string", "NONE", "`SLOTS`: as `cluster.evenly-spread-out-slots: true`. `NONE`: that option decides, and if it is not set either, one TaskManager is filled after the other. `TASKS` is not implemented.", choices=("NONE", "SLOTS"), since="1.19"),
-    Option("task.cancellation.timeout", "duration", "180 s", "A task that takes longer to cancel terminates its TaskManager."),
+    Option("task.cancellation.timeout", "duration", "180 s", "A task that takes longer to cancel terminates its TaskManager.", millis_until=LONGS),
     Option("web.backpressure.num-samples", "integer", "100", "Samples of back-pressure in one round.", removed="1.13"),
-    Option("web.backpressure.delay-between-samples", "duration", "50", "Time between two of them, in milliseconds.", removed="1.13", in_millis=True),
-    Option("web.backpressure.refresh-interval", "duration", "60000", "Time from the beginning of one round of samples to the next, in milliseconds.", removed="1.13", in_millis=True),
+    Option("web.backpressure.delay-between-samples", "duration", "50", "Time between two of them, in milliseconds.", removed="1.13", millis_until=LATEST),
+    Option("web.backpressure.refresh-interval", "duration", "60000", "Time from the beginning of one round of samples to the next, in milliseconds.", removed="1.13", millis_until=LATEST),
     Option("execution.checkpointing.externalized-checkpoint-retention", "string", "NO_EXTERNALIZED_CHECKPOINTS", "RETAIN_ON_CANCELLATION keeps the last checkpoints of a trial in the run's folder, below files/<trial>/jobs.", choices=("RETAIN_ON_CANCELLATION", "DELETE_ON_CANCELLATION", "NO_EXTERNALIZED_CHECKPOINTS"), since="1.11"),
     Option("execution.checkpointing.num-retained", "integer", "2", "Completed checkpoints that a job keeps in its store. Flink's default is 1, which also counts if the value is less than 1. Headgate's default is 2.", aliases=("state.checkpoints.num-retained",), since="1.20"),
     Option("execution.state-recovery.path", "string", "", "Folder files/<trial> of a kept checkpoint from which the job starts. For a run in a cluster, use `headgate run --from-checkpoint`, which copies the checkpoint there.", aliases=("execution.savepoint.path",), since="1.20"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from sys import intern
 from typing import TypeAlias
@@ -22,7 +23,8 @@ MAX_LOOK = 64
 
 
 class ChannelWaits:
-    """Every channel waits from the `start` of its gate on. Channels that needed only one request are covered by the last one to answer."""
+    """Every channel waits from the `start` of its gate on. Channels that needed only one request are covered by the last one
+    of their gate to answer, or of all gates that started together."""
 
     def __init__(self, waits: WaitLog, task: str, attempt: int, limits: Sequence[Limit]) -> None:
         """`limits` are those of local and of remote channels."""
@@ -68,7 +70,8 @@ class ChannelWaits:
         self._silent[-MAX_LOOK:] = [found for found in looked if not found[0].answered]
         self._looked = [found[0] for found in self._silent[-MAX_LOOK:]]
         for number, (channel, producer, begun) in enumerate(answered, start=1):
-            last = not self._silent and number == len(answered)
+            rest = itertools.chain(self._silent, answered[number:])
+            last = not any(start == begun for _, _, start in rest)
             if last or channel in self._requested:
                 end_s = max(begun, self._answered_at(channel, since_s, begun))
                 self._record(channel, producer, begun, Outcome.COMPLETED, end_s=end_s)

@@ -180,6 +180,7 @@ class StreamTask:
                     consumed += 1
                     on_consumed()
                 await run.services.cpu.yield_control()
+                run.requests.note_answers(run.now())
 
     async def _idle(self) -> None:
         run = self._run

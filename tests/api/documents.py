@@ -46,7 +46,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "ScenarioRun": {"scenario": SCENARIO, "scenarioName": "slow", "ttlSecondsAfterFinished": 3600},
     "TuningStudy": {
         "scenarios": [{"name": "late-producer"}],
-        "options": [{"key": "taskmanager.network.request-backoff.max", "values": ["2 s", "10 s"]}],
+        "options": [{"key": "taskmanager.network.request-backoff.max", "values": ["2000", "10000"]}],
         "objectives": [{"metric": "recovery.total"}],
         "budget": {"runs": 4},
     },

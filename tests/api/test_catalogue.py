@@ -44,17 +44,27 @@ def test_every_default_fits_its_option(option):
 
 
 @pytest.mark.parametrize(
-    ("value", "doubt"),
+    ("key", "version", "value", "doubt"),
     [
-        ("60000", ""),
-        ("60 s", "Flink reads whole milliseconds here, without a unit (write '60000')"),
-        ("400ms", "Flink reads whole milliseconds here, without a unit (write '400')"),
+        ("taskmanager.network.request-backoff.max", "2.3", "60000", ""),
+        ("taskmanager.network.request-backoff.max", "2.x", "60 s", "Flink reads whole milliseconds here, without a unit (write '60000')"),
+        ("taskmanager.network.request-backoff.max", "1.12", "400ms", "Flink reads whole milliseconds here, without a unit (write '400')"),
+        ("heartbeat.timeout", "1.19", "50000", ""),
+        ("heartbeat.timeout", "1.19", "50 s", "Flink 1.19 reads whole milliseconds here, without a unit (write '50000')"),
+        ("heartbeat.timeout", "1.20", "50 s", ""),
+        ("heartbeat.timeout", "1.20", "50", "'50' has no unit, so it is 50 ms (write '50 s' or '50 ms')"),
+        ("pekko.ask.timeout", "1.19", "10 s", ""),
     ],
-)
-def test_an_option_that_flink_reads_as_whole_milliseconds_has_no_unit(value, doubt):
-    """NETWORK_REQUEST_BACKOFF_MAX is an int: with a unit, Flink does not start."""
-    option = BY_KEY["taskmanager.network.request-backoff.max"]
-    assert value_doubt(option, value, written=option.key) == doubt
+)  # fmt: skip
+def test_an_option_that_flink_reads_as_whole_milliseconds_has_no_unit(key, version, value, doubt):
+    """An int until today, or a long until 1.19: with a unit, Flink does not start."""
+    assert value_doubt(BY_KEY[key], value, version, written=key) == doubt
+
+
+def test_the_error_of_a_value_in_whole_milliseconds_suggests_no_unit():
+    """A value that follows it has no warning."""
+    problem = "'abc' is not a duration: write whole milliseconds, as in '10000'"
+    assert value_problem(BY_KEY["taskmanager.network.request-backoff.max"], "abc") == problem
 
 
 @pytest.mark.parametrize(

@@ -170,17 +170,18 @@ def judged(version="1.20", **options):
     return flinkconf.judge_options(conf, version)
 
 
-def test_valid_options_get_a_unit_and_keep_the_name_of_their_version():
+def test_valid_options_get_a_unit_if_flink_reads_one_and_keep_the_name_of_their_version():
     """Slots are a field of the testbed, and the checkpoint to start from belongs to another job."""
     conf = {
-        "heartbeat.timeout": "120000", "akka.ask.timeout": "1 min", "taskmanager.numberOfTaskSlots": "4",
+        "heartbeat.timeout": "120000", "restart-strategy.fixed-delay.delay": "500", "akka.ask.timeout": "1 min", "taskmanager.numberOfTaskSlots": "4",
         "execution.savepoint.path": "s3://x", "s3.secret-key": "hidden",
         "high-availability": "org.apache.flink.kubernetes.highavailability.KubernetesHaServicesFactory",
     }  # fmt: skip
     found = judged("1.17", **conf)
     assert found.errors == ()
     assert found.usable == {
-        "heartbeat.timeout": "120000 ms",
+        "heartbeat.timeout": "120000",
+        "restart-strategy.fixed-delay.delay": "500 ms",
         "akka.ask.timeout": "1 min",
         "high-availability": conf["high-availability"],
     }

@@ -498,7 +498,7 @@ def test_an_option_newer_than_the_version_is_a_warning():
 
     findings = changed(change)
     assert findings.errors == ()
-    assert "came with Flink 1.19" in findings.warnings[0]
+    assert any("came with Flink 1.19" in text for text in findings.warnings)
 
 
 def test_an_option_that_had_another_name_in_the_version_is_a_warning_with_that_name():
@@ -508,7 +508,7 @@ def test_an_option_that_had_another_name_in_the_version_is_a_warning_with_that_n
         spec["testbed"]["flinkVersion"] = "1.17"
         spec["testbed"]["flinkConfiguration"]["execution.buffer-timeout.interval"] = "10 ms"
 
-    (warning,) = changed(change).warnings
+    (warning,) = (text for text in changed(change).warnings if "execution.buffer-timeout" in text)
     assert warning.endswith("came with Flink 1.18; 1.17 knows it as execution.buffer-timeout")
 
 

@@ -129,7 +129,7 @@ def test_slots_of_a_dead_taskmanager_are_there_until_its_loss_is_noticed(
     """The round began at 3 s with a failure of tm-0-1. Its heartbeats have been missing since 1 s, which is noticed after 8 s."""
     loss = replace(waited("heartbeat", 1, 8, what="tm-0-1", outcome=Outcome.EXPIRED), **more)
     began = None if cause is None else Cause(3 * NS, "", "", "Task", cause)
-    expected = [replace(loss, kind="fencing")] if found else []
+    expected = [replace(loss, kind="fencing", wait=f"{loss.wait}-fencing")] if found else []
     assert dead_slots([loss], began, round(end * NS)) == expected
 
 
@@ -139,6 +139,8 @@ def test_slots_of_a_dead_taskmanager_are_there_until_its_loss_is_noticed(
         ("network.partition", {}, 1, 7, 0),
         ("network.partition", {}, 2, 7, 0),
         ("network.partition", {}, 2.1, 7, -1),  # a shorter wait would have ended before the fault
+        ("network.partition", {}, 1, 6.5, 0),
+        ("network.partition", {}, 1, 6.49, -1),  # most of the later wait comes after it
         ("network.partition", {}, 1, 8.005, 0),
         ("network.partition", {}, 1, 8.006, -1),  # it ended before the fault
         ("network.partition", {}, 1, 5, -1),  # which had ended when it began

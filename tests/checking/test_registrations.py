@@ -30,7 +30,19 @@ def test_attempts_expire_before_one_whose_answer_took_longer_than_their_timeouts
     lasted_s: float, limits: dict[str, float], expired_s: float
 ):
     """The timeout of 100 ms doubles. An answer that takes as long as the way would not have reached a shorter attempt either."""
-    assert expired_attempts_ns(round(lasted_s * NS), RegistrationConfig(**limits)) == round(expired_s * NS)
+    found = expired_attempts_ns(round(lasted_s * NS), RegistrationConfig(**limits), 4 * NS)
+    assert found == round(expired_s * NS)
+
+
+@pytest.mark.parametrize(
+    ("round_trip_s", "expired_s"), [(2, 3.1), (1.6, 1.5), (0.11, 0.1), (0.1, 0), (0.01, 0)]
+)
+def test_only_attempts_that_are_shorter_than_the_way_there_and_back_expire_on_it(
+    round_trip_s: float, expired_s: float
+):
+    """Others wait for a busy JobManager."""
+    config = RegistrationConfig()
+    assert expired_attempts_ns(round(5.1 * NS), config, round(round_trip_s * NS)) == round(expired_s * NS)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +61,8 @@ def test_a_registration_on_a_slow_network_has_its_expired_attempts_as_a_wait(
 ):
     """Whatever lets nothing pass or keeps the JobManager busy would have delayed any attempt."""
     wait = waited(**{"kind": "registration", "start": 1, "end": 6.1, "fault": "f", "cause": "c"} | more)
-    found = with_expired_attempts([wait], {}, [effect(kind, (0, 9))])
+    entry = {"faults": [{"name": "f", "params": {"latency_s": 1.0}}]}
+    found = with_expired_attempts([wait], entry, [effect(kind, (0, 9))])
     if not split:
         assert found == [wait]
         return

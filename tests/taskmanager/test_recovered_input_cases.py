@@ -63,6 +63,27 @@ def test_each_gate_requests_its_partitions_when_its_own_restored_input_is_proces
     assert requested == [1, 2, 2, 3]
 
 
+def test_a_late_partition_is_a_wait_also_while_another_gate_has_restored_input() -> None:
+    """The producer of the first gate registers 3 s late; the restored input of the second one ends after 5 s."""
+    flying = (ChannelState(1, 0, tuple(data(n, 1) for n in range(50))),)
+
+    async def drive(task: Deployed) -> None:
+        task.upstream.register(task.producers[1])
+        await task.at(3000)
+        task.upstream.register(task.producers[0])
+        task.send(0, data(9, 1))
+        await task.at(7000)
+
+    options = UNALIGNED | {"taskmanager.network.partition-request-timeout": "3500 ms"}
+    snapshots = (SubtaskSnapshot(1, "work", 0, 1, 128, input_state=flying),)
+    task = driven(
+        SLOW_MAP, drive, restore=snapshots, channels=2, inputs=2, started=False, reading=True, **options
+    )
+    (late, _) = task.waits("partition")
+    assert (late[0], late[1], late[3]) == ("source-0", 0, Outcome.COMPLETED)
+    assert 3000 <= late[2] <= 3200
+
+
 def test_I_123_a_task_declines_checkpoints_while_restored_input_is_left() -> None:
     """SingleInputGateTest, RecoveredInputChannelTest: the task is not ready. The JobMaster would not trigger one before all tasks run."""
 
