@@ -174,7 +174,6 @@ def test_without_java_a_run_is_refused_before_it_costs_a_minute(world: World):
     assert said.code == 2
     no_trace(said)
     assert "Evaluation needs Java 17 or later" in said.text
-    assert json.loads((folder / "verdict.json").read_text())["verdict"] == "Error"
     assert not (folder / "verdict.json").exists()
     assert len(list(folder.glob("history/*/events.parquet"))) == len(synthetic.PLANS)
     world.leaves_nothing()

@@ -30,6 +30,8 @@ from testbed_runtime.history.schema import Trial
 
 USUAL_NS = 2_000_000
 """Durations are whole milliseconds, and their rows are written at once: most differ by less."""
+USUAL_MIN = 3
+"""Checkpoints of which most are compared."""
 INCREMENTAL = "execution.checkpointing.incremental"
 UNALIGNED = "execution.checkpointing.unaligned.enabled"
 
@@ -104,7 +106,8 @@ def _collected(rows: list[Row]) -> tuple[list[Checkpoint], list[Damage]]:
 
 
 def _usual(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
-    """Yield a duration if most of them are not the time since the checkpoint was triggered."""
+    """Yield a duration if those of most checkpoints are not the time since they were triggered. A process may have been interrupted
+    between the two readings of its clock, so that a single checkpoint shows nothing."""
     rows = [
         (one, r)
         for one in found
@@ -112,7 +115,11 @@ def _usual(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
         if r is not None
     ]
     off = [abs(r["duration_ns"] - (r["t_ns"] - one.triggered["t_ns"])) for one, r in rows]
-    if off and deployments(trial) and np.median(off) > USUAL_NS:
+    each: dict[int, list[int]] = {}
+    for (one, _), ns in zip(rows, off, strict=True):
+        each.setdefault(id(one), []).append(ns)
+    usual = [float(np.median(ns)) for ns in each.values()]
+    if len(usual) >= USUAL_MIN and deployments(trial) and np.median(usual) > USUAL_NS:
         r = rows[int(np.argmax(off))][1]
         problem = f"is {r['duration_ns'] / NS:g} s for checkpoint {r['checkpoint']}, and most are not the time since it was triggered"
         yield Damage("checkpoints", "duration_ns", r["row"], problem)
