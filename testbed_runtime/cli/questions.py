@@ -235,7 +235,7 @@ def document(question: Question, shape: Shape) -> str:
     replicas = 2 * shape.parallelism + question.spare
     spare = f"   # {question.spare} spare" if question.spare else ""
     options = list(_options(question, shape))
-    paste = "# Paste your own flinkConfiguration here. A duration needs a unit: 15 s, 500 ms."
+    paste = "# Paste your own flinkConfiguration here. A duration has a unit (15 s, 500 ms), unless Flink reads milliseconds."
     described = "# The shape of your job: vertices with their parallelism, edges with their partitioning."
     observation_s = question.observation_s
     if shape.given:
