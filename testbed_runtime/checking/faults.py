@@ -9,6 +9,8 @@ from typing import Any
 from msgspec import Struct
 
 from testbed_runtime.checking.common import NS, Entry, data, events, windows
+from testbed_runtime.core.faults.kinds import KINDS as FAULTS
+from testbed_runtime.core.faults.vocabulary import Hides
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.judgement.metrics import (
     FAULT_NOT_VERIFIED,
@@ -40,6 +42,11 @@ class FaultEffect(Struct, frozen=True):
     """Its lease lapsed, so it did not last as long as requested."""
     too_late: bool = False
     """The job had ended before it could begin."""
+
+    @property
+    def hides_link(self) -> bool:
+        """Whether it lets nothing pass on a connection."""
+        return self.kind in FAULTS and FAULTS[self.kind].hides is Hides.LINK
 
     @property
     def begun_ns(self) -> int:

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from testbed_runtime.checking.faults import FaultEffect, targets_of
-from testbed_runtime.core.faults.kinds import KINDS as FAULTS
 from testbed_runtime.core.faults.links import ANYBODY, PLANES, split_link
-from testbed_runtime.core.faults.vocabulary import Hides
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.messages import CancelTask, SubmitTask, TriggerCheckpoint
 from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, RM_NAME, Outcome, Wait
@@ -80,8 +78,7 @@ def _ordinal(loss: Wait) -> str:
 def _keeps_silent(effect: FaultEffect, loss: Wait, planes: Mapping[str, str]) -> bool:
     """Return whether the JobManager heard nothing of the lost TaskManager for half of the time because of this fault: it paused it,
     muted it or cut it off. One that was killed does not come back."""
-    kind = FAULTS.get(effect.kind)
-    cuts = kind is not None and kind.hides is Hides.LINK and planes.get(effect.fault, PLANES[0]) != PLANES[0]
+    cuts = effect.hides_link and planes.get(effect.fault, PLANES[0]) != PLANES[0]
     if effect.injected_ns is None or not (cuts or effect.kind in _NO_ANSWER):
         return False
     ends = {_ordinal(loss), JOBMANAGER, ANYBODY, ""}

@@ -11,9 +11,7 @@ from testbed_runtime.checking.criticalpath import EPSILON_NS, TIE_NS
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.heldmessages import MESSAGES
-from testbed_runtime.core.faults.kinds import KINDS as FAULTS
 from testbed_runtime.core.faults.links import ANYBODY, split_link
-from testbed_runtime.core.faults.vocabulary import Hides
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.waits import KINDS, Outcome, Wait, ended_by
 
@@ -172,7 +170,7 @@ def until_faults_end(rounds: Sequence[Round], effects: Iterable[FaultEffect]) ->
 
 def _ends_with(segment: Segment, fault: FaultEffect) -> bool:
     """Whether a wait was for something that a fault lets not pass, and ended with that fault: most of it lies in the fault."""
-    if fault.kind not in FAULTS or FAULTS[fault.kind].hides is not Hides.LINK:
+    if not fault.hides_link:
         return False
     within = (fault.ended_ns or 0) - segment.start_ns
     return 0 < 2 * within >= segment.end_ns - segment.start_ns >= within - EPSILON_NS

@@ -8,8 +8,6 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.common import NS, Entry, options
 from testbed_runtime.checking.faults import FaultEffect, added_delays
-from testbed_runtime.core.faults.kinds import KINDS as FAULTS
-from testbed_runtime.core.faults.vocabulary import Hides
 from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.registration import RegistrationConfig, RetryingRegistration
 from testbed_runtime.core.waits import Outcome, Wait
@@ -41,8 +39,7 @@ def with_expired_attempts(waits: Iterable[Wait], entry: Entry, effects: Iterable
 
 
 def _slows_down(effect: FaultEffect) -> bool:
-    kind = FAULTS.get(effect.kind)
-    return effect.kind.startswith("network.") and kind is not None and kind.hides is not Hides.LINK
+    return effect.kind.startswith("network.") and not effect.hides_link
 
 
 def expired_attempts_ns(lasted_ns: int, config: RegistrationConfig, round_trip_ns: int) -> int:

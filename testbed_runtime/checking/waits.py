@@ -15,7 +15,6 @@ from testbed_runtime.checking.registrations import with_expired_attempts
 from testbed_runtime.checking.slotrequests import expired_slot_requests
 from testbed_runtime.core.faults.kinds import KINDS as FAULTS
 from testbed_runtime.core.faults.links import ANYBODY, PLANES, split_link
-from testbed_runtime.core.faults.vocabulary import Hides
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.limits import replacement_limit
 from testbed_runtime.core.job.splits import NEXT_SPLIT
@@ -158,12 +157,7 @@ def _without_idle(trial: Trial, waits: Iterable[Wait]) -> list[Wait]:
 def _closing(effects: Iterable[FaultEffect], rpc: Collection[str]) -> list[FaultEffect]:
     """Return the faults that close a connection for data or let nothing pass on it, by their beginning. `rpc`: those on the plane of
     RPC alone."""
-    found = [
-        e
-        for e in effects
-        if e.kind in LOSSES
-        or (e.kind in FAULTS and FAULTS[e.kind].hides is Hides.LINK and e.fault not in rpc)
-    ]
+    found = [e for e in effects if e.kind in LOSSES or (e.hides_link and e.fault not in rpc)]
     return sorted(found, key=lambda e: e.begun_ns)
 
 

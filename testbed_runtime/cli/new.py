@@ -99,7 +99,10 @@ def _with_conf(shape: questions.Shape, path: Path, flink_version: str | None) ->
     )
     if questions.CHECKPOINTS.key not in found.usable:
         text = f"has no valid {questions.CHECKPOINTS.key}; the scenario adds {questions.CHECKPOINTS.value}"
-        typer.echo(f"{path}: {text}, because a job without checkpoints restarts from its beginning, or not at all", err=True)
+        typer.echo(
+            f"{path}: {text}, because a job without checkpoints restarts from its beginning, or not at all",
+            err=True,
+        )
     effective = Options(found.usable, flink_version=version)
     given = questions.Given(
         options=found.usable,
