@@ -21,14 +21,14 @@ import pyarrow.compute as pc
 from testbed_runtime.checking.credit import CHANNELS_SCHEMA, CREDIT, by_channel
 from testbed_runtime.checking.latency import merge_sinks
 from testbed_runtime.history.numbers import COUNTS_SCHEMA, NUMBERS, add_up, count_part
-from testbed_runtime.history.schema import COMMON, Trial, arrow_schema
+from testbed_runtime.history.schema import COMMON, TABLES, Trial, arrow_schema
 
 WHOLE = ("events", "checkpoints", "faults", "waits", "delivery")
 """Tables that are kept as they are."""
 COLUMNS: dict[str, tuple[str, ...]] = {
     "tasks": (
-        "process", "seq", "t_ns", "task", "vertex", "role", "attempt", "records_in", "records_out", "busy_ns", "backpressured_ns", "idle_ns",
-        "lag_ns",
+        "process", "seq", "t_ns", "task", "vertex", "role", "attempt", "records_in", "records_out", "bytes_in", "bytes_out", "busy_ns",
+        "backpressured_ns", "idle_ns", "lag_ns",
     ),
     "channels": ("t_ns", "process", "boot_id", "side", "task", "attempt", "peer", "local", "credit", "announced", "used"),
     "latency": tuple(arrow_schema("latency").names),
@@ -71,6 +71,12 @@ def assemble(run: str, trial: str, parts: Mapping[str, Sequence[pa.Table]], prob
     judged += [by_channel(found["channels"])] if "channels" in found else []
     tables[CREDIT] = pa.concat_tables([CHANNELS_SCHEMA.empty_table(), *judged])
     return Trial(run, trial, tables, tuple(problems))
+
+
+def reduced(trial: Trial) -> Trial:
+    """Return the reduced form of a trial that is in memory."""
+    parts = reduce_rows({name: trial.table(name) for name in TABLES})
+    return assemble(trial.run, trial.trial, {name: [rows] for name, rows in parts.items()}, trial.problems)
 
 
 def channel_buckets(rows: pa.Table, buckets: int) -> list[pa.Table]:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from testbed_runtime.core.errors import HeadgateError
 
-"""The exit code of a failure that a message explains."""
 TEXT_MAX = 600
 """The longest message in characters."""
+_TRACEBACK = "Traceback (most recent call last):"
 
 
 def _prefix(pid: int) -> str:
@@ -40,11 +40,13 @@ def one_line(error: BaseException) -> str:
     """Return an error as one line. Of a failed Spark job, that is the Python error inside."""
     if isinstance(error, HeadgateError):
         return str(error)[:TEXT_MAX]
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if "Traceback (most recent call last):" in lines:
-        after = lines[lines.index("Traceback (most recent call last):") + 1 :]
-        named = [line for line in after if not line.startswith(("File ", "^", "~")) and ": " in line]
-        return (named[0] if named else lines[0])[:TEXT_MAX]
+    lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
+    traced = next((n for n, line in enumerate(lines) if line.endswith(_TRACEBACK)), None)
+    if traced is not None:
+        named = (
+            line for line in lines[traced + 1 :] if not line.startswith(" ")
+        )  # frames and sources are indented
+        return next(named, lines[0])[:TEXT_MAX]
     if type(error).__name__ in (
         "Py4JNetworkError",
         "ConnectionRefusedError",
@@ -52,4 +54,4 @@ def one_line(error: BaseException) -> str:
         "ConnectionResetError",
     ):
         return "The Spark driver has ended before its work was done (killed, or out of memory)."
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:TEXT_MAX]
+    return f"{type(error).__name__}: {lines[0].strip() if lines else 'no message'}"[:TEXT_MAX]

@@ -10,6 +10,7 @@ from typing import Any
 from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.baseline import with_noise
 from testbed_runtime.checking.metrics import control_metrics, trial_metrics
+from testbed_runtime.checking.reduced import reduced
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.checking.trace import trace, trace_events
 from testbed_runtime.core.documents import METRICS_FILE, RECOVERY_FILE, TIMESERIES_FILE, TRACE_FILE, versioned
@@ -24,7 +25,8 @@ from testbed_runtime.simulation.testbed import SimTestbedHost
 
 
 class DirectEvaluator:
-    """A `ports.hosts.Evaluator` without Spark: calls the functions of `checking` for one trial after the other."""
+    """A `ports.hosts.Evaluator` without Spark: calls the functions of `checking` for one trial after the other.
+    They read what Spark would leave of it, so that a simulation needs no column that a real run does not have."""
 
     async def evaluate(self, run_folder: str, trials: Sequence[str]) -> list[dict[str, Any]]:
         folder = Path(run_folder)
@@ -38,7 +40,8 @@ class DirectEvaluator:
         @lru_cache(maxsize=1)  # a control trial is read for its noise first
         def read(name: str) -> Trial:
             entry = next(entry for entry in entries if entry["trial"] == name)
-            return read_trial(folder / "history" / name, run=manifest["run"], trial=name, entry=entry)
+            whole = read_trial(folder / "history" / name, run=manifest["run"], trial=name, entry=entry)
+            return reduced(whole)
 
         for number, entry in enumerate(with_noise(entries, lambda e: read(e["trial"])), start=1):
             trial = read(entry["trial"])

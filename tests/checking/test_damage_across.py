@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from testbed_runtime.checking.reduced import reduced
 from testbed_runtime.evaluation.splits import check_assembled
 from testbed_runtime.history.columns import places_of
 from testbed_runtime.history.contradictions.channels import check_credit
@@ -22,7 +23,6 @@ from testbed_runtime.history.manifest import options_of
 from testbed_runtime.history.schema import Trial, arrow_schema
 from testbed_runtime.history.validation import DamagedHistory
 from tests.checking.recorded import DOCUMENT, Recorded, Row, record, recorded
-from tests.checking.reducing import whole
 from tests.ordered import in_order
 
 NS = 1_000_000_000
@@ -218,7 +218,7 @@ def test_no_more_credit_is_used_than_was_announced(side: str, values: tuple[int,
 def test_a_trial_that_is_read_in_parts_is_compared_too(table: str, column: str):
     """Its latencies and channels are merged, and its samples have no bytes."""
     history = recorded()
-    check_assembled(whole(history.trial), history.entry)
+    check_assembled(reduced(history.trial), history.entry)
     by = {"t_ns": 5 * NS, "attempt": 1, "duration_ns": 9 * NS, "records_out": 0}[column]
 
     def change(row: Row) -> Row:
@@ -227,7 +227,7 @@ def test_a_trial_that_is_read_in_parts_is_compared_too(table: str, column: str):
         return row | {column: row[column] + by}
 
     with pytest.raises(DamagedHistory) as caught:
-        check_assembled(whole(history.changed(table, change).trial), history.entry)
+        check_assembled(reduced(history.changed(table, change).trial), history.entry)
     assert (table, column) in {(d.table, d.column) for d in caught.value.found}
 
 
@@ -236,7 +236,7 @@ def test_a_trial_that_is_read_in_parts_has_one_clock_too():
     history = recorded()
     early = history.changed("tasks", lambda row: row | {"t_ns": row["t_ns"] - NS // 2})
     with pytest.raises(DamagedHistory, match="before the JobManager deployed it"):
-        check_assembled(whole(early.trial), history.entry)
+        check_assembled(reduced(early.trial), history.entry)
 
 
 def test_a_fault_may_be_delayed_and_its_phase_be_entered_later():

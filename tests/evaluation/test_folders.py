@@ -189,7 +189,7 @@ def test_a_catalogue_is_read_job_by_job_and_a_missing_table_is_no_error(
 
 def test_a_python_error_inside_spark_becomes_its_own_line():
     """The error of the worker, not the plan around it."""
-    text = 'An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File "x.py", line 1, in f\n    g()\nKeyError: 3'
+    text = 'An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File "x.py", line 1, in f\n    h = {1: g()}\n        ^^^\nKeyError: 3\n\nDuring: x'
     assert run.one_line(RuntimeError(text)) == "KeyError: 3"
     assert run.one_line(ConnectionRefusedError(111, "Connection refused")).startswith(
         "The Spark driver has ended"
