@@ -43,9 +43,8 @@ def one_line(error: BaseException) -> str:
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
     traced = next((n for n, line in enumerate(lines) if line.endswith(_TRACEBACK)), None)
     if traced is not None:
-        named = (
-            line for line in lines[traced + 1 :] if not line.startswith(" ")
-        )  # frames and sources are indented
+        # Frames and their sources are indented.
+        named = (line for line in lines[traced + 1 :] if not line.startswith(" "))
         return next(named, lines[0])[:TEXT_MAX]
     if type(error).__name__ in (
         "Py4JNetworkError",
