@@ -133,7 +133,7 @@ def _together(trial: TrialFiles, tables: Mapping[str, pa.Table]) -> list[Damage]
 
 def check_assembled(trial: Trial, entry: Entry) -> None:
     """Check a reduced trial for what no single piece of it could show. Raises DamagedHistory. Its latencies and channels are
-    merged, and its samples have no bytes, so they are not compared."""
+    merged, so they are not compared."""
     repeated = [
         Damage(
             c["repeated_in"], "seq", -1, f"{c['rows'] - c['distinct']} rows of {c['process']} are repeated"

@@ -81,11 +81,12 @@ def test_a_trial_without_rows_is_reduced_to_one_without_rows():
 
 
 def test_no_part_of_a_large_table_travels_whole():
-    """Frames leave only their numbers, and latencies one row per window."""
+    """Frames leave only their numbers, latencies one row per window, tasks only the columns that are read."""
     trial = synthetic.history(synthetic.PLANS[0])
     parts = reduced.reduce_rows({name: trial.table(name) for name in TABLES})
     assert "frames" not in parts
     assert len(parts["latency"]) == len(trial.table("latency")) / 2
+    assert "boot_id" not in parts["tasks"].column_names
 
 
 def memory_of(numbers: Mapping[str, list[int]]) -> Trial:

@@ -16,6 +16,7 @@ from testbed_runtime.checking.faults import FaultEffect, added_delays, parameter
 from testbed_runtime.checking.limiting import FaultSizes, carried_bytes, limiting_fault, places_of_behind
 from testbed_runtime.checking.prices import margins
 from testbed_runtime.checking.rounds import Outage, RoundSpan
+from testbed_runtime.checking.reduced import reduced
 from testbed_runtime.checking.waits import starved_words
 from testbed_runtime.core.judgement.metrics import JOB_FAILED
 from testbed_runtime.core.judgement.recovery import Price, Recovery
@@ -268,6 +269,7 @@ def test_a_fault_limits_a_catch_up_only_if_it_is_large_enough(
         carried=carried_bytes(built.trial(), span, ["tm-1"]),
     )
     assert (limiting_fault([slow], span, ["tm-1"], size=size, own="") is slow) is limits
+    assert carried_bytes(reduced(built.trial()), span, ["tm-1"]) == size.carried  # as Spark reads them
 
 
 @pytest.mark.parametrize(
