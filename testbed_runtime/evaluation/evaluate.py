@@ -81,6 +81,7 @@ def evaluate(
         answers = {
             t.trial: TrialRecovery.from_json(json.loads(f["answer"]))
             for t, f in zip(trials, found, strict=True)
+            if f["answer"]
         }
         try:
             catalogue.write_run(into, {**manifest, "run": trials[0].run}, rows, answers)
@@ -94,9 +95,11 @@ def write_results(
     found: Sequence[Mapping[str, Any]],
     rows: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Write in the order of the manifest, so that the same history gives the same bytes."""
-    series = ",\n".join(of_trial["series"] for of_trial in found)
-    answers = ",\n".join(f"{json.dumps(t.trial)}: {f['answer']}" for t, f in zip(trials, found, strict=True))
+    """Write in the order of the manifest, so that the same history gives the same bytes. A trial that could not be judged has only
+    its row."""
+    known = [(t, f) for t, f in zip(trials, found, strict=True) if f["answer"]]
+    series = ",\n".join(f["series"] for _, f in known)
+    answers = ",\n".join(f"{json.dumps(t.trial)}: {f['answer']}" for t, f in known)
     lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
     write_whole(
         folder / TIMESERIES_FILE,
@@ -106,17 +109,17 @@ def write_results(
     write_whole(folder / RECOVERY_FILE, f"{{\n{answers}\n}}\n".encode(), durable=False)
     write_whole(
         folder / TRACE_FILE,
-        json.dumps(trace(_traced(trials, found)), allow_nan=False).encode(),
+        json.dumps(trace(_traced(known)), allow_nan=False).encode(),
         durable=False,
     )
     write_whole(folder / METRICS_FILE, f"[\n{lines}\n]\n".encode(), durable=False)
 
 
 def _traced(
-    trials: Sequence[tables.TrialFiles], found: Sequence[Mapping[str, Any]]
+    known: Sequence[tuple[tables.TrialFiles, Mapping[str, Any]]],
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the trace of each of the first trials. Their waits were validated when the trial was judged."""
-    for number, (files, row) in enumerate(zip(trials, found, strict=True), start=1):
+    for number, (files, row) in enumerate(known, start=1):
         if number > TRIALS_MAX:
             return
         waits = pq.ParquetFile(files.folder / "waits.parquet").read()

@@ -24,6 +24,7 @@ from testbed_runtime.checking.latency import merge_sinks
 from testbed_runtime.checking.metrics import trial_metrics
 from testbed_runtime.checking.reduced import assemble, channel_buckets, reduce_rows
 from testbed_runtime.checking.timeseries import trial_timeseries
+from testbed_runtime.checking.unjudged import described, unjudged
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation import splits
 from testbed_runtime.evaluation.splits import Split
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 ERROR = "error"
 """The kind of a part that holds the message of a HeadgateError."""
+UNJUDGED = "unjudged"
+"""The kind of a part that holds what `described` says of any other exception."""
 REST = -1
 """The bucket of everything but channels."""
 TRIALS_PER_TASK = 16
@@ -70,10 +73,12 @@ def judge_whole(piece: Split, trials: Sequence[TrialFiles]) -> dict[str, Any]:
     """Read and judge a trial that is one piece."""
     try:
         rows = reduce_rows(splits.read(piece, trials[piece.trial]))
+        trial = _assembled(piece.trial, {name: [table] for name, table in rows.items()}, trials)
+        return _judge(piece.trial, trial, trials)
     except HeadgateError as error:
         return _failed(piece.trial, str(error))
-    trial = _assembled(piece.trial, {name: [table] for name, table in rows.items()}, trials)
-    return _judge(piece.trial, trial, trials)
+    except Exception as error:
+        return _unjudged(piece.trial, trials, described(error))
 
 
 def scan(number: int, piece: Split, trials: Sequence[TrialFiles]) -> Iterator[dict[str, Any]]:
@@ -82,6 +87,9 @@ def scan(number: int, piece: Split, trials: Sequence[TrialFiles]) -> Iterator[di
         parts = reduce_rows(splits.read(piece, trials[piece.trial]))
     except HeadgateError as error:
         yield _part(piece.trial, REST, number, ERROR, str(error).encode())
+        return
+    except Exception as error:
+        yield _part(piece.trial, REST, number, UNJUDGED, described(error).encode())
         return
     channels = parts.pop("channels", None)
     for name, table in parts.items():
@@ -93,6 +101,13 @@ def scan(number: int, piece: Split, trials: Sequence[TrialFiles]) -> Iterator[di
 
 def combine(parts: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield fewer parts that mean the same, from all parts of one bucket of one trial."""
+    try:
+        yield from _combined(parts)
+    except Exception as error:
+        yield _part(parts[0]["trial"], parts[0]["bucket"], 0, UNJUDGED, described(error).encode())
+
+
+def _combined(parts: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     trial, bucket = parts[0]["trial"], parts[0]["bucket"]
     of_kind: Parts = {}
     for part in parts:
@@ -109,17 +124,24 @@ def combine(parts: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 def judge(parts: Sequence[Mapping[str, Any]], trials: Sequence[TrialFiles]) -> dict[str, Any]:
     """Judge a trial from all its parts."""
     index = int(parts[0]["trial"])
-    errors = sorted(p["payload"].decode() for p in parts if p["kind"] == ERROR)
-    if errors:
+    if errors := _texts(parts, ERROR):
         return _failed(index, errors[0])
+    if errors := _texts(parts, UNJUDGED):
+        return _unjudged(index, trials, errors[0])
     of_kind: Parts = {}
     for part in sorted(parts, key=lambda p: int(p["piece"])):  # rows in the order of the files
         of_kind.setdefault(part["kind"], []).append(unpacked(part["payload"]))
     try:
         splits.check_assembled(assembled := _assembled(index, of_kind, trials), trials[index].entry)
+        return _judge(index, assembled, trials)
     except HeadgateError as error:
         return _failed(index, str(error))
-    return _judge(index, assembled, trials)
+    except Exception as error:
+        return _unjudged(index, trials, described(error))
+
+
+def _texts(parts: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
+    return sorted(p["payload"].decode() for p in parts if p["kind"] == kind)
 
 
 def _assembled(index: int, parts: Parts, trials: Sequence[TrialFiles]) -> Trial:
@@ -140,6 +162,12 @@ def _judge(index: int, trial: Trial, trials: Sequence[TrialFiles]) -> dict[str, 
 
 def _failed(index: int, error: str) -> dict[str, Any]:
     return {"trial": index, "rows": [], "series": "", "answer": "", "error": error}
+
+
+def _unjudged(index: int, trials: Sequence[TrialFiles], text: str) -> dict[str, Any]:
+    """Return what is known of a trial for which a checker raised an exception."""
+    rows = unjudged(trials[index].run, trials[index].trial, text)
+    return {"trial": index, "rows": rows, "series": "", "answer": "", "error": ""}
 
 
 def _part(trial: int, bucket: int, piece: int, kind: str, payload: bytes) -> dict[str, Any]:

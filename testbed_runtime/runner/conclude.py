@@ -18,7 +18,12 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement import comparison
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.judge import judge
-from testbed_runtime.core.judgement.metrics import INDISTINGUISHABLE, METRIC_FIELDS, NOT_ENOUGH_TRIALS
+from testbed_runtime.core.judgement.metrics import (
+    INDISTINGUISHABLE,
+    METRIC_FIELDS,
+    NOT_ENOUGH_TRIALS,
+    RUN_FAILED,
+)
 from testbed_runtime.core.judgement.verdict import RunVerdict, TrialFacts, controls_of
 from testbed_runtime.files import read_json
 from testbed_runtime.history.manifest import read_manifest
@@ -51,7 +56,7 @@ def verdict_of(
     if not error and manifest.get("interrupted"):
         error = INTERRUPTED_TEXT
     return judge(
-        trials=facts_of(manifest["trials"]),
+        trials=facts_of(manifest["trials"], rows),
         expectations=expectations_of(manifest),
         rows=rows,
         error=error,
@@ -88,19 +93,21 @@ def groups_of(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) ->
         by_trial.setdefault(row["trial"], []).append(row)
     seeds = {entry["trial"]: int(entry["seed"]) for entry in manifest["trials"]}
     groups: dict[str, dict[int, Sequence[Mapping[str, Any]]]] = {}
-    for trial in facts_of(manifest["trials"]):
+    for trial in facts_of(manifest["trials"], rows):
         if trial.counts:
             groups.setdefault(trial.variant, {})[seeds[trial.trial]] = by_trial.get(trial.trial, ())
     return [comparison.Group(name=name, trials=trials) for name, trials in groups.items()]
 
 
-def facts_of(trials: Sequence[Mapping[str, Any]]) -> list[TrialFacts]:
-    """Return what the verdict needs to know about each trial, including its replacement and its control trial."""
+def facts_of(trials: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[TrialFacts]:
+    """Return what the verdict needs to know about each trial, including its replacement and its control trial. One that could not be
+    judged (checking/unjudged.py) could not be completed."""
+    unjudged = {row["trial"]: row["text"] for row in rows if row.get("reason") == RUN_FAILED}
     last = {(t["variant"], t["role"], t["number"]): t["trial"] for t in trials}
     controls = controls_of(trials)
     return [
         TrialFacts.from_manifest(
-            t,
+            {**t, "error": t.get("error") or unjudged.get(t["trial"], "")},
             replaced=last[t["variant"], t["role"], t["number"]] != t["trial"],
             control=controls.get(t["variant"], "") if t["faults"] else "",
         )

@@ -13,6 +13,7 @@ from testbed_runtime.checking.metrics import control_metrics, trial_metrics
 from testbed_runtime.checking.reduced import reduced
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.checking.trace import trace, trace_events
+from testbed_runtime.checking.unjudged import described, unjudged
 from testbed_runtime.core.documents import METRICS_FILE, RECOVERY_FILE, TIMESERIES_FILE, TRACE_FILE, versioned
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.history.reader import read_trial
@@ -45,11 +46,17 @@ class DirectEvaluator:
 
         for number, entry in enumerate(with_noise(entries, lambda e: read(e["trial"])), start=1):
             trial = read(entry["trial"])
-            answer = trial_recovery(trial, entry)
+            try:
+                answer = trial_recovery(trial, entry)
+                found = trial_metrics(trial, entry, recovery=answer), trial_timeseries(trial, entry)
+                events = trace_events(trial, answer, pid=number)
+            except Exception as error:
+                rows += unjudged(trial.run, trial.trial, described(error))
+                continue
             answers[entry["trial"]] = answer.to_json()
-            rows += trial_metrics(trial, entry, recovery=answer)
-            series.append(trial_timeseries(trial, entry))
-            traced.append(trace_events(trial, answer, pid=number))
+            rows += found[0]
+            series.append(found[1])
+            traced.append(events)
         rows += control_metrics(rows, entries)
         write_json(folder / RECOVERY_FILE, answers)
         write_json(folder / TRACE_FILE, trace(traced))
