@@ -59,21 +59,21 @@ def _by_reason(items: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, list[M
 
 
 def _costs(trials: Sequence[TrialView]) -> Iterable[str]:
-    """Yield one sentence per variant: what cost most, and a second one if another wait came close to its limit."""
+    """Yield one sentence per variant, or per fault of a variant with several: what cost most, and a second one if another wait came close to
+    its limit."""
     for answer in aggregate.by_variant(trials):
+        where = f"{answer.variant}{answer.after}"
         price = next(iter(answer.prices), None)
         if price is not None:
-            several = len({recovery.fault for recovery in answer.recoveries})
             mean = " on average" if len(answer.recoveries) > 1 else ""
-            mean += f" of {several} faults" if several > 1 else ""
             spent = "went to" if price.option else "was spent waiting for"
             spent += " the" if price.words.startswith("end of ") else ""
             yield (
-                f"{answer.variant}: {quantities.seconds(price.seconds)} of {quantities.seconds(answer.total_s)}{mean} "
+                f"{where}: {quantities.seconds(price.seconds)} of {quantities.seconds(answer.total_s)}{mean} "
                 f"({words.percent(price.seconds / answer.total_s)}) {spent} {price.words}."
             )
         for margin in close_margins(answer.margins)[:1]:
-            yield f"{answer.variant}: close to its limit: {margin_words(margin)}."
+            yield f"{where}: close to its limit: {margin_words(margin)}."
 
 
 def _weak(faults: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, Any]]) -> Iterable[str]:

@@ -86,13 +86,13 @@ def listed(texts: Iterable[str]) -> str:
 
 
 def by_variant(trials: Sequence[TrialView]) -> list[VariantAnswer]:
-    """Return the answers of the variants that had a recovery."""
+    """Return the answers of the variants that had a recovery, one for each fault that began any."""
     found: dict[str, list[TrialRecovery]] = {}
     for trial in trials:
         if trial.answer is not None and not trial.is_control:
             found.setdefault(trial.variant, []).append(trial.answer)
     answers = [VariantAnswer(variant, tuple(known)) for variant, known in found.items()]
-    return [answer for answer in answers if answer.recoveries]
+    return [own for answer in answers for own in answer.by_fault]
 
 
 def longest_s(trial: TrialView) -> float:

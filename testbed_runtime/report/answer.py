@@ -261,10 +261,34 @@ def margin_words(margin: Margin) -> str:
 
 
 class VariantAnswer(Struct, frozen=True):
-    """The recoveries of all fault trials of one variant, as means with their intervals."""
+    """The recoveries of the fault trials of one variant, or those that one of its faults began, as means with their intervals."""
 
     variant: str
     trials: tuple[TrialRecovery, ...]
+    fault: str | None = None
+    """The fault that began all of these recoveries, if others of the variant have another one. Empty: they have none."""
+
+    @property
+    def after(self) -> str:
+        """` after cut` if the variant has recoveries from several faults, otherwise empty."""
+        return "" if self.fault is None else f" after {self.fault}" if self.fault else " without a fault"
+
+    @property
+    def by_fault(self) -> tuple[VariantAnswer, ...]:
+        """One answer for each fault that began recoveries, of the trials in which it did; none without any. A mean over recoveries from
+        different faults is the price of neither."""
+        faults = list(dict.fromkeys(r.fault for r in self.recoveries))
+        if len(faults) == 1:
+            return (self,)
+        known = {id(r) for r in self.recoveries}
+        found = []
+        for fault in faults:
+            mine = (
+                (t, [r for r in t.recoveries if r.fault == fault and id(r) in known]) for t in self.trials
+            )
+            own = tuple(replace(t, recoveries=tuple(kept)) for t, kept in mine if kept)
+            found.append(VariantAnswer(self.variant, own, fault))
+        return tuple(found)
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
@@ -349,19 +373,9 @@ def _mean_words(values: tuple[float, ...]) -> str:
 def _medians(variant: str, trials: Sequence[TrialRecovery]) -> Iterator[Answer]:
     """Yield one answer for all trials of a variant, or one per fault that began recoveries: the median downtime, and mean prices, which
     add up."""
-    whole = VariantAnswer(variant, tuple(trials)).recoveries
-    faults = list(dict.fromkeys(r.fault for r in whole))
-    if len(faults) == 1:
-        yield _median(VariantAnswer(variant, tuple(trials)), f"{len(trials)} trials")
-        return
-    for fault in faults:
-        own = [replace(t, recoveries=tuple(r for r in t.recoveries if r.fault == fault)) for t in trials]
-        own = [t for t in own if t.recoveries]
-        count = f"{len(own)} of {len(trials)}" if len(own) < len(trials) else f"{len(trials)}"
-        yield _median(
-            VariantAnswer(variant, tuple(own)),
-            f"{count} trials {f'after {fault}' if fault else 'without a fault'}",
-        )
+    for found in VariantAnswer(variant, tuple(trials)).by_fault:
+        of_all = f" of {len(trials)}" if len(found.trials) < len(trials) else ""
+        yield _median(found, f"{len(found.trials)}{of_all} trials{found.after}")
 
 
 def _median(found: VariantAnswer, text: str) -> Answer:

@@ -136,9 +136,11 @@ def shown_trials(view: RunView) -> Sequence[TrialView]:
 
 
 def _means(answers: Sequence[VariantAnswer]) -> Markup:
-    """Draw one bar per variant with the mean of each wait."""
+    """Draw one bar per variant, or per fault of a variant with several, with the mean of each wait."""
     found = [
-        mean_of(f"{a.variant}: {quantities.seconds(a.total_s)} on average", a.prices, a.unattributed_s)
+        mean_of(
+            f"{a.variant}{a.after}: {quantities.seconds(a.total_s)} on average", a.prices, a.unattributed_s
+        )
         for a in answers
     ]
     axis = "seconds, mean over the recoveries of a variant; the largest wait first"

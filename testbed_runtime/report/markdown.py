@@ -130,11 +130,11 @@ def _comparison(view: RunView) -> list[str]:
 
 
 def _answers(view: RunView) -> list[str]:
-    """Return the price lists, with the totals of the page: of each recovery, or the means of each variant with many trials."""
+    """Return the price lists, with the totals of the page: of each recovery, or the means of each fault of a variant with many trials."""
     lines: list[str] = []
     if view.compact:
         for answer in aggregate.by_variant(view.trials):
-            title = f"{answer.variant}: {len(answer.recoveries)} recoveries, mean {quantities.seconds(answer.total_s)}"
+            title = f"{answer.variant}{answer.after}: {len(answer.recoveries)} recoveries, mean {quantities.seconds(answer.total_s)}"
             lines += _prices(title, answer, {**answer.intervals, TOTAL: answer.total_interval})
         return lines
     for trial in view.fault_trials:

@@ -10,9 +10,9 @@ from xml.etree import ElementTree as ET
 import pytest
 from msgspec.structs import replace
 
-from testbed_runtime.core.judgement.recovery import Recovery
+from testbed_runtime.core.judgement.recovery import Recovery, TrialRecovery
 from testbed_runtime.report import write_report
-from testbed_runtime.report.advice import FIRST_MAX
+from testbed_runtime.report.advice import FIRST_MAX, first_things
 from testbed_runtime.report.aggregate import by_variant, expectations, faults, listed
 from testbed_runtime.report.build import build
 from testbed_runtime.report.html import DRAWN_MAX, page
@@ -20,6 +20,7 @@ from testbed_runtime.report.markdown import run_markdown
 from testbed_runtime.report.model import RunView
 from tests.report.conftest import Documents
 from tests.report.many import comparison, multiply, write_many
+from tests.report.recoveries import killed
 from tests.report.test_report import structure
 
 MEGABYTE = 1_000_000
@@ -107,7 +108,7 @@ def test_the_trials_of_one_variant_are_not_called_variants_and_their_waits_fit_o
     documents: Documents,
 ):
     """Intervals and ranges are wrapped there, but no value is separated from its unit."""
-    text = page(view_of(documents, variants=1, trials=8))
+    text = page(view_of(documents, variants=1, trials=13))
     assert "Trials side by side" in text
     assert "Variants side by side" not in text
     narrow = text[text.index("@media (max-width: 700px)") :]
@@ -252,3 +253,32 @@ def test_a_fault_without_an_outage_is_a_line_without_an_empty_price_list(documen
     text, markdown = page(view), run_markdown(view)
     assert "no outage after late" in text
     assert text.count(">Total</th>") == markdown.count("| total |") == 1
+
+
+def test_many_trials_with_several_faults_have_a_price_list_for_each_fault(documents: Documents):
+    """A mean over recoveries from two faults is the price of neither: 1.72 s and 5.16 s of heartbeats are no 3.44 s. In one of the 13 trials
+    the second one began no recovery."""
+    view = view_of(documents, variants=1, trials=13)
+    shown = []
+    for number, trial in enumerate(t for t in view.trials if not t.is_control):
+        (first,), (other,) = killed(trial.trial).recoveries, killed(trial.trial, slower=3).recoveries
+        known = (first, replace(other, fault="cut"))[: 1 + (number > 0)]
+        shown.append(replace(trial, answer=TrialRecovery(trial=trial.trial, recoveries=known)))
+    view = replace(view, trials=tuple(shown))
+    assert view.compact
+    variant = view.trials[0].variant
+    text, markdown = page(view), run_markdown(view)
+    assert f"<strong>{variant}</strong> after dead: 13 recoveries in 13 trials" in text
+    assert f"<strong>{variant}</strong> after cut: 12 recoveries in 12 trials" in text
+    for title in (
+        f"{variant} after dead: 13 recoveries, mean 3.28 s",
+        f"{variant} after cut: 12 recoveries, mean 9.84 s",
+    ):
+        assert f"**{title}**" in markdown
+    for both in (text.replace("&nbsp;", " "), markdown):
+        assert "1.72 s" in both
+        assert "5.16 s" in both
+        assert "3.44 s" not in both
+    (dead, cut) = (line for line in first_things(view.trials, (), (), ()) if " went to " in line)
+    assert dead.startswith(f"{variant} after dead: 1.72 s of 3.28 s on average")
+    assert cut.startswith(f"{variant} after cut: 5.16 s of 9.84 s on average")

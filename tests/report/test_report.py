@@ -344,8 +344,9 @@ def test_the_first_sentence_says_what_most_seconds_were_spent_on(view: RunView):
         "short-timeout: 3.00 s of 4.00 s (75 %) was spent waiting for the end of the fault `f`.",
     ]
     both = TrialRecovery(trial="t", recoveries=(slow, replace(slow, fault="g")))
-    mixed = first_things([replace(trial, answer=both)], (), (), ())[0]
-    assert "3.00 s of 4.00 s on average of 2 faults (75 %)" in mixed
+    mixed = first_things([replace(trial, answer=both)], (), (), ())
+    spent = "3.00 s of 4.00 s (75 %) was spent waiting for a slot for each task."
+    assert mixed[:2] == [f"short-timeout after {fault}: {spent}" for fault in "fg"]
 
 
 @pytest.mark.parametrize(
