@@ -11,7 +11,14 @@ import enum
 
 from msgspec import Struct
 
-from testbed_runtime.core.options import ALIASES, BY_KEY, MAX_TCP_CONNECTIONS, REQUIRED_PER_GATE, Option
+from testbed_runtime.core.options import (
+    ALIASES,
+    BY_KEY,
+    MAX_TCP_CONNECTIONS,
+    REQUIRED_PER_GATE,
+    SORT_MIN_BUFFERS,
+    Option,
+)
 from testbed_runtime.core.values import is_bare, missing_unit
 from testbed_runtime.core.versions import LATEST, number
 
@@ -44,8 +51,6 @@ KNOWN: tuple[KnownKey, ...] = (
     KnownKey("taskmanager.network.netty.client.tcp.keepIdleSec", "", "1.18"),
     KnownKey("taskmanager.network.netty.client.tcp.keepIntervalSec", "", "1.18"),
     KnownKey("taskmanager.network.netty.client.tcp.keepCount", "", "1.18"),
-    KnownKey("taskmanager.network.sort-shuffle.min-buffers", "512", "1.12"),
-    KnownKey("taskmanager.network.sort-shuffle.min-parallelism", "1", "1.12", "2.0"),
     KnownKey("taskmanager.network.compression.codec", "LZ4", "1.10"),
     KnownKey("taskmanager.network.batch-shuffle.compression.enabled", "true", "1.15"),
     KnownKey("taskmanager.network.blocking-shuffle.compression.enabled", "true", "1.10", "1.20"),
@@ -272,6 +277,7 @@ _LEAST = {
     "taskmanager.network.memory.buffers-per-channel": 0,
     "taskmanager.network.memory.floating-buffers-per-gate": 1,
     REQUIRED_PER_GATE: 1,
+    SORT_MIN_BUFFERS: 1,
     MAX_TCP_CONNECTIONS: 1,
 }
 """The smallest values of options that sizes are calculated from."""

@@ -11,7 +11,6 @@ import typer
 from testbed_runtime.cli import exits
 from testbed_runtime.cli.options import AsJson, Settings, Variants, flink_options, show
 from testbed_runtime.core.errors import UserError
-from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 from testbed_runtime.core.values import MB
 
@@ -101,7 +100,6 @@ def describe(testbed: TestbedPlan, options: Options) -> dict[str, Any]:
         "warnings": [
             *(f"{key}: {doubt}" for key, doubt in memory_doubts(options)),
             *_shortage(found, options),
-            *_unsorted(found),
         ],
     }
 
@@ -110,16 +108,6 @@ def _task_heap(options: Options) -> float:
     from testbed_runtime.core.processmemory import process_memory
 
     return round(process_memory(options).task_heap / MB, 3)
-
-
-def _unsorted(found: BufferPlan) -> Iterator[str]:
-    """Yield what Flink needs for blocking results, which are not sorted here."""
-    names = [f"{e.edge.source} → {e.edge.target}" for e in found.exchanges if e.edge.result == BLOCKING]
-    if names:
-        yield (
-            f"{', '.join(names)}: Flink sorts blocking results, by default from 1.15 on, and then requires "
-            "taskmanager.network.sort-shuffle.min-buffers (512) buffers for each partition; this plan counts unsorted ones"
-        )
 
 
 def _shortage(found: BufferPlan, options: Options) -> Iterator[str]:

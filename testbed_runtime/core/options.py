@@ -40,7 +40,11 @@ LOCAL_RECOVERY = "execution.state-recovery.from-local"
 MAX_TCP_CONNECTIONS = "taskmanager.network.max-num-tcp-connections"
 LONGS = "1.19"
 """The last version in which several durations are whole milliseconds (FLINK-35359)."""
+EXCLUSIVE_BUFFERS = "taskmanager.network.memory.buffers-per-channel"
+FLOATING_BUFFERS = "taskmanager.network.memory.floating-buffers-per-gate"
 REQUIRED_PER_GATE = "taskmanager.network.memory.read-buffer.required-per-gate.max"
+SORT_MIN_BUFFERS = "taskmanager.network.sort-shuffle.min-buffers"
+SORT_MIN_PARALLELISM = "taskmanager.network.sort-shuffle.min-parallelism"
 
 
 class Option(Struct, frozen=True):
@@ -115,11 +119,13 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("taskmanager.memory.jvm-overhead.fraction", "double", "0.1", "Share of the process for the JVM's overhead.", since="1.10"),
     Option("taskmanager.memory.jvm-overhead.min", "memory", "192 mb", "Minimum overhead.", since="1.10"),
     Option("taskmanager.memory.jvm-overhead.max", "memory", "1 gb", "Maximum overhead.", since="1.10"),
-    Option("taskmanager.network.memory.buffers-per-channel", "integer", "2", "Exclusive buffers per channel.", since="1.3", removed="2.0"),
-    Option("taskmanager.network.memory.floating-buffers-per-gate", "integer", "8", "Floating buffers per gate.", since="1.3", removed="2.0"),
+    Option(EXCLUSIVE_BUFFERS, "integer", "2", "Exclusive buffers per channel.", since="1.3", removed="2.0"),
+    Option(FLOATING_BUFFERS, "integer", "8", "Floating buffers per gate.", since="1.3", removed="2.0"),
     Option(REQUIRED_PER_GATE, "integer", "", "Most buffers that an input gate requires; more are taken if they are free. Unset: 1000 for a blocking result, no limit for others (from 1.17).", since=REQUIRED_BUFFERS_LIMITED.since),
     Option("taskmanager.network.memory.max-buffers-per-channel", "integer", "10", "Maximum buffers of a subpartition.", since="1.11", removed="2.0"),
     Option("taskmanager.network.memory.max-overdraft-buffers-per-gate", "integer", "20", "Overdraft buffers that a result partition may request.", until=(("1.15", "0"), ("1.20", "5")), since="1.16", removed="2.0"),
+    Option(SORT_MIN_BUFFERS, "integer", "512", "Buffers that a sorted blocking result requires.", until=(("1.14", "64"),), since="1.12"),
+    Option(SORT_MIN_PARALLELISM, "integer", "1", "Subpartitions from which on a blocking result is sorted (`SortMergeResultPartition`); before 1.15, none is by default. It decides the size of the pool; the file is the same.", until=(("1.14", "2147483647"),), since="1.12", removed="2.0"),
     Option("taskmanager.memory.min-segment-size", "memory", "256 b", "Minimum size of a buffer with debloating.", until=(("1.14", "1 kb"),), since="1.14"),
     Option("taskmanager.memory.starting-segment-size", "memory", "1 kb", "Size of a buffer with debloating before the first announcement (from 2.0).", since="2.0"),
     Option("taskmanager.network.memory.buffer-debloat.enabled", "boolean", "false", "Let buffers shrink so that data in flight is consumed within the target time.", since="1.14"),

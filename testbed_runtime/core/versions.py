@@ -109,6 +109,10 @@ ONE_CONNECTION = Change(
     "all channels between two TaskManagers share one TCP connection (`max-num-tcp-connections`); before, each exchange has its own "
     "(FLINK-22643)",
 )
+SORTED_RESULTS_LIMITED = Change(
+    "1.15",
+    "the pool of a sorted blocking result has a limit, 4 buffers for each subpartition if that is more than it requires (FLINK-25774)",
+)
 EXPONENTIAL_DELAY_EXISTS = Change(
     "1.13", "the restart strategy `exponential-delay` exists; before, it is refused"
 )
@@ -172,6 +176,7 @@ CHANGES = (
     BUFFER_DEBLOATING,
     CANCELLED_BY_CAUSE,
     ONE_CONNECTION,
+    SORTED_RESULTS_LIMITED,
     FINALIZATION_COUNTS,
     ABORTION_NAMES_COMPLETED,
     SAVEPOINTS_DO_NOT_COUNT,

@@ -23,7 +23,7 @@ from testbed_runtime.core.exchange.sizing import (
 from testbed_runtime.core.faults.links import ENTROPY_BYTES, channel_id
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.messages import InputGateDescriptor, ResultPartitionDescriptor
-from testbed_runtime.core.options import Options
+from testbed_runtime.core.options import EXCLUSIVE_BUFFERS, FLOATING_BUFFERS, Options
 from testbed_runtime.core.values import MAX_INT
 from testbed_runtime.core.versions import NO_EXCLUSIVE_BUFFERS, PRIORITY_PASSES_BLOCK, has
 from testbed_runtime.ports.execution import Clock
@@ -76,8 +76,8 @@ class NetworkEnvironment:
         self._clock = clock
         self._entropy = entropy
         self._open_file = open_file
-        self._exclusive = options.integer("taskmanager.network.memory.buffers-per-channel")
-        self._floating = options.integer("taskmanager.network.memory.floating-buffers-per-gate")
+        self._exclusive = options.integer(EXCLUSIVE_BUFFERS)
+        self._floating = options.integer(FLOATING_BUFFERS)
         self._request_timeout_s = options.duration("taskmanager.network.memory.buffers-request-timeout")
         self.pool = NetworkBufferPool(
             network_buffer_count(options),
@@ -142,10 +142,10 @@ class NetworkEnvironment:
         Raises FlinkError IOException when there are too few buffers, or the file of a blocking result cannot be opened."""
         file = self.open_file("a blocking result") if descriptor.blocking else None
         required, maximum = result_partition_buffers(
+            self.options,
             descriptor.subpartitions,
-            self._exclusive,
-            self._floating,
             bounded=descriptor.bounded,
+            blocking=descriptor.blocking,
         )
         most = self.options.integer("taskmanager.network.memory.max-buffers-per-channel")
         overdraft = self.options.integer("taskmanager.network.memory.max-overdraft-buffers-per-gate")

@@ -108,13 +108,13 @@ def test_an_unknown_variant_is_refused(headgate):
 
 def test_an_option_that_the_plan_does_not_consider_is_a_warning(headgate, tmp_path: Path):
     """It would change Flink's answer. What the document sets is named too; its other warnings are not."""
-    option = "taskmanager.network.sort-shuffle.min-buffers"
+    option = "taskmanager.memory.framework.off-heap.batch-shuffle.size"
     path = tmp_path / "job.yaml"
     document = yaml.safe_load(FULL_SIZE.read_text())
-    document["spec"]["flinkConfiguration"][option] = "10"
+    document["spec"]["flinkConfiguration"][option] = "10 mb"
     document["spec"]["flinkConfiguration"].pop("execution.checkpointing.interval", None)
     path.write_text(yaml.safe_dump(document))
-    said = headgate("plan", path, "-D", f"{option}=10")
+    said = headgate("plan", path, "-D", f"{option}=10 mb")
     assert f"warning: -D {option}: has no effect here" in said.stderr
     assert f"warning: Flink options without effect here: {option}" in said.stderr
     assert "execution.checkpointing" not in said.stderr
@@ -141,7 +141,12 @@ def test_a_pipelined_result_can_take_every_buffer(headgate, tmp_path: Path):
     assert found["exchanges"][-1]["partition"]["most"] == found["available"]
 
 
-def test_a_blocking_result_names_the_buffers_that_flink_needs_to_sort(headgate, tmp_path: Path):
-    """Headgate writes it unsorted."""
-    said = headgate("plan", edited(tmp_path, 0, result="blocking", deployment="on-full-result"))
-    assert "taskmanager.network.sort-shuffle.min-buffers (512)" in said.stdout
+def test_a_blocking_result_requires_the_buffers_that_flink_needs_to_sort(headgate, tmp_path: Path):
+    """Flink 1.12 sorts none by default. If it does, it requires 64 buffers, or those of the option."""
+    path = edited(tmp_path, 0, result="blocking", deployment="on-full-result")
+    sort = "taskmanager.network.sort-shuffle"
+    sorts = ("-D", f"{sort}.min-parallelism=1")
+    for settings, required in (((), 401), (sorts, 64), ((*sorts, "-D", f"{sort}.min-buffers=100"), 100)):
+        said = headgate("plan", path, *settings, "--json")
+        (found,) = json.loads(said.stdout)["variants"]
+        assert found["exchanges"][0]["partition"]["required"] == required

@@ -48,14 +48,29 @@ def test_a_local_forward_exchange_needs_no_exclusive_buffers():
 def test_the_gate_of_a_blocking_result_requires_at_most_1000_buffers(
     version: str, expected: tuple[int, int, int]
 ):
-    """1000 producers in slots of another TaskManager. From 1.17 on, their channels have no exclusive buffers. The result has no limit."""
+    """1000 producers in slots of another TaskManager. From 1.17 on, their channels have no exclusive buffers. From 1.15 on, the
+    result is sorted."""
     graph = job(1000, 1)
     graph = replace(graph, edges=tuple(replace(edge, result=BLOCKING) for edge in graph.edges))
     plan = buffer_plan(graph, 1, 1000, Options({}, flink_version=version))
     (exchange,) = plan.exchanges
     gate = exchange.gate
     assert (gate.min_floating, gate.max_floating, gate.exclusive_per_channel) == expected
-    assert exchange.partition == (2, plan.available)
+    assert exchange.partition == (512, 512)
+
+
+@pytest.mark.parametrize(
+    ("version", "partition", "required"), [("2.x", (512, 512), 4 * 512 + 4), ("1.14", (5, 4096), 4 * 5 + 4)]
+)
+def test_a_sorted_blocking_result_requires_512_buffers(
+    version: str, partition: tuple[int, int], required: int
+):
+    """4 → 4 on one TaskManager: 4 results and 4 gates of one floating buffer. Before 1.15, results are not sorted."""
+    graph = job(4, 4)
+    graph = replace(graph, edges=tuple(replace(edge, result=BLOCKING) for edge in graph.edges))
+    plan = buffer_plan(graph, 1, 4, Options({}, flink_version=version))
+    assert plan.exchanges[0].partition == partition
+    assert plan.worst.required == required
 
 
 def test_tasks_are_planned_where_the_jobmanager_places_them():

@@ -64,8 +64,8 @@ def test_C_05_C_07_required_buffers_are_unbounded_for_streams_and_1000_for_batch
 
 def test_a_partition_needs_one_buffer_more_than_subpartitions() -> None:
     """Bounded ones have a largest size."""
-    assert result_partition_buffers(4, 2, 8) == (5, 16)
-    assert result_partition_buffers(4, 2, 8, bounded=False) == (5, MAX_INT)
+    assert result_partition_buffers(Options({}), 4) == (5, 16)
+    assert result_partition_buffers(Options({}), 4, bounded=False) == (5, MAX_INT)
 
 
 def test_the_default_taskmanager_has_4096_buffers() -> None:

@@ -20,6 +20,7 @@ from testbed_runtime.core.exchange.frames import BufferResponse, DataType
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.sizing import gate_buffers_spec, result_partition_buffers
+from testbed_runtime.core.options import Options
 
 
 def test_channels_take_turns() -> None:
@@ -190,7 +191,7 @@ def two_writers_and_two_gates(sender: int, receiver: int) -> tuple[int, int]:
     """Create their pools on networks of these sizes, and return what they require."""
     senders, receivers = NetworkBufferPool(sender, 64), NetworkBufferPool(receiver, 64)
     for _ in range(2):
-        senders.create_buffer_pool(*result_partition_buffers(2, 2, 8), subpartitions=2)
+        senders.create_buffer_pool(*result_partition_buffers(Options({}), 2), subpartitions=2)
         spec = gate_buffers_spec(2, 2, 8)
         receivers.create_buffer_pool(spec.min_floating, spec.max_floating)
         receivers.request_unpooled(2 * spec.exclusive_per_channel)

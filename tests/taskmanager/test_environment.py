@@ -20,7 +20,12 @@ from testbed_runtime.core.job.messages import (
     InputGateDescriptor,
     ResultPartitionDescriptor,
 )
-from testbed_runtime.core.options import REQUIRED_PER_GATE, Options
+from testbed_runtime.core.options import (
+    REQUIRED_PER_GATE,
+    SORT_MIN_BUFFERS,
+    SORT_MIN_PARALLELISM,
+    Options,
+)
 from testbed_runtime.core.values import MAX_INT
 from testbed_runtime.ports.interception import NO_INTERCEPTION, Interception
 from testbed_runtime.process.clock import LoopClock
@@ -82,10 +87,14 @@ BUFFERS = {
 }
 
 
+UNSORTED = {SORT_MIN_PARALLELISM: str(MAX_INT)}
+"""No blocking result is sorted: Flink's hash shuffle."""
+
+
 @pytest.mark.parametrize(
     ("changes", "most"),
     [({}, 4 * 3 + 5), ({"bounded": False}, MAX_INT), ({"bounded": False, "blocking": True}, MAX_INT)],
-    ids=["bounded", "unbounded", "blocking"],
+    ids=["bounded", "unbounded", "blocking, not sorted"],
 )
 def test_F_151_only_the_pool_of_a_bounded_pipelined_partition_has_a_limit(
     changes: dict[str, bool], most: int
@@ -94,9 +103,84 @@ def test_F_151_only_the_pool_of_a_bounded_pipelined_partition_has_a_limit(
     beyond its pool."""
 
     def check() -> None:
-        made = environment(**BUFFERS).create_partition(replace(WANTED, **changes), Wakeup())
+        made = environment(**BUFFERS, **UNSORTED).create_partition(replace(WANTED, **changes), Wakeup())
         assert (made.pool.required, made.pool.maximum) == (5, most)
         assert made.pool.max_overdraft == (0 if "blocking" in changes else 2)
+
+    inside(check)
+
+
+@pytest.mark.parametrize(
+    ("version", "subpartitions", "options", "pool"),
+    [
+        ("2.x", 4, {}, (512, 512)),
+        ("1.15", 1, {}, (512, 512)),
+        ("2.x", 200, {}, (512, 800)),
+        ("1.14", 200, {}, (201, MAX_INT)),
+        ("1.14", 200, {SORT_MIN_PARALLELISM: "200"}, (64, MAX_INT)),
+        ("2.x", 4, {SORT_MIN_BUFFERS: "12"}, (12, 16)),
+        ("1.20", 4, {SORT_MIN_PARALLELISM: "5"}, (5, MAX_INT)),
+    ],
+)
+def test_a_blocking_result_is_sorted_from_flink_1_15_on(
+    version: str, subpartitions: int, options: dict[str, str], pool: tuple[int, int]
+):
+    """It requires min-buffers, and uses at most 4 for each subpartition (NettyShuffleUtils). It never overdraws its pool."""
+
+    def check() -> None:
+        wanted = replace(WANTED, subpartitions=subpartitions, bounded=False, blocking=True)
+        made = environment(version=version, **options).create_partition(wanted, Wakeup())
+        assert (made.pool.required, made.pool.maximum, made.pool.max_overdraft) == (*pool, 0)
+
+    inside(check)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({SORT_MIN_BUFFERS: "1"}, f"Too few sort buffers, please increase Key: '{SORT_MIN_BUFFERS}' , default: 512"),
+        (
+            {"taskmanager.memory.network.min": "16352 kb", "taskmanager.memory.network.max": "16352 kb"},
+            "Insufficient number of network buffers: required 512, but only 511 available.",
+        ),
+    ],
+)  # fmt: skip
+def test_a_sorted_result_without_enough_buffers_fails_its_task(options: dict[str, str], text: str):
+    """It does not make do with those that are free."""
+
+    def check() -> None:
+        made = environment(**options)
+        with pytest.raises(FlinkError, match=text) as caught:
+            made.create_partition(replace(WANTED, blocking=True), Wakeup())
+        assert (caught.value.class_name, made.pool.required) == ("IOException", 0)
+
+    inside(check)
+
+
+def test_D_27_the_gates_and_results_of_a_task_require_what_flink_announces_for_them():
+    """NettyShuffleUtilsTest: gates of 3 and 4 channels with 5 exclusive buffers each and 8 floating ones, a pipelined result of 5
+    subpartitions, a blocking one of 6, and a sorted one of 10: 23 + 28 + 33 + 7 + 12 buffers."""
+
+    async def check() -> None:
+        options = {
+            "taskmanager.network.memory.buffers-per-channel": "5",
+            SORT_MIN_PARALLELISM: "8",
+            SORT_MIN_BUFFERS: "12",
+            **limited(103),
+        }
+        made = environment(**options)
+        gates = [
+            made.create_gate(replace(gate_of(*["tm-1-1"] * n), blocking=b), Wakeup(), lambda channel: None)
+            for n, b in ((3, False), (4, True))
+        ]
+        for gate in gates:
+            await made.set_up(gate)
+        results = [
+            made.create_partition(replace(WANTED, subpartitions=n, bounded=not b, blocking=b), Wakeup()).pool
+            for n, b in ((5, False), (6, True), (10, True))
+        ]
+        largest = [gate.pool.maximum + len(gate.channels) * gate.exclusive for gate in gates]
+        assert [*largest, results[0].maximum, *(pool.required for pool in results[1:])] == [23, 28, 33, 7, 12]
 
     inside(check)
 
@@ -116,7 +200,7 @@ def test_D_25_the_results_and_gates_of_a_task_need_what_they_require(segments: i
     """14 buffers for four results and 4 for four gates, and 2 exclusive ones for each of ten channels."""
 
     async def check() -> None:
-        made = environment(**limited(segments))
+        made = environment(**limited(segments), **UNSORTED)
         assert made.pool.total == segments
         results = [
             made.create_partition(replace(WANTED, subpartitions=n, bounded=b, blocking=f), Wakeup())

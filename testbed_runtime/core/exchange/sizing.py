@@ -5,10 +5,18 @@ from __future__ import annotations
 from msgspec import Struct
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.options import REQUIRED_PER_GATE, Options
+from testbed_runtime.core.options import (
+    BY_KEY,
+    EXCLUSIVE_BUFFERS,
+    FLOATING_BUFFERS,
+    REQUIRED_PER_GATE,
+    SORT_MIN_BUFFERS,
+    SORT_MIN_PARALLELISM,
+    Options,
+)
 from testbed_runtime.core.processmemory import SEGMENT, process_memory, readable
 from testbed_runtime.core.values import MAX_INT
-from testbed_runtime.core.versions import REQUIRED_BUFFERS_LIMITED, has
+from testbed_runtime.core.versions import REQUIRED_BUFFERS_LIMITED, SORTED_RESULTS_LIMITED, has
 
 BUFFERS_TIMEOUT = "taskmanager.network.memory.buffers-request-timeout"
 MAX_REQUIRED_BATCH = 1000
@@ -57,13 +65,28 @@ def gate_buffers_spec(
 
 
 def result_partition_buffers(
-    subpartitions: int, exclusive: int, floating: int, *, bounded: bool = True
+    options: Options, subpartitions: int, *, bounded: bool = True, blocking: bool = False
 ) -> tuple[int, int]:
-    """Return the required and maximum buffers of a partition's pool. Only a bounded pipelined one has a limit."""
+    """Return the required and maximum buffers of a partition's pool. A pipelined one has a limit if it is bounded, a blocking one
+    if it is sorted."""
+    if blocking and subpartitions >= options.integer(SORT_MIN_PARALLELISM):
+        required = _sort_buffers(options)
+        limited = has(options.flink_version, SORTED_RESULTS_LIMITED)
+        return required, max(required, 4 * subpartitions) if limited else MAX_INT
     required = subpartitions + 1
-    if not bounded:
+    if blocking or not bounded:
         return required, MAX_INT
+    exclusive, floating = options.integer(EXCLUSIVE_BUFFERS), options.integer(FLOATING_BUFFERS)
     return required, max(required, subpartitions * exclusive + floating)
+
+
+def _sort_buffers(options: Options) -> int:
+    """Return how many buffers a sorted result requires. Raises FlinkError IOException if it cannot sort with them."""
+    required = options.integer(SORT_MIN_BUFFERS)
+    if required < 2:
+        option = f"Key: '{SORT_MIN_BUFFERS}' , default: {BY_KEY[SORT_MIN_BUFFERS].default_in(options.flink_version)} (fallback keys: [])"
+        raise FlinkError("IOException", f"Too few sort buffers, please increase {option}.")
+    return required
 
 
 def network_buffer_count(options: Options) -> int:

@@ -21,7 +21,7 @@ from testbed_runtime.core.job.jobgraph import JobEdge, JobGraph, JobVertex
 from testbed_runtime.core.job.keygroups import group_range
 from testbed_runtime.core.job.results import BLOCKING, BOUNDED
 from testbed_runtime.core.job.slots import SlotKey, SlotTable, needed_slots, slot_key, spreads_slots
-from testbed_runtime.core.options import Options
+from testbed_runtime.core.options import EXCLUSIVE_BUFFERS, FLOATING_BUFFERS, Options
 from testbed_runtime.core.processmemory import (
     FLINK,
     NETWORK,
@@ -31,7 +31,7 @@ from testbed_runtime.core.processmemory import (
     network_range,
     process_memory,
 )
-from testbed_runtime.core.values import MB
+from testbed_runtime.core.values import MAX_INT, MB
 
 FRACTION_STEPS = 100
 """Fractions are proposed in hundredths."""
@@ -49,7 +49,7 @@ class ExchangePlan(Struct, frozen=True):
     remote_channels: tuple[int, ...]
     """The number in the gate of each subtask. Only remote channels have exclusive buffers."""
     partition: tuple[int, int]
-    """Required and maximum buffers. A pipelined result that is not bounded can take all buffers of its TaskManager."""
+    """Required and maximum buffers. A result whose pool has no limit can take all buffers of its TaskManager."""
 
 
 @dataclass(slots=True)
@@ -127,12 +127,14 @@ def _owners_of(graph: JobGraph, name: str, owners: Mapping[SlotKey, str]) -> lis
 def _exchange(
     graph: JobGraph, edge: JobEdge, owners: Mapping[SlotKey, str], options: Options
 ) -> ExchangePlan:
-    exclusive = options.integer("taskmanager.network.memory.buffers-per-channel")
-    floating = options.integer("taskmanager.network.memory.floating-buffers-per-gate")
+    exclusive, floating = options.integer(EXCLUSIVE_BUFFERS), options.integer(FLOATING_BUFFERS)
     consumers = graph.vertex(edge.target).parallelism
     inputs, outputs = graph.producers(edge), 1 if edge.partitioning == "forward" else consumers
-    least, most = result_partition_buffers(outputs, exclusive, floating)
-    limit = most_required(options, blocking=edge.result == BLOCKING)
+    blocking = edge.result == BLOCKING
+    least, most = result_partition_buffers(
+        options, outputs, bounded=edge.result == BOUNDED, blocking=blocking
+    )
+    limit = most_required(options, blocking=blocking)
     producers = _owners_of(graph, edge.source, owners)
     by_owner = Counter(producers)
     local = [
@@ -145,7 +147,7 @@ def _exchange(
         gate=gate_buffers_spec(inputs, exclusive, floating, max_required=limit),
         gate_channels=inputs,
         remote_channels=tuple(inputs - n for n in local),
-        partition=(least, most if edge.result == BOUNDED else network_buffer_count(options)),
+        partition=(least, most if most < MAX_INT else network_buffer_count(options)),
     )
 
 
