@@ -351,3 +351,33 @@ def test_failures_that_are_exactly_the_interval_apart_count_together(after_s: fl
     for now in (1.0, 1.0 + after_s):
         strategy.notify_failure(now)
     assert strategy.can_restart(1.0 + after_s) is restarts
+
+
+@pytest.mark.parametrize(
+    ("written", "delay_s"), [("1999 µs", 0.001), ("999999 ns", 0.0), ("1001 ms", 1.001), ("300 ms", 0.3)]
+)
+def test_a_duration_is_cut_to_whole_milliseconds(written: str, delay_s: float):
+    """Flink's strategies read Duration.toMillis. A delay of less than a millisecond is none."""
+    for prefix, kind in ((FIXED_DELAY, "fixed-delay"), (FAILURE_RATE, "failure-rate")):
+        options = Options({"restart-strategy.type": kind, f"{prefix}delay": written})
+        assert restart_strategy(options, middle).backoff_s(0) == delay_s
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "message"),
+    [
+        ("failure-rate", FAILURE_RATE + "failure-rate-interval", "Failures interval must be greater than 0 ms."),
+        ("exponential-delay", EXPONENTIAL + "initial-backoff", "Initial backoff must be at least 1."),
+        ("exponential-delay", EXPONENTIAL + "max-backoff", "Maximum backoff must be at least 1."),
+        (
+            "exponential-delay",
+            EXPONENTIAL + "reset-backoff-threshold",
+            "Threshold duration for exponential backoff reset must be at least 1.",
+        ),
+    ],
+)  # fmt: skip
+def test_a_strategy_refuses_less_than_a_millisecond_as_none(kind: str, key: str, message: str):
+    """999 µs are 0 ms."""
+    with pytest.raises(OptionRefused) as refused:
+        restart_strategy(Options({"restart-strategy.type": kind, key: "999 µs"}), middle)
+    assert refused.value.message == message

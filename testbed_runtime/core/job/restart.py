@@ -14,10 +14,11 @@ from msgspec import Struct
 
 from testbed_runtime.core.errors import LocalProtocolError, require_option
 from testbed_runtime.core.options import Options
-from testbed_runtime.core.values import MAX_INT, MAX_LONG
+from testbed_runtime.core.values import MAX_INT, MAX_LONG, NANOS
 from testbed_runtime.core.versions import EXPONENTIAL_DELAY, EXPONENTIAL_DELAY_EXISTS, MERGED_FAILURES, has
 
 MILLIS = 1000
+NANOS_PER_MILLI = NANOS // MILLIS
 FIXED_DELAY, FAILURE_RATE = "restart-strategy.fixed-delay.", "restart-strategy.failure-rate."
 EXPONENTIAL = "restart-strategy.exponential-delay."
 TYPE = "restart-strategy.type"
@@ -30,6 +31,11 @@ UNSET_DELAY_S = 1.0
 def _millis(seconds: float) -> int:
     """Return whole milliseconds: Flink's clock has no finer ones, and its comparisons are exact."""
     return round(seconds * MILLIS)
+
+
+def _setting(options: Options, key: str) -> float:
+    """Return a duration in seconds, cut to whole milliseconds as Duration.toMillis does."""
+    return round(options.duration(key) * NANOS) // NANOS_PER_MILLI / MILLIS
 
 
 class RestartStrategy(Protocol):
@@ -347,13 +353,13 @@ def restart_strategy(options: Options, uniform: Callable[[int, int], int]) -> Re
     if kind == "fixed-delay":
         return FixedDelay(
             options.integer(FIXED_DELAY + "attempts"),
-            options.duration(FIXED_DELAY + "delay"),
+            _setting(options, FIXED_DELAY + "delay"),
         )
     if kind == "failure-rate":
         return FailureRate(
             options.integer(FAILURE_RATE + "max-failures-per-interval"),
-            options.duration(FAILURE_RATE + "failure-rate-interval"),
-            options.duration(FAILURE_RATE + "delay"),
+            _setting(options, FAILURE_RATE + "failure-rate-interval"),
+            _setting(options, FAILURE_RATE + "delay"),
         )
     require_option(
         has(options.flink_version, EXPONENTIAL_DELAY_EXISTS),
@@ -362,10 +368,10 @@ def restart_strategy(options: Options, uniform: Callable[[int, int], int]) -> Re
         "use fixed-delay or failure-rate",
     )
     config = ExponentialConfig(
-        initial_s=options.duration(EXPONENTIAL + "initial-backoff"),
-        max_s=options.duration(EXPONENTIAL + "max-backoff"),
+        initial_s=_setting(options, EXPONENTIAL + "initial-backoff"),
+        max_s=_setting(options, EXPONENTIAL + "max-backoff"),
         multiplier=options.number(EXPONENTIAL + "backoff-multiplier"),
-        reset_s=options.duration(EXPONENTIAL + "reset-backoff-threshold"),
+        reset_s=_setting(options, EXPONENTIAL + "reset-backoff-threshold"),
         jitter=options.number(EXPONENTIAL + "jitter-factor"),
         attempts_before_reset=options.integer(EXPONENTIAL + "attempts-before-reset-backoff"),
     )
