@@ -74,7 +74,8 @@ class Invokable(Protocol):
 
 class Task:
     """Owns its coroutine (`task:<vertex>-<subtask>:<attempt>`) and everything that it starts. It never raises to its
-    TaskManager: it always ends in a state that is reported, and calls `on_end`."""
+    TaskManager: it always ends in a state that is reported, and calls `on_end`. It calls `on_failing` when it is failed from outside
+    its coroutine, and has yet to end."""
 
     def __init__(
         self,
@@ -82,6 +83,7 @@ class Task:
         services: TaskServices,
         gateway: JobMasterGateway,
         on_end: Callable[[Task], None],
+        on_failing: Callable[[Task], None],
     ) -> None:
         self.descriptor = descriptor
         self.state = ExecutionState.CREATED
@@ -93,6 +95,7 @@ class Task:
         self.reports = StateReports(gateway, self.fail, self._begin_report)
         self._gateway = gateway
         self._on_end = on_end
+        self._on_failing = on_failing
         self._wakeup = Wakeup()
         self._announcing: list[asyncio.Task[None]] = []
         self._input = TaskInput([])
@@ -153,8 +156,9 @@ class Task:
             self._switch(_S.CANCELING, report=False)
             self._interrupt(self._main)
 
-    def fail(self, cause: FlinkError) -> None:
-        """End as FAILED with this cause (CANCELED for a CancelTaskException). Only the first cause counts."""
+    def fail(self, cause: FlinkError, *, external: bool = True) -> None:
+        """End as FAILED with this cause (CANCELED for a CancelTaskException). Only the first cause counts. `external`: Flink fails the
+        task from outside its thread."""
         if (
             self._main is not None
             and not self._ending
@@ -163,6 +167,8 @@ class Task:
         ):
             self.failure = cause
             self._interrupt(self._main)
+            if external:
+                self._on_failing(self)
 
     def _interrupt(self, main: asyncio.Task[None]) -> None:
         """Cancel the coroutine. One cancelled before its first step would skip its failure boundary, so `_live` checks instead."""
@@ -203,7 +209,8 @@ class Task:
         if checkpoint == self._run.final.stop and has(
             self._services.options.flink_version, SAVEPOINTS_DO_NOT_COUNT
         ):
-            self.fail(FlinkError("FlinkRuntimeException", STOP_FAILED, wait="checkpoint"))
+            cause = FlinkError("FlinkRuntimeException", STOP_FAILED, wait="checkpoint")
+            self.fail(cause, external=False)
         else:
             self.checkpoints.abort(checkpoint)
 

@@ -80,7 +80,7 @@ class TaskTable:
             raise FlinkError(
                 "TaskSubmissionException", f"This TaskManager holds {MAX_TASKS} tasks, which is its limit."
             )
-        task = Task(descriptor, self._services, gateway, self._on_task_end)
+        task = Task(descriptor, self._services, gateway, self._on_task_end, self._on_task_failing)
         self._tasks[descriptor.attempt] = task
         task.start()
         self.sampler.start()
@@ -97,8 +97,11 @@ class TaskTable:
         self._limit_end(task, waits=True)
         return Acknowledge()
 
+    def _on_task_failing(self, task: Task) -> None:
+        self._limit_end(task, waits=False)
+
     def _limit_end(self, task: Task, *, waits: bool) -> None:
-        """Let the TaskManager end if a task that was cancelled, or failed with its slot, does not end in time (Task.TaskCancelerWatchDog).
+        """Let the TaskManager end if a task that was cancelled, or failed from outside, does not end in time (Task.TaskCancelerWatchDog).
         `waits`: the JobMaster waits for its end."""
         if self._cancellation_timeout_s > 0 and task.attempt not in self._cancel_timers:
             timer = asyncio.get_running_loop().call_later(self._cancellation_timeout_s, self._on_stuck, task)
@@ -120,7 +123,6 @@ class TaskTable:
         running = self._running_in(allocation)
         for task in running:
             task.fail(cause)
-            self._limit_end(task, waits=False)
         return bool(running)
 
     def release_results(self, allocation: str) -> None:

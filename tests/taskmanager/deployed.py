@@ -213,7 +213,7 @@ class Deployed:
         )
         self.gateway = JobMasterGateway(self.rpc, self.jobmanager.address, "job", "leader", "tm-0-1", 1.0)
         self.descriptor = await self._descriptor(address)
-        self.task = Task(self.descriptor, self.services, self.gateway, self._on_end)
+        self.task = Task(self.descriptor, self.services, self.gateway, self._on_end, lambda task: None)
         if self.started:
             for producer in self.producers:
                 self.upstream.register(producer)

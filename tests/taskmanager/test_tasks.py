@@ -141,13 +141,13 @@ def stuck(held: Held) -> None:
     held.submit(1, gates=held.around.descriptor.gates)
 
 
-@pytest.mark.parametrize("how", ["cancelled", "failed"])
+@pytest.mark.parametrize("how", ["cancelled", "failed", "unanswered"])
 @pytest.mark.parametrize(("timeout", "fatal"), [("2 s", [3000.0]), ("1 min", []), ("0 s", [])])
 def test_J_146_a_task_that_does_not_end_in_time_ends_its_taskmanager(
     timeout: str, fatal: list[float], how: str
 ):
     """TaskTest.testFatalErrorAfterUnInterruptibleInvoke. After task.cancellation.timeout, unless that is 0, and also if the task was
-    failed from outside. The wait has expired then; otherwise it is as long as it took, if the JobMaster cancelled the task."""
+    failed from outside: with its slot, or because a report was not answered. The wait has expired then; otherwise it is as long as it took, if the JobMaster cancelled the task."""
 
     async def never(message: Any) -> None:
         await asyncio.sleep(3600)
@@ -160,6 +160,8 @@ def test_J_146_a_task_that_does_not_end_in_time_ends_its_taskmanager(
         for _ in range(2):
             if how == "cancelled":
                 assert held.table.cancel("attempt-1").accepted
+            elif how == "unanswered":
+                held.table.all[0].fail(FlinkError("TimeoutException", "unanswered"))
             else:
                 slot = held.table.all[0].descriptor.allocation
                 assert held.table.fail_slot(slot, FlinkError("FlinkException", "freed"))
