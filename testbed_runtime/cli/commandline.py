@@ -1,4 +1,4 @@
-"""Shared by the console scripts: the messages and exit codes of errors, and the answer to Ctrl-C."""
+"""Shared by the console scripts: the messages and exit codes of errors, and the answer to Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import typer
 from typer.core import TyperGroup
 
 from testbed_runtime.cli import exits
+
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 class _Commands(TyperGroup):
@@ -78,25 +80,26 @@ def run_command_line(build: Callable[[], typer.Typer], name: str) -> None:
 
 @contextmanager
 def _noting_interrupts() -> Iterator[list[int]]:
-    """Yield a list that gets each Ctrl-C: libraries turn its KeyboardInterrupt into errors of their own, as pydantic does while it
-    is imported."""
+    """Yield a list that gets each Ctrl-C and SIGTERM: libraries turn its KeyboardInterrupt into errors of their own, as pydantic
+    does while it is imported."""
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         noted.append(number)
         signal.default_int_handler(number, frame)
 
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if usual:
-        signal.signal(signal.SIGINT, note)
+    for number in INTERRUPTS:
+        if signal.getsignal(number) is signal.default_int_handler:
+            signal.signal(number, note)
     try:
         yield noted
     finally:
-        if signal.getsignal(signal.SIGINT) is note:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in INTERRUPTS:
+            if signal.getsignal(number) is note:
+                signal.signal(number, signal.default_int_handler)
 
 
 def _end_interrupted(error: BaseException) -> NoReturn:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)  # the cleanup is already done
     sys.exit(exits.report_interrupted(error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
@@ -40,15 +40,17 @@ def run_interruptible(
                 task.cancel()
 
         owner = asyncio.current_task()
-        handled = _handled_signals()
-        for number in handled:
+        earlier = {number: signal.getsignal(number) for number in _handled_signals()}
+        for number in earlier:
             with suppress(NotImplementedError):
                 loop.add_signal_handler(number, interrupt)
         try:
             return await work
         finally:
             if signals <= 1:
-                _remove_handlers(loop, handled)
+                _remove_handlers(loop, earlier)
+                for number, handler in earlier.items():  # the loop's own removal leaves SIGTERM without one
+                    signal.signal(number, handler)
 
     try:
         with nullcontext(runner) if runner is not None else asyncio.Runner() as running:
@@ -65,15 +67,23 @@ def run_interruptible(
 @contextmanager
 def keeping_interrupts() -> Iterator[None]:
     """Let no process that starts in this block get Ctrl-C, which a terminal sends to all: not even while it imports. This process
-    gets it after the block, and ends them."""
+    gets it, and SIGTERM, after the block, and ends them."""
+    received: list[int] = []
+    on_term = signal.getsignal(signal.SIGTERM)
+    if callable(on_term):  # it raises; the process that starts needs SIGTERM, so it must not be blocked there
+        signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
+        if callable(on_term):
+            signal.signal(signal.SIGTERM, on_term)
         signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+        if received:
+            signal.raise_signal(signal.SIGTERM)
 
 
-def _remove_handlers(loop: asyncio.AbstractEventLoop, numbers: Sequence[signal.Signals]) -> None:
+def _remove_handlers(loop: asyncio.AbstractEventLoop, numbers: Iterable[signal.Signals]) -> None:
     for number in numbers:
         with suppress(NotImplementedError):
             loop.remove_signal_handler(number)

@@ -1,13 +1,15 @@
-"""The console scripts. They import the rest in their functions, which answer Ctrl-C during the imports, too."""
+"""The console scripts. They import the rest in their functions, which answer Ctrl-C and SIGTERM during the imports, too."""
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
 def main() -> None:
     """Run `headgate`."""
     try:
+        _treat_sigterm_as_interrupt()
         from testbed_runtime.cli import commands
         from testbed_runtime.cli.commandline import run_command_line
 
@@ -19,12 +21,19 @@ def main() -> None:
 def kubectl() -> None:
     """Run `kubectl headgate`."""
     try:
+        _treat_sigterm_as_interrupt()
         from testbed_runtime.cli import kubectl as plugin
         from testbed_runtime.cli.commandline import run_command_line
 
         run_command_line(plugin.build, "kubectl headgate")
     except KeyboardInterrupt:
         _interrupted()
+
+
+def _treat_sigterm_as_interrupt() -> None:
+    """Raise KeyboardInterrupt at SIGTERM, unless this process ignores it."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _interrupted() -> None:

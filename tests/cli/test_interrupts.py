@@ -1,29 +1,33 @@
-"""Ctrl-C at awkward moments: while modules are imported, and while children work. The user always reads one line."""
+"""Ctrl-C and SIGTERM at awkward moments: while modules are imported, and while children work. The user always reads one line."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from testbed_runtime.cli import commands, kubectl, main, seeds
-from testbed_runtime.cli.interrupting import keeping_interrupts
+from testbed_runtime.cli.interrupting import keeping_interrupts, run_interruptible
 from testbed_runtime.cli.loading import load
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERRUPTING = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAID = "headgate: interrupted\n"
 
 
+@pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("script", ["main", "kubectl"])
-def test_ctrl_c_during_the_imports_is_said_in_one_line(tmp_path, script):
+def test_an_interrupt_during_the_imports_is_said_in_one_line(tmp_path, script, number):
     """Not with the stack of the import. The first library that both commands need stands for all of them."""
-    (tmp_path / "typer.py").write_text(INTERRUPTING)
+    (tmp_path / "typer.py").write_text(INTERRUPTING.replace("SIGINT", number.name))
     code = f"from testbed_runtime.cli.main import {script}; {script}()"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -39,30 +43,59 @@ def test_ctrl_c_during_the_imports_is_said_in_one_line(tmp_path, script):
 @pytest.fixture
 def handlers():
     """A command that is interrupted ignores further signals, because its process ends."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
-def interrupted(**_: object) -> None:
+def interrupted(*, by: signal.Signals = signal.SIGINT, **_: object) -> None:
     """Interrupt this process, as pydantic answers it while it builds a model."""
     try:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(by)
     except KeyboardInterrupt:
         raise RuntimeError("Error building serializer") from None
 
 
+@pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize(("script", "module"), [(main.main, commands), (main.kubectl, kubectl)])
 @pytest.mark.usefixtures("handlers")
 def test_an_interrupt_that_a_library_turns_into_its_own_error_is_still_an_interrupt(
-    script, module, capsys, monkeypatch
+    script, module, number, capsys, monkeypatch
 ):
     """In both console scripts."""
-    monkeypatch.setattr(module, "build", lambda: interrupted)
+    monkeypatch.setattr(module, "build", lambda: partial(interrupted, by=number))
     with pytest.raises(SystemExit) as ended:
         script()
     assert (ended.value.code, capsys.readouterr().err) == (130, SAID)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_command_that_ran_on_a_loop_before_still_answers_sigterm():
+    """The loop's handler is gone, and the one before is back."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    run_interruptible(asyncio.sleep(0))
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_sigterm_while_a_child_starts_is_answered_when_the_child_is_known():
+    """The child itself does not inherit a blocked SIGTERM: it must end when it is terminated."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    started = []
+
+    def start() -> None:
+        with keeping_interrupts():
+            signal.raise_signal(signal.SIGTERM)
+            started.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    (child,) = started
+    child.terminate()
+    assert child.wait(30) == -signal.SIGTERM
+    child.stdin.close()
 
 
 @pytest.mark.usefixtures("handlers")
@@ -71,7 +104,8 @@ def test_an_interrupt_does_not_affect_the_next_command(headgate, monkeypatch):
     monkeypatch.setattr(commands, "build", lambda: interrupted)
     assert headgate().returncode == 130
     monkeypatch.undo()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in SIGNALS:
+        signal.signal(number, signal.default_int_handler)
     assert headgate("new", "--list").returncode == 0
 
 
