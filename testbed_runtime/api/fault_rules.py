@@ -18,6 +18,7 @@ from testbed_runtime.core.trial.plan import replace_lost_s
 from testbed_runtime.core.values import parse_duration
 
 KILL, JOBMANAGER_KILL = "process.kill", "jobmanager.kill"
+REGISTRATION = "registration.delay"
 PAUSE, JOBMANAGER_PAUSE = "process.pause", "jobmanager.pause"
 _IN_PROCESS = {"channel", "supervisor"}
 """Backends that act on a running process."""
@@ -37,6 +38,18 @@ def problems(setting: MergedVariant, path: str, timeline: models.Timeline) -> li
             problem = "the job cannot be submitted to a JobManager that was killed before"
             found.append(UserError(f"{where}.at", problem, "write a time such as 0 s, or pause it"))
     return [*found, *_on_killed(setting, path), *_on_paused(setting, path)]
+
+
+def doubts(setting: MergedVariant, path: str) -> Iterator[str]:
+    """Yield delays that their fault cuts short."""
+    for index, spec in enumerate(setting.faults):
+        fault, where = compile_fault(spec), f"{path}.faults[{index}]"
+        delay_s = fault.params.get("delay_s")
+        if fault.kind == REGISTRATION and delay_s is not None and delay_s > fault.duration_s:
+            yield (
+                f"{where}.registration.delay.delay: {delay_s:g} s is longer than the fault, which lasts {fault.duration_s:g} s and "
+                f"registers every partition when it ends (make its duration longer than the delay)"
+            )
 
 
 def _on_killed(setting: MergedVariant, path: str) -> Iterator[UserError]:

@@ -32,6 +32,9 @@ OTHER_SCHEDULERS = {"jobmanager.scheduler": "adaptive", "scheduler-mode": "react
 """Values with which a job recovers in another way than here."""
 PATH = "flinkConfiguration"
 """Path of the options in messages, as in a scenario and in a FlinkDeployment."""
+_DEPLOYED = re.compile(rf"^kind: *(?:{'|'.join(DEPLOYED)})\s*$", re.MULTILINE)
+_TEMPLATE = "{{"
+"""In a template of Helm, which is not YAML yet."""
 _NAMED = re.compile(r"\[([^\]]+)\]")
 _LEGACY = re.compile(r"^([^\s:#][^:#]*):\s+(\S.*)$")
 _QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti)$")
@@ -135,6 +138,11 @@ def find(text: str, name: str) -> FlinkConf | None:
     known = (Standing.EFFECTIVE, Standing.WITHOUT_EFFECT)
     certain = found.kind in DEPLOYED or any(judge(key, LATEST).standing in known for key in found.options)
     return found if certain else None
+
+
+def is_deployment(text: str) -> bool:
+    """Return whether a text has an object of the Flink Kubernetes operator with options, also if it cannot be read. Pure."""
+    return _TEMPLATE not in text and _DEPLOYED.search(text) is not None
 
 
 class ConfFindings(Struct, frozen=True, kw_only=True):

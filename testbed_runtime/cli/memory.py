@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from testbed_runtime.cli.options import (
+    MEMORY,
     AsJson,
     FlinkConfFile,
     GivenVersion,
@@ -90,7 +91,7 @@ def memory(  # noqa: PLR0917 - options of the command line
     sizes = {PROCESS: "--process-size", FLINK: "--flink-size"}
     version, base = flink_version or LATEST, dict[str, str]()
     if conf is not None:
-        given, version, found_in = flink_conf(conf, flink_version, needed="taskmanager.memory.")
+        given, version, found_in = flink_conf(conf, flink_version, needed=MEMORY)
         slots, base = slots or given.slots, dict(found_in.usable)
     options = flink_options(
         [*_sizes(process_size, flink_size), *settings], version, named=sizes

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from testbed_runtime.api.limits import MAX_RATE
+from testbed_runtime.api.limits import MAX_RATE, MAX_TASKMANAGERS
 from testbed_runtime.cli import folders, options, questions
 from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.judgement.quantities import counted
@@ -21,13 +21,15 @@ def _names(incomplete: str) -> list[str]:
 
 
 DEFAULT = questions.Shape()
+MAX_NEW = (MAX_TASKMANAGERS - 1) // 2
+"""The largest parallelism of a document that has two TaskManagers for each subtask, and a spare one."""
 
 
 def new(  # noqa: PLR0917 - typer passes by name
     question: Annotated[
         str,
         typer.Argument(
-            help="One of the questions that --list prints. Without it, Headgate asks on the terminal.",
+            help="One of the questions that --list prints, or the error in Flink's log. Without it, Headgate asks on the terminal.",
             autocompletion=_names,
         ),
     ] = "",
@@ -44,7 +46,7 @@ def new(  # noqa: PLR0917 - typer passes by name
     flink_version: options.GivenVersion = None,
     conf: options.FlinkConfFile = None,
     parallelism: Annotated[
-        int, typer.Option(help="Parallelism of each vertex.", min=1, max=50)
+        int, typer.Option(help="Parallelism of each vertex.", min=1, max=MAX_NEW)
     ] = DEFAULT.parallelism,
     records_per_second: Annotated[
         int, typer.Option(help="Records per second of the sources.", min=1, max=MAX_RATE)
@@ -56,6 +58,8 @@ def new(  # noqa: PLR0917 - typer passes by name
     if listed:
         for item in questions.QUESTIONS:
             typer.echo(f"{item.name:<20}{item.question}")
+            if item.errors:
+                typer.echo(f"{'':<20}In Flink's log: {', '.join(item.errors)}")
         return
     shape = questions.Shape(
         flink_version=flink_version or DEFAULT.flink_version,
@@ -114,9 +118,9 @@ def _with_conf(shape: questions.Shape, path: Path, flink_version: str | None) ->
 
 
 def find(name: str) -> questions.Question:
-    """Return the question of that name. Raises UserError with the nearest one."""
-    if name in questions.BY_NAME:
-        return questions.BY_NAME[name]
+    """Return the question of that name, or about that error. Raises UserError with the nearest one."""
+    if found := questions.BY_NAME.get(name) or questions.about_error(name):
+        return found
     raise UserError("QUESTION", f"the question {name!r} does not exist", nearest(name, questions.BY_NAME))
 
 

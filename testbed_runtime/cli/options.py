@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from testbed_runtime.api.flinkconf import ConfFindings, FlinkConf
 
 
+MEMORY = "taskmanager.memory."
+"""The options from which a TaskManager's memory is computed, and whose contradictions that computation reports."""
+
+
 class Policy(enum.StrEnum):
     """The treatment of an Inconclusive verdict: report it (exit 3), fail (exit 1), run once more, or pass (exit 0)."""
 
@@ -97,18 +101,19 @@ def flink_options(
 
 
 def flink_conf(
-    path: Path, flink_version: str | None, *, needed: str = ""
+    path: Path, flink_version: str | None, *, needed: str = "", otherwise: str | None = None
 ) -> tuple[FlinkConf, str, ConfFindings]:
-    """Read the file of `--flink-conf`: its options, the version of Flink (that of the command line first), and the findings, which are
-    printed. `path` may be a `conf` folder. Raises UserError if the file cannot be read. A command that computes something
-    from the keys that begin with `needed` needs valid values of them, any other one needs options that do not contradict each other.
-    Other options with an error are left out, so that one does not hide the others."""
+    """Read the file of `--flink-conf`: its options, the version of Flink (that of the command line, else that of the file, else
+    `otherwise`), and the findings, which are printed. `path` may be a `conf` folder. Raises UserError if the file cannot be read. A
+    command that computes something from the keys that begin with `needed` needs valid values of them, any other one needs options
+    that do not contradict each other. Other options with an error are left out, so that one does not hide the others."""
     from testbed_runtime.api import flinkconf
     from testbed_runtime.cli.loading import read_text
 
     path = next((path / name for name in flinkconf.FILES if (path / name).is_file()), path)
     conf = flinkconf.read(read_text(path), str(path))
-    version = conf.version if flink_version is None else known_version(flink_version)
+    stated = conf.flink_version or otherwise or conf.version
+    version = stated if flink_version is None else known_version(flink_version)
     if version not in VERSIONS:
         raise unknown_version(f"{path}: spec.flinkVersion", version)
     found = flinkconf.judge_options(conf, version)
@@ -116,7 +121,7 @@ def flink_conf(
     for error in blocking or (() if needed else found.contradictions):
         raise UserError(f"{path}{conf.place(error.path, ':', '')}: {error.path}", error.problem, error.hint)
     # the command reports its own itself
-    others = [e for e in found.contradictions if f"[{needed}" not in e.path]
+    others = [e for e in found.contradictions if not needed or f"[{MEMORY}" not in e.path]
     for message in (*map(str, (*found.errors, *others)), *found.warnings):
         typer.echo(f"warning: {path}{conf.place(message, ':', '')}: {message}", err=True)
     return conf, version, found
@@ -128,6 +133,23 @@ GivenVersion = Annotated[
     typer.Option(
         "--flink-version",
         help=f"Version of Flink: {', '.join(VERSIONS)}. By default that of --flink-conf, or {LATEST}.",
+        show_default=False,
+    ),
+]
+CheckedVersion = Annotated[
+    str | None,
+    typer.Option(
+        "--flink-version",
+        help="Check files of Flink as this version reads them, for example before an upgrade. By default the version of a "
+        f"FlinkDeployment, 1.20 for a flink-conf.yaml, and {LATEST} for others.",
+        show_default=False,
+    ),
+]
+PlannedVersion = Annotated[
+    str | None,
+    typer.Option(
+        "--flink-version",
+        help=f"Version of Flink: {', '.join(VERSIONS)}. By default that of --flink-conf, or of the document.",
         show_default=False,
     ),
 ]

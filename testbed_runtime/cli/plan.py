@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from testbed_runtime.cli import exits
-from testbed_runtime.cli.options import AsJson, Settings, Variants, flink_options, show
+from testbed_runtime.cli.options import (
+    AsJson,
+    FlinkConfFile,
+    PlannedVersion,
+    Settings,
+    Variants,
+    flink_conf,
+    flink_options,
+    known_version,
+    show,
+)
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.judgement.quantities import counted
 from testbed_runtime.core.judgement.verdict import EXIT_CODES, Verdict
 from testbed_runtime.core.values import MB
 
@@ -19,20 +33,30 @@ if TYPE_CHECKING:
     from testbed_runtime.core.options import Options
     from testbed_runtime.core.trial.plan import TestbedPlan
 
+USED = "taskmanager."
+"""The options that the plan needs begin with it."""
 
-def plan(
+
+def plan(  # noqa: PLR0917 - typer passes by name
     job: Annotated[Path, typer.Argument(help="A Scenario or a Testbed: a folder or a YAML file.")],
     variant: Variants = None,
+    flink_version: PlannedVersion = None,
+    conf: FlinkConfFile = None,
     settings: Settings = [],  # noqa: B006 - typer copies it
     as_json: AsJson = False,
 ) -> None:
     """Compute how many network buffers a job needs on each TaskManager: the minimum, the maximum, and what is missing.
 
+    With --flink-conf, the options, and the number of slots if the file sets it, are those of your own configuration instead of
+    the document's. The job then gets as many TaskManagers as it needs, unless the file has a number of them.
+
     The job is not run. Exit code 0: it can start; 1: buffers are missing, and the output names the options to change."""
     from testbed_runtime.core.processmemory import MemoryRefused
 
     described = []
-    for name, testbed in _testbeds(job, variant or ()):
+    configured = _configured(conf, flink_version)
+    for name, planned in _testbeds(job, variant or ()):
+        testbed = configured(planned)
         options = flink_options(settings, testbed.flink_version)
         options = options.with_defaults(testbed.configuration)
         try:
@@ -41,6 +65,35 @@ def plan(
             raise UserError(error.key, error.message, error.hint) from None
     show({"variants": described}, ["\n\n".join("\n".join(lines(one)) for one in described)], as_json=as_json)
     raise typer.Exit(EXIT_CODES[Verdict.FAIL] if any(one["missing"] for one in described) else exits.PASS)
+
+
+def _configured(path: Path | None, flink_version: str | None) -> Callable[[TestbedPlan], TestbedPlan]:
+    """Return a function that gives a testbed the version of `--flink-version` and the options and slots of `--flink-conf`. The file
+    is read, and its findings are printed, once for each version."""
+    replace = msgspec.structs.replace
+    if path is None:
+        version = None if flink_version is None else known_version(flink_version)
+        return lambda testbed: replace(testbed, flink_version=version or testbed.flink_version)
+    read = functools.cache(lambda version: flink_conf(path, flink_version, needed=USED, otherwise=version))
+
+    def configured(testbed: TestbedPlan) -> TestbedPlan:
+        from testbed_runtime.api.option_rules import SLOTS_KEY
+        from testbed_runtime.core.job.slots import needed_slots
+
+        conf, version, found = read(testbed.flink_version)
+        testbed = replace(testbed, flink_version=version, configuration=found.usable)
+        if SLOTS_KEY not in conf.options:
+            return testbed
+        needed = len(needed_slots(testbed.job))
+        replicas = conf.taskmanagers or math.ceil(needed / conf.slots)
+        if replicas * conf.slots < needed:
+            has = f"{replicas} with {counted(conf.slots, 'slot')} each are fewer than the {needed} slots of the job"
+            raise UserError(
+                f"{path}: spec.taskManager.replicas", has, f"write {math.ceil(needed / conf.slots)}"
+            )
+        return replace(testbed, slots=conf.slots, replicas=replicas)
+
+    return configured
 
 
 def _testbeds(path: Path, variants: Sequence[str]) -> Iterator[tuple[str, TestbedPlan]]:
@@ -160,7 +213,8 @@ def lines(described: dict[str, Any]) -> Iterator[str]:
     """Yield the description as text, with the TaskManagers that need the most and the fewest buffers. Pure."""
     yield (
         f"{described['variant']}: {described['subtasks']} subtasks, {described['channels']} channels on "
-        f"{described['taskManagers']} TaskManagers with {described['slots']} slots each (Flink {described['flinkVersion']})"
+        f"{counted(described['taskManagers'], 'TaskManager')} with {counted(described['slots'], 'slot')} each "
+        f"(Flink {described['flinkVersion']})"
     )
     yield f"\n{'vertex':<20}{'parallelism':>12}{'max parallelism':>17}{'key groups each':>17}"
     for v in described["vertices"]:

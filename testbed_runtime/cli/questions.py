@@ -12,7 +12,9 @@ import yaml
 from msgspec import Struct
 
 from testbed_runtime.api.catalogue import OWN_PREFIX
-from testbed_runtime.core.options import ALIASES, BY_KEY
+from testbed_runtime.core.exchange.backoff import remote_backoff
+from testbed_runtime.core.judgement.quantities import format_value
+from testbed_runtime.core.options import ALIASES, BY_KEY, Options
 from testbed_runtime.core.versions import PEKKO, VERSIONS, has
 
 AKKA = tuple(v for v in VERSIONS if not has(v, PEKKO))
@@ -66,6 +68,8 @@ class Question(Struct, frozen=True, kw_only=True):
     observation_s: int
     heartbeats: bool = False
     """Whether heartbeats notice the fault: it then meets them at a random moment, and the observation waits for their timeout."""
+    errors: tuple[str, ...] = ()
+    """Parts of the lines that Flink logs when it happens."""
     baseline: str = "3 s"
     spare: int = 1
     """TaskManagers without a task, for the tasks of a lost one."""
@@ -98,6 +102,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         name="taskmanager-killed",
         question="A TaskManager dies. How long is the job down, and which timeout decides it?",
+        errors=("RemoteTransportException", "is no longer reachable"),
         hypothesis="The job is back within 10 s of the loss of a TaskManager, and loses nothing.",
         options=(
             Line("heartbeat.interval", "1 s", "Flink's default is 10 s"),
@@ -122,6 +127,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         name="taskmanager-paused",
         question="A TaskManager stops for a while (garbage collection, a slow disk). Is a failover started for nothing?",
+        errors=("Heartbeat of TaskManager",),
         hypothesis="A pause of 3 s causes no failover, because heartbeat.timeout is longer.",
         options=(
             Line("heartbeat.interval", "1 s", "Flink's default is 10 s"),
@@ -149,6 +155,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         name="late-producer",
         question="A producer registers its partition late (a slow start, a large job). Do its consumers wait long enough?",
+        errors=("PartitionNotFoundException",),
         hypothesis="Consumers wait for a producer that is 3 s late, and the job starts without a failure.",
         options=(
             Line("taskmanager.network.request-backoff.initial", "100 ms", "in ms: Flink's default"),
@@ -162,9 +169,9 @@ QUESTIONS: tuple[Question, ...] = (
         faults=(
             "- name: late",
             "  at: deploy                             # before the job is submitted",
-            "  duration: 6 s",
+            "  duration: 6 s                          # longer than the delay: at its end, every partition is registered",
             "  target: {taskManagers: {}}             # every TaskManager",
-            "  registration: {delay: {delay: 3 s}}    # how late the partitions are; try a value above the budget",
+            "  registration: {delay: {delay: 3 s}}    # how late the partitions are",
         ),
         expect=(
             ("{metric: failovers.count, equals: 0}", "the first deployment succeeds"),
@@ -177,6 +184,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         name="slow-deployment",
         question="The JobManager is busy while it deploys many tasks. Is the ask timeout long enough?",
+        errors=("AskTimeoutException", "Invocation of [RemoteRpcInvocation"),
         hypothesis="A JobManager that needs 20 ms for each message deploys the job without an ask timeout.",
         options=(
             Line("akka.ask.timeout", "10 s", "Flink's default", AKKA),
@@ -228,6 +236,11 @@ QUESTIONS: tuple[Question, ...] = (
     ),
 )
 BY_NAME = {question.name: question for question in QUESTIONS}
+
+
+def about_error(line: str) -> Question | None:
+    """Return the question about an error of Flink's log, given as its class or the whole line. Pure."""
+    return next((q for q in QUESTIONS if any(error.lower() in line.lower() for error in q.errors)), None)
 
 
 def document(question: Question, shape: Shape) -> str:
@@ -286,10 +299,21 @@ def document(question: Question, shape: Shape) -> str:
 
 def _faults(question: Question, shape: Shape) -> Iterator[str]:
     for line in question.faults:
-        yield line
+        yield line + (f"; {_budget(question, shape)}" if "registration:" in line else "")
         if shape.given and question.heartbeats and line.strip().startswith("at:"):
             jitter = f"  jitter: {shape.given.interval_s} s"
             yield f"{jitter:<41}# up to one heartbeat.interval later; `headgate simulate --seeds 20` shows the range"
+
+
+def _budget(question: Question, shape: Shape) -> str:
+    """Return how late a partition may be, with the options of the document."""
+    written = shape.given.options if shape.given else {line.key: line.value for line in question.options}
+    backoff = remote_backoff(Options(written, flink_version=shape.flink_version))
+    budget = backoff.budget()
+    if budget is None:
+        return "its consumers wait without a limit"
+    fails = "may fail" if backoff.waits_at_producer else "fails"
+    return f"above {format_value(budget, 's')}, the job {fails} with PartitionNotFoundException"
 
 
 def _options(question: Question, shape: Shape) -> Iterator[str]:

@@ -56,6 +56,7 @@ class Checked:
 def validate(
     documents: Documents,
     on: On = None,
+    flink_version: options.CheckedVersion = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Check scenarios, studies, and Flink's own configuration without running them. Every problem is reported at once.
@@ -64,7 +65,9 @@ def validate(
     Flink does not read, and options that contradict each other.
 
     Exit code 0: all are valid; 2: at least one is not."""
-    checked = [check(path, on) for path in find(documents)]
+    if flink_version is not None:
+        options.known_version(flink_version)
+    checked = [check(path, on, flink_version) for path in find(documents)]
     valid = not any(item.errors for item in checked)
     data = {"valid": valid, "documents": [_as_json(c) for c in checked]}
     options.show(data, (line for item in checked for line in lines_of(item)), as_json=as_json)
@@ -72,7 +75,8 @@ def validate(
 
 
 def find(paths: list[Path]) -> list[Path]:
-    """Return the files: those that are named, and the documents of Headgate below folders. Raises UserError."""
+    """Return the files: those that are named, and below folders the documents of Headgate and the configurations of Flink. Raises
+    UserError."""
     found: list[Path] = []
     for path in paths:
         if not path.is_dir():
@@ -82,16 +86,23 @@ def find(paths: list[Path]) -> list[Path]:
         documents = [p for p in below if _is_document(p)]
         if not documents:
             raise UserError(
-                str(path), "contains no document of Headgate", "`headgate new` writes one to start from"
+                str(path),
+                "contains no document of Headgate and no configuration of Flink",
+                "`headgate new` writes a scenario to start from",
             )
         found += documents
     return list(dict.fromkeys(found))
 
 
 def _yaml_files(folder: Path) -> list[Path]:
-    """Return the YAML files below a folder. Folders that cannot be listed or that vanish are skipped."""
+    """Return the YAML files below a folder. Folders of runs and folders that cannot be listed or that vanish are skipped."""
+    from testbed_runtime.history.manifest import MANIFEST
+
     found: list[Path] = []
-    for at, _, names in os.walk(folder):
+    for at, below, names in os.walk(folder):
+        if MANIFEST in names and Path(at) != folder:
+            below.clear()
+            continue
         found += (p for name in names if (p := Path(at, name)).suffix in SUFFIXES and p.is_file())
         if len(found) > MAX_FILES:
             raise UserError(str(folder), f"has more than {MAX_FILES} YAML files", "name a smaller folder")
@@ -99,17 +110,24 @@ def _yaml_files(folder: Path) -> list[Path]:
 
 
 def _is_document(path: Path) -> bool:
-    """Return whether a file is a document of Headgate, by its name or its apiVersion."""
+    """Return whether a file is a document of Headgate, by its name or its apiVersion, or a configuration of Flink."""
+    from testbed_runtime.api import flinkconf
     from testbed_runtime.cli.loading import SCENARIO_FILE
 
     try:
-        return path.name == SCENARIO_FILE or GROUP in path.read_bytes()[:4096].decode("utf-8", "replace")
+        text = path.read_bytes().decode("utf-8", "replace")
     except OSError:  # reported when it is checked, with the problems of the other files
         return True
+    if path.name == SCENARIO_FILE or GROUP in text[:4096]:
+        return True
+    if flinkconf.is_deployment(text):
+        return True
+    named = path.name in flinkconf.FILES or any(file in text for file in flinkconf.FILES)
+    return named and flinkconf.find(text, str(path)) is not None
 
 
-def check(path: Path, on: options.Environment | None) -> Checked:
-    """Return everything that is wrong or doubtful about one file."""
+def check(path: Path, on: options.Environment | None, flink_version: str | None = None) -> Checked:
+    """Return everything that is wrong or doubtful about one file. `flink_version`: the version that reads a file of Flink."""
     from testbed_runtime.api.validate_kinds import validate_kind
     from testbed_runtime.cli import loading
 
@@ -117,7 +135,7 @@ def check(path: Path, on: options.Environment | None) -> Checked:
     try:
         document = loading.read(path)
     except loading.FlinkConfGiven as given:
-        _check_conf(checked, given.conf)
+        _check_conf(checked, given.conf, flink_version)
         return checked
     except UserError as error:
         checked.add(error)
@@ -134,18 +152,20 @@ def check(path: Path, on: options.Environment | None) -> Checked:
     return checked
 
 
-def _check_conf(checked: Checked, conf: FlinkConf) -> None:
+def _check_conf(checked: Checked, conf: FlinkConf, flink_version: str | None) -> None:
     """Check the options of a Flink configuration."""
     from testbed_runtime.api import flinkconf
     from testbed_runtime.cli import loading
 
     checked.kind, checked.name = conf.kind, conf.name
+    version = flink_version or conf.version
     try:
-        found = flinkconf.judge_options(conf, options.known_version(conf.version))
+        found = flinkconf.judge_options(conf, options.known_version(version))
     except UserError as error:
         checked.add(UserError("spec.flinkVersion", error.problem, error.hint))
         return
-    checked.size = f"Flink {conf.version}, {counted(len(conf.options), 'option')}"
+    assumed = "" if flink_version or conf.flink_version else " assumed: --flink-version sets it"
+    checked.size = f"{counted(len(conf.options), 'option')}, Flink {version}{assumed}"
     for problem in (*found.errors, *found.contradictions):
         checked.add(problem, conf.line(problem.path))
     checked.warnings += [conf.place(warning, "line ", ": ") + warning for warning in found.warnings]

@@ -15,8 +15,8 @@ from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, added_delays, parameters
 from testbed_runtime.checking.limiting import FaultSizes, carried_bytes, limiting_fault, places_of_behind
 from testbed_runtime.checking.prices import margins
-from testbed_runtime.checking.rounds import Outage, RoundSpan
 from testbed_runtime.checking.reduced import reduced
+from testbed_runtime.checking.rounds import Outage, RoundSpan
 from testbed_runtime.checking.waits import starved_words
 from testbed_runtime.core.judgement.metrics import JOB_FAILED
 from testbed_runtime.core.judgement.recovery import Price, Recovery

@@ -49,6 +49,45 @@ def test_new_lists_its_questions(headgate):
     for question in questions.QUESTIONS:
         assert f"{question.name} " in said
         assert question.question in said
+    assert "In Flink's log: PartitionNotFoundException\n" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        ("PartitionNotFoundException", "late-producer"),
+        (
+            "java.util.concurrent.TimeoutException: Heartbeat of TaskManager with id tm-3 timed out.",
+            "taskmanager-paused",
+        ),
+        (
+            "akka.pattern.AskTimeoutException: Ask timed out on [Actor[...]] after [10000 ms].",
+            "slow-deployment",
+        ),
+    ],
+)
+def test_new_knows_the_question_for_an_error_in_flinks_log(headgate, error, name):
+    """The class of the exception or a whole line."""
+    said = headgate("new", error, "-o", "-")
+    assert (said.returncode, yaml.safe_load(said.stdout)["metadata"]["name"]) == (exits.PASS, name)
+
+
+@pytest.mark.parametrize(
+    ("version", "maximum", "budget"),
+    [
+        ("1.17", "10000", "22.7 s, the job fails"),
+        ("1.17", "3000", "6.10 s, the job fails"),
+        ("1.20", "10000", "20.0 s, the job may fail"),
+    ],
+)
+def test_a_late_producer_names_the_delay_that_its_options_do_not_survive(
+    headgate, tmp_path, version, maximum, budget
+):
+    """Of the reader's own configuration: up to 1.18, 100 + 200 + … ms up to the maximum; later, twice the maximum."""
+    conf = tmp_path / "config.yaml"
+    conf.write_text(f"taskmanager.network.request-backoff.max: {maximum}\n")
+    said = headgate("new", "late-producer", "--flink-conf", conf, "--flink-version", version, "-o", "-")
+    assert f"# how late the partitions are; above {budget} with PartitionNotFoundException" in said.stdout
 
 
 def test_new_never_overwrites_a_document(headgate, tmp_path):
@@ -286,11 +325,50 @@ def test_validate_checks_a_flink_configuration(headgate, tmp_path):
     said = headgate("validate", conf)
     assert said.returncode == exits.ERROR
     first, error, *warnings = said.stdout.splitlines()
-    assert first == f"{conf}: invalid: Flink configuration (Flink 1.20, 7 options)"
+    assert (
+        first
+        == f"{conf}: invalid: Flink configuration (7 options, Flink 1.20 assumed: --flink-version sets it)"
+    )
     assert error == (
         "  error: line 3: flinkConfiguration[heartbeat.intervall]: is not a Flink option (did you mean heartbeat.interval?)"
     )
     assert warnings[-1] == "  warning: Flink options without effect here: web.submit.enable"
+
+
+def test_validate_checks_flinks_files_in_a_folder(headgate, tmp_path):
+    """By their name or kind. Files of other programs, templates of Helm and the scenarios of recorded runs are left out."""
+    files = {
+        "flink-conf.yaml": "heartbeat.interval: 10000\nheartbeat.timout: 50000\n",
+        "deployment.yaml": "kind: FlinkDeployment\nspec: {flinkConfiguration: {heartbeat.timeot: 5 s}}\n",
+        "several.yaml": "kind: FlinkDeployment\n---\nkind: FlinkDeployment\n",
+        "map.yaml": "kind: ConfigMap\ndata:\n  flink-conf.yaml: |\n    heartbeat.interval: 10000\n    heartbeat.timeuot: 1\n",
+        "template.yaml": "kind: FlinkDeployment\nspec: {{ .Values.spec }}\n",
+        "other/config.yaml": "listen: 8080\n",
+        "run/manifest.json": "{}",
+        "run/scenario.yaml": "kind: Scenario\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    said = json.loads(headgate("validate", tmp_path, "--json").stdout)
+    found = {str(Path(one["file"]).relative_to(tmp_path)): one["errors"][0] for one in said["documents"]}
+    assert found.keys() == {"deployment.yaml", "flink-conf.yaml", "map.yaml", "several.yaml"}
+    assert {error["hint"] for name, error in found.items() if name != "several.yaml"} == {
+        "did you mean heartbeat.timeout?"
+    }
+    assert found["several.yaml"]["problem"].startswith("holds more than one document")
+
+
+def test_validate_checks_a_flink_configuration_as_another_version_reads_it(headgate, tmp_path):
+    """Up to 1.19, heartbeat.timeout is a number of milliseconds and a unit is an error; the hint for 1.20 would break 1.17."""
+    conf = tmp_path / "flink-conf.yaml"
+    conf.write_text("heartbeat.timeout: 50000\n")
+    said = headgate("validate", conf, "--flink-version", "1.17")
+    assert said.stdout == f"{conf}: valid: Flink configuration (1 option, Flink 1.17)\n"
+    assert "(write '50000 s' or '50000 ms')" in headgate("validate", conf).stdout
+    said = headgate("validate", conf, "--flink-version", "v1_17")
+    assert said.returncode == exits.ERROR
+    assert "--flink-version: 'v1_17' is not a known version of Flink (the nearest is '1.17'" in said.stderr
 
 
 def test_validate_names_the_version_that_a_flink_deployment_cannot_have(headgate, tmp_path):

@@ -150,3 +150,56 @@ def test_a_blocking_result_requires_the_buffers_that_flink_needs_to_sort(headgat
         said = headgate("plan", path, *settings, "--json")
         (found,) = json.loads(said.stdout)["variants"]
         assert found["exchanges"][0]["partition"]["required"] == required
+
+
+DEPLOYMENT = """\
+kind: FlinkDeployment
+spec:
+  flinkVersion: v1_17
+  flinkConfiguration: {taskmanager.numberOfTaskSlots: "4", taskmanager.memory.network.max: 64m}
+  taskManager: {resource: {memory: 16384m}}
+"""
+
+
+def test_the_options_and_slots_can_be_those_of_a_flink_deployment(headgate, tmp_path):
+    """A job of 200 subtasks per vertex and 400 slots gets 100 TaskManagers of 4 slots, as Flink's operator starts them. 64 MB are 2048
+    buffers, and each source → count gate takes 2 for each remote channel."""
+    scenario, conf = tmp_path / "scenario.yaml", tmp_path / "deployment.yaml"
+    conf.write_text(DEPLOYMENT)
+    assert headgate("new", "taskmanager-killed", "--parallelism", 200, "-o", scenario).returncode == 0
+    said = headgate("plan", scenario, "--flink-conf", conf, "--json")
+    (found,) = json.loads(said.stdout)["variants"]
+    assert (said.returncode, found["flinkVersion"], found["taskManagers"], found["slots"]) == (
+        0,
+        "1.17",
+        100,
+        4,
+    )
+    assert (found["available"], found["exchanges"][0]["gate"]["exclusivePerChannel"]) == (2048, 2)
+    setting = ("-D", "taskmanager.memory.network.max=16m", "-D", "taskmanager.memory.network.min=16m")
+    assert headgate("plan", scenario, "--flink-conf", conf, *setting).returncode == 1
+
+
+def test_the_version_of_a_file_that_states_none_is_that_of_the_document(headgate, tmp_path):
+    """Unless the command line names one. Without slots in the file, the TaskManagers are those of the document."""
+    conf = tmp_path / "flink-conf.yaml"
+    conf.write_text("taskmanager.memory.network.fraction: 0.3\n")
+    arguments = ("plan", SCENARIOS / "10-network-buffers", "--variant", "fraction-02", "--flink-conf", conf)
+    assert "on 3 TaskManagers with 2 slots each (Flink 1.12)" in headgate(*arguments).stdout
+    assert "(Flink 2.0)" in headgate(*arguments, "--flink-version", "2.0").stdout
+
+
+def test_a_file_whose_taskmanagers_are_too_few_or_whose_buffers_are_invalid_is_refused(headgate, tmp_path):
+    """The message names the file, the field and what to write."""
+    conf = tmp_path / "deployment.yaml"
+    arguments = ("plan", SCENARIOS / "10-network-buffers", "--variant", "fraction-02", "--flink-conf", conf)
+    conf.write_text(DEPLOYMENT.replace("{resource:", "{replicas: 1, resource:"))
+    said = headgate(*arguments)
+    assert said.returncode == 2
+    assert said.stderr == (
+        f"headgate: {conf}: spec.taskManager.replicas: 1 with 4 slots each are fewer than the 6 slots of the job (write 2)\n"
+    )
+    conf.write_text(DEPLOYMENT.replace("64m", "64 mbb"))
+    said = headgate(*arguments)
+    assert said.returncode == 2
+    assert said.stderr.startswith(f"headgate: {conf}:4: flinkConfiguration[taskmanager.memory.network.max]: ")
