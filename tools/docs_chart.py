@@ -9,27 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from docs_texts import text
 
 CHART = Path(__file__).resolve().parents[1] / "helm" / "headgate"
 KEY = re.compile(r"^( *)([A-Za-z]+):")
 COMMENT = re.compile(r"^ *# ?(-- )?(.*)$")
-INTRO = """# The chart headgate
-
-{description} [docs/kubernetes.md](../../docs/kubernetes.md) installs it;
-[0010-chart.md](../../docs/decisions/0010-chart.md) lists what it leaves out.
-
-Needs Kubernetes {kube}. `values.schema.json` refuses unknown keys and impossible values.
-
-| value | default | meaning |
-|---|---|---|
-"""
 
 
 def page() -> str:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
-    text = (CHART / "values.yaml").read_text(encoding="utf-8")
-    values = yaml.safe_load(text)
-    keys = list(described(text))
+    commented = (CHART / "values.yaml").read_text(encoding="utf-8")
+    values = yaml.safe_load(commented)
+    keys = list(described(commented))
     groups = {path.rpartition(".")[0] for path, _ in keys}
     rows = [
         f"| `{path}` | {_default(_at(values, path), path in groups)} | {meaning.replace('|', chr(92) + '|')} |"
@@ -37,7 +28,7 @@ def page() -> str:
         if meaning or path not in groups
     ]
     kube = chart["kubeVersion"].removeprefix(">=").removesuffix("-0")
-    return INTRO.format(description=chart["description"], kube=f"{kube} or newer") + "\n".join(rows)
+    return text("chart", description=chart["description"], kube=f"{kube} or newer") + "\n".join(rows)
 
 
 def described(text: str) -> Iterator[tuple[str, str]]:

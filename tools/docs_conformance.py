@@ -8,19 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
+from docs_texts import text
 
 ROOT = Path(__file__).resolve().parents[1]
 DECLARED = Path(__file__).with_name("conformance.yaml")
 CASE = re.compile(
     r"\b(?:test_)?([A-J])[-_](\d{2,3})(?:_to_(?:[A-J]_)?(\d{2,3}))?|_([A-J])_(\d{2,3})(?:_to_(?:[A-J]_)?(\d{2,3}))?"
 )
-INTRO = """# Cases from Flink's unit tests
-
-Headgate's tests repeat these cases of Flink's own unit tests (flink-core and flink-runtime 2.0) with the same numbers. The first column names Flink's test
-class and method. The letter of a case stands for its subject.
-
-| Flink's test | cases | Headgate's tests |
-|---|---|---|"""
 
 
 def declared() -> dict[str, dict[str, list[str]]]:
@@ -50,7 +44,7 @@ def tests_by_case() -> dict[str, list[str]]:
 def page() -> str:
     """Return docs/conformance.md."""
     ours = tests_by_case()
-    lines = [INTRO]
+    lines = [text("conformance")]
     for name, methods in declared().items():
         for method, cases in methods.items():
             tests = dict.fromkeys(test for case in cases for test in ours.get(case, ()))

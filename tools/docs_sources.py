@@ -6,27 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
+from docs_texts import text
 
 ROOT = Path(__file__).resolve().parents[1]
 DECLARED = Path(__file__).with_name("sources.yaml")
-INTRO = """# The sources
-
-Headgate reproduces mechanisms and numbers that published texts on Apache Flink 1.4 to 1.12 describe: a deep dive into the
-network stack, a tuning guide of a large platform, an overview of the engine, and two texts on memory management and flow
-control. This page lists what they claim, in our own words, and the command that shows it. Scenarios name a row in
-`spec.source`, for example `source: B5`. [flink.md](flink.md) lists the facts of Flink's own sources.
-
-These texts are public and make the claims of the rows A, D and E:
-
-| rows | text |
-|---|---|
-| A | Nico Kruber: [A Deep-Dive into Flink's Network Stack](https://flink.apache.org/2019/06/05/a-deep-dive-into-flinks-network-stack/), Apache Flink blog, 2019 |
-| D | [Understanding Flink's Memory Management and Data Flow Architecture](https://www.besthub.dev/articles/understanding-flink-s-memory-management-and-data-flow-architecture-60ced6472182) |
-| E | [Understanding Network Flow Control and Flink's Backpressure Mechanisms](https://www.besthub.dev/articles/understanding-network-flow-control-and-flink-s-backpressure-mechanisms-c90e09c3f0b5) |
-
-A row is *shown* if a command prints its number or effect, and *partly* shown if something is missing. A row that no command
-shows is marked "not yet", even if tests check its mechanism.
-"""
 
 
 @dataclass(frozen=True)
@@ -93,7 +76,7 @@ def page() -> str:
         standing: sum(r.standing == standing for r in rows) for standing in ("shown", "partly", "not yet")
     }
     listed = ", ".join(f"{n} {'is' if n == 1 else 'are'} {s}" for s, n in counts.items())
-    lines = [INTRO, f"Of {len(rows)} rows, {listed}.\n"]
+    lines = [text("sources"), f"Of {len(rows)} rows, {listed}.\n"]
     for title, part in parts.items():
         lines += [f"## {title}\n", "| row | claim | mechanism | command | result | tests |", "|" + "---|" * 6]
         for row in part:

@@ -16,7 +16,7 @@ import annotated_types
 import docs_chart
 import docs_conformance
 import docs_sources
-import docs_texts as texts
+from docs_texts import GENERATED, text
 from pydantic import AfterValidator, StringConstraints
 from pydantic.fields import FieldInfo
 from typer.models import OptionInfo
@@ -170,8 +170,8 @@ def _anchor(heading: str) -> str:
 
 
 def scenario_page() -> str:
-    intro = texts.SCENARIO_INTRO.format(max_name=limits.MAX_NAME, max_bytes=limits.MAX_DOCUMENT_BYTES)
-    return "\n".join([intro, *_objects(models.Scenario, "", {}), texts.COMBINATIONS_INTRO, combinations()])
+    intro = text("scenario", max_name=limits.MAX_NAME, max_bytes=f"{limits.MAX_DOCUMENT_BYTES:,}")
+    return "\n".join([intro, *_objects(models.Scenario, "", {}), text("combinations"), combinations()])
 
 
 # ---- kinds.md
@@ -181,7 +181,7 @@ def kinds_page() -> str:
     """Return the page of the other kinds. Parts that a Scenario also has are only on its page."""
     seen: dict[type, str] = {}
     shared = set(_models_below(models.Scenario))
-    body = [texts.KINDS_INTRO, table(("kind", "short", "`kubectl get` shows"), _listed())]
+    body = [text("kinds"), table(("kind", "short", "`kubectl get` shows"), _listed())]
     for name, model in kinds.KINDS.items():
         if name == "Scenario":
             continue
@@ -277,7 +277,7 @@ def options_page() -> str:
     ]  # fmt: skip
     return "\n".join(
         [
-            texts.OPTIONS_INTRO.format(edits=catalogue.TYPO_EDITS, profiles=_profiles()),
+            text("options", edits=catalogue.TYPO_EDITS, profiles=_profiles()),
             f"## Effective here\n\n{_effective(flinks)}\n",
             f"## Headgate's own\n\nThese are not Flink options. An unknown key under `{catalogue.OWN_PREFIX}` is an error.\n\n{_effective(own)}\n",
             f"## Known, without effect\n\n{table(('key', 'Flink’s default', 'in Flink', 'older names'), known)}\n\n"
@@ -308,9 +308,9 @@ def metrics_page() -> str:
     reasons = [(f"`{reason}`", found.text, found.fix) for reason, found in m.REASONS.items()]
     return "\n".join(
         [
-            texts.METRICS_INTRO.replace("%QUANTILES%", ", ".join(f"{q:g}" for q in m.QUANTILES)),
+            text("metrics", quantiles=", ".join(f"{q:g}" for q in m.QUANTILES)),
             f"## All of them\n\n{table(('metric', 'unit', 'better', 'takes', 'meaning', 'measured from'), rows)}\n",
-            f"## Why there is no value, and what to do\n\n{texts.REASONS_INTRO}\n{table(('reason', 'meaning', 'what to do'), reasons)}\n",
+            f"## Why there is no value, and what to do\n\n{text('reasons')}\n{table(('reason', 'meaning', 'what to do'), reasons)}\n",
         ]
     )
 
@@ -330,7 +330,7 @@ def _on_one_machine(backend: str) -> str:
 def faults_page() -> str:
     backends = [f"| `{name}` | {what} | {_on_one_machine(name)} |" for name, what in BACKENDS.items()]
     listed = "\n".join(backends)
-    parts = [f"{texts.FAULTS_INTRO}{listed}\n\n{texts.PACKET_BACKENDS_NOTE}"]
+    parts = [f"{text('faults')}{listed}\n\n{text('packet-backends')}"]
     for kind in KINDS.values():
         rows = [
             ("syntax", f"`{_written(kind)}`"),
@@ -426,7 +426,7 @@ def cli_page() -> str:
         ]
     width = max(len(name) for name, _ in listed) + 2
     lines = [f"headgate {name:<{width}}{doc.partition(chr(10))[0]}" for name, doc in listed]
-    return "\n".join([texts.CLI_INTRO.format(help="\n".join(lines)), *sections])
+    return "\n".join([text("cli", help="\n".join(lines)), *sections])
 
 
 def combinations() -> str:
@@ -447,7 +447,8 @@ def messages_page() -> str:
         (f"`{old}`", f"`{METHODS[message]}`" if message else "–", note)
         for old, (message, note) in ACTOR_MESSAGES.items()
     ]
-    return texts.MESSAGES_PAGE.format(
+    return text(
+        "messages",
         current=table(("message here", "method of Flink's gateways"), current),
         before=table(("until 1.4", "now", "what else changed"), before),
     )
@@ -471,12 +472,12 @@ def main() -> int:
     check = sys.argv[1:] == ["--check"]
     stale = []
     for name, page in PAGES.items():
-        text = f"{texts.GENERATED}\n{page().rstrip()}\n"
+        whole = f"{GENERATED}\n{page().rstrip()}\n"
         path = DOCS / name
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
+        if not path.exists() or path.read_text(encoding="utf-8") != whole:
             stale.append(name)
             if not check:
-                path.write_text(text, encoding="utf-8")
+                path.write_text(whole, encoding="utf-8")
     for name in stale:
         print(f"docs/{name} {'is outdated: run make docs' if check else 'written'}")
     return 1 if check and stale else 0
