@@ -13,6 +13,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tools.cluster import (
     build,
@@ -216,7 +217,8 @@ def test_a_folder_is_deleted_with_its_links_but_not_with_what_they_name(tmp_path
 
 def test_volumes_have_places_of_their_own():
     """Two claims never share a folder."""
-    volumes = [i for i in manifests.everything()["items"] if i["kind"] == "PersistentVolume"]
+    objects = yaml.safe_load_all(manifests.everything())
+    volumes = [i for i in objects if i["kind"] == "PersistentVolume"]
     assert len({v["spec"]["hostPath"]["path"] for v in volumes}) == len(volumes) == manifests.VOLUMES
 
 

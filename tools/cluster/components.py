@@ -5,13 +5,12 @@ Paths are as seen in the node's own mount namespace (node.py): the cache at INSI
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from . import settings
-from .settings import FIRST, INSIDE, SECOND, Node
+from .settings import FIRST, INSIDE, SECOND, Node, filled
 
 BINARIES = INSIDE / "bin"
 RUN = INSIDE / "run"
@@ -136,7 +135,7 @@ def api_server() -> list[str]:
         f"--service-account-key-file={KEYS}/sa.pub",
         f"--service-account-signing-key-file={KEYS}/sa.key",
         "--profiling=false",
-        f"--audit-policy-file={CONFIG}/audit.json",
+        f"--audit-policy-file={CONFIG}/audit.yaml",
         f"--audit-log-path={RUN}/logs/audit.log",
         "--audit-log-mode=batch",  # nothing waits for it
         "--audit-log-maxsize=50",  # megabytes
@@ -177,7 +176,7 @@ def scheduler() -> list[str]:
 def kubelet(node: Node) -> list[str]:
     return [
         str(BINARIES / "kubelet"),
-        f"--config={CONFIG / node.folder / 'kubelet.json'}",
+        f"--config={CONFIG / node.folder / 'kubelet.yaml'}",
         f"--kubeconfig={KEYS}/kubelet{node.suffix}.conf",
         f"--hostname-override={node.name}",
         f"--node-ip={node.address}",
@@ -199,105 +198,33 @@ def proxy(node: Node) -> list[str]:
 
 
 def configurations(plugins: Path, node: Node = FIRST, *, nodes: int = 1) -> dict[str, str]:
-    """Return the text of each file below CONFIG by its name. `plugins`: the folder of the network plugins."""
+    """Return the text of each file below CONFIG by its name. `plugins`: the folder of the network plugins.
+
+    Every pod has its own link to its node and is routed, so the kernel needs no bridge filter. Between nodes, a pod has its own
+    address, as in other clusters."""
     own = Path(node.folder)
+    values = {
+        "keys": KEYS,
+        "suffix": node.suffix,
+        "socket": CONTAINERD_SOCKET,
+        "group": Path("/", settings.CGROUP, node.folder),
+        "dns": settings.DNS_SERVICE,
+        "domain": settings.DNS_DOMAIN,
+    }
     found = {
-        str(own / "containerd.toml"): _containerd_toml(plugins, node),
-        str(own / "kubelet.json"): json.dumps(_kubelet_configuration(node), indent=2),
-        str(own / "cni/10-headgate.conflist"): json.dumps(_network(node, nodes), indent=2),
+        str(own / "containerd.toml"): filled(
+            "containerd.toml.in",
+            socket=CONTAINERD_SOCKET,
+            pause=settings.PAUSE_IMAGE,
+            plugins=plugins,
+            config=CONFIG / node.folder,
+        ),
+        str(own / "kubelet.yaml"): filled("kubelet.yaml.in", config=CONFIG, **values),
+        str(own / "cni/10-headgate.conflist"): filled(
+            "network.conflist.in", masquerade=str(nodes == 1).lower(), pods=node.pods
+        ),
     }
-    return (
-        found
-        if node is not FIRST
-        else {
-            **found,
-            "audit.json": json.dumps(_audit_policy(), indent=2),
-            "resolv.conf": "",  # no name server of the host: pods resolve only names in the cluster
-        }
-    )
-
-
-def _audit_policy() -> dict[str, Any]:
-    """Return the audit policy: calls of service accounts without their bodies. Tests compare them with the roles."""
-    return {
-        "apiVersion": "audit.k8s.io/v1",
-        "kind": "Policy",
-        "omitStages": ["RequestReceived"],
-        "rules": [
-            {"level": "None", "userGroups": ["system:serviceaccounts:kube-system"]},
-            {"level": "Metadata", "userGroups": ["system:serviceaccounts"]},
-            {"level": "None"},
-        ],
-    }
-
-
-def _kubelet_configuration(node: Node) -> dict[str, Any]:
-    """Return the kubelet's configuration. It uses cgroupfs below CGROUP, and never collects an image, because none could be pulled again."""
-    return {
-        "apiVersion": "kubelet.config.k8s.io/v1beta1",
-        "kind": "KubeletConfiguration",
-        "authentication": {
-            "anonymous": {"enabled": False},
-            "webhook": {"enabled": True},
-            "x509": {"clientCAFile": str(KEYS / "ca.crt")},
-        },
-        "authorization": {"mode": "Webhook"},
-        "tlsCertFile": str(KEYS / f"kubelet-server{node.suffix}.crt"),
-        "tlsPrivateKeyFile": str(KEYS / f"kubelet-server{node.suffix}.key"),
-        "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
-        "cgroupDriver": "cgroupfs",
-        "cgroupRoot": str(Path("/", settings.CGROUP, node.folder)),
-        "clusterDNS": [settings.DNS_SERVICE],
-        "clusterDomain": settings.DNS_DOMAIN,
-        "resolvConf": str(CONFIG / "resolv.conf"),
-        "failSwapOn": False,
-        "failCgroupV1": False,
-        "oomScoreAdj": 0,
-        "serializeImagePulls": False,
-        "imageGCHighThresholdPercent": 100,
-        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
-        "volumePluginDir": "/var/lib/kubelet/plugins-flex",
-    }
-
-
-def _network(node: Node, nodes: int) -> dict[str, Any]:
-    """Return the network configuration. Every pod has its own link to the node and is routed, so the kernel needs no bridge filter.
-    Between nodes, a pod has its own address, as in other clusters."""
-    addresses = {
-        "type": "host-local",
-        "ranges": [[{"subnet": node.pods}]],
-        "routes": [{"dst": "0.0.0.0/0"}],
-    }
-    return {
-        "cniVersion": "0.4.0",
-        "name": "headgate",
-        "plugins": [
-            {"type": "ptp", "ipMasq": nodes == 1, "ipam": addresses},
-            {"type": "portmap", "capabilities": {"portMappings": True}},
-        ],
-    }
-
-
-def _containerd_toml(plugins: Path, node: Node) -> str:
-    """Return containerd's configuration. A sandbox often lacks CAP_SYS_RESOURCE; an AppArmor profile would stay in the host's kernel."""
-    return f"""version = 2
-root = "/var/lib/containerd"
-state = "/run/containerd"
-[grpc]
-  address = "{CONTAINERD_SOCKET}"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{settings.PAUSE_IMAGE}"
-  restrict_oom_score_adj = true
-  disable_apparmor = true
-  [plugins."io.containerd.grpc.v1.cri".registry]
-    config_path = "{CONFIG / node.folder}/certs.d"
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{plugins}"
-    conf_dir = "{CONFIG / node.folder}/cni"
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "overlayfs"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-      runtime_type = "io.containerd.runc.v2"
-      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-        SystemdCgroup = false
-"""
+    if node is FIRST:
+        found |= {"audit.yaml": filled("audit.yaml")}
+        found |= {"resolv.conf": ""}  # no name server of the host: pods resolve only names in the cluster
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
 KUBERNETES = "1.34.4"  # the last minor version whose kubelet accepts cgroup v1 by default
 ETCD = "3.6.6"  # older ones lack RequestWatchProgress, without which streaming lists keep failing
@@ -105,3 +106,9 @@ def layout(environment: Mapping[str, str]) -> Layout:
     if home := environment.get("HOME"):
         return Layout(Path(home) / ".cache" / "headgate" / "cluster")
     raise ClusterError("no folder for the cache: set XDG_CACHE_HOME or HOME")
+
+
+def filled(name: str, **values: object) -> str:
+    """Return the text of a file in config/, with `values` for its `$names`."""
+    text = (Path(__file__).with_name("config") / name).read_text()
+    return Template(text).substitute(values)

@@ -277,7 +277,7 @@ def _furnish(layout: Layout, nodes: int) -> None:
     """Create DNS and volumes, then wait until the cluster is usable."""
     limit = f"--timeout={WORKING_LIMIT_S}s"
     with step("CoreDNS and static volumes"):
-        kubectl(layout, "create", "--validate=false", "-f", "-", text=json.dumps(manifests.everything()))
+        kubectl(layout, "create", "--validate=false", "-f", "-", text=manifests.everything())
     with step("waiting until the node is Ready and names resolve"):
         there = [f"node/{node.name}" for node in (settings.FIRST, settings.SECOND)[:nodes]]
         for awaited in (*there, "serviceaccount/default"):
