@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import product
 
 from testbed_runtime.api import models
 from testbed_runtime.api.compile import MergedVariant, compile_fault
@@ -37,7 +38,7 @@ def problems(setting: MergedVariant, path: str, timeline: models.Timeline) -> li
         if spec.at == AT_DEPLOY and compile_fault(spec).kind == JOBMANAGER_KILL:
             problem = "the job cannot be submitted to a JobManager that was killed before"
             found.append(UserError(f"{where}.at", problem, "write a time such as 0 s, or pause it"))
-    return [*found, *_on_killed(setting, path), *_on_paused(setting, path)]
+    return [*found, *_on_stopped(setting, path)]
 
 
 def doubts(setting: MergedVariant, path: str) -> Iterator[str]:
@@ -52,50 +53,39 @@ def doubts(setting: MergedVariant, path: str) -> Iterator[str]:
             )
 
 
-def _on_killed(setting: MergedVariant, path: str) -> Iterator[UserError]:
-    """Yield faults that certainly need a process which another fault has killed and nothing has replaced yet."""
-    certain = [spec for spec in setting.faults if not parse_duration(spec.jitter)]
-    faults = [compile_fault(spec) for spec in certain]
+def _on_stopped(setting: MergedVariant, path: str) -> Iterator[UserError]:
+    """Yield faults that certainly need a process which another fault has killed or paused by then."""
+    certain = [(i, compile_fault(s)) for i, s in enumerate(setting.faults) if not parse_duration(s.jitter)]
     replaced_s = replace_lost_s(setting.testbed.task_managers.replace_lost)
     gone_s = math.inf if replaced_s is None else replaced_s
-    for number, fault in enumerate(faults):
-        if fault.before_submit or not _IN_PROCESS & {*kind_of(fault).backends}:
+    for (number, fault), (other, stop) in product(certain, certain):
+        after_s = fault.at_s - stop.at_s
+        begun = other < number if after_s == 0 else after_s > 0
+        if not begun or not _selects_stopped(fault, stop, same=after_s == 0):
             continue
-        for other, kill in enumerate(faults):
-            after_s = fault.at_s - kill.at_s
-            dead_s = kill.duration_s if kill.kind == JOBMANAGER_KILL else gone_s
-            dead = other < number if after_s == 0 else 0 < after_s < dead_s
-            if (
-                kill.kind in (KILL, JOBMANAGER_KILL)
-                and other != number
-                and dead
-                and _selects_stopped(fault, kill, same=after_s == 0)
-            ):
-                problem = f"{fault.name!r} needs a process that {kill.name!r} has killed by then"
-                hint = f"list it before {kill.name!r}, or start it earlier"
-                yield UserError(f"{path}.faults[{setting.faults.index(certain[number])}].at", problem, hint)
+        where = f"{path}.faults[{number}].at"
+        if _killed(fault, stop, after_s, gone_s):
+            problem = f"{fault.name!r} needs a process that {stop.name!r} has killed by then"
+            yield UserError(where, problem, f"list it before {stop.name!r}, or start it earlier")
+        elif _paused(fault, stop, after_s):
+            problem = f"{fault.name!r} needs a process that {stop.name!r} has paused by then"
+            hint = f"list it before {stop.name!r}, or start it earlier or after the pause"
+            yield UserError(where, problem, hint)
 
 
-def _on_paused(setting: MergedVariant, path: str) -> Iterator[UserError]:
-    """Yield faults that a process has to carry out which another fault has certainly paused by then."""
-    certain = [spec for spec in setting.faults if not parse_duration(spec.jitter)]
-    faults = [compile_fault(spec) for spec in certain]
-    for number, fault in enumerate(faults):
-        if not _carried_by_target(fault):
-            continue
-        for other, pause in enumerate(faults):
-            after_s = fault.at_s - pause.at_s
-            begun = other < number if after_s == 0 else after_s > 0
-            if (
-                pause.kind in (PAUSE, JOBMANAGER_PAUSE)
-                and fault.before_submit == pause.before_submit
-                and begun
-                and after_s < pause.duration_s
-                and _selects_stopped(fault, pause, same=after_s == 0)
-            ):
-                problem = f"{fault.name!r} needs a process that {pause.name!r} has paused by then"
-                hint = f"list it before {pause.name!r}, or start it earlier or after the pause"
-                yield UserError(f"{path}.faults[{setting.faults.index(certain[number])}].at", problem, hint)
+def _killed(fault: Fault, kill: Fault, after_s: float, gone_s: float) -> bool:
+    """Whether the fault acts on a running process, and what `kill` killed has not been replaced yet."""
+    if kill.kind not in (KILL, JOBMANAGER_KILL) or fault.before_submit:
+        return False
+    dead_s = kill.duration_s if kill.kind == JOBMANAGER_KILL else gone_s
+    return (after_s == 0 or after_s < dead_s) and bool(_IN_PROCESS & {*kind_of(fault).backends})
+
+
+def _paused(fault: Fault, pause: Fault, after_s: float) -> bool:
+    """Whether the target itself has to carry the fault out, and is still paused."""
+    if pause.kind not in (PAUSE, JOBMANAGER_PAUSE) or fault.before_submit != pause.before_submit:
+        return False
+    return after_s < pause.duration_s and _carried_by_target(fault)
 
 
 def _carried_by_target(fault: Fault) -> bool:
@@ -138,11 +128,7 @@ def _target(
     managers = spec.target.task_managers if spec.target else None
     peers = spec.target.peers if spec.target else None
     yield from check.target_problems(
-        fault,
-        where,
-        selects=managers is not None,
-        written=spec.target is not None,
-        peers=peers is not None,
+        fault, where, selects=managers is not None, written=spec.target is not None, peers=peers is not None
     )
     if managers is not None:
         yield from _selection(managers, f"{where}.target.taskManagers", testbed)

@@ -241,9 +241,7 @@ class TrialRun:
 
     def _record(self, kind: str, subject: str = "") -> None:
         if self.testbed.history is not None:
-            self.testbed.history.append(
-                "events", kind=kind, subject=subject, attempt=-1, checkpoint=-1, text="", data="{}"
-            )
+            self.testbed.history.append("events", kind=kind, subject=subject, data="{}")
 
     async def _inject(self, fault: Fault) -> None:
         if self.plan.role == CONTROL:

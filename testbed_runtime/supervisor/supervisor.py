@@ -295,16 +295,9 @@ class Supervisor:
             "asked": child.asked_to_end,
             "incarnation": child.incarnation,
         }
+        text = "" if child.asked_to_end else child.stderr_tail()[-500:]
         self.journal.add(
-            "events",
-            {
-                "kind": "process.exit",
-                "subject": child.name,
-                "attempt": -1,
-                "checkpoint": -1,
-                "text": "" if child.asked_to_end else child.stderr_tail()[-500:],
-                "data": data,
-            },
+            "events", {"kind": "process.exit", "subject": child.name, "text": text, "data": data}
         )
         if not child.asked_to_end:
             words = child.end_of_log()
@@ -339,15 +332,7 @@ class Supervisor:
             await self.restart(spec.name)
         except HeadgateError as error:
             text = f"{spec.name} was lost and could not be restarted: {error}"
-            row = {
-                "kind": "note",
-                "subject": spec.name,
-                "attempt": -1,
-                "checkpoint": -1,
-                "text": text,
-                "data": {},
-            }
-            self.journal.add("events", row)
+            self.journal.add("events", {"kind": "note", "subject": spec.name, "text": text, "data": {}})
             self._give_up(text)
 
     def _give_up(self, reason: str) -> None:

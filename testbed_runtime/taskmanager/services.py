@@ -116,7 +116,6 @@ class TaskRun:
             subject=self.name,
             attempt=self.descriptor.attempt_number,
             checkpoint=checkpoint,
-            text="",
             data=json.dumps(data or {}, sort_keys=True),
         )
 

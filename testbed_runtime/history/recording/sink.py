@@ -168,12 +168,4 @@ class StreamingSink:
         found = client.clock
         if found is not None and self._clocks.worth_recording(found):
             data = {"offset_s": found.offset_s, "uncertainty_s": found.uncertainty_s}
-            self.append(
-                "events",
-                kind="clock.offset",
-                subject=self._process,
-                attempt=-1,
-                checkpoint=-1,
-                text="",
-                data=data,
-            )
+            self.append("events", kind="clock.offset", subject=self._process, data=data)
