@@ -295,16 +295,7 @@ def metrics_page() -> str:
         better = {True: "lower", False: "higher", None: "–"}[metric.lower_is_better]
         takes = [w for w, on in (("phase", metric.phased), ("quantile", metric.quantiles)) if on]
         takes += ["safety"] if metric.safety else []
-        rows.append(
-            (
-                f"`{metric.name}`",
-                metric.unit,
-                better,
-                ", ".join(takes),
-                metric.doc,
-                metric.source,
-            )
-        )
+        rows.append((f"`{metric.name}`", metric.unit, better, ", ".join(takes), metric.doc, metric.source))
     reasons = [(f"`{reason}`", found.text, found.fix) for reason, found in m.REASONS.items()]
     return "\n".join(
         [

@@ -39,8 +39,7 @@ class Context(Struct, frozen=True):
     async def find(self, view: type[R], kind: str, namespace: str | None, name: str) -> R | None:
         """Read an object. Returns None if it does not exist."""
         found = await self.recent.read(
-            (kind, namespace or "", name),
-            lambda: self.cluster.get(kind, namespace, name),
+            (kind, namespace or "", name), lambda: self.cluster.get(kind, namespace, name)
         )
         return None if found is None else view(found)
 

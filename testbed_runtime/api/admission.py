@@ -55,10 +55,7 @@ def _variables(path: str) -> list[dict[str, str]]:
     return [
         {"name": "vertices", "expression": f"{bed}.job.vertices.map(v, v.name)"},
         {"name": "edges", "expression": f"has({bed}.job.edges) ? {bed}.job.edges : []"},
-        {
-            "name": "dataEdges",
-            "expression": "variables.edges.filter(e, !has(e.feedback) || !e.feedback)",
-        },
+        {"name": "dataEdges", "expression": "variables.edges.filter(e, !has(e.feedback) || !e.feedback)"},
         {
             "name": "unknownEnds",
             "expression": "variables.edges.map(e, [e.from, e.to]).map(ends, "

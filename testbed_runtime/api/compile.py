@@ -48,11 +48,7 @@ MAIN_VARIANT = "main"
 
 
 def compile_run(
-    scenario: models.Scenario,
-    *,
-    scenario_folder: Path,
-    variants: Sequence[str] = (),
-    control: bool = True,
+    scenario: models.Scenario, *, scenario_folder: Path, variants: Sequence[str] = (), control: bool = True
 ) -> RunPlan:
     """Return the plan of a run: the first trial of each variant (of `variants`, if given), after its control trial, then the
     second of each, and so on: what changes with time changes all variants alike.

@@ -78,7 +78,7 @@ _ROOTS: dict[str, tuple[Rule, ...]] = {
             " || !(oldSelf.status.phase in ['Planned', 'Active']) || self.spec == oldSelf.spec",
             "message": "the spec of a fault that was begun does not change: delete it, that ends it, and create another",
         },
-    ),
+    )
 }
 """Rules between the status and the spec of a kind."""
 

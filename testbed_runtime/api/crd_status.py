@@ -21,12 +21,7 @@ MAX_MESSAGE = 32_768
 
 TEXT: Schema = {"type": "string"}
 INTEGER: Schema = {"type": "integer", "format": "int64"}
-PLAIN: dict[Any, Schema] = {
-    str: TEXT,
-    int: INTEGER,
-    float: {"type": "number"},
-    bool: {"type": "boolean"},
-}
+PLAIN: dict[Any, Schema] = {str: TEXT, int: INTEGER, float: {"type": "number"}, bool: {"type": "boolean"}}
 CONDITIONS: Schema = {
     "type": "array",
     "maxItems": MAX_CONDITIONS,
@@ -90,11 +85,7 @@ def _schema(hint: Any) -> Schema:
         bound = MAX_TARGETS if arguments[0] is str else MAX_ROWS
         return {"type": "array", "items": _schema(arguments[0]), "maxItems": bound}
     if origin is Mapping:
-        return {
-            "type": "object",
-            "additionalProperties": _schema(arguments[1]),
-            "maxProperties": MAX_TARGETS,
-        }
+        return {"type": "object", "additionalProperties": _schema(arguments[1]), "maxProperties": MAX_TARGETS}
     return PLAIN[hint] if hint in PLAIN else {"type": "object", "properties": _properties(hint)}
 
 

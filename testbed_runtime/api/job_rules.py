@@ -212,13 +212,7 @@ def _cycle(job: models.Job, path: str) -> list[UserError]:
     if not waiting:
         return []
     names = ", ".join(waiting)
-    return [
-        UserError(
-            f"{path}.edges",
-            f"there is a cycle among {names}",
-            CYCLE_HINT,
-        )
-    ]
+    return [UserError(f"{path}.edges", f"there is a cycle among {names}", CYCLE_HINT)]
 
 
 def _slots(testbed: models.TestbedSpec, path: str) -> Iterator[UserError]:

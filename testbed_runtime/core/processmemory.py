@@ -87,11 +87,7 @@ class ProcessMemory(Struct, frozen=True):
         flags = [f"-Xmx{self.heap}", f"-Xms{self.heap}"]
         if young is not None:
             flags.append(f"-Xmn{int(self.heap * young)}")
-        return (
-            *flags,
-            f"-XX:MaxDirectMemorySize={self.direct}",
-            f"-XX:MaxMetaspaceSize={self.metaspace}",
-        )
+        return (*flags, f"-XX:MaxDirectMemorySize={self.direct}", f"-XX:MaxMetaspaceSize={self.metaspace}")
 
 
 class Range(Struct, frozen=True):
@@ -244,10 +240,7 @@ def _around(options: Options, flink: int) -> tuple[int, int]:
 
 def _from_parts(options: Options) -> dict[str, int]:
     """Return the parts of Flink's memory if task heap and managed memory are given."""
-    parts = _fixed(options) | {
-        "task_heap": options.memory(TASK_HEAP),
-        "managed": options.memory(MANAGED),
-    }
+    parts = _fixed(options) | {"task_heap": options.memory(TASK_HEAP), "managed": options.memory(MANAGED)}
     if options.is_set(FLINK):
         return _with_the_rest_as_network(options, parts, options.memory(FLINK))
     others = _sum(parts.values())

@@ -151,11 +151,7 @@ class RunnerPod:
         folder = RecorderFolder(around.work_folder / "run", around.recorder, around.token)
         access = RunAccess(around.namespace, around.run, around.token, around.recorder, run)
         host = KubeTestbedHost(
-            self._api,
-            access,
-            progress,
-            folder,
-            packet_faults=scenario.spec.testbed.pods.packet_faults,
+            self._api, access, progress, folder, packet_faults=scenario.spec.testbed.pods.packet_faults
         )
         spec = run.spec
         request = RunRequest(
@@ -197,9 +193,7 @@ class RunnerPod:
         """Return the last report of an earlier runner of this run; None: there was none, or it is of another run of the same name."""
         name = naming.status_name(run.name)
         found = await patiently(
-            lambda: self._api.get("ConfigMap", run.namespace, name),
-            limit_s=AWAY_LIMIT_S,
-            every_s=RETRY_S,
+            lambda: self._api.get("ConfigMap", run.namespace, name), limit_s=AWAY_LIMIT_S, every_s=RETRY_S
         )
         return None if found is None else ConfigMap(found).report(run, RunReport)
 

@@ -124,10 +124,7 @@ def spark_session(
     except ImportError:
         raise HeadgateError(NO_PYSPARK) from None
     # PySpark reads these from the environment before it applies the settings of a session.
-    os.environ |= {
-        "JAVA_HOME": str(java_home),
-        "PYSPARK_PYTHON": sys.executable,
-    }
+    os.environ |= {"JAVA_HOME": str(java_home), "PYSPARK_PYTHON": sys.executable}
     chosen = {**settings(scratch), "spark.master": master or "local[*]", **(more or {})}
     if chosen["spark.driver.host"] == LOOPBACK:
         os.environ |= {"SPARK_LOCAL_IP": LOOPBACK, "SPARK_LOCAL_HOSTNAME": "localhost"}

@@ -38,10 +38,7 @@ COUNTS_SCHEMA = pa.schema(
         ("distinct", pa.int64()),
         ("highest", pa.int64()),
         # the first table with a number that the process used before, else empty
-        (
-            "repeated_in",
-            pa.string(),
-        ),
+        ("repeated_in", pa.string()),
         ("tables", pa.list_(pa.string())),  # in which the process has rows
     ]
 )

@@ -114,10 +114,7 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
         ("backpressured_ns", pa.int64()),
         ("idle_ns", pa.int64()),
         # source: how far emission is behind schedule; sink: latency of the last record received
-        (
-            "lag_ns",
-            pa.int64(),
-        ),
+        ("lag_ns", pa.int64()),
     ],
     # one row per sink subtask and 250 ms window with records
     "latency": [
@@ -141,10 +138,7 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
         ("out_of_order", pa.int64()),
         ("corrupted", pa.int64()),
         # of the commit: on one of its rows, 0 on the others, so that weights can be summed
-        (
-            "weight",
-            pa.int64(),
-        ),
+        ("weight", pa.int64()),
     ],
     "checkpoints": [
         ("checkpoint", pa.int64()),
@@ -159,10 +153,7 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
     "faults": [
         ("fault", pa.string()),  # its name in the scenario
         # asked | injected | verified | unverified | ended | clean | residue | failed | voided
-        (
-            "state",
-            pa.string(),
-        ),
+        ("state", pa.string()),
         ("kind", pa.string()),  # `network.latency`, …
         ("backend", pa.string()),
         ("targets", pa.string()),  # JSON list
@@ -192,10 +183,7 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
         ("channel", pa.string()),  # receiver id, hex
         ("frame_class", pa.string()),  # buffer | event | barrier | credit | backlog | request | other
         # BufferResponse: its sequence number; otherwise the count of this class on this channel
-        (
-            "number",
-            pa.int64(),
-        ),
+        ("number", pa.int64()),
         ("size", pa.int32()),
     ],
 }

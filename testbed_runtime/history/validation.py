@@ -80,10 +80,7 @@ VOCABULARY: Mapping[tuple[str, str], frozenset[str]] = {
     ("waits", "kind"): frozenset(KINDS),
     ("waits", "outcome"): frozenset(Outcome),
 }
-STATES: Mapping[str, frozenset[str]] = {
-    "task.state": frozenset(ExecutionState),
-    "job.state": JOB_STATES,
-}
+STATES: Mapping[str, frozenset[str]] = {"task.state": frozenset(ExecutionState), "job.state": JOB_STATES}
 """The states that `to` in the data of these events can have."""
 _MAY_BE_NEGATIVE = {
     "attempt": -1, "checkpoint": -1, "budget_ns": -1, "credit": None, "max_ns": None,

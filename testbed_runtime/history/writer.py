@@ -210,10 +210,7 @@ class SegmentWriter:
         try:
             body = encode_table(self._buffer.take(table))
         # a value does not fit: drop the segment, record that, and continue
-        except (
-            pa.ArrowException,
-            OverflowError,
-        ):
+        except (pa.ArrowException, OverflowError):
             self._shed[table] += rows
             return
         segment = Segment(number=self._number, table=index, body=body)

@@ -188,22 +188,13 @@ class Api:
         return await self._find(_Request("get", kind, namespace, name))
 
     async def list(
-        self,
-        kind: str,
-        namespace: str | None,
-        *,
-        labels: Mapping[str, str] | None = None,
-        fields: str = "",
+        self, kind: str, namespace: str | None, *, labels: Mapping[str, str] | None = None, fields: str = ""
     ) -> Sequence[dict[str, Any]]:
         """Return every object of a namespace, or of the whole cluster (None)."""
         return (await self._list(kind, namespace, labels, fields))[0]
 
     async def _list(
-        self,
-        kind: str,
-        namespace: str | None,
-        labels: Mapping[str, str] | None,
-        fields: str,
+        self, kind: str, namespace: str | None, labels: Mapping[str, str] | None, fields: str
     ) -> tuple[_Items, str]:
         """Return the objects and the resourceVersion from which to watch."""
         items: _Items = []
@@ -315,13 +306,7 @@ class Api:
             raise
 
     async def delete(
-        self,
-        kind: str,
-        namespace: str | None,
-        name: str,
-        *,
-        uid: str = "",
-        grace_s: int | None = None,
+        self, kind: str, namespace: str | None, name: str, *, uid: str = "", grace_s: int | None = None
     ) -> None:
         """Delete in the background. Does nothing if the object does not exist or has another uid."""
         options: dict[str, Any] = {
@@ -482,13 +467,7 @@ def encoded(body: Any) -> bytes:
 
 def _about(manifest: Mapping[str, Any], verb: str, **others: Any) -> _Request:
     metadata = manifest["metadata"]
-    return _Request(
-        verb,
-        manifest["kind"],
-        metadata.get("namespace"),
-        metadata["name"],
-        **others,
-    )
+    return _Request(verb, manifest["kind"], metadata.get("namespace"), metadata["name"], **others)
 
 
 def _refusal(code: int, body: bytes, request: _Request) -> ApiError:
@@ -542,13 +521,7 @@ def event_manifest(
     )
 
 
-def path_of(
-    kind: str,
-    namespace: str | None,
-    name: str = "",
-    *,
-    subresource: str = "",
-) -> str:
+def path_of(kind: str, namespace: str | None, name: str = "", *, subresource: str = "") -> str:
     """Return for example `/api/v1/namespaces/x/pods/y/eviction`; `namespace` None is the whole cluster."""
     found = resource(kind)
     parts = ["apis" if found.group else "api", *found.api_version.split("/")]

@@ -73,11 +73,7 @@ def trial_testbed(testbed: TestbedPlan, run: RunAccess, context: TrialContext) -
     }
     name = naming.trial_testbed_name(run.run, context.trial)
     metadata = metadata_of(
-        name,
-        run.namespace,
-        {naming.LABEL_RUN: run.run},
-        component="testbed",
-        owner=run.owner.reference(),
+        name, run.namespace, {naming.LABEL_RUN: run.run}, component="testbed", owner=run.owner.reference()
     )
     metadata["annotations"] = {naming.ANNOTATION_TRIAL: context.trial}
     return manifest("Testbed", metadata, spec=spec)

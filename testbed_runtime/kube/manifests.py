@@ -33,10 +33,7 @@ def with_parts(
 
 
 def config_map(
-    owner: Resource,
-    name: str,
-    data: Mapping[str, str],
-    binary: Mapping[str, bytes] | None = None,
+    owner: Resource, name: str, data: Mapping[str, str], binary: Mapping[str, bytes] | None = None
 ) -> dict[str, Any]:
     """Return a ConfigMap that is deleted with its ScenarioRun or TuningStudy."""
     label = CUSTOM_RESOURCES[owner.kind].label

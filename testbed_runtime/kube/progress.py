@@ -96,11 +96,7 @@ class RunStatus:
                 self._set(phase="Running", trials_total=event.trials, message="")
             case p.TrialStarted():
                 self._set(
-                    phase="Running",
-                    trial=event.trial,
-                    trial_phase="create",
-                    active_faults=(),
-                    **NO_JOB,
+                    phase="Running", trial=event.trial, trial_phase="create", active_faults=(), **NO_JOB
                 )
             case p.PhaseEntered():
                 left = _rounded(event.remaining_s)
@@ -172,9 +168,7 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def measured(
-    manifest: Mapping[str, Any],
-    rows: Sequence[Mapping[str, Any]],
-    recoveries: Mapping[str, TrialRecovery],
+    manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], recoveries: Mapping[str, TrialRecovery]
 ) -> dict[str, Any]:
     """Return `recovery`, `delivery` and `faults` of the report for the newest trial that counts. Pure."""
     counted = [t for t in manifest["trials"] if t["role"] != "control" and not t["voided"]]
@@ -254,12 +248,7 @@ class StatusProgress:
     """A `runner.progress.Progress` that writes the report. `start` its task, `finish` with the verdict, `close` always."""
 
     def __init__(
-        self,
-        api: Api,
-        run: Run,
-        *,
-        before: RunReport | None = None,
-        also: p.Progress | None = None,
+        self, api: Api, run: Run, *, before: RunReport | None = None, also: p.Progress | None = None
     ) -> None:
         """`run` is the ScenarioRun. `also` receives every event too (the pod's log)."""
         self.status = RunStatus(before)

@@ -204,11 +204,7 @@ def _name_taken(polls: Mapping[str, int]) -> str:
 
 
 def _report(
-    spec: kinds.TuningStudySpec,
-    lines: tuple[score.Line, ...],
-    done: int,
-    total: int,
-    waiting: str,
+    spec: kinds.TuningStudySpec, lines: tuple[score.Line, ...], done: int, total: int, waiting: str
 ) -> StudyReport:
     best = next((line for line in lines if line.best), None)
     return StudyReport(
@@ -223,10 +219,7 @@ def _report(
 
 
 def manifest(
-    study: views.Study,
-    spec: kinds.TuningStudySpec,
-    run: grid.PlannedRun,
-    scenario: Mapping[str, Any],
+    study: views.Study, spec: kinds.TuningStudySpec, run: grid.PlannedRun, scenario: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the ScenarioRun of one row with one scenario. Pure."""
     found: dict[str, Any] = {

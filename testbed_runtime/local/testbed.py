@@ -26,12 +26,7 @@ from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.jobmanager.recovery import KeptCheckpoint
 from testbed_runtime.local.packets import LocalPackets
 from testbed_runtime.local.process_host import LocalProcessHost
-from testbed_runtime.ports.hosts import (
-    FaultHandle,
-    JobStatus,
-    ProcessState,
-    TrialContext,
-)
+from testbed_runtime.ports.hosts import FaultHandle, JobStatus, ProcessState, TrialContext
 from testbed_runtime.ports.network import Address, address_of
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.process.clock import system_boot_id
@@ -111,12 +106,7 @@ class LocalTestbed:
     __test__ = False
 
     def __init__(
-        self,
-        plan: TestbedPlan,
-        context: TrialContext,
-        run_folder: Path,
-        *,
-        packets: LocalPackets | None,
+        self, plan: TestbedPlan, context: TrialContext, run_folder: Path, *, packets: LocalPackets | None
     ) -> None:
         self.plan = plan
         self.packets = packets

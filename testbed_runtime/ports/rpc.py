@@ -55,14 +55,7 @@ class Rpc(Protocol):
         open drops it."""
 
     async def ask(
-        self,
-        peer: str,
-        address: Address,
-        endpoint: str,
-        message: Any,
-        *,
-        timeout_s: float,
-        call_id: str = "",
+        self, peer: str, address: Address, endpoint: str, message: Any, *, timeout_s: float, call_id: str = ""
     ) -> Any:
         """Ask `endpoint` at `peer` (logical id, for the resolver and the faults; `address` is what it advertised).
         `call_id` makes a repeated call idempotent: the callee answers the recorded result.

@@ -10,23 +10,13 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.expectations import Row
-from testbed_runtime.core.judgement.metrics import (
-    LOWER_BOUNDS,
-    METRICS,
-    TRIAL_PHASES,
-)
+from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, METRICS, TRIAL_PHASES
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.verdict import controls_of, variant_of
 from testbed_runtime.core.options import BY_KEY, Options
 from testbed_runtime.report import faultwords, words
 from testbed_runtime.report.advice import first_things, limits_of
-from testbed_runtime.report.model import (
-    Cell,
-    PhaseLatency,
-    RunView,
-    Setting,
-    TrialView,
-)
+from testbed_runtime.report.model import Cell, PhaseLatency, RunView, Setting, TrialView
 
 LATENCY_QUANTILES = (0.5, 0.95, 0.99)
 
@@ -111,10 +101,7 @@ def _trial(entry: Mapping[str, Any], rows: Sequence[Row], series: Mapping[str, A
     baseline = find(rows, "throughput.records-per-second", phase="baseline")
     flags = [
         words_of
-        for key, words_of in (
-            ("voided", "void: its fault ended early"),
-            ("error", "failed to run"),
-        )
+        for key, words_of in (("voided", "void: its fault ended early"), ("error", "failed to run"))
         if entry.get(key)
     ]
     if entry.get("drained") is False:

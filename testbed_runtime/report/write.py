@@ -58,11 +58,7 @@ def write_report(
 
 
 def write_summary(
-    folder: Path,
-    runs: Sequence[Path],
-    *,
-    refused: Sequence[tuple[str, str]] = (),
-    inconclusive: str = "skip",
+    folder: Path, runs: Sequence[Path], *, refused: Sequence[tuple[str, str]] = (), inconclusive: str = "skip"
 ) -> Path:
     """Write `summary.md` and `junit.xml` of several runs (`headgate ci`) and return the path of `summary.md`.
 

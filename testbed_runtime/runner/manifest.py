@@ -262,10 +262,7 @@ def indented(data: Any) -> str:
     try:
         return msgspec.json.format(json.dumps(data, ensure_ascii=False), indent=1)
     # a NaN, or half of a surrogate pair: msgspec knows neither
-    except (
-        msgspec.DecodeError,
-        UnicodeEncodeError,
-    ):
+    except (msgspec.DecodeError, UnicodeEncodeError):
         return json.dumps(data, indent=1, ensure_ascii=False)
 
 

@@ -94,12 +94,7 @@ class SimNetworkBackend:
         found = await asyncio.gather(
             *(
                 observe_path(
-                    rule,
-                    request.fault,
-                    p,
-                    p.probe,
-                    stop,
-                    alone=partial(self._alone, p, request.rule_id),
+                    rule, request.fault, p, p.probe, stop, alone=partial(self._alone, p, request.rule_id)
                 )
                 for p in paths
             )

@@ -29,23 +29,14 @@ from testbed_runtime.history.sealing import write_trial
 from testbed_runtime.history.writer import MemoryHistory
 from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.jobmanager.recovery import KeptCheckpoint
-from testbed_runtime.ports.hosts import (
-    FaultHandle,
-    JobStatus,
-    TrialContext,
-)
+from testbed_runtime.ports.hosts import FaultHandle, JobStatus, TrialContext
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.process.clock import SeededRandom
 from testbed_runtime.runner.ownedhost import OwnedTestbedHost
 from testbed_runtime.simulation.hugepages import HugePages
 from testbed_runtime.simulation.network import RpcConditions, SimNetworkBackend
-from testbed_runtime.simulation.processes import (
-    BOOT_ID,
-    JOBMANAGER_ADDRESS,
-    Processes,
-    World,
-)
+from testbed_runtime.simulation.processes import BOOT_ID, JOBMANAGER_ADDRESS, Processes, World
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.store.outputs import OUTPUTS, keep_outputs
 from testbed_runtime.taskmanager.services import Pace

@@ -182,12 +182,7 @@ class TaskCheckpoints:
         if not snapshot.persisted_bytes:  # as in Flink, a local copy covers no channel state
             task = f"{self._job}/{snapshot.vertex}-{snapshot.subtask}"
             await self._local.keep(
-                task,
-                checkpoint,
-                key,
-                data,
-                completed=self.last_completed,
-                files=self._files.readers(upload),
+                task, checkpoint, key, data, completed=self.last_completed, files=self._files.readers(upload)
             )
         if checkpoint in self._stopping:
             return None

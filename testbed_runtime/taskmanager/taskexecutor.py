@@ -73,12 +73,7 @@ class TaskExecutor:
     """Owns the tasks, slots and connections of one TaskManager. Calls `on_fatal(text)` when the process has to end."""
 
     def __init__(
-        self,
-        config: TaskExecutorConfig,
-        rpc: Rpc,
-        services: TaskServices,
-        *,
-        on_fatal: Callable[[str], None],
+        self, config: TaskExecutorConfig, rpc: Rpc, services: TaskServices, *, on_fatal: Callable[[str], None]
     ) -> None:
         options = services.options
         self._config = config

@@ -372,11 +372,7 @@ class _Fetcher:
         self._retry: asyncio.TimerHandle | None = None
         pool = pools.create_buffer_pool(1, request.floating)
         self.gate = InputGate(
-            pools,
-            pool,
-            self._ready.set,
-            exclusive=request.exclusive,
-            on_partition_not_found=self._not_found,
+            pools, pool, self._ready.set, exclusive=request.exclusive, on_partition_not_found=self._not_found
         )
         self.channel = self.gate.add_remote(
             request.partition,

@@ -204,10 +204,7 @@ class Mailbox:
             self._fail(letter, error)
         except Exception as error:  # a bug in one handler must not end the endpoint
             asyncio.get_running_loop().call_exception_handler(
-                {
-                    "message": f"{self.endpoint} failed on {type(letter.message).__name__}",
-                    "exception": error,
-                }
+                {"message": f"{self.endpoint} failed on {type(letter.message).__name__}", "exception": error}
             )
             self._fail(letter, FlinkError("RuntimeException", f"{type(error).__name__}: {error}"))
         else:
@@ -241,11 +238,7 @@ class Endpoints:
         if endpoint in self._mailboxes:
             raise ValueError(f"the endpoint {endpoint} is open already")
         mailbox = Mailbox(
-            endpoint,
-            handlers,
-            service_time_s=service_time_s,
-            cpu=self._cpu,
-            interceptor=self.interceptor,
+            endpoint, handlers, service_time_s=service_time_s, cpu=self._cpu, interceptor=self.interceptor
         )
         self._mailboxes[endpoint] = mailbox
         loop = asyncio.get_running_loop()

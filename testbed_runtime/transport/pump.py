@@ -21,11 +21,7 @@ from typing import ClassVar, TypeAlias
 from testbed_runtime.core.errors import FlinkError, HeadgateError
 from testbed_runtime.core.exchange.arrivals import Head
 from testbed_runtime.core.exchange.client import PartitionRequestClient
-from testbed_runtime.core.exchange.codec import (
-    DISCARD,
-    ClientDecoder,
-    ServerDecoder,
-)
+from testbed_runtime.core.exchange.codec import DISCARD, ClientDecoder, ServerDecoder
 from testbed_runtime.core.exchange.encoding import encode, encode_run
 from testbed_runtime.core.exchange.frames import (
     BufferResponse,

@@ -63,14 +63,7 @@ class EndpointRpc(ABC):
         return self._endpoints.waiting(endpoint)
 
     async def ask(
-        self,
-        peer: str,
-        address: Address,
-        endpoint: str,
-        message: Any,
-        *,
-        timeout_s: float,
-        call_id: str = "",
+        self, peer: str, address: Address, endpoint: str, message: Any, *, timeout_s: float, call_id: str = ""
     ) -> Any:
         asked = Ask(self.name, peer, address, endpoint, message, timeout_s)
         loop = asyncio.get_running_loop()

@@ -11,20 +11,12 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.exchange.encoding import encode
-from testbed_runtime.core.exchange.frames import (
-    BufferResponse,
-    BytesLike,
-    Frame,
-    WireVersion,
-)
+from testbed_runtime.core.exchange.frames import BufferResponse, BytesLike, Frame, WireVersion
 from testbed_runtime.core.exchange.memory import Buffer, recycle_all
 from testbed_runtime.core.exchange.wiresize import wire_size
 from testbed_runtime.core.faults.links import split_link
 from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
-from testbed_runtime.ports.network import (
-    Connection,
-    FrameConnection,
-)
+from testbed_runtime.ports.network import Connection, FrameConnection
 
 FRAMES_PER_PULL = 64
 """Limits the work of one loop iteration for a connection with many small frames."""

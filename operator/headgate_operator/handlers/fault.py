@@ -171,9 +171,7 @@ async def _inject(
     parts = [p for p in as_planned(observed.fault, testbed).parts if str(p.agent) in wanted]
     try:
         await context.agents.inject(
-            reach,
-            with_duration(parts, float(ask.body["left_s"])),
-            fault_id=observed.fault.uid,
+            reach, with_duration(parts, float(ask.body["left_s"])), fault_id=observed.fault.uid
         )
     except Unreachable:
         raise

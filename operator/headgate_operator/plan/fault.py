@@ -353,10 +353,7 @@ def _conclude(
     )
     kind = "Normal" if reason in ("Ended", "TestbedGone") else "Warning"
     summary = f"{reason}: {text}" if text else f"{reason}; {status.message}".rstrip("; ")
-    actions: list[Action] = [
-        *_effect_events(observed, status),
-        Emit(kind, COMPLETE, clip(summary)),
-    ]
+    actions: list[Action] = [*_effect_events(observed, status), Emit(kind, COMPLETE, clip(summary))]
     if any(v.active is not None for v in observed.views.values()):
         actions.append(Ask("heal"))
     if status.residue:

@@ -23,15 +23,7 @@ from testbed_runtime.api.status import (
 from testbed_runtime.api.views import Fault, seconds
 from testbed_runtime.faults.fanout import Agent
 
-REFUSALS = (
-    "Invalid",
-    "Forbidden",
-    "Overlap",
-    "NoTestbed",
-    "TestbedNotReady",
-    "AgentNotReady",
-    "JobUnknown",
-)
+REFUSALS = ("Invalid", "Forbidden", "Overlap", "NoTestbed", "TestbedNotReady", "AgentNotReady", "JobUnknown")
 TARGETS_SHOWN = 4
 """Targets in the column of `kubectl get`; the others are counted."""
 LEFT_BEHIND = "the condition NoResidue names what the fault left; delete the Testbed, then this Fault"

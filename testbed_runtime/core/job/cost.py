@@ -87,7 +87,7 @@ CALIBRATIONS: dict[str, Prices] = {
         network_buffer_s=12.2e-6,
         network_shared_s=1.89e-6,
         network_byte_s=0.752e-9,
-    ),
+    )
 }
 """Fitted by `benchmarks/flink_timeout_bench.py --fit` to a real Flink's processor time; the method is in benchmarks/cost.md."""
 

@@ -312,13 +312,7 @@ def comparison(
     pairs = [(groups[i - 1] if each_with_previous else groups[0], groups[i]) for i in range(1, len(groups))]
     each = samplesize.corrected(len(shown) * len(pairs))
     contrasts = [
-        contrast(
-            key,
-            (a.name, a.samples(key)),
-            (b.name, b.samples(key)),
-            confidence=each,
-            matters=matters,
-        )
+        contrast(key, (a.name, a.samples(key)), (b.name, b.samples(key)), confidence=each, matters=matters)
         for a, b in pairs
         for key in shown
     ]

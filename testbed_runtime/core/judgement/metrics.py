@@ -107,17 +107,13 @@ REASONS: dict[str, Reason] = {
         "there was no failover, so this phase did not happen",
         "Expect it only if the fault restarts the job; expect `failovers.count` to be sure that it does.",
     ),
-    NO_FAULT: Reason(
-        "this trial had no fault",
-        "Remove the expectation from the variant without faults.",
-    ),
+    NO_FAULT: Reason("this trial had no fault", "Remove the expectation from the variant without faults."),
     NO_OUTAGE: Reason(
         "the fault began no outage before the drain, so this phase did not happen",
         "Make the fault longer, or expect a value of the phase `fault` instead.",
     ),
     NO_SUCH_PHASE: Reason(
-        "the recovery or the observation ended before this phase began",
-        "Raise `observation`.",
+        "the recovery or the observation ended before this phase began", "Raise `observation`."
     ),
     NO_BASELINE: Reason(
         "there is no baseline to compare with",
@@ -132,8 +128,7 @@ REASONS: dict[str, Reason] = {
         "Raise `observation`. If that does not help, the job cannot catch up: lower its load or add TaskManagers.",
     ),
     OBSERVATION_TOO_SHORT: Reason(
-        "the observation was too short to measure this; the value is a lower bound",
-        "Raise `observation`.",
+        "the observation was too short to measure this; the value is a lower bound", "Raise `observation`."
     ),
     FAULT_NOT_VERIFIED: Reason(
         "the fault was not observed to take effect",
@@ -143,10 +138,7 @@ REASONS: dict[str, Reason] = {
         "the control run, which has no fault, was unstable too",
         "Run on a machine with free cores (`headgate doctor`), or lower the load of the job. In a pipeline: `--inconclusive retry`.",
     ),
-    NOT_ENOUGH_TRIALS: Reason(
-        "there are too few trials for this quantile or comparison",
-        "Raise `trials`.",
-    ),
+    NOT_ENOUGH_TRIALS: Reason("there are too few trials for this quantile or comparison", "Raise `trials`."),
     INDISTINGUISHABLE: Reason(
         "the trials do not decide it: the required difference is within the confidence interval",
         "Raise `trials`: more of them narrow the interval.",
@@ -199,10 +191,7 @@ REASONS: dict[str, Reason] = {
         "the run could not be completed",
         "The verdict has the error; `logs/<trial>` in the run's folder has the output of each process.",
     ),
-    HEALED: Reason(
-        "the run was stopped because its faults were healed (`headgate heal`)",
-        "Run it again.",
-    ),
+    HEALED: Reason("the run was stopped because its faults were healed (`headgate heal`)", "Run it again."),
     AMBIGUOUS: Reason(
         "the expectation cannot be judged as written",
         "`headgate validate` names the field and what to write.",

@@ -6,14 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from testbed_runtime.history.columns import (
-    NS,
-    TOLERANCE_NS,
-    deployments,
-    ended_process,
-    events,
-    sound,
-)
+from testbed_runtime.history.columns import NS, TOLERANCE_NS, deployments, ended_process, events, sound
 from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.schema import Trial
 
