@@ -388,16 +388,17 @@ def test_a_spark_that_fails_and_stays_alive_is_reported_with_the_runners_text() 
 
 
 @pytest.mark.parametrize(
-    ("phase", "starts", "unfinished"), [("Running", 1, 1), ("Suspended", 1, 1), ("Suspended", 0, 0)]
+    ("phase", "suspend", "unfinished"),
+    [("Running", False, 1), ("Running", True, 1), ("Suspended", False, 1), ("Suspended", True, 0)],
 )
-async def test_the_warm_spark_is_kept_for_a_run_that_is_suspended_between_two_trials(
-    phase: str, starts: int, unfinished: int
+async def test_the_warm_spark_is_kept_for_every_run_that_goes_on(
+    phase: str, suspend: bool, unfinished: int
 ) -> None:
-    """Its next evaluation needs it. A run that was suspended before its start needs none."""
+    """Also for one whose trial still ends, or that was just resumed. One that waits for its user may wait for days."""
     api = ModelApi(now=lambda: 0.0)
-    statuses = {"ended": {"phase": "Complete"}, "other": {"phase": phase, "runnerStarts": starts}}
+    statuses = {"ended": {"phase": "Complete"}, "other": {"phase": phase, "runnerStarts": 1}}
     for name, status in statuses.items():
-        run = a_run()
+        run = a_run(suspend=suspend)
         run["metadata"]["name"] = name
         api.objects["ScenarioRun", RUN[1], name] = {**api.put(run), "status": status}
     ended = Run(api.one("ScenarioRun", RUN[1], "ended") or {})

@@ -160,14 +160,15 @@ def account_keys(context: Context, owner: Run | Study) -> list[KindAndName]:
 async def _batch(context: Context, run: Run) -> tuple[int, float]:
     """Return how many other runs with the warm Spark are unfinished in the namespace, and when the last one ended.
 
-    Only a finished run checks whether the Spark pod can be removed: a study has hundreds of runs, each reconciled every second."""
-    if not (run.finished and run.uses_warm_spark):
+    Only a finished or suspended run checks whether the Spark pod can be removed: a study has hundreds of runs, each reconciled
+    every second."""
+    if not (run.uses_warm_spark and (run.finished or run.status.phase == SUSPENDED)):
         return 0, 0.0
     listed = await context.cluster.list("ScenarioRun", run.namespace)
     warm = [r for r in map(Run, listed) if r.uses_warm_spark]
-    # a run that was suspended before it started, or is being deleted, needs no Spark
+    # a run that is suspended or being deleted needs no Spark
     others = [r for r in warm if r.uid != run.uid and not (r.finished or r.terminating)]
-    unfinished = sum(r.status.phase != SUSPENDED or r.status.runner_starts > 0 for r in others)
+    unfinished = sum(not (r.suspended and r.status.phase == SUSPENDED) for r in others)
     ends = [seconds(at) for r in warm if (at := r.status.completed_at)]
     return unfinished, max(ends, default=0.0)
 

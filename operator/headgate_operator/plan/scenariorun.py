@@ -34,7 +34,7 @@ from headgate_operator.plan.model import (
 from headgate_operator.plan.testbed_status import UNSCHEDULABLE
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
-from testbed_runtime.api.status import COMPLETE, RECORDER_LOST, RunReport, ScenarioRunStatus
+from testbed_runtime.api.status import COMPLETE, RECORDER_LOST, SUSPENDED, RunReport, ScenarioRunStatus
 from testbed_runtime.api.validate_kinds import KindFindings, validate_kind
 from testbed_runtime.api.views import Container, Manifest, Pod, Resource, Run, Testbed, seconds
 from testbed_runtime.core.judgement.metrics import HEALED
@@ -154,6 +154,7 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
         *runstatus.events(run.status, status),
         *map(Create, objects_runs.missing_accounts(observed.run, observed.shared, settings)),
         *_spark_objects(observed, settings),
+        *_spark_pod(observed, status, settings, now),
         *_own_objects(observed, settings),
         *_runner(observed, settings),
     ]
@@ -252,10 +253,9 @@ def _ensure_pod(observed: Observed, name: str, manifest: Manifest) -> list[Actio
 
 
 def _spark_objects(observed: Observed, settings: Settings) -> list[Action]:
-    """Create the Spark pod, its Service and its token; add this run as an owner of the shared ones."""
+    """Create the Spark pod's Service and its token; add this run as an owner of the shared ones."""
     run = observed.run
     name = objects_runs.spark_name(run)
-    pod = observed.pods.get(name)
     wanted = {
         ("Secret", naming.token_name(name)): objects_runs.spark_secret(run, observed.tokens[1]),
         ("Service", name): objects_runs.spark_service(run),
@@ -264,8 +264,21 @@ def _spark_objects(observed: Observed, settings: Settings) -> list[Action]:
     for key, manifest in wanted.items():
         existing = observed.shared.get(key)
         found += [Create(manifest)] if existing is None else _join_owners(run, existing, key[0])
-    found += _ensure_pod(observed, name, objects_runs.spark_pod(run, settings))
-    return found + (_join_owners(run, pod, "Pod") if pod is not None else [])
+    return found
+
+
+def _spark_pod(observed: Observed, status: ScenarioRunStatus, settings: Settings, now: float) -> list[Action]:
+    """Keep a Spark pod for a run that goes on. One that is suspended between two trials may stay so for days: it needs none."""
+    run, pod = observed.run, observed.spark
+    if status.phase != SUSPENDED:
+        found = _ensure_pod(observed, objects_runs.spark_name(run), objects_runs.spark_pod(run, settings))
+        return found + (_join_owners(run, pod, "Pod") if pod is not None else [])
+    # only `run.status`, not yet `status`, says whether the other runs were counted
+    if pod is None or pod.terminating or observed.unfinished or run.status.phase != SUSPENDED:
+        return []
+    since = run.status.condition("Reconciling")
+    idle_since = max(observed.last_end, seconds(since.last_transition_time) if since else now)
+    return [delete("Pod", pod)] if now >= idle_since + SPARK_WARM_S else []
 
 
 def _join_owners(run: Run, existing: Resource, kind: str) -> list[Action]:
