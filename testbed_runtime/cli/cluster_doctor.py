@@ -18,19 +18,22 @@ if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api
 
 LIMIT_S = 10.0
-"""Limit for all checks together."""
+"""Limit for all checks together, of a cluster that the user may not even know of."""
+GIVEN_LIMIT_S = 30.0
+"""The same for the cluster that the user named: a busy machine gets more time before it is BAD."""
 NEEDED = (("create", "scenarioruns"), ("get", "scenarioruns"), ("create", "faults"), ("delete", "faults"))
 """The permissions that `--on kubernetes` needs, as (verb, resource)."""
 
 
 def findings(access: Access) -> list[Finding]:
     """Check the cluster. Never raises: what cannot be checked is a finding, only a note unless the user named a cluster."""
+    limit_s = GIVEN_LIMIT_S if access.given else LIMIT_S
     try:
-        found = asyncio.run(asyncio.wait_for(_ask(access), LIMIT_S))
+        found = asyncio.run(asyncio.wait_for(_ask(access), limit_s))
         return found if access.given else [noted(one) for one in found]
     except (HeadgateError, TimeoutError, OSError) as error:
         level = BAD if access.given else WARNING
-        text = str(error) or f"no answer within {LIMIT_S:g} s"
+        text = str(error) or f"no answer within {limit_s:g} s"
         return [Finding("Kubernetes", level, "none", f"--on kubernetes is not possible: {text}")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 
@@ -12,7 +13,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.views import Fault, Run
 from testbed_runtime.cli import access, cluster_doctor, cluster_report, commands, exits, heal, kubectl
-from testbed_runtime.cli.findings import BAD, WARNING
+from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.entry import uninstall
 from testbed_runtime.kube.api import ApiError
@@ -330,6 +331,23 @@ class WithOperator:
 
     async def create(self, review):
         return {"status": {"allowed": True}}
+
+
+@pytest.mark.parametrize(("namespace", "level"), [("demo", "ok"), ("", "note")])
+def test_doctor_waits_longer_for_a_cluster_that_the_user_named(
+    monkeypatch: pytest.MonkeyPatch, namespace: str, level: str
+) -> None:
+    """A busy machine answers all checks later than in 10 s. A cluster that the user may not know of does not hold them up that long."""
+
+    async def slow(_: access.Access) -> list[Finding]:
+        await asyncio.sleep(0.2)
+        return [Finding("Kubernetes", GOOD, "https://slow", "namespace demo")]
+
+    monkeypatch.setattr(cluster_doctor, "_ask", slow)
+    assert cluster_doctor.GIVEN_LIMIT_S > cluster_doctor.LIMIT_S
+    monkeypatch.setattr(cluster_doctor, "LIMIT_S", 0.01)
+    (found,) = cluster_doctor.findings(access.Access(namespace=namespace))
+    assert (found.level, "no answer within 0.01 s" in found.means) == (level, level != "ok")
 
 
 @pytest.mark.parametrize(
