@@ -353,6 +353,30 @@ def test_a13_an_upgrade_brings_the_new_fields_of_the_definitions(cluster: Cluste
     assert got["newField"] == schema["newField"]
 
 
+GONE = "headgate-never-created"
+
+
+@pytest.mark.parametrize("upgrade", [False, True], ids=["install", "upgrade"])
+@pytest.mark.parametrize(
+    "setting", ["watchNamespaces", "rbac.testbedNamespaces", "networkPolicy.testbedNamespaces"]
+)
+def test_an_upgrade_leaves_out_namespaces_that_were_deleted(
+    cluster: Cluster, bare_space: Space, setting: str, upgrade: bool
+):
+    """Helm could create nothing there. An installation does not leave them out: its error is how a mistyped one is found."""
+    place = ("--namespace", "headgate-other", "--dry-run=server", *(["--is-upgrade"] if upgrade else []))
+    values = (f"{setting}={{{GONE},{bare_space.name}}}", "networkPolicy.enabled=true", "crds.install=false")
+    rendered = _rendered(cluster, RELEASE, str(CHART), *place, *(p for v in values for p in ("--set", v)))
+    objects = [one for one in yaml.safe_load_all(rendered) if one]
+    wanted = {"headgate-other", bare_space.name, *([] if upgrade else [GONE])}
+    assert {one["metadata"]["namespace"] for one in objects if "namespace" in one["metadata"]} == wanted
+    if setting == "watchNamespaces":
+        (operator,) = (one for one in objects if one["kind"] == "Deployment")
+        (container,) = operator["spec"]["template"]["spec"]["containers"]
+        watched = next(e["value"] for e in container["env"] if e["name"] == "HEADGATE_NAMESPACES")
+        assert watched.split(",") == [*([] if upgrade else [GONE]), bare_space.name]
+
+
 POLICIES = ("admissionPolicy.validate=true", "admissionPolicy.namespaceLabel=example.com/headgate")
 
 

@@ -136,5 +136,26 @@ capabilities: {drop: [ALL]}
 
 {{/* The namespace of the Jobs for `helm test` and for healing before an uninstall. */}}
 {{- define "headgate.firstNamespace" -}}
-{{- with concat .Values.watchNamespaces .Values.rbac.testbedNamespaces (list .Release.Namespace) }}{{ first . }}{{ end -}}
+{{- $named := concat .Values.watchNamespaces .Values.rbac.testbedNamespaces -}}
+{{- $existing := include "headgate.existing" (dict "root" . "watched" $named) | fromJsonArray -}}
+{{- append $existing .Release.Namespace | first -}}
+{{- end -}}
+
+{{/* Of the namespaces in `watched`, those that exist, as JSON; Helm could create nothing in the others. All of them when that cannot be
+known, or when none does, as in an installation, whose errors name a mistyped one. An account that installs the chart may read
+service accounts where it creates them, but perhaps no namespaces. */}}
+{{- define "headgate.existing" -}}
+{{- $found := list -}}
+{{- if .root.Release.IsUpgrade -}}
+{{- range $namespace := .watched -}}
+{{- if lookup "v1" "ServiceAccount" $namespace "default" -}}
+{{- $found = append $found $namespace -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- default .watched $found | toJson -}}
+{{- end -}}
+
+{{- define "headgate.watched" -}}
+{{- include "headgate.existing" (dict "root" . "watched" .Values.watchNamespaces) -}}
 {{- end -}}
