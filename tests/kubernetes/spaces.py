@@ -269,6 +269,13 @@ def fresh(
             GOING.append(name)
 
 
+def give_back(space: Space) -> None:
+    """Delete the recorders of finished runs, which keep their share of the node's processors. The runs stay: they own the warm Spark,
+    which would be deleted with the last of them and start anew in the next test."""
+    recorders = f"{naming.LABEL_ROLE}=recorder"
+    space.kubectl("delete", "pods", "-l", recorders, "--wait=false", "--grace-period=1")
+
+
 def settle(cluster: Cluster) -> None:
     """Wait until the namespaces of earlier tests are gone. Fails when one remains."""
     while GOING:

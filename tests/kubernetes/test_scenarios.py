@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.kubernetes.cluster import ROOT, Cluster
-from tests.kubernetes.spaces import PRIVILEGED, RESTRICTED, Space, fresh
+from tests.kubernetes.spaces import PRIVILEGED, RESTRICTED, Space, fresh, give_back
 
 RUN_LIMIT_S = 400
 WHOLE_LIMIT_S = 1500
@@ -75,8 +75,7 @@ def test_a_shipped_scenario_passes_in_pods(scenario: str, space: Space, tmp_path
     assert json.loads((folder / "verdict.json").read_text())["verdict"] == "Pass"
     assert (folder / "report.html").stat().st_size > 10_000
     assert space.get("testbeds")["items"] == []
-    # its recorder would keep its share of the processors
-    space.kubectl("delete", "scenariorun", "--all", "--wait=false")
+    give_back(space)
 
 
 @pytest.mark.soak

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.spaces import Space, condition, fresh, settle
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
@@ -70,14 +72,144 @@ def running(space: Space, *, replicas: int = 3, limit: float = SETTLE_LIMIT_S, c
     return space.until(f"testbed/{NAME}", holds, limit, f"a running job on {replicas} ready TaskManagers")
 
 
-def test_a_testbed_runs_its_job_and_leaves_nothing_when_it_is_deleted(
-    space: Space,
+@pytest.fixture(scope="module")
+def shared(installed: Cluster) -> Iterator[Space]:
+    """One namespace for the tests that change a testbed and do not mind what happened to it before."""
+    with fresh(installed) as made:
+        yield made
+
+
+@pytest.fixture
+def bench(shared: Space) -> Space:
+    """Its testbed: three ready TaskManagers, `replaceLost: Never`, and a running job."""
+    if shared.kubectl("get", "testbed", NAME, "-o", "name", "--ignore-not-found"):
+        reset = {"spec": {"taskManagers": {"replicas": 3, "replaceLost": "Never"}}}
+        shared.kubectl("patch", "testbed", NAME, "--type=merge", "-p", json.dumps(reset))
+    else:
+        shared.apply(a_testbed(NAME))
+    running(shared)
+    return shared
+
+
+def test_kubectl_scale_adds_and_takes_the_highest_ordinals(bench: Space) -> None:
+    """Scaling up to four and down to two replaces no other pod."""
+    uid = pods(bench)[f"{NAME}-tm-0"]["metadata"]["uid"]
+    bench.kubectl("scale", "testbed", NAME, "--replicas=4")
+    running(bench, replicas=4)
+    bench.kubectl("scale", "testbed", NAME, "--replicas=2")
+    bench.gone(f"pod/{NAME}-tm-3", SETTLE_LIMIT_S)
+    bench.gone(f"pod/{NAME}-tm-2", SETTLE_LIMIT_S)
+    running(bench, replicas=2)
+    assert pods(bench)[f"{NAME}-tm-0"]["metadata"]["uid"] == uid
+
+
+def test_a_deleted_taskmanager_stays_lost_or_is_replaced_as_replace_lost_says(bench: Space) -> None:
+    """`Never`: reported and not replaced. Then `2 s`: the next incarnation starts, and the job continues."""
+    before = incarnations(bench)
+    bench.kubectl("delete", "pod", f"{NAME}-tm-2", "--grace-period=1")
+    bench.until(
+        f"testbed/{NAME}", lambda o: "tm-2" in ((o.get("status") or {}).get("lost") or {}), SETTLE_LIMIT_S
+    )
+    bench.gone(f"pod/{NAME}-tm-2", SETTLE_LIMIT_S)
+    bench.until(f"testbed/{NAME}", lambda o: (o["status"]).get("phase") == "Degraded", SETTLE_LIMIT_S)
+    assert f"{NAME}-tm-2" not in pods(bench)
+    change = {"spec": {"taskManagers": {"replaceLost": "2 s"}}}
+    bench.kubectl("patch", "testbed", NAME, "--type=merge", "-p", json.dumps(change))
+    running(bench)
+    assert incarnations(bench) == {**before, f"{NAME}-tm-2": before[f"{NAME}-tm-2"] + 1}
+
+
+def delete_jobmanager(space: Space) -> None:
+    """Delete its pod and wait for the next one."""
+    was = incarnations(space)[f"{NAME}-jobmanager"]
+    space.kubectl("delete", "pod", f"{NAME}-jobmanager", "--grace-period=1")
+    space.until(
+        f"testbed/{NAME}", lambda o: o["status"]["incarnations"].get("jobmanager") == was + 1, SETTLE_LIMIT_S
+    )
+
+
+def test_a_deleted_jobmanager_comes_again_and_goes_on_from_its_checkpoint(bench: Space) -> None:
+    """Checkpoints are numbered on: the store kept them."""
+    store = incarnations(bench)[f"{NAME}-store"]
+    before = running(bench, checkpoints=3)["status"]["checkpoints"]
+    delete_jobmanager(bench)
+    running(bench, checkpoints=before)
+    assert incarnations(bench)[f"{NAME}-store"] == store
+
+
+def test_a_bad_testbed_disturbs_no_other_and_is_refused_with_the_words_of_the_command_line(
+    bench: Space,
 ) -> None:
-    """After `kubectl apply` of three TaskManagers the job runs; deletion removes every object."""
-    space.apply(a_testbed(NAME))
-    running(space, checkpoints=1)
-    space.kubectl("delete", "testbed", NAME, "--wait=true", "--timeout=60s")
-    space.kubectl(
+    """A rule that the schema cannot express: `Accepted=False`, and nothing is created."""
+    bench.apply(a_testbed("bad", flinkConfiguration={"heartbeat.timeot": "5 s"}))
+    found = bench.condition("testbed/bad", "Accepted", 20, "False")
+    assert "did you mean heartbeat.timeout?" in found["message"]
+    stalled = condition(bench.get("testbed/bad"), "Stalled")
+    assert stalled is not None
+    assert condition(bench.get("testbed/bad"), "Reconciling", "False"), "Flux and Argo CD would keep waiting"
+    columns = bench.kubectl("get", "testbed", "bad", "--no-headers").split()
+    assert columns[:3] == ["bad", "False", stalled["reason"]]
+    running(bench)
+    assert not pods(bench, "bad")
+    bench.kubectl("delete", "testbed", "bad", "--timeout=60s")
+
+
+def test_a_testbed_that_cannot_be_made_stalls_while_others_go_on(bench: Space) -> None:
+    """A15: a quota refuses its pods; the other one, made before, is served all the while."""
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "full"},
+        "spec": {"hard": {"pods": "5"}},
+    }
+    bench.apply(quota)
+    bench.apply(a_testbed("poison"))
+    try:
+        bench.condition("testbed/poison", "Stalled", SETTLE_LIMIT_S)
+        delete_jobmanager(bench)
+    finally:
+        bench.kubectl("delete", "testbed/poison", "resourcequota/full", "--timeout=60s")
+
+
+def test_a_changed_configuration_rolls_every_pod_but_the_store(bench: Space) -> None:
+    """One at a time; afterwards the job runs on the new configuration, from its checkpoint."""
+    running(bench, checkpoints=1)
+    before = incarnations(bench)
+    change = {"spec": {"flinkConfiguration": {"heartbeat.timeout": "7 s"}}}
+    bench.kubectl("patch", "testbed", NAME, "--type=merge", "-p", json.dumps(change))
+    rolled = {name: number + (not name.endswith("-store")) for name, number in before.items()}
+    names = {name.removeprefix(f"{NAME}-"): number for name, number in rolled.items()}
+    bench.until(f"testbed/{NAME}", lambda o: names.items() <= o["status"]["incarnations"].items(), 240)
+    running(bench)
+    assert incarnations(bench) == rolled
+
+
+@pytest.mark.disruptive
+def test_what_is_deleted_while_the_operator_is_away_is_made_again(bench: Space) -> None:
+    """Service, ConfigMap and a pod; and the operator's absence disturbed nothing that ran."""
+    was = incarnations(bench)[f"{NAME}-jobmanager"]
+    operator = ("-n", "headgate-system", "scale", "deployment/headgate-operator")
+    bench.cluster.kubectl(*operator, "--replicas=0")
+    try:
+        bench.kubectl("delete", "service", NAME)
+        config = config_map_name(bench)
+        bench.kubectl("delete", "configmap", config)
+        bench.kubectl("delete", "pod", f"{NAME}-jobmanager", "--grace-period=1")
+    finally:
+        bench.cluster.kubectl(*operator, "--replicas=1")
+    bench.until(
+        f"testbed/{NAME}", lambda o: o["status"]["incarnations"].get("jobmanager") == was + 1, SETTLE_LIMIT_S
+    )
+    running(bench)
+    assert bench.get("service", NAME)
+    assert bench.get("configmap", config)
+
+
+def test_a_testbed_leaves_nothing_when_it_is_deleted(bench: Space) -> None:
+    """The job runs, also after all that happened to it in this file; deletion removes every object."""
+    running(bench, checkpoints=1)
+    bench.kubectl("delete", "testbed", NAME, "--wait=true", "--timeout=60s")
+    bench.kubectl(
         "wait",
         "--for=delete",
         "pods,services,configmaps,secrets",
@@ -85,102 +217,8 @@ def test_a_testbed_runs_its_job_and_leaves_nothing_when_it_is_deleted(
         f"headgate.dev/testbed={NAME}",
         "--timeout=60s",
     )
-    left = space.get("pods,services,configmaps,secrets")["items"]
+    left = bench.get("pods,services,configmaps,secrets")["items"]
     assert [o["metadata"]["name"] for o in left if o["metadata"]["name"] != "kube-root-ca.crt"] == []
-
-
-def test_kubectl_scale_adds_and_takes_the_highest_ordinals(space: Space) -> None:
-    """Scaling up to four and down to two replaces no other pod."""
-    space.apply(a_testbed(NAME))
-    running(space)
-    uid = pods(space)[f"{NAME}-tm-0"]["metadata"]["uid"]
-    space.kubectl("scale", "testbed", NAME, "--replicas=4")
-    running(space, replicas=4)
-    space.kubectl("scale", "testbed", NAME, "--replicas=2")
-    space.gone(f"pod/{NAME}-tm-3", SETTLE_LIMIT_S)
-    space.gone(f"pod/{NAME}-tm-2", SETTLE_LIMIT_S)
-    running(space, replicas=2)
-    assert pods(space)[f"{NAME}-tm-0"]["metadata"]["uid"] == uid
-
-
-def test_a_changed_configuration_rolls_every_pod_but_the_store(space: Space) -> None:
-    """One at a time; afterwards the job runs on the new configuration, from its checkpoint."""
-    space.apply(a_testbed(NAME))
-    before = running(space, checkpoints=1)["status"]["checkpoints"]
-    change = {"spec": {"flinkConfiguration": {"heartbeat.timeout": "7 s"}}}
-    space.kubectl("patch", "testbed", NAME, "--type=merge", "-p", json.dumps(change))
-    rolled = {f"{NAME}-jobmanager": 2, f"{NAME}-store": 1, **{f"{NAME}-tm-{n}": 2 for n in range(3)}}
-    names = {n.removeprefix(f"{NAME}-"): number for n, number in rolled.items()}
-    space.until(f"testbed/{NAME}", lambda o: (o.get("status") or {}).get("incarnations") == names, 240)
-    running(space)
-    assert incarnations(space) == rolled
-    assert before >= 1
-
-
-def test_a_deleted_taskmanager_stays_lost_or_is_replaced_as_replace_lost_says(space: Space) -> None:
-    """`Never`: reported and not replaced. Then `2 s`: the next incarnation starts, and the job continues."""
-    space.apply(a_testbed(NAME))
-    running(space)
-    space.kubectl("delete", "pod", f"{NAME}-tm-2", "--grace-period=1")
-    space.until(
-        f"testbed/{NAME}", lambda o: "tm-2" in ((o.get("status") or {}).get("lost") or {}), SETTLE_LIMIT_S
-    )
-    space.gone(f"pod/{NAME}-tm-2", SETTLE_LIMIT_S)
-    space.until(f"testbed/{NAME}", lambda o: (o["status"]).get("phase") == "Degraded", SETTLE_LIMIT_S)
-    assert f"{NAME}-tm-2" not in pods(space)
-    change = {"spec": {"taskManagers": {"replaceLost": "2 s"}}}
-    space.kubectl("patch", "testbed", NAME, "--type=merge", "-p", json.dumps(change))
-    running(space)
-    assert incarnations(space)[f"{NAME}-tm-2"] == 2
-    assert incarnations(space)[f"{NAME}-tm-0"] == 1
-
-
-def test_a_deleted_jobmanager_comes_again_and_goes_on_from_its_checkpoint(space: Space) -> None:
-    """Checkpoints are numbered on: the store kept them."""
-    space.apply(a_testbed(NAME))
-    before = running(space, checkpoints=3)["status"]["checkpoints"]
-    space.kubectl("delete", "pod", f"{NAME}-jobmanager", "--grace-period=1")
-    space.until(
-        f"testbed/{NAME}", lambda o: o["status"]["incarnations"].get("jobmanager") == 2, SETTLE_LIMIT_S
-    )
-    running(space)
-    assert incarnations(space)[f"{NAME}-store"] == 1
-    assert before > 3
-
-
-def test_a_bad_testbed_disturbs_no_other_and_is_refused_with_the_words_of_the_command_line(
-    space: Space,
-) -> None:
-    """A rule that the schema cannot express: `Accepted=False`, and nothing is created."""
-    space.apply(a_testbed("bad", flinkConfiguration={"heartbeat.timeot": "5 s"}), a_testbed(NAME))
-    found = space.condition("testbed/bad", "Accepted", 20, "False")
-    assert "did you mean heartbeat.timeout?" in found["message"]
-    stalled = condition(space.get("testbed/bad"), "Stalled")
-    assert stalled is not None
-    assert condition(space.get("testbed/bad"), "Reconciling", "False"), "Flux and Argo CD would keep waiting"
-    columns = space.kubectl("get", "testbed", "bad", "--no-headers").split()
-    assert columns[:3] == ["bad", "False", stalled["reason"]]
-    running(space)
-    assert not pods(space, "bad")
-
-
-def test_a_testbed_that_cannot_be_made_stalls_while_others_go_on(space: Space) -> None:
-    """A15: a quota refuses its pods; the other one, made before, is served all the while."""
-    space.apply(a_testbed(NAME))
-    running(space)
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "full"},
-        "spec": {"hard": {"pods": "5"}},
-    }
-    space.apply(quota)
-    space.apply(a_testbed("poison"))
-    space.condition("testbed/poison", "Stalled", 300)
-    space.kubectl("delete", "pod", f"{NAME}-jobmanager", "--grace-period=1")
-    space.until(
-        f"testbed/{NAME}", lambda o: o["status"]["incarnations"].get("jobmanager") == 2, SETTLE_LIMIT_S
-    )
 
 
 def test_a_namespace_with_a_testbed_terminates(installed: Any) -> None:
@@ -190,28 +228,6 @@ def test_a_namespace_with_a_testbed_terminates(installed: Any) -> None:
         made.condition(f"testbed/{NAME}", "Accepted", 60)
         settle(installed)
     settle(installed)
-
-
-@pytest.mark.disruptive
-def test_what_is_deleted_while_the_operator_is_away_is_made_again(space: Space) -> None:
-    """Service, ConfigMap and a pod; and the operator's absence disturbed nothing that ran."""
-    space.apply(a_testbed(NAME))
-    running(space)
-    operator = ("-n", "headgate-system", "scale", "deployment/headgate-operator")
-    space.cluster.kubectl(*operator, "--replicas=0")
-    try:
-        space.kubectl("delete", "service", NAME)
-        config = config_map_name(space)
-        space.kubectl("delete", "configmap", config)
-        space.kubectl("delete", "pod", f"{NAME}-jobmanager", "--grace-period=1")
-    finally:
-        space.cluster.kubectl(*operator, "--replicas=1")
-    space.until(
-        f"testbed/{NAME}", lambda o: o["status"]["incarnations"].get("jobmanager") == 2, SETTLE_LIMIT_S
-    )
-    running(space)
-    assert space.get("service", NAME)
-    assert space.get("configmap", config)
 
 
 @pytest.mark.disruptive
