@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.api.test_validate import errors
+from tests.api.test_validate import changed, errors, fault
 
 KILL = {
     "name": "kill",
@@ -186,3 +186,16 @@ def test_a_testbed_of_one_taskmanager_is_named_in_the_singular():
 
     (found,) = errors(change)
     assert found.endswith("names[0]: 'tm-1' does not exist (there is only tm-0)")
+
+
+@pytest.mark.parametrize(("duration", "cut"), [("6 s", True), ("25 s", False)])
+def test_a_registration_that_its_fault_does_not_delay_long_enough_is_a_doubt(duration, cut):
+    """The end of the fault registers the partition, so a run with a delay of 25 s would show what 6 s do. Variants inherit the fault:
+    it is reported once."""
+    faults = fault(at="deploy", duration=duration, registration={"delay": {"delay": "25 s"}})
+    warnings = changed(faults).warnings
+    text = (
+        "spec.faults[0].registration.delay.delay: 25 s is longer than the fault, which lasts 6 s and registers every partition "
+        "when it ends (make its duration longer than the delay)"
+    )
+    assert warnings == ((text,) if cut else ())

@@ -595,16 +595,3 @@ def test_a_password_is_refused_because_documents_are_recorded(key: str):
     assert "changeit" not in found
     keystore = {"security.ssl.internal.keystore": "internal.keystore"}
     assert changed(lambda s: s["testbed"]["flinkConfiguration"].update(keystore)).errors == ()
-
-
-@pytest.mark.parametrize(("duration", "cut"), [("6 s", True), ("25 s", False)])
-def test_a_registration_that_its_fault_does_not_delay_long_enough_is_a_doubt(duration, cut):
-    """The end of the fault registers the partition, so a run with a delay of 25 s would show what 6 s do. Variants inherit the fault:
-    it is reported once."""
-    late = fault(at="deploy", duration=duration, registration={"delay": {"delay": "25 s"}})
-    warnings = changed(late).warnings
-    text = (
-        "spec.faults[0].registration.delay.delay: 25 s is longer than the fault, which lasts 6 s and registers every partition "
-        "when it ends (make its duration longer than the delay)"
-    )
-    assert warnings == ((text,) if cut else ())

@@ -83,7 +83,7 @@ def test_new_knows_the_question_for_an_error_in_flinks_log(headgate, error, name
 def test_a_late_producer_names_the_delay_that_its_options_do_not_survive(
     headgate, tmp_path, version, maximum, budget
 ):
-    """Of the reader's own configuration: up to 1.18, 100 + 200 + … ms up to the maximum; later, twice the maximum."""
+    """The options are the reader's own. Up to 1.18, 100 + 200 + … ms up to the maximum; later, twice the maximum."""
     conf = tmp_path / "config.yaml"
     conf.write_text(f"taskmanager.network.request-backoff.max: {maximum}\n")
     said = headgate("new", "late-producer", "--flink-conf", conf, "--flink-version", version, "-o", "-")
@@ -336,7 +336,7 @@ def test_validate_checks_a_flink_configuration(headgate, tmp_path):
 
 
 def test_validate_checks_flinks_files_in_a_folder(headgate, tmp_path):
-    """By their name or kind. Files of other programs, templates of Helm and the scenarios of recorded runs are left out."""
+    """Their name or kind shows them. Files of other programs, templates of Helm and the scenarios of recorded runs are left out."""
     files = {
         "flink-conf.yaml": "heartbeat.interval: 10000\nheartbeat.timout: 50000\n",
         "deployment.yaml": "kind: FlinkDeployment\nspec: {flinkConfiguration: {heartbeat.timeot: 5 s}}\n",
