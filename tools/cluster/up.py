@@ -234,7 +234,12 @@ def _configure(layout: Layout, node: settings.Node, nodes: int, plan: dict[str, 
 def _unshare(layout: Layout) -> processes.Process:
     """Start the node's first process and return its parent. When the parent dies, so does the node (--kill-child)."""
     command = [*UNSHARE, "--net", sys.executable, "-m", "tools.cluster.node", str(layout.cache)]
-    environment = {"PATH": packages.SYSTEM_PATH, "HOME": "/", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {
+        "PATH": packages.SYSTEM_PATH,
+        "HOME": "/",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **components.GO_ENVIRONMENT,
+    }
     with (layout.logs / "node.log").open("wb") as log:
         started = subprocess.Popen(
             command,
