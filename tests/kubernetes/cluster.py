@@ -115,7 +115,7 @@ class Cluster:
         """A namespace of one test, with its default service account; removed without waiting for it."""
         name = f"headgate-test-{secrets.token_hex(4)}"
         self.kubectl("create", "namespace", name)
-        self.kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "--timeout=20s")
+        self.kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "--timeout=110s")
         try:
             yield name
         finally:

@@ -32,9 +32,12 @@ FIRST = (
     "test_local_cluster_goes",
     "test_registry",
 )
+MEANWHILE = "test_chart"
+"""Needs no cluster: the third worker runs it while the images are loaded, for which the others wait."""
 LONGEST = (
     "test_scenarios",
     "test_runs",
+    MEANWHILE,
     "test_testbed",
     "test_tuning",
     "test_faults",
@@ -71,7 +74,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _rank(item: pytest.Item) -> tuple[bool, bool, bool, int]:
     file = item.path.stem
     length = LONGEST.index(file) if file in LONGEST else len(LONGEST)
-    return file not in FIRST, file == LAST, item.get_closest_marker("cluster") is None, length
+    late = item.get_closest_marker("cluster") is None and file != MEANWHILE
+    return file not in FIRST, file == LAST, late, length
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -23,7 +23,7 @@ OVERLAY = Path(__file__).resolve().parents[2] / "manifests" / "overlays" / "test
 GONE_LIMIT_S = 90  # a namespace with runs and faults: finalizers heal first, at most 60 s
 WATCH_ROUND_S = 10.0
 """Then the object is read anew: a kubectl that hangs is not taken for an operator that does nothing."""
-PROCESS_LIMIT_S = 40.0
+PROCESS_LIMIT_S = 120.0
 LISTEN = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 LOG_LINES = 40
@@ -299,11 +299,11 @@ def install(cluster: Cluster, image: str) -> None:
     cluster.kubectl("-n", OPERATOR_NAMESPACE, "patch", OPERATOR, "-p", json.dumps(mark))
     for definition in cluster.kubectl("get", "crd", "-o", "name").split():
         if definition.endswith(".headgate.dev"):
-            cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", definition)
-    cluster.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", OPERATOR, "--timeout=60s", check=False)
+            cluster.kubectl("wait", "--for=condition=Established", "--timeout=110s", definition)
+    cluster.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", OPERATOR, "--timeout=110s", check=False)
     status = cluster.get("-n", OPERATOR_NAMESPACE, OPERATOR)["status"]
     ready = status.get("readyReplicas", 0) >= 1 and status.get("updatedReplicas", 0) >= 1
-    assert ready, f"the operator is not Ready after 60 s: {status}\n{operator_log(cluster)}"
+    assert ready, f"the operator is not Ready after 110 s: {status}\n{operator_log(cluster)}"
 
 
 def uninstall(cluster: Cluster) -> None:

@@ -121,7 +121,7 @@ def test_a_plan_injects_nothing(calm: Space) -> None:
 
 
 def test_deleting_faults_heals_them(calm: Space) -> None:
-    """`kubectl delete faults --all`: two long ones are gone within seconds, and the TaskManager is ready again."""
+    """`kubectl delete faults --all`: two long ones are gone long before their end, and the TaskManager is ready again."""
     calm.apply(a_fault("long-pause", duration="300 s", **PAUSE))
     calm.apply(
         a_fault("long-latency", duration="300 s", target={"taskManagers": {"names": ["tm-1"]}}, **LATENCY)
@@ -129,7 +129,7 @@ def test_deleting_faults_heals_them(calm: Space) -> None:
     phase(calm, "long-pause", "Active", START_S)
     phase(calm, "long-latency", "Active", START_S)
     calm.condition(PAUSED, "Ready", START_S, status="False")
-    calm.kubectl("delete", "faults", "--all", "--timeout=40s")
+    calm.kubectl("delete", "faults", "--all", "--timeout=90s")
     calm.condition(PAUSED, "Ready", START_S)
 
 
@@ -141,7 +141,7 @@ def test_a1_an_operator_that_is_killed_in_mid_fault_ends_nothing_and_doubles_not
     calm.cluster.kubectl(
         "-n", OPERATOR_NAMESPACE, "delete", "pod", "-l", "app.kubernetes.io/name=headgate", "--force", "--grace-period=0"
     )  # fmt: skip
-    after = phase(calm, "survivor", "Complete", 90.0)
+    after = phase(calm, "survivor", "Complete", END_S)
     assert after["deadline"] == before["deadline"]
     found = calm.get("fault/survivor")
     assert condition(found, "EffectVerified"), found["status"]
@@ -171,7 +171,7 @@ def test_a2_a_fault_that_is_not_healed_ends_at_its_deadline(calm: Space, away: C
     calm.condition(PAUSED, "Ready", START_S, status="False")
     away()
     calm.kubectl("patch", "fault/stripped", "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
-    calm.kubectl("delete", "fault/stripped", "--timeout=10s")
+    calm.kubectl("delete", "fault/stripped", "--timeout=60s")
     ready = calm.condition(PAUSED, "Ready", END_S)
     lasted = moment(ready["lastTransitionTime"]) - moment(active["injectedAt"])
     assert lasted >= timedelta(seconds=15) - SEEN_LATE, f"it went on after {lasted}"

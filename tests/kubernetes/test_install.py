@@ -60,7 +60,7 @@ def test_the_operator_of_the_manifests_is_ready_in_a_restricted_namespace(instal
     """Pod Security `restricted` is enforced, not only asked for."""
     labels = installed.get("namespace", OPERATOR_NAMESPACE)["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
-    installed.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", OPERATOR, "--timeout=60s")
+    installed.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", OPERATOR, "--timeout=110s")
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +75,10 @@ def alone(installed: Cluster) -> Iterator[Cluster]:
 def _scale(cluster: Cluster, replicas: int) -> None:
     cluster.kubectl("-n", OPERATOR_NAMESPACE, "scale", OPERATOR, f"--replicas={replicas}")
     if replicas:
-        cluster.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", OPERATOR, "--timeout=60s")
+        cluster.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", OPERATOR, "--timeout=110s")
     else:
         pods = "app.kubernetes.io/component=operator"
-        cluster.kubectl("-n", OPERATOR_NAMESPACE, "wait", "--for=delete", "pod", "-l", pods, "--timeout=60s")
+        cluster.kubectl("-n", OPERATOR_NAMESPACE, "wait", "--for=delete", "pod", "-l", pods, "--timeout=110s")
 
 
 OF_RELEASE = f"{naming.LABEL_INSTANCE},{naming.LABEL_MANAGED_BY}!={naming.MANAGED_BY}"
@@ -141,13 +141,13 @@ def test_a16_helm_installs_tests_upgrades_and_leaves_nothing(bare_space: Space, 
     helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
     assert left(bare_space) == ""
     assert names(alone) == before
-    bare_space.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=60s")  # those of the run, too
+    bare_space.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=110s")  # those of the run, too
 
 
 def _traced(space: Space) -> list[str]:
     """Return the arguments of an installation whose runs send their traces to the pod `collector`, with headers from a Secret."""
     pod_of = space.until(
-        "pod/collector", lambda o: o["status"].get("podIP"), 60, "the collector has an address"
+        "pod/collector", lambda o: o["status"].get("podIP"), 120, "the collector has an address"
     )
     variables = [
         {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": f"http://{pod_of['status']['podIP']}:4318"},
@@ -185,7 +185,7 @@ def _outside(space: Space) -> None:
         outside.kubectl("create", "rolebinding", "let-in", role, let_in)
         outside.kubectl("annotate", "testbed", "bench", "seen=again")
         outside.condition("testbed/bench", "Ready", 120)
-        outside.kubectl("delete", "testbed", "bench", "--timeout=60s")
+        outside.kubectl("delete", "testbed", "bench", "--timeout=110s")
 
 
 @pytest.mark.disruptive
@@ -202,7 +202,7 @@ def test_a_cluster_wide_operator_acts_only_where_it_was_let_in(bare_space: Space
     assert left(bare_space) == ""
     created = f"{naming.LABEL_MANAGED_BY}={naming.MANAGED_BY}"
     assert bare_space.kubectl("get", "serviceaccounts,rolebindings", "-l", created, "-o", "name") == ""
-    bare_space.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=60s")
+    bare_space.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=110s")
 
 
 @pytest.mark.disruptive
@@ -221,7 +221,7 @@ def test_the_webhook_refuses_at_kubectl_apply_what_the_operator_would_reject(
         in said
     )
     bare_space.apply(a_testbed("valid", jobState="suspended"))
-    bare_space.until("testbed/valid", lambda o: o.get("status"), 30, "the operator looked at it")
+    bare_space.until("testbed/valid", lambda o: o.get("status"), 120, "the operator looked at it")
     bare_space.kubectl(
         "patch", "testbed", "valid", "--type=merge", "-p", '{"metadata":{"finalizers":["test.dev/held"]}}'
     )
@@ -230,11 +230,11 @@ def test_the_webhook_refuses_at_kubectl_apply_what_the_operator_would_reject(
     deployment = f"deployment/{RELEASE}-headgate-operator"
     bare_space.kubectl("scale", deployment, "--replicas=0")
     operators = ("pods", "-l", "app.kubernetes.io/component=operator")
-    bare_space.kubectl("wait", "--for=delete", *operators, "--timeout=60s")
+    bare_space.kubectl("wait", "--for=delete", *operators, "--timeout=110s")
     assert "failed calling webhook" in bare_space.refused(a_testbed("another"))
     bare_space.kubectl("delete", "testbed", "valid", "--wait=false")
     bare_space.kubectl("patch", "testbed", "valid", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
-    bare_space.kubectl("wait", "--for=delete", "testbed/valid", "--timeout=20s")
+    bare_space.kubectl("wait", "--for=delete", "testbed/valid", "--timeout=110s")
     bare_space.kubectl("scale", deployment, "--replicas=1")
     helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
     assert left(bare_space) == ""
@@ -281,12 +281,12 @@ def test_a_replacement_of_the_operator_gets_its_place_on_a_full_node(bare_space:
         },
     }
     bare_space.apply(crowd)
-    bare_space.event("FailedScheduling", "Insufficient cpu", 60)
+    bare_space.event("FailedScheduling", "Insufficient cpu", 120)
     which = ("pods", "-l", "app.kubernetes.io/component=operator")
     [first] = bare_space.get(*which)["items"]
     bare_space.kubectl("delete", "pod", first["metadata"]["name"], "--grace-period=1")
     bare_space.kubectl("rollout", "status", f"deployment/{RELEASE}-headgate-operator", "--timeout=90s")
-    bare_space.event("Preempted", "", 10)
+    bare_space.event("Preempted", "", 120)
     bare_space.kubectl("delete", "deployment", "crowd", "--wait=false")
     helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
 
@@ -298,9 +298,9 @@ def test_a2_an_uninstall_ends_faults_and_what_stays_can_be_deleted(bare_space: S
     held = _run("waits", suspend=True)
     held["metadata"]["finalizers"] = [naming.FINALIZER]  # as a run has that was begun
     bare_space.apply(held)
-    bare_space.until("scenariorun/waits", lambda o: o.get("status"), 30, "the operator looked at it")
+    bare_space.until("scenariorun/waits", lambda o: o.get("status"), 120, "the operator looked at it")
     helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
-    bare_space.kubectl("delete", "scenariorun", "waits", "--timeout=20s")
+    bare_space.kubectl("delete", "scenariorun", "waits", "--timeout=110s")
 
 
 @pytest.mark.disruptive
@@ -315,7 +315,7 @@ def test_a_watched_namespace_with_an_active_run_and_an_active_fault_can_be_delet
         watched.apply(long, a_testbed(), a_fault("long", duration="600 s", **PAUSE))
         active = lambda o: (o.get("status") or {}).get("phase") == "Active"  # noqa: E731
         watched.until("fault/long", active, 180, "it acts")
-        watched.until("scenariorun/active", lambda o: o["metadata"].get("finalizers"), 60, "it has begun")
+        watched.until("scenariorun/active", lambda o: o["metadata"].get("finalizers"), 120, "it has begun")
     alone.kubectl("wait", "--for=delete", f"namespace/{watched.name}", "--timeout=100s")
     helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
     assert left(bare_space) == ""

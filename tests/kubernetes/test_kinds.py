@@ -83,7 +83,7 @@ def ready(cluster: Cluster) -> Cluster:
         "apply", "--server-side", "--force-conflicts", "--field-manager=headgate-crds", "-f", "-", text=text
     )
     names = [f"crd/{d['metadata']['name']}" for d in definitions()]
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", *names)
+    cluster.kubectl("wait", "--for=condition=Established", "--timeout=110s", *names)
     return cluster
 
 

@@ -42,7 +42,7 @@ def test_a_pod_runs_and_commands_run_in_it(cluster: Cluster):
     """Scheduler, kubelet, containerd, runc and the network of a pod; then exec through the API server."""
     with cluster.namespace() as space:
         cluster.apply(space, pod("one", SLEEP))
-        cluster.kubectl("-n", space, "wait", "--for=condition=Ready", "pod/one", "--timeout=60s")
+        cluster.kubectl("-n", space, "wait", "--for=condition=Ready", "pod/one", "--timeout=110s")
         said = cluster.kubectl(
             "-n", space, "exec", "-i", "one", "--", "sh", "-c", "hostname; cat", text="hello\n"
         )
@@ -54,7 +54,7 @@ def test_what_a_pod_says_is_in_its_log_and_how_it_ended_in_its_status(cluster: C
     with cluster.namespace() as space:
         cluster.apply(space, pod("brief", ["sh", "-c", "echo said; exit 3"], restartPolicy="Never"))
         cluster.kubectl(
-            "-n", space, "wait", "--for=jsonpath={.status.phase}=Failed", "pod/brief", "--timeout=60s"
+            "-n", space, "wait", "--for=jsonpath={.status.phase}=Failed", "pod/brief", "--timeout=110s"
         )
         assert cluster.kubectl("-n", space, "logs", "brief") == "said\n"
         ended = cluster.get("-n", space, "pod/brief")["status"]["containerStatuses"][0]["state"]["terminated"]
@@ -72,7 +72,7 @@ def test_a_service_is_found_by_its_name_and_answers(cluster: Cluster):
     }
     with cluster.namespace() as space:
         cluster.apply(space, pod("server", serve), pod("client", SLEEP), service)
-        cluster.kubectl("-n", space, "wait", "--for=condition=Ready", "pod", "--all", "--timeout=60s")
+        cluster.kubectl("-n", space, "wait", "--for=condition=Ready", "pod", "--all", "--timeout=110s")
         for caller in ("client", "server"):
             for url in ("http://web/", f"http://web.{space}.svc.{settings.DNS_DOMAIN}/"):
                 fetch = ["-n", space, "exec", caller, "--", "timeout", "5", "wget", "-q", "-O", "-", url]
@@ -95,7 +95,7 @@ def test_a_claim_is_bound_and_what_is_written_outlives_the_pod(cluster: Cluster)
         return pod(name, ["sh", "-c", script], restartPolicy="Never", volumes=volumes, container=mounted)
 
     with cluster.namespace() as space:
-        ended = ["-n", space, "wait", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=60s"]
+        ended = ["-n", space, "wait", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=110s"]
         cluster.apply(space, claim, once("writer", "echo written > /kept/file"))
         cluster.kubectl(*ended, "pod/writer")
         cluster.apply(space, once("reader", "grep -x written /kept/file"))
@@ -137,7 +137,7 @@ def test_restricted_pod_security_is_enforced(cluster: Cluster):
         }
         refused["spec"]["containers"][0]["securityContext"] = modest
         cluster.apply(space, refused)
-        cluster.kubectl("-n", space, "wait", "--for=condition=Ready", "pod/refused", "--timeout=60s")
+        cluster.kubectl("-n", space, "wait", "--for=condition=Ready", "pod/refused", "--timeout=110s")
 
 
 def test_a_program_of_the_node_that_is_killed_is_started_again(cluster: Cluster):
@@ -152,7 +152,7 @@ def test_a_program_of_the_node_that_is_killed_is_started_again(cluster: Cluster)
     assert state.node(where)["restarts"]["kube-scheduler"] == restarts + 1
     with cluster.namespace() as space:
         cluster.apply(space, pod("after", SLEEP))
-        cluster.kubectl("-n", space, "wait", "--for=condition=Ready", "pod/after", "--timeout=60s")
+        cluster.kubectl("-n", space, "wait", "--for=condition=Ready", "pod/after", "--timeout=110s")
 
 
 def test_there_is_no_way_from_the_node_to_other_machines(cluster: Cluster):

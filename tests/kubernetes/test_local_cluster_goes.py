@@ -25,7 +25,7 @@ def test_down_leaves_nothing_of_a_cluster_with_running_pods(nothing_up, nodes: i
     there = [node["metadata"]["name"] for node in cluster.get("nodes")["items"]]
     assert len(there) == nodes
     cluster.apply("default", *(pod(f"on-{n}", ["/bin/sleep", "3600"], nodeName=n) for n in there))
-    cluster.kubectl("wait", "--for=condition=Ready", "pods", "--all", "--timeout=60s")
+    cluster.kubectl("wait", "--for=condition=Ready", "pods", "--all", "--timeout=110s")
     during = left(before, traces())
     assert {"links", "addresses", "routes", "groups", "processes", "files"} <= set(during)
     tool("down", limit=DOWN_LIMIT_S)

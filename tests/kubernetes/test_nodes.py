@@ -83,7 +83,7 @@ async def open_the_other_node(space: Space, api: Api, name: str) -> None:
 async def drain(space: Space, api: Api, name: str) -> None:
     """Then it takes pods again: the next attempt needs it."""
     del api, name
-    which = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s")
+    which = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=110s")
     await asyncio.to_thread(space.cluster.kubectl, "drain", OTHER, *which)
     await asyncio.to_thread(space.cluster.kubectl, "uncordon", OTHER)
 

@@ -38,11 +38,11 @@ def two(installed: Cluster) -> Iterator[list[str]]:
     """Two replicas; gives the names of their pods."""
     where = ("-n", OPERATOR_NAMESPACE)
     installed.kubectl(*where, "scale", OPERATOR, "--replicas=2")
-    installed.kubectl(*where, "rollout", "status", OPERATOR, "--timeout=60s")
+    installed.kubectl(*where, "rollout", "status", OPERATOR, "--timeout=110s")
     labels = ("-l", "app.kubernetes.io/component=operator")
     yield [p["metadata"]["name"] for p in installed.get(*where, "pods", *labels)["items"]]
     installed.kubectl(*where, "scale", OPERATOR, "--replicas=1")
-    installed.kubectl(*where, "rollout", "status", OPERATOR, "--timeout=60s")
+    installed.kubectl(*where, "rollout", "status", OPERATOR, "--timeout=110s")
 
 
 async def test_of_two_replicas_one_acts_and_the_other_takes_over(

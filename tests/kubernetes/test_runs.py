@@ -311,7 +311,7 @@ async def test_a_run_whose_recorder_pod_is_deleted_says_that_the_record_went_wit
     result = await followed.run(SMALL, (at("observation"), delete_recorder))
     verdict = (result.verdict["verdict"], result.verdict["reason"])
     assert verdict == ("Inconclusive", "RecorderLost"), followed.story(result)
-    await asyncio.to_thread(followed.space.event, "RecorderLost", "recorder.storage.size", 30)
+    await asyncio.to_thread(followed.space.event, "RecorderLost", "recorder.storage.size", GONE_S)
 
 
 async def test_a_run_whose_agents_are_killed_three_times_repeats_the_trial_that_was_hit(followed: Followed):

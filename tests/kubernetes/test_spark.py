@@ -18,7 +18,7 @@ RUN_LIMIT_S = 400.0
 """A run of half a minute, on a machine that is shared."""
 EXECUTORS_LIMIT_S = 600.0
 """Spark starts with its executors, then the same."""
-EVENT_LIMIT_S = 60.0
+EVENT_LIMIT_S = 120.0
 """The status comes first, its Events follow."""
 CLAIM = "histories"
 TOO_LARGE = "500Ti"
@@ -115,11 +115,11 @@ def test_a_spark_that_cannot_live_is_an_error_with_the_end_of_its_log(space: Spa
 def test_executors_without_their_claim_are_reported_by_a_condition(space: Space):
     """And with a claim that one node mounts, what that means."""
     space.apply(with_executors("wide"))
-    missing = space.condition("scenariorun/wide", "HistoryReachable", 30, status="False")
+    missing = space.condition("scenariorun/wide", "HistoryReachable", EVENT_LIMIT_S, status="False")
     assert missing["reason"] == "NoClaim"
     assert f"the claim '{CLAIM}' does not exist" in missing["message"]
     space.apply(claim(TOO_LARGE))
-    there = space.condition("scenariorun/wide", "HistoryReachable", 30, status="Unknown")
+    there = space.condition("scenariorun/wide", "HistoryReachable", EVENT_LIMIT_S, status="Unknown")
     assert (there["reason"], "ReadWriteOnce" in there["message"]) == ("OneNode", True), there
     space.kubectl("delete", "scenariorun", "wide", "--timeout=80s")
 
@@ -136,4 +136,4 @@ def test_executors_evaluate_a_run_from_a_volume_that_they_share(space: Space):
     involved = {e["involvedObject"]["name"] for e in space.get("events")["items"] if e["reason"] == "Started"}
     assert any(name.startswith("wide-spark-exec-") for name in involved), involved
     space.gone("pod/wide-spark", 110)
-    space.kubectl("wait", "--for=delete", "pods", "-l", "spark-role=executor", "--timeout=60s")
+    space.kubectl("wait", "--for=delete", "pods", "-l", "spark-role=executor", "--timeout=110s")

@@ -142,7 +142,7 @@ def test_a_bad_testbed_disturbs_no_other_and_is_refused_with_the_words_of_the_co
 ) -> None:
     """A rule that the schema cannot express: `Accepted=False`, and nothing is created."""
     bench.apply(a_testbed("bad", flinkConfiguration={"heartbeat.timeot": "5 s"}))
-    found = bench.condition("testbed/bad", "Accepted", 20, "False")
+    found = bench.condition("testbed/bad", "Accepted", SETTLE_LIMIT_S, "False")
     assert "did you mean heartbeat.timeout?" in found["message"]
     stalled = condition(bench.get("testbed/bad"), "Stalled")
     assert stalled is not None
@@ -151,7 +151,7 @@ def test_a_bad_testbed_disturbs_no_other_and_is_refused_with_the_words_of_the_co
     assert columns[:3] == ["bad", "False", stalled["reason"]]
     running(bench)
     assert not pods(bench, "bad")
-    bench.kubectl("delete", "testbed", "bad", "--timeout=60s")
+    bench.kubectl("delete", "testbed", "bad", "--timeout=110s")
 
 
 def test_a_testbed_that_cannot_be_made_stalls_while_others_go_on(bench: Space) -> None:
@@ -168,7 +168,7 @@ def test_a_testbed_that_cannot_be_made_stalls_while_others_go_on(bench: Space) -
         bench.condition("testbed/poison", "Stalled", SETTLE_LIMIT_S)
         delete_jobmanager(bench)
     finally:
-        bench.kubectl("delete", "testbed/poison", "resourcequota/full", "--timeout=60s")
+        bench.kubectl("delete", "testbed/poison", "resourcequota/full", "--timeout=110s")
 
 
 def test_a_changed_configuration_rolls_every_pod_but_the_store(bench: Space) -> None:
@@ -208,14 +208,14 @@ def test_what_is_deleted_while_the_operator_is_away_is_made_again(bench: Space) 
 def test_a_testbed_leaves_nothing_when_it_is_deleted(bench: Space) -> None:
     """The job runs, also after all that happened to it in this file; deletion removes every object."""
     running(bench, checkpoints=1)
-    bench.kubectl("delete", "testbed", NAME, "--wait=true", "--timeout=60s")
+    bench.kubectl("delete", "testbed", NAME, "--wait=true", "--timeout=110s")
     bench.kubectl(
         "wait",
         "--for=delete",
         "pods,services,configmaps,secrets",
         "-l",
         f"headgate.dev/testbed={NAME}",
-        "--timeout=60s",
+        "--timeout=110s",
     )
     left = bench.get("pods,services,configmaps,secrets")["items"]
     assert [o["metadata"]["name"] for o in left if o["metadata"]["name"] != "kube-root-ca.crt"] == []
