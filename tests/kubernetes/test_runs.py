@@ -400,8 +400,10 @@ async def test_a_blocking_result_is_written_and_read_in_pods(followed: Followed)
     """A batch job: its consumer is deployed on the full result."""
     document = keyed("blocking")
     source, count, _ = document["spec"]["testbed"]["job"]["vertices"]
-    source["source"]["limit"] = 600
-    count["serviceTime"] = "15 ms"  # so that the exchange is seen at work
+    source["source"]["limit"] = 400
+    count["serviceTime"] = (
+        "10 ms"  # the exchange is seen at work for 4 of the 15 s, in which it has to end on a busy machine too
+    )
     document["spec"]["testbed"]["job"]["edges"][0]["deployment"] = "on-full-result"
     del document["spec"]["testbed"]["flinkConfiguration"]["execution.checkpointing.interval"]
     document["spec"]["faults"] = []
