@@ -86,7 +86,7 @@ def in_pieces(trials: Sequence[tables.TrialFiles]) -> dict[str, Any]:
 def test_an_exception_in_any_step_of_a_large_trial_is_its_error(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
 ):
-    """Where it was raised does not matter: in the scan, in a bucket of channels, or when the trial is judged."""
+    """It may be raised in the scan, in a bucket of channels, or when the trial is judged."""
     monkeypatch.setattr(splits, "SPLIT_ROWS", 2000)
     trials = [t for t in tables.open_trials(run_folder, read_manifest(run_folder)) if t.trial == WHOLE]
     assert not in_pieces(trials)["error"]
