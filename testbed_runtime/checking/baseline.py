@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 from msgspec import Struct
@@ -135,7 +136,10 @@ def with_noise(entries: Sequence[Entry], read: Callable[[Entry], Trial]) -> list
     for entry in entries:
         if entry["trial"] in used:
             trial = read(entry)
-            noises[entry["trial"]] = control_noise(trial, windows(trial, entry))
+            with suppress(
+                Exception
+            ):  # it is raised again, as this trial's own error, when the trial is judged
+                noises[entry["trial"]] = control_noise(trial, windows(trial, entry))
     return [
         entry
         if entry.get("role") == CONTROL

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.checking import reduced
+from testbed_runtime.checking import baseline, metrics, reduced
 from testbed_runtime.checking.unjudged import TEXT_MAX, described
 from testbed_runtime.cli import loading
 from testbed_runtime.core.documents import RECOVERY_FILE, TIMESERIES_FILE
@@ -65,6 +65,19 @@ def test_an_exception_of_a_checker_is_the_error_of_its_trial(
     series = json.loads((folder / TIMESERIES_FILE).read_text())["trials"]
     assert [one["trial"] for one in series if one["trial"] in (BROKEN, WHOLE)] == [WHOLE]
     assert "no-such-table" in report.read_text()
+
+
+def test_a_control_trial_whose_noise_cannot_be_computed_is_the_only_error(
+    folder: Path, without_spark: Evaluate, monkeypatch: pytest.MonkeyPatch
+):
+    """The noise is computed before any trial is judged, and again with the control trial."""
+    control = next(e["trial"] for e in read_manifest(folder)["trials"] if e["role"] == "control")
+    for module in (baseline, metrics):
+        break_checker(monkeypatch, module, "control_noise", control)
+    without_spark(folder)
+    verdict, _ = reread(folder)
+    errors = [e["trial"] for e in verdict["expectations"] if e["verdict"] == "Error"]
+    assert errors == [control]
 
 
 def in_pieces(trials: Sequence[tables.TrialFiles]) -> dict[str, Any]:
