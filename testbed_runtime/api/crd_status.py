@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Mapping
 from types import UnionType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -16,47 +16,10 @@ from testbed_runtime.api.status import MAX_ROWS, MAX_TARGETS, Condition, Model
 Schema = dict[str, Any]
 
 MAX_CONDITIONS = 16
-MAX_MESSAGE = 32_768
-"""Kubernetes' own bound of a condition's message."""
 
 TEXT: Schema = {"type": "string"}
 INTEGER: Schema = {"type": "integer", "format": "int64"}
 PLAIN: dict[Any, Schema] = {str: TEXT, int: INTEGER, float: {"type": "number"}, bool: {"type": "boolean"}}
-CONDITIONS: Schema = {
-    "type": "array",
-    "maxItems": MAX_CONDITIONS,
-    "description": "The conditions, by type: status, reason and the time of the last change.",
-    "x-kubernetes-list-type": "map",
-    "x-kubernetes-list-map-keys": ["type"],
-    "items": {
-        "type": "object",
-        "properties": {
-            "type": {
-                "type": "string",
-                "maxLength": 316,
-                "description": "What the condition is about, as in `Ready`, `Stalled` or `Complete`.",
-            },
-            "status": {
-                "type": "string",
-                "enum": ["True", "False", "Unknown"],
-                "description": "Whether it holds.",
-            },
-            "reason": {
-                "type": "string",
-                "maxLength": 1024,
-                "description": "Why, in a word; docs/kubernetes.md explains each.",
-            },
-            "message": {"type": "string", "maxLength": MAX_MESSAGE, "description": "Why, in a sentence."},
-            "observedGeneration": {**INTEGER, "description": "The generation of the spec that it is about."},
-            "lastTransitionTime": {
-                "type": "string",
-                "format": "date-time",
-                "description": "When its status changed last.",
-            },
-        },
-        "required": ["type", "status", "reason", "message", "lastTransitionTime"],
-    },
-}
 
 
 def _properties(model: type[Any]) -> Schema:
@@ -79,14 +42,25 @@ def _schema(hint: Any) -> Schema:
     if origin in (UnionType, typing.Union):
         (inner,) = (a for a in arguments if a is not type(None))
         return _schema(inner)
+    if origin is Literal:
+        return {**TEXT, "enum": [*arguments]}
     if origin is tuple and arguments[0] is Condition:
-        return CONDITIONS
+        return _conditions()
     if origin is tuple:
         bound = MAX_TARGETS if arguments[0] is str else MAX_ROWS
         return {"type": "array", "items": _schema(arguments[0]), "maxItems": bound}
     if origin is Mapping:
         return {"type": "object", "additionalProperties": _schema(arguments[1]), "maxProperties": MAX_TARGETS}
     return PLAIN[hint] if hint in PLAIN else {"type": "object", "properties": _properties(hint)}
+
+
+def _conditions() -> Schema:
+    """Return what the API server needs to merge conditions by type: each has all fields but the generation."""
+    fields = _properties(Condition)
+    required = [name for name in fields if name != "observedGeneration"]
+    merged = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+    items = {"type": "object", "properties": fields, "required": required}
+    return {"type": "array", "maxItems": MAX_CONDITIONS, **merged, "items": items}
 
 
 STATUS: dict[str, Schema] = {

@@ -19,6 +19,8 @@ STATUS_KEY = "status.json"
 MAX_ROWS = 1_100
 """Trials of a run (100 of each of its variants, in most of them far fewer) or rows of a study."""
 MAX_TARGETS = 256
+MAX_MESSAGE = 32_768
+"""Kubernetes' own bound of a condition's message."""
 MAX_TEXT = 4_000
 """Characters of a text that a runner reports."""
 MAX_ANSWER = 40
@@ -49,13 +51,18 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
 class Condition(Model, frozen=True):
     """metav1.Condition."""
 
-    type: str
+    type: Annotated[str, Meta(extra_json_schema={"maxLength": 316})]
+    """What the condition is about, as in `Ready`, `Stalled` or `Complete`."""
     status: Literal["True", "False", "Unknown"]
-    reason: str
-    """In CamelCase, never empty."""
-    message: str
+    """Whether it holds."""
+    reason: Annotated[str, Meta(extra_json_schema={"maxLength": 1024})]
+    """Why, in a word; docs/kubernetes.md explains each."""
+    message: Annotated[str, Meta(extra_json_schema={"maxLength": MAX_MESSAGE})]
+    """Why, in a sentence."""
     observed_generation: int | None = None
+    """The generation of the spec that it is about."""
     last_transition_time: Time = ""
+    """When its status changed last."""
 
     @property
     def is_true(self) -> bool:
@@ -68,6 +75,7 @@ class Status(Model, frozen=True):
     observed_generation: int | None = None
     """The generation of the spec that this status is about."""
     conditions: tuple[Condition, ...] = ()
+    """The conditions, by type: status, reason and the time of the last change."""
     phase: str = ""
     """The state, in a word."""
     message: str = ""
