@@ -101,6 +101,15 @@ class SocketConnection(Protocol):
 
 
 @runtime_checkable
+class RereadConnection(Protocol):
+    """A connection whose handler may give the end of what it received back, to receive it together with what follows."""
+
+    def unread(self, data: memoryview) -> bool:
+        """Deliver these last bytes of the current `on_data` again, in front of the next ones. They are copied. Return False, and
+        do nothing, if there are too many."""
+
+
+@runtime_checkable
 class FrameConnection(Protocol):
     """A connection that carries whole frames, as in virtual time: nothing is encoded. Its handler has `on_frames`."""
 

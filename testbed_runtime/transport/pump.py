@@ -46,6 +46,7 @@ from testbed_runtime.ports.network import (
     Connection,
     Listener,
     Network,
+    RereadConnection,
     Resolver,
     SocketState,
 )
@@ -273,6 +274,12 @@ _Key: TypeAlias = "tuple[str, Address, int]"
 """ResourceID and address of the producer's TaskManager, and the index of the connection to it."""
 
 
+def _keeps_nothing(data: memoryview) -> bool:
+    """Refuse to deliver bytes again, because the connection cannot."""
+    del data
+    return False
+
+
 class _ClientPump(Pump):
     """The consumer's end of one connection."""
 
@@ -282,6 +289,7 @@ class _ClientPump(Pump):
         super().__init__(owner.version, owner.interceptor, owner.tap)
         self._owner = owner
         self._rest = b""
+        self._unread: Callable[[memoryview], bool] = _keeps_nothing
         self._last_event: tuple[BytesLike, Buffer] | None = None
         self.ended = asyncio.Event()
         self.key: _Key = (peer, address, index)
@@ -297,6 +305,11 @@ class _ClientPump(Pump):
         )
         self._next = self._message
         self._decoder = ClientDecoder(owner.version, self.machine.allocate)
+
+    def on_connected(self, connection: Connection) -> None:
+        super().on_connected(connection)
+        if isinstance(connection, RereadConnection):
+            self._unread = connection.unread
 
     def on_data(self, data: memoryview) -> None:
         self._answering = True
@@ -314,6 +327,7 @@ class _ClientPump(Pump):
 
     def _consume(self, data: memoryview) -> None:
         decoder, on_frame, tap, position, end = self._decoder, self.machine.on_frame, self._tap, 0, len(data)
+        unread = self._unread
         while not self._closed:
             found = decoder.heads(data, position)
             if found is not None:
@@ -321,6 +335,9 @@ class _ClientPump(Pump):
                 if taken:
                     position = found[2][taken - 1][1]
                     if position == end:
+                        return
+                    # to decode it in two parts costs more than to read it again
+                    if taken == len(found[2]) and decoder.lacks_little and unread(data[position:]):
                         return
                     continue
             position += decoder.feed(data, position)

@@ -30,6 +30,8 @@ LOW_WATERMARK_BYTES = 32 * 1024
 one."""
 RECEIVE_BUFFER_BYTES = 384 * 1024
 """One buffer per network. It holds the ten buffers of 32 KiB for which a channel has credit, so that none of them is split."""
+REREAD_BYTES = 64 * 1024
+"""Most bytes that a handler may give back, for which the receive buffer has room besides: a buffer of 32 KiB and its header."""
 READS_PER_WAKE = 4
 """Limits the work of one loop iteration to 1 MiB per connection."""
 MAX_PARTS_PER_SEND = 64
@@ -60,6 +62,8 @@ class TcpConnection:
         self._fd = sock.fileno()
         self._handler = handler
         self._receive = receive
+        self._unread = b""
+        """What the handler gave back."""
         self._parts: deque[BytesLike] = deque()
         self._queued = 0
         self._sent = 0
@@ -150,6 +154,12 @@ class TcpConnection:
         if not self._reading and not self._closed:
             self._reading = True
             self._loop.add_reader(self._fd, self._on_readable)
+
+    def unread(self, data: memoryview) -> bool:
+        if len(data) > REREAD_BYTES:
+            return False
+        self._unread = bytes(data)
+        return True
 
     def close(self) -> None:
         if self._closing or self._closed:
@@ -246,9 +256,13 @@ class TcpConnection:
             self._on_readable()
 
     def _on_readable(self) -> None:
+        receive = self._receive
         for _ in range(READS_PER_WAKE):
+            kept = len(self._unread)
+            if kept:
+                receive[:kept] = self._unread
             try:
-                count = self._sock.recv_into(self._receive)
+                count = self._sock.recv_into(receive[kept:] if kept else receive)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
@@ -257,8 +271,10 @@ class TcpConnection:
             if count == 0:
                 self._end(None)
                 return
-            self._handler.on_data(self._receive[:count])
-            if self._closed or not self._reading or count < len(self._receive):
+            self._unread = b""
+            count += kept
+            self._handler.on_data(receive[:count])
+            if self._closed or not self._reading or count < len(receive):
                 return
 
     def _end(self, error: Exception | None, *, notify: bool = True) -> None:
@@ -378,7 +394,7 @@ class TcpNetwork:
         self._socket_buffer_bytes = socket_buffer_bytes
         self._tls = tls
         # on_data is called synchronously and never nested, so all connections of a loop can share it
-        self._receive = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
+        self._receive = memoryview(bytearray(RECEIVE_BUFFER_BYTES + REREAD_BYTES))
 
     async def listen(self, make_handler: Callable[[], ConnectionHandler], address: Address) -> TcpListener:
         host, port = address

@@ -20,7 +20,7 @@ from testbed_runtime.timeouts import timeout
 
 RECEIVE_BYTES = 352 * 1024
 """Ciphertext received at once. With the rest of one record (at most 18 KiB) before it, it fits decrypted into the receive
-buffer of the network (384 KiB), so that nothing complete stays behind."""
+buffer of the network (384 KiB, besides what its handler gave back), so that nothing complete stays behind."""
 ENCRYPT_BYTES = 200 * 1024
 """Maximum plaintext of one send. A piece of the pump (`transport.sending`) with its headers fits: 192 KiB and 282 bytes."""
 HANDSHAKE_BYTES = 16 * 1024

@@ -12,7 +12,7 @@ import uvloop
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.transport.simulated import SimulatedFabric
-from testbed_runtime.transport.tcp import HIGH_WATERMARK_BYTES, TcpNetwork
+from testbed_runtime.transport.tcp import HIGH_WATERMARK_BYTES, REREAD_BYTES, TcpNetwork
 from tests.transport.conformance import LIMIT_S, Pair, Watcher
 from tests.transport.encrypted import encrypted_network
 
@@ -49,6 +49,33 @@ async def test_bytes_arrive_in_order_whatever_their_parts_are(pair: Pair) -> Non
     await pair.client.until(lambda: len(pair.client.received) >= len(sent[server]))
     assert pair.server.received == sent[client]
     assert pair.client.received == sent[server]
+
+
+@pytest.mark.parametrize("network", [TcpNetwork, encrypted_network])
+async def test_what_a_handler_gives_back_is_delivered_again_in_front_of_what_follows(network) -> None:
+    """Other connections, which share the receive buffer, may receive in between."""
+    pair = await Pair(network()).open()
+    client, server = connections(pair)
+    given = []
+
+    def give_back(data: memoryview) -> None:
+        if not given and len(pair.server.received) == 6:
+            assert not server.unread(memoryview(bytes(REREAD_BYTES + 1)))
+            assert server.unread(data[-3:])
+            given.append(bytes(data[-3:]))
+
+    pair.server.on_data_hook = give_back
+    client.send([b"abcdef"])
+    await pair.server.until(lambda: bool(given))
+    server.send([b"0123456789"])
+    await pair.client.until(lambda: len(pair.client.received) == 10)
+    client.send([b"ghi"])
+    await pair.server.until(lambda: len(pair.server.received) == 12)
+    assert pair.server.received == b"abcdefdefghi"
+    client.send([b"jkl"])
+    await pair.server.until(lambda: len(pair.server.received) == 15)
+    assert pair.server.received.endswith(b"ghijkl")
+    await pair.close()
 
 
 async def test_a_segment_that_is_reused_after_on_sent_does_not_change_what_was_sent(pair: Pair) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FlinkError
-from testbed_runtime.core.exchange.arrivals import RUN_FRAMES
+from testbed_runtime.core.exchange.arrivals import RUN_FRAMES, UNREAD_BYTES
 from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.codec import ClientDecoder
 from testbed_runtime.core.exchange.encoding import encode, encode_run
@@ -184,6 +184,66 @@ async def test_buffers_that_arrive_together_are_handled_as_one_by_one(steps) -> 
         assert ends[0].state() == ends[1].state()
         for end in ends:
             end.check_credit()
+
+
+class Rereading(FakeConnection):
+    """A connection that delivers again what its handler gave back, like the one over TCP."""
+
+    unread_bytes = b""
+
+    def unread(self, data: memoryview) -> bool:
+        self.unread_bytes = bytes(data)
+        return True
+
+    def deliver(self, end: End, data: bytes) -> None:
+        again, self.unread_bytes = self.unread_bytes, b""
+        end.pump.on_data(memoryview(again + data))
+
+
+def runs(sizes: list[int]) -> list[bytes]:
+    """Return the frames of a channel's first buffers."""
+    frames = [
+        BufferResponse(receiver_id(0), 0, sequence, 3, DataType.DATA_BUFFER, bytes([sequence]) * size, False)
+        for sequence, size in enumerate(sizes)
+    ]
+    return [b"".join(encode(frame, WireVersion.V2)) for frame in frames]
+
+
+@pytest.mark.parametrize("missing", [1, SEGMENT_BYTES - 1, SEGMENT_BYTES])
+async def test_a_buffer_that_lacks_a_few_bytes_is_read_again_with_its_end(missing) -> None:
+    """It has no segment before it is complete. Then everything is as if the bytes had arrived together."""
+    frames = runs([SEGMENT_BYTES] * 2)
+    whole, cut = End(together=True), End(together=True)
+    connection = cut.connection = Rereading()
+    cut.pump.on_connected(connection)
+    stream = b"".join(frames)
+    connection.deliver(cut, stream[:-missing])
+    assert connection.unread_bytes == frames[1][:-missing]
+    assert cut.consumer.channel(0).queued == 1
+    assert cut.consumer.channel(0).stats().exclusive == 1
+    connection.deliver(cut, stream[-missing:])
+    assert connection.unread_bytes == b""
+    whole.pump.on_data(memoryview(stream))
+    assert cut.consumer.channel(0).stats() == whole.consumer.channel(0).stats()
+    polled = whole.poll()
+    assert [data for _, _, _, data in polled] == [bytes([i]) * SEGMENT_BYTES for i in range(2)]
+    assert cut.poll() == polled
+    assert cut.state() == whole.state()
+
+
+@pytest.mark.parametrize("version", list(WireVersion))
+@pytest.mark.parametrize(
+    ("there", "lacks_little"), [(0, False), (1, False), (-1, True), (-UNREAD_BYTES - 1, False)]
+)
+def test_only_the_end_of_a_buffer_is_worth_reading_again(version, there, lacks_little) -> None:
+    """A header that is incomplete, or a payload of which much is missing, is decoded as far as it has arrived."""
+    first, second = (
+        b"".join(encode(BufferResponse(receiver_id(0), 0, number, 3, DataType.DATA_BUFFER, bytes(2 * UNREAD_BYTES), False), version))
+        for number in range(2)
+    )  # fmt: skip
+    decoder = ClientDecoder(version, lambda *_: None)
+    assert decoder.heads(memoryview(first + second[:there]), 0) is not None
+    assert decoder.lacks_little == lacks_little
 
 
 @pytest.mark.parametrize("version", list(WireVersion))

@@ -10,6 +10,8 @@ from testbed_runtime.core.ids import InputChannelID
 
 MAX_BUFFER_BYTES = 64 * 1024 * 1024
 """Maximum size of a data payload. The segment that receives it is the tighter limit."""
+UNREAD_BYTES = 4096
+"""Most missing bytes of a buffer that are worth the wait: loopback cuts the stream every 64 KiB, shortly before a buffer ends."""
 RUN_FRAMES = 64
 """Most data buffers that are handled together. Without buffers for them (legacy mode), they are read again at every attempt."""
 Head: TypeAlias = tuple[int, int, int, int, DataType, bool]
@@ -21,13 +23,15 @@ _Known: TypeAlias = tuple[InputChannelID, int, bytes, bytes, int, DataType, bool
 class Arrivals:
     """Finds buffers that arrive together. The fields that their headers share (all except sequence number and backlog) are read once."""
 
-    __slots__ = ("_is_v2", "_known", "_numbered", "_whole")
+    __slots__ = ("_is_v2", "_known", "_numbered", "_whole", "missing")
 
     def __init__(self, version: WireVersion) -> None:
         self._is_v2 = version is WireVersion.V2
         self._whole = WHOLE[version]
         self._numbered = NUMBERED[version]
         self._known: _Known = InputChannelID(bytes(16)), 0, b"", b"", 0, DataType.DATA_BUFFER, False
+        self.missing = 0
+        """How many bytes the usual data buffer lacks that follows those found last. 0: something else follows, or nothing."""
 
     def find(self, view: memoryview, start: int) -> tuple[InputChannelID, int, list[Head]] | None:
         """Return receiver, subpartition and up to RUN_FRAMES heads of the complete data buffers of one channel with which
@@ -35,7 +39,7 @@ class Arrivals:
         whole, unpack, end = self._numbered.size, self._numbered.unpack_from, len(view)
         receiver, subpartition, ahead, behind, size, data_type, compressed = self._known
         found: list[Head] = []
-        expected = 0
+        expected = self.missing = 0
         while len(found) < RUN_FRAMES and (body := start + whole) <= end:
             its_ahead, sequence, backlog, its_behind = unpack(view, start)
             if its_ahead != ahead or its_behind != behind:
@@ -45,7 +49,10 @@ class Arrivals:
                 self._known = known
                 receiver, subpartition, ahead, behind, size, data_type, compressed = known
             start = body + size
-            if start > end or backlog < 0 or (sequence != expected and found):
+            if start > end and backlog >= 0:
+                self.missing = start - end
+                break
+            if backlog < 0 or (sequence != expected and found):
                 break
             expected = sequence + 1
             found.append((body, start, sequence, backlog, data_type, compressed))

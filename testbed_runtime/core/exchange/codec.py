@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias
 
 from testbed_runtime.core.errors import RemoteProtocolError
-from testbed_runtime.core.exchange.arrivals import MAX_BUFFER_BYTES, Arrivals, Head
+from testbed_runtime.core.exchange.arrivals import MAX_BUFFER_BYTES, UNREAD_BYTES, Arrivals, Head
 from testbed_runtime.core.exchange.encoding import (
     BUFFER,
     BUFFER_TYPES,
@@ -309,6 +309,11 @@ class ClientDecoder(_Decoder):
         if self._id >= 0 or self._gathered or self._ready is not None:
             return None
         return self._arrivals.find(view, start)
+
+    @property
+    def lacks_little(self) -> bool:
+        """Whether the rest of the input, behind the heads found last, is a usual data buffer without a few of its last bytes."""
+        return 0 < self._arrivals.missing <= UNREAD_BYTES
 
     def feed(self, data: BytesLike, start: int = 0) -> int:
         """Consume data[start:], at most up to the end of a frame and less when stalled. Return the number of bytes.
