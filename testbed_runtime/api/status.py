@@ -52,7 +52,7 @@ class Condition(Model, frozen=True):
     """metav1.Condition."""
 
     type: Annotated[str, Meta(extra_json_schema={"maxLength": 316})]
-    """What the condition is about, as in `Ready`, `Stalled` or `Complete`."""
+    """Its name, such as `Ready`, `Stalled` or `Complete`."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: Annotated[str, Meta(extra_json_schema={"maxLength": 1024})]

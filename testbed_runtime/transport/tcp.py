@@ -63,7 +63,7 @@ class TcpConnection:
         self._handler = handler
         self._receive = receive
         self._unread = b""
-        """What the handler gave back."""
+        """Bytes that the handler gave back."""
         self._parts: deque[BytesLike] = deque()
         self._queued = 0
         self._sent = 0

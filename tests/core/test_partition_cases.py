@@ -21,6 +21,7 @@ from testbed_runtime.core.exchange.partition import EVERY, ResultPartition
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.exchange.sizing import result_partition_buffers
 from testbed_runtime.core.exchange.subpartition import SubpartitionView
+from testbed_runtime.core.options import Options
 from testbed_runtime.core.values import MAX_INT
 from tests.core.exchange_model import SEGMENT_BYTES, nothing, partition_id
 
@@ -172,7 +173,7 @@ def test_F_124_a_blocking_result_is_not_read_before_its_end() -> None:
 @pytest.mark.parametrize(("bounded", "most"), [(True, 2 * 2 + 8), (False, MAX_INT)])
 def test_F_125_a_result_requires_a_buffer_per_subpartition_and_one_more(bounded: bool, most: int) -> None:
     """A bounded one has two for each of two subpartitions and eight floating ones at most."""
-    assert result_partition_buffers(2, 2, 8, bounded=bounded) == (3, most)
+    assert result_partition_buffers(Options({}), 2, bounded=bounded) == (3, most)
 
 
 def test_F_126_an_event_of_a_reader_reaches_the_task_that_has_the_result() -> None:

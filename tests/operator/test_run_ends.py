@@ -8,12 +8,13 @@ import pytest
 
 from headgate_operator import objects_runs
 from headgate_operator.plan.conditions import rfc3339
-from headgate_operator.plan.model import Ask, Delete, Emit, Plan, SetFinalizers
+from headgate_operator.plan.model import Ask, Create, Delete, Emit, Plan, SetFinalizers
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Pod, Run, Testbed
 from tests.operator.planned import message
 from tests.operator.runs import (
+    ACCEPTED,
     KNOWN,
     RECORDER,
     RUNNER,
@@ -22,9 +23,49 @@ from tests.operator.runs import (
     look,
     made,
     pods,
+    report,
 )
 from tests.operator.test_scenario_study import NOW
 from tests.operator.world import a_testbed
+
+# ---- a suspended run
+
+
+def created_pods(plan: Plan) -> list[str]:
+    made = [action.manifest for action in plan.actions if isinstance(action, Create)]
+    return [manifest["metadata"]["name"] for manifest in made if manifest["kind"] == "Pod"]
+
+
+@pytest.mark.parametrize(
+    ("since_s", "last_end_s", "unfinished", "executors", "gone"),
+    [
+        (119, 500, 0, 0, False),
+        (120, 119, 0, 0, False),
+        (120, 120, 0, 0, True),
+        (500, 500, 1, 0, False),
+        (119, 0, 0, 2, False),
+        (120, 500, 0, 2, True),
+    ],
+)
+def test_a_run_that_waits_between_two_trials_gives_up_its_spark_after_two_minutes(
+    since_s: float, last_end_s: float, unfinished: int, executors: int, gone: bool
+) -> None:
+    """The warm one unless another run uses it. It is not created again before the run is resumed."""
+    waits = {"type": "Reconciling", "status": "False", "reason": "Suspended", "message": ""}
+    conditions = [*ACCEPTED, {**waits, "lastTransitionTime": rfc3339(NOW - since_s)}]
+    known = {**KNOWN, "phase": "Suspended", "conditions": conditions}
+    evaluation = {"executors": executors, "historyClaim": "h"} if executors else {}
+    raw = made(known, suspend=True, evaluation=evaluation)
+    name = objects_runs.spark_name(Run(raw))
+    more: dict[str, Any] = {"report": report(), "unfinished": unfinished, "last_end": NOW - last_end_s}
+    used = pods(spark=None) | {name: a_pod(name)}
+    found = look(raw, pods=used, **more)
+    spark = [action for action in found.actions if isinstance(action, Delete)]
+    assert spark == ([Delete("Pod", "lab", name, f"{name}-uid")] if gone else [])
+    assert created_pods(look(raw, pods=pods(spark=None), **more)) == []
+    resumed = made(known, evaluation=evaluation)
+    assert created_pods(look(resumed, pods=pods(spark=None), **more)) == [name]
+
 
 # ---- the end
 
