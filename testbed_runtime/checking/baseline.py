@@ -136,9 +136,7 @@ def with_noise(entries: Sequence[Entry], read: Callable[[Entry], Trial]) -> list
     for entry in entries:
         if entry["trial"] in used:
             trial = read(entry)
-            with suppress(
-                Exception
-            ):  # it is raised again, as this trial's own error, when the trial is judged
+            with suppress(Exception):  # judging this trial raises it again
                 noises[entry["trial"]] = control_noise(trial, windows(trial, entry))
     return [
         entry
