@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from . import settings
 from .settings import FIRST, INSIDE, SECOND, Node, filled
 
@@ -40,15 +42,10 @@ def plan(images: Sequence[str], *, second: Sequence[str] = ()) -> dict[str, Any]
     """Return the steps of the node's first process, in order. `images`: names of archives in the cache's folder of images.
     `second`: the command of the second node's first process, if there is one."""
     kubectl = [str(BINARIES / "kubectl"), "--kubeconfig", str(KEYS / "admin.conf"), "--request-timeout=2s"]
-    steps: list[dict[str, Any]] = [_start("etcd", etcd()), _start("containerd", containerd(FIRST))]
-    steps += [_start("kube-apiserver", api_server()), *_loaded(images)]
+    steps: list[dict[str, Any]] = [_program("etcd"), _program("containerd")]
+    steps += [_program("kube-apiserver"), *_loaded(images)]
     steps += [_until("the API server is ready", [*kubectl, "get", "--raw", "/readyz"])]
-    steps += [
-        _start("kubelet", kubelet(FIRST)),
-        _start("kube-controller-manager", controller_manager()),
-        _start("kube-scheduler", scheduler()),
-        _start("kube-proxy", proxy(FIRST)),
-    ]
+    steps += map(_program, ("kubelet", "kube-controller-manager", "kube-scheduler", "kube-proxy"))
     if second:  # ranges of pods are given in the order of registration
         steps += [
             _until("the first node has its pods", [*kubectl, "wait", f"--for=jsonpath={{.spec.podCIDR}}={FIRST.pods}",
@@ -61,8 +58,8 @@ def plan(images: Sequence[str], *, second: Sequence[str] = ()) -> dict[str, Any]
 
 def second_plan(images: Sequence[str]) -> dict[str, Any]:
     """Return the steps of the second node's first process."""
-    steps = [_start("containerd", containerd(SECOND)), *_loaded(images), _start("kubelet", kubelet(SECOND))]
-    return _whole([*steps, _start("kube-proxy", proxy(SECOND))])
+    steps = [_program("containerd", SECOND), *_loaded(images)]
+    return _whole([*steps, _program("kubelet", SECOND), _program("kube-proxy", SECOND)])
 
 
 def _whole(steps: list[dict[str, Any]]) -> dict[str, Any]:
@@ -92,6 +89,10 @@ def _link_to_second() -> list[dict[str, Any]]:
     return [_until(f"ip {' '.join(words)}", ["ip", *words]) for words in commands]
 
 
+def _program(name: str, node: Node = FIRST) -> dict[str, Any]:
+    return _start(name, program(name, node))
+
+
 def _start(name: str, command: Sequence[str]) -> dict[str, Any]:
     return {"start": name, "command": list(command)}
 
@@ -100,104 +101,25 @@ def _until(what: str, command: Sequence[str]) -> dict[str, Any]:
     return {"until": what, "command": list(command), "seconds": READY_LIMIT_S}
 
 
-def etcd() -> list[str]:
-    """Return etcd's command line. Its data is in memory, so nothing is synced."""
-    return [
-        str(BINARIES / "etcd"),
-        "--data-dir=/run/etcd",
-        f"--listen-client-urls={ETCD}",
-        f"--advertise-client-urls={ETCD}",
-        "--unsafe-no-fsync",
-        "--log-level=warn",
-    ]
-
-
-def containerd(node: Node) -> list[str]:
-    return ["containerd", "--config", str(CONFIG / node.folder / "containerd.toml")]
-
-
-def api_server() -> list[str]:
-    """Return the API server's command line. It is reachable from the host by the link only; logs and exec use the kubelet's address, not its name."""
-    return [
-        str(BINARIES / "kube-apiserver"),
-        f"--advertise-address={settings.NODE_ADDRESS}",
-        f"--secure-port={settings.API_PORT}",
-        f"--etcd-servers={ETCD}",
-        f"--service-cluster-ip-range={settings.SERVICE_RANGE}",
-        "--authorization-mode=Node,RBAC",
-        "--enable-admission-plugins=NodeRestriction",
-        "--allow-privileged=true",
-        f"--client-ca-file={KEYS}/ca.crt",
-        f"--tls-cert-file={KEYS}/apiserver.crt",
-        f"--tls-private-key-file={KEYS}/apiserver.key",
-        f"--kubelet-certificate-authority={KEYS}/ca.crt",
-        f"--kubelet-client-certificate={KEYS}/apiserver-kubelet.crt",
-        f"--kubelet-client-key={KEYS}/apiserver-kubelet.key",
-        "--kubelet-preferred-address-types=InternalIP",
-        f"--service-account-issuer=https://kubernetes.default.svc.{settings.DNS_DOMAIN}",
-        f"--service-account-key-file={KEYS}/sa.pub",
-        f"--service-account-signing-key-file={KEYS}/sa.key",
-        "--profiling=false",
-        f"--audit-policy-file={CONFIG}/audit.yaml",
-        f"--audit-log-path={RUN}/logs/audit.log",
-        "--audit-log-mode=batch",  # nothing waits for it
-        "--audit-log-maxsize=50",  # megabytes
-        "--audit-log-maxbackup=1",
-    ]
-
-
-def controller_manager() -> list[str]:
-    """Return the controller manager's command line. The default of 20 requests per second would delay the start by 4 s."""
-    return [
-        str(BINARIES / "kube-controller-manager"),
-        f"--kubeconfig={KEYS}/controller-manager.conf",
-        "--allocate-node-cidrs=true",
-        f"--cluster-cidr={settings.POD_RANGE}",
-        f"--service-cluster-ip-range={settings.SERVICE_RANGE}",
-        f"--root-ca-file={KEYS}/ca.crt",
-        f"--service-account-private-key-file={KEYS}/sa.key",
-        f"--cluster-signing-cert-file={KEYS}/ca.crt",
-        f"--cluster-signing-key-file={KEYS}/ca.key",
-        "--use-service-account-credentials=true",
-        "--flex-volume-plugin-dir=/var/lib/kubelet/plugins-flex",
-        "--leader-elect=false",
-        "--bind-address=127.0.0.1",
-        "--kube-api-qps=200",
-        "--kube-api-burst=400",
-    ]
-
-
-def scheduler() -> list[str]:
-    return [
-        str(BINARIES / "kube-scheduler"),
-        f"--kubeconfig={KEYS}/scheduler.conf",
-        "--leader-elect=false",
-        "--bind-address=127.0.0.1",
-    ]
-
-
-def kubelet(node: Node) -> list[str]:
-    return [
-        str(BINARIES / "kubelet"),
-        f"--config={CONFIG / node.folder / 'kubelet.yaml'}",
-        f"--kubeconfig={KEYS}/kubelet{node.suffix}.conf",
-        f"--hostname-override={node.name}",
-        f"--node-ip={node.address}",
-    ]
-
-
-def proxy(node: Node) -> list[str]:
-    """Return kube-proxy's command line. It does not change the connection tracking limits, which belong to the whole machine."""
-    return [
-        str(BINARIES / "kube-proxy"),
-        f"--kubeconfig={KEYS}/proxy.conf",
-        f"--hostname-override={node.name}",
-        "--proxy-mode=iptables",
-        f"--cluster-cidr={settings.POD_RANGE}",
-        "--conntrack-max-per-core=0",
-        "--conntrack-tcp-timeout-established=0s",
-        "--conntrack-tcp-timeout-close-wait=0s",
-    ]
+def program(name: str, node: Node = FIRST) -> list[str]:
+    """Return a program's command line. containerd is the machine's own, the others are from the cache."""
+    found = filled(
+        "commands.yaml.in",
+        etcd=ETCD,
+        keys=KEYS,
+        config=CONFIG,
+        own=CONFIG / node.folder,
+        logs=RUN / "logs",
+        first=settings.NODE_ADDRESS,
+        port=settings.API_PORT,
+        services=settings.SERVICE_RANGE,
+        pods=settings.POD_RANGE,
+        domain=settings.DNS_DOMAIN,
+        node=node.name,
+        address=node.address,
+        suffix=node.suffix,
+    )
+    return [name if name == "containerd" else str(BINARIES / name), *yaml.safe_load(found)[name]]
 
 
 def configurations(plugins: Path, node: Node = FIRST, *, nodes: int = 1) -> dict[str, str]:
