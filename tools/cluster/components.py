@@ -19,6 +19,7 @@ RUN = INSIDE / "run"
 KEYS = RUN / "pki"
 CONFIG = RUN / "config"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+CTR = ("ctr", "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io")
 ETCD = "http://127.0.0.1:2379"
 READY_LIMIT_S = 60.0  # seconds that a program may take to answer on a busy machine; usually 2 to 6
 
@@ -67,10 +68,9 @@ def _whole(steps: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _loaded(images: Sequence[str]) -> list[dict[str, Any]]:
-    ctr = ["ctr", "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io"]
-    answers = _until("containerd answers", [*ctr, "version"])
+    answers = _until("containerd answers", [*CTR, "version"])
     return [answers] + [
-        _until(f"image {name} is loaded", [*ctr, "images", "import", str(INSIDE / "images" / name)])
+        _until(f"image {name} is loaded", [*CTR, "images", "import", str(INSIDE / "images" / name)])
         for name in images
     ]
 

@@ -38,18 +38,8 @@ def conflict(routes: list[dict[str, Any]]) -> str | None:
 def hand_over(pid: int) -> None:
     """Create the pair of interfaces, with one end in the network namespace of process `pid`."""
     address = f"{settings.HOST_ADDRESS}/{settings.LINK_PREFIX}"
-    _ip(
-        "link",
-        "add",
-        settings.HOST_LINK,
-        "type",
-        "veth",
-        "peer",
-        "name",
-        settings.NODE_LINK,
-        "netns",
-        str(pid),
-    )
+    pair = f"link add {settings.HOST_LINK} type veth peer name {settings.NODE_LINK} netns {pid}"
+    _ip(*pair.split())
     _ip("address", "add", address, "dev", settings.HOST_LINK)
     _ip("link", "set", settings.HOST_LINK, "up")
 

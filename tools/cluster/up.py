@@ -82,9 +82,8 @@ def load(layout: Layout, archives: Sequence[Path]) -> None:
         with step(f"loading {archive}"):
             commands = [["kind", "load", "image-archive", str(archive), "--name", settings.NODE]]
             if known.kind != state.KIND:
-                ctr = ["ctr", "--address", components.CONTAINERD_SOCKET, "--namespace", "k8s.io"]
-                there = state.nodes(layout)
-                commands = [inside(layout, [*ctr, "images", "import", "-"], node) for node in there]
+                imported = [*components.CTR, "images", "import", "-"]
+                commands = [inside(layout, imported, node) for node in state.nodes(layout)]
             for command in commands:
                 with archive.open("rb") as content:
                     done = subprocess.run(command, stdin=content, capture_output=True, text=True, check=False)

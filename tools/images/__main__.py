@@ -132,8 +132,7 @@ def _load(target: cluster_settings.Layout, layout: Layout, image: archive.Made) 
 
 
 def _ctr(target: cluster_settings.Layout, *words: str) -> str:
-    address = ["--address", components.CONTAINERD_SOCKET, "--namespace", "k8s.io"]
-    command = up.inside(target, ["ctr", *address, *words])
+    command = up.inside(target, [*components.CTR, *words])
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

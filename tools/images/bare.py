@@ -118,14 +118,8 @@ def _buildah(layout: Layout, *arguments: str) -> str:
     program = packages.find("buildah")
     if program is None:
         raise ImagesError("buildah is missing. Debian: apt-get install buildah")
-    where = [
-        "--storage-driver",
-        "vfs",
-        "--root",
-        str(layout.store),
-        "--runroot",
-        str(layout.cache / "runroot"),
-    ]
+    runroot = str(layout.cache / "runroot")
+    where = ["--storage-driver", "vfs", "--root", str(layout.store), "--runroot", runroot]
     if configured := os.environ.get("CONTAINERS_REGISTRIES_CONF"):  # `buildah manifest` does not read it
         where += ["--registries-conf", configured]
     return run([*NICE, program, *where, *arguments])
@@ -149,16 +143,9 @@ def sources(layout: Layout) -> archive.Blob:
             shutil.copytree(settings.ROOT / name, source / name, ignore=ignored)
         for name in settings.SOURCE_FILES:
             shutil.copy(settings.ROOT / name, source)
-        inside = f"/{Path(work).relative_to(root)}"
-        command = [
-            "chroot",
-            str(root),
-            "python3",
-            f"{inside}/src/lay_out.py",
-            f"{inside}/src",
-            f"{inside}/out",
-        ]
-        run(command)
+        inside = Path("/", Path(work).relative_to(root))
+        words = [str(inside / name) for name in ("src/lay_out.py", "src", "out")]
+        run(["chroot", str(root), "python3", *words])
         # buildah leaves an empty file or folder at each mount point
         return archive.layer(Path(work) / "out", "/opt/headgate", gone=(BUILD_CA, BUILD_CACHE))
 
