@@ -291,7 +291,7 @@ class RunProgress(Status, frozen=True):
     job: JobNow = JobNow()
     """Numbers of the job of the current trial."""
     answer: tuple[str, ...] = ()
-    """How long each trial was down, which wait cost each second, and what lower values save: the lines of the terminal."""
+    """How long each trial was down, which wait cost each second, and which values would have helped: the lines of the terminal."""
     recovery: RecoveryResult = RecoveryResult()
     """The owners of the seconds of the last judged trial's outages."""
     delivery: Mapping[str, int] = {}

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
+from testbed_runtime.checking.avoidable import with_enough
 from testbed_runtime.checking.backlog import backlog_words
 from testbed_runtime.checking.catchup import FEW, CatchUp
 from testbed_runtime.checking.common import (
@@ -242,7 +243,9 @@ class _Paths:
             lasting = lasting_wait(self.waits, found[0].segments, named)
         failed = [r.failure for r in outage.rounds[:-1]]
         needless = [False, *(f is not None and f.kind == "slot" for f in failed)]
-        shared = until_faults_end(share_slack(found, needless), self.effects)
+        shared = until_faults_end(share_slack(found, needless), self.effects, self.delays)
+        causes = [c.t_ns for r in outage.rounds for c in (r.cause, r.failure) if c is not None]
+        shared = with_enough(shared, causes, self.waits, self.effects, self.entry)
         return tuple(replace(r, segments=capped(r.segments)) for r in shared)
 
     def _round(self, outage: Outage, number: int, span: RoundSpan, lasting: Wait | None) -> Round:

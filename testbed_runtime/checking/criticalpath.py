@@ -285,7 +285,7 @@ class _Walk:
                     w.kind in beside
                     and w.kind in kinds
                     and wait.start_ns + TIE_NS < w.end_ns <= at + EPSILON_NS
-                    and w.start_ns < min(wait.end_ns - TIE_NS, self.end)
+                    and w.start_ns < min(wait.end_ns - TIE_NS, self.end - EPSILON_NS)
                     and w.option != wait.option
                     and id(w) not in self._taken
                     and _caused(w)

@@ -41,7 +41,7 @@ def held_messages(
         # not by calls that did not reach it: it is there
         if w.option in KINDS["heartbeat"].options[:1]
     ]
-    losses = [w for w in losses if not any(_keeps_silent(e, w, planes) for e in effects)]
+    losses = [w for w in losses if not any(keeps_silent(e, w, planes) for e in effects)]
     found: dict[tuple[str, int], Wait] = {}
     for effect in effects:
         for loss in losses if effect.kind == "rpc.delay" and effect.injected_ns is not None else ():
@@ -75,7 +75,7 @@ def _ordinal(loss: Wait) -> str:
     return loss.what.rpartition("-")[0]
 
 
-def _keeps_silent(effect: FaultEffect, loss: Wait, planes: Mapping[str, str]) -> bool:
+def keeps_silent(effect: FaultEffect, loss: Wait, planes: Mapping[str, str]) -> bool:
     """Return whether the JobManager heard nothing of the lost TaskManager for half of the time because of this fault: it paused it,
     muted it or cut it off. One that was killed does not come back."""
     cuts = effect.hides_link and planes.get(effect.fault, PLANES[0]) != PLANES[0]

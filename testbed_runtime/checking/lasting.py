@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 
 from msgspec.structs import replace
@@ -19,6 +19,10 @@ _ENDED = frozenset({"restart-delay", "slot", "checkpoint", "connection", "failur
 """A failure ends them, or they say nothing about the next round."""
 _OF_A_LOSS = ("replacement", "heartbeat")
 """They last since the fault that ended or silenced a process."""
+
+
+HELD_BACK = ("registration.delay", "rpc.delay", "store.slow")
+"""The kinds of faults that delay single messages or calls. What they hold back goes on when they end."""
 
 
 def lasting_wait(waits: Iterable[Wait], segments: Sequence[Segment], failed: str = "") -> Wait | None:
@@ -151,10 +155,13 @@ def _shared(rounds: Sequence[Round], needless: Sequence[bool]) -> list[Round]:
     return found[::-1]
 
 
-def until_faults_end(rounds: Sequence[Round], effects: Iterable[FaultEffect]) -> tuple[Round, ...]:
-    """Return the rounds, with nothing to save of a wait during a fault if a later one ended with that fault, however early it begins."""
+def until_faults_end(
+    rounds: Sequence[Round], effects: Iterable[FaultEffect], delays: Mapping[str, int]
+) -> tuple[Round, ...]:
+    """Return the rounds, with less to save of a wait during a fault if a later one ended with that fault, however early it begins. `delays`:
+    by how much each fault delays a message or a call, which is over after that or with the fault. What lets nothing pass has none."""
     ends = {e.fault: e for e in effects if e.ended_ns is not None}
-    held = [s for r in rounds for s in r.segments if s.fault in ends and _ends_with(s, ends[s.fault])]
+    held = [s for r in rounds for s in r.segments if s.fault in ends and _ends_with(s, ends[s.fault], delays)]
 
     def limited(own: Segment) -> Segment:
         later = (
@@ -163,17 +170,38 @@ def until_faults_end(rounds: Sequence[Round], effects: Iterable[FaultEffect]) ->
             if own.end_ns <= s.start_ns and ends[s.fault].begun_ns <= own.start_ns + EPSILON_NS
         )
         following = next(later, None) if own.option and own.kind != "registration" else None
-        return own if following is None else replace(own, slack_ns=0, next=following.text)
+        return (
+            own
+            if following is None
+            else with_slack(own, _saved(own, following, ends, delays), following.text)
+        )
 
     return tuple(replace(r, segments=tuple(limited(s) for s in r.segments)) for r in rounds)
 
 
-def _ends_with(segment: Segment, fault: FaultEffect) -> bool:
-    """Whether a wait was for something that a fault lets not pass, and ended with that fault: most of it lies in the fault."""
-    if not fault.hides_link:
-        return False
+def with_slack(own: Segment, saved_ns: int, following: str) -> Segment:
+    """Return a wait of which a lower value saves at most this, before the job waits for what is `following`, unless it saves less anyway."""
+    known = own.slack_ns if own.slack_ns >= 0 else own.end_ns - own.start_ns
+    return own if saved_ns >= known else replace(own, slack_ns=saved_ns, next=following)
+
+
+def _saved(
+    own: Segment, following: Segment, ends: Mapping[str, FaultEffect], delays: Mapping[str, int]
+) -> int:
+    fault = ends[following.fault]
+    if fault.hides_link:
+        return 0
+    needless = following.start_ns + delays.get(fault.fault, 0) - (fault.ended_ns or 0)
+    return max(0, own.end_ns - own.start_ns - needless)
+
+
+def _ends_with(segment: Segment, fault: FaultEffect, delays: Mapping[str, int]) -> bool:
+    """Whether a wait was for something that a fault holds back, and ended with that fault: most of it lies in the fault."""
     within = (fault.ended_ns or 0) - segment.start_ns
-    return 0 < 2 * within >= segment.end_ns - segment.start_ns >= within - EPSILON_NS
+    lasted = segment.end_ns - segment.start_ns
+    if fault.hides_link:
+        return 0 < 2 * within >= lasted >= within - EPSILON_NS
+    return fault.kind in HELD_BACK and abs(lasted - within) <= TIE_NS and delays.get(fault.fault, 0) > within
 
 
 def capped(segments: Iterable[Segment]) -> tuple[Segment, ...]:

@@ -17,6 +17,7 @@ from testbed_runtime.checking.progress import LAST_NS, raw_rate, sinks_of
 from testbed_runtime.checking.waits import LOSSES, created_ns, submission_wait
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.causes import RECOVERED
+from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.schema import Trial
 
 EXPLAINS: dict[str, tuple[str, ...]] = {
@@ -30,6 +31,7 @@ TOLERATED_NS = round(EPSILON_S * NS)
 """A first record is not later than others within this: they wait for flushes of their own."""
 _ONLY = {"checkpoint": "store", "lease": "store"}
 """The failures that an active fault of a group has caused rather than any later fault."""
+_FAILED = (Outcome.FAILED, Outcome.EXPIRED)
 _LOST = (*LOSSES, "jobmanager.kill")
 """The kinds of faults that end a process, which is noticed later."""
 
@@ -346,7 +348,7 @@ def _with_failovers(
     fault = responsible(rest if _any_active(rest, missed, at) else injected, failed[0])
     effect = failed[0].t_ns
     if fault is not None and fault.begun_ns >= since:
-        effect = fault.begun_ns
+        effect = _first_effect(record.trial, fault, failed[0])
     elif fault is not None and fault.fault in lasting - began and (_stops(fault) or _stops_jobmanager(fault)):
         effect = (
             since  # it stopped a part of the job shortly before that had recovered from the outage before
@@ -363,6 +365,19 @@ def _with_failovers(
             break
         used += 1
     return _closed(record, effect, failed[:used], fault, caught_up=True), used
+
+
+def _first_effect(trial: Trial, fault: FaultEffect, failure: Cause) -> int:
+    """Return when a fault took effect. One of the store, on a job that runs, does so with the first of the checkpoints that failed."""
+    begun = fault.begun_ns
+    if failure.kind != "checkpoint" or not fault.kind.startswith("store."):
+        return begun
+    failed = [
+        int(row["start_ns"])
+        for row in trial.rows("waits")
+        if row["kind"] == "checkpoint" and row["outcome"] in _FAILED and begun < row["t_ns"] <= failure.t_ns
+    ]
+    return max(begun, min(failed, default=begun))
 
 
 def _any_active(effects: Iterable[FaultEffect], missed: Collection[str], at: int) -> bool:

@@ -63,6 +63,8 @@ class WaitKind(Struct, frozen=True, kw_only=True):
     """Options that can bound it. The recorded wait names the one that did, or several with PRODUCT between them."""
     ends_with: str = ""
     """The kind of a wait that may end this one too, if it is another kind."""
+    gives_up: bool = False
+    """Whether one that expired gives up what may only be late: a lower value of its option does not help."""
 
     def may_be_limited_by(self, option: str) -> bool:
         return all(part in self.options for part in named_today(option).split(PRODUCT))
@@ -102,26 +104,26 @@ KINDS: Mapping[str, WaitKind] = {
     for kind in (
         WaitKind(name="heartbeat", phase="detect", doc="a heartbeat from a peer, since the last one received", options=_HEARTBEAT),
         WaitKind(name="connection", phase="detect", doc="the close of the TCP connection to a peer that is gone"),
-        WaitKind(name="lease", phase="detect", doc="the renewal of the JobManager's lease, since the last one that succeeded", options=("high-availability.kubernetes.leader-election.renew-deadline",)),
-        WaitKind(name="failure-report", phase="detect", doc="a task's failure to be reported to the JobMaster", options=("pekko.ask.timeout",)),
+        WaitKind(name="lease", phase="detect", doc="the renewal of the JobManager's lease, since the last one that succeeded", options=("high-availability.kubernetes.leader-election.renew-deadline",), gives_up=True),
+        WaitKind(name="failure-report", phase="detect", doc="a task's failure to be reported to the JobMaster", options=("pekko.ask.timeout",), gives_up=True),
         WaitKind(name="cancellation", phase="cancel", doc="the tasks of the region to terminate", after=("heartbeat", "connection", "failure-report", "partition", "deployment", "checkpoint", "slot"), options=("task.cancellation.timeout", *_HEARTBEAT), ends_with="heartbeat"),
         WaitKind(name="fencing", phase="slots", doc="a heartbeat or the loss of a TaskManager that may be dead", after=("cancellation",), options=_HEARTBEAT),
         WaitKind(name="restart-delay", phase="slots", doc="the delay of the restart strategy", after=("heartbeat", "connection", "failure-report", "partition", "deployment", "checkpoint", "slot"), options=("restart-strategy.fixed-delay.delay", "restart-strategy.failure-rate.delay", "restart-strategy.exponential-delay.initial-backoff", "restart-strategy.exponential-delay.max-backoff")),
         WaitKind(name="input", phase="first-record", doc="the first record or the full result of a producer, with which its consumers are deployed", after=("deployment",)),
-        WaitKind(name="slot", phase="slots", doc="a slot for each task", after=("cancellation", "restart-delay", "fencing", "input"), options=("slot.request.timeout", "pekko.ask.timeout")),
+        WaitKind(name="slot", phase="slots", doc="a slot for each task", after=("cancellation", "restart-delay", "fencing", "input"), options=("slot.request.timeout", "pekko.ask.timeout"), gives_up=True),
         WaitKind(name="replacement", phase="slots", doc="the replacement of a lost TaskManager to be started", options=(REPLACE_LOST,)),
         WaitKind(name="pending", phase="slots", doc="a pod to be created and scheduled", after=("replacement",)),
         WaitKind(name="image", phase="slots", doc="the image and the container of a pod", after=("pending", "replacement")),
         WaitKind(name="start", phase="slots", doc="a process to start", after=("image", "pending", "replacement")),
-        WaitKind(name="registration", phase="slots", doc="a TaskManager to register", after=("start",), options=("taskmanager.registration.timeout", "cluster.registration.initial-timeout", "cluster.registration.max-timeout", "cluster.registration.error-delay", "cluster.registration.refused-registration-delay", "pekko.ask.timeout")),
-        WaitKind(name="deployment", phase="deploy", doc="the TaskManagers to acknowledge the tasks", after=("slot",), options=("pekko.ask.timeout", "headgate.jobmanager.service-time", "headgate.taskmanager.service-time")),
-        WaitKind(name="jobmanager", phase="deploy", doc="a JobManager that is paused, dead, busy or cut off", options=(*_HEARTBEAT, "pekko.ask.timeout", "taskmanager.registration.timeout")),
+        WaitKind(name="registration", phase="slots", doc="a TaskManager to register", after=("start",), options=("taskmanager.registration.timeout", "cluster.registration.initial-timeout", "cluster.registration.max-timeout", "cluster.registration.error-delay", "cluster.registration.refused-registration-delay", "pekko.ask.timeout"), gives_up=True),
+        WaitKind(name="deployment", phase="deploy", doc="the TaskManagers to acknowledge the tasks", after=("slot",), options=("pekko.ask.timeout", "headgate.jobmanager.service-time", "headgate.taskmanager.service-time"), gives_up=True),
+        WaitKind(name="jobmanager", phase="deploy", doc="a JobManager that is paused, dead, busy or cut off", options=(*_HEARTBEAT, "pekko.ask.timeout", "taskmanager.registration.timeout"), gives_up=True),
         WaitKind(name="leadership", phase="deploy", doc="a JobManager to be granted the leadership", after=("lease", "start"), options=("high-availability.kubernetes.leader-election.lease-duration", "high-availability.kubernetes.leader-election.retry-period")),
         WaitKind(name="restore", phase="restore", doc="a task's state", after=("deployment", "partition"), options=(LOCAL_RECOVERY,)),
         WaitKind(name="open", phase="deploy", doc="the functions of a task to open", after=("deployment", "partition", "restore")),
-        WaitKind(name="partition", phase="reconnect", doc="the partition of a channel's producer", after=("deployment", "restore"), options=("taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max", "taskmanager.network.partition-request-timeout")),
+        WaitKind(name="partition", phase="reconnect", doc="the partition of a channel's producer", after=("deployment", "restore"), options=("taskmanager.network.request-backoff.initial", "taskmanager.network.request-backoff.max", "taskmanager.network.partition-request-timeout"), gives_up=True),
         WaitKind(name="first-record", phase="first-record", doc="the first new record at a sink", after=("partition", "open", "restore", "deployment"), options=("execution.buffer-timeout.interval",)),
-        WaitKind(name="checkpoint", phase="detect", doc="the acknowledgements of a checkpoint", options=("execution.checkpointing.timeout", "execution.checkpointing.interval", "execution.checkpointing.tolerable-failed-checkpoints")),
+        WaitKind(name="checkpoint", phase="detect", doc="the acknowledgements of a checkpoint", options=("execution.checkpointing.timeout", "execution.checkpointing.interval", "execution.checkpointing.tolerable-failed-checkpoints"), gives_up=True),
         WaitKind(name="completion", phase="restore", doc="the checkpoint store to complete a checkpoint that every task has acknowledged", after=("checkpoint",)),
         WaitKind(name="final-checkpoint", phase="steady", doc="a checkpoint that covers the end of the data, before which no task finishes", after=("first-record",), options=("execution.checkpointing.interval",)),
         WaitKind(name="alignment", phase="steady", doc="the barriers of all channels", options=("execution.checkpointing.aligned-checkpoint-timeout",)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from math import ceil
 from pathlib import Path
 from statistics import mean, median
 from types import MappingProxyType
@@ -237,16 +238,36 @@ def close_margins(margins: Iterable[Margin]) -> list[Margin]:
 
 
 def savings(recovery: Recovery) -> Iterator[str]:
-    """Yield how much a lower value of each option saves at most, for options whose seconds cannot all be saved: another wait was in
-    progress at the same time, and decides then."""
+    """Yield which values of options would have helped. How much a lower one saves at most, for options whose seconds cannot all be saved:
+    another wait was in progress at the same time, and decides then. And which higher one would have avoided the failovers that its waits
+    caused when they expired, if the history shows that."""
     owned: dict[str, list[Segment]] = {}
     for segment in (s for r in recovery.rounds for s in r.segments if s.option):
         owned.setdefault(segment.owner, []).append(segment)
     for owner, segments in owned.items():
-        saved = sum(s.seconds if s.slack_ns < 0 else s.slack_ns / 1e9 for s in segments)
-        if sum(s.seconds for s in segments) - saved >= NOTABLE_SAVING_S:
-            following = next(s.next for s in segments if s.slack_ns >= 0)
+        early = [s for s in segments if s.enough_ns >= 0]
+        if early:
+            yield f"{owner}: {_avoided(early)}"
+        if recovery.reason == JOB_FAILED:
+            continue  # it would only have failed earlier
+        shorter = [s for s in segments if not s.gave_up]
+        saved = sum(s.seconds if s.slack_ns < 0 else s.slack_ns / 1e9 for s in shorter)
+        if sum(s.seconds for s in shorter) - saved >= NOTABLE_SAVING_S:
+            following = next(s.next for s in shorter if s.slack_ns >= 0)
             yield f"{owner}: a lower value saves at most {quantities.seconds(saved)}, then the job waits for {following}"
+
+
+def _avoided(early: Sequence[Segment]) -> str:
+    """Return the limit with which waits would have completed: `a limit above 7.2 s, instead of 5.00 s, would have avoided this failover`."""
+    longest = max(early, key=lambda s: s.enough_ns)
+    failovers = "this failover" if len(early) == 1 else f"these {len(early)} failovers"
+    limit = quantities.seconds(longest.budget_ns / 1e9)
+    return f"a limit above {_rounded_up(longest.enough_ns / 1e9)}, instead of {limit}, would have avoided {failovers}"
+
+
+def _rounded_up(seconds: float) -> str:
+    """Return a duration in seconds, to a tenth."""
+    return f"{ceil(round(seconds * 10, 6)) / 10:g} s"
 
 
 def margin_words(margin: Margin) -> str:

@@ -163,7 +163,7 @@ def test_a_wait_that_a_fault_outlasts_has_nothing_to_save(
         for n, s in enumerate((own, later), 1)
     ]
     fault = effect(kind, (since, ended))
-    (first,), (last,) = (r.segments for r in until_faults_end(rounds, [fault]))
+    (first,), (last,) = (r.segments for r in until_faults_end(rounds, [fault], {}))
     assert (first.slack_ns, first.next) == ((0, "t") if saved == 0 else (-1, ""))
     assert last == later
 

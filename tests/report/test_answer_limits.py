@@ -5,18 +5,19 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, TrialRecovery
+from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, Segment, TrialRecovery
 from testbed_runtime.report.answer import (
     Answer,
     VariantAnswer,
     answers,
     close_margins,
     cost_words,
+    costly,
     headline,
     own_start,
     savings,
 )
-from tests.report.recoveries import killed, late_producer, segments, unfinished
+from tests.report.recoveries import BACKOFF, killed, late_producer, segments, unfinished
 from tests.report.test_answer import lines
 
 
@@ -48,6 +49,24 @@ def test_a_small_share_of_a_long_recovery_costs_no_word(seconds: float, *, shown
         ([price(10.0)], 0.0, seconds),
     ):
         assert (len(list(cost_words(prices, unattributed, events))) == 2) is shown
+
+
+def test_seconds_without_a_wait_are_part_of_the_recovery_of_which_a_share_counts():
+    """Of 1 s with owners and 9 s without, 4 ms are less than the last digit of 10.0 s."""
+    assert list(cost_words([price(0.996), price(0.004, "b")], 9.0)) == ["996 ms a", "9.00 s unattributed"]
+
+
+@pytest.mark.parametrize("total_s", [0.001, 0.5, 1.0])
+def test_a_short_outage_counts_for_means(total_s: float):
+    """Only a recovery without any length is left out."""
+    short, idle = (
+        Recovery(fault="a", effect_ns=0, end_ns=round(total_s * 1e9)),
+        Recovery(fault="b", effect_ns=5, end_ns=5),
+    )
+    assert costly([short, idle]) == (short,)
+    assert costly([idle]) == (idle,)
+    open_end = replace(idle, recovered=False)
+    assert costly([idle, open_end]) == (open_end,)
 
 
 def test_four_owners_are_named_and_the_others_are_summed_up():
@@ -161,6 +180,50 @@ def test_a_saving_has_a_line_if_fifty_milliseconds_must_remain(slack_s: float, s
     assert len(found) == bool(saved)
     if found:
         assert found[0].endswith(f"a lower value saves at most {saved}, then the job waits for the slots")
+
+
+def expired(kind: str, seconds: float, enough_s: float, slack_s: float = -1e-9) -> Segment:
+    """A wait with a budget of 5.15 s that expired, and how long it would have had to last."""
+    (part,) = segments(0.0, (kind, seconds, f"{BACKOFF} = 2 s", "expired"))
+    enough, budget = (round(enough_s * 1e9), 5_150_000_000) if enough_s > 0 else (-1, -1)
+    return replace(part, enough_ns=enough, budget_ns=budget, slack_ns=round(slack_s * 1e9), next="the slots")
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([expired("partition", 5.15, 15.0)], "15 s, instead of 5.15 s, would have avoided this failover"),
+        ([expired("partition", 5.15, 15.01)], "15.1 s, instead of 5.15 s, would have avoided this failover"),
+        ([expired("partition", 5.15, 648.0)], "648 s, instead of 5.15 s, would have avoided this failover"),
+        (
+            [
+                expired("partition", 5.15, 7.25),
+                expired("partition", 5.15, 9.0),
+                expired("partition", 5.15, 0),
+            ],
+            "9 s, instead of 5.15 s, would have avoided these 2 failovers",
+        ),
+        ([expired("partition", 5.15, 0)], ""),
+    ],
+)
+def test_a_wait_that_expired_too_early_says_what_would_have_been_enough(parts: list[Segment], said: str):
+    """Rounded up, so that it is enough. Without an end in the history nothing is said."""
+    (known,) = killed("main-1").recoveries
+    found = list(savings(replace(known, rounds=(replace(known.rounds[0], segments=tuple(parts)),))))
+    assert found == ([f"{BACKOFF} = 2 s: a limit above {said}"] if said else [])
+
+
+@pytest.mark.parametrize(("kind", "lines_of"), [("partition", 0), ("heartbeat", 1), ("cancellation", 1)])
+def test_a_lower_value_of_what_expired_too_early_is_not_said_to_save_anything(kind: str, lines_of: int):
+    """A lost TaskManager is noticed sooner with a lower timeout; what a partition request waited for came no sooner."""
+    (known,) = killed("main-1").recoveries
+    part = expired(kind, 5.15, 0, slack_s=1.0)
+    assert part.gave_up is (lines_of == 0)
+    found = list(savings(replace(known, rounds=(replace(known.rounds[0], segments=(part,)),))))
+    assert len(found) == lines_of
+    assert not replace(part, outcome="fired").gave_up
+    failed = replace(known, reason="JobFailed", rounds=(replace(known.rounds[0], segments=(part,)),))
+    assert list(savings(failed)) == [], "it would only have failed earlier"
 
 
 def test_recoveries_that_did_not_end_are_counted_in_the_line_of_a_variant():

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct, convert, to_builtins
 
-from testbed_runtime.core.waits import GROWN
+from testbed_runtime.core.waits import GROWN, KINDS, Outcome
 
 _BUSY = ".service-time = "
 """In the text of an owner that is a busy component."""
@@ -73,6 +73,11 @@ class Segment(Struct, frozen=True, kw_only=True):
     """How much shorter the option can make it, until `next` decides when the step ends; -1 if no other wait would end the step."""
     next: str = ""
     """The owner of the wait that decides then, in words."""
+    budget_ns: int = -1
+    """With `enough_ns`: how long the option let it wait."""
+    enough_ns: int = -1
+    """How long it would have had to wait for what came later, without the failover that its end caused; -1 if it caused none, or the
+    history does not show that."""
 
     @property
     def seconds(self) -> float:
@@ -82,6 +87,11 @@ class Segment(Struct, frozen=True, kw_only=True):
     def owner(self) -> str:
         """The same for all waits of one owner."""
         return owner_of(self.text, self.option)
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether it expired and gave up what may only have been late: no lower value would have helped."""
+        return self.outcome == Outcome.EXPIRED and self.kind in KINDS and KINDS[self.kind].gives_up
 
     @property
     def words(self) -> str:

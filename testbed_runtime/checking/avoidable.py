@@ -1,0 +1,143 @@
+"""Failovers that a longer wait would have avoided: it expired before something came, or came back, that a fault held back and whose end is known."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from msgspec.structs import replace
+
+from testbed_runtime.checking.common import NS, Entry, options
+from testbed_runtime.checking.criticalpath import EPSILON_NS, NEAR_NS, TIE_NS
+from testbed_runtime.checking.failovers import TOGETHER_NS
+from testbed_runtime.checking.faults import FaultEffect, added_delays, targets_of
+from testbed_runtime.checking.heldmessages import keeps_silent
+from testbed_runtime.checking.lasting import with_slack
+from testbed_runtime.core.judgement.recovery import Round, Segment
+from testbed_runtime.core.waits import KINDS, PRODUCT, Outcome, Wait
+
+_HELD_BACK = {
+    "partition": ("registration.delay",),
+    "deployment": ("rpc.delay",),
+    "jobmanager": ("rpc.delay",),
+    "checkpoint": ("store.slow",),
+}
+"""Kinds of waits, and the kinds of faults that only delay what they are for: it comes when the fault ends, at the latest."""
+_ENDS_PROCESS = ("process.kill", "pod.delete", "pod.evict", "jobmanager.kill")
+_HEARTBEAT = KINDS["heartbeat"].options[0]
+
+
+def with_enough(
+    rounds: Sequence[Round],
+    failed: Collection[int],
+    waits: Sequence[Wait],
+    effects: Sequence[FaultEffect],
+    entry: Entry,
+) -> tuple[Round, ...]:
+    """Return the rounds, each wait that expired and caused a failover with the time after which it would have completed, as far as the
+    history shows that. `failed`: when the failures of these rounds were known."""
+    shows = _Ends(waits, effects, entry)
+
+    def longer(segment: Segment) -> Segment:
+        caused = any(abs(segment.end_ns - t) <= TOGETHER_NS for t in failed)
+        if not (caused and segment.option and segment.outcome == Outcome.EXPIRED):
+            return segment
+        wait = next((w for w in waits if _is_of(segment, w)), None)
+        needed = None if wait is None else shows.needed_ns(wait)
+        if wait is None or needed is None or needed <= wait.budget_ns:
+            return segment
+        return replace(segment, budget_ns=wait.budget_ns, enough_ns=needed)
+
+    found = [replace(r, segments=tuple(longer(s) for s in r.segments)) for r in rounds]
+    segments = [s for r in found for s in r.segments]
+    given_up = [w for s in segments if s.gave_up for w in waits if _is_of(s, w)]
+    for wait in reversed(given_up):
+        if (fault := shows.held_back(wait)) is not None and fault.ended_ns is not None:
+            segments = _until_end(segments, wait, fault)
+    parts = iter(segments)
+    return tuple(replace(r, segments=tuple(next(parts) for _ in r.segments)) for r in found)
+
+
+def _until_end(segments: Sequence[Segment], wait: Wait, fault: FaultEffect) -> list[Segment]:
+    """Return the segments, with less to save in a fault after which a restart succeeded: one that comes earlier gives up as `wait`
+    did, or waits until the end of the fault, too."""
+    begun_ns, ended_ns = fault.begun_ns, fault.ended_ns or 0
+    last = next((s for s in segments if s.start_ns < ended_ns <= s.end_ns), None)
+    if last is None or last.gave_up or not (last.option or last.fault == fault.fault):
+        return list(segments)
+    found, left = list(segments), dict[str, int]()
+    for number, own in reversed(list(enumerate(segments))):
+        inside = begun_ns <= own.start_ns + EPSILON_NS and own.end_ns <= last.end_ns
+        if own.option and not own.gave_up and inside:
+            saved = left.get(own.option, last.end_ns - ended_ns)  # of all its waits together
+            found[number] = with_slack(own, saved, wait.cause)
+            left[own.option] = max(0, saved - (own.end_ns - own.start_ns))
+    return found
+
+
+def _is_of(segment: Segment, wait: Wait) -> bool:
+    same = (segment.kind, segment.who, segment.what) == (wait.kind, wait.who, wait.what)
+    return same and wait.outcome is Outcome.EXPIRED and abs(segment.end_ns - wait.end_ns) <= EPSILON_NS
+
+
+class _Ends:
+    """When what a wait was for would have come."""
+
+    def __init__(self, waits: Sequence[Wait], effects: Sequence[FaultEffect], entry: Entry) -> None:
+        self.waits = waits
+        self.effects = [e for e in effects if e.injected_ns is not None]
+        self.asked = {
+            str(f["name"]): round(float(f.get("duration_s") or 0) * NS) for f in entry.get("faults") or ()
+        }
+        self.planes = {str(f["name"]): str(f.get("plane") or "") for f in entry.get("faults") or ()}
+        self.delays = added_delays(entry)
+        self.interval_ns = round(options(entry).duration("heartbeat.interval") * NS)
+
+    def needed_ns(self, wait: Wait) -> int | None:
+        """Return how long the wait would have lasted. None if the history does not show it."""
+        if wait.budget_ns < 0 or PRODUCT in wait.option:
+            return None  # another limit would have ended it soon after
+        if wait.option == _HEARTBEAT:
+            return self._returned(wait)
+        held = self.held_back(wait)
+        came = None if held is None else self._ended_by_itself(held)
+        if held is None or came is None:
+            return None
+        own = self.delays.get(wait.fault, 0)
+        if held.kind == "registration.delay" and own:
+            came = min(came, wait.start_ns + own + TIE_NS)
+        return came - wait.start_ns if came > wait.end_ns else None
+
+    def held_back(self, wait: Wait) -> FaultEffect | None:
+        """Return the fault that delayed what a wait was for."""
+        kinds = _HELD_BACK.get(wait.kind, ())
+        return next((e for e in self.effects if e.fault == wait.fault and e.kind in kinds), None)
+
+    def _ended_by_itself(self, fault: FaultEffect) -> int | None:
+        """Return the end of a fault. None if it is not known: a fault is healed early when its trial ends."""
+        if fault.ended_ns is None or fault.voided:
+            return None
+        early = fault.ended_ns - fault.begun_ns < self.asked.get(fault.fault, 0) - NEAR_NS
+        return None if early else fault.ended_ns
+
+    def _returned(self, wait: Wait) -> int | None:
+        """Return how long heartbeats would have been missing: of a TaskManager at the JobManager, or the reverse. The first of the
+        waits for them would have been the next one to expire. One that was muted is repeated after an interval."""
+        at_taskmanager = wait.kind == "jobmanager"
+        lost = replace(wait, what=wait.who) if at_taskmanager else wait
+        silent = [e for e in self.effects if keeps_silent(e, lost, self.planes)]
+        ends = [self._ended_by_itself(e) for e in silent]
+        known = [end for end in ends if end is not None]
+        back = max(known, default=0)
+        if len(known) < len(ends) or back < wait.end_ns or self._dead(lost.what, back):
+            return None
+        own = [w for w in self.waits if w.option == _HEARTBEAT and lost.what in (w.who, w.what)]
+        since = min(w.start_ns for w in own if w.start_ns < wait.end_ns <= w.end_ns + TIE_NS)
+        repeated = any(not e.kind.endswith(".pause") for e in silent)
+        return back - since + (self.interval_ns if repeated else 0)
+
+    def _dead(self, process: str, until_ns: int) -> bool:
+        ordinal = process.rpartition("-")[0]
+        gone: Iterable[FaultEffect] = (
+            e for e in self.effects if e.kind in _ENDS_PROCESS and e.begun_ns <= until_ns
+        )
+        return any(ordinal in targets_of(e) or e.kind == "jobmanager.kill" for e in gone)

@@ -1,0 +1,246 @@
+"""Failovers that a longer wait would have avoided, from waits and faults made by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from testbed_runtime.checking.avoidable import with_enough
+from testbed_runtime.checking.faults import FaultEffect
+from testbed_runtime.core.judgement.recovery import Round, Segment
+from testbed_runtime.core.waits import Outcome, Wait
+
+NS = 1_000_000_000
+BACKOFF = "taskmanager.network.request-backoff.max"
+ASK, HEARTBEAT, CHECKPOINT = "pekko.ask.timeout", "heartbeat.timeout", "execution.checkpointing.timeout"
+
+
+def at(seconds: float) -> int:
+    return round(seconds * NS)
+
+
+def effect(name: str, kind: str, start: float, end: float | None, *targets: str, **more: Any) -> FaultEffect:
+    return FaultEffect(
+        fault=name, kind=kind, verified=True, injected_ns=at(start), ended_ns=None if end is None else at(end),
+        residue=False, targets=json.dumps(targets), text="", **more,
+    )  # fmt: skip
+
+
+def wait(
+    kind: str,
+    option: str,
+    span: tuple[float, float],
+    budget: float = 5.0,
+    who: str = "JobMaster",
+    what: str = "tm-1-1",
+    **more: Any,
+) -> Wait:
+    return Wait(
+        wait=f"{who}/{kind}/{span}", kind=kind, who=who, what=what, start_ns=at(span[0]), end_ns=at(span[1]),
+        option=option, value="5 s", budget_ns=at(budget), **({"outcome": Outcome.EXPIRED} | more),
+    )  # fmt: skip
+
+
+def enough_s(
+    waits: list[Wait],
+    effects: list[FaultEffect],
+    asked: dict[str, dict[str, Any]],
+    *,
+    failed: float | None = None,
+    segment: dict[str, Any] | None = None,
+) -> float | None:
+    """Return how long the first wait would have had to last, in a round that it ended. `asked`: the faults of the manifest."""
+    first = waits[0]
+    own = {
+        "kind": first.kind, "phase": "detect", "who": first.who, "what": first.what, "start_ns": first.start_ns + at(0.1),
+        "end_ns": first.end_ns, "option": first.option, "value": first.value, "outcome": str(first.outcome), "text": "x",
+    } | (segment or {})  # fmt: skip
+    known = Round(number=1, start_ns=0, end_ns=first.end_ns, segments=(Segment(**own),))
+    entry = {
+        "configuration": {"heartbeat.interval": "1 s"},
+        "faults": [{"name": name, "params": {}, **more} for name, more in asked.items()],
+    }
+    moment = first.end_ns if failed is None else at(failed)
+    (found,) = with_enough([known], [moment], waits, effects, entry)
+    (part,) = found.segments
+    assert (part.enough_ns < 0) == (part.budget_ns < 0)
+    assert part.budget_ns in (-1, first.budget_ns)
+    return None if part.enough_ns < 0 else part.enough_ns / NS
+
+
+LATE = [effect("late", "registration.delay", 0, 30)]
+ASKED = {"late": {"duration_s": 30, "params": {"delay_s": 12.0}}}
+PARTITION = [wait("partition", BACKOFF, (10, 15), fault="late")]
+
+
+@pytest.mark.parametrize(
+    ("effects", "asked", "enough"),
+    [
+        (LATE, ASKED, 12.02),
+        (LATE, {"late": {"duration_s": 30, "params": {"delay_s": 40.0}}}, 20.0),
+        (LATE, {"late": {"duration_s": 30}}, 20.0),  # delayed by attempts
+        (LATE, {"late": {"duration_s": 60, "params": {"delay_s": 12.0}}}, None),  # healed with its trial
+        (LATE, {"late": {"duration_s": 30.2, "params": {"delay_s": 12.0}}}, 12.02),
+        ([effect("late", "registration.delay", 0, None)], ASKED, None),
+        ([effect("late", "registration.delay", 0, 30, voided=True)], ASKED, None),
+        ([effect("late", "network.latency", 0, 30)], ASKED, None),
+        ([effect("other", "registration.delay", 0, 30)], ASKED, None),
+        ([effect("late", "registration.delay", 0, 14)], {"late": {"duration_s": 14}}, None),  # it was not why
+    ],
+)
+def test_a_late_producer_registers_after_its_delay_or_at_the_end_of_the_fault(
+    effects: list[FaultEffect], asked: dict[str, Any], enough: float | None
+):
+    """Its deployment, with which the requests begin, was at 10 s."""
+    assert enough_s(PARTITION, effects, asked) == enough
+
+
+@pytest.mark.parametrize(
+    ("more", "enough"),
+    [
+        ({}, 12.02),
+        ({"failed": 15.09}, 12.02),
+        ({"failed": 15.2}, None),  # another failure
+        ({"segment": {"outcome": "completed"}}, None),
+        ({"segment": {"option": ""}}, None),
+        ({"segment": {"what": "map-0"}}, None),
+        ({"segment": {"end_ns": at(14.9)}}, None),
+    ],
+)
+def test_only_the_wait_that_caused_a_failover_is_looked_at(more: dict[str, Any], enough: float | None):
+    """A part of the path that ends with another wait, or that caused nothing, is none."""
+    assert enough_s(PARTITION, LATE, ASKED, **more) == enough
+
+
+def test_a_wait_that_its_budget_already_allows_is_not_too_short():
+    """From 1.19 on, a request may wait longer than its budget, so this one would not always have helped."""
+    longer = [wait("partition", BACKOFF, (10, 15), 12.02, fault="late")]
+    assert enough_s(longer, LATE, ASKED) is None
+    assert enough_s([wait("partition", BACKOFF, (10, 15), 12.01, fault="late")], LATE, ASKED) == 12.02
+    assert enough_s([wait("partition", BACKOFF, (10, 15), -1, fault="late")], LATE, ASKED) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "enough"),
+    [
+        ("deployment", "rpc.delay", 20.0),
+        ("jobmanager", "rpc.delay", 20.0),
+        ("checkpoint", "store.slow", 20.0),
+        ("checkpoint", "store.failing", None),
+        ("slot", "rpc.delay", None),
+        ("deployment", "registration.delay", None),
+    ],
+)
+def test_messages_and_calls_that_a_fault_delays_are_answered_after_its_end(
+    kind: str, fault: str, enough: float | None
+):
+    """How long a mailbox needs for each of them is not known before."""
+    option = CHECKPOINT if kind == "checkpoint" else ASK
+    waits = [wait(kind, option, (10, 15), fault="slow")]
+    asked = {"slow": {"duration_s": 30, "params": {"delay_s": 3.0}}}
+    assert enough_s(waits, [effect("slow", fault, 0, 30)], asked) == enough
+
+
+GC = effect("gc", "process.pause", 10.1, 17, "tm-1")
+BEATS = wait("heartbeat", HEARTBEAT, (10, 15))
+
+
+@pytest.mark.parametrize(
+    ("effects", "planes", "enough"),
+    [
+        ([GC], {}, 7.0),
+        ([effect("gc", "process.pause", 10.1, 17, "tm-2")], {}, None),
+        ([effect("gc", "process.pause", 10.1, None, "tm-1")], {}, None),
+        ([GC, effect("kill", "process.kill", 16, 17, "tm-1")], {}, None),
+        ([GC, effect("kill", "process.kill", 17, 18, "tm-1")], {}, None),
+        ([GC, effect("kill", "process.kill", 17.1, 18, "tm-1")], {}, 7.0),
+        ([GC, effect("kill", "pod.delete", 16, 17, "tm-2")], {}, 7.0),
+        ([GC, effect("jm", "jobmanager.kill", 16, 17, "jobmanager")], {}, None),
+        ([effect("gc", "process.pause", 10.1, 14.9, "tm-1")], {}, None),
+        # the next heartbeat comes up to an interval after the end
+        ([effect("gc", "heartbeats.mute", 10.1, 17, "tm-1")], {}, 8.0),
+        ([effect("gc", "network.partition", 10.1, 17, "tm-1")], {"plane": "rpc"}, 8.0),
+        ([effect("gc", "network.partition", 10.1, 17, "tm-1")], {"plane": "data"}, None),
+        ([GC, effect("mute", "heartbeats.mute", 10.1, 19, "tm-1")], {}, 10.0),
+        ([effect("gc", "process.kill", 10.1, 17, "tm-1")], {}, None),
+    ],
+)
+def test_a_process_that_a_fault_silences_answers_again_after_it(
+    effects: list[FaultEffect], planes: dict[str, Any], enough: float | None
+):
+    """One that was killed does not. The last heartbeat was at 10 s."""
+    asked = {
+        e.fault: {"duration_s": ((e.ended_ns or 0) - (e.injected_ns or 0)) / NS, **planes} for e in effects
+    }
+    assert enough_s([BEATS], effects, asked) == enough
+
+
+def test_heartbeats_are_missing_since_the_first_wait_for_them():
+    """The JobMaster heard of the TaskManager before the ResourceManager did: its timeout would have been the next one."""
+    asked = {"gc": {"duration_s": 6.9}}
+    before = wait("heartbeat", HEARTBEAT, (9.5, 15), who="ResourceManager", outcome=Outcome.CANCELLED)
+    other = wait("heartbeat", HEARTBEAT, (9.0, 15), what="tm-2-1", outcome=Outcome.CANCELLED)
+    ended = wait("heartbeat", HEARTBEAT, (8.0, 9), who="ResourceManager", outcome=Outcome.COMPLETED)
+    assert enough_s([BEATS, before, other, ended], [GC], asked) == 7.5
+
+
+def test_a_taskmanager_that_hears_nothing_of_the_jobmanager_waits_for_it():
+    """Its own wait names the JobManager as what it waits for."""
+    mute = effect("mute", "heartbeats.mute", 10.1, 17, "tm-1")
+    given_up = wait("jobmanager", HEARTBEAT, (10, 15), who="tm-1-1", what="ResourceManager")
+    assert enough_s([given_up], [mute], {"mute": {"duration_s": 6.9}}) == 8.0
+
+
+def test_a_product_of_options_is_not_enough_by_itself():
+    """heartbeat.timeout would have ended the wait instead."""
+    product = wait("heartbeat", "heartbeat.interval × heartbeat.rpc-failure-threshold", (10, 15))
+    assert enough_s([product], [GC], {"gc": {"duration_s": 6.9}}) is None
+
+
+def of_option(start: float, end: float, option: str = "delay", **more: Any) -> Segment:
+    known = {"kind": "restart-delay", "phase": "slots", "outcome": "fired", "text": option, **more}
+    return Segment(start_ns=at(start), end_ns=at(end), option=option, **known)
+
+
+@pytest.mark.parametrize(
+    ("last", "saved"),
+    [
+        (of_option(19, 21.5), (0.0, 1.5)),
+        (of_option(19, 23.5), (0.0, 3.5)),
+        (of_option(19, 20), (0.0, 0.0)),
+        (of_option(19, 22.6, "other"), (None, 2.6)),
+        (of_option(19, 21, "", kind="partition", outcome="completed", fault="late"), (1.0, None)),
+        (of_option(19, 21, "", kind="partition", outcome="completed", fault="other"), (None, None)),
+        (of_option(20, 21), (None, None)),  # the fault had ended in the wait before
+        (of_option(19, 19.9), (None, None)),
+    ],
+)
+def test_restarts_in_a_fault_save_only_what_comes_after_its_end(
+    last: Segment, saved: tuple[float | None, float | None]
+):
+    """A delay from 8 to 10 s, a request that gives up at 15 s, and what lasts over the end of the fault at 20 s. All waits for one option together
+    save no more than that."""
+    first, given_up = (
+        of_option(8, 10),
+        of_option(10, 15, BACKOFF, kind="partition", outcome="expired", who="JobMaster", what="tm-1-1"),
+    )
+    gap = of_option(15, last.start_ns / NS, "", kind="slot", outcome="completed")
+    rounds = [Round(number=1, start_ns=0, end_ns=last.end_ns, segments=(first, given_up, gap, last))]
+    late = wait("partition", BACKOFF, (10, 15), fault="late", cause="c")
+    entry = {
+        "configuration": {},
+        "faults": [{"name": "late", "duration_s": 20.0, "params": {"delay_s": 40.0}}],
+    }
+    (found,) = with_enough(rounds, [], [late], [effect("late", "registration.delay", 0, 20)], entry)
+    parts = (found.segments[0], found.segments[-1])
+    known = tuple(None if s.slack_ns < 0 else s.slack_ns / NS for s in parts)
+    assert known == saved
+    assert {s.next for s in parts if s.slack_ns >= 0} <= {"c"}
+    assert found.segments[1].slack_ns == -1
+    before = replace(first, start_ns=at(-1))  # it began before the fault
+    again = [replace(rounds[0], segments=(before, *rounds[0].segments[1:]))]
+    (found,) = with_enough(again, [], [late], [effect("late", "registration.delay", 0, 20)], entry)
+    assert found.segments[0].slack_ns == -1
