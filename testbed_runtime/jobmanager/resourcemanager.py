@@ -34,8 +34,9 @@ from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure
 
+CHECK_DELAY = "slotmanager.requirement-check.delay"
 RETRY_S = 0.1
-"""Pause before a refused slot is requested again: its TaskManager may just be freeing it."""
+"""Pause before a refused slot is requested again if there is no such delay: its TaskManager may just be freeing it."""
 
 
 def restarted(taskmanager: TaskManagerID, version: str) -> Lost:
@@ -90,7 +91,7 @@ class _Freed(Struct, frozen=True):
     done: bool
 
 
-class _Assign(Struct, frozen=True):
+class _CheckRequirements(Struct, frozen=True):
     pass
 
 
@@ -111,7 +112,9 @@ class ResourceManager:
         self._keys: dict[str, SlotKey] = {}
         self._freeing: dict[str, None] = {}
         self._allocations = 0
-        self._retry: asyncio.TimerHandle | None = None
+        self._check: asyncio.TimerHandle | None = None
+        """The next check of the requirements."""
+        self._check_delay_s = services.options.duration(CHECK_DELAY)
         self._fence = services.options.boolean("headgate.restart.fence-dead-slots")
         self._ask_timeout_s = services.options.duration("pekko.ask.timeout")
         version = services.options.flink_version
@@ -133,14 +136,14 @@ class ResourceManager:
             NotifySlotAvailable: self._on_available,
             _Requested: self._on_requested,
             _Freed: self._on_freed,
-            _Assign: self._on_assign,
+            _CheckRequirements: self._on_check,
             **self.heartbeats.handlers(),
         }
 
     def close(self) -> None:
         self.heartbeats.close()
-        if self._retry is not None:
-            self._retry.cancel()
+        if self._check is not None:
+            self._check.cancel()
 
     @property
     def taskmanagers(self) -> tuple[str, ...]:
@@ -159,9 +162,9 @@ class ResourceManager:
         self._wanted.clear()
 
     def request(self, keys: Sequence[SlotKey]) -> None:
-        """Request slots for these keys. They are allocated together, as soon as there are enough."""
+        """Request slots for these keys. Those that are free are allocated, the others as soon as they are."""
         self._wanted.extend(key for key in keys if key not in self._wanted)
-        self._assign()
+        self._check_requirements()
 
     def cancel_requests(self) -> None:
         self._wanted.clear()
@@ -179,7 +182,7 @@ class ResourceManager:
             else:
                 self._free(allocation, cause)
                 self._table.mark(allocation, SlotState.FREE)
-        self._assign()
+        self._check_requirements()
 
     def suspend(self, taskmanager: TaskManagerID) -> None:
         """Allocate nothing there until it answers a heartbeat."""
@@ -220,7 +223,7 @@ class ResourceManager:
         self._table.register(taskmanager, slots, self._held(taskmanager, message))
         self._table.suspend(taskmanager, taskmanager in self._suspended)
         self._services.event("taskmanager.registered", str(taskmanager), data={"slots": slots})
-        self._services.rpc.post(RESOURCEMANAGER, _Assign())
+        self._check_requirements()
         return Acknowledge()
 
     def _held(self, taskmanager: TaskManagerID, message: SlotReport) -> list[tuple[int, str]]:
@@ -237,7 +240,7 @@ class ResourceManager:
             if self._tells_job:
                 lost = Lost(taskmanager, message.cause, UNREACHABLE_CLASS["TaskExecutor"], wait=message.wait)
                 self._relay(lost, "TaskManager")
-            self._assign()
+            self._check_requirements()
         return Acknowledge()
 
     def _on_silent(self, lost: Lost) -> None:
@@ -265,7 +268,7 @@ class ResourceManager:
         self._services.event("taskmanager.lost", str(lost.taskmanager), text=lost.text, data=data)
         if tells_job:
             self._relay(lost, "ResourceManager")
-        self._assign()
+        self._check_requirements()
 
     def _relay(self, lost: Lost, detector: str) -> None:
         """Disconnect a TaskManager from the job (JobMasterGateway.disconnectTaskManager)."""
@@ -286,21 +289,35 @@ class ResourceManager:
         if taskmanager in self._suspended:
             self._suspended.remove(taskmanager)
             self._table.suspend(taskmanager, False)
-            self._assign()
+            self._check_requirements()
         for allocation in self._table.releasing(taskmanager):
             self._free(allocation, "The slot is not used any more.")
 
     # ---- allocation
 
-    async def _on_assign(self, message: _Assign) -> None:
-        del message
-        self._assign()
+    def _check_requirements(self) -> None:
+        """Allocate slots a little later, because more requirements and slots may change meanwhile
+        (FineGrainedSlotManager.checkResourceRequirementsWithDelay)."""
+        if self._check_delay_s > 0:
+            self._check_after(self._check_delay_s)
+        else:
+            self._services.rpc.post(RESOURCEMANAGER, _CheckRequirements())
 
-    def _assign(self) -> None:
-        owner = self._owner
-        if owner is None or not self._wanted or self._table.free < len(self._wanted):
+    def _check_after(self, seconds: float) -> None:
+        if self._check is None:
+            check, post = _CheckRequirements(), self._services.rpc.post
+            self._check = asyncio.get_running_loop().call_later(seconds, post, RESOURCEMANAGER, check)
+
+    async def _on_check(self, message: _CheckRequirements) -> None:
+        """Allocate as many of the requested slots as are free."""
+        del message
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
+        owner, count = self._owner, min(self._table.free, len(self._wanted))
+        if owner is None or not count:
             return
-        keys, self._wanted = self._wanted, []
+        keys, self._wanted = self._wanted[:count], self._wanted[count:]
         allocations = [self._new_allocation() for _ in keys]
         slots = self._table.take(allocations)
         for key, slot in zip(keys, slots, strict=True):
@@ -350,10 +367,7 @@ class ResourceManager:
             self.suspend(slot.owner)
         self._table.mark(message.allocation, SlotState.FREE)
         self._want_again(message.allocation)
-        if self._retry is not None:
-            self._retry.cancel()
-        loop = asyncio.get_running_loop()
-        self._retry = loop.call_later(RETRY_S, self._services.rpc.post, RESOURCEMANAGER, _Assign())
+        self._check_after(self._check_delay_s or RETRY_S)
 
     def _want_again(self, allocation: str) -> None:
         key = self._keys.pop(allocation, None)
@@ -378,7 +392,7 @@ class ResourceManager:
         """A TaskManager has freed a slot by itself. If the job still waits for it, it gets another one."""
         self._table.mark(allocation, SlotState.FREE)
         self._want_again(allocation)
-        self._assign()
+        self._check_requirements()
 
     def _free(self, allocation: str, cause: str) -> None:
         slot = self._table.slot(allocation)
@@ -407,4 +421,4 @@ class ResourceManager:
         if message.done and slot is not None and slot.state is SlotState.RELEASING:
             self._table.mark(message.allocation, SlotState.FREE)
             self._keys.pop(message.allocation, None)
-            self._assign()
+            self._check_requirements()

@@ -120,6 +120,8 @@ class ScriptedTaskManager:
     free: list[str] = field(default_factory=list)
     allocated: dict[str, int] = field(default_factory=dict)
     """Allocations and the indices of their slots."""
+    requested_at: list[float] = field(default_factory=list)
+    """When slots were requested, in seconds of the loop's time."""
     leader: str = ""
     registration: int = 0
     handlers: dict[type[Any], Any] = field(default_factory=dict)
@@ -172,6 +174,7 @@ class ScriptedTaskManager:
 
     async def _request_slot(self, message: RequestSlot) -> Acknowledge:
         self.leader = message.jobmaster_leader
+        self.requested_at.append(asyncio.get_running_loop().time())
         if self.refusals > 0:
             self.refusals -= 1
             raise FlinkError("SlotOccupiedException", "The slot is already assigned.")

@@ -19,6 +19,7 @@ from testbed_runtime.core.job.messages import (
     StopWithDrain,
 )
 from testbed_runtime.ports.rpc import RemoteFailure
+from testbed_runtime.simulation.loop import run_virtual
 from tests.jobmanager.harness import Cluster, data_of, heartbeats_waited_for, running_job, times, virtually
 
 
@@ -98,6 +99,75 @@ async def test_a_refused_slot_is_asked_for_again():
         await cluster.submit()
         await cluster.until_running()
         assert (await cluster.status()).placement["count-0"] == "tm-2-1"
+
+
+@virtually
+async def test_J_154_a_refused_slot_is_requested_again_after_the_delay_with_another_allocation():
+    """AbstractFineGrainedSlotManagerITCase.testSlotRequestFailure. The other slots are not requested again."""
+    async with Cluster(4, {"slotmanager.requirement-check.delay": "50 ms"}) as cluster:
+        tm = cluster.tms[2]
+        tm.refusals = 1
+        await cluster.submit()
+        await cluster.until_running()
+        assert [len(tm.requested_at) for tm in cluster.tms] == [1, 1, 2, 1]
+        first, second = tm.requested_at
+        assert round(1000 * (second - first)) == 50 + 2
+        assert len(tm.allocated) == 1
+
+
+@pytest.mark.parametrize(("delay", "together"), [("50 ms", True), ("0 ms", False)])
+def test_J_153_slots_are_allocated_after_the_delay_since_the_first_change(delay: str, together: bool):
+    """FineGrainedSlotManagerTest.testRequirementCheckOnlyTriggeredOnce: a TaskManager that registers meanwhile gives its slot at the
+    same time, a later one after another 50 ms. Without a delay, each slot is allocated at once."""
+
+    async def drive() -> None:
+        async with Cluster(2, {"slotmanager.requirement-check.delay": delay}) as cluster:
+            now = asyncio.get_running_loop().time
+            await asyncio.sleep(1.0)
+            await cluster.submit()
+            third = await cluster.add(TaskManagerID(2, 1))
+            await asyncio.sleep(0.2)
+            registered = now()
+            fourth = await cluster.add(TaskManagerID(3, 1))
+            await cluster.until_running()
+            asked = [at for tm in (*cluster.tms[:2], third) for at in tm.requested_at]
+            assert len(asked) == 3
+            assert (max(asked) == min(asked)) is together
+            (last,) = fourth.requested_at
+            assert (0.05 < last - registered < 0.06) is together
+            assert last - registered < 0.06
+
+    run_virtual(drive())
+
+
+@virtually
+async def test_the_free_slots_are_allocated_at_once_and_the_others_as_they_become_free():
+    """A job that needs four slots holds the three that there are. It starts with the fourth, and requests no other again."""
+    async with Cluster(3) as cluster:
+        await cluster.submit()
+        await asyncio.sleep(1.0)
+        assert cluster.free_slots == 0
+        assert [len(tm.allocated) for tm in cluster.tms] == [1, 1, 1]
+        assert [tm.submitted for tm in cluster.tms] == [[], [], []]
+        await cluster.add(TaskManagerID(3, 1))
+        await cluster.until_running()
+        assert [len(tm.requested_at) for tm in cluster.tms] == [1, 1, 1, 1]
+
+
+@virtually
+async def test_a_slot_that_is_lost_while_a_job_waits_for_others_is_requested_again():
+    """Of three slots, the TaskManager of one is lost. Two others register: the job starts with them."""
+    async with Cluster(3) as cluster:
+        await cluster.submit()
+        await asyncio.sleep(1.0)
+        await cluster.tms[1].die()
+        await cluster.until(lambda: cluster.rows.events("taskmanager.lost"))
+        for ordinal in (3, 4):
+            await cluster.add(TaskManagerID(ordinal, 1))
+        await cluster.until_running()
+        placed = set((await cluster.status()).placement.values())
+        assert placed == {"tm-0-1", "tm-2-1", "tm-3-1", "tm-4-1"}
+        assert (await cluster.status()).restarts == 0
 
 
 @virtually
@@ -181,8 +251,8 @@ async def test_the_slots_of_a_taskmanager_are_available_when_it_has_reported_the
         await cluster.submit()
         await asyncio.sleep(1.0)
         status = await cluster.status()
-        assert (status.taskmanagers, cluster.free_slots) == (("tm-1-1", "tm-2-1", "tm-3-1"), 3)
-        assert [tm.leader for tm in cluster.tms] == [""] * 4
+        assert (status.taskmanagers, cluster.free_slots) == (("tm-1-1", "tm-2-1", "tm-3-1"), 0)
+        assert [len(tm.allocated) for tm in cluster.tms] == [0, 1, 1, 1]
         report = SlotReport(rid, answer.leader, answer.registration)
         text = f"Unknown TaskManager registration id {tm.registration}."
         with pytest.raises(RemoteFailure, match=text):
