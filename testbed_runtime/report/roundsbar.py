@@ -107,7 +107,7 @@ def _segment(svg: Svg, segment: Segment, zero_ns: int, *, x: Scale, y: float, si
 
 def round_title(number: Round) -> str:
     """`round 2, 23.8 s, because of PartitionNotFoundException: …`."""
-    cause = f", because of {number.cause}" if number.cause else ""
+    cause = f", because of {number.cause_words}" if number.cause else ""
     end = {"open": ", not ended"}.get(number.ended_by, "")
     return f"round {number.number}, {quantities.seconds(number.seconds)}{end}{cause}"
 

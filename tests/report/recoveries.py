@@ -19,7 +19,8 @@ from testbed_runtime.core.waits import KINDS
 
 NS = 1_000_000_000
 BACKOFF = "taskmanager.network.request-backoff.max"
-NOT_FOUND = "PartitionNotFoundException: Partition a1#0 not found."
+NOT_FOUND = "Partition a1#0 not found."
+"""The message of a PartitionNotFoundException, as a history has it: the class is a column of its own."""
 
 
 def segments(start_s: float, *parts: tuple[str, float, str, str]) -> tuple[Segment, ...]:
@@ -54,6 +55,7 @@ def recovery(*rounds: tuple[Segment, ...], fault: str = "dead", down_s: float | 
             start_ns=found[0].start_ns,
             end_ns=found[-1].end_ns,
             cause="tm-3 was killed" if number == 1 else NOT_FOUND,
+            cause_class="" if number == 1 else "PartitionNotFoundException",
             ended_by="running" if number == len(rounds) else "failure",
             failure="" if number == len(rounds) else NOT_FOUND,
             segments=found,

@@ -118,6 +118,11 @@ class Round(Struct, frozen=True, kw_only=True):
     def seconds(self) -> float:
         return (self.end_ns - self.start_ns) / 1e9
 
+    @property
+    def cause_words(self) -> str:
+        """The failure that began it, as `class: text`."""
+        return f"{self.cause_class}: {self.cause}" if self.cause_class else self.cause
+
 
 class Price(Struct, frozen=True, kw_only=True):
     """The seconds of one owner: the sum of its segments. `option` is empty when the owner is a cause or a resource."""
