@@ -157,6 +157,9 @@ def _value_hint(model: type[BaseModel], loc: Sequence[int | str], kind: str, val
     if value is None:  # a key without a value in YAML
         optional = not any(f.is_required() for f in _fields_at(model, loc))
         return f"{'leave it out, or ' if optional else ''}{_below(model, loc, kind)}"
+    if kind == "list_type":
+        item = _example(model, [*loc, 0]).removeprefix("write ") or (value if isinstance(value, str) else "")
+        return f"write [{item}], with as many items as you need" if item else ""
     if "int" not in kind:
         return _example(model, loc) if isinstance(loc[-1], int) else ""
     text = str(value).strip()

@@ -54,3 +54,16 @@ def test_a_study_is_judged_beside_fields_that_do_not_exist():
     study["spec"] |= {"budgt": {}, "options": [{"key": "heartbeat.timeot", "values": ["1 s"]}]}
     paths = [e.path for e in validate_kind(study).errors]
     assert paths == ["spec.budgt", "spec.options[0].key"]
+
+
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        (lambda spec: spec.update(faults={"name": "f"}), "(write [{name: …, duration: …}], with as many items as you need)"),
+        (lambda spec: spec["faults"][0]["target"]["taskManagers"].update(names="tm-1", running=None), "(write [tm-1], with as many items as you need)"),
+    ],
+    ids=["of mappings", "of names"],
+)  # fmt: skip
+def test_a_value_instead_of_a_list_says_how_an_item_is_written(change, hint):
+    """With the fields that it needs, or with the value itself."""
+    assert any(line.endswith(hint) and "must be a list" in line for line in errors(change)), errors(change)
