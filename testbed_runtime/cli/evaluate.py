@@ -8,6 +8,8 @@ import typer
 
 from testbed_runtime.cli import options
 
+KEPT = "what was recorded is kept"
+
 
 def evaluate(
     runs: options.RunFolders,
@@ -30,7 +32,8 @@ def evaluate(
     with Session() as session:
         for folder in runs:
             with rendering(quiet=quiet) as progress:
-                result = session.run(judge_run(folder, environments.spark(progress, session.spark), progress))
+                judging = judge_run(folder, environments.spark(progress, session.spark), progress)
+                result = session.run(judging, became=KEPT)
             running.conclude(folder.name, result)
             verdicts.append(result.verdict["verdict"])
     raise typer.Exit(running.exit_code(verdicts, inconclusive))

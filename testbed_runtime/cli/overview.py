@@ -35,7 +35,7 @@ def read(folder: Path) -> dict[str, Rows]:
     say("reading the catalogue with Spark")
     with Session() as session:
         session.spark.on_log = lambda line: None
-        return {**session.run(session.spark.trends(folder / FOLDER))}
+        return {**session.run(session.spark.trends(folder / FOLDER), became="")}
 
 
 def select(found: Mapping[str, Rows], keys: Sequence[Key], variants: Sequence[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from testbed_runtime.cli.interrupting import run_interruptible
+from testbed_runtime.cli.interrupting import CLEANED_UP, run_interruptible
 from testbed_runtime.evaluation.process import SparkWorker
 
 T = TypeVar("T")
@@ -29,6 +29,6 @@ class Session:
         with self._runner as runner:
             runner.run(self.spark.close())
 
-    def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run to its end, on the loop that all runs share. Raises Interrupted after Ctrl-C or SIGTERM."""
-        return run_interruptible(main, runner=self._runner)
+    def run(self, main: Coroutine[Any, Any, T], *, became: str = CLEANED_UP) -> T:
+        """Run to its end, on the loop that all runs share. Raises Interrupted with the text `became` after Ctrl-C or SIGTERM."""
+        return run_interruptible(main, became=became, runner=self._runner)

@@ -16,6 +16,8 @@ import pytest
 from testbed_runtime.cli import commands, kubectl, main, seeds
 from testbed_runtime.cli.interrupting import keeping_interrupts, run_interruptible
 from testbed_runtime.cli.loading import load
+from testbed_runtime.evaluation.catalogue import FOLDER as CATALOGUE
+from testbed_runtime.evaluation.process import SparkWorker
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERRUPTING = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
@@ -77,6 +79,29 @@ def test_a_command_that_ran_on_a_loop_before_still_answers_sigterm():
     run_interruptible(asyncio.sleep(0))
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("command", [["trend", "runs"], ["evaluate", "runs/a"]])
+@pytest.mark.usefixtures("handlers")
+def test_an_interrupted_reading_of_runs_does_not_mention_faults(headgate, command, tmp_path, monkeypatch):
+    """No testbed ran: nothing was healed or stopped."""
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+    (folder.parent / CATALOGUE).mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    async def interrupted(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(30)
+
+    monkeypatch.setattr(SparkWorker, "trends", interrupted)
+    monkeypatch.setattr("testbed_runtime.runner.engine.judge_run", interrupted)
+    monkeypatch.setattr("testbed_runtime.history.manifest.read_manifest", lambda _: None)
+    said = headgate(*command)
+    assert said.returncode == 130
+    assert said.stderr.splitlines()[-1].startswith("headgate: interrupted")
+    assert "healed" not in said.stderr
 
 
 @pytest.mark.usefixtures("handlers")
