@@ -165,7 +165,7 @@ def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
     options = Options(conf.options, flink_version=version)
     for line, plain in conf.ignored.items():
         problem = f"{plain!r} is not a `key: value` pair, so Flink ignores it"
-        collected.errors.append(UserError(f"line {line}", problem, "write a space after the colon"))
+        collected.errors.append(UserError(f"line {line}", problem, _as_pair(plain)))
     for key, value in conf.options.items():
         standing, canonical = judge(key, version).standing, ALIASES.get(key, key)
         if standing in (Standing.WITHOUT_EFFECT, Standing.UNKNOWN):
@@ -195,6 +195,14 @@ def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
         without_effect=tuple(collected.without_effect),
         usable=usable,
     )
+
+
+def _as_pair(line: str) -> str:
+    """Return how to write a line that is no pair."""
+    if ":" in line:
+        return "write a space after the colon"
+    key, separator, value = line.partition("=")
+    return f"write {key.strip()}: {value.strip()}" if separator else "remove it, or begin it with #"
 
 
 def _not_modelled(canonical: str, value: str, version: str) -> str:

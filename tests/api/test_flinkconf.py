@@ -233,3 +233,18 @@ def test_settings_of_another_restart_strategy_are_a_warning():
         **{"restart-strategy.type": "exponential-delay", "restart-strategy.fixed-delay.attempts": "10"}
     )
     assert [w for w in found.warnings if "has no effect, in Flink too" in w]
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("heartbeat.timeout:50000", "write a space after the colon"),
+        ("heartbeat.timeout = 50000", "write heartbeat.timeout: 50000"),
+        ("timeouts", "remove it, or begin it with #"),
+    ],
+)
+def test_a_line_that_flink_ignores_says_how_it_is_written(line, hint):
+    """The hint fits what is wrong with the line."""
+    conf = flinkconf.read(f"heartbeat.interval: 10000\n{line}\n", "flink-conf.yaml")
+    (error,) = flinkconf.judge_options(conf, "1.17").errors
+    assert (error.path, error.hint) == ("line 2", hint)
