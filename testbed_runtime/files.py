@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T", dict[str, Any], list[Any])
+
+_REPEATABLE = contextvars.ContextVar("headgate_repeatable", default=False)
 
 
 def read_json(path: Path, otherwise: T) -> T:
@@ -19,8 +24,20 @@ def read_json(path: Path, otherwise: T) -> T:
     return found if isinstance(found, type(otherwise)) else otherwise
 
 
+@contextlib.contextmanager
+def repeatable() -> Iterator[None]:
+    """Leave it to the kernel when files get to the disk: what this block writes can be computed again."""
+    before = _REPEATABLE.set(True)
+    try:
+        yield
+    finally:
+        _REPEATABLE.reset(before)
+
+
 def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk."""
+    """Flush a file, or the names in a folder, to the disk. Does nothing in a `repeatable` block."""
+    if _REPEATABLE.get():
+        return
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -31,7 +48,8 @@ def sync(path: Path) -> None:
 def write_whole(path: Path, data: bytes, *, temporary: str = "", durable: bool = True) -> Path:
     """Write a file in an existing folder: first under a temporary name, then renamed, so that a reader never sees half of it.
 
-    With `durable`, it is on the disk when the call returns. Writers of one path at the same time need a `temporary` name each.
+    With `durable`, it is on the disk when the call returns, unless the block is `repeatable`. Writers of one path at the same time
+    need a `temporary` name each.
     """
     unfinished = path.with_name(temporary or f".{path.name}.part")
     try:

@@ -23,6 +23,7 @@ from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.files import repeatable
 
 T = TypeVar("T")
 
@@ -273,8 +274,10 @@ def spawn(process: str, main: Coroutine[Any, Any, T], *, name: str) -> asyncio.T
 
 
 def run_virtual(main: Coroutine[Any, Any, T], *, start_s: float = 1000.0) -> T:
-    """Run a coroutine in virtual time. Remaining tasks are cancelled; those of killed processes are dropped."""
-    with rare_collections():
+    """Run a coroutine in virtual time. Remaining tasks are cancelled; those of killed processes are dropped.
+
+    It does not wait for the disk: a seed gives the same run again."""
+    with rare_collections(), repeatable():
         return _run(main, start_s)
 
 

@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import contextvars
 import gc
+import os
+from pathlib import Path
 
 import pytest
 
+from testbed_runtime.files import write_whole
 from testbed_runtime.process.clock import StallMeter
 from testbed_runtime.simulation.loop import (
     COLLECT_EVERY,
@@ -41,6 +44,23 @@ def test_an_hour_of_sleep_takes_exactly_an_hour_of_virtual_time():
         return _loop().time() - before
 
     assert run_virtual(main()) == pytest.approx(3600)
+
+
+def test_a_run_does_not_wait_for_the_disk_and_what_comes_after_it_does(tmp_path, monkeypatch):
+    """A seed gives the same run again; a file that is written outside of it is on the disk, and so are the names in its folder."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+
+    async def write() -> Path:
+        return write_whole(tmp_path / "manifest.json", b"{}")
+
+    async def main() -> Path:
+        return await asyncio.create_task(write())
+
+    assert run_virtual(main()).read_bytes() == b"{}"
+    assert synced == []
+    write_whole(tmp_path / "manifest.json", b"[]")
+    assert len(synced) == 2
 
 
 def test_garbage_is_collected_rarely_during_a_run_and_as_before_after_it():
