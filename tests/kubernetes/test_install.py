@@ -307,9 +307,14 @@ def test_a2_an_uninstall_ends_faults_and_what_stays_can_be_deleted(bare_space: S
 def test_a_watched_namespace_with_an_active_run_and_an_active_fault_can_be_deleted(
     bare_space: Space, alone: Cluster
 ):
-    """Kubernetes deletes the operator's Roles there, perhaps before the run and the fault. The uninstall skips the namespace."""
+    """Kubernetes deletes the operator's Roles there, perhaps before the run and the fault. The uninstall skips the namespace, as an
+    upgrade does with one that was deleted before."""
     with fresh(alone, emptied=False) as watched:
-        install(alone, bare_space, "--set", f"watchNamespaces={{{watched.name}}}")
+        with fresh(alone, emptied=False) as deleted:
+            chosen = ("--set", f"watchNamespaces={{{watched.name},{deleted.name}}}")
+            install(alone, bare_space, *chosen)
+        alone.kubectl("wait", "--for=delete", f"namespace/{deleted.name}", "--timeout=110s")
+        install(alone, bare_space, *chosen)
         long = _run("active")
         long["spec"]["scenario"]["timeline"]["observation"] = "300s"
         watched.apply(long, a_testbed(), a_fault("long", duration="600 s", **PAUSE))
