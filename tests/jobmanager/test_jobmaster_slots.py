@@ -156,7 +156,7 @@ async def test_the_free_slots_are_allocated_at_once_and_the_others_as_they_becom
 
 @virtually
 async def test_a_slot_that_is_lost_while_a_job_waits_for_others_is_requested_again():
-    """Of three slots, the TaskManager of one is lost. Two others register: the job starts with them."""
+    """The TaskManager of one of three slots is lost. Two others register, and the job starts with them."""
     async with Cluster(3) as cluster:
         await cluster.submit()
         await asyncio.sleep(1.0)
