@@ -12,6 +12,7 @@ from testbed_runtime.checking.failovers import TOGETHER_NS
 from testbed_runtime.checking.faults import FaultEffect, added_delays, targets_of
 from testbed_runtime.checking.heldmessages import keeps_silent
 from testbed_runtime.checking.lasting import with_slack
+from testbed_runtime.checking.waits import LOSSES
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.waits import KINDS, PRODUCT, Outcome, Wait
 
@@ -22,7 +23,7 @@ _HELD_BACK = {
     "checkpoint": ("store.slow",),
 }
 """Kinds of waits, and the kinds of faults that only delay what they are for: it comes when the fault ends, at the latest."""
-_ENDS_PROCESS = ("process.kill", "pod.delete", "pod.evict", "jobmanager.kill")
+_JOBMANAGER_KILL = "jobmanager.kill"
 _HEARTBEAT = KINDS["heartbeat"].options[0]
 
 
@@ -138,6 +139,6 @@ class _Ends:
     def _dead(self, process: str, until_ns: int) -> bool:
         ordinal = process.rpartition("-")[0]
         gone: Iterable[FaultEffect] = (
-            e for e in self.effects if e.kind in _ENDS_PROCESS and e.begun_ns <= until_ns
+            e for e in self.effects if e.kind in (*LOSSES, _JOBMANAGER_KILL) and e.begun_ns <= until_ns
         )
-        return any(ordinal in targets_of(e) or e.kind == "jobmanager.kill" for e in gone)
+        return any(ordinal in targets_of(e) or e.kind == _JOBMANAGER_KILL for e in gone)

@@ -84,6 +84,11 @@ PARTITION = [wait("partition", BACKOFF, (10, 15), fault="late")]
         (LATE, {"late": {"duration_s": 30}}, 20.0),  # delayed by attempts
         (LATE, {"late": {"duration_s": 60, "params": {"delay_s": 12.0}}}, None),  # healed with its trial
         (LATE, {"late": {"duration_s": 30.2, "params": {"delay_s": 12.0}}}, 12.02),
+        (
+            [effect("late", "registration.delay", 9, 30)],
+            {"late": {"duration_s": 30, "params": {"delay_s": 12.0}}},
+            None,
+        ),
         ([effect("late", "registration.delay", 0, None)], ASKED, None),
         ([effect("late", "registration.delay", 0, 30, voided=True)], ASKED, None),
         ([effect("late", "network.latency", 0, 30)], ASKED, None),
