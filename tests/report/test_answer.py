@@ -258,6 +258,7 @@ def test_a_delay_that_grows_is_one_owner_over_all_recoveries():
     grown = [delayed("1 s", 1), delayed("1 s, now 2 s", 2), delayed("1 s, now 9 s", 9)]
     (mean,) = typical_prices(grown)
     assert (mean.text, mean.seconds) == (f"{key} = 1 s, now up to 9 s", 4.0)
+    assert mean.count == 1, "no number of waits is that of all recoveries"
     assert [p.text for p in typical_prices(grown[1:2])] == [f"{key} = 1 s, now 2 s"]
 
 
