@@ -121,7 +121,7 @@ def test_only_the_wait_that_caused_a_failover_is_looked_at(more: dict[str, Any],
 
 
 def test_a_wait_that_its_budget_already_allows_is_not_too_short():
-    """From 1.19 on, a request may wait longer than its budget, so this one would not always have helped."""
+    """A request of 1.19 or later may wait longer than its budget, so this one would not always have helped."""
     longer = [wait("partition", BACKOFF, (10, 15), 12.02, fault="late")]
     assert enough_s(longer, LATE, ASKED) is None
     assert enough_s([wait("partition", BACKOFF, (10, 15), 12.01, fault="late")], LATE, ASKED) == 12.02

@@ -52,7 +52,7 @@ def test_a_small_share_of_a_long_recovery_costs_no_word(seconds: float, *, shown
 
 
 def test_seconds_without_a_wait_are_part_of_the_recovery_of_which_a_share_counts():
-    """Of 1 s with owners and 9 s without, 4 ms are less than the last digit of 10.0 s."""
+    """With 1 s that has owners and 9 s without, 4 ms are less than the last digit of 10.0 s."""
     assert list(cost_words([price(0.996), price(0.004, "b")], 9.0)) == ["996 ms a", "9.00 s unattributed"]
 
 

@@ -109,7 +109,7 @@ def test_a_limit_below_the_named_one_is_not_enough(tmp_path: Path):
 
 
 def test_nothing_is_promised_of_a_fault_that_its_job_did_not_outlive(tmp_path: Path):
-    """The job fails for good after three restarts, and the fault is healed 40 s early: nobody saw when its partitions would have come. The
+    """The job fails for good after three restarts, and the fault is healed 40 s early: when its partitions would have come is unknown. The
     job would only have failed earlier with lower values."""
     late = fault("late", "60 s", ALL, registration={"delay": {"delay": "40 s"}})
     known = case("spent", late, KILLED, version="1.12", **{"restart-strategy.fixed-delay.attempts": "3"})
