@@ -100,7 +100,8 @@ def _judged(scenario: models.Scenario) -> Findings[models.Scenario]:
         collected.errors.extend(job_rules.problems(setting.testbed, path + own))
         option_rules.judge_testbed(setting.testbed, f"{path}{own}.flinkConfiguration", collected)
         collected.errors.extend(fault_rules.problems(setting, path, scenario.spec.timeline))
-        collected.warnings.extend(fault_rules.doubts(setting, path))
+        if path == "spec" or setting.faults != tuple(scenario.spec.faults):
+            collected.warnings.extend(fault_rules.doubts(setting, path))
     collected.warnings.extend(without_unit(scenario.spec, "spec"))
     variants = [v.name for v in scenario.spec.variants]
     collected.errors.extend(job_rules.repeated_names(variants, "spec.variants", "variant"))
@@ -131,11 +132,10 @@ def _once(errors: list[UserError]) -> list[UserError]:
 
 
 def _once_each(warnings: list[str]) -> tuple[str, ...]:
-    """Drop warnings that repeat an earlier one about the merged configuration or the faults of a variant."""
+    """Drop warnings that repeat an earlier one about the merged configuration of a variant."""
     found: dict[str, str] = {}
     for warning in warnings:
-        inherited = warning.partition(".flinkConfiguration")[2] or warning.partition(".faults[")[2]
-        found.setdefault(inherited or warning, warning)
+        found.setdefault(warning.partition(".flinkConfiguration")[2] or warning, warning)
     return tuple(found.values())
 
 
