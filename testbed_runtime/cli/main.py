@@ -31,8 +31,10 @@ def kubectl() -> None:
 
 
 def _treat_sigterm_as_interrupt() -> None:
-    """Raise KeyboardInterrupt at SIGTERM, unless this process ignores it."""
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    """Raise KeyboardInterrupt at SIGTERM, unless this process ignores it, or was started with a blocked Ctrl-C: its parent
+    (`interrupting.keeping_interrupts`) answers both for it."""
+    parent_answers = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and not parent_answers:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 

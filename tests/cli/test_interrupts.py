@@ -171,6 +171,16 @@ def test_a_child_that_starts_in_the_block_gets_no_interrupt_and_the_parent_gets_
     assert said == [b"done\n"]
 
 
+def test_a_process_of_a_seed_says_nothing_when_its_group_gets_sigterm():
+    """`timeout` and process managers signal the whole group: the parent says for all that they were interrupted."""
+    code = "import os, signal\nfrom testbed_runtime.cli import commands, main\n"
+    code += "commands.build = lambda: lambda **_: os.kill(os.getpid(), signal.SIGTERM)\nmain.main()"
+    with keeping_interrupts():
+        child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    _, said = child.communicate(timeout=60)
+    assert (child.returncode, said) == (-signal.SIGTERM, "")
+
+
 SEARCH = """
 import multiprocessing, pathlib, sys
 from testbed_runtime.cli.study_runs import Task, simulate_all
