@@ -32,7 +32,7 @@ OTHER_SCHEDULERS = {"jobmanager.scheduler": "adaptive", "scheduler-mode": "react
 """Values with which a job recovers in another way than here."""
 PATH = "flinkConfiguration"
 """Path of the options in messages, as in a scenario and in a FlinkDeployment."""
-_DEPLOYED = re.compile(rf"^kind: *(?:{'|'.join(DEPLOYED)})\s*$", re.MULTILINE)
+_DEPLOYED = re.compile(rf"^kind: *([\"']?)(?:{'|'.join(DEPLOYED)})\1\s*(?:#.*)?$", re.MULTILINE)
 _TEMPLATE = "{{"
 """In a template of Helm, which is not YAML yet."""
 _NAMED = re.compile(r"\[([^\]]+)\]")

@@ -122,8 +122,9 @@ def _is_document(path: Path) -> bool:
         return True
     if flinkconf.is_deployment(text):
         return True
-    named = path.name in flinkconf.FILES or any(file in text for file in flinkconf.FILES)
-    return named and flinkconf.find(text, str(path)) is not None
+    named = (*flinkconf.FILES, *flinkconf.DEPLOYED)  # in a ConfigMap; in a List
+    may_be = path.name in flinkconf.FILES or any(name in text for name in named)
+    return may_be and flinkconf.find(text, str(path)) is not None
 
 
 def check(path: Path, on: options.Environment | None, flink_version: str | None = None) -> Checked:

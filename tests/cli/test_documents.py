@@ -341,6 +341,9 @@ def test_validate_checks_flinks_files_in_a_folder(headgate, tmp_path):
         "flink-conf.yaml": "heartbeat.interval: 10000\nheartbeat.timout: 50000\n",
         "deployment.yaml": "kind: FlinkDeployment\nspec: {flinkConfiguration: {heartbeat.timeot: 5 s}}\n",
         "several.yaml": "kind: FlinkDeployment\n---\nkind: FlinkDeployment\n",
+        "quoted.yaml": "kind: 'FlinkDeployment'  # quoted\nspec: {flinkConfiguration: {heartbeat.timeot: 5 s}}\n",
+        "list.yaml": "kind: List\nitems:\n- kind: FlinkDeployment\n  spec: {flinkConfiguration: {heartbeat.timeot: 5 s}}\n",
+        "patch.yaml": "kind: Kustomization\npatches:\n- target:\n    kind: FlinkDeployment\n",
         "map.yaml": "kind: ConfigMap\ndata:\n  flink-conf.yaml: |\n    heartbeat.interval: 10000\n    heartbeat.timeuot: 1\n",
         "template.yaml": "kind: FlinkDeployment\nspec: {{ .Values.spec }}\n",
         "other/config.yaml": "listen: 8080\n",
@@ -352,7 +355,8 @@ def test_validate_checks_flinks_files_in_a_folder(headgate, tmp_path):
         (tmp_path / name).write_text(text)
     said = json.loads(headgate("validate", tmp_path, "--json").stdout)
     found = {str(Path(one["file"]).relative_to(tmp_path)): one["errors"][0] for one in said["documents"]}
-    assert found.keys() == {"deployment.yaml", "flink-conf.yaml", "map.yaml", "several.yaml"}
+    known = {"deployment.yaml", "flink-conf.yaml", "list.yaml", "map.yaml", "quoted.yaml", "several.yaml"}
+    assert found.keys() == known
     assert {error["hint"] for name, error in found.items() if name != "several.yaml"} == {
         "did you mean heartbeat.timeout?"
     }
