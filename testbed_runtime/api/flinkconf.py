@@ -83,6 +83,13 @@ class FlinkConf(Struct, frozen=True, kw_only=True):
         return self.lines.get(named[1]) if named else None
 
     @property
+    def is_certain(self) -> bool:
+        """Return whether only Flink has such a file. Other programs have a config.yaml too, perhaps with sections such as `rest` or
+        `client`, whose keys have no effect here."""
+        effective = (judge(key, LATEST).standing is Standing.EFFECTIVE for key in self.options)
+        return self.kind in DEPLOYED or self.legacy or any(effective)
+
+    @property
     def slots(self) -> int:
         """Return the slots of a TaskManager."""
         text = self.options.get(SLOTS_KEY, "")

@@ -124,7 +124,8 @@ def _is_document(path: Path) -> bool:
         return True
     named = (*flinkconf.FILES, *flinkconf.DEPLOYED)  # in a ConfigMap; in a List
     may_be = path.name in flinkconf.FILES or any(name in text for name in named)
-    return may_be and flinkconf.find(text, str(path)) is not None
+    conf = flinkconf.find(text, str(path)) if may_be else None
+    return conf is not None and conf.is_certain
 
 
 def check(path: Path, on: options.Environment | None, flink_version: str | None = None) -> Checked:

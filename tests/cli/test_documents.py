@@ -347,6 +347,7 @@ def test_validate_checks_flinks_files_in_a_folder(headgate, tmp_path):
         "map.yaml": "kind: ConfigMap\ndata:\n  flink-conf.yaml: |\n    heartbeat.interval: 10000\n    heartbeat.timeuot: 1\n",
         "template.yaml": "kind: FlinkDeployment\nspec: {{ .Values.spec }}\n",
         "other/config.yaml": "listen: 8080\n",
+        "rest/config.yaml": "rest: {ports: 8080}\nclient: {timeout: 30}\n",
         "run/manifest.json": "{}",
         "run/scenario.yaml": "kind: Scenario\n",
     }
