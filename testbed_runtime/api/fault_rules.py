@@ -44,13 +44,21 @@ def problems(setting: MergedVariant, path: str, timeline: models.Timeline) -> li
 def doubts(setting: MergedVariant, path: str) -> Iterator[str]:
     """Yield delays that their fault cuts short."""
     for index, spec in enumerate(setting.faults):
-        fault, where = compile_fault(spec), f"{path}.faults[{index}]"
-        delay_s = fault.params.get("delay_s")
-        if fault.kind == REGISTRATION and delay_s is not None and delay_s > fault.duration_s:
-            yield (
-                f"{where}.registration.delay.delay: {delay_s:g} s is longer than the fault, which lasts {fault.duration_s:g} s and "
-                f"registers every partition when it ends (make its duration longer than the delay)"
-            )
+        yield from doubts_alone(spec, f"{path}.faults[{index}]")
+
+
+def doubts_alone(spec: models.FaultSpec, where: str) -> Iterator[str]:
+    """Yield the delay of a fault that ends before anything can be as late as requested."""
+    fault = compile_fault(spec)
+    for parameter in kind_of(fault).parameters:
+        delay_s = fault.params.get(parameter.key)
+        if parameter.name != "delay" or delay_s is None or delay_s <= fault.duration_s:
+            continue
+        ends = "registers every partition" if fault.kind == REGISTRATION else "delays nothing any more"
+        yield (
+            f"{where}.{fault.kind}.delay: {delay_s:g} s is longer than the fault, which lasts {fault.duration_s:g} s and "
+            f"{ends} when it ends (make its duration longer than the delay)"
+        )
 
 
 def _on_stopped(setting: MergedVariant, path: str) -> Iterator[UserError]:

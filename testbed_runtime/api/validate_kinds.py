@@ -76,7 +76,9 @@ def _testbed(resource: Any) -> KindFindings:
 def _fault(resource: Any) -> KindFindings:
     spec: kinds.FaultResourceSpec = resource.spec
     return Findings(
-        resource, tuple(fault_rules.alone(spec.named(), "spec")), tuple(without_unit(spec, "spec"))
+        resource,
+        tuple(fault_rules.alone(spec.named(), "spec")),
+        (*without_unit(spec, "spec"), *fault_rules.doubts_alone(spec.named(), "spec")),
     )
 
 

@@ -20,7 +20,7 @@ _IN_ONE_DIRECTION = {"in each direction": "one way"}
 _OPTIONAL = re.compile(r"\[([^]]*)\]")
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
-COUNTED = {"swallowed": "dropped", "failed": "failed", "given_up": "given up"}
+COUNTED = {"swallowed": "dropped", "failed": "failed", "given_up": "given up", "cut_short": "cut short"}
 """Counters of the calls that a fault affected, and how a report names them."""
 
 

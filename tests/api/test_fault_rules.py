@@ -199,3 +199,25 @@ def test_a_registration_that_its_fault_does_not_delay_long_enough_is_a_doubt(dur
         "when it ends (make its duration longer than the delay)"
     )
     assert warnings == ((text,) if cut else ())
+
+
+@pytest.mark.parametrize(
+    ("kind", "delay"),
+    [
+        ("rpc.delay", {"method": "SubmitTask"}),
+        ("frames.delay", {"frameClass": "barrier"}),
+        ("store.slow", {}),
+        ("network.latency", {"mode": "one-way"}),
+    ],
+)
+@pytest.mark.parametrize(("duration", "cut"), [("6 s", True), ("25 s", False)])
+def test_a_delay_that_outlasts_its_fault_is_a_doubt(kind, delay, duration, cut):
+    """Nothing is 25 s late if everything passes after 6 s."""
+    family, name = kind.split(".")
+    target = {"taskManagers": {"names": ["tm-0"]}}
+    found = fault(at="0s", duration=duration, target=target, **{family: {name: {"delay": "25 s", **delay}}})
+    text = (
+        f"spec.faults[0].{kind}.delay: 25 s is longer than the fault, which lasts 6 s and delays nothing any more when it ends "
+        "(make its duration longer than the delay)"
+    )
+    assert changed(found).warnings == ((text,) if cut else ())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import asynccontextmanager
 
 import pytest
 
 from testbed_runtime.core.errors import FaultNotApplied, HeadgateError, UserError
 from testbed_runtime.core.faults.model import Fault
+from testbed_runtime.core.job.messages import SubmitTask
 from testbed_runtime.faults.agent import FaultAgent
 from testbed_runtime.faults.backend import FaultRequest, Measurement, Rule, Unreachable
 from testbed_runtime.faults.channel.backend import ChannelBackend, judge_frames
@@ -97,6 +99,73 @@ def fault(kind: str, *, seconds: float = 30.0, **changes) -> Fault:
 
 async def inject(where: Place, what: Fault, targets=("tm-0",), lease_s: float | None = None):
     return await where.agent.inject(what, fault_id=f"trial/{what.name}", targets=targets, lease_s=lease_s)
+
+
+def _calls(kind: str, faults: ChannelFaults):
+    """Return a call that a fault of this kind delays."""
+    match kind:
+        case "registration.delay":
+            return faults.registration.before_registration("source", "p")
+        case "rpc.delay":
+            return faults.calls.before_handle("taskexecutor", SubmitTask(descriptor=None))  # type: ignore[arg-type]
+    return faults.store(InMemoryStore()).put("a", b"1")
+
+
+class InMemoryStore:
+    async def put(self, key, data):
+        pass
+
+
+DELAYS = (
+    ("registration.delay", {"delay_s": 10.0}, "10 s"),
+    ("registration.delay", {"attempts": 3}, "3 requests"),
+    ("rpc.delay", {"delay_s": 10.0, "method": "SubmitTask"}, "10 s"),
+    ("store.slow", {"delay_s": 10.0}, "10 s"),
+)
+
+
+@pytest.mark.parametrize(("kind", "params", "requested"), DELAYS)
+async def test_a_fault_that_ends_before_its_delay_says_how_long_the_delay_was(kind, params, requested):
+    """Nothing was 10 s late: the end of the fault let everything through after 0.3 s."""
+    async with place() as where:
+        await inject(where, fault(kind, params=params, seconds=0.3))
+        held = asyncio.get_running_loop().create_task(_calls(kind, where.channels["tm-0"]))
+        await where.until("clean")
+        await held
+        assert where.states() == ["asked", "injected", "unverified", "ended", "clean"]
+        text = where.row("unverified")["text"]
+        assert re.fullmatch(
+            rf"it lasts 0\.3 s, so the longest delay was 0\.\d+ s instead of {requested}", text
+        )
+
+
+@pytest.mark.parametrize(("kind", "params", "requested"), DELAYS)
+async def test_a_delay_that_lasts_until_its_trial_ends_took_effect(kind, params, requested):
+    """The trial saw nothing of what was held, as requested."""
+    del requested
+    async with place() as where:
+        await inject(where, fault(kind, params=params))
+        held = asyncio.get_running_loop().create_task(_calls(kind, where.channels["tm-0"]))
+        await asyncio.sleep(0)  # it is held
+        await where.agent.heal("trial/f")
+        await held
+        assert where.states() == ["asked", "injected", "verified", "ended", "clean"]
+
+
+@pytest.mark.parametrize(("kind", "params", "requested"), DELAYS)
+async def test_a_delay_that_lasts_until_its_process_ends_took_effect(kind, params, requested):
+    """A process that has ended answers no more, so its last answer counts."""
+    del requested
+    what = fault(kind, params=params, seconds=0.5)
+    async with place() as where:
+        await inject(where, what)
+        held = asyncio.get_running_loop().create_task(_calls(kind, where.channels["tm-0"]))
+        await asyncio.sleep(0.3)  # it is asked every 0.1 s
+        where.peers.controls.pop("tm-0")
+        await where.until("verified")
+        await where.agent.heal("trial/f")
+        held.cancel()
+        assert where.row("verified")["text"] == "was held until its process ended"
 
 
 @pytest.mark.parametrize(

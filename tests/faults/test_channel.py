@@ -287,8 +287,8 @@ async def test_a_kind_of_another_backend_is_refused(wire):
 
 
 @pytest.mark.parametrize("measure", [{"delay_s": 30.0}, {"attempts": 3}])
-async def test_a_held_registration_counts_as_late_even_when_its_task_is_cancelled(measure):
-    """While it is held, and when its task is cancelled before the delay has passed: both prove the effect."""
+async def test_a_registration_is_late_when_its_task_is_cancelled_but_not_yet_while_it_is_held(measure):
+    """A job that ends before the delay has passed is an effect; that the delay has begun is none."""
     faults = ChannelFaults("tm-0")
     faults.apply(rule("registration.delay", **measure))
     loop = asyncio.get_running_loop()
@@ -296,7 +296,7 @@ async def test_a_held_registration_counts_as_late_even_when_its_task_is_cancelle
     assert not took_effect("registration.delay", faults.counters("r"), asked)
     held = loop.create_task(faults.registration.before_registration("source", "p"))
     await asyncio.sleep(0)
-    assert took_effect("registration.delay", faults.counters("r"), asked)
+    assert not took_effect("registration.delay", faults.counters("r"), asked)
     held.cancel()
     await asyncio.gather(held, return_exceptions=True)
     counters = faults.counters("r")
@@ -305,7 +305,35 @@ async def test_a_held_registration_counts_as_late_even_when_its_task_is_cancelle
     faults.remove_all()
 
 
+@pytest.mark.parametrize("measure", [{"delay_s": 30.0}, {"attempts": 3}])
+async def test_a_registration_that_the_end_of_its_fault_lets_through_is_not_late(measure):
+    """The counters say that it was cut short, and after how long."""
+    faults = ChannelFaults("tm-0")
+    faults.apply(rule("registration.delay", **measure))
+    held = asyncio.get_running_loop().create_task(faults.registration.before_registration("source", "p"))
+    await asyncio.sleep(0.02)
+    faults.remove("r")
+    await held
+    counters = faults.counters("r")
+    assert (counters["cut_short"], counters["given_up"]) == (1, 0)
+    assert 0.015 <= counters["longest_s"] < 30
+    assert not took_effect("registration.delay", counters, measure.get("delay_s", 0.0))
+
+
+async def test_many_short_delays_are_not_one_long_one():
+    """Each access waits for 20 ms, together more than the 50 ms that each should take."""
+    faults = ChannelFaults("tm-0")
+    store = faults.store(Blobs())
+    faults.apply(rule("store.slow", delay_s=0.02))
+    for key in "abcd":
+        await store.put(key, b"1")
+    counters = faults.counters("r")
+    assert counters["delay_s"] >= 0.079
+    assert took_effect("store.slow", counters, 0.02)
+    assert not took_effect("store.slow", {**counters, "longest_s": 0.021}, 0.05)
+
+
 def test_a_registration_that_was_let_through_is_not_late():
     """A hook that does not hold has no effect, however often it was asked."""
-    counters = {"delayed": 5, "holding": 0, "given_up": 0, "delay_s": 0.001}
+    counters = {"delayed": 5, "holding": 0, "given_up": 0, "cut_short": 5, "longest_s": 0.001}
     assert not took_effect("registration.delay", counters, 3.0)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.links import ANYBODY, any_matches, flows_of, owners_of, split_link
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.faults.backend import (
     Control,
@@ -67,10 +68,17 @@ class ChannelBackend:
         return min(float(answer["now"]) for answer in answers.values())
 
     async def observe(self, request: FaultRequest, stop: asyncio.Event) -> Measurement:
-        measure = self._measure_frames if request.fault.kind in FRAME_KINDS else self._measure_counters
+        before: Mapping[str, Mapping[str, Any]] = {}
         while True:
-            found = await measure(request)
-            if found.ok or stop.is_set():
+            stopped = stop.is_set()
+            if request.fault.kind in FRAME_KINDS:
+                found = await self._measure_frames(request)
+            else:
+                counters = await self._counters(request)
+                early = stopped and asyncio.get_running_loop().time() < request.deadline - POLL_S
+                found = judge_calls(request.fault, counters, before=before, stopped=stopped, early=early)
+                before = {**before, **counters}
+            if found.ok or stopped:
                 return found
             await stopped_within(stop, POLL_S)
 
@@ -134,15 +142,6 @@ class ChannelBackend:
 
     # ---- measuring
 
-    async def _measure_counters(self, request: FaultRequest) -> Measurement:
-        """Judge by the numbers of frames or calls that the interceptor dropped, delayed or refused."""
-        counters = await self._counters(request)
-        asked = float(request.fault.params.get("delay_s") or 0.0)
-        ok = any(took_effect(request.fault.kind, c, asked) for c in counters.values())
-        return Measurement(
-            ok, {"counters": counters}, "" if ok else "nothing arrived that this fault could affect"
-        )
-
     async def _counters(self, request: FaultRequest) -> dict[str, dict[str, Any]]:
         answers = await self._call_each(self._holders(request), "GET", f"/rules/{request.rule_id}")
         return {name: dict(a["counters"]) for name, a in answers.items() if a.get("counters")}
@@ -195,17 +194,52 @@ def channel_rule(request: FaultRequest) -> Rule:
     return rule
 
 
+def judge_calls(
+    fault: Fault,
+    counters: Mapping[str, Mapping[str, Any]],
+    *,
+    before: Mapping[str, Mapping[str, Any]],
+    stopped: bool,
+    early: bool,
+) -> Measurement:
+    """Judge by the numbers of calls that each process dropped, delayed or refused, now and when it was asked `before`. Pure.
+
+    A call that is still held when the fault is `stopped` was as late as requested only if that was `early`, before the fault's own end."""
+    asked_s = float(fault.params.get("delay_s") or 0.0)
+    values: dict[str, Any] = {"counters": dict(counters)}
+    if any(took_effect(fault.kind, own, asked_s) for own in counters.values()):
+        return Measurement(True, values)
+    if early and any(own["holding"] for own in counters.values()):
+        return Measurement(True, values, "was still held when the fault was ended early")
+    if stopped and any(_ended_holding(own, counters.get(name)) for name, own in before.items()):
+        values["counters"] = {**before, **counters}
+        return Measurement(True, values, "was held until its process ended")
+    longest_s = max((own["longest_s"] for own in counters.values()), default=0.0)
+    if not any(own["delayed"] for own in counters.values()):
+        return Measurement(False, values, "nothing arrived that this fault could affect")
+    requested = f"{asked_s:g} s" if asked_s else f"{fault.params.get('attempts')} requests"
+    problem = (
+        f"it lasts {fault.duration_s:g} s, so the longest delay was {longest_s:.3g} s instead of {requested}"
+    )
+    return Measurement(False, values, problem)
+
+
+def _ended_holding(before: Mapping[str, Any], now: Mapping[str, Any] | None) -> bool:
+    """Whether a process held a call, and another one, or none, answers in its place."""
+    return bool(before["holding"]) and (now is None or now["delayed"] < before["delayed"])
+
+
 def took_effect(kind: str, counters: Mapping[str, Any], asked_s: float) -> bool:
     """Whether a rule's counters show the requested effect."""
     if kind == "heartbeats.mute":
         return bool(counters["swallowed"] > 0)
     if kind == "store.failing":
         return bool(counters["failed"] > 0)
-    if kind == "registration.delay" and (counters["holding"] > 0 or counters["given_up"] > 0):
+    if kind == "registration.delay" and counters["given_up"] > 0:
         return True  # a job that ends before the delay does is an effect too
     if kind == "registration.delay" and not asked_s:
-        return bool(counters["delayed"] > 0)
-    return bool(counters["delay_s"] >= SEEN_SHARE * asked_s > 0)
+        return bool(counters["delayed"] > counters["holding"] + counters["cut_short"])
+    return bool(counters["longest_s"] >= SEEN_SHARE * asked_s > 0)
 
 
 def judge_frames(
@@ -226,4 +260,10 @@ def judge_frames(
         WITHHOLD: lambda: missing > 0,
     }
     ok = judges[rule.kind]()
-    return Measurement(ok, values, "" if ok else "the taps of both ends do not show the effect")
+    text = "" if ok else "the taps of both ends do not show the effect"
+    if not ok and rule.kind == "frames.delay" and missing and not delays:
+        waited_s = now - min(when for key, when in sent.items() if key not in received)
+        asked_s = rule.number("delay_s")
+        if waited_s < asked_s:
+            text = f"it ended after it had held frames for {waited_s:.3g} s instead of {asked_s:g} s"
+    return Measurement(ok, values, text)

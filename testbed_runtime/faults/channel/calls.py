@@ -38,8 +38,12 @@ class CallCounters:
     """Calls that are held now."""
     given_up: int = 0
     """Calls that were held until the waiting task was cancelled: the largest effect that a delay can have."""
+    cut_short: int = 0
+    """Calls that continued because the fault ended, before they were as late as requested."""
     delay_s: float = 0.0
     """Sum of the delays that actually passed."""
+    longest_s: float = 0.0
+    """The longest of these delays; one that is passing counts so far."""
 
 
 @dataclass(slots=True)
@@ -47,6 +51,8 @@ class _Active:
     rule: Rule
     counters: CallCounters = field(default_factory=CallCounters)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    begins: list[float] = field(default_factory=list)
+    """When each call that is held now began to wait, the oldest first."""
 
     async def hold(self, seconds: float) -> None:
         """Wait, at most until the fault ends, and count the delay."""
@@ -54,8 +60,16 @@ class _Active:
             try:
                 async with timeout(seconds):
                     await self.ended.wait()
+                    self.counters.cut_short += 1
             except TimeoutError:
                 pass
+
+    def counted(self) -> CallCounters:
+        """Return the counters as they are now."""
+        if self.begins:
+            so_far = asyncio.get_running_loop().time() - self.begins[0]
+            self.counters.longest_s = max(self.counters.longest_s, so_far)
+        return self.counters
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -64,6 +78,7 @@ class _Active:
         begin = loop.time()
         self.counters.delayed += 1
         self.counters.holding += 1
+        self.begins.append(begin)
         try:
             yield
         except asyncio.CancelledError:
@@ -71,7 +86,10 @@ class _Active:
             raise
         finally:
             self.counters.holding -= 1
-            self.counters.delay_s += loop.time() - begin
+            self.begins.remove(begin)
+            passed = loop.time() - begin
+            self.counters.delay_s += passed
+            self.counters.longest_s = max(self.counters.longest_s, passed)
 
 
 class Rules:
@@ -93,11 +111,11 @@ class Rules:
         if active is None:
             return None
         active.ended.set()
-        return active.counters
+        return active.counted()
 
     def counters(self, rule_id: str) -> CallCounters | None:
         active = self.rules.get(rule_id)
-        return active.counters if active else None
+        return active.counted() if active else None
 
 
 class CallFaults(Rules):
@@ -167,6 +185,7 @@ class RegistrationFaults(Rules):
             while not active.ended.is_set() and self._requests.get(partition, 0) < attempts:
                 self._asked.clear()
                 await self._asked.wait()
+            active.counters.cut_short += self._requests.get(partition, 0) < attempts
 
     def remove(self, rule_id: str) -> CallCounters | None:
         counters = super().remove(rule_id)
