@@ -382,6 +382,24 @@ def test_an_upgrade_leaves_out_namespaces_that_were_deleted(
         assert watched.split(",") == [*([] if upgrade else [GONE]), bare_space.name]
 
 
+@pytest.mark.parametrize("upgrade", [False, True], ids=["install", "upgrade"])
+def test_the_notes_of_an_upgrade_name_what_was_left_out(
+    cluster: Cluster, bare_space: Space, tmp_path: Path, upgrade: bool
+):
+    """They show the namespaces that are watched. A mistyped one would otherwise be missed only by its runs, which nothing starts."""
+    copied = Path(shutil.copytree(CHART, tmp_path / "headgate"))
+    notes = (copied / "templates" / "NOTES.txt").read_text()
+    (copied / "templates" / "_notes.tpl").write_text(f'{{{{ define "notes" }}}}{notes}{{{{ end }}}}')
+    (copied / "templates" / "notes.yaml").write_text('notes: {{ include "notes" . | quote }}')
+    place = ("--namespace", "headgate-other", "--dry-run=server", *(["--is-upgrade"] if upgrade else []))
+    chosen = ("--set", f"watchNamespaces={{{GONE},{bare_space.name}}}", "--show-only", "templates/notes.yaml")
+    said = yaml.safe_load(_rendered(cluster, RELEASE, str(copied), *place, *chosen))["notes"]
+    first = bare_space.name if upgrade else GONE
+    assert f"It watches: {first}{'' if upgrade else f', {bare_space.name}'}.\n" in said
+    assert f"--namespace {first} SCENARIO" in said
+    assert (f"WARNING: the namespace {GONE} does not exist" in said) is upgrade
+
+
 POLICIES = ("admissionPolicy.validate=true", "admissionPolicy.namespaceLabel=example.com/headgate")
 
 
