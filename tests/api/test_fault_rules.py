@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from tests.api.test_validate import changed, errors, fault
@@ -221,3 +223,17 @@ def test_a_delay_that_outlasts_its_fault_is_a_doubt(kind, delay, duration, cut):
         "(make its duration longer than the delay)"
     )
     assert changed(found).warnings == ((text,) if cut else ())
+
+
+def test_a_duration_without_a_unit_is_named_where_it_is_written_also_in_a_variant_of_the_same_fault():
+    """The faults of a variant are lines of their own: two places have to be changed."""
+
+    def change(spec):
+        fault(duration="800", process={"pause": {}})(spec)
+        spec["variants"][0]["faults"] = copy.deepcopy(spec["faults"])
+
+    warnings = changed(change).warnings
+    assert [warning.partition(":")[0] for warning in warnings] == [
+        "spec.faults[0].duration",
+        "spec.variants[0].faults[0].duration",
+    ]

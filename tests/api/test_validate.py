@@ -56,20 +56,6 @@ def fault(**fields):
     return lambda spec: spec.update(faults=[{**base, **fields}])
 
 
-def test_a_duration_without_a_unit_is_named_where_it_is_written_also_in_a_variant_of_the_same_fault():
-    """The faults of a variant are lines of their own: two places have to be changed."""
-
-    def change(spec):
-        fault(duration="800", process={"pause": {}})(spec)
-        spec["variants"][0]["faults"] = copy.deepcopy(spec["faults"])
-
-    warnings = changed(change).warnings
-    assert [warning.partition(":")[0] for warning in warnings] == [
-        "spec.faults[0].duration",
-        "spec.variants[0].faults[0].duration",
-    ]
-
-
 def test_the_document_of_the_design_is_valid():
     """No error, no warning."""
     findings = validate(GOOD)
