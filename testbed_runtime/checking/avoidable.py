@@ -132,7 +132,9 @@ class _Ends:
         if len(known) < len(ends) or back < wait.end_ns or self._dead(lost.what, back):
             return None
         own = [w for w in self.waits if w.option == _HEARTBEAT and lost.what in (w.who, w.what)]
-        since = min(w.start_ns for w in own if w.start_ns < wait.end_ns <= w.end_ns + TIE_NS)
+        since = min(
+            (w.start_ns for w in own if w.start_ns < wait.end_ns <= w.end_ns + TIE_NS), default=wait.start_ns
+        )
         repeated = any(not e.kind.endswith(".pause") for e in silent)
         return back - since + (self.interval_ns if repeated else 0)
 

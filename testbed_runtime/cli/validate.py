@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from testbed_runtime.api import limits
 from testbed_runtime.api.naming import GROUP
 from testbed_runtime.cli import exits, options
 from testbed_runtime.core.errors import UserError
@@ -100,7 +101,7 @@ def _yaml_files(folder: Path) -> list[Path]:
 
     found: list[Path] = []
     for at, below, names in os.walk(folder):
-        if MANIFEST in names and Path(at) != folder:
+        if MANIFEST in names and Path(at) != folder and _is_run(Path(at)):
             below.clear()
             continue
         found += (p for name in names if (p := Path(at, name)).suffix in SUFFIXES and p.is_file())
@@ -109,13 +110,24 @@ def _yaml_files(folder: Path) -> list[Path]:
     return found
 
 
+def _is_run(folder: Path) -> bool:
+    from testbed_runtime.history.manifest import read_manifest
+
+    try:
+        read_manifest(folder)
+    except UserError:
+        return False
+    return True
+
+
 def _is_document(path: Path) -> bool:
     """Return whether a file is a document of Headgate, by its name or its apiVersion, or a configuration of Flink."""
     from testbed_runtime.api import flinkconf
     from testbed_runtime.cli.loading import SCENARIO_FILE
 
     try:
-        text = path.read_bytes().decode("utf-8", "replace")
+        with path.open("rb") as file:
+            text = file.read(limits.MAX_DOCUMENT_BYTES).decode("utf-8", "replace")
     except OSError:  # reported when it is checked, with the problems of the other files
         return True
     if path.name == SCENARIO_FILE or GROUP in text[:4096]:

@@ -12,6 +12,7 @@ import yaml
 from testbed_runtime.api.validate import validate
 from testbed_runtime.cli import exits, loading, questions, running
 from testbed_runtime.faults.registry import LOCAL, Capabilities
+from testbed_runtime.history.manifest import MANIFEST_SCHEMA
 from testbed_runtime.local import packets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -348,18 +349,29 @@ def test_validate_checks_flinks_files_in_a_folder(headgate, tmp_path):
         "template.yaml": "kind: FlinkDeployment\nspec: {{ .Values.spec }}\n",
         "other/config.yaml": "listen: 8080\n",
         "rest/config.yaml": "rest: {ports: 8080}\nclient: {timeout: 30}\n",
-        "run/manifest.json": "{}",
+        "run/manifest.json": json.dumps({"schema": MANIFEST_SCHEMA, "expectations": {}}),
         "run/scenario.yaml": "kind: Scenario\n",
+        "web/manifest.json": "{}",
+        "web/flink-conf.yaml": "heartbeat.timeout: 5 s\nheartbeat.intervall: 1 s\n",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     said = json.loads(headgate("validate", tmp_path, "--json").stdout)
     found = {str(Path(one["file"]).relative_to(tmp_path)): one["errors"][0] for one in said["documents"]}
-    known = {"deployment.yaml", "flink-conf.yaml", "list.yaml", "map.yaml", "quoted.yaml", "several.yaml"}
+    known = {
+        "deployment.yaml",
+        "flink-conf.yaml",
+        "list.yaml",
+        "map.yaml",
+        "quoted.yaml",
+        "several.yaml",
+        "web/flink-conf.yaml",
+    }
     assert found.keys() == known
     assert {error["hint"] for name, error in found.items() if name != "several.yaml"} == {
-        "did you mean heartbeat.timeout?"
+        "did you mean heartbeat.timeout?",
+        "did you mean heartbeat.interval?",
     }
     assert found["several.yaml"]["problem"].startswith("holds more than one document")
 
