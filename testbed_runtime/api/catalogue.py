@@ -238,6 +238,10 @@ def edits(a: str, b: str) -> int:
     return row[-1]
 
 
+_NOT_READ_BY_2 = ("security.ssl.enabled", "jobmanager.heap.size")
+"""Older names that Flink 2 does not read. It reads all others, as deprecated keys."""
+
+
 def _version_note(key: str, option: Option, flink_version: str) -> str:
     # an older name is correct in versions before the rename
     since = option.since if key == option.key else ""
@@ -252,7 +256,10 @@ def _note(key: str, canonical: str, since: str, removed: str, flink_version: str
     if removed and number(removed) <= number(flink_version):
         return f"{key} was removed in Flink {removed}; {flink_version} has a fixed value instead, but here the key still has its effect"
     if key != canonical and number(flink_version) >= (2, 0):
-        return f"{key} is called {canonical} today"
+        if key in _NOT_READ_BY_2:
+            effect = ", but here the key still has its effect" if canonical in BY_KEY else ""
+            return f"{key} was removed in Flink 2.0; {flink_version} reads only {canonical}{effect}"
+        return f"{key} is called {canonical} today, and Flink {flink_version} still reads {key}"
     return ""
 
 

@@ -163,3 +163,14 @@ def test_sizes_that_flink_refuses_are_too_small(key, least):
     option = BY_KEY[key]
     assert value_problem(option, str(least)) == ""
     assert value_problem(option, str(least - 1)) != ""
+
+
+def test_an_alias_that_the_version_no_longer_reads_says_so():
+    """security.ssl.enabled went with Flink 2.0."""
+
+    def note(version):
+        return judge("security.ssl.enabled", version).note
+
+    assert note("1.20") == ""
+    removed = "security.ssl.enabled was removed in Flink 2.0; 2.x reads only security.ssl.internal.enabled"
+    assert note("2.x") == removed + ", but here the key still has its effect"

@@ -485,7 +485,8 @@ def test_an_alias_is_accepted_with_a_hint_at_the_current_name():
     findings = changed(lambda s: s["testbed"]["flinkConfiguration"].update({"akka.ask.timeout": "5 s"}))
     assert findings.errors == ()
     assert findings.warnings == (
-        "spec.testbed.flinkConfiguration[akka.ask.timeout]: akka.ask.timeout is called pekko.ask.timeout today",
+        "spec.testbed.flinkConfiguration[akka.ask.timeout]: akka.ask.timeout is called pekko.ask.timeout today, "
+        "and Flink 2.x still reads akka.ask.timeout",
     )
 
 
