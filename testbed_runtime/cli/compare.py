@@ -297,5 +297,11 @@ def _print(tables: Sequence[tuple[str, Mapping[str, Any]]], changes: Sequence[st
 def text_table(table: Mapping[str, Any]) -> list[str]:
     """Return comparison.json as lines: a row for each metric, a column for each group, then the answers in words."""
     lines = side_by_side(table)
-    lines += [f"{c['title']}: {c['group']} against {c['reference']}: {c['text']}" for c in table["contrasts"]]
+    contrasts = table["contrasts"]
+    few = [c for c in contrasts if c["reason"] == NOT_ENOUGH_TRIALS]
+    shown = [c for c in contrasts if c not in few] if len(few) > 1 else contrasts
+    lines += [f"{c['title']}: {c['group']} against {c['reference']}: {c['text']}" for c in shown]
+    if len(few) > 1 and shown:  # without others, the answer says so
+        titles = dict.fromkeys(c["title"] for c in few)
+        lines.append(f"{', '.join(titles)}: unknown; an interval needs more trials")
     return [*lines, *(f"answer: {text}" for text in table["summary"])]

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from testbed_runtime.cli.commands import build
+from testbed_runtime.cli.compare import text_table
 from testbed_runtime.core.errors import HeadgateError, UserError
 
 CONFIGURATION = {"slow": {"heartbeat.interval": "1 s"}, "fast": {"heartbeat.interval": "500 ms"}}
@@ -53,6 +54,27 @@ def test_variants_of_a_run_are_compared_with_its_first_one(tmp_path: Path):
     shown = headgate("compare", run_folder(tmp_path, "a", slow=SLOW, fast=FAST))
     assert "slow (10 trials)" in shown
     assert "fast against slow: recovery.detect: better by 1.00 s" in shown
+
+
+def test_too_few_trials_are_one_line_and_not_one_for_each_metric(tmp_path: Path):
+    """The table has what was measured, the answer how many trials an interval needs."""
+    contrasts = [
+        {"title": title, "group": "b", "reference": "a", "text": f"unknown: {title}; an interval needs 8", "reason": reason}
+        for title, reason in (("recovery.detect", "NotEnoughTrials"), ("outage", "NotEnoughTrials"), ("lag", "NoData"))
+    ]  # fmt: skip
+    table = {
+        "groups": [],
+        "metrics": [],
+        "contrasts": contrasts[:2],
+        "summary": ["Differences may be chance"],
+    }
+    assert text_table(table)[1:] == ["answer: Differences may be chance"]
+    shown = text_table({**table, "contrasts": contrasts})
+    assert shown[1:3] == [
+        "lag: b against a: unknown: lag; an interval needs 8",
+        "recovery.detect, outage: unknown; an interval needs more trials",
+    ]
+    assert "an interval needs 8" in text_table({**table, "contrasts": contrasts[:1]})[1]
 
 
 def test_runs_are_compared_variant_by_variant_and_their_settings_are_listed(tmp_path: Path):
