@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperGroup
 
 from testbed_runtime.cli import exits
 
@@ -39,6 +39,18 @@ class _Commands(TyperGroup):
         if meant and word not in self.commands and not ctx.resilient_parsing:  # the shell completes a line
             ctx.fail(f"No such command {word!r}. Did you mean {', '.join(meant)}?")
         return super().resolve_command(ctx, args)
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        """Return the command. Its arguments are called as in the documentation: `SCENARIOS...`, whatever the version of typer."""
+        command = super().get_command(ctx, cmd_name)
+        for argument in command.params if command is not None else ():
+            if isinstance(argument, TyperArgument):
+                argument.metavar = name = str(argument.name).upper()
+                pieces = [
+                    (name if argument.required else f"[{name}]") + ("" if argument.nargs == 1 else "...")
+                ]
+                setattr(argument, "get_usage_pieces", lambda ctx, pieces=pieces: pieces)  # noqa: B010
+        return command
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
         try:

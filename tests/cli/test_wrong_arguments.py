@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from testbed_runtime.cli.commands import build
 
 SCENARIO = """
 apiVersion: headgate.dev/v1alpha1
@@ -91,7 +94,7 @@ def test_a_duration_without_a_unit_is_a_warning(headgate, words, warning):
     [
         ("sim", "No such command 'sim'. Did you mean 'simulate'?"),
         ("s", "No such command 's'. Did you mean 'simulate', 'state'?"),
-        ("run", "Missing argument 'scenarios'. Scenario folders, or YAML files."),
+        ("run", "Missing argument 'SCENARIOS'. Scenario folders, or YAML files."),
         ("exchange fetch", "Missing option '--port'. Port of the producer."),
     ],
 )
@@ -100,3 +103,13 @@ def test_an_abbreviated_command_and_a_missing_argument_say_what_to_write(headgat
     answer = headgate(*words.split())
     assert answer.returncode == 2
     assert said in " ".join(answer.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"), [("plan", "JOB"), ("run", "SCENARIOS..."), ("new", "[QUESTION]")]
+)
+def test_a_usage_line_names_arguments_as_the_documentation_does(command: str, usage: str):
+    """`headgate plan JOB`, with `-h` and in an error."""
+    for words in ([command, "-h"], [command, "--nosuch"]):
+        shown = CliRunner().invoke(build(), words).output
+        assert f"headgate {command} [OPTIONS] {usage}" in shown.replace("root ", "headgate ")
