@@ -181,7 +181,7 @@ def _run_locally(
     if not real:
         spec = study.spec.model_copy(update={"references": [DEFAULT, CURRENT]})
         values = production.reference_values(spec, specs)
-        if values[DEFAULT] == values[CURRENT]:
+        if production.same_values(spec, values[DEFAULT], values[CURRENT]):
             spec = spec.model_copy(update={"references": [DEFAULT]})
         study = study.model_copy(update={"spec": spec})
     for doubt in study_runs.doubts(study, scenarios):
@@ -190,6 +190,7 @@ def _run_locally(
     run = study_runs.run_real if real else study_runs.search
     lines = score.table(study.spec, run(study, scenarios, how, detectors), detectors)
     confirmed = {} if real else study_runs.confirm(study, scenarios, lines, confirm, how)
+    lines = production.merged(study.spec, specs, lines)
     text = table.markdown(study.spec, lines, confirmed, production.reference_values(study.spec, specs))
     written = out / f"{study.metadata.name}.study.md"
     written.write_text(text + "\n", encoding="utf-8")

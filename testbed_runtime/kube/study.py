@@ -103,7 +103,8 @@ class Study:
             if (verdict := self._verdicts.get(p.name))
         ]
         specs = {name: scenario["spec"] for name, scenario in scenarios.items()}
-        return score.table(spec, outcomes, production.detectors(spec, specs))
+        lines = score.table(spec, outcomes, production.detectors(spec, specs))
+        return production.merged(spec, specs, lines)
 
     async def _scenarios(self, spec: kinds.TuningStudySpec) -> dict[str, dict[str, Any]]:
         """Read the scenarios. Raises UserError for one that does not exist."""
@@ -165,7 +166,7 @@ class Study:
             return replace(ended, reason="NoRowPasses", message=text)
         if spec.apply is None:
             return ended
-        if best.row.reference:
+        if not best.row.options:
             text = f"no row of the grid is better than {best.row.text}{score.HOW_TO_KEEP[best.row.reference]}, so nothing was applied"
             return replace(ended, message=text)
         patch = {"spec": {"flinkConfiguration": dict(best.row.options)}}

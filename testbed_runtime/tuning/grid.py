@@ -28,14 +28,15 @@ class Row(Struct, frozen=True):
     number: int
     options: Mapping[str, str]
     reference: str = ""
-    """`Default` (Flink's defaults) or `Current` (the unchanged scenarios) for a row that is not part of the grid."""
+    """`Default` (Flink's defaults) or `Current` (the unchanged scenarios) for a row that is not part of the grid, or that has the
+    same values."""
 
     @property
     def text(self) -> str:
-        """The row as `key=value, key=value`, or the name of the reference."""
-        return REFERENCES.get(self.reference) or ", ".join(
-            f"{key}={value}" for key, value in self.options.items()
-        )
+        """The row as `key=value, key=value`, or the name of the reference; both if they are the same."""
+        name = REFERENCES.get(self.reference, "")
+        values = ", ".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{values} ({name})" if values and name else values or name
 
 
 class PlannedRun(Struct, frozen=True):

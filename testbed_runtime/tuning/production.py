@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from testbed_runtime.api import kinds
 from testbed_runtime.core.errors import OptionRefused
@@ -12,7 +14,8 @@ from testbed_runtime.core.judgement.detector import Disturbance, Quality, qualit
 from testbed_runtime.core.options import ALIASES, BY_KEY, Options
 from testbed_runtime.core.values import parse_duration
 from testbed_runtime.core.versions import LATEST
-from testbed_runtime.tuning.grid import DEFAULT, Row, configuration, rows
+from testbed_runtime.tuning.grid import CURRENT, DEFAULT, Row, configuration, rows
+from testbed_runtime.tuning.score import Line
 
 
 def detectors(spec: kinds.TuningStudySpec, scenarios: Mapping[str, Mapping[str, Any]]) -> dict[int, Quality]:
@@ -71,3 +74,47 @@ def reference_values(
                 each.append(default if reference == DEFAULT else str(own.get(key, default)))
             values[option.key] = " / ".join(dict.fromkeys(each))
     return found
+
+
+def same_values(spec: kinds.TuningStudySpec, one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Return whether the studied options have the same values in both, as `50 s` and `50000` are."""
+    return all(_is_equal(option.key, one.get(option.key), other.get(option.key)) for option in spec.options)
+
+
+def _is_equal(key: str, one: str | None, other: str | None) -> bool:
+    if one is None or other is None:
+        return False
+    known = BY_KEY[ALIASES.get(key, key)]
+    try:
+        return one == other or bool(known.parse(one) == known.parse(other))
+    except ValueError:  # the scenarios differ, or Flink derives the default
+        return False
+
+
+def merged(
+    spec: kinds.TuningStudySpec, scenarios: Mapping[str, Mapping[str, Any]], lines: Sequence[Line]
+) -> tuple[Line, ...]:
+    """Return the lines of a table without the references that have the values of a row: that row gets the reference's name."""
+    values = reference_values(spec, scenarios)
+    if _set_by_variants(spec, scenarios):
+        values.pop(CURRENT, None)
+    found = list(lines)
+    for reference in [line for line in lines if line.row.reference in values]:
+        own = values[reference.row.reference]
+        for index, line in enumerate(found):
+            if line.row.options and same_values(spec, line.row.options, own):
+                row = replace(line.row, reference=line.row.reference or reference.row.reference)
+                best, front = line.best or reference.best, line.front or reference.front
+                found[index] = replace(line, row=row, best=best, front=front)
+                found.remove(reference)
+                break
+    return tuple(found)
+
+
+def _set_by_variants(spec: kinds.TuningStudySpec, scenarios: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return whether a variant of the study has a value of its own for a studied option."""
+    studied = {ALIASES.get(option.key, option.key) for option in spec.options}
+    variants = [v for s in scenarios.values() for v in s.get("variants") or () if v["name"] in spec.variants]
+    return any(
+        ALIASES.get(key, key) in studied for v in variants for key in v.get("flinkConfiguration") or {}
+    )

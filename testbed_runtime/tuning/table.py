@@ -97,7 +97,7 @@ def markdown(
 
 
 def _options(spec: TuningStudySpec, line: Line, shown: Mapping[str, Mapping[str, str]]) -> list[str]:
-    values = shown.get(line.row.reference, {}) if line.row.reference else line.row.options
+    values = line.row.options or shown.get(line.row.reference, {})
     return [values.get(option.key, NO_VALUE) for option in spec.options]
 
 

@@ -129,7 +129,8 @@ async def test_nothing_is_applied_when_no_row_passes() -> None:
 
 async def test_nothing_is_applied_when_the_scenarios_are_best_as_they_are() -> None:
     """The study has succeeded: its answer is to change nothing."""
-    api = model(references=["Current"], budget={"parallel": 4, "runs": 4})
+    options = [{"key": "heartbeat.timeout", "values": ["6 s", "8 s", "12 s"]}]  # the scenario has 5 s
+    api = model(references=["Current"], budget={"parallel": 4, "runs": 4}, options=options)
     task = asyncio.create_task(study(api).run())
     await until(lambda: len(runs(api)) == 4)
     names = [row.name for row in grid.planned_runs("knobs", spec_of(api)) if row.row.reference]
@@ -145,6 +146,26 @@ async def test_nothing_is_applied_when_the_scenarios_are_best_as_they_are() -> N
     )
     assert found["message"].endswith("(nothing has to be changed), so nothing was applied")
     assert "applied" not in found
+
+
+async def test_the_scenarios_as_they_are_are_the_row_with_their_values() -> None:
+    """The scenario has `5 s`, as the first row does: the table has no second row for it, and its values are applied."""
+    options = [{"key": "heartbeat.timeout", "values": ["5000 ms", "8 s"]}]
+    api = model(references=["Current"], budget={"parallel": 3, "runs": 3}, options=options)
+    task = asyncio.create_task(study(api).run())
+    await until(lambda: len(runs(api)) == 3)
+    for run in runs(api):
+        finish(api, run)
+    await asyncio.wait_for(task, LIMIT_S)
+    found = said(api)
+    assert [(row["options"], row.get("reference", "")) for row in found["table"]] == [
+        ({"heartbeat.timeout": "5000 ms"}, "Current"),
+        ({"heartbeat.timeout": "8 s"}, ""),
+    ]
+    assert (found["best"], found["applied"]) == (
+        "heartbeat.timeout=5000 ms (the scenarios as they are)",
+        "prod",
+    )
 
 
 async def test_a_suspended_study_makes_no_run_and_goes_on_later() -> None:

@@ -11,7 +11,7 @@ from testbed_runtime.api.kinds import TuningStudySpec
 from testbed_runtime.core.judgement.detector import Quality
 from testbed_runtime.core.judgement.recovery import Margin
 from testbed_runtime.core.judgement.statistics import Interval
-from testbed_runtime.tuning import grid, score, table
+from testbed_runtime.tuning import grid, production, score, table
 from testbed_runtime.tuning.costs import Cost, costs
 
 QUALITY = Quality(false_failovers_per_day=0.12345, accuracy=0.99, mistake_s=1.0, dead_s=2.0, silent_s=30.0)
@@ -295,6 +295,44 @@ def test_the_text_of_a_study_is_a_table_and_then_sentences():
         "- confirmed in real runs: heartbeat.interval=3 s: Fail: it really failed; recovery.total 3.5 (virtual time: 3); "
         "failovers.count 2 (virtual time: 1)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("written", "rows"),
+    [
+        ("2000", ["1 s", "2 s (the scenarios as they are, front)", "2500 ms (best)"]),
+        ("2 min", ["1 s", "2 s (front)", "2500 ms", "2 min (the scenarios as they are, best)"]),
+    ],
+)
+def test_a_reference_with_the_values_of_a_row_is_that_row(written: str, rows: list[str]):
+    """`2000` of a scenario and `2 s` of the grid are one value, so they are one row, which has the marks of both."""
+    spec = study(options=[{"key": "heartbeat.interval", "values": ["1 s", "2 s", "2500 ms"]}])
+    texts = ("1 s", "2 s", "2500 ms")
+    lines = [replace(line(n, 2.0, 1.0), row=grid.Row(n, {"heartbeat.interval": texts[n]})) for n in range(3)]
+    same = written == "2000"
+    lines[2] = replace(lines[2], best=same)
+    lines[1] = replace(lines[1], front=True)
+    lines.append(line(3, 2.0, 1.0, reference="Current", best=not same))
+    specs = {"killed": {"testbed": {"flinkConfiguration": {"heartbeat.interval": written}}}}
+    spec = spec.model_copy(update={"references": ["Current"]})
+    found = production.merged(spec, specs, lines)
+    shown = production.reference_values(study(references=["Current"]), specs)
+    cells = [
+        one.replace("*", "").split("|") for one in table.markdown(spec, found, {}, shown).splitlines()[2:]
+    ]
+    assert [
+        f"{cell[1].strip()} ({cell[-2].strip()})".removesuffix(" ()") for cell in cells if len(cell) > 2
+    ] == rows
+
+
+def test_a_reference_whose_variants_have_their_own_values_is_a_row_of_its_own():
+    """They are not those of the row."""
+    spec = study(variants=["long"], references=["Current"])
+    variant = {"name": "long", "flinkConfiguration": {"heartbeat.interval": "9 s"}}
+    testbed = {"flinkConfiguration": {"heartbeat.interval": "2000"}}
+    lines = [line(1, 2.0), line(4, 2.0, reference="Current")]
+    assert len(production.merged(spec, {"killed": {"testbed": testbed, "variants": [variant]}}, lines)) == 2
+    assert len(production.merged(spec, {"killed": {"testbed": testbed}}, lines)) == 1
 
 
 def test_a_study_without_a_detector_has_no_computed_columns_and_an_objective_is_not_shown_twice():
