@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -34,6 +35,17 @@ def repeatable() -> Iterator[None]:
         _REPEATABLE.reset(before)
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the path to an error that names none, as that of a full disk does not if the file was open already."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to the disk. Does nothing in a `repeatable` block."""
     if _REPEATABLE.get():
@@ -53,10 +65,11 @@ def write_whole(path: Path, data: bytes, *, temporary: str = "", durable: bool =
     """
     unfinished = path.with_name(temporary or f".{path.name}.part")
     try:
-        unfinished.write_bytes(data)
-        if durable:
-            sync(unfinished)
-        unfinished.replace(path)
+        with naming(path):
+            unfinished.write_bytes(data)
+            if durable:
+                sync(unfinished)
+            unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
     if durable:

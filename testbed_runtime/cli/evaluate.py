@@ -21,6 +21,7 @@ def evaluate(
     from testbed_runtime.cli.render import rendering
     from testbed_runtime.cli.session import Session
     from testbed_runtime.evaluation.session import require_spark
+    from testbed_runtime.files import naming
     from testbed_runtime.history.manifest import read_manifest
     from testbed_runtime.runner.engine import judge_run
 
@@ -31,7 +32,7 @@ def evaluate(
     verdicts = []
     with Session() as session:
         for folder in runs:
-            with rendering(quiet=quiet) as progress:
+            with naming(folder), rendering(quiet=quiet) as progress:
                 judging = judge_run(folder, environments.spark(progress, session.spark), progress)
                 result = session.run(judging, became=KEPT)
             running.conclude(folder.name, result)

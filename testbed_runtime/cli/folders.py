@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.files import naming
 
 
 def make_folder(folder: Path, *, exist_ok: bool = False) -> None:
@@ -39,7 +40,8 @@ def check_writable(folder: Path) -> None:
 def writing(option: str, path: Path) -> Iterator[None]:
     """Raise UserError if this one file, which `option` names, cannot be written in the block."""
     try:
-        yield
+        with naming(path):
+            yield
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise

@@ -26,7 +26,7 @@ from testbed_runtime.core.documents import COMPARISON_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.verdict import exit_code as verdict_exit_code
 from testbed_runtime.core.judgement.verdict import worst
-from testbed_runtime.files import read_json
+from testbed_runtime.files import naming, read_json
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.runner.conclude import trials_to_evaluate
 from testbed_runtime.runner.engine import Runner, RunRequest, RunResult
@@ -164,7 +164,8 @@ def _request(
     kept_checkpoints(plan)
     folder, info = environments.new_run(out, loaded, environment)
     try:
-        yield RunRequest(plan, loaded.document, info, folder, inconclusive=junit)
+        with naming(folder):
+            yield RunRequest(plan, loaded.document, info, folder, inconclusive=junit)
     finally:
         # a run that was refused before it started leaves no empty folder
         if not any(folder.iterdir()):

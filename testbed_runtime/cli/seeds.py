@@ -26,6 +26,7 @@ from testbed_runtime.core.judgement.metrics import METRICS as KNOWN
 from testbed_runtime.core.judgement.quantities import format_value
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.values import parse_duration
+from testbed_runtime.files import naming
 from testbed_runtime.history.manifest import read_manifest
 from testbed_runtime.report.answer import answer_lines, read_recoveries
 from testbed_runtime.runner.conclude import read_rows
@@ -82,9 +83,8 @@ def simulate_seeds(
         "distributions": [d.to_json() for d in found_distributions],
         "answer": answer,
     }
-    (folder / DISTRIBUTION_FILE).write_text(
-        json.dumps(versioned(document), indent=1) + "\n", encoding="utf-8"
-    )
+    with naming(path := folder / DISTRIBUTION_FILE):
+        path.write_text(json.dumps(versioned(document), indent=1) + "\n", encoding="utf-8")
     counted = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
     typer.echo(f"{name}, {seeds} seeds: {counted}")
     for line in (*lines(found_distributions), *(f"  {line}" for line in answer)):

@@ -11,6 +11,7 @@ import typer
 
 from testbed_runtime.cli import access, options
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.files import naming
 
 if TYPE_CHECKING:
     from testbed_runtime.api.kinds import TuningStudy
@@ -193,13 +194,15 @@ def _run_locally(
     lines = production.merged(study.spec, specs, lines)
     text = table.markdown(study.spec, lines, confirmed, production.reference_values(study.spec, specs))
     written = out / f"{study.metadata.name}.study.md"
-    written.write_text(text + "\n", encoding="utf-8")
     data = json.dumps(table.to_json(study.spec, lines), indent=1, ensure_ascii=False)
-    written.with_suffix(".json").write_text(data + "\n", encoding="utf-8")
-    typer.echo(text)
+    drawn = picture(study.spec, lines)
+    typer.echo(text)  # before the files: a full disk does not lose it
+    for suffix, content in ((".md", f"{text}\n"), (".json", f"{data}\n"), (".svg", drawn)):
+        with naming(path := written.with_suffix(suffix)):
+            if content:
+                path.write_text(content, encoding="utf-8")
     typer.echo(f"table: {written}")
-    if drawn := picture(study.spec, lines):
-        written.with_suffix(".svg").write_text(drawn, encoding="utf-8")
+    if drawn:
         typer.echo(f"picture: {written.with_suffix('.svg')}")
     best = next((line for line in lines if line.best), None)
     if best and not real and not confirm:
