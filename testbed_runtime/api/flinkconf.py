@@ -97,25 +97,30 @@ class FlinkConf(Struct, frozen=True, kw_only=True):
 
 
 def read(text: str, name: str) -> FlinkConf:
-    """Read the text of a file. Raises UserError if it is none of the four kinds. Pure."""
+    """Read the text of a file. Raises UserError if it is none of the four kinds, or has several configurations. Pure."""
+    first, *others = read_all(text, name)
+    if others:
+        names = ", ".join(f"{conf.kind} {conf.name}".strip() for conf in (first, *others))
+        raise UserError(
+            name, f"has more than one Flink configuration: {names}", "write each into a file of its own"
+        )
+    return first
+
+
+def read_all(text: str, name: str) -> list[FlinkConf]:
+    """Read the text of a file that may have several objects of Kubernetes. Raises UserError if it is none of the four kinds. Pure."""
     if name.endswith(FILES[1]) and (found := _legacy(text)):
-        return found
+        return [found]
     try:
         nodes = compose(text, name)
     except UserError:  # flink-conf.yaml is read line by line, and need not be YAML
         if found := _legacy(text, lenient=name.endswith(FILES[1])):
-            return found
+            return [found]
         raise
-    objects = list(_in_kubernetes(nodes, name))
-    if len(objects) > 1:
-        names = ", ".join(f"{conf.kind} {conf.name}".strip() for conf in objects)
-        raise UserError(
-            name, f"has more than one Flink configuration: {names}", "write each into a file of its own"
-        )
-    if objects:
-        return objects[0]
+    if objects := list(_in_kubernetes(nodes, name)):
+        return objects
     if len(nodes) == 1 and _at(nodes[0], "kind") is None and (options := dict(_options(nodes[0]))):
-        return _plain(options)
+        return [_plain(options)]
     raise UserError(
         name,
         "is no Flink configuration",
@@ -136,15 +141,18 @@ def _in_kubernetes(nodes: Iterable[yaml.Node], name: str) -> Iterator[FlinkConf]
             yield from _in_kubernetes(items.value, name)
 
 
-def find(text: str, name: str) -> FlinkConf | None:
-    """Return the Flink configuration in the text of a file that was named as something else, or None if it is none. Pure."""
+def find(text: str, name: str) -> tuple[FlinkConf, ...]:
+    """Return the Flink configurations in the text of a file that was named as something else; none if it is something else. Pure."""
     try:
-        found = read(text, name)
+        found = read_all(text, name)
     except UserError:
-        return None
+        return ()
     known = (Standing.EFFECTIVE, Standing.WITHOUT_EFFECT)
-    certain = found.kind in DEPLOYED or any(judge(key, LATEST).standing in known for key in found.options)
-    return found if certain else None
+    certain = any(
+        conf.kind in DEPLOYED or any(judge(key, LATEST).standing in known for key in conf.options)
+        for conf in found
+    )
+    return tuple(found) if certain else ()
 
 
 def is_deployment(text: str) -> bool:

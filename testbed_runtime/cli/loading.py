@@ -90,27 +90,31 @@ def load(path: Path) -> Loaded:
 
 
 class FlinkConfGiven(UserError):
-    """The file is a configuration of Flink, and no document of Headgate."""
+    """The file has configurations of Flink, and no document of Headgate."""
 
-    def __init__(self, path: Path, conf: FlinkConf) -> None:
+    def __init__(self, path: Path, found: tuple[FlinkConf, ...]) -> None:
+        problem = f"is a {found[0].kind}, not a document of Headgate"
         hint = f"`headgate new QUESTION --flink-conf {path}` writes a scenario with its options"
-        super().__init__(str(path), f"is a {conf.kind}, not a document of Headgate", hint)
-        self.conf = conf
+        if len(found) > 1:
+            problem = f"has {len(found)} Flink configurations, and no document of Headgate"
+            hint = "write one into a file of its own, from which `headgate new QUESTION --flink-conf FILE` writes a scenario"
+        super().__init__(str(path), problem, hint)
+        self.found = found
 
 
 def read(path: Path) -> Document:
-    """Read one YAML file. Raises UserError, and FlinkConfGiven for a configuration of Flink."""
+    """Read one YAML file. Raises UserError, and FlinkConfGiven for configurations of Flink."""
     from testbed_runtime.api import flinkconf
 
     text = read_text(path)
     try:
         document = read_document(text, name=str(path))
     except UserError:
-        if conf := flinkconf.find(text, str(path)):
-            raise FlinkConfGiven(path, conf) from None
+        if found := flinkconf.find(text, str(path)):
+            raise FlinkConfGiven(path, found) from None
         raise
-    if document.data.get("kind") not in KINDS and (conf := flinkconf.find(text, str(path))):
-        raise FlinkConfGiven(path, conf)
+    if document.data.get("kind") not in KINDS and (found := flinkconf.find(text, str(path))):
+        raise FlinkConfGiven(path, found)
     return document
 
 

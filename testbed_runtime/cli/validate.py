@@ -68,7 +68,7 @@ def validate(
     Exit code 0: all are valid; 2: at least one is not."""
     if flink_version is not None:
         options.known_version(flink_version)
-    checked = [check(path, on, flink_version) for path in find(documents)]
+    checked = [item for path in find(documents) for item in check(path, on, flink_version)]
     valid = not any(item.errors for item in checked)
     data = {"valid": valid, "documents": [_as_json(c) for c in checked]}
     options.show(data, (line for item in checked for line in lines_of(item)), as_json=as_json)
@@ -136,12 +136,12 @@ def _is_document(path: Path) -> bool:
         return True
     named = (*flinkconf.FILES, *flinkconf.DEPLOYED)  # in a ConfigMap; in a List
     may_be = path.name in flinkconf.FILES or any(name in text for name in named)
-    conf = flinkconf.find(text, str(path)) if may_be else None
-    return conf is not None and conf.is_certain
+    return may_be and any(conf.is_certain for conf in flinkconf.find(text, str(path)))
 
 
-def check(path: Path, on: options.Environment | None, flink_version: str | None = None) -> Checked:
-    """Return everything that is wrong or doubtful about one file. `flink_version`: the version that reads a file of Flink."""
+def check(path: Path, on: options.Environment | None, flink_version: str | None = None) -> list[Checked]:
+    """Return everything that is wrong or doubtful about the document of a file, or about each configuration of Flink in it.
+    `flink_version`: the version that reads these."""
     from testbed_runtime.api.validate_kinds import validate_kind
     from testbed_runtime.cli import loading
 
@@ -149,11 +149,10 @@ def check(path: Path, on: options.Environment | None, flink_version: str | None 
     try:
         document = loading.read(path)
     except loading.FlinkConfGiven as given:
-        _check_conf(checked, given.conf, flink_version)
-        return checked
+        return [_check_conf(str(path), conf, flink_version) for conf in given.found]
     except UserError as error:
         checked.add(error)
-        return checked
+        return [checked]
     checked.kind = str(document.data.get("kind") or "")
     metadata = document.data.get("metadata")
     checked.name = str(metadata.get("name") or "") if isinstance(metadata, dict) else ""
@@ -163,21 +162,21 @@ def check(path: Path, on: options.Environment | None, flink_version: str | None 
     checked.warnings += loading.notes(findings)
     if checked.kind == "Scenario" and not findings.errors:
         _check_plan(checked, findings.resource, path, on)
-    return checked
+    return [checked]
 
 
-def _check_conf(checked: Checked, conf: FlinkConf, flink_version: str | None) -> None:
+def _check_conf(path: str, conf: FlinkConf, flink_version: str | None) -> Checked:
     """Check the options of a Flink configuration."""
     from testbed_runtime.api import flinkconf
     from testbed_runtime.cli import loading
 
-    checked.kind, checked.name = conf.kind, conf.name
+    checked = Checked(path=path, kind=conf.kind, name=conf.name)
     version = flink_version or conf.version
     try:
         found = flinkconf.judge_options(conf, options.known_version(version))
     except UserError as error:
         checked.add(UserError("spec.flinkVersion", error.problem, error.hint))
-        return
+        return checked
     assumed = "" if flink_version or conf.flink_version else " assumed: --flink-version sets it"
     checked.size = f"{counted(len(conf.options), 'option')}, Flink {version}{assumed}"
     for problem in (*found.errors, *found.contradictions):
@@ -185,6 +184,7 @@ def _check_conf(checked: Checked, conf: FlinkConf, flink_version: str | None) ->
     checked.warnings += [conf.place(warning, "line ", ": ") + warning for warning in found.warnings]
     if found.without_effect:
         checked.warnings.append(f"{loading.WITHOUT_EFFECT}: {', '.join(found.without_effect)}")
+    return checked
 
 
 def _check_plan(checked: Checked, scenario: Any, path: Path, on: options.Environment | None) -> None:

@@ -137,13 +137,13 @@ def test_other_documents_are_no_flink_configuration(text):
     """Documents of Headgate, broken ones, and empty ones."""
     with pytest.raises(UserError, match=r"^mine\.yaml: "):
         flinkconf.read(text, "mine.yaml")
-    assert flinkconf.find(text, "mine.yaml") is None
+    assert flinkconf.find(text, "mine.yaml") == ()
 
 
 def test_a_mapping_without_an_option_of_flink_is_not_taken_for_one():
     """A scenario whose apiVersion and kind were forgotten keeps its own message."""
-    assert flinkconf.find("name: x\nspec: {testbed: {}}\n", "mine.yaml") is None
-    assert flinkconf.find("heartbeat.timeout: 5 s\n", "mine.yaml") is not None
+    assert flinkconf.find("name: x\nspec: {testbed: {}}\n", "mine.yaml") == ()
+    assert flinkconf.find("heartbeat.timeout: 5 s\n", "mine.yaml")
 
 
 def test_a_list_has_one_configuration_and_of_several_none_is_chosen():
@@ -160,7 +160,7 @@ def test_a_list_has_one_configuration_and_of_several_none_is_chosen():
 @pytest.mark.parametrize("kind", ["FlinkDeployment", "FlinkSessionJob"])
 def test_a_kind_of_the_operator_needs_no_options(kind):
     """It then has Flink's defaults."""
-    found = flinkconf.find(f"kind: {kind}\nspec: {{flinkConfiguration: }}\n", "orders.yaml")
+    (found,) = flinkconf.find(f"kind: {kind}\nspec: {{flinkConfiguration: }}\n", "orders.yaml")
     assert (found.kind, found.options) == (kind, {})
 
 

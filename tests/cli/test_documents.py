@@ -341,7 +341,7 @@ def test_validate_checks_flinks_files_in_a_folder(headgate, tmp_path):
     files = {
         "flink-conf.yaml": "heartbeat.interval: 10000\nheartbeat.timout: 50000\n",
         "deployment.yaml": "kind: FlinkDeployment\nspec: {flinkConfiguration: {heartbeat.timeot: 5 s}}\n",
-        "several.yaml": "kind: FlinkDeployment\n---\nkind: FlinkDeployment\n",
+        "several.yaml": "kind: Service\n---\nkind: FlinkDeployment\nspec: {flinkConfiguration: {heartbeat.timeot: 5 s}}\n",
         "quoted.yaml": "kind: 'FlinkDeployment'  # quoted\nspec: {flinkConfiguration: {heartbeat.timeot: 5 s}}\n",
         "list.yaml": "kind: List\nitems:\n- kind: FlinkDeployment\n  spec: {flinkConfiguration: {heartbeat.timeot: 5 s}}\n",
         "patch.yaml": "kind: Kustomization\npatches:\n- target:\n    kind: FlinkDeployment\n",
@@ -369,11 +369,31 @@ def test_validate_checks_flinks_files_in_a_folder(headgate, tmp_path):
         "web/flink-conf.yaml",
     }
     assert found.keys() == known
-    assert {error["hint"] for name, error in found.items() if name != "several.yaml"} == {
+    assert {error["hint"] for error in found.values()} == {
         "did you mean heartbeat.timeout?",
         "did you mean heartbeat.interval?",
     }
-    assert found["several.yaml"]["problem"].startswith("holds more than one document")
+
+
+def test_validate_checks_each_flink_configuration_of_a_file(headgate, tmp_path):
+    """Each by its own version, with the lines of the file. Another command says that there are several."""
+    deployment = "kind: FlinkDeployment\nmetadata: {{name: {}}}\nspec: {{flinkVersion: {}, flinkConfiguration: {{{}}}}}\n"
+    path = tmp_path / "jobs.yaml"
+    path.write_text(
+        deployment.format("a", "v1_20", "heartbeat.timeout: 50 s")
+        + "---\nkind: Service\n---\n"
+        + deployment.format("b", "v2_0", "heartbeat.timeot: 50 s")
+    )
+    said = headgate("validate", path)
+    assert said.returncode == exits.ERROR
+    assert said.stdout.splitlines() == [
+        f"{path}: valid: FlinkDeployment a (1 option, Flink 1.20)",
+        f"{path}: invalid: FlinkDeployment b (1 option, Flink 2.0)",
+        "  error: line 9: flinkConfiguration[heartbeat.timeot]: is not a Flink option (did you mean heartbeat.timeout?)",
+    ]
+    assert (
+        "jobs.yaml: has 2 Flink configurations, and no document of Headgate" in headgate("run", path).stderr
+    )
 
 
 def test_validate_checks_a_flink_configuration_as_another_version_reads_it(headgate, tmp_path):
