@@ -56,6 +56,8 @@ class Loop:
 
     back: BackChannel
     solution: SolutionSet = field(default_factory=SolutionSet)
+    has_solution: bool = False
+    """Whether the head has read its whole initial input. Another head may begin the first superstep earlier."""
     members: int = 0
 
 
@@ -69,6 +71,10 @@ class IterationBroker:
     @staticmethod
     def key(descriptor: TaskDeploymentDescriptor, head: str) -> LoopKey:
         return descriptor.job, head, descriptor.subtask, descriptor.attempt_number
+
+    def new_buffer(self) -> UpdateBuffer:
+        """Return an empty buffer with the same files as a back channel."""
+        return UpdateBuffer(self._open_file)
 
     def join(self, key: LoopKey) -> Loop:
         loop = self._loops.get(key)

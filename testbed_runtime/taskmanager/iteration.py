@@ -88,6 +88,7 @@ class IterationHeadTask(StreamTask):
         """Iterate after the end of the initial input, emit the result, and wait until it has been read."""
         run, config = self._run, self._config
         if self._is_delta:
+            self._loop.has_solution = True
             await self._emit_superstep(self._loop.solution.batches())
         while not await self._end_superstep_here():
             await self._emit_superstep(self._take_result().batches())
@@ -136,6 +137,11 @@ class IterationHeadTask(StreamTask):
 class IterationTailTask(StreamTask):
     """An operator whose records go back to the head of its subtask. Counts those that decide whether the iteration ends."""
 
+    _joins = False
+    """Whether it joins with the solution set."""
+    _early: UpdateBuffer | None = None
+    """Candidates from before the solution set was complete."""
+
     def __init__(self, run: TaskRun, config: IterationConfig) -> None:
         self._key = run.services.iterations.key(run.descriptor, config.head)
         self._loop = run.services.iterations.join(self._key)
@@ -158,17 +164,43 @@ class IterationTailTask(StreamTask):
     def _make_operator(self) -> Operator | None:
         operator = super()._make_operator()
         if isinstance(operator, SolutionSetJoin):
+            self._joins = True
             operator.solution = self._loop.solution
         return operator
+
+    async def _process(self, records: Records, channel: int) -> None:
+        """Keep the candidates of other heads until the solution set is complete. Flink's tail waits for it (SolutionSetBroker), but a
+        tail that waits can block a connection over which its head still reads."""
+        if self._joins and not self._loop.has_solution:
+            if self._early is None:
+                self._early = self._run.services.iterations.new_buffer()
+            self._early.add(records)
+            return
+        await self._process_early(channel)
+        await super()._process(records, channel)
+
+    async def _process_early(self, channel: int = 0) -> None:
+        early, self._early = self._early, None
+        if early is None:
+            return
+        try:
+            for records in early.batches():
+                await super()._process(records, channel)
+                await self._run.services.cpu.yield_control()
+        finally:
+            early.close()
 
     async def _emit(self, records: Records) -> None:
         self._run.meter.records_out += len(records)
         self._loop.back.add(records, self._counts(records))
 
     async def _on_superstep_ended(self) -> None:
+        await self._process_early()
         self._loop.back.end_superstep()
 
     async def close(self) -> None:
+        if self._early is not None:
+            self._early.close()
         self._run.services.iterations.leave(self._key)
         await super().close()
 

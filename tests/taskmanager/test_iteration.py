@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from testbed_runtime.core.job.supersteps import (
     worker_done,
 )
 from testbed_runtime.core.waits import Outcome
+from testbed_runtime.taskmanager import backchannel
+from testbed_runtime.workload.iteration import BACK_CHANNEL_BYTES, UpdateBuffer
 from testbed_runtime.workload.records import RecordReader, Records
 from tests.taskmanager.deployed import Deployed, data, driven, records
 
@@ -216,6 +219,43 @@ def test_a_tail_feeds_its_records_back_and_counts_those_that_decide(
     vertex = JobVertex("work", 1, 128, operator=OperatorConfig(), feeds_back=config)
     task = driven(vertex, drive, outputs=())
     assert task.services.iterations.open_loops == 0
+
+
+@pytest.mark.parametrize("most_bytes", [BACK_CHANNEL_BYTES, 1])
+@pytest.mark.parametrize("later", [0, 2])
+def test_a_tail_joins_early_candidates_with_the_complete_solution_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: int, most_bytes: int
+):
+    """Another head may begin the first superstep while its own head still reads the initial input: no candidate is lost, whether more
+    arrive afterwards or not, in memory and in a file."""
+    monkeypatch.setattr(backchannel, "UpdateBuffer", partial(UpdateBuffer, most_bytes=most_bytes))
+    (tmp_path / "user.py").write_text("def accept(candidate, current):\n    return current\n")
+    config = IterationConfig("head", kind=DELTA, max_iterations=3)
+
+    async def drive(task: Deployed) -> None:
+        iterations = task.services.iterations
+        loop = iterations.join(iterations.key(task.descriptor, "head"))
+        task.send(0, data(0, 3))
+        await task.settle()
+        task.send(0, data(3, 3))
+        await task.settle()
+        loop.solution.put(records(0, 20))
+        loop.has_solution = True
+        if later:
+            task.send(1, data(6, later))
+        for channel in (0, 1):
+            task.send(channel, EndOfSuperstep())
+        made, count = await loop.back.result()
+        assert count == 6 + later
+        assert [n for part in made.batches() for n in part["key"].tolist()] == records(0, 6 + later)[
+            "key"
+        ].tolist()
+        made.close()
+        iterations.leave(iterations.key(task.descriptor, "head"))
+
+    operator = OperatorConfig(kind="solution-set-join", function=f"{tmp_path}/user.py:accept")
+    vertex = JobVertex("work", 1, 128, operator=operator, feeds_back=config)
+    driven(vertex, drive, outputs=())
 
 
 def test_a_criterion_that_cannot_be_loaded_fails_the_tail_and_leaves_no_loop():
