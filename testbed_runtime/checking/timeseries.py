@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from testbed_runtime.checking.latency import Histogram, merged_buckets
 from testbed_runtime.checking.load import credit_waits, heat, progress_curves, vertex_load
+from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.judgement.quantities import seconds
 from testbed_runtime.history.columns import Ints, filled_buckets, ints
 from testbed_runtime.history.schema import Trial
@@ -142,11 +143,19 @@ def _phase_spans(entry: Mapping[str, Any], start: int) -> list[dict[str, Any]]:
     ]
 
 
+_SEEN_LATE = frozenset(
+    kind.name
+    for kind in KINDS.values()
+    if kind.backends == ("channel",) and any(p.name == "delay" for p in kind.parameters)
+)
+"""Kinds of faults that delay something from the start, and that are verified when the first delay has passed."""
+
+
 def _fault_spans(faults: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:
-    """Return one span per fault: the effect, from `verified` (or `injected`, if it was not verified) to its end, which is the
-    first of `ended`, `clean`, `residue`, `failed`, `voided`."""
+    """Return one span per fault: the effect, from `verified` (or `injected`, if it was not verified, or is known only once its delay
+    has passed) to its end, which is the first of `ended`, `clean`, `residue`, `failed`, `voided`."""
     spans: dict[str, dict[str, Any]] = {}
-    seen = {row["fault"] for row in faults if row["state"] == "verified"}
+    seen = {row["fault"] for row in faults if row["state"] == "verified" and row["kind"] not in _SEEN_LATE}
     for row in faults:
         name = row["fault"]
         if row["state"] == ("verified" if name in seen else "injected") and name not in spans:

@@ -76,6 +76,17 @@ def test_a_fault_lasts_from_its_effect_to_its_first_end(
     assert {text for *_, text in found} <= {"process.kill on tm-0, tm-1"}
 
 
+@pytest.mark.parametrize(
+    ("kind", "start"), [("registration.delay", 1.0), ("rpc.delay", 1.0), ("heartbeats.mute", 2.5)]
+)
+def test_a_delay_is_drawn_from_its_injection(kind: str, start: float):
+    """It delays from then on, also if that is known only when the first delay has passed. A muted heartbeat is missing at once."""
+    history = History()
+    for t, state in ((11, "injected"), (12.5, "verified"), (13, "ended")):
+        history.add("supervisor", "faults", t, fault="f", state=state, kind=kind, targets=["tm-0"])
+    assert [(begin, end) for _, begin, end, _ in spans(history, "fault")] == [(start, 3.0)]
+
+
 def test_faults_are_drawn_by_name():
     """Each has a span of its own, which the other's rows do not change."""
     history = History()
