@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,3 +49,15 @@ def test_setup_does_not_replace_the_environment_that_a_link_names(tmp_path: Path
     assert done.returncode == 2
     assert str(other) in done.stderr
     assert (other / "kept").exists()
+
+
+def test_every_text_names_the_versions_of_python_that_setup_accepts():
+    """`tools/setup.sh`, the classifiers, the first version that pip accepts, and the pages that say what to install."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = re.findall(r"Python :: 3\.(\d+)", "\n".join(project["classifiers"]))
+    first, last = int(found[0]), int(found[-1])
+    assert found == [str(minor) for minor in range(first, last + 1)]
+    assert project["requires-python"] == f">=3.{first}"
+    assert f"((3, {first}) <= sys.version_info[:2] <= (3, {last}))" in (ROOT / "tools/setup.sh").read_text()
+    for page in ("README.md", "docs/ci.md", "CONTRIBUTING.md"):
+        assert f"Python 3.{first} to 3.{last}" in (ROOT / page).read_text(), page
