@@ -111,6 +111,18 @@ def _calls(kind: str, faults: ChannelFaults):
     return faults.store(InMemoryStore()).put("a", b"1")
 
 
+async def _asked(faults: ChannelFaults) -> None:
+    """Wait until the agent asks for the counters."""
+    asked, counters = asyncio.Event(), faults.counters
+
+    def counted(rule_id: str):
+        asked.set()
+        return counters(rule_id)
+
+    faults.counters = counted  # type: ignore[method-assign]
+    await asked.wait()
+
+
 class InMemoryStore:
     async def put(self, key, data):
         pass
@@ -160,12 +172,56 @@ async def test_a_delay_that_lasts_until_its_process_ends_took_effect(kind, param
     async with place() as where:
         await inject(where, what)
         held = asyncio.get_running_loop().create_task(_calls(kind, where.channels["tm-0"]))
-        await asyncio.sleep(0.3)  # it is asked every 0.1 s
+        await _asked(where.channels["tm-0"])
         where.peers.controls.pop("tm-0")
         await where.until("verified")
         await where.agent.heal("trial/f")
         held.cancel()
         assert where.row("verified")["text"] == "was held until its process ended"
+
+
+@pytest.mark.parametrize(("kind", "params", "requested"), DELAYS)
+async def test_a_delay_whose_caller_gave_up_took_effect(kind, params, requested):
+    """A checkpoint that expires, or a job that fails, cancels what is held: it came too late, or never."""
+    del requested
+    async with place() as where:
+        await inject(where, fault(kind, params=params))
+        held = asyncio.get_running_loop().create_task(_calls(kind, where.channels["tm-0"]))
+        await asyncio.sleep(0)  # it is held
+        held.cancel()
+        await where.until("verified")
+
+
+async def test_a_delay_that_lasts_until_its_process_is_replaced_took_effect():
+    """The fault is applied again to the new process, which knows nothing of what the former one held."""
+    what = fault("rpc.delay", params=DELAYS[2][1], on_target_restart="Reapply")
+    async with place() as where:
+        await inject(where, what)
+        held = asyncio.get_running_loop().create_task(_calls(what.kind, where.channels["tm-0"]))
+        await _asked(where.channels["tm-0"])
+        runner, where.peers.controls["tm-0"] = await _serve_channel(ChannelFaults("tm-0"))
+        try:
+            await where.agent.target_restarted("tm-0-2")
+            await where.until("verified")
+            assert where.row("verified")["text"] == "was held until its process ended"
+        finally:
+            held.cancel()
+            await runner.cleanup()
+
+
+async def test_a_target_that_did_not_restart_holds_what_it_held():
+    """Only the target that restarted gets its fault again."""
+    what = fault("rpc.delay", params=DELAYS[2][1], on_target_restart="Reapply")
+    async with place() as where:
+        await inject(where, what, targets=("tm-0", "tm-1"))
+        held = asyncio.get_running_loop().create_task(_calls(what.kind, where.channels["tm-1"]))
+        await asyncio.sleep(0)  # it is held
+        await where.agent.target_restarted("tm-0-2")
+        await asyncio.sleep(0)
+        assert not held.done()
+        (rule,) = where.channels["tm-1"].state()["active"].values()
+        assert rule["counters"]["holding"] == 1
+        held.cancel()
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ class ChannelBackend:
             if request.fault.kind in FRAME_KINDS:
                 found = await self._measure_frames(request)
             else:
-                counters = await self._counters(request)
                 early = stopped and asyncio.get_running_loop().time() < request.deadline - POLL_S
+                counters = await self._counters(request)
                 found = judge_calls(request.fault, counters, before=before, stopped=stopped, early=early)
                 before = {**before, **counters}
             if found.ok or stopped:
@@ -211,7 +211,8 @@ def judge_calls(
         return Measurement(True, values)
     if early and any(own["holding"] for own in counters.values()):
         return Measurement(True, values, "was still held when the fault was ended early")
-    if stopped and any(_ended_holding(own, counters.get(name)) for name, own in before.items()):
+    # one that does not answer may answer again until the fault ends
+    if any(_ended_holding(own, counters.get(name), silent=stopped) for name, own in before.items()):
         values["counters"] = {**before, **counters}
         return Measurement(True, values, "was held until its process ended")
     longest_s = max((own["longest_s"] for own in counters.values()), default=0.0)
@@ -224,9 +225,9 @@ def judge_calls(
     return Measurement(False, values, problem)
 
 
-def _ended_holding(before: Mapping[str, Any], now: Mapping[str, Any] | None) -> bool:
-    """Whether a process held a call, and another one, or none, answers in its place."""
-    return bool(before["holding"]) and (now is None or now["delayed"] < before["delayed"])
+def _ended_holding(before: Mapping[str, Any], now: Mapping[str, Any] | None, *, silent: bool) -> bool:
+    """Whether a process held a call, and another one answers in its place, or none if that counts as its end (`silent`)."""
+    return bool(before["holding"]) and (silent if now is None else now["delayed"] < before["delayed"])
 
 
 def took_effect(kind: str, counters: Mapping[str, Any], asked_s: float) -> bool:
@@ -235,8 +236,8 @@ def took_effect(kind: str, counters: Mapping[str, Any], asked_s: float) -> bool:
         return bool(counters["swallowed"] > 0)
     if kind == "store.failing":
         return bool(counters["failed"] > 0)
-    if kind == "registration.delay" and counters["given_up"] > 0:
-        return True  # a job that ends before the delay does is an effect too
+    if counters["given_up"] > 0:
+        return True  # a task, a checkpoint or a job that ends before the delay does is an effect too
     if kind == "registration.delay" and not asked_s:
         return bool(counters["delayed"] > counters["holding"] + counters["cut_short"])
     return bool(counters["longest_s"] >= SEEN_SHARE * asked_s > 0)

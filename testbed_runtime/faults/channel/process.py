@@ -74,7 +74,9 @@ class ChannelFaults:
         return FaultyStore(inner, self._stores)
 
     def apply(self, rule: Rule) -> None:
-        """Start a rule that lasts until its deadline; a rule with the same id is replaced. Raises UserError for an unsupported kind."""
+        """Start a rule that lasts until its deadline; a rule with the same id is replaced, unless it is the same. Raises UserError for an unsupported kind."""
+        if self._rules.get(rule.rule_id) == rule:
+            return  # another target restarted: what is held here stays held
         if len(self._rules) >= MAX_RULES and rule.rule_id not in self._rules:
             raise UserError("fault", f"{self.process} already holds {MAX_RULES} faults", "heal some first")
         self.remove(rule.rule_id)
