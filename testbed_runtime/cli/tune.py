@@ -190,8 +190,8 @@ def _run_locally(
     detectors = production.detectors(study.spec, specs)
     run = study_runs.run_real if real else study_runs.search
     lines = score.table(study.spec, run(study, scenarios, how, detectors), detectors)
-    confirmed = {} if real else study_runs.confirm(study, scenarios, lines, confirm, how)
     lines = production.merged(study.spec, specs, lines)
+    confirmed = {} if real else study_runs.confirm(study, scenarios, lines, confirm, how)
     text = table.markdown(study.spec, lines, confirmed, production.reference_values(study.spec, specs))
     written = out / f"{study.metadata.name}.study.md"
     data = json.dumps(table.to_json(study.spec, lines), indent=1, ensure_ascii=False)

@@ -166,7 +166,7 @@ class Study:
             return replace(ended, reason="NoRowPasses", message=text)
         if spec.apply is None:
             return ended
-        if not best.row.options:
+        if not best.row.in_grid:
             text = f"no row of the grid is better than {best.row.text}{score.HOW_TO_KEEP[best.row.reference]}, so nothing was applied"
             return replace(ended, message=text)
         patch = {"spec": {"flinkConfiguration": dict(best.row.options)}}

@@ -32,6 +32,11 @@ class Row(Struct, frozen=True):
     same values."""
 
     @property
+    def in_grid(self) -> bool:
+        """Whether it is a row of the grid. It may have the name of a reference, too."""
+        return bool(self.options)
+
+    @property
     def text(self) -> str:
         """The row as `key=value, key=value`, or the name of the reference; both if they are the same."""
         name = REFERENCES.get(self.reference, "")

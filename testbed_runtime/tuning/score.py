@@ -124,12 +124,12 @@ def ranked(spec: TuningStudySpec, lines: Sequence[Line]) -> list[Line]:
 
 def _first(objectives: Sequence[Objective], candidates: list[Line], default: Line | None) -> Line | None:
     no_worse = [c for c in candidates if default is None or not _worse(objectives, c, default)]
-    rows = [c for c in no_worse if not c.row.reference] or [c for c in candidates if not c.row.reference]
+    rows = [c for c in no_worse if c.row.in_grid] or [c for c in candidates if c.row.in_grid]
     first = _leading(objectives, rows)
     if first is None:
-        return _leading(objectives, [c for c in candidates if c.row.reference])
+        return _leading(objectives, [c for c in candidates if not c.row.in_grid])
     references = no_worse if first in no_worse else candidates
-    return _leading(objectives, [first, *(c for c in references if c.row.reference)])
+    return _leading(objectives, [first, *(c for c in references if not c.row.in_grid)])
 
 
 def _leading(objectives: Sequence[Objective], candidates: list[Line]) -> Line | None:
@@ -323,7 +323,7 @@ def conclusion(spec: TuningStudySpec, lines: Sequence[Line]) -> list[str]:
     """Return the answer of the study in sentences."""
     chosen = next((line for line in lines if line.best), None)
     if chosen is None:
-        passing = any(line.eligible and not line.row.reference for line in lines)
+        passing = any(line.eligible and line.row.in_grid for line in lines)
         why = "No row is within the limits of the objectives" if passing else "No row passes"
         return [f"{why}: nothing is recommended."]
     found = [f"best: {chosen.row.text}{HOW_TO_KEEP.get(chosen.row.reference, '')}"]
@@ -349,7 +349,7 @@ def _beats(objectives: Sequence[Objective], lines: Sequence[Line], default: Line
     """Return whether some row of the grid is better than the defaults in one objective and not worse in any."""
     return any(
         line.eligible
-        and not line.row.reference
+        and line.row.in_grid
         and _worse(objectives, default, line)
         and not _worse(objectives, line, default)
         for line in lines

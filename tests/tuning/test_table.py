@@ -36,6 +36,11 @@ def line(number: int, *values: float | None, reference: str = "", **fields: Any)
     return score.Line(row=grid.Row(number, options, reference), objectives=found, **fields)
 
 
+def named(one: score.Line, reference: str) -> score.Line:
+    """The row of the grid that has the values of a reference, too."""
+    return replace(one, row=replace(one.row, reference=reference))
+
+
 def numbers(lines: list[score.Line]) -> list[int]:
     return [one.row.number for one in lines]
 
@@ -383,6 +388,10 @@ def test_the_answer_says_when_no_row_is_better_than_the_defaults_in_any_way():
     assert hinted(line(0, 1.0, 9.0, best=True), line(1, 1.0, 1.0, verdict="Fail"))
     assert hinted(line(0, 1.0, 9.0, best=True), line(1, 1.0, 1.0, reference="Current"))
     assert hinted(line(0, 3.9, 3.9, best=True))
+    assert not hinted(named(line(0, 1.0, 1.0, best=True), "Current"))
+    default = named(line(3, 4.0, 4.0), "Default")
+    assert hinted(line(0, 3.9, 3.9, best=True))
+    assert not hinted(line(0, 1.0, 1.0, best=True))
 
 
 def test_nothing_is_recommended_if_no_row_passes_or_none_is_within_its_limits():
@@ -393,6 +402,8 @@ def test_nothing_is_recommended_if_no_row_passes_or_none_is_within_its_limits():
         study(), [line(0, 1.0, 1.0, verdict="Fail"), line(3, 1.0, 1.0, reference="Default")]
     )
     assert text == ["No row passes: nothing is recommended."]
+    text = score.conclusion(study(), [named(line(0, 1.0, 1.0), "Default")])
+    assert text == ["No row is within the limits of the objectives: nothing is recommended."]
 
 
 @pytest.mark.parametrize(
