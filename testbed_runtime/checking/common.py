@@ -70,6 +70,13 @@ def windows(trial: Trial, entry: Entry) -> Windows:
     return Windows(_window(spans.get("baseline"), end), fault, observation, judged, end)
 
 
+def stopped_ns(entry: Entry, spans: Windows) -> int | None:
+    """Return when the processes of a trial that was interrupted were stopped; None if it was drained, or if that is unknown."""
+    phases = entry.get("phases") or ()
+    whole = any(p["name"] == "drain" for p in phases) or not all(p.get("end_ns") for p in phases)
+    return None if whole or not phases else spans.end
+
+
 def _window(span: Mapping[str, Any] | None, end: int) -> Window | None:
     if span is None:
         return None

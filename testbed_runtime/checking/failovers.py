@@ -54,11 +54,15 @@ class Failovers(Struct, frozen=True):
     causes: tuple[Cause, ...]
 
 
-def check_failovers(trial: Trial) -> Failovers:
+def check_failovers(trial: Trial, before_ns: int | None = None) -> Failovers:
     """Count restarts as Flink's `numRestarts` does: a failure during a restart begins another one, unless the restart
-    strategy merged it, even if that was too late. Restart numbers are unique only per incarnation of the JobManager."""
-    merged = {(e["process"], e["subject"]) for e in events(trial, "failover.started") if not counted(e)}
-    started = {(e["process"], e["subject"]): cause_of(e) for e in events(trial, "failover.started")}
+    strategy merged it, even if that was too late. Restart numbers are unique only per incarnation of the JobManager.
+    `before_ns`: from then on the processes were stopped, and what failed does not count."""
+    restarts = [
+        e for e in events(trial, "failover.started") if before_ns is None or int(e["t_ns"]) < before_ns
+    ]
+    merged = {(e["process"], e["subject"]) for e in restarts if not counted(e)}
+    started = {(e["process"], e["subject"]): cause_of(e) for e in restarts}
     found = tuple(started.values())
     attempts = {
         (e["process"], e["subject"], data(e).get("attempt")) for e in events(trial, "failover.attempt")

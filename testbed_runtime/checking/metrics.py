@@ -28,6 +28,7 @@ from testbed_runtime.checking.common import (
     data,
     events,
     options,
+    stopped_ns,
     windows,
 )
 from testbed_runtime.checking.completeness import missing_rows
@@ -218,13 +219,15 @@ def _job(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
 
 
 def _failovers(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
-    del entry, spans
-    found = check_failovers(trial)
+    stopped = stopped_ns(entry, spans)
+    found = check_failovers(trial, stopped)
     seen = "" if len(trial.table("events")) else NO_DATA
     causes = "; ".join(dict.fromkeys(c.text for c in found.causes))
     answers.add("failovers.count", None if seen else found.count, text=causes, reason=seen)
     answers.add("restarts.attempts", None if seen else found.attempts, reason=seen)
     cause = first_cause(trial)
+    if cause and stopped is not None and cause.t_ns >= stopped:
+        cause = None
     reason = "" if cause else NO_FAILOVER
     answers.add("detection.text", text=cause.text if cause else "", reason=reason)
     answers.add("detection.detector", text=cause.detector if cause else "", reason=reason)

@@ -124,6 +124,22 @@ def test_an_undrained_trial_is_inconclusive(history: Any):
     assert (verdict.verdict, verdict.reason) == (Verdict.INCONCLUSIVE, NOT_DRAINED)
 
 
+@pytest.mark.parametrize(
+    ("ends_s", "count", "detected"), [(9.4, 0.0, False), (9.6, 1.0, True), (None, 1.0, True)]
+)
+def test_a_failover_because_an_interrupted_run_stopped_its_processes_does_not_count(
+    history: Any, ends_s: float | None, count: float, detected: bool
+):
+    """The kill's failover begins at 9.5 s. If the run was interrupted before that, stopping its processes caused it. A phase without
+    an end does not say when they were stopped."""
+    entry = history.entry(drained=False)
+    moment = {"start_ns": history.at(9.0), **({} if ends_s is None else {"end_ns": history.at(ends_s)})}
+    entry["phases"] = [{"name": "observation", **moment}]
+    rows = {r["metric"]: r for r in trial_metrics(history.good(), entry) if not r["phase"]}
+    assert rows["failovers.count"]["value"] == count
+    assert bool(rows["detection.text"]["text"]) is detected
+
+
 def test_a_gap_in_the_history_is_inconclusive(history: Any):
     """Rows are numbered; one in the middle is gone."""
     trial = history.good()
