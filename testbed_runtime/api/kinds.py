@@ -216,7 +216,7 @@ class TuningStudySpec(Part):
     trials: int | None = Field(None, ge=1, le=limits.MAX_TRIALS)
     """Trials of each run, instead of the scenario's; more than one gives intervals. In virtual time, rows that the first trial rules out get no further ones."""
     references: list[Literal["Default", "Current"]] = Field([], max_length=2)
-    """Also run Flink's defaults of the options (`Default`), or the scenarios as they are (`Current`), and compare the best row with them. `headgate tune` in virtual time always does both."""
+    """Also run Flink's defaults of the options (`Default`), or the scenarios as they are (`Current`), and compare the best row with them. A row of the grid that has the same values is shown as both. `headgate tune` in virtual time always runs both."""
     surroundings: Surroundings | None = None
     """Disturbances in production, from which the false failovers and the detection times of each row are computed."""
     apply: Reference | None = None
