@@ -12,7 +12,7 @@ from testbed_runtime.process.config import ProcessConfig
 from testbed_runtime.transport.rpc_http import HttpRpc
 
 pytestmark = pytest.mark.processes
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 def configured(tmp_path, **fields):
