@@ -320,6 +320,21 @@ async def test_a_registration_that_the_end_of_its_fault_lets_through_is_not_late
     assert not took_effect("registration.delay", counters, measure.get("delay_s", 0.0))
 
 
+async def test_a_fault_that_is_applied_again_goes_on_holding():
+    """Another of its targets restarted: what is held here is neither let through, then or at the former end, nor counted anew."""
+    faults = ChannelFaults("tm-0")
+    faults.apply(rule("store.slow", seconds=0.05, delay_s=30.0))
+    held = asyncio.get_running_loop().create_task(faults.store(Blobs()).put("a", b"1"))
+    await asyncio.sleep(0)
+    faults.apply(rule("store.slow", delay_s=30.0))
+    await asyncio.sleep(0.06)
+    assert not held.done()
+    assert faults.counters("r")["holding"] == 1
+    faults.remove("r")
+    await held
+    assert faults.counters("r")["cut_short"] == 1
+
+
 async def test_many_short_delays_are_not_one_long_one():
     """Each access waits for 20 ms, together more than the 50 ms that each should take."""
     faults = ChannelFaults("tm-0")

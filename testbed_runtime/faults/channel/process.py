@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.faults.backend import Rule
@@ -74,19 +75,27 @@ class ChannelFaults:
         return FaultyStore(inner, self._stores)
 
     def apply(self, rule: Rule) -> None:
-        """Start a rule that lasts until its deadline; a rule with the same id is replaced, unless it is the same. Raises UserError for an unsupported kind."""
-        if self._rules.get(rule.rule_id) == rule:
-            return  # another target restarted: what is held here stays held
+        """Start a rule that lasts until its deadline; a rule with the same id is replaced. Raises UserError for an unsupported kind."""
         if len(self._rules) >= MAX_RULES and rule.rule_id not in self._rules:
             raise UserError("fault", f"{self.process} already holds {MAX_RULES} faults", "heal some first")
-        self.remove(rule.rule_id)
         loop = asyncio.get_running_loop()
-        if rule.deadline <= loop.time():
-            return
-        self._part(rule.kind).add(rule)
+        before = self._rules.get(rule.rule_id)
+        # another target restarted, and all get the fault again: what is held here stays held
+        again = (
+            before is not None
+            and rule.deadline > loop.time()
+            and replace(before, deadline=rule.deadline) == rule
+        )
+        if again:
+            self._timers.pop(rule.rule_id).cancel()
+        else:
+            self.remove(rule.rule_id)
+            if rule.deadline <= loop.time():
+                return
+            self._part(rule.kind).add(rule)
         self._rules[rule.rule_id] = rule
         self._timers[rule.rule_id] = loop.call_at(rule.deadline, self.remove, rule.rule_id)
-        if rule.kind == MEASURE:
+        if rule.kind == MEASURE and not again:
             self.effects.start()
 
     def remove(self, rule_id: str) -> None:
