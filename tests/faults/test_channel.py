@@ -16,10 +16,11 @@ from testbed_runtime.core.exchange.frames import (
     ResumeConsumption,
 )
 from testbed_runtime.core.faults.frame_classes import frame_class
+from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import ExecutionAttemptID, InputChannelID, ResultPartitionID
 from testbed_runtime.core.job.messages import Acknowledge, Heartbeat, SubmitTask
 from testbed_runtime.faults.backend import Rule
-from testbed_runtime.faults.channel.backend import took_effect
+from testbed_runtime.faults.channel.backend import judge_calls, took_effect
 from testbed_runtime.faults.channel.calls import StoreFailure
 from testbed_runtime.faults.channel.process import MEASURE, ChannelFaults
 
@@ -352,3 +353,12 @@ def test_a_registration_that_was_let_through_is_not_late():
     """A hook that does not hold has no effect, however often it was asked."""
     counters = {"delayed": 5, "holding": 0, "given_up": 0, "cut_short": 5, "longest_s": 0.001}
     assert not took_effect("registration.delay", counters, 3.0)
+
+
+@pytest.mark.parametrize(("duration_s", "why"), [(30.0, ""), (6.0, "it lasts 6 s, so ")])
+def test_a_delay_that_is_too_short_is_blamed_on_the_end_of_the_fault_only_if_that_is_why(duration_s, why):
+    """The only call came 5 s before the end, and should have been 10 s late."""
+    fault = Fault("slow", "store.slow", at_s=0.0, duration_s=duration_s, params={"delay_s": 10.0})
+    counters = {"tm-0": {"delayed": 1, "holding": 0, "given_up": 0, "cut_short": 1, "longest_s": 5.0}}
+    found = judge_calls(fault, counters, before={}, stopped=True, early=False)
+    assert (found.ok, found.text) == (False, f"{why}the longest delay was 5 s instead of 10 s")

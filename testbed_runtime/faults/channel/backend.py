@@ -219,9 +219,8 @@ def judge_calls(
     if not any(own["delayed"] for own in counters.values()):
         return Measurement(False, values, "nothing arrived that this fault could affect")
     requested = f"{asked_s:g} s" if asked_s else f"{fault.params.get('attempts')} requests"
-    problem = (
-        f"it lasts {fault.duration_s:g} s, so the longest delay was {longest_s:.3g} s instead of {requested}"
-    )
+    why = "" if 0 < asked_s <= fault.duration_s else f"it lasts {fault.duration_s:g} s, so "
+    problem = f"{why}the longest delay was {longest_s:.3g} s instead of {requested}"
     return Measurement(False, values, problem)
 
 
