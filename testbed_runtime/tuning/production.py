@@ -94,7 +94,8 @@ def _is_equal(key: str, one: str | None, other: str | None) -> bool:
 def merged(
     spec: kinds.TuningStudySpec, scenarios: Mapping[str, Mapping[str, Any]], lines: Sequence[Line]
 ) -> tuple[Line, ...]:
-    """Return the lines of a table without the references that have the values of a row: that row gets the reference's name."""
+    """Return the lines of a table without the references that have the values of a row: that row gets the reference's name.
+    If one of the two passed and the other did not, both remain."""
     values = reference_values(spec, scenarios)
     if _set_by_variants(spec, scenarios):
         values.pop(CURRENT, None)
@@ -102,7 +103,8 @@ def merged(
     for reference in [line for line in lines if line.row.reference in values]:
         own = values[reference.row.reference]
         for index, line in enumerate(found):
-            if line.row.options and same_values(spec, line.row.options, own):
+            same = line.row.options and line.verdict == reference.verdict
+            if same and same_values(spec, line.row.options, own):
                 row = replace(line.row, reference=line.row.reference or reference.row.reference)
                 best, front = line.best or reference.best, line.front or reference.front
                 found[index] = replace(line, row=row, best=best, front=front)

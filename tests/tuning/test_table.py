@@ -340,6 +340,14 @@ def test_a_reference_whose_variants_have_their_own_values_is_a_row_of_its_own():
     assert len(production.merged(spec, {"killed": {"testbed": testbed}}, lines)) == 1
 
 
+def test_a_reference_that_passed_remains_if_the_row_with_its_values_failed():
+    """Real processes were measured twice. The row that failed is not recommended."""
+    spec = study(references=["Current"])
+    lines = [line(1, 2.0, verdict="Fail"), line(4, 2.0, reference="Current", best=True)]
+    scenarios = {"killed": {"testbed": {"flinkConfiguration": {"heartbeat.interval": "2000"}}}}
+    assert production.merged(spec, scenarios, lines) == tuple(lines)
+
+
 def test_a_study_without_a_detector_has_no_computed_columns_and_an_objective_is_not_shown_twice():
     """A reference whose values are not known has none in the table; a row without a run has no verdict."""
     lines = [line(0, None, None, verdict="", whole=False), line(1, 4.0, 1.0, reference="Default")]
