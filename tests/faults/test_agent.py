@@ -134,6 +134,20 @@ DELAYS = (
     ("rpc.delay", {"delay_s": 10.0, "method": "SubmitTask"}, "10 s"),
     ("store.slow", {"delay_s": 10.0}, "10 s"),
 )
+HELD = [(kind, params) for kind, params, _ in DELAYS]
+
+
+@asynccontextmanager
+async def holding(what: Fault, at: str = "tm-0", targets=("tm-0",)):
+    """A place where the fault holds a call at a TaskManager, and the task of its caller."""
+    async with place() as where:
+        await inject(where, what, targets=targets)
+        held = asyncio.get_running_loop().create_task(_calls(what.kind, where.channels[at]))
+        await asyncio.sleep(0)  # the call has reached the fault
+        try:
+            yield where, held
+        finally:
+            held.cancel()
 
 
 @pytest.mark.parametrize(("kind", "params", "requested"), DELAYS)
@@ -151,53 +165,39 @@ async def test_a_fault_that_ends_before_its_delay_says_how_long_the_delay_was(ki
         )
 
 
-@pytest.mark.parametrize(("kind", "params", "requested"), DELAYS)
-async def test_a_delay_that_lasts_until_its_trial_ends_took_effect(kind, params, requested):
+@pytest.mark.parametrize(("kind", "params"), HELD)
+async def test_a_delay_that_lasts_until_its_trial_ends_took_effect(kind, params):
     """The trial saw nothing of what was held, as requested."""
-    del requested
-    async with place() as where:
-        await inject(where, fault(kind, params=params))
-        held = asyncio.get_running_loop().create_task(_calls(kind, where.channels["tm-0"]))
-        await asyncio.sleep(0)  # it is held
+    async with holding(fault(kind, params=params)) as (where, held):
         await where.agent.heal("trial/f")
         await held
         assert where.states() == ["asked", "injected", "verified", "ended", "clean"]
 
 
-@pytest.mark.parametrize(("kind", "params", "requested"), DELAYS)
-async def test_a_delay_that_lasts_until_its_process_ends_took_effect(kind, params, requested):
+@pytest.mark.parametrize(("kind", "params"), HELD)
+async def test_a_delay_that_lasts_until_its_process_ends_took_effect(kind, params):
     """A process that has ended answers no more, so its last answer counts."""
-    del requested
-    what = fault(kind, params=params, seconds=0.5)
-    async with place() as where:
-        await inject(where, what)
-        held = asyncio.get_running_loop().create_task(_calls(kind, where.channels["tm-0"]))
+    async with holding(fault(kind, params=params, seconds=0.5)) as (where, _):
         await _asked(where.channels["tm-0"])
         where.peers.controls.pop("tm-0")
         await where.until("verified")
         await where.agent.heal("trial/f")
-        held.cancel()
         assert where.row("verified")["text"] == "was held until its process ended"
 
 
-@pytest.mark.parametrize(("kind", "params", "requested"), DELAYS)
-async def test_a_delay_whose_caller_gave_up_took_effect(kind, params, requested):
+@pytest.mark.parametrize(("kind", "params"), HELD)
+async def test_a_delay_whose_caller_gave_up_took_effect(kind, params):
     """A checkpoint that expires, or a job that fails, cancels what is held: it came too late, or never."""
-    del requested
-    async with place() as where:
-        await inject(where, fault(kind, params=params))
-        held = asyncio.get_running_loop().create_task(_calls(kind, where.channels["tm-0"]))
-        await asyncio.sleep(0)  # it is held
+    async with holding(fault(kind, params=params)) as (where, held):
         held.cancel()
         await where.until("verified")
+        assert where.states() == ["asked", "injected", "verified"]
 
 
 async def test_a_delay_that_lasts_until_its_process_is_replaced_took_effect():
     """The fault is applied again to the new process, which knows nothing of what the former one held."""
     what = fault("rpc.delay", params=DELAYS[2][1], on_target_restart="Reapply")
-    async with place() as where:
-        await inject(where, what)
-        held = asyncio.get_running_loop().create_task(_calls(what.kind, where.channels["tm-0"]))
+    async with holding(what) as (where, _):
         await _asked(where.channels["tm-0"])
         runner, where.peers.controls["tm-0"] = await _serve_channel(ChannelFaults("tm-0"))
         try:
@@ -205,23 +205,18 @@ async def test_a_delay_that_lasts_until_its_process_is_replaced_took_effect():
             await where.until("verified")
             assert where.row("verified")["text"] == "was held until its process ended"
         finally:
-            held.cancel()
             await runner.cleanup()
 
 
 async def test_a_target_that_did_not_restart_holds_what_it_held():
     """Only the target that restarted gets its fault again."""
     what = fault("rpc.delay", params=DELAYS[2][1], on_target_restart="Reapply")
-    async with place() as where:
-        await inject(where, what, targets=("tm-0", "tm-1"))
-        held = asyncio.get_running_loop().create_task(_calls(what.kind, where.channels["tm-1"]))
-        await asyncio.sleep(0)  # it is held
+    async with holding(what, "tm-1", ("tm-0", "tm-1")) as (where, held):
         await where.agent.target_restarted("tm-0-2")
         await asyncio.sleep(0)
         assert not held.done()
         (rule,) = where.channels["tm-1"].state()["active"].values()
         assert rule["counters"]["holding"] == 1
-        held.cancel()
 
 
 @pytest.mark.parametrize(
