@@ -220,7 +220,7 @@ class TuningStudySpec(Part):
     surroundings: Surroundings | None = None
     """Disturbances in production, from which the false failovers and the detection times of each row are computed."""
     apply: Reference | None = None
-    """A Testbed whose flinkConfiguration is set to the values of the best row. Nothing is set if a reference is the best."""
+    """A Testbed whose flinkConfiguration is set to the values of the best row. Nothing is set if the best row is a reference with values outside the grid."""
     suspend: bool = False
     """Create no further run; runs that have started are completed."""
 
