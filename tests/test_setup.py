@@ -32,6 +32,12 @@ def _setup(checkout: Path, **environment: str) -> subprocess.CompletedProcess[st
     )
 
 
+def _executable(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
 def test_setup_names_a_python_that_was_asked_for_and_does_not_suit(tmp_path: Path):
     """Another Python is not taken in its place."""
     done = _setup(_checkout(tmp_path), PYTHON="/bin/false")
@@ -49,6 +55,16 @@ def test_setup_does_not_replace_the_environment_that_a_link_names(tmp_path: Path
     assert done.returncode == 2
     assert str(other) in done.stderr
     assert (other / "kept").exists()
+
+
+def test_setup_keeps_the_python_that_the_environment_was_made_with(tmp_path: Path):
+    """`PYTHON=… make setup` and then `make test` without it: the second one does not replace the environment with another version."""
+    checkout, chosen = _checkout(tmp_path), tmp_path / "chosen"
+    _executable(chosen, '[ "$1 $2" != "-m venv" ]')  # suits, and cannot create an environment
+    _executable(checkout / ".venv/bin/python", f"echo {chosen}")
+    done = _setup(checkout, PYTHON="")
+    assert done.returncode == 2
+    assert "cannot create a virtual environment" in done.stderr
 
 
 def test_every_text_names_the_versions_of_python_that_setup_accepts():

@@ -14,14 +14,16 @@ suits() { # PYTHON: whether it has a supported version, and can create a virtual
 }
 
 find_python() {
-    local candidate
+    local candidate own
     if [ -n "${PYTHON:-}" ]; then
         suits "$PYTHON" || fail "PYTHON=$PYTHON is not Python 3.11, 3.12 or 3.13 with the modules venv and ensurepip. Set it to one that is, or unset it."
         command -v "$PYTHON"
         return
     fi
-    # the system's first: distributions optimise their build with profiles, and it needs a tenth less CPU than pyenv's
-    for candidate in /usr/bin/python3 python3.11 python3.12 python3.13 python3; do
+    # the one that .venv was made with, or a call without PYTHON would replace what a call with it has installed; then
+    # the system's: distributions optimise their build with profiles, and it needs a tenth less CPU than pyenv's
+    own=$(.venv/bin/python -c 'import sys; print(sys._base_executable)' 2>/dev/null || true)
+    for candidate in "$own" /usr/bin/python3 python3.11 python3.12 python3.13 python3; do
         if suits "$candidate"; then
             command -v "$candidate"
             return
