@@ -20,7 +20,7 @@ from testbed_runtime.history.crosschecks import check_across
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.digests import changed, recounted
 from testbed_runtime.history.numbers import NUMBERS
-from testbed_runtime.history.schema import TABLES, Trial, with_later_columns
+from testbed_runtime.history.schema import TABLES, Trial
 from testbed_runtime.history.sealing import sealed_blocks
 from testbed_runtime.history.validation import (
     DamagedHistory,
@@ -163,7 +163,7 @@ def _read(
             raise _damaged(trial, table, error) from None
     if groups is None and len(rows) != trial.rows.get(table, len(rows)):
         raise _miscounted(trial, table, len(rows))
-    return with_later_columns(table, rows).select(wanted_columns), first
+    return rows.select(wanted_columns), first
 
 
 def _opened(trial: TrialFiles, table: str) -> pq.ParquetFile:

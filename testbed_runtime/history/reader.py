@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.history.journal import SEGMENTS_FOLDER, SUFFIX
-from testbed_runtime.history.schema import SCHEMA_VERSION, TABLES, Trial, arrow_schema, with_later_columns
+from testbed_runtime.history.schema import SCHEMA_VERSION, TABLES, Trial, arrow_schema
 from testbed_runtime.history.sealing import SEALED, SealReport, read_sealed
 from testbed_runtime.history.validation import DamagedHistory, check_schema, check_sealed, require_sound
 
@@ -83,4 +83,4 @@ def _table(folder: Path, name: str, rows: int) -> pa.Table:
     if len(table) != rows:
         hint = "restore the file, or run the scenario again"
         raise UserError(str(path), f"has {len(table)} rows instead of {rows}", hint)
-    return with_later_columns(name, table).select(arrow_schema(name).names)
+    return table.select(arrow_schema(name).names)

@@ -188,9 +188,6 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
     ],
 }
 
-ADDED_LATER = frozenset({("checkpoints", "persisted_bytes")})
-"""Columns that histories of 0.1 may lack, because an older runner recorded them (an upgrade during a run). They are read as 0."""
-
 LATENCY_BOUNDS_NS: list[int] = [int(10_000 * 1.25**i) for i in range(80)]
 """Upper bounds of the latency buckets, 10 µs to about 450 s. One more bucket holds larger values."""
 LATENCY_WINDOW_NS = 250_000_000
@@ -205,14 +202,6 @@ def by_column(table: str, values: tuple[Any, ...]) -> dict[str, Any]:
 def arrow_schema(table: str) -> pa.Schema:
     """Return the schema of a table, with the common columns first."""
     return pa.schema([*COMMON, *TABLES[table]], metadata={"headgate.schema": str(SCHEMA_VERSION)})
-
-
-def with_later_columns(table: str, rows: pa.Table) -> pa.Table:
-    """Return the rows of an older history with the columns of ADDED_LATER that they lack."""
-    for name, kind in TABLES[table]:
-        if (table, name) in ADDED_LATER and name not in rows.column_names:
-            rows = rows.append_column(pa.field(name, kind), pa.repeat(pa.scalar(0, kind), len(rows)))
-    return rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,6 @@ from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.digests import Block, changed, recounted
 from testbed_runtime.history.manifest import tasks_of, vertices
 from testbed_runtime.history.schema import (
-    ADDED_LATER,
     EVENT_KINDS,
     LATENCY_BOUNDS_NS,
     TABLES,
@@ -112,8 +111,6 @@ def check_schema(table: str, schema: pa.Schema) -> list[Damage]:
     found = []
     for field in arrow_schema(table):
         index = schema.get_field_index(field.name)
-        if index < 0 and (table, field.name) in ADDED_LATER:
-            continue
         if index < 0:
             found.append(
                 Damage(table, field.name, -1, "is missing; another version of Headgate wrote the file")

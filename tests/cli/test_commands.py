@@ -470,7 +470,7 @@ def test_the_terminal_shows_which_wait_cost_each_second(headgate, tmp_path):
 
 @pytest.mark.parametrize(("policy", "code"), [("report", 3), ("fail", 1), ("pass", 0)])
 def test_inconclusive_comes_to_what_the_policy_says(headgate, tmp_path, policy, code):
-    """No metric rows: NoData. `tell`, the word of earlier versions for `report`, is still accepted."""
+    """No metric rows: NoData."""
     folder = run_folder(tmp_path)
     (folder / "metrics.json").write_text("[]")
     assert headgate("report", folder, "--inconclusive", policy).returncode == code

@@ -14,8 +14,7 @@ import pytest
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation import run, splits, tables, worker
 from testbed_runtime.history.manifest import MANIFEST_SCHEMA, read_manifest
-from testbed_runtime.history.reader import read_trial
-from testbed_runtime.history.schema import ADDED_LATER, TABLES
+from testbed_runtime.history.schema import TABLES
 from tests.report import synthetic
 
 TRIAL = "short-timeout-1"
@@ -78,20 +77,6 @@ def test_missing_rows_missing_tables_and_missing_columns_are_distinguished(folde
     )
     path.unlink()
     assert "events.parquet is missing from a sealed trial" in said(folder)
-
-
-def test_a_history_of_an_older_runner_is_read_without_the_columns_that_came_later(folder: Path):
-    """An upgrade during a run: its recorder wrote the columns of before, and the new Spark evaluates them."""
-    for table, name in sorted(ADDED_LATER):
-        path = folder / "history" / TRIAL / f"{table}.parquet"
-        pq.write_table(pq.read_table(path).drop_columns([name]), path)
-    trial = read_trial(folder / "history" / TRIAL)
-    files, *_ = tables.open_trials(folder, read_manifest(folder))
-    for table, name in sorted(ADDED_LATER):
-        assert set(trial.table(table)[name].to_pylist()) == {0}
-        assert set(
-            splits.read(splits.Split(0, {table: None}, whole=False), files)[table][name].to_pylist()
-        ) == {0}
 
 
 def test_a_trial_that_was_never_sealed_is_reported(folder: Path):

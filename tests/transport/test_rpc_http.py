@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import aiohttp
 import pytest
 from aiohttp import web
@@ -12,14 +10,9 @@ from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.core.job.messages import (
     Acknowledge,
     CancelTask,
-    CommitRecords,
-    RegisterTaskManager,
-    RequestPartitionState,
-    SinkCommit,
 )
 from testbed_runtime.ports.rpc import RecipientUnreachable
 from testbed_runtime.transport.rpc_http import HttpRpc
-from testbed_runtime.transport.wire_messages import encode_message
 from tests.transport.rpc_conformance import RpcConformance
 
 LOOPBACK = ("127.0.0.1", 0)
@@ -125,23 +118,3 @@ async def test_a_restarted_peer_at_the_same_address_is_found_again():
     assert answer == Acknowledge()
     await asker.close()
     await second.close()
-
-
-@pytest.mark.parametrize(
-    ("message", "required"),
-    [
-        (
-            RegisterTaskManager("tm-0-1", ("127.0.0.1", 1), 1),
-            {"resource_id", "rpc_address", "data_address", "slots"},
-        ),
-        (RequestPartitionState("p"), {"consumer", "partition"}),
-        (
-            CommitRecords("a", "l", 0, SinkCommit(())),
-            {"attempt", "resource_id", "leader", "sequence", "commit"},
-        ),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_a_message_has_what_the_version_before_requires_of_it(message, required):
-    """While an operator is upgraded, a replaced TaskManager has the new image and its JobManager the old one."""
-    assert required <= json.loads(encode_message(message))[1].keys()

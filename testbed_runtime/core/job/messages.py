@@ -31,8 +31,6 @@ class RegisterTaskManager(Struct, frozen=True):
     rpc_address: tuple[str, int]
     slots: int
     boot_id: str = ""
-    data_address: tuple[str, int] = ("", 0)
-    """JobManagers of earlier versions require it and do not use it."""
 
 
 class SlotReport(Struct, frozen=True):
@@ -142,8 +140,6 @@ class UpdateTaskExecutionState(Struct, frozen=True):
 
 class RequestPartitionState(Struct, frozen=True):
     partition: str
-    consumer: str = ""
-    """JobManagers of earlier versions require it and do not use it."""
 
 
 class NotifyPartitionDataAvailable(Struct, frozen=True):
@@ -205,8 +201,6 @@ class CommitRecords(Struct, frozen=True):
     sequence: int
     """Counts from 0 per attempt, without gaps. A repeated number is the same flush."""
     commit: SinkCommit
-    resource_id: str = ""
-    """JobManagers of earlier versions require it and do not use it."""
 
 
 class AcknowledgeCheckpoint(Struct, frozen=True):
