@@ -106,18 +106,11 @@ def answer_lines(entries: Sequence[Mapping[str, Any]], recoveries: Mapping[str, 
 
 
 def _of_trial(name: str, trial: TrialRecovery) -> Iterator[Answer]:
-    start = own_start(trial)
+    start = trial.own_start
     if start is not None and (len(start.rounds) > 1 or not start.recovered or _long(trial)):
         yield _one(name, start, _start_words(start))
     for recovery in trial.recoveries:
         yield _one(name, recovery, headline(recovery))
-
-
-def own_start(trial: TrialRecovery) -> Recovery | None:
-    """Return the first start, unless a recovery contains it: a fault from before the submission."""
-    start = trial.start
-    covered = start is not None and any(r.effect_ns <= start.end_ns <= r.end_ns for r in trial.recoveries)
-    return None if covered else start
 
 
 def _long(trial: TrialRecovery) -> bool:

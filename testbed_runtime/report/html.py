@@ -17,7 +17,7 @@ from msgspec import Struct
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.recovery import Recovery
 from testbed_runtime.report import aggregate, colours, words
-from testbed_runtime.report.answer import VariantAnswer, from_events_words, headline, own_start, savings
+from testbed_runtime.report.answer import VariantAnswer, from_events_words, headline, savings
 from testbed_runtime.report.latencychart import latency_svg
 from testbed_runtime.report.loadchart import Load, level_of
 from testbed_runtime.report.model import RunView, TrialView
@@ -191,7 +191,7 @@ def shown_recoveries(trial: TrialView) -> list[Recovery]:
     """Return the recoveries that the page shows: a first start that was slow or failed at first, and every recovery."""
     if trial.answer is None or trial.is_control:
         return []
-    start = own_start(trial.answer)
+    start = trial.answer.own_start
     slow = start is not None and (
         len(start.rounds) > 1 or not start.recovered or start.total_s >= STARTS_FROM_S
     )

@@ -64,9 +64,8 @@ def _with_costs(run: Mapping[str, Any]) -> list[TrialRecovery]:
 
 def _spans(trial: TrialRecovery) -> Iterator[Recovery]:
     """Yield the first start, then the recoveries. A fault before the submission has the first start as its recovery."""
-    start = trial.start
-    if start is not None and not any(r.effect_ns <= start.end_ns <= r.end_ns for r in trial.recoveries):
-        yield start
+    if trial.own_start is not None:
+        yield trial.own_start
     yield from trial.recoveries
 
 

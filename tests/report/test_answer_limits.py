@@ -14,7 +14,6 @@ from testbed_runtime.report.answer import (
     cost_words,
     costly,
     headline,
-    own_start,
     savings,
 )
 from tests.report.recoveries import BACKOFF, killed, late_producer, segments, unfinished
@@ -157,7 +156,7 @@ def test_a_start_that_ends_within_a_recovery_belongs_to_it(end_ns: int, covered:
     (known,) = killed("main-1").recoveries
     start = replace(started(1.0), effect_ns=-5, end_ns=end_ns)
     trial = TrialRecovery(trial="main-1", start=start, recoveries=(replace(known, effect_ns=0, end_ns=10),))
-    assert (own_start(trial) is None) is covered
+    assert (trial.own_start is None) is covered
 
 
 @pytest.mark.parametrize(

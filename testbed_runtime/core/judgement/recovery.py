@@ -250,6 +250,13 @@ class TrialRecovery(Struct, frozen=True, kw_only=True):
     """The span from the submission until every sink receives records."""
     recoveries: tuple[Recovery, ...] = ()
 
+    @property
+    def own_start(self) -> Recovery | None:
+        """The first start, unless a recovery contains it: a fault from before the submission."""
+        start = self.start
+        covered = start is not None and any(r.effect_ns <= start.end_ns <= r.end_ns for r in self.recoveries)
+        return None if covered else start
+
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = to_builtins(self)
         return found
