@@ -107,7 +107,15 @@ async def test_a_delayed_buffer_delays_its_own_channel_and_no_other(wire):
     await wire.until(3)
     assert wire.out == [credit, buffer(0), event]
     assert asyncio.get_running_loop().time() - begin >= 0.049
-    assert wire.faults.counters("r")["delayed"] == 1
+
+
+async def test_a_frame_fault_has_no_counters_of_its_own(wire):
+    """The taps at both ends measure it. A report would show the counters instead of the frames that arrived late or not at all."""
+    wire.faults.apply(rule("frames.drop", frame_class="buffer"))
+    wire.send(buffer(0))
+    assert wire.faults.counters("r") is None
+    wire.faults.remove("r")
+    assert (wire.dropped, wire.faults.counters("r")) == ([buffer(0)], None)
 
 
 async def test_healing_lets_everything_go_at_once_and_in_order(wire):

@@ -30,7 +30,6 @@ class StoreFailure(OSError):
 class CallCounters:
     """Counters of one rule's effects."""
 
-    matched: int = 0
     swallowed: int = 0
     delayed: int = 0
     failed: int = 0
@@ -131,7 +130,6 @@ class CallFaults(Rules):
         method = type(message).__name__
         for active in list(self.rules.values()):
             if active.rule.kind == "rpc.delay" and active.rule.params.get("method") == method:
-                active.counters.matched += 1
                 await active.hold(active.rule.number("delay_s"))
         return True
 
@@ -141,7 +139,6 @@ class CallFaults(Rules):
         direction = "request" if endpoint in _REQUEST_ENDPOINTS else "response"
         for active in self.rules.values():
             if active.rule.kind == "heartbeats.mute" and _concerns(active.rule, direction, message):
-                active.counters.matched += 1
                 active.counters.swallowed += 1
                 return True
         return False
@@ -166,7 +163,6 @@ class RegistrationFaults(Rules):
         for active in list(self.rules.values()):
             if active.rule.params.get("vertex") not in (None, "", vertex):
                 continue
-            active.counters.matched += 1
             if active.rule.number("attempts") > 0:
                 await self._wait_for_requests(active, partition)
             else:
@@ -217,9 +213,7 @@ class FaultyStore:
     async def _apply(self, key: str, *, writes: bool) -> None:
         for active in list(self._faults.rules.values()):
             if active.rule.kind == "store.slow":
-                active.counters.matched += 1
                 await active.hold(active.rule.number("delay_s"))
             elif writes:
-                active.counters.matched += 1
                 active.counters.failed += 1
                 raise StoreFailure(f"the checkpoint store refused to write {key}")

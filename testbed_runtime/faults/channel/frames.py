@@ -49,22 +49,9 @@ class _Withheld:
 
 
 @dataclass(slots=True)
-class FrameCounters:
-    """Counters of one rule's effects."""
-
-    matched: int = 0
-    delayed: int = 0
-    dropped: int = 0
-    withheld: int = 0
-    released: int = 0
-    forwarded: int = 0
-
-
-@dataclass(slots=True)
 class _Active:
     rule: Rule
     random: Random
-    counters: FrameCounters = field(default_factory=FrameCounters)
     withheld: list[_Withheld] = field(default_factory=list)
 
 
@@ -82,13 +69,12 @@ class FrameFaults:
         self.active = True
         self._rules[rule.rule_id] = _Active(rule, Random(rule.seed))  # noqa: S311 - seeded on purpose
 
-    def remove(self, rule_id: str) -> FrameCounters | None:
-        """Forward what the rule holds now, in order, and return its counters."""
+    def remove(self, rule_id: str) -> None:
+        """Forward what the rule holds now, in order."""
         active = self._rules.pop(rule_id, None)
         if active is None:
-            return None
+            return
         for held in active.withheld:
-            active.counters.released += 1
             held.forward()
         active.withheld.clear()
         now = asyncio.get_running_loop().time()
@@ -98,11 +84,6 @@ class FrameFaults:
                     waiting.due = now
             self._pump(key)
         self.active = bool(self._rules or self._queues)
-        return active.counters
-
-    def counters(self, rule_id: str) -> FrameCounters | None:
-        active = self._rules.get(rule_id)
-        return active.counters if active else None
 
     def held(self) -> int:
         """Return how many frames wait here now."""
@@ -122,20 +103,15 @@ class FrameFaults:
             rule = active.rule
             if not _concerns(rule, frame, klass) or not any_matches(rule.flows, source, destination):
                 continue
-            active.counters.matched += 1
             if rule.kind == WITHHOLD:
-                active.counters.withheld += 1
                 active.withheld.append(_Withheld(channel, forward, drop))
                 return
             if rule.kind == "frames.drop":
                 if active.random.random() * 100 < rule.number("percent", 100.0):
-                    active.counters.dropped += 1
                     drop()
                     return
-                active.counters.forwarded += 1
             elif rule.number("delay_s") > delay:
                 delay, rule_id = rule.number("delay_s"), rule.rule_id
-                active.counters.delayed += 1
         self._enqueue((link, channel), _Held(asyncio.get_running_loop().time() + delay, rule_id, forward))
 
     def _enqueue(self, key: tuple[str, bytes], held: _Held) -> None:
@@ -165,11 +141,7 @@ class FrameFaults:
             return
         now = asyncio.get_running_loop().time()
         while queue and queue[0].due <= now:
-            held = queue.popleft()
-            active = self._rules.get(held.rule)
-            if active is not None:
-                active.counters.released += 1
-            held.forward()
+            queue.popleft().forward()
         if queue:
             self._arm(key)
         else:

@@ -29,7 +29,7 @@ from testbed_runtime.faults.channel.calls import (
     RegistrationFaults,
     Rules,
 )
-from testbed_runtime.faults.channel.frames import FRAME_KINDS, EffectTap, FrameCounters, FrameFaults
+from testbed_runtime.faults.channel.frames import FRAME_KINDS, EffectTap, FrameFaults
 from testbed_runtime.ports.interception import FrameSampler, Interception
 from testbed_runtime.ports.storage import BlobStore
 
@@ -64,7 +64,7 @@ class ChannelFaults:
         self._watches = Rules()
         self._rules: dict[str, Rule] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._ended: dict[str, FrameCounters | CallCounters] = {}
+        self._ended: dict[str, CallCounters] = {}
 
     def interception(self, sampler: FrameSampler | None = None) -> Interception:
         """Return the hooks of a TaskManager. The tap offers every frame to `sampler`."""
@@ -104,8 +104,10 @@ class ChannelFaults:
         if rule is None:
             return
         self._timers.pop(rule_id).cancel()
-        counters = self._part(rule.kind).remove(rule_id)
-        if counters is not None:
+        part = self._part(rule.kind)
+        if isinstance(part, FrameFaults):
+            part.remove(rule_id)
+        elif (counters := part.remove(rule_id)) is not None:
             self._ended[rule_id] = counters
         if len(self._ended) > MAX_REMEMBERED:
             self._ended.pop(next(iter(self._ended)))
@@ -117,9 +119,11 @@ class ChannelFaults:
             self.remove(rule_id)
 
     def counters(self, rule_id: str) -> dict[str, Any] | None:
-        """Return the counters of an active or recently ended rule."""
-        rule = self._rules.get(rule_id)
-        counters = self._part(rule.kind).counters(rule_id) if rule is not None else self._ended.get(rule_id)
+        """Return the counters of an active or recently ended rule. None for a frame fault, which the taps at both ends measure."""
+        counters = self._ended.get(rule_id)
+        if (rule := self._rules.get(rule_id)) is not None:
+            part = self._part(rule.kind)
+            counters = None if isinstance(part, FrameFaults) else part.counters(rule_id)
         return to_builtins(counters) if counters is not None else None
 
     def state(self) -> dict[str, Any]:
