@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from testbed_runtime.report.loadchart import Load, level_of
 from testbed_runtime.report.model import RunView, TrialView
 from testbed_runtime.report.roundsbar import Titled, mean_of, rounds_svg
 from testbed_runtime.report.strips import distributions, strips_svg
-from testbed_runtime.report.timeline import MARK_SHAPES, NARROW, WIDE, Timeline
+from testbed_runtime.report.svg import Shapes
+from testbed_runtime.report.timeline import MARK_SHAPES, NARROW, WIDE, Size, Timeline
 
 DRAWN_MAX = 120
 """Maximum number of drawn trials. The others appear only in the distributions and the merged rows."""
@@ -102,7 +103,7 @@ def page(view: RunView) -> str:
     found = distributions(view.comparison) if repeated else []
     return template.render(
         run=view,
-        strips=_both(strips_svg(found, WIDE, key="di-w"), strips_svg(found, NARROW, key="di-n")),
+        strips=_both(lambda size: strips_svg(found, size, key=f"di-{size.name[0]}")),
         figures=figures,
         legend=[s for kind, s in MARK_SHAPES.items() if any(kind in f.kinds for f in figures)],
         wait_kinds=list(colours.grouped(_wait_kinds(view))),
@@ -144,14 +145,14 @@ def _means(answers: Sequence[VariantAnswer]) -> Markup:
         for a in answers
     ]
     axis = "seconds, mean over the recoveries of a variant; the largest wait first"
-    return _both(
-        rounds_svg(found, WIDE, key="me-w", axis=axis),
-        rounds_svg(found, NARROW, key="me-n", axis="seconds, mean; the largest first"),
-    )
+    axes = {WIDE.name: axis, NARROW.name: "seconds, mean; the largest first"}
+    return _both(lambda size: rounds_svg(found, size, key=f"me-{size.name[0]}", axis=axes[size.name]))
 
 
-def _both(wide: str, narrow: str) -> Markup:
-    return Markup(wide + narrow)  # noqa: S704 - drawn by svg.py, which escapes every text
+def _both(draw: Callable[[Size], str], shapes: Shapes | None = None) -> Markup:
+    """Draw the wide and the narrow layout, after the shapes that both use."""
+    drawn = (shapes.render() if shapes else "") + draw(WIDE) + draw(NARROW)
+    return Markup(drawn)  # noqa: S704 - drawn by svg.py, which escapes every text
 
 
 def _figures(index: int, trial: TrialView, view: RunView) -> TrialFigures:
@@ -164,23 +165,20 @@ def _figures(index: int, trial: TrialView, view: RunView) -> TrialFigures:
             series, key=key, baseline=trial.baseline_rate, recovery=trial.answer, details=not view.compact
         )
         kinds = frozenset(drawn.kinds)
-        timeline = _both(drawn.shapes.render() + drawn.svg(WIDE), drawn.svg(NARROW))
+        timeline = _both(drawn.svg, drawn.shapes)
         if not view.compact:
             vertices = Load(series, key=f"{key}v", end_s=drawn.end)
-            load = _both(vertices.shapes.render() + vertices.svg(WIDE), vertices.svg(NARROW))
+            load = _both(vertices.svg, vertices.shapes)
     control = next((t for t in view.trials if t.trial == view.controls.get(trial.variant)), None)
     if not trial.is_control and not view.compact:
-        latency = _both(
-            latency_svg(trial, control, WIDE, key=key + "lw"),
-            latency_svg(trial, control, NARROW, key=key + "ln"),
-        )
+        latency = _both(lambda size: latency_svg(trial, control, size, key=f"{key}l{size.name[0]}"))
     slowest = not view.compact or trial.trial in aggregate.slowest(view.trials)
     rounds = list(_titled(trial)) if slowest else []
     return TrialFigures(
         trial,
         timeline,
         latency,
-        _both(rounds_svg(rounds, WIDE, key=key + "rw"), rounds_svg(rounds, NARROW, key=key + "rn")),
+        _both(lambda size: rounds_svg(rounds, size, key=f"{key}r{size.name[0]}")),
         load,
         tuple(_samples(series)) if series and not view.compact else (),
         kinds,

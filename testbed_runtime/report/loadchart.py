@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from testbed_runtime.report import words
-from testbed_runtime.report.shapes import Shapes, boxes
-from testbed_runtime.report.svg import Scale, Svg, nice_ticks
+from testbed_runtime.report.svg import Scale, Shapes, Svg, boxes, nice_ticks
 from testbed_runtime.report.timeline import Size
 
 ROW = 15.0

@@ -11,8 +11,7 @@ from msgspec import Struct
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.report import words
-from testbed_runtime.report.shapes import Shapes, boxes, curve
-from testbed_runtime.report.svg import Scale, Svg, log_ticks, nice_ticks, text_width
+from testbed_runtime.report.svg import Scale, Shapes, Svg, boxes, curve, log_ticks, nice_ticks, text_width
 
 PANEL_GAP = 30.0
 LANE = 20.0

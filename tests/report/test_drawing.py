@@ -14,9 +14,8 @@ from testbed_runtime.core.judgement.recovery import Recovery
 from testbed_runtime.report import words
 from testbed_runtime.report.loadchart import Load, level_of
 from testbed_runtime.report.roundsbar import Titled, rounds_svg
-from testbed_runtime.report.shapes import curve
 from testbed_runtime.report.strips import Distribution, Strip, strips_svg
-from testbed_runtime.report.svg import GRID_X, GRID_Y, Scale, Svg, log_ticks, nice_ticks
+from testbed_runtime.report.svg import GRID_X, GRID_Y, Scale, Svg, curve, log_ticks, nice_ticks
 from testbed_runtime.report.timeline import MARK_SHAPES, NARROW, POINTS_MAX, WIDE, Size, Timeline, thinned
 from tests.report.conftest import Documents
 from tests.report.recoveries import killed, late_producer
