@@ -6,23 +6,40 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from testbed_runtime.api import naming
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.environment import NAMESPACES, names
 from testbed_runtime.api.manifest import manifest
 from testbed_runtime.cli.access import INSTALL, Access, connected
-from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding, noted
 from testbed_runtime.core.errors import HeadgateError
 
 if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api
 
+GOOD, WARNING, BAD = "ok", "note", "BAD"
 LIMIT_S = 10.0
 """Limit for all checks together, of a cluster that the user may not even know of."""
 GIVEN_LIMIT_S = 30.0
 """The same for the cluster that the user named: a busy machine gets more time before it is BAD."""
 NEEDED = (("create", "scenarioruns"), ("get", "scenarioruns"), ("create", "faults"), ("delete", "faults"))
 """The permissions that `--on kubernetes` needs, as (verb, resource)."""
+
+
+class Finding(Struct, frozen=True):
+    """The result of one check. `means` explains it."""
+
+    name: str
+    level: str
+    found: str
+    means: str
+
+
+def noted(finding: Finding) -> Finding:
+    """Return the finding as a note: what is BAD for another environment is not BAD for the requested one."""
+    return replace(finding, level=WARNING) if finding.level == BAD else finding
 
 
 def findings(access: Access) -> list[Finding]:

@@ -11,7 +11,7 @@ import typer
 from msgspec.structs import replace
 
 from testbed_runtime.cli import options
-from testbed_runtime.cli.sidebyside import side_by_side
+from testbed_runtime.cli.tables import side_by_side
 from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.judgement.expectations import parse_margin
 from testbed_runtime.core.judgement.metrics import (

@@ -15,7 +15,7 @@ from pathlib import Path
 import typer
 
 from testbed_runtime.cli import access, cluster_doctor, exits
-from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding, noted
+from testbed_runtime.cli.cluster_doctor import BAD, GOOD, WARNING, Finding, noted
 from testbed_runtime.cli.options import DEFAULT_OUT
 from testbed_runtime.process.clock import BOOT_ID
 

@@ -21,7 +21,7 @@ from testbed_runtime.cli.options import Environment, Policy
 from testbed_runtime.cli.preflight import kept_checkpoints, require_functions
 from testbed_runtime.cli.render import rendering
 from testbed_runtime.cli.session import Session
-from testbed_runtime.cli.sidebyside import side_by_side
+from testbed_runtime.cli.tables import side_by_side
 from testbed_runtime.core.documents import COMPARISON_FILE
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.judgement.verdict import exit_code as verdict_exit_code

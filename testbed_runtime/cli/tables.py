@@ -1,8 +1,11 @@
-"""Tables of text."""
+"""Tables of text, among them the comparison of a run (comparison.json)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from testbed_runtime.core.judgement.quantities import counted
 
 GAP = "  "
 
@@ -16,3 +19,31 @@ def aligned(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> Iterator
             cell.rjust(w) if numbers else cell.ljust(w) for cell, w in zip(others, widths[1:], strict=True)
         ]
         yield GAP.join([first.ljust(widths[0]), *cells]).rstrip()
+
+
+def side_by_side(table: Mapping[str, Any], *, width: int = 0) -> list[str]:
+    """Return a comparison as lines: a row for each metric, a column for each variant. With a width, columns that do not fit beside each other follow below. Pure."""
+    groups = table["groups"]
+    columns = [["", *(metric["title"] for metric in table["metrics"])]]
+    for group in groups:
+        trials = counted(group["trials"], "trial")
+        columns.append([f"{group['name']} ({trials})", *(value["text"] for value in group["values"])])
+    return [line for block in _blocks(columns, width) for line in aligned(list(zip(*block, strict=True)))]
+
+
+def _blocks(columns: Sequence[list[str]], width: int) -> Iterator[list[list[str]]]:
+    """Yield the first column with as many of the others as fit, at least one."""
+    first, *others = columns
+    block, used = [first], _width(first)
+    for column in others:
+        needed = len(GAP) + _width(column)
+        if width and len(block) > 1 and used + needed > width:
+            yield block
+            block, used = [first], _width(first)
+        block.append(column)
+        used += needed
+    yield block
+
+
+def _width(column: Sequence[str]) -> int:
+    return max(map(len, column))

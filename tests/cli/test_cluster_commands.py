@@ -13,7 +13,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.views import Fault, Run
 from testbed_runtime.cli import access, cluster_doctor, cluster_report, commands, exits, heal, kubectl
-from testbed_runtime.cli.findings import BAD, GOOD, WARNING, Finding
+from testbed_runtime.cli.cluster_doctor import BAD, GOOD, WARNING, Finding
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.entry import uninstall
 from testbed_runtime.kube.api import ApiError

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from testbed_runtime.api.naming import API_VERSION
 from testbed_runtime.cli import commands, doctor, exits, running
-from testbed_runtime.cli.findings import BAD, GOOD, Finding
+from testbed_runtime.cli.cluster_doctor import BAD, GOOD, Finding
 from testbed_runtime.cli.seeds import MODULE
 from testbed_runtime.core.errors import HeadgateError, UserError
 from testbed_runtime.faults.registry import LOCAL, Capabilities

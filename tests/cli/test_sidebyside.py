@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from testbed_runtime.cli.running import print_verdict
-from testbed_runtime.cli.sidebyside import side_by_side
+from testbed_runtime.cli.tables import side_by_side
 from testbed_runtime.core.documents import COMPARISON_FILE
 from testbed_runtime.runner.engine import RunResult
 

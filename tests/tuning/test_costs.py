@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from testbed_runtime.core.judgement.recovery import Price, Recovery, TrialRecovery
-from testbed_runtime.tuning.costs import costs
+from testbed_runtime.tuning.score import costs
 
 BACKOFF = "taskmanager.network.request-backoff.max"
 S = 1_000_000_000

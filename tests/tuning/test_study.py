@@ -19,8 +19,8 @@ from testbed_runtime.cli.tune import find_scenarios, load_study, scenario_folder
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.recovery import Margin, Price, Recovery, TrialRecovery
 from testbed_runtime.tuning import grid, production, score, table
-from testbed_runtime.tuning.costs import costs
 from testbed_runtime.tuning.picture import CHARACTER, LINE_HEIGHT, picture
+from testbed_runtime.tuning.score import costs
 from tests.api.documents import SCENARIO, good
 
 ROOT = Path(__file__).resolve().parents[2]

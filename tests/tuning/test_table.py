@@ -12,7 +12,7 @@ from testbed_runtime.core.judgement.detector import Quality
 from testbed_runtime.core.judgement.recovery import Margin
 from testbed_runtime.core.judgement.statistics import Interval
 from testbed_runtime.tuning import grid, production, score, table
-from testbed_runtime.tuning.costs import Cost, costs
+from testbed_runtime.tuning.score import Cost, costs
 
 QUALITY = Quality(false_failovers_per_day=0.12345, accuracy=0.99, mistake_s=1.0, dead_s=2.0, silent_s=30.0)
 RECOVERY, FAILOVERS = {"metric": "recovery.total"}, {"metric": "failovers.count"}
