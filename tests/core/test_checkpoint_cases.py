@@ -144,6 +144,55 @@ def test_J_64_a_final_checkpoint_that_a_task_declines_fails_the_job_whatever_is_
     assert made.on_time(2.0, TASKS) == [Triggered(2, True)]
 
 
+def until(made: CheckpointCoordinator, now: float) -> list[tuple[int, float]]:
+    """Let the time pass. The checkpoints that begin, each with its time."""
+    found = []
+    while (due := made.next_deadline()) <= now:
+        found += [(number, round(due, 3)) for number in triggered(made, due)]
+    return found
+
+
+def test_a_checkpoint_that_subsumes_another_has_the_queue_checked_for_both() -> None:
+    """CheckpointCoordinator of 2.3.0: at its end and after its cleanup, and the same for the other one. Within min-pause each check
+    refuses a request: four of the five that wait, and the last one when checkpoint 3 completes."""
+    made = coordinator(interval_s=0.1, min_pause_s=0.03, max_concurrent=3)
+    assert until(made, 0.7) == [(1, 0.03), (2, 0.13), (3, 0.23)]
+    for number in (2, 3):
+        acknowledge(made, number)
+        made.complete(number, 0.7)
+        assert until(made, 0.7) == []
+    assert until(made, 0.9) == [(4, 0.73), (5, 0.83)]
+
+
+def test_while_a_checkpoint_begins_the_queue_is_not_checked() -> None:
+    """CheckpointRequestDecider of 2.3.0: the end of checkpoint 2 begins one at once, after which a single request is refused. The
+    other one is refused at the end of checkpoint 4, and the period starts anew."""
+    made = coordinator(interval_s=0.1, min_pause_s=0.03, max_concurrent=2)
+    assert until(made, 0.34) == [(1, 0.03), (2, 0.13)]
+    made.on_end_of_data(0.34)
+    acknowledge(made, 2)
+    made.complete(2, 0.36)
+    assert triggered(made, 0.36) == [3]
+    assert until(made, 0.391) == [(4, 0.39)]
+    acknowledge(made, 4)
+    made.complete(4, 0.391)
+    assert until(made, 0.53) == [(5, 0.421), (6, 0.521)]
+
+
+def test_a_checkpoint_that_is_due_in_the_pause_while_another_is_in_progress_is_not_refused() -> None:
+    """CheckpointCoordinator of 2.3.0: those of 0.16 s and 0.26 s wait, and the period goes on."""
+    made = coordinator(interval_s=0.1, min_pause_s=0.06)
+    assert until(made, 0.12) == [(1, 0.06)]
+    acknowledge(made, 1)
+    made.complete(1, 0.12)
+    made.on_end_of_data(0.13)
+    assert triggered(made, 0.13) == [2]
+    for number, following in ((2, [3]), (3, [4]), (4, [])):
+        made.fail(number, CheckpointFailureReason.CHECKPOINT_DECLINED, 0.3)
+        assert triggered(made, 0.3) == following
+    assert until(made, 0.4) == [(5, 0.36)]
+
+
 @pytest.mark.parametrize("version", ["1.12", "2.x"])
 def test_a_final_checkpoint_that_ends_with_a_restart_fails_the_job_no_second_time(version: str) -> None:
     """Its tasks end anyway."""

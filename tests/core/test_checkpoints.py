@@ -221,7 +221,8 @@ def test_the_period_starts_anew_after_a_refusal():
     ("pause", "ends", "takes", "expected"),
     [
         pytest.param(0.0, 3.5, 0.0, [3.5, 3.5, 4.0], id="each-waits-for-room"),
-        pytest.param(0.6, 3.5, 0.4, [4.1, 5.1], id="min-pause-refuses-one-at-a-time"),
+        pytest.param(0.6, 3.5, 0.4, [4.1, 5.1], id="min-pause-refuses-them"),
+        pytest.param(0.5, 3.5, 0.1, [4.0, 5.0], id="min-pause-refuses-one-at-each-look-at-the-queue"),
         pytest.param(0.0, 1.5, 0.0, [2.0, 3.0], id="none-is-queued"),
     ],
 )

@@ -270,6 +270,8 @@ class CheckpointCoordinator:
         """Completed checkpoints that are no longer retained, and not deleted yet."""
         self._recheck = FOREVER
         """When the queue is checked again."""
+        self._rechecks = 0
+        """How often: within min-pause, each check drops one periodic checkpoint."""
         self._at_once = FOREVER
         """Time of the request for a checkpoint that ignores the pause."""
         self._pause_end = -FOREVER
@@ -314,7 +316,8 @@ class CheckpointCoordinator:
         if self._interval_s < FOREVER:
             shortest_ms, longest_ms = round(self._min_pause_s * 1000), round(self._interval_s * 1000)
             delay_ms = shortest_ms if self._follows_tasks else self._draw(shortest_ms, longest_ms)
-            self._due, self._queued, self._recheck = now + delay_ms / 1000, 0, FOREVER
+            self._due, self._queued = now + delay_ms / 1000, 0
+            self._recheck, self._rechecks = FOREVER, 0
 
     def on_restart(self, now: float) -> list[Failed]:
         """Abort the pending checkpoints and stop the scheduler. From 2.3 on, only that which all running tasks have started is
@@ -331,7 +334,7 @@ class CheckpointCoordinator:
         failed = self._abort_pending(_R.CHECKPOINT_COORDINATOR_SUSPEND, now)
         self._active = False
         self._due = self._recheck = self._at_once = FOREVER
-        self._queued = 0
+        self._queued = self._rechecks = 0
         return failed
 
     def _abort_pending(self, reason: CheckpointFailureReason, now: float) -> list[Failed]:
@@ -401,17 +404,25 @@ class CheckpointCoordinator:
             return done
         if now >= self._next_trigger():
             self._request(now)
-            self._recheck = FOREVER
-            while self._choose(now):
-                if tasks:
-                    done.append(self._trigger(now, tasks))
+            checks, self._recheck, self._rechecks = max(1, self._rechecks), FOREVER, 0
+            while checks and not self._take_queued(now, tasks, done):
+                checks -= 1
         return done
+
+    def _take_queued(self, now: float, tasks: list[Task], done: list[Triggered | Failed]) -> bool:
+        """Trigger what is queued and may begin. Return whether a request was taken: while one is triggered, Flink checks no other."""
+        taken = False
+        while self._choose(now):
+            taken = True
+            if tasks:
+                done.append(self._trigger(now, tasks))
+        return taken
 
     def _request(self, now: float) -> None:
         """Queue the periodic checkpoints that have become due."""
-        if not self._active or self._drain_wanted:
+        if not self._active or self._drain_wanted or self._due > now:
             return
-        if not (self._full or self._queued):  # requested within min-pause, it would have been refused
+        if not (self._full or self._queued):  # requested within min-pause, it was refused
             self._due = max(self._due, self._pause_end)
         if self._due <= now:
             missed = int((now - self._due) // self._interval_s) + 1
@@ -442,11 +453,15 @@ class CheckpointCoordinator:
         return Triggered(self.last_id, drain)
 
     def _remove(self, checkpoint: int, now: float) -> None:
-        """End a checkpoint, which makes room for one that is queued."""
+        """End a checkpoint, which makes room for one that is queued. Flink checks the queue then, and again after it has cleaned up."""
         self._request(now)
         self._pending.pop(checkpoint, None)
+        self._check_again(now, 2)
+
+    def _check_again(self, now: float, times: int) -> None:
         if self._queued:
             self._recheck = now
+            self._rechecks += times
 
     def on_deleting(self, checkpoints: int) -> None:
         """Count checkpoints that are no longer retained and are now being deleted."""
@@ -455,9 +470,10 @@ class CheckpointCoordinator:
     def on_deleted(self, checkpoints: int, now: float) -> None:
         """Count checkpoints that were deleted, or whose deletion failed. A queued checkpoint may now begin (CheckpointsCleaner)."""
         self._request(now)
+        if self._deletes_too_many:
+            self._rechecks = 0  # in vain
         self._deleting -= checkpoints
-        if self._queued:
-            self._recheck = now
+        self._check_again(now, checkpoints)
 
     # ---- answers
 
