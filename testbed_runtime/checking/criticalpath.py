@@ -196,6 +196,7 @@ class _Walk:
         self._taken.add(id(wait))
         self._later[id(wait)] = len(self._joins)
         self._joins.append((min(wait.end_ns, self.at), _HELD_BY.get(wait.kind, ())))
+        self._take_postponed(wait)
         holder = self._holder(wait)
         if holder is None and wait.kind == "deployment" and wait.end_ns > self.at + EPSILON_NS:
             holder = self._in_progress(wait)
@@ -208,6 +209,7 @@ class _Walk:
                     self._later[id(late)] = len(self._joins)
             else:
                 self._take(holder)
+            self._take_postponed(wait)
             while self.at > max(wait.start_ns, self.start):
                 chained = _latest(
                     [w for w in self._last_ended(_HELD_BY.get(wait.kind, ())) if _concerns(w, wait)], holder
@@ -218,6 +220,7 @@ class _Walk:
                     break
                 self._add(max(chained.end_ns, wait.start_ns, self.start), wait)
                 self._take(chained)
+                self._take_postponed(wait)
         pause = self._pause_of_judge(wait)
         if pause is not None:
             self._add(max(pause.end_ns, self.start), wait)
@@ -403,6 +406,23 @@ class _Walk:
                 self._add(max(min(pause.end_ns, self.at), self.start), wait)
                 held = pause if pause.kind == "stalled" else replace(pause, kind=wait.kind)
                 self._add(max(pause.start_ns, wait.start_ns, self.start), held)
+
+    def _take_postponed(self, slots: Wait) -> None:
+        """Add the delays with which slots were requested and allocated that ended just before the current point of a wait for slots."""
+        if slots.kind != "slot" or slots.outcome is not Outcome.COMPLETED:
+            return
+        while delays := [
+            w
+            for w in self.waits
+            if w.kind == "slot-request"
+            and w.outcome is Outcome.FIRED
+            and id(w) not in self._taken
+            and max(slots.start_ns, self.at - NEAR_NS) < w.end_ns <= self.at + EPSILON_NS
+            and w.start_ns < self.at
+        ]:
+            delay = max(delays, key=lambda w: (w.end_ns, w.wait))
+            self._add(max(delay.end_ns, self.start), slots)
+            self._take(delay)
 
     def _take_expired_requests(self, slots: Wait) -> None:
         """Add the requests for slots that expired while a job waited for its slots. The next one followed on each of them."""

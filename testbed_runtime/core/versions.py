@@ -40,6 +40,14 @@ TASKS_INITIALIZE = Change(
 DECLARATIVE_SLOTS = Change(
     "1.13", "a job without slots fails with `Could not acquire the minimum required resources.` (FLINK-19314)"
 )
+CHECKS_POSTPONED = Change(
+    "1.16",
+    "the ResourceManager allocates slots 50 ms after a change (`slotmanager.requirement-check.delay`); before, at once (FLINK-27921)",
+)
+REQUESTS_POSTPONED = Change(
+    "2.0",
+    "a JobMaster requests slots 20 ms after its last change of them (`slot.request.max-interval`); before, at once (FLINK-33874)",
+)
 RM_TELLS_JOBS = Change(
     "1.20",
     "a ResourceManager that gives a TaskManager up disconnects it from the job at once; from 1.13 to 1.19 only the JobMaster's own "

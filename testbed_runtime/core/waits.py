@@ -110,6 +110,7 @@ KINDS: Mapping[str, WaitKind] = {
         WaitKind(name="fencing", phase="slots", doc="a heartbeat or the loss of a TaskManager that may be dead", after=("cancellation",), options=_HEARTBEAT),
         WaitKind(name="restart-delay", phase="slots", doc="the delay of the restart strategy", after=("heartbeat", "connection", "failure-report", "partition", "deployment", "checkpoint", "slot"), options=("restart-strategy.fixed-delay.delay", "restart-strategy.failure-rate.delay", "restart-strategy.exponential-delay.initial-backoff", "restart-strategy.exponential-delay.max-backoff")),
         WaitKind(name="input", phase="first-record", doc="the first record or the full result of a producer, with which its consumers are deployed", after=("deployment",)),
+        WaitKind(name="slot-request", phase="slots", doc="more changes of slots that are requested or free, before they are allocated", after=("cancellation", "restart-delay", "fencing", "input"), options=("slot.request.max-interval", "slotmanager.requirement-check.delay")),
         WaitKind(name="slot", phase="slots", doc="a slot for each task", after=("cancellation", "restart-delay", "fencing", "input"), options=("slot.request.timeout", "pekko.ask.timeout"), gives_up=True),
         WaitKind(name="replacement", phase="slots", doc="the replacement of a lost TaskManager to be started", options=(REPLACE_LOST,)),
         WaitKind(name="pending", phase="slots", doc="a pod to be created and scheduled", after=("replacement",)),

@@ -36,7 +36,12 @@ from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
 from testbed_runtime.jobmanager.inputsplits import InputSplits
 from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, StoredJob, StoredStatus
 from testbed_runtime.jobmanager.reports import NOT_FOUND, TaskReports
-from testbed_runtime.jobmanager.resourcemanager import RelayedLoss, ResourceManager, restarted
+from testbed_runtime.jobmanager.resourcemanager import (
+    DeclareRequirements,
+    RelayedLoss,
+    ResourceManager,
+    restarted,
+)
 from testbed_runtime.jobmanager.scheduler import Scheduler
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.jobmanager.state import JobState
@@ -137,6 +142,7 @@ class JobMaster:
             FailSlot: self._fail_slot,
             DisconnectTaskManager: self._disconnect,
             RelayedLoss: self._on_relayed_loss,
+            DeclareRequirements: self._rm.on_declare,
             UpdateTaskExecutionState: self._update_state,
             CancelEnded: self._on_cancel_ended,
             RestartDue: self._on_restart_due,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from msgspec import Struct
@@ -12,6 +13,7 @@ from msgspec import Struct
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.heartbeat import UNREACHABLE_CLASS
+from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import (
     JOBMASTER,
     RESOURCEMANAGER,
@@ -28,13 +30,22 @@ from testbed_runtime.core.job.messages import (
     SlotReport,
 )
 from testbed_runtime.core.job.slots import SlotKey, SlotState, SlotTable, spreads_slots
-from testbed_runtime.core.versions import DECLARATIVE_SLOTS, RESTART_NAMES_TASKMANAGER, RM_TELLS_JOBS, has
+from testbed_runtime.core.versions import (
+    CHECKS_POSTPONED,
+    DECLARATIVE_SLOTS,
+    REQUESTS_POSTPONED,
+    RESTART_NAMES_TASKMANAGER,
+    RM_TELLS_JOBS,
+    Change,
+    has,
+)
+from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome
+from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure
 
-CHECK_DELAY = "slotmanager.requirement-check.delay"
 RETRY_S = 0.1
 """Pause before a refused slot is requested again if there is no such delay: its TaskManager may just be freeing it."""
 
@@ -91,8 +102,53 @@ class _Freed(Struct, frozen=True):
     done: bool
 
 
+class DeclareRequirements(Struct, frozen=True):
+    """The job requests the slots that it has asked for. Posted to the JobMaster."""
+
+
 class _CheckRequirements(Struct, frozen=True):
     pass
+
+
+class _Postponed:
+    """A step that comes some time after a change, and then covers later changes too. Its message is posted to an endpoint."""
+
+    def __init__(
+        self, services: Services, who: str, endpoint: str, message: object, *, option: str, change: Change
+    ) -> None:
+        """`change`: with it, the option takes effect."""
+        self._services = services
+        self._who = who
+        self._limit = option_limit(services.options, option)
+        self._post = partial(services.rpc.post, endpoint, message)
+        self._timer: asyncio.TimerHandle | None = None
+        self._wait: OpenWait | None = None
+        exists = has(services.options.flink_version, change)
+        self.delay_s = services.options.duration(option) if exists else 0.0
+
+    def arm(self, seconds: float) -> None:
+        """Start the timer, unless it is running or its message is not handled yet."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._fire)
+
+    def begin_wait(self) -> None:
+        """Begin the wait: the step would change something from now on."""
+        if self._wait is None and self._timer is not None:
+            self._wait = self._services.waits.begin("slot-request", self._who, limit=self._limit)
+
+    def _fire(self) -> None:
+        if self._wait is not None:
+            self._wait.end(Outcome.FIRED)
+        self._post()
+
+    def stop(self) -> None:
+        """The step is taken or not needed: the next change starts the timer again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._wait is not None:
+            self._services.waits.drop(self._wait)
+            self._wait = None
 
 
 class ResourceManager:
@@ -109,15 +165,22 @@ class ResourceManager:
         """Those that get no allocation until they answer a heartbeat. Registering again is no answer."""
         self._owner: SlotOwner | None = None
         self._wanted: list[SlotKey] = []
+        self._declared: list[SlotKey] = []
+        """Keys to request when no other has been added for some time."""
         self._keys: dict[str, SlotKey] = {}
         self._freeing: dict[str, None] = {}
         self._allocations = 0
-        self._check: asyncio.TimerHandle | None = None
-        """The next check of the requirements."""
-        self._check_delay_s = services.options.duration(CHECK_DELAY)
         self._fence = services.options.boolean("headgate.restart.fence-dead-slots")
         self._ask_timeout_s = services.options.duration("pekko.ask.timeout")
         version = services.options.flink_version
+        declare, check = DeclareRequirements(), _CheckRequirements()
+        interval, delay = "slot.request.max-interval", "slotmanager.requirement-check.delay"
+        self._declaration = _Postponed(
+            services, JOBMASTER_NAME, JOBMASTER, declare, option=interval, change=REQUESTS_POSTPONED
+        )
+        self._check = _Postponed(
+            services, RM_NAME, RESOURCEMANAGER, check, option=delay, change=CHECKS_POSTPONED
+        )
         self._tells_job = has(version, RM_TELLS_JOBS) or not has(version, DECLARATIVE_SLOTS)
         self.heartbeats = HeartbeatSender(
             services,
@@ -142,8 +205,8 @@ class ResourceManager:
 
     def close(self) -> None:
         self.heartbeats.close()
-        if self._check is not None:
-            self._check.cancel()
+        self._declaration.stop()
+        self._check.stop()
 
     @property
     def taskmanagers(self) -> tuple[str, ...]:
@@ -159,14 +222,32 @@ class ResourceManager:
     def serve_job(self, owner: SlotOwner) -> None:
         """Allocate slots for this job from now on."""
         self._owner = owner
-        self._wanted.clear()
+        self.cancel_requests()
 
     def request(self, keys: Sequence[SlotKey]) -> None:
-        """Request slots for these keys. Those that are free are allocated, the others as soon as they are."""
-        self._wanted.extend(key for key in keys if key not in self._wanted)
+        """Request slots for these keys. Those that are free are allocated, the others as soon as they are. The request is made when
+        no other has followed for some time (DefaultDeclarativeSlotPool.doDeclareResourceRequirements)."""
+        self._declared.extend(key for key in keys if key not in (*self._declared, *self._wanted))
+        if not self._declaration.delay_s:
+            self._declare()
+        elif self._declared:
+            self._declaration.stop()
+            self._declaration.arm(self._declaration.delay_s)
+            self._declaration.begin_wait()
+
+    async def on_declare(self, message: DeclareRequirements) -> None:
+        del message
+        self._declaration.stop()
+        self._declare()
+
+    def _declare(self) -> None:
+        self._wanted += self._declared
+        self._declared.clear()
         self._check_requirements()
 
     def cancel_requests(self) -> None:
+        self._declaration.stop()
+        self._declared.clear()
         self._wanted.clear()
 
     def release(self, allocations: Sequence[str], cause: str) -> None:
@@ -298,22 +379,17 @@ class ResourceManager:
     def _check_requirements(self) -> None:
         """Allocate slots a little later, because more requirements and slots may change meanwhile
         (FineGrainedSlotManager.checkResourceRequirementsWithDelay)."""
-        if self._check_delay_s > 0:
-            self._check_after(self._check_delay_s)
-        else:
+        if not self._check.delay_s:
             self._services.rpc.post(RESOURCEMANAGER, _CheckRequirements())
-
-    def _check_after(self, seconds: float) -> None:
-        if self._check is None:
-            check, post = _CheckRequirements(), self._services.rpc.post
-            self._check = asyncio.get_running_loop().call_later(seconds, post, RESOURCEMANAGER, check)
+            return
+        self._check.arm(self._check.delay_s)
+        if self._wanted and self._table.free:
+            self._check.begin_wait()
 
     async def _on_check(self, message: _CheckRequirements) -> None:
         """Allocate as many of the requested slots as are free."""
         del message
-        if self._check is not None:
-            self._check.cancel()
-            self._check = None
+        self._check.stop()
         owner, count = self._owner, min(self._table.free, len(self._wanted))
         if owner is None or not count:
             return
@@ -367,7 +443,10 @@ class ResourceManager:
             self.suspend(slot.owner)
         self._table.mark(message.allocation, SlotState.FREE)
         self._want_again(message.allocation)
-        self._check_after(self._check_delay_s or RETRY_S)
+        if self._check.delay_s:
+            self._check_requirements()
+        else:
+            self._check.arm(RETRY_S)
 
     def _want_again(self, allocation: str) -> None:
         key = self._keys.pop(allocation, None)

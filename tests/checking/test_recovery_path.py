@@ -104,6 +104,27 @@ def test_the_slack_of_an_option_ends_where_another_wait_decides(other: Wait, sla
     assert found["slot"].slack_ns == -1  # no option ended it
 
 
+def test_slots_are_put_off_by_two_options_before_and_after_a_taskmanager_registers():
+    """The JobMaster requests them, the one that is missing is free when a TaskManager has registered, and that registers with the
+    JobMaster before it offers the slot."""
+    interval = {"option": "slot.request.max-interval", "value": "20 ms"}
+    delay = {"option": "slotmanager.requirement-check.delay", "value": "50 ms", "who": "ResourceManager"}
+    waits = [
+        wait("restart-delay", 0, 3, Outcome.FIRED, **DELAY),
+        wait("slot-request", 3, 3.02, Outcome.FIRED, **interval),
+        wait("slot-request", 3.02, 3.07, Outcome.FIRED, **delay),
+        wait("registration", 1, 7, who="tm-1-2", what="ResourceManager"),
+        wait("slot-request", 7, 7.05, Outcome.FIRED, **delay),
+        wait("registration", 7.05, 8, who="tm-1-2", what="JobMaster"),
+        wait("slot", 3, 8.01),
+    ]
+    late = [("slot-request", 0.05), ("registration", 0.95), ("slot", 0.01)]
+    assert path(waits, 8.01) == [("restart-delay", 1), ("registration", 6), *late]
+    at_once = [*waits[:3], wait("slot", 3, 3.08)]
+    found = [("restart-delay", 3), ("slot-request", 0.02), ("slot-request", 0.05), ("slot", 0.01)]
+    assert [(kind, round(s, 3)) for kind, s in path(at_once, 3.08)] == found
+
+
 def test_a_job_with_spare_slots_does_not_wait_for_a_taskmanager():
     """It would have been deployed to the others."""
     waits = [

@@ -121,7 +121,8 @@ def test_J_153_slots_are_allocated_after_the_delay_since_the_first_change(delay:
     same time, a later one after another 50 ms. Without a delay, each slot is allocated at once."""
 
     async def drive() -> None:
-        async with Cluster(2, {"slotmanager.requirement-check.delay": delay}) as cluster:
+        options = {"slotmanager.requirement-check.delay": delay, "slot.request.max-interval": "0 ms"}
+        async with Cluster(2, options) as cluster:
             now = asyncio.get_running_loop().time
             await asyncio.sleep(1.0)
             await cluster.submit()
@@ -138,6 +139,59 @@ def test_J_153_slots_are_allocated_after_the_delay_since_the_first_change(delay:
             assert last - registered < 0.06
 
     run_virtual(drive())
+
+
+@pytest.mark.parametrize(
+    ("version", "waits"),
+    [
+        ("1.15", []),
+        ("1.20", [("ResourceManager", "slotmanager.requirement-check.delay", 50)]),
+        (
+            "2.0",
+            [
+                ("JobMaster", "slot.request.max-interval", 20),
+                ("ResourceManager", "slotmanager.requirement-check.delay", 50),
+            ],
+        ),
+    ],
+)
+def test_J_160_slots_are_requested_and_allocated_after_the_delays_of_the_version(version: str, waits: list):
+    """DefaultDeclarativeSlotPoolTest.testIncreasingResourceRequirementsWillSendResourceRequirementNotification. Each delay is a wait of
+    its option, and a change of what is free alone is none."""
+
+    async def drive() -> None:
+        async with Cluster(4, flink_version=version) as cluster:
+            await asyncio.sleep(1.0)
+            asked = asyncio.get_running_loop().time()
+            await cluster.submit()
+            await cluster.until_running()
+            (at,) = {at for tm in cluster.tms for at in tm.requested_at}
+            assert round(1000 * (at - asked)) == sum(ms for *_, ms in waits) + 2
+            rows = [r for r in cluster.rows.table("waits") if r["kind"] == "slot-request"]
+            found = [(r["who"], r["option"], round((r["t_ns"] - r["start_ns"]) / 1e6)) for r in rows]
+            assert found == waits
+
+    run_virtual(drive())
+
+
+@virtually
+async def test_J_160_a_change_of_the_requested_slots_puts_off_their_request():
+    """DefaultDeclarativeSlotPool.doDeclareResourceRequirements: the interval begins again. What is no longer needed is not requested."""
+    async with Cluster(4) as cluster:
+        await asyncio.sleep(1.0)
+        await cluster.submit()
+        resourcemanager = cluster.manager.resourcemanager
+        for _ in range(3):
+            await asyncio.sleep(0.015)
+            resourcemanager.request([("late", 0)])
+            resourcemanager.request([("later", 0)])
+            resourcemanager.cancel_requests()
+            cluster.manager.dispatcher.jobmaster._scheduler.request_slots()
+        changed = asyncio.get_running_loop().time()
+        await cluster.until_running()
+        (at,) = {at for tm in cluster.tms for at in tm.requested_at}
+        assert round(1000 * (at - changed)) == 20 + 50 + 1
+        assert sum(len(tm.allocated) for tm in cluster.tms) == 4
 
 
 @virtually

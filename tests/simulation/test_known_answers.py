@@ -327,8 +327,8 @@ CASES = [
         (1.6 + DETECTION_S - TOLERATED_S) * 100 / (1 / 0.008 - 100), failovers=1, options=QUICK,
         observation="40 s", vertex={"serviceTime": "8 ms"}, tolerance=0.2, version=DRAWN_CHECKPOINTS,
     ),
-    Case(  # a few records do not fill a buffer, and the first barrier wakes all flushers at once: one interval, not one per hop
-        "buffer-timeout", [], "execution.buffer-timeout.interval", 5.0, start=True,
+    Case(  # a few records do not fill a buffer, and all flushers wake at once: one interval, not one per hop
+        "buffer-timeout", [], "execution.buffer-timeout.interval", 5.0, start=True, version=DRAWN_CHECKPOINTS,
         options={
             **QUICK, "execution.buffer-timeout.interval": "5 s", "execution.checkpointing.interval": "10 min",
         },

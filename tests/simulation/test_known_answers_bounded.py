@@ -201,7 +201,7 @@ def test_without_checkpoints_everything_is_replayed(tmp_path: Path):
     del found["spec"]["testbed"]["flinkConfiguration"]["execution.checkpointing.interval"]
     _, recovery = answer(found, tmp_path)
     detail = recovery.rounds[-1].segments[-1].detail
-    assert detail.startswith("backlog of 6.10 s, "), "the time since the submission"
+    assert detail.startswith("backlog of 6.15 s, "), "the time since the submission"
     assert "of it replayed" in detail
 
 

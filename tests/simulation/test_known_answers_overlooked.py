@@ -93,7 +93,7 @@ CASES = [
             fault("kill", "1 s", SINK, **KILL),
             fault("slow", "20 s", JOBMANAGER, rpc={"delay": {"method": "RegisterAtJobMaster", "delay": "2 s"}}),
         ],
-        "a slot for each task, during the fault `slow`", 10.0, failovers=1, options=QUICK, managers={**NO_SPARE, "replaceLost": "1 s"},
+        "a slot for each task, during the fault `slow`", 10.1, failovers=1, options=QUICK, managers={**NO_SPARE, "replaceLost": "1 s"},
         observation="25 s",
     ),
     Case(
@@ -123,7 +123,7 @@ CASES = [
     ),
     Case(  # a source sends each count 50 records of 104 bytes per second: a buffer of 32 KiB is full after 6.3 s,
         # and after 6.9 s on the way to the count with fewer keys
-        "no-flusher", [], "a full buffer or a checkpoint, which alone send records", 6.9, start=True,
+        "no-flusher", [], "a full buffer or a checkpoint, which alone send records", 6.9, start=True, version=DRAWN_CHECKPOINTS,
         options={**QUICK, "execution.buffer-timeout.enabled": "false", "execution.checkpointing.interval": "10 min"},
     ),
     Case(  # connections are refused within a millisecond of each restart, which the strategy merges with the one before: delays of 1 s,
@@ -373,7 +373,7 @@ def test_a_fault_that_stops_a_task_in_the_catch_up_has_its_seconds(kind: str, st
 
 def test_a_connection_is_waited_for_since_its_fault(tmp_path: Path):
     """The counts are behind, so they had received nothing for 1.3 s when connections were reset. They worked, and waited for no bytes."""
-    faults = [fault("kill", "1 s", SOURCE, **KILL), fault("rst", "1 s", SINK, at="5 s", **RESET)]
+    faults = [fault("kill", "1 s", SOURCE, **KILL), fault("rst", "1 s", SINK, at="5200 ms", **RESET)]
     case = Case(
         "reset", faults, "", 0.0, options={**QUICK, DELAY: "2 s"}, managers={"replicas": 7}, observation="60 s",
         vertex={"serviceTime": "8 ms"}, version=DRAWN_CHECKPOINTS,

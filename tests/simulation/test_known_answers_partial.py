@@ -194,7 +194,7 @@ def test_a_partition_within_another_one_is_measured_when_that_has_ended(
 
 def test_an_outage_begins_when_the_one_before_ended_if_its_process_was_dead_by_then(tmp_path: Path):
     """The sink is killed when the job catches up after another kill. Its loss takes 1.9 s to be noticed."""
-    faults = [fault("one", "1 s", SOURCE, **KILL), fault("two", "1 s", SINK, at="1990 ms", **KILL)]
+    faults = [fault("one", "1 s", SOURCE, **KILL), fault("two", "1 s", SINK, at="2020 ms", **KILL)]
     case = Case(
         "close", faults, "", 0.0, options={**QUICK, "execution.buffer-timeout.interval": "5 s"},
         managers={"replicas": 7}, observation="20 s",

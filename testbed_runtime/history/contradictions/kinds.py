@@ -17,6 +17,7 @@ OWN_WAITS = frozenset(("registration",))
 """Waits of a TaskManager that it records itself."""
 WITHOUT_ATTEMPT = frozenset((
     "registration", "replacement", "stalled", "start", "checkpoint", "completion", "heartbeat", "lease", "leadership",
+    "slot-request",
 ))  # fmt: skip
 """Waits that belong to neither an attempt nor a restart."""
 OF_STATE = {
