@@ -78,7 +78,7 @@ class Surroundings(Struct, frozen=True):
             recorder=_address(environment, "HEADGATE_RECORDER"),
             spark=_address(environment, "HEADGATE_SPARK"),
             token=read_token(environment.get("HEADGATE_TOKEN_FILE", naming.TOKEN_FILE)),
-            spark_token=read_token(environment.get("HEADGATE_SPARK_TOKEN_FILE", SPARK_TOKEN_FILE)),
+            spark_token=read_token(SPARK_TOKEN_FILE),
             work_folder=Path(environment.get("HEADGATE_WORK_FOLDER", naming.WORK_FOLDER)),
         )
 
