@@ -124,6 +124,18 @@ def test_A_49_A_50_a_released_channel_refuses_to_resume_and_to_announce_a_size(r
     gate.announce_buffer_size(14)
 
 
+def test_A_83_a_request_for_an_unknown_result_asks_about_its_producer() -> None:
+    """RemoteInputChannelTest.testOnFailedPartitionRequest: it is no error of the channel, and one that is released asks no more."""
+    consumer = Consumer()
+    consumer.connect()
+    channel = consumer.channel()
+    channel.on_failed_partition_request()
+    assert (consumer.not_found, channel.error) == ([channel], None)
+    channel.release()
+    channel.on_failed_partition_request()
+    assert consumer.not_found == [channel]
+
+
 def test_A_51_a_priority_event_makes_a_gate_available_with_priority() -> None:
     """The barrier before it did so without."""
     consumer = Consumer()

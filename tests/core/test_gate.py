@@ -210,22 +210,31 @@ def test_J_21_fewer_buffers_at_either_end_are_an_error(sender: int, receiver: in
         two_writers_and_two_gates(sender, receiver)
 
 
-def test_J_21_the_fewest_buffers_carry_10_000_records() -> None:
-    """A partition of 3 buffers and a gate of 2 × 2 + 1 for two channels."""
+@pytest.mark.parametrize(
+    ("case", "channels", "records"), [("J-21", 2, 10_000), ("J-155", 1, 1_000), ("J-155", 100, 1_000)]
+)
+def test_J_21_J_155_the_fewest_buffers_carry_all_records(case: str, channels: int, records: int) -> None:
+    """A partition of a buffer more than it has channels, and a gate of two for each channel and one."""
+    del case
     exchange = Exchange(
-        segments=5, floating=(1, 1), channels=2, exclusive=2, producer_segments=3, producer_pool=3
+        segments=2 * channels + 1,
+        floating=(1, 1),
+        channels=channels,
+        exclusive=2,
+        producer_segments=channels + 1,
+        producer_pool=channels + 1,
     ).start()
-    received = {0: b"", 1: b""}
-    for number in range(10_000):
+    received = dict.fromkeys(range(channels), b"")
+    for number in range(records):
         data = number.to_bytes(4, "big")
         while data:
-            data = data[exchange.partition.emit(number % 2, data) :]
+            data = data[exchange.partition.emit(number % channels, data) :]
             exchange.partition.flush_all()
             for channel, element in exchange.run():
                 assert isinstance(element, bytes)
                 received[channel] += element
     for channel, data in received.items():
-        assert data == b"".join(n.to_bytes(4, "big") for n in range(channel, 10_000, 2))
+        assert data == b"".join(n.to_bytes(4, "big") for n in range(channel, records, channels))
     exchange.close()
 
 

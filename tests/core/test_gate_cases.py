@@ -17,7 +17,7 @@ from testbed_runtime.core.exchange.events import (
     data_type_of,
     encode_event,
 )
-from testbed_runtime.core.exchange.frames import BufferResponse
+from testbed_runtime.core.exchange.frames import BufferResponse, PartitionRequest
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.localchannel import LocalInputChannel
 from testbed_runtime.core.exchange.memory import Buffer
@@ -95,6 +95,51 @@ def test_A_56_a_gate_returns_the_elements_of_its_channels_in_turn_until_all_have
     ]
     assert gate.poll() is None
     assert gate.gate.draining
+
+
+def test_A_80_a_gate_that_is_set_up_has_a_segment_and_its_remote_channels_have_their_exclusive_buffers() -> (
+    None
+):
+    """SingleInputGateTest.testSetupLogic: before, they have none. A local channel needs none."""
+    consumer = Consumer(channels=2, set_up=False)
+    local_channel(consumer.gate, ResultPartitionManager())
+
+    def available() -> list[int]:
+        managers = [consumer.channel(number).buffers for number in range(2)]
+        return [manager.available for manager in managers if manager is not None]
+
+    assert available() == [0, 0]
+    assert consumer.gate.set_up()
+    assert (available(), consumer.pool.required, consumer.network.required) == ([2, 2], 8, 8 + 4)
+
+
+def test_A_81_each_channel_of_a_gate_requests_its_result() -> None:
+    """SingleInputGateTest.testPartitionRequestLogic: a remote one with its initial credit, a local one reads it at once."""
+    consumer, manager = Consumer(), ResultPartitionManager()
+    result = ResultPartition(partition_id(), 1, producer_pool(consumer.network, 1, 2))
+    manager.register(result)
+    local = local_channel(consumer.gate, manager)
+    (request,) = consumer.connect()
+    assert isinstance(request, PartitionRequest)
+    assert (request.initial_credit, consumer.gate.requested) == (2, False)
+    local.request(0.0)
+    assert (consumer.gate.requested, result.subpartitions[0].view is not None) == (True, True)
+
+
+def test_A_82_a_channel_is_unfinished_until_its_end_was_read() -> None:
+    """SingleInputGateTest.testGetUnfinishedChannels: the middle one ends first."""
+    gate = Gate(channels=3)
+
+    def unfinished() -> list[int]:
+        return [channel.index for channel in gate.gate.channels if not channel.is_released]
+
+    seen = [unfinished()]
+    for number in (1, 0, 2):
+        gate.event(number, EndOfPartition())
+        assert not gate.gate.finished
+        gate.poll()
+        seen.append(unfinished())
+    assert (seen, gate.gate.finished) == ([[0, 1, 2], [0, 2], [2], []], True)
 
 
 @pytest.mark.parametrize("first", [StopMode.NO_DRAIN, StopMode.DRAIN])

@@ -62,6 +62,18 @@ def test_A_71_a_channel_that_is_released_between_two_backlogs_keeps_no_buffer(se
 
 
 @seeds
+def test_A_79_a_buffer_that_is_offered_to_a_released_channel_stays_in_its_pool(seed: int) -> None:
+    """testConcurrentNotifyBufferAvailableAndRelease: the channel waits for 128 floating buffers, which return one by one."""
+    consumer = connected(130, 128)
+    taken = [consumer.pool.request() for _ in range(128)]
+    consumer.channel().on_sender_backlog(128)
+    returns = [buffer.recycle for buffer in taken if buffer is not None]
+    interleave(seed, list(returns), [consumer.channel().release])
+    assert available(consumer) == 0
+    assert consumer.pool.available_segments + consumer.network.free == 130
+
+
+@seeds
 def test_A_72_a_channel_has_all_that_its_backlog_needs_when_everything_has_returned(seed: int) -> None:
     """testConcurrentOnSenderBacklogAndRecycle: 120 exclusive and 128 floating buffers return while the backlog grows to 128."""
     consumer = connected(248, 128, 120)

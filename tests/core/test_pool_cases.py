@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from random import Random
 
 import pytest
 from exchange_model import CountingPool, nothing
@@ -380,6 +381,25 @@ def test_D_20_destroyed_pools_give_back_all_segments() -> None:
         with pytest.raises(FlinkError, match="CancelTaskException"):
             pool.request()
     assert network.create_buffer_pool(10, MAX_INT).size == 10
+
+
+@given(st.randoms(use_true_random=False))
+def test_E_32_many_users_share_a_pool_in_any_order(random: Random) -> None:
+    """testConcurrentRequestRecycle: 16 of them request and return, and one that gets no segment tries again."""
+    network = NetworkBufferPool(SEGMENTS, SEGMENT_BYTES)
+    pool = network.create_buffer_pool(1, 16)
+    left: list[tuple[int, Buffer | None]] = [(8, None)] * 16
+    while left:
+        requests, held = left.pop(random.randrange(len(left)))
+        if held is not None:
+            held.recycle()
+            held = None
+        elif (held := pool.request()) is not None:
+            requests -= 1
+        if requests or held is not None:
+            left.append((requests, held))
+        assert pool.used == sum(buffer is not None for _, buffer in left) <= pool.size
+    assert (pool.used, pool.is_available) == (0, True)
 
 
 def test_E_27_a_pool_cannot_be_smaller_than_its_required_segments() -> None:

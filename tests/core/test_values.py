@@ -34,7 +34,7 @@ ISO = "text does not start with a number, and is not a valid ISO-8601 duration f
     ],
 )  # fmt: skip
 def test_a_duration_is_read_as_flink_reads_it(text, seconds):
-    """TimeUtilsTest.testParseDuration*, and ISO 8601 as in Java's Duration."""
+    """J-158: TimeUtilsTest.testParseDuration*, and ISO 8601 as in Java's Duration."""
     assert Options({PAUSE: text}, flink_version="2.3").duration(PAUSE) == pytest.approx(seconds, rel=1e-12)
 
 
@@ -56,7 +56,7 @@ def test_a_duration_is_read_as_flink_reads_it(text, seconds):
     ],
 )  # fmt: skip
 def test_a_duration_that_flink_refuses_is_refused_with_its_text(text, version, problem):
-    """TimeUtilsTest.testParseDurationInvalid and testParseDurationNumberOverflow; ISO 8601 is read from 2.0 on."""
+    """J-159: TimeUtilsTest.testParseDurationInvalid and testParseDurationNumberOverflow; ISO 8601 is read from 2.0 on."""
     with pytest.raises(UserError) as refused:
         Options({PAUSE: text}, flink_version=version).duration(PAUSE)
     assert problem in refused.value.problem
