@@ -58,6 +58,8 @@ class FlinkConf(Struct, frozen=True, kw_only=True):
     """Whether it is a flink-conf.yaml, which Flink reads until 1.20."""
     ignored: Mapping[int, str] = NOTHING
     """Lines of it that are no `key: value` pairs, by their number."""
+    empty: Mapping[int, str] = NOTHING
+    """Keys of a config.yaml without a value, by the number of their line. Flink does not start with them."""
     taskmanagers: int = 0
     parallelism: int = 0
 
@@ -114,13 +116,14 @@ def read_all(text: str, name: str) -> list[FlinkConf]:
     try:
         nodes = compose(text, name)
     except UserError:  # flink-conf.yaml is read line by line, and need not be YAML
-        if found := _legacy(text, lenient=name.endswith(FILES[1])):
+        is_yaml = re.split("[/ ]", name)[-1] == FILES[0]
+        if not is_yaml and (found := _legacy(text, lenient=name.endswith(FILES[1]))):
             return [found]
         raise
     if objects := list(_in_kubernetes(nodes, name)):
         return objects
     if len(nodes) == 1 and _at(nodes[0], "kind") is None and (options := dict(_options(nodes[0]))):
-        return [_plain(options)]
+        return [_plain(options, empty=dict(_empty(nodes[0])))]
     raise UserError(
         name,
         "is no Flink configuration",
@@ -181,6 +184,9 @@ def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
     for line, plain in conf.ignored.items():
         problem = f"{plain!r} is not a `key: value` pair, so Flink ignores it"
         collected.errors.append(UserError(f"line {line}", problem, _as_pair(plain)))
+    for line, key in conf.empty.items():
+        problem = f"{key!r} has no value, so Flink does not start (Error parsing YAML configuration.)"
+        collected.errors.append(UserError(f"line {line}", problem, "remove it, or write a value"))
     for key, value in conf.options.items():
         standing, canonical = judge(key, version).standing, ALIASES.get(key, key)
         if standing in (Standing.WITHOUT_EFFECT, Standing.UNKNOWN):
@@ -228,7 +234,11 @@ def _not_modelled(canonical: str, value: str, version: str) -> str:
 
 
 def _plain(
-    options: Mapping[str, tuple[str, int]], *, legacy: bool = False, ignored: Mapping[int, str] = NOTHING
+    options: Mapping[str, tuple[str, int]],
+    *,
+    legacy: bool = False,
+    ignored: Mapping[int, str] = NOTHING,
+    empty: Mapping[int, str] = NOTHING,
 ) -> FlinkConf:
     values = {key: value for key, (value, _) in options.items()}
     return FlinkConf(
@@ -237,6 +247,7 @@ def _plain(
         lines={key: line for key, (_, line) in options.items()},
         legacy=legacy,
         ignored=ignored,
+        empty=empty,
         parallelism=_number(values.get("parallelism.default", "")),
     )
 
@@ -294,6 +305,7 @@ def _in_config_map(node: yaml.Node, name: str) -> FlinkConf | None:
                 lines=lines,
                 legacy=found.legacy,
                 ignored={first + line: plain for line, plain in found.ignored.items()},
+                empty={first + line: key for line, key in found.empty.items()},
                 parallelism=found.parallelism,
             )
     return None
@@ -334,3 +346,11 @@ def _options(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, tu
             yield path, (";".join(_text(item) for item in value.value), value.start_mark.line + 1)
         elif value.value and value.tag != "tag:yaml.org,2002:null":
             yield path, (value.value, value.start_mark.line + 1)
+
+
+def _empty(node: yaml.Node) -> Iterator[tuple[int, str]]:
+    """Yield line and key where a value is missing."""
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if value.tag == "tag:yaml.org,2002:null":
+            yield key.start_mark.line + 1, key.value
+        yield from _empty(value)

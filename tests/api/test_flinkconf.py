@@ -88,7 +88,7 @@ def test_a_digit_that_is_no_number_is_no_number_of_slots():
 
 
 def test_a_nested_config_has_the_same_keys_as_a_flat_one():
-    """Nested and flat keys, a list, and an empty value, which is unset."""
+    """Nested and flat keys, a list, and an empty value, which is left out."""
     found = flinkconf.read(NESTED, "config.yaml")
     assert found.options == {
         "taskmanager.numberOfTaskSlots": "4",
@@ -98,6 +98,32 @@ def test_a_nested_config_has_the_same_keys_as_a_flat_one():
         "heartbeat.timeout": "120 s",
     }
     assert (found.version, found.line("flinkConfiguration[heartbeat.timeout]")) == ("2.x", 10)
+
+
+@pytest.mark.parametrize("first", [1, 6], ids=["file", "config-map"])
+def test_a_key_of_a_config_yaml_without_a_value_is_an_error_with_its_line(first):
+    """GlobalConfiguration of 2.3.0: "Value must not be null." An empty text is a value."""
+    lines = ["a.b: ''", "heartbeat:", "  interval:", "  timeout: 1 s", "x: ~"]
+    text = "".join(f"{line}\n" for line in lines)
+    if first > 1:
+        head = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: orders}\ndata:\n  config.yaml: |\n"
+        text = head + "".join(f"    {line}\n" for line in lines)
+    found = flinkconf.read(text, "config.yaml")
+    errors = flinkconf.judge_options(found, "2.3").errors
+    assert [(error.path, error.problem.partition(",")[0]) for error in errors] == [
+        (f"line {first + 2}", "'interval' has no value"),
+        (f"line {first + 4}", "'x' has no value"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "conf/config.yaml", "cm.yaml: config.yaml"])
+def test_a_config_yaml_is_never_read_line_by_line(name):
+    """Flink 2.3.0 does not start with a duplicate key, and takes the last one in a flink-conf.yaml."""
+    text = "heartbeat.timeout: 60 s\nheartbeat.timeout: 70 s\n"
+    with pytest.raises(UserError, match=r"line 2: the key 'heartbeat.timeout' is a duplicate"):
+        flinkconf.read(text, name)
+    for other in ("flink-conf.yaml", "my-config.yaml"):
+        assert flinkconf.read(text, other).options == {"heartbeat.timeout": "70 s"}
 
 
 def test_a_flink_deployment_is_found_among_other_documents():
