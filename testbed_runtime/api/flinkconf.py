@@ -36,7 +36,7 @@ _DEPLOYED = re.compile(rf"^kind: *([\"']?)(?:{'|'.join(DEPLOYED)})\1\s*(?:#.*)?$
 _TEMPLATE = "{{"
 """In a template of Helm, which is not YAML yet."""
 _NAMED = re.compile(r"\[([^\]]+)\]")
-_LEGACY = re.compile(r"^([^\s:#][^:#]*):\s+(\S.*)$")
+_LEGACY = re.compile(r"^([^\s:#][^:#]*): \s*(\S.*)$")
 _QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti)$")
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 

@@ -265,6 +265,7 @@ def test_settings_of_another_restart_strategy_are_a_warning():
     ("line", "hint"),
     [
         ("heartbeat.timeout:50000", "write a space after the colon"),
+        ("heartbeat.timeout:\t50000", "write a space after the colon"),
         ("heartbeat.timeout = 50000", "write heartbeat.timeout: 50000"),
         ("timeouts", "remove it, or begin it with #"),
     ],
