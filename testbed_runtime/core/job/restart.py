@@ -19,9 +19,10 @@ from testbed_runtime.core.versions import EXPONENTIAL_DELAY, EXPONENTIAL_DELAY_E
 
 MILLIS = 1000
 NANOS_PER_MILLI = NANOS // MILLIS
-FIXED_DELAY, FAILURE_RATE = "restart-strategy.fixed-delay.", "restart-strategy.failure-rate."
-EXPONENTIAL = "restart-strategy.exponential-delay."
-TYPE = "restart-strategy.type"
+RESTART_STRATEGY = "restart-strategy."
+FIXED_DELAY, FAILURE_RATE = f"{RESTART_STRATEGY}fixed-delay.", f"{RESTART_STRATEGY}failure-rate."
+EXPONENTIAL = f"{RESTART_STRATEGY}exponential-delay."
+TYPE = f"{RESTART_STRATEGY}type"
 STRATEGIES = {FIXED_DELAY: "fixed-delay", FAILURE_RATE: "failure-rate", EXPONENTIAL: "exponential-delay"}
 """Prefix of a strategy's own options → its type."""
 UNSET_DELAY_S = 1.0

@@ -40,8 +40,9 @@ ONCE = {
     "faults": ("process", "fault", "targets", "state"),
 }
 """No two rows of these tables are equal in all of these columns."""
-MAY_REPEAT = ("rpc.timeout", "failover.cancelled", "stale.rejected", "note")
-"""Kinds of events that may be there twice at one time."""
+MAY_REPEAT = ("job.state", "rpc.timeout", "failover.cancelled", "stale.rejected", "note")
+"""Kinds of events that may be there twice at one time. A job whose regions are lost together restarts once for each of them; its states
+follow on each other."""
 
 
 def check_sequences(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> list[Damage]:

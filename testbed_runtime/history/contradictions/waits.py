@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from testbed_runtime.core.job.restart import RESTART_STRATEGY, settings_in_effect
 from testbed_runtime.core.options import BY_KEY
 from testbed_runtime.core.waits import GROWN, JOBMASTER_NAME, PRODUCT, RM_NAME, Outcome, named_today
 from testbed_runtime.history.columns import (
@@ -47,7 +48,8 @@ COLUMNS = ("kind", "outcome", "option", "value", "budget_ns", "start_ns", "t_ns"
 NUMBER = r"checkpoint (\d+)"
 OWN = "its own"
 """A task waits for its own partition before it may use it."""
-ENDING = ("failover.failure", "failover.started", "taskmanager.lost")
+LOST = "taskmanager.lost"
+ENDING = ("failover.failure", "failover.started", LOST)
 """Events with the kind of the wait that they ended."""
 BY_JOBMANAGER = frozenset(("heartbeat", "checkpoint", "deployment"))
 """Those that the JobManager records itself, before the event. A TaskManager that is killed loses its last ones."""
@@ -126,9 +128,12 @@ def _share(row: Mapping[str, Any]) -> float:
 
 
 def _options(rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[Damage]:
-    """Yield values of options that are not those of the manifest, and budgets that do not follow from them."""
-    options = options_of(entry)
+    """Yield values of options that are not those of the manifest, and budgets that do not follow from them. Those of a restart strategy
+    that Flink ignores are not read."""
+    asked = options_of(entry)
+    in_effect = settings_in_effect(asked)
     for row, r in enumerate(rows):
+        options = in_effect if r["option"].startswith(RESTART_STRATEGY) else asked
         keys = named_today(r["option"]).split(PRODUCT) if r["option"] else []
         if not all(key in BY_KEY for key in keys) or not keys:
             continue
@@ -195,14 +200,16 @@ def check_ended(trial: Trial) -> list[Damage]:
 
 
 def _ended(trial: Trial, waits: Waits) -> Iterator[Damage]:
-    """Yield an event that ended a wait of a kind of which none ended then."""
+    """Yield an event that ended a wait of a kind of which none ended then. A busy JobMaster hears late of a loss that the ResourceManager
+    noticed."""
     ends: dict[str, list[int]] = {}
     for _, r in waits:
         ends.setdefault(r["kind"], []).append(r["t_ns"])
     for _, event in events(trial, *ENDING):
         data = parsed(event["data"])
         kind = str(data.get("wait"))
-        if kind not in BY_JOBMANAGER or data.get("detector") not in (JOBMASTER_NAME, RM_NAME):
+        detectors = (JOBMASTER_NAME, RM_NAME) if event["kind"] == LOST else (JOBMASTER_NAME,)
+        if kind not in BY_JOBMANAGER or data.get("detector") not in detectors:
             continue
         if not any(abs(t_ns - event["t_ns"]) <= TOLERANCE_NS for t_ns in ends.get(kind, ())):
             problem = f"has no {kind} that ended with {event['kind']} of {event['subject']} (data in events)"
