@@ -45,6 +45,18 @@ def test_times_are_compared_in_whole_milliseconds():
         assert strategy.notify_failure((start_ms + 101) / 1000)
 
 
+@pytest.mark.parametrize("start_s", [0.0, 0.0001, 0.0006, 0.0009999])
+def test_a_failure_within_a_millisecond_after_the_restart_is_not_merged(start_s: float):
+    """In virtual time a restarted task may fail that soon. In Flink, its next delay is twice as long."""
+    strategy = ExponentialDelay(ExponentialConfig(1.0, 60.0, 2.0, 3600, 0.0, 13), middle)
+    now, delays = start_s, []
+    for _ in range(3):
+        assert strategy.notify_failure(now)
+        delays.append(strategy.backoff_s(now))
+        now += delays[-1] + 0.0002
+    assert delays == pytest.approx([1.0, 2.0, 4.0], abs=0.001)
+
+
 def test_J_07_exponential_allows_its_attempts_and_then_no_more():
     """13 attempts, at most 3 ms, failures 4 ms apart: 14 times true, then false."""
     strategy = ExponentialDelay(ExponentialConfig(0.001, 0.003, 1.5, 3600, 0.0, 13), middle)

@@ -34,9 +34,14 @@ def _millis(seconds: float) -> int:
     return round(seconds * MILLIS)
 
 
+def _clock_ms(now: float) -> int:
+    """Return the whole milliseconds that have passed, as System.currentTimeMillis does."""
+    return round(now * NANOS) // NANOS_PER_MILLI
+
+
 def _setting(options: Options, key: str) -> float:
     """Return a duration in seconds, cut to whole milliseconds as Duration.toMillis does."""
-    return round(options.duration(key) * NANOS) // NANOS_PER_MILLI / MILLIS
+    return _clock_ms(options.duration(key)) / MILLIS
 
 
 class RestartStrategy(Protocol):
@@ -242,9 +247,11 @@ class ExponentialDelay:
         )
 
     def notify_failure(self, now: float) -> bool:
-        now_ms = _millis(now)
-        if now_ms <= self._next_restart_ms:
+        """Merge a failure that comes before the restart. A task of a real cluster needs more than a millisecond to fail after it, and
+        one in virtual time may not, so this comparison is finer than Flink's."""
+        if round(now * NANOS) <= self._next_restart_ms * NANOS_PER_MILLI:
             return False
+        now_ms = _clock_ms(now)
         if now_ms - self._next_restart_ms >= _millis(self._config.reset_s):
             self._attempt = 0
         self._backoff_ms = self._draw()
@@ -260,7 +267,7 @@ class ExponentialDelay:
         """Return the remaining delay: a merged failure does not restart it."""
         if self._backoff_ms is None:
             raise LocalProtocolError("Please call notifyFailure first.")
-        return max(0, self._next_restart_ms - _millis(now)) / MILLIS
+        return max(0, self._next_restart_ms - _clock_ms(now)) / MILLIS
 
     def _draw(self) -> int:
         """Draw the jitter from the delay as it grew, and limit their sum. The delay of the 91st restart in a row no longer fits
