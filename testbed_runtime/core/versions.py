@@ -38,7 +38,7 @@ TASKS_INITIALIZE = Change(
     "(FLINK-17012)",
 )
 DECLARATIVE_SLOTS = Change(
-    "1.13", "a job without slots fails with `Could not acquire the minimum required resources.` (FLINK-19314)"
+    "1.13", "the ResourceManager no longer reports the slots of a lost TaskManager to the job (FLINK-19314)"
 )
 CHECKS_POSTPONED = Change(
     "1.16",

@@ -15,7 +15,6 @@ from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import JOBMASTER, Acknowledge, NotifyPartitionDataAvailable, SubmitTask
 from testbed_runtime.core.job.results import FIRST_RECORD, FULL_RESULT
 from testbed_runtime.core.job.slots import HeldSlot, SlotKey, SlotPool, needed_slots
-from testbed_runtime.core.versions import DECLARATIVE_SLOTS, has
 from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.jobstore import StoredJob
@@ -246,9 +245,7 @@ class Scheduler:
     async def _on_slots_overdue(self, message: _SlotsOverdue) -> None:
         if message.round != self._round or not self._waiting:
             return
-        text = "Could not acquire the minimum required resources."
-        if not has(self._services.options.flink_version, DECLARATIVE_SLOTS):
-            text = "Slot request bulk is not fulfillable! Could not allocate the required slot within slot request timeout"
+        text = "Slot request bulk is not fulfillable! Could not allocate the required slot within slot request timeout"
         failed = {task: self._graph.execution(task).attempt for task in self._without_slots()}
         self._end_slots(Outcome.EXPIRED)
         self.stop()

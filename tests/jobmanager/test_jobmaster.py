@@ -150,31 +150,19 @@ async def test_the_job_waits_for_a_replacement_when_no_slot_is_to_spare():
         await cluster.until(lambda: cluster.rows.events("failover.deployed"))
 
 
-@pytest.mark.parametrize(
-    ("version", "text"),
-    [
-        (
-            "1.12",
-            "Slot request bulk is not fulfillable! Could not allocate the required slot within slot request timeout",
-        ),
-        ("2.x", "Could not acquire the minimum required resources."),
-    ],
-)
-def test_a_job_without_slots_fails_after_the_slot_request_timeout(version, text):
-    """J-131: DefaultSchedulerTest.failJobIfNotEnoughResources. NoResourceAvailableException, by version."""
-
-    async def run():
-        options = {"slot.request.timeout": "4 s", "restart-strategy.type": "none"}
-        async with Cluster(3, options, flink_version=version) as cluster:
-            began = asyncio.get_running_loop().time()
-            await cluster.submit()
-            await cluster.until_state("FAILED")
-            assert asyncio.get_running_loop().time() - began == pytest.approx(4, abs=0.1)
-            status = await cluster.status()
-            assert (status.cause_class, status.cause) == ("NoResourceAvailableException", text)
-            assert cluster.free_slots == 3
-
-    run_virtual(run())
+@virtually
+async def test_a_job_without_slots_fails_after_the_slot_request_timeout():
+    """J-131: DefaultSchedulerTest.failJobIfNotEnoughResources. PhysicalSlotRequestBulkCheckerImpl ends the wait, as in Flink 2.3."""
+    text = "Slot request bulk is not fulfillable! Could not allocate the required slot within slot request timeout"
+    options = {"slot.request.timeout": "4 s", "restart-strategy.type": "none"}
+    async with Cluster(3, options) as cluster:
+        began = asyncio.get_running_loop().time()
+        await cluster.submit()
+        await cluster.until_state("FAILED")
+        assert asyncio.get_running_loop().time() - began == pytest.approx(4, abs=0.1)
+        status = await cluster.status()
+        assert (status.cause_class, status.cause) == ("NoResourceAvailableException", text)
+        assert cluster.free_slots == 3
 
 
 @virtually

@@ -140,7 +140,7 @@ async def test_a_region_that_still_has_its_slots_does_not_fail_for_want_of_slots
         await cluster.running_on("v1-1").report(cluster.attempt_of("v1-1"), "FAILED", "IOException", "second")
         await asyncio.sleep(13.0)
         failures = [(data_of(row)["task"], row["text"]) for row in cluster.rows.events("failover.failure")]
-        assert [task for task, text in failures if "minimum required resources" in text] == ["v1-0"]
+        assert [task for task, text in failures if "within slot request timeout" in text] == ["v1-0"]
 
 
 @virtually
