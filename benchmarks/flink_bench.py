@@ -87,10 +87,10 @@ def configuration(rpc: int, rest: int, slots: int) -> dict[str, object]:
 
 
 @contextmanager
-def process(log: Path, *command: str) -> Iterator[None]:
+def process(log: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as started:
         try:
-            yield
+            yield started
         finally:
             started.kill()
 
