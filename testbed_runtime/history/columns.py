@@ -22,7 +22,7 @@ ROUNDING_NS = NS // 100
 JOB_PROCESSES = ("tm-", "jobmanager")
 """Their names begin so. A supervisor in a pod has another name than its waits."""
 TOLERANCE_NS = NS
-"""Two times that one process took of the same moment may differ by this much: it may be paused in between."""
+"""Two times that one process took of the same moment may differ by this much, and by the time for which it did not run (`tolerance_ns`)."""
 CAUSAL_NS = NS // 20
 """Processes that share a clock write their rows in the order of cause and effect. Those of a last sample may be this late."""
 
@@ -59,6 +59,20 @@ def first_true(flags: Any) -> int:
     """Return the place of the first true value, or -1. Takes an array of numpy or of Arrow without nulls."""
     places = np.flatnonzero(np.asarray(flags))
     return int(places[0]) if len(places) else -1
+
+
+def tolerance_ns(trial: Trial, process: str) -> int:
+    """Return how much two times that this process took of the same moment may differ: it may have stalled in between."""
+    return TOLERANCE_NS + trial.kept("longest stalls", lambda: _longest_stalls(trial)).get(process, 0)
+
+
+def _longest_stalls(trial: Trial) -> dict[str, int]:
+    waits, found = trial.table("waits"), dict[str, int]()
+    if sound(waits, "process", "kind", "start_ns", "t_ns"):
+        stalled = waits.filter(equal(waits, "kind", "stalled")).select(["process", "start_ns", "t_ns"])
+        for r in stalled.to_pylist():
+            found[r["process"]] = max(found.get(r["process"], 0), r["t_ns"] - r["start_ns"])
+    return found
 
 
 def filled_buckets(latency: pa.Table) -> tuple[Ints, Ints, Ints]:
@@ -204,6 +218,6 @@ def deployments(trial: Trial) -> dict[Attempt, dict[str, Any]]:
 
 def waits_of(trial: Trial) -> Waits:
     """Return the waits with their places in the table; empty if one lacks a value that the rules need."""
-    columns = ["process", "kind", "who", "what", "attempt", "t_ns", "outcome", "option"]
+    columns = ["process", "seq", "kind", "who", "what", "attempt", "t_ns", "outcome", "option"]
     table = trial.table("waits")
     return list(enumerate(table.select(columns).to_pylist())) if sound(table, *columns) else []

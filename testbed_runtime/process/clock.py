@@ -160,4 +160,5 @@ class StallMeter:
             self._on_stall(gap)
         self._timer, self._due = None, now
         if self._needed():
-            self._arm()
+            self._due += STALL_TICK_S  # it may have passed: then the process stalled again meanwhile
+            self._timer = asyncio.get_running_loop().call_at(self._due, self._tick)

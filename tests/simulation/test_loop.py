@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed_runtime.core.waits import STALL_TICK_S
 from testbed_runtime.files import write_whole
 from testbed_runtime.process.clock import StallMeter
 from testbed_runtime.simulation.loop import (
@@ -309,3 +310,26 @@ def test_a_meter_that_expects_a_pause_measures_what_one_that_always_ticks_does(
     run_virtual(main())
     assert measured[True] == measured[False]
     assert measured[True]
+
+
+def test_a_process_that_stalls_again_while_it_records_a_stall_measures_both():
+    """The second stall is no part of the first, and extends the heartbeats too."""
+    measured: list[float] = []
+
+    def on_stall(seconds: float) -> None:
+        measured.append(seconds)
+        if len(measured) == 1:
+            stall(3)
+
+    def stall(seconds: float) -> None:
+        _loop()._now += seconds
+
+    async def main() -> None:
+        meter = StallMeter(on_stall, lambda: True)
+        meter.start()
+        stall(2)
+        await asyncio.sleep(5)
+        meter.close()
+
+    run_virtual(main())
+    assert measured == pytest.approx([2 - STALL_TICK_S, 3 - STALL_TICK_S])

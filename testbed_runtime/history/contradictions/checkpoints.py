@@ -13,7 +13,6 @@ from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.columns import (
     NS,
     ROUNDING_NS,
-    TOLERANCE_NS,
     Owned,
     changes,
     deployments,
@@ -21,6 +20,7 @@ from testbed_runtime.history.columns import (
     ints,
     numbered,
     sound,
+    tolerance_ns,
 )
 from testbed_runtime.history.contradictions.exchange import PLAIN_KINDS
 from testbed_runtime.history.contradictions.executions import recorded_to_its_end
@@ -63,7 +63,7 @@ def check_checkpoints(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     rules = (
         damage,
         _usual(trial, found),
-        _durations(found),
+        _durations(trial, found),
         _complete(trial, entry, found),
         _sizes(entry, found),
         _aligned(entry, found),
@@ -125,14 +125,15 @@ def _usual(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
         yield Damage("checkpoints", "duration_ns", r["row"], problem)
 
 
-def _durations(found: list[Checkpoint]) -> Iterator[Damage]:
+def _durations(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield durations that are not the time since the checkpoint was triggered, and alignments that took longer."""
     for one in found:
+        allowed = tolerance_ns(trial, one.triggered["process"])
         for r in (*one.acknowledged.values(), one.ended):
             if r is None:
                 continue
             took = r["t_ns"] - one.triggered["t_ns"]
-            if abs(r["duration_ns"] - took) > TOLERANCE_NS:
+            if abs(r["duration_ns"] - took) > allowed:
                 problem = f"is {r['duration_ns'] / NS:g} s, but {took / NS:.3f} s passed since checkpoint {r['checkpoint']} was triggered"
                 yield Damage("checkpoints", "duration_ns", r["row"], problem)
             if r["alignment_ns"] > r["duration_ns"] + ROUNDING_NS:
@@ -270,9 +271,9 @@ def _waits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
         if not earlier:
             yield Damage("waits", "what", row, f"is {r['what']!r}, which {r['process']} did not trigger")
             return
-        one = earlier[-1]
+        one, allowed = earlier[-1], tolerance_ns(trial, r["process"])
         begun = one.triggered if r["kind"] == "checkpoint" else one.finalizing
-        if begun is None or abs(r["start_ns"] - begun["t_ns"]) > TOLERANCE_NS:
+        if begun is None or abs(r["start_ns"] - begun["t_ns"]) > allowed:
             began = "triggered" if r["kind"] == "checkpoint" else "acknowledged"
             yield Damage("waits", "start_ns", row, f"of {r['what']} is not the time at which it was {began}")
             return
@@ -284,7 +285,7 @@ def _waits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
                 problem = f"has no end of {r['what']}, for which {r['who']} waited: {r['outcome']} (waits)"
                 yield Damage("checkpoints", "state", one.triggered["row"], problem)
             continue
-        if abs(r["t_ns"] - one.ended["t_ns"]) > TOLERANCE_NS:
+        if abs(r["t_ns"] - one.ended["t_ns"]) > allowed:
             problem = f"of {r['what']} is not the time at which it was {one.ended['state']}"
             yield Damage("waits", "t_ns", row, problem)
             return

@@ -27,6 +27,7 @@ from testbed_runtime.history.columns import (
     numbered,
     parsed,
     sound,
+    tolerance_ns,
 )
 from testbed_runtime.history.damage import Damage, no_row
 from testbed_runtime.history.manifest import tasks_of
@@ -252,17 +253,18 @@ def _sampled_attempts(trial: Trial) -> set[tuple[str, int]]:
 def _lost(trial: Trial) -> Iterator[Damage]:
     """Yield a wait for the heartbeat of a TaskManager that expired and did not lose it."""
     table = trial.table("waits")
-    if not sound(table, "who", "what", "kind", "outcome", "t_ns"):
+    if not sound(table, "process", "who", "what", "kind", "outcome", "t_ns"):
         return
     lost = [
         (e["subject"], parsed(e["data"]).get("detector"), e["t_ns"])
         for _, e in events(trial, "taskmanager.lost")
     ]
-    for row, r in enumerate(table.select(["who", "what", "kind", "outcome", "t_ns"]).to_pylist()):
+    for row, r in enumerate(table.select(["process", "who", "what", "kind", "outcome", "t_ns"]).to_pylist()):
         if r["kind"] != "heartbeat" or r["who"] not in GIVING_UP or r["outcome"] != Outcome.EXPIRED:
             continue
         apart = [abs(t - r["t_ns"]) for s, d, t in lost if s == r["what"] and d == r["who"]]
-        if min(apart, default=TOLERANCE_NS + 1) > TOLERANCE_NS:
+        allowed = tolerance_ns(trial, r["process"])
+        if min(apart, default=allowed + 1) > allowed:
             problem = f"is {r['outcome']!r}, but {r['who']} did not lose {r['what']} then (taskmanager.lost in events)"
             yield Damage("waits", "outcome", row, problem)
             return

@@ -38,6 +38,7 @@ from testbed_runtime.history.columns import (
     parsed,
     places_of,
     sound,
+    tolerance_ns,
     waits_of,
 )
 from testbed_runtime.history.contradictions.exchange import has_channel_state
@@ -300,7 +301,8 @@ def _restarts(trial: Trial, waits: Waits) -> Iterator[Damage]:
     for kind, wait in WAIT_OF_RESTART.items():
         ends = [r["t_ns"] for _, r in waits if r["kind"] == wait]
         for _, event in events(trial, kind):
-            if min((abs(end - event["t_ns"]) for end in ends), default=TOLERANCE_NS + 1) > TOLERANCE_NS:
+            allowed = tolerance_ns(trial, event["process"])
+            if min((abs(end - event["t_ns"]) for end in ends), default=allowed + 1) > allowed:
                 yield no_row(
                     "waits", f"has no {wait} that restart {event['subject']} ended ({kind} in events)"
                 )
@@ -355,13 +357,11 @@ def _checkpoints(trial: Trial, waits: Waits) -> Iterator[Damage]:
 
 
 def _stalls(trial: Trial, waits: Waits) -> Iterator[Damage]:
-    """Yield a wait for a stalled process without its event, which is written before, and an event without its wait, if the process
-    wrote other rows after it."""
+    """Yield a wait for a stalled process without its event, which is the row before, and an event without its wait, if the process
+    wrote other rows after it. Their times may differ by another stall."""
 
     def together(wait: Row, event: Row) -> bool:
-        near: bool = abs(wait["t_ns"] - event["t_ns"]) <= TOLERANCE_NS
-        same: bool = wait["process"] == event["process"]
-        return near and same
+        return (wait["process"], wait["seq"]) == (event["process"], event["seq"] + 1)
 
     stalled = events(trial, "loop.stall")
     waited = [r for _, r in waits if r["kind"] == "stalled"]
@@ -406,7 +406,7 @@ def _losses(trial: Trial, waits: Waits) -> Iterator[Damage]:
         data = parsed(event["data"])
         mine = [r for r in expired if (r["who"], r["what"]) == (data.get("detector"), event["subject"])]
         if data.get("wait") == "heartbeat" and not any(
-            abs(r["t_ns"] - event["t_ns"]) <= TOLERANCE_NS for r in mine
+            abs(r["t_ns"] - event["t_ns"]) <= tolerance_ns(trial, event["process"]) for r in mine
         ):
             yield Damage(
                 "events",

@@ -18,7 +18,6 @@ from testbed_runtime.history.columns import (
     NS,
     OWN_CLOCK,
     ROUNDING_NS,
-    TOLERANCE_NS,
     Owned,
     Waits,
     deployments,
@@ -28,6 +27,7 @@ from testbed_runtime.history.columns import (
     numbered,
     parsed,
     sound,
+    tolerance_ns,
     waits_of,
 )
 from testbed_runtime.history.contradictions.executions import recorded_to_its_end
@@ -85,14 +85,15 @@ def _written(trial: Trial) -> Iterator[Damage]:
         row = int(owned.order[at])
         if not processes[row].startswith(JOB_PROCESSES):
             continue
-        if after[at] <= last[at] and t_ns[at] > t_ns[after[at]] + TOLERANCE_NS:
+        allowed = tolerance_ns(trial, processes[row])
+        if after[at] <= last[at] and t_ns[at] > t_ns[after[at]] + allowed:
             off = (t_ns[at] - t_ns[after[at]]) / NS
             yield Damage(
                 "waits", "t_ns", row, f"is {off:.1f} s after the row that {processes[row]} wrote next"
             )
         elif (
             before[at] >= first[at]
-            and t_ns[at] < t_ns[before[at]] - TOLERANCE_NS
+            and t_ns[at] < t_ns[before[at]] - allowed
             and kinds[row] not in ENDS_EARLIER
         ):
             off = (t_ns[before[at]] - t_ns[at]) / NS
@@ -211,7 +212,8 @@ def _ended(trial: Trial, waits: Waits) -> Iterator[Damage]:
         detectors = (JOBMASTER_NAME, RM_NAME) if event["kind"] == LOST else (JOBMASTER_NAME,)
         if kind not in BY_JOBMANAGER or data.get("detector") not in detectors:
             continue
-        if not any(abs(t_ns - event["t_ns"]) <= TOLERANCE_NS for t_ns in ends.get(kind, ())):
+        allowed = tolerance_ns(trial, event["process"])
+        if not any(abs(t_ns - event["t_ns"]) <= allowed for t_ns in ends.get(kind, ())):
             problem = f"has no {kind} that ended with {event['kind']} of {event['subject']} (data in events)"
             yield no_row("waits", problem)
 
