@@ -91,6 +91,11 @@ COMMON = (
     Line("restart-strategy.type", "fixed-delay", "yours"),
     Line("restart-strategy.fixed-delay.attempts", '"10"', "yours; numbers are in quotes"),
     Line("restart-strategy.fixed-delay.delay", "1 s", "yours"),
+    Line(
+        "headgate.restart.fence-dead-slots",
+        '"false"',
+        "as Flink: each deployment to a lost TaskManager counts as a restart attempt",
+    ),
 )
 SURVIVED = (
     ("{metric: job.state, equals: RUNNING}", "the job survives"),

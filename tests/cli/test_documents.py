@@ -270,6 +270,7 @@ def test_new_takes_the_options_of_a_flink_configuration(headgate, tmp_path):
         "restart-strategy.type": "fixed-delay",
         "restart-strategy.fixed-delay.attempts": "7",
         "execution.checkpointing.interval": "1 s",
+        "headgate.restart.fence-dead-slots": "false",
     }
     assert (spec["faults"][0]["jitter"], spec["timeline"]["observation"]) == ("10 s", "150 s")
     loading.load(path)
@@ -287,6 +288,19 @@ def test_a_scenario_with_own_options_is_answered_in_virtual_time(headgate, tmp_p
     assert "heartbeat.interval × heartbeat.rpc-failure-threshold = 2 s × 2" in json.dumps(
         result.verdict["answer"], ensure_ascii=False
     )
+
+
+@pytest.mark.virtual
+def test_deployments_to_a_lost_taskmanager_use_up_the_restart_attempts_as_in_flink(headgate, tmp_path):
+    """Each of the three deployments after the kill of the source fails at once, long before heartbeats show that its TaskManager is lost."""
+    conf, path = tmp_path / "config.yaml", tmp_path / "scenario.yaml"
+    restarts = "{type: fixed-delay, fixed-delay: {attempts: 3, delay: 200 ms}}"
+    conf.write_text(f"heartbeat: {{interval: 2 s, timeout: 8 s}}\nrestart-strategy: {restarts}\n")
+    assert headgate("new", "taskmanager-killed", "--flink-conf", conf, "-o", path).returncode == exits.PASS
+    path.write_text(path.read_text().replace("{running: sink,", "{running: source,"))
+    result = running.simulate_loaded(loading.load(path), out=tmp_path, quiet=True)
+    assert result.verdict["verdict"] == "Fail"
+    assert "fixed-delay.attempts" in json.dumps(result.verdict)
 
 
 @pytest.mark.parametrize("question", questions.QUESTIONS, ids=lambda q: q.name)
