@@ -247,12 +247,14 @@ class Pods(Part):
 
 
 class TestbedSpec(Part):
-    """A JobManager, TaskManagers and one job."""
+    """A JobManager, TaskManagers and one job. `engine: headgate`: Headgate's own processes."""
 
     __test__ = False  # not a test class, whatever pytest thinks of its name
 
     flink_version: Version = "2.x"
     """The Flink version to reproduce: frame layout, request backoff, heartbeat threshold, defaults, error texts."""
+    engine: Literal["headgate"] = "headgate"
+    """Headgate's own processes; no other engine exists yet."""
     task_managers: TaskManagers = TaskManagers()
     """The TaskManagers, `tm-0`, `tm-1`, …"""
     flink_configuration: FlinkConfiguration = {}
