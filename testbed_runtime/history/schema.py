@@ -40,7 +40,7 @@ EVENT_KINDS: dict[str, str] = {
     "taskmanager.registered": "subject: ResourceID; data: slots",
     "taskmanager.lost": "subject: ResourceID; text: Flink's text; data: detector (JobMaster | ResourceManager), cause_class, wait (kind of the wait that it ended)",
     "failover.started": "subject: restart number; text: first cause; data: cause_class, wait (kind of the wait that it ended), region (list), taskmanager, detector, delay_option and delay_s (the restart delay; empty and 0 without one), counted (whether the restart strategy counts it)",
-    "failover.failure": "subject: restart number that follows, or the last one if none follows; text: cause; data: cause_class, wait, task, taskmanager, detector, ended (number of the restart that this failure ended, 0 if none was in progress), restarted (bool): one event per failure of a task or of the job",
+    "failover.failure": "subject: restart number that follows, or the last one if none follows; text: cause; data: cause_class, wait, task, taskmanager, detector, ended (number of the last restart in progress of one of these tasks, 0 if there was none), restarted (bool): one event per failure of a task or of the job",
     "failover.cancelled": "subject: restart number: every task of the region has terminated",
     "failover.slots": "subject: restart number: all slots are allocated",
     "failover.deployed": "subject: restart number: all tasks of the region RUNNING",

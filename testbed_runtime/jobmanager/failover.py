@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from msgspec import Struct
@@ -42,43 +42,29 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Failover:
-    """One restart, from its cause until all its tasks run again, or until the next failure.
-
-    `number` counts the failovers: a failure while one is in progress begins the next one, unless the restart strategy merges the
-    failure into it. Tasks that still wait for their restart then are restarted with it."""
+    """One restart, from its cause until all its tasks run again. A later failure may take tasks from it, as Flink's versions of
+    vertices do: the last restart of a task is the one that restarts it."""
 
     number: int
     cause: Cause
     tasks: list[Task]
-    others: list[Task] = field(default_factory=list)
-    """Tasks of the restart before it that were being deployed, and are not restarted with it. It is complete when they run too."""
     phase: Phase = Phase.CANCELLING
     restart_at: float = 0.0
-    attempts: int = 0
-    suspects: dict[TaskManagerID, OpenWait] = field(default_factory=dict)
-    """TaskManagers that may be dead: no restart before each has answered a heartbeat or is lost."""
+    timer: asyncio.TimerHandle | None = None
     cancellation: OpenWait | None = None
     delay: OpenWait | None = None
 
-    def widen(self, tasks: Iterable[Task]) -> None:
-        """Add the tasks that are not part of it yet."""
-        known = frozenset(self.tasks)
-        self.tasks.extend(task for task in tasks if task not in known)
-        restarted = frozenset(self.tasks)
-        self.others = [task for task in self.others if task not in restarted]
-
-    def give_way(self) -> None:
-        """Restart none of its tasks that are being deployed again, because another region has failed."""
-        if self.phase is Phase.DEPLOYING:
-            self.others += self.tasks
-            self.tasks = []
-
-    def ready(self, now: float) -> bool:
-        return self.phase is Phase.WAITING and not self.suspects and now >= self.restart_at
+    def end(self) -> None:
+        """End what it waited for: other restarts have taken all its tasks, or the job ends."""
+        for wait in (self.cancellation, self.delay):
+            if wait is not None:
+                wait.end(Outcome.CANCELLED)
+        if self.timer is not None:
+            self.timer.cancel()
 
 
 class Failovers:
-    """Cancels and restarts regions of the job; at most one failover is in progress. Runs in the JobMaster's mailbox.
+    """Cancels and restarts regions of the job, each on its own. Runs in the JobMaster's mailbox.
 
     `probe` asks a TaskManager for a heartbeat now. Calls `on_exhausted` when the restart strategy gives the job up,
     `on_reset` when new attempts have replaced the failed ones."""
@@ -115,18 +101,25 @@ class Failovers:
         """As Flink's `numRestarts`: without failovers whose failure came too late to be merged with the one before."""
         self.number = max(number, restarts)  # a status of an earlier version has only the restarts
         """The number of the last failover. It is unique in the history of a process, also over its leader sessions."""
-        self._current: Failover | None = None
+        self._active: list[Failover] = []
+        """The restarts in progress, the oldest one first. No two have a task in common."""
+        self._suspects: dict[TaskManagerID, OpenWait] = {}
+        """TaskManagers that may be dead: no restart before each has answered a heartbeat or is lost."""
         self._lost: Limit | None = None
         """While a lost TaskManager is handled: what decided that it is lost."""
-        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def active(self) -> bool:
-        return self._current is not None
+        return bool(self._active)
+
+    @property
+    def _pending(self) -> list[Failover]:
+        """The restarts that have not begun to deploy."""
+        return [one for one in self._active if one.phase is not Phase.DEPLOYING]
 
     def covers(self, task: Task) -> bool:
-        """Whether the failover in progress restarts this task; True when none is in progress."""
-        return self._current is None or task in self._current.tasks
+        """Whether this task is cancelled and will restart."""
+        return any(task in one.tasks for one in self._pending)
 
     # ---- begin
 
@@ -163,67 +156,70 @@ class Failovers:
         """Restart these tasks as soon as they may. `failed` names the task whose failure is the cause."""
         now = self._services.clock.now()
         counted = self.strategy.notify_failure(now)
-        new = counted or self._current is None  # too late to be merged: it has deployed
+        merged = None if counted or not self._pending else self._pending[-1]
         self._state.cause = cause
         allowed = self.strategy.can_restart(now)
-        self._record_failure(cause, failed, new=new and allowed)
+        self._record_failure(cause, failed, region, new=merged is None and allowed)
         if not allowed:
             self._state.to("FAILING", text=cause.text)
             self._on_exhausted()
             return
         delay_s = self.strategy.backoff_s(now)
-        failover = self._begin_or_merge(region, cause, new=new, delay_s=delay_s, counted=counted)
+        failover = (
+            self._merge(merged, region) if merged else self._begin(cause, region, delay_s, counted=counted)
+        )
         self._state.to("RESTARTING", text=cause.text)
         self.suspect(cause)
-        self._scheduler.stop()
-        self._scheduler.release_expected(cause.text)
         self._checkpoints.on_restart()
         self._delay(failover, now, delay_s)
-        for task in failover.tasks:
-            self._tasks.cancel(task)
+        self._take(failover, region, cause.text)
         self._state.save()
         self.advance()
 
-    def _record_failure(self, cause: Cause, failed: str, *, new: bool) -> None:
-        """Record every failure, also one that ends a restart in progress or that no restart follows."""
-        ended = self._current.number if self._current is not None else 0
+    def _take(self, failover: Failover, tasks: Iterable[Task], text: str) -> None:
+        """Cancel tasks that this restart restarts, and no other one any more."""
+        taken = frozenset(tasks)
+        for other in [one for one in self._active if one is not failover and not taken.isdisjoint(one.tasks)]:
+            other.tasks = [task for task in self._scheduled(other.tasks) if task not in taken]
+            if not other.tasks:
+                other.end()
+                self._active.remove(other)
+        self._scheduler.cancel(taken, text)
+        for task in tasks:
+            self._tasks.cancel(task)
+        self.check_deployed()
+
+    def _record_failure(self, cause: Cause, failed: str, region: Iterable[Task], *, new: bool) -> None:
+        """Record every failure, also one that takes tasks from a restart in progress or that no restart follows."""
+        taken = frozenset(region)
+        ended = (one.number for one in reversed(self._active) if not taken.isdisjoint(one.tasks))
         data = {
             "cause_class": cause.class_name,
             "wait": cause.kind,
             "task": failed,
             "taskmanager": cause.taskmanager,
             "detector": cause.detector,
-            "ended": ended,
+            "ended": next(ended, 0),
             "restarted": new,
         }
         number = self.number + 1 if new else self.number
         self._services.event("failover.failure", str(number), text=cause.text, data=data)
 
-    def _begin_or_merge(
-        self, region: list[Task], cause: Cause, *, new: bool, delay_s: float, counted: bool
-    ) -> Failover:
-        """Begin the next restart. It takes over the suspects of one in progress, and the tasks that wait for it, or is merged into it."""
-        current = self._current
-        if current is None:
-            return self._begin(cause, list(region), delay_s, counted=counted)
-        current.give_way()
-        current.tasks = self._scheduled(current.tasks)
-        current.widen(region)
-        self._end_waits(current)
-        if new:
-            failover = self._begin(cause, current.tasks, delay_s)
-            failover.suspects, failover.others = current.suspects, current.others
-            return failover
-        current.phase = Phase.CANCELLING
-        return current
+    def _merge(self, failover: Failover, region: Iterable[Task]) -> Failover:
+        """Restart these tasks with a restart that waits."""
+        failover.end()
+        failover.tasks = list(dict.fromkeys((*failover.tasks, *region)))
+        failover.phase = Phase.CANCELLING
+        return failover
 
     def _begin(
-        self, cause: Cause, tasks: list[Task], delay_s: float = 0.0, *, counted: bool = True
+        self, cause: Cause, tasks: Sequence[Task], delay_s: float = 0.0, *, counted: bool = True
     ) -> Failover:
         """Begin a restart. One whose failure the strategy has merged with the one before is not `counted` (numRestarts)."""
         self.number += 1
         self.restarts += counted
-        failover = self._current = Failover(self.number, cause, tasks)
+        failover = Failover(self.number, cause, list(tasks))
+        self._active.append(failover)
         data = {
             "cause_class": cause.class_name,
             "wait": cause.kind,
@@ -245,9 +241,8 @@ class Failovers:
             failover.delay = self._services.waits.begin(
                 "restart-delay", JOBMASTER_NAME, attempt=failover.number, limit=limit
             )
-        self._cancel_timer()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(failover.restart_at, self._services.rpc.post, JOBMASTER, RestartDue())
+        failover.timer = loop.call_at(failover.restart_at, self._services.rpc.post, JOBMASTER, RestartDue())
 
     def _begin_cancellation(self, failover: Failover, tasks: Sequence[Task]) -> OpenWait:
         limit = option_limit(self._services.options, "task.cancellation.timeout")
@@ -263,44 +258,41 @@ class Failovers:
         that has not begun to deploy includes the producers of the blocking results that were there."""
         limited = limit if limit.option else None
         self.clear_suspect(taskmanager, limited)
-        failover = self._current
         self._lost = limited
-        if failover is not None and failover.phase is not Phase.DEPLOYING and self._graph.has_blocking:
-            self._include_producers(failover)
+        if self._graph.has_blocking:
+            for failover in reversed(self._pending):  # the last one takes what several need
+                self._include_producers(failover)
         self.advance()
         self._lost = None
 
     def _include_producers(self, failover: Failover) -> None:
         """Add the producers of lost blocking results. If everything was cancelled already, these are cancelled next."""
-        known = len(failover.tasks)
-        failover.widen(self._region(failover.tasks))
-        if len(failover.tasks) == known:
+        added = [task for task in self._region(failover.tasks) if task not in failover.tasks]
+        if not added:
             return
+        failover.tasks += added
         if failover.phase is Phase.WAITING:
             failover.phase = Phase.CANCELLING
-            failover.cancellation = self._begin_cancellation(failover, failover.tasks[known:])
+            failover.cancellation = self._begin_cancellation(failover, added)
             self._lost = None  # not what their cancellation waits for
-        for task in failover.tasks:
-            self._tasks.cancel(task)
+        self._take(failover, added, failover.cause.text)
 
     def suspect(self, cause: Cause) -> None:
         """Hold the restart until the TaskManager at the other end of a lost connection has answered, or its slots are gone."""
-        failover = self._current
-        if failover is None or not self._fence or not cause.connection_lost:
+        if not self._active or not self._fence or not cause.connection_lost:
             return
         taskmanager = TaskManagerID.parse(cause.taskmanager)
-        if taskmanager in self._tasks.executors and taskmanager not in failover.suspects:
-            failover.suspects[taskmanager] = self._services.waits.begin(
-                "fencing", JOBMASTER_NAME, str(taskmanager), attempt=failover.number, cause=cause.text
+        if taskmanager in self._tasks.executors and taskmanager not in self._suspects:
+            self._suspects[taskmanager] = self._services.waits.begin(
+                "fencing", JOBMASTER_NAME, str(taskmanager), attempt=self.number, cause=cause.text
             )
             self._probe(taskmanager)
 
     def clear_suspect(self, taskmanager: TaskManagerID, lost: Limit | None = None) -> bool:
         """Clear a suspect that has answered, or that is lost because of a limit. Return False when it was not suspected."""
-        failover = self._current
-        if failover is None or taskmanager not in failover.suspects:
+        wait = self._suspects.pop(taskmanager, None)
+        if wait is None:
             return False
-        wait = failover.suspects.pop(taskmanager)
         if lost is not None:
             wait.limit = lost
             wait.end(Outcome.EXPIRED)
@@ -312,49 +304,50 @@ class Failovers:
 
     def advance(self) -> None:
         """Continue when nothing is left to wait for: tasks that end, the restart delay, verdicts, a checkpoint."""
-        failover = self._current
-        if failover is None:
-            return
-        if failover.phase is Phase.CANCELLING and all(
-            self._graph.execution(task).state.terminal for task in failover.tasks
-        ):
-            failover.phase = Phase.WAITING
-            if failover.cancellation is not None:
-                lost = self._lost
-                failover.cancellation.limit = lost or failover.cancellation.limit
-                failover.cancellation.end(Outcome.EXPIRED if lost else Outcome.COMPLETED)
-            self._event("failover.cancelled", failover)
         now = self._services.clock.now()
-        if failover.delay is not None and now >= failover.restart_at:
-            failover.delay.end(Outcome.FIRED)
-        if failover.ready(now) and not self._checkpoints.settling:
-            failover.phase = Phase.DEPLOYING
-            self._results.release(failover.tasks)
-            self._graph.reset(failover.tasks)
-            self._on_reset()
+        for failover in self._pending:
+            if failover.phase is Phase.CANCELLING and all(
+                self._graph.execution(task).state.terminal for task in failover.tasks
+            ):
+                failover.phase = Phase.WAITING
+                if failover.cancellation is not None:
+                    lost = self._lost
+                    failover.cancellation.limit = lost or failover.cancellation.limit
+                    failover.cancellation.end(Outcome.EXPIRED if lost else Outcome.COMPLETED)
+                self._event("failover.cancelled", failover)
+            due = now >= failover.restart_at
+            if failover.delay is not None and due:
+                failover.delay.end(Outcome.FIRED)
+            if failover.phase is Phase.WAITING and due and not (self._suspects or self._checkpoints.settling):
+                self._deploy(failover)
+
+    def _deploy(self, failover: Failover) -> None:
+        """Schedule new attempts. The job runs again when no other restart is pending."""
+        failover.phase = Phase.DEPLOYING
+        self._results.release(failover.tasks)
+        self._graph.reset(failover.tasks)
+        self._on_reset()
+        if not self._pending:
             self._state.to("RUNNING")
             self._checkpoints.job_running()
-            self._scheduler.schedule(failover.tasks)
-            self._state.save()
+        self._scheduler.schedule(failover.tasks, failover.number)
+        self._state.save()
 
-    def on_deploying(self) -> None:
-        """Every task of the failover has a slot."""
-        failover = self._current
-        if failover is not None:
-            failover.attempts += 1
-            self._event("failover.slots", failover)
-            self._event("failover.attempt", failover, {"attempt": failover.attempts})
+    def on_deploying(self, number: int) -> None:
+        """Every task of this failover has a slot."""
+        for failover in self._active:
+            if failover.number == number:
+                self._event("failover.slots", failover)
+                self._event("failover.attempt", failover, {"attempt": 1})
 
     def check_deployed(self) -> None:
-        """Complete the failover when its tasks and the others run, except those that wait for a blocking result."""
-        failover = self._current
-        if failover is not None and failover.phase is Phase.DEPLOYING:
-            execution, running = self._graph.execution, (_S.RUNNING, _S.FINISHED)
-            later = self._graph.incomplete_inputs()
-            tasks = [*failover.tasks, *failover.others]
-            if all(execution(task).state in running for task in tasks if task[0] not in later):
+        """Complete each failover whose tasks all run, except those that wait for a blocking result."""
+        execution, running = self._graph.execution, (_S.RUNNING, _S.FINISHED)
+        later = self._graph.incomplete_inputs() if self._graph.has_blocking else ()
+        for failover in [one for one in self._active if one.phase is Phase.DEPLOYING]:
+            if all(execution(task).state in running for task in failover.tasks if task[0] not in later):
                 self._event("failover.deployed", failover)
-                self._current = None
+                self._active.remove(failover)
 
     def _event(self, kind: str, failover: Failover, data: dict[str, int] | None = None) -> None:
         self._services.event(kind, str(failover.number), data=data)
@@ -363,20 +356,9 @@ class Failovers:
 
     def abandon(self) -> None:
         """Restart nothing any more: the job ends."""
-        if self._current is not None:
-            self._end_waits(self._current)
-            for wait in self._current.suspects.values():
-                wait.end(Outcome.CANCELLED)
-        self._current = None
-        self._cancel_timer()
-
-    @staticmethod
-    def _end_waits(failover: Failover) -> None:
-        """End what this restart waited for: another one takes its place, or the job ends."""
-        for wait in (failover.cancellation, failover.delay):
-            if wait is not None:
-                wait.end(Outcome.CANCELLED)
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for failover in self._active:
+            failover.end()
+        for wait in self._suspects.values():
+            wait.end(Outcome.CANCELLED)
+        self._active.clear()
+        self._suspects.clear()

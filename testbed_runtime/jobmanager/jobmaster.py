@@ -172,7 +172,7 @@ class JobMaster:
                 self._scheduler.deploy_all()
         self._state.to("RUNNING")
         self._checkpoints.job_running()
-        self._scheduler.schedule(self.graph.tasks)
+        self._scheduler.schedule(self.graph.tasks, self._failovers.number)
         self._state.save()
 
     def cancel(self) -> None:
@@ -225,8 +225,8 @@ class JobMaster:
             checkpoint=self._checkpoints.last_id,
         )
 
-    def _on_deploying(self) -> None:
-        self._failovers.on_deploying()
+    def _on_deploying(self, restart: int) -> None:
+        self._failovers.on_deploying(restart)
 
     # ---- end
 
@@ -328,7 +328,8 @@ class JobMaster:
             self._results.on_finished(task)
             self._scheduler.on_finished()
         unexpected = state is _S.CANCELED and cause_class != PRODUCER_FAILED
-        if unexpected and (self.state == "RUNNING" or not self._failovers.covers(task)):
+        ends = self.state not in ("RUNNING", "RESTARTING")
+        if unexpected and not (ends or self._failovers.covers(task)):
             cause = Cause("CancelTaskException", f"{name_of(task)} was cancelled by its TaskManager.", "Task")
             self._failovers.fail(task, cause)
         self._advance()

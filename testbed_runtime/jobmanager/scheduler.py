@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -36,10 +37,34 @@ class _SlotsOverdue(Struct, frozen=True):
     round: int
 
 
+@dataclass(slots=True)
+class _Bulk:
+    """Tasks that are deployed together as soon as each of them has a slot."""
+
+    round: int
+    restart: int
+    """The number of the restart that schedules them. 0 if they waited for their inputs."""
+    tasks: list[Task]
+    slots: OpenWait
+    timer: asyncio.TimerHandle
+
+    def end(self, outcome: Outcome) -> None:
+        self.slots.end(outcome)
+        self.timer.cancel()
+
+
+@dataclass(slots=True)
+class _Deployment:
+    unanswered: set[str]
+    """Attempts whose deployment the JobMaster has not heard of yet."""
+    wait: OpenWait
+
+
 class Scheduler:
     """Owns the job's slot pool. Runs in the JobMaster's mailbox.
 
-    Calls `on_deploying` when there is a slot for every task, `on_failed` for a task that got no slot or could not be deployed."""
+    Calls `on_deploying` with the number of a restart when there is a slot for each of its tasks, `on_failed` for a task that got no
+    slot or could not be deployed."""
 
     def __init__(
         self,
@@ -49,7 +74,7 @@ class Scheduler:
         resourcemanager: ResourceManager,
         *,
         restore: Callable[[], Restore],
-        on_deploying: Callable[[], None],
+        on_deploying: Callable[[int], None],
         on_failed: Callable[[Task, Cause], None],
     ) -> None:
         self._services = services
@@ -63,23 +88,17 @@ class Scheduler:
         self._on_failed = on_failed
         self._pool = SlotPool()
         self._timeout = option_limit(services.options, "slot.request.timeout")
-        self._slots: OpenWait | None = None
-        self._unanswered: set[str] = set()
-        """Attempts whose deployment the JobMaster has not heard of yet."""
-        self._deployment: OpenWait | None = None
-        self._waiting: list[Task] = []
-        """Tasks that are deployed together as soon as each of them has a slot."""
+        self._deployments: list[_Deployment] = []
+        self._bulks: list[_Bulk] = []
         self._later: list[Task] = []
         """Tasks that are deployed when their inputs have a first record, or are complete."""
         self._inputs: OpenWait | None = None
         """The wait for those inputs."""
         self._eager = False
         """Whether consumers are deployed without a first record."""
-        self._first_stage = True
         self._with_data: set[Task] = set()
         """Tasks whose results have one."""
         self._round = 0
-        self._timer: asyncio.TimerHandle | None = None
 
     def handlers(self) -> dict[type, Handler]:
         return {
@@ -91,16 +110,13 @@ class Scheduler:
 
     # ---- schedule
 
-    def schedule(self, tasks: list[Task]) -> None:
+    def schedule(self, tasks: list[Task], restart: int = 0) -> None:
         """Request slots for the tasks and deploy them at once. Consumers that are deployed on a first record or on a full
-        result wait for it."""
+        result wait for it. `restart`: the number of the restart that schedules them."""
         self._with_data -= set(tasks)
         ready = self._consumable()
-        others = [task for task in [*self._waiting, *self._later] if task not in tasks]
-        wanted = [*others, *tasks]
-        self._later = [task for task in wanted if task[0] not in ready]
-        self._first_stage = True
-        self._schedule([task for task in wanted if task[0] in ready])
+        self._later += [task for task in tasks if task[0] not in ready]
+        self._schedule([task for task in tasks if task[0] in ready], restart)
 
     def deploy_all(self) -> None:
         """Wait for no first record from now on: a final checkpoint needs every task."""
@@ -142,79 +158,88 @@ class Scheduler:
         return Acknowledge()
 
     def _schedule_consumable(self) -> None:
-        """Schedule what waited for its inputs, except for tasks of a restart: it schedules them itself."""
+        """Schedule what waited for its inputs."""
         ready = self._consumable()
-        tasks = [t for t in self._later if t[0] in ready and not self._graph.execution(t).state.terminal]
+        tasks = [task for task in self._later if task[0] in ready]
         if tasks:
             self._end_inputs(Outcome.COMPLETED)
             self._later = [task for task in self._later if task not in tasks]
-            self._schedule([*self._waiting, *tasks])
+            self._schedule(tasks)
 
-    def _schedule(self, tasks: list[Task]) -> None:
-        if self._waiting:
-            self._end_slots(Outcome.CANCELLED)
-            self.close()
+    def _schedule(self, tasks: list[Task], restart: int = 0) -> None:
+        if not tasks:
+            return
         for task in tasks:
             self._tasks.transition(task, _S.SCHEDULED)
-        self._waiting = list(tasks)
         self._round += 1
         loop = asyncio.get_running_loop()
         overdue = _SlotsOverdue(self._round)
         timeout_s = self._timeout.seconds or 0.0
-        self._timer = loop.call_later(timeout_s, self._services.rpc.post, JOBMASTER, overdue)
-        slots = f"{len(self._keys(tasks))} slots"
-        self._slots = self._services.waits.begin(
-            "slot", "JobMaster", slots, attempt=self._round, limit=self._timeout
+        timer = loop.call_later(timeout_s, self._services.rpc.post, JOBMASTER, overdue)
+        what = f"{len(self._keys(tasks))} slots"
+        slots = self._services.waits.begin(
+            "slot", "JobMaster", what, attempt=self._round, limit=self._timeout
         )
+        self._bulks.append(_Bulk(self._round, restart, tasks, slots, timer))
         self.request_slots()
 
     def request_slots(self) -> None:
         """Request the slots that are still missing."""
-        if self._waiting:
-            self._rm.request(self._pool.missing(self._keys(self._waiting)))
+        if self._bulks:
+            self._rm.request(self._pool.missing(self._awaited()))
             self._try_deploy()
 
-    def stop(self) -> None:
-        """Deploy nothing until the next `schedule`, which also deploys what waits now. Slots that were requested may still be
-        offered."""
-        self._end_slots(Outcome.CANCELLED)
-        self._end_deployment(Outcome.CANCELLED)
+    def _awaited(self) -> list[SlotKey]:
+        return self._keys(task for bulk in self._bulks for task in bulk.tasks)
+
+    def cancel(self, tasks: frozenset[Task], text: str) -> None:
+        """Deploy none of these tasks until they are scheduled again, and give back the slots that only they waited for
+        (DefaultScheduler.cancelAllPendingSlotRequestsForVertices)."""
         self._end_inputs(Outcome.CANCELLED)
-        self._later = [*self._waiting, *self._later]
-        self._waiting = []
+        self._later = [task for task in self._later if task not in tasks]
+        self._answer({str(self._graph.execution(task).attempt) for task in tasks}, Outcome.CANCELLED)
+        touched = [bulk for bulk in self._bulks if not tasks.isdisjoint(bulk.tasks)]
+        if not touched:
+            return
+        for bulk in touched:
+            bulk.tasks = [task for task in bulk.tasks if task not in tasks]
+            if not bulk.tasks:
+                bulk.end(Outcome.CANCELLED)
+                self._bulks.remove(bulk)
         self._rm.cancel_requests()
-        self.close()
+        self._rm.release(self._pool.drop_expectations(frozenset(self._awaited())), text)
+        self.request_slots()
 
     def abandon(self) -> None:
         """Deploy nothing any more, and take none of the slots that were requested."""
-        self.stop()
-        self._later = []
-        self.release_expected(f"The job {self.job} ends.")
+        self.cancel(frozenset(self._graph.tasks), f"The job {self.job} ends.")
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for bulk in self._bulks:
+            bulk.timer.cancel()
 
-    def _end_slots(self, outcome: Outcome) -> None:
-        if self._slots is not None:
-            self._slots.end(outcome)
-
-    def _begin_deployment(self, tasks: list[Task]) -> None:
+    def _begin_deployment(self, bulk: _Bulk) -> None:
         """Wait until every task was submitted and answered for. A JobMaster with a service time takes it for each of both."""
-        attempts = {str(self._graph.execution(task).attempt) for task in tasks}
+        attempts = {str(self._graph.execution(task).attempt) for task in bulk.tasks}
         service = option_limit(self._services.options, SERVICE_TIME)
         limit = NO_LIMIT
         if service.seconds:
             limit = Limit(SERVICE_TIME, service.value, 2 * len(attempts) * service.seconds)
-        self._unanswered = attempts
-        self._deployment = self._services.waits.begin(
-            "deployment", "JobMaster", f"{len(attempts)} tasks", attempt=self._round, limit=limit
+        wait = self._services.waits.begin(
+            "deployment", "JobMaster", f"{len(attempts)} tasks", attempt=bulk.round, limit=limit
         )
+        self._deployments.append(_Deployment(attempts, wait))
 
-    def _end_deployment(self, outcome: Outcome) -> None:
-        if self._deployment is not None:
-            self._deployment.end(outcome)
-            self._deployment = None
+    def _answer(self, attempts: Collection[str], outcome: Outcome) -> bool:
+        """End each deployment that waits for none but these attempts. Return whether one ended."""
+        mine = [one for one in self._deployments if not one.unanswered.isdisjoint(attempts)]
+        for one in mine:
+            one.unanswered.difference_update(attempts)
+            if not one.unanswered:
+                served = outcome is Outcome.COMPLETED and bool(one.wait.limit.option)
+                one.wait.end(Outcome.FIRED if served else outcome)
+                self._deployments.remove(one)
+        return any(not one.unanswered for one in mine)
 
     def _begin_inputs(self) -> None:
         """Wait for what the producers that are deployed have to provide before the other tasks are deployed."""
@@ -243,21 +268,20 @@ class Scheduler:
         return [key for key in needed_slots(self._stored.graph) if key in wanted]
 
     async def _on_slots_overdue(self, message: _SlotsOverdue) -> None:
-        if message.round != self._round or not self._waiting:
+        bulk = next((one for one in self._bulks if one.round == message.round), None)
+        if bulk is None:
             return
         text = "Slot request bulk is not fulfillable! Could not allocate the required slot within slot request timeout"
-        failed = {task: self._graph.execution(task).attempt for task in self._without_slots()}
-        self._end_slots(Outcome.EXPIRED)
-        self.stop()
-        self.release_expected(text)
+        failed = {task: self._graph.execution(task).attempt for task in self._without_slots(bulk)}
+        bulk.slots.end(Outcome.EXPIRED)
         for task, attempt in failed.items():
             if self._graph.execution(task).attempt == attempt:  # the failure before did not restart it
                 self._on_failed(task, Cause("NoResourceAvailableException", text, "JobMaster"))
 
-    def _without_slots(self) -> list[Task]:
+    def _without_slots(self, bulk: _Bulk) -> list[Task]:
         """Return a task of each region that lacks a slot. Flink requests the slots of each region by themselves, so each one fails."""
         found: dict[Task, Task] = {}
-        for task in self._waiting:
+        for task in bulk.tasks:
             if not self._pool.has([self._graph.key(task)]):
                 found.setdefault(self._graph.regions.region(task)[0], task)
         return list(found.values())
@@ -299,10 +323,6 @@ class Scheduler:
         """Drop the slots of a lost TaskManager."""
         self._rm.release([slot.allocation for slot in self._pool.lose(taskmanager)], text)
 
-    def release_expected(self, text: str) -> None:
-        """Give back the slots that were requested and not offered yet."""
-        self._rm.release(self._pool.drop_expectations(), text)
-
     def release_all(self, text: str) -> None:
         self._rm.cancel_requests()
         held = [slot.allocation for slot in self._pool.all_held]
@@ -313,19 +333,20 @@ class Scheduler:
     # ---- deploy
 
     def _try_deploy(self) -> None:
-        tasks = self._waiting
-        if not tasks or not self._pool.has(self._keys(tasks)):
-            return
-        self._end_slots(Outcome.COMPLETED)
-        self._waiting = []
-        self.stop()
-        self._begin_deployment(tasks)
-        if self._first_stage:
-            self._first_stage = False
-            self._on_deploying()
-        for task in tasks:
+        for bulk in list(self._bulks):
+            if self._pool.has(map(self._graph.key, bulk.tasks)):
+                bulk.end(Outcome.COMPLETED)
+                self._bulks.remove(bulk)
+                self._deploy(bulk)
+
+    def _deploy(self, bulk: _Bulk) -> None:
+        self._end_inputs(Outcome.CANCELLED)
+        self._begin_deployment(bulk)
+        if bulk.restart:
+            self._on_deploying(bulk.restart)
+        for task in bulk.tasks:
             self._graph.assign(task, self._pool.held(self._graph.key(task)))
-        for task in tasks:
+        for task in bulk.tasks:
             self._tasks.transition(task, _S.DEPLOYING)
             self._services.rpc.post(JOBMASTER, _Deploy(str(self._graph.execution(task).attempt)))
 
@@ -343,10 +364,7 @@ class Scheduler:
         self._executors.submit(execution, SubmitTask(self._graph.descriptor(execution.task, context)))
 
     async def _on_deployed(self, message: Deployed) -> None:
-        self._unanswered.discard(message.attempt)
-        if not self._unanswered:
-            served = self._deployment is not None and bool(self._deployment.limit.option)
-            self._end_deployment(Outcome.FIRED if served else Outcome.COMPLETED)
+        if self._answer((message.attempt,), Outcome.COMPLETED):
             self._begin_inputs()
         execution = self._graph.find(message.attempt)
         if execution is None or execution.state.terminal:

@@ -153,8 +153,9 @@ def test_what_was_waited_for_can_be_given_up():
     assert pool.unexpect("a")
     assert not pool.unexpect("a")
     pool.expect("b", ("g", 0))
-    assert pool.drop_expectations() == ["b"]
-    assert not pool.offer(TM[0], "b")
+    pool.expect("c", ("g", 1))
+    assert pool.drop_expectations([("g", 1)]) == ["b"]
+    assert [pool.offer(TM[0], name) for name in "bc"] == [False, True]
 
 
 def test_J_32_a_report_frees_allocated_slots_but_no_pending_ones():

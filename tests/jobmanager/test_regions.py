@@ -33,7 +33,7 @@ async def test_J_136_a_failure_restarts_all_tasks_with_the_failover_strategy_ful
 
 @virtually
 async def test_a_region_that_is_being_deployed_is_not_restarted_by_the_failure_of_another_one():
-    """DefaultScheduler restarts the vertices of the later failure only. That restart is complete when the earlier region runs too."""
+    """DefaultScheduler restarts the vertices of the later failure only. Each restart is complete when its own region runs."""
     async with Cluster(2, DELAY) as cluster:
         await cluster.submit(TWO_REGIONS)
         await cluster.until_running()
@@ -49,15 +49,36 @@ async def test_a_region_that_is_being_deployed_is_not_restarted_by_the_failure_o
         assert (cluster.attempt_of("a-0"), (await cluster.status()).tasks["b-0"]) == (slow, "RUNNING")
         regions = [data_of(row)["region"] for row in cluster.rows.events("failover.started")]
         assert regions == [["a-0"], ["b-0"]]
-        assert cluster.rows.events("failover.deployed") == []
+        assert [row["subject"] for row in cluster.rows.events("failover.deployed")] == ["2"]
         for state in ("INITIALIZING", "RUNNING"):
             await first.report(slow, state)
-        assert [row["subject"] for row in cluster.rows.events("failover.deployed")] == ["2"]
+        assert [row["subject"] for row in cluster.rows.events("failover.deployed")] == ["2", "1"]
         assert (await cluster.status()).state == "RUNNING"
 
 
 @virtually
-async def test_a_region_that_fails_while_the_next_restart_waits_is_restarted_with_it():
+async def test_J_170_each_region_restarts_after_its_own_delay_and_the_job_runs_after_the_last_one():
+    """DefaultSchedulerTest.jobStatusIsRestartingIfOneVertexIsWaitingForRestart."""
+    async with Cluster(2, DELAY) as cluster:
+        await cluster.submit(TWO_REGIONS)
+        await cluster.until_running()
+        await cluster.running_on("a-0").report(cluster.attempt_of("a-0"), "FAILED", "IOException", "first")
+        await asyncio.sleep(1.5)
+        await cluster.running_on("b-0").report(cluster.attempt_of("b-0"), "FAILED", "IOException", "second")
+        states = [(await cluster.status()).state]
+        await asyncio.sleep(0.6)
+        assert (await cluster.status()).tasks == {"a-0": "RUNNING", "b-0": "FAILED"}
+        states.append((await cluster.status()).state)
+        await cluster.until_running()
+        states.append((await cluster.status()).state)
+        assert states == ["RESTARTING", "RESTARTING", "RUNNING"]
+        regions = [data_of(row)["region"] for row in cluster.rows.events("failover.started")]
+        assert regions == [["a-0"], ["b-0"]]
+        assert (await cluster.status()).restarts == 2
+
+
+@virtually
+async def test_a_region_that_fails_while_the_next_restart_waits_has_a_restart_of_its_own():
     """It was still being deployed when the other region failed."""
     async with Cluster(2, DELAY) as cluster:
         await cluster.submit(TWO_REGIONS)
@@ -71,12 +92,44 @@ async def test_a_region_that_fails_while_the_next_restart_waits_is_restarted_wit
         await first.report(cluster.attempt_of("a-0"), "FAILED", "IOException", "third")
         await cluster.until_running()
         regions = [data_of(row)["region"] for row in cluster.rows.events("failover.started")]
-        assert regions == [["a-0"], ["b-0"], ["b-0", "a-0"]]
-        assert [row["subject"] for row in cluster.rows.events("failover.deployed")] == ["3"]
+        assert regions == [["a-0"], ["b-0"], ["a-0"]]
+        failures = [data_of(row)["ended"] for row in cluster.rows.events("failover.failure")]
+        assert failures == [0, 0, 1]
+        assert [row["subject"] for row in cluster.rows.events("failover.deployed")] == ["2", "3"]
 
 
 @virtually
-async def test_a_region_whose_task_is_cancelled_unexpectedly_restarts_with_the_one_that_waits():
+async def test_J_171_the_last_restart_of_a_task_is_the_one_that_restarts_it():
+    """ExecutionVertexVersionerTest.getUnmodifiedVertices*: a failed checkpoint restarts both regions, one of which is being deployed by
+    a restart before. A failure of one region then leaves the other one to its restart."""
+    async with Cluster(2, DELAY) as cluster:
+        await cluster.submit(TWO_REGIONS)
+        await cluster.until_running()
+        first, second = cluster.running_on("a-0"), cluster.running_on("b-0")
+        first.starts_tasks = second.starts_tasks = False
+        await first.report(cluster.attempt_of("a-0"), "FAILED", "IOException", "first")
+        await asyncio.sleep(3.0)
+        jobmaster = cluster.manager.dispatcher.jobmaster
+        assert jobmaster is not None
+        jobmaster._on_checkpoints_failed(
+            "FlinkRuntimeException", "Exceeded checkpoint tolerable failure threshold."
+        )
+        await asyncio.sleep(3.0)
+        slow = cluster.attempt_of("b-0")
+        first.starts_tasks = True
+        await first.report(cluster.attempt_of("a-0"), "FAILED", "IOException", "third")
+        await asyncio.sleep(3.0)
+        assert slow in second.tasks
+        for state in ("INITIALIZING", "RUNNING"):
+            await second.report(slow, state)
+        assert (cluster.attempt_of("a-0")[-1], cluster.attempt_of("b-0")) == ("3", slow)
+        ended = [data_of(row)["ended"] for row in cluster.rows.events("failover.failure")]
+        assert ended == [0, 1, 2]
+        assert [row["subject"] for row in cluster.rows.events("failover.deployed")] == ["3", "2"]
+
+
+@virtually
+async def test_a_region_whose_task_is_cancelled_unexpectedly_restarts_beside_the_one_that_waits():
     """Its TaskManager has cancelled it while the restart of the other region was delayed."""
     async with Cluster(2, DELAY) as cluster:
         await cluster.submit(TWO_REGIONS)
@@ -85,7 +138,7 @@ async def test_a_region_whose_task_is_cancelled_unexpectedly_restarts_with_the_o
         await cluster.running_on("b-0").report(cluster.attempt_of("b-0"), "CANCELED")
         await cluster.until_running()
         regions = [data_of(row)["region"] for row in cluster.rows.events("failover.started")]
-        assert regions == [["a-0"], ["a-0", "b-0"]]
+        assert regions == [["a-0"], ["b-0"]]
 
 
 ATTEMPTS, STRATEGY = "restart-strategy.fixed-delay.attempts", "jobmanager.execution.failover-strategy"
@@ -144,23 +197,52 @@ async def test_a_region_that_still_has_its_slots_does_not_fail_for_want_of_slots
 
 
 @virtually
-async def test_a_region_that_waits_for_slots_gets_them_with_the_restart_of_the_other_one():
-    """It keeps its attempt. The other region's slot is taken again as soon as its delay is over and there are enough slots."""
-    async with Cluster(2, DELAY) as cluster:
+async def test_a_region_that_waits_for_slots_is_deployed_while_another_one_waits_for_its_delay():
+    """It keeps its attempt and its request, and the other region keeps its slot."""
+    async with Cluster(2, {"restart-strategy.fixed-delay.delay": "5 s"}) as cluster:
         await cluster.submit(TWO_REGIONS)
         await cluster.until_running()
         victim = cluster.running_on("a-0")
         await victim.die()
         cluster.tms.remove(victim)
         await cluster.until(lambda: cluster.rows.events("failover.cancelled"))
-        await asyncio.sleep(3.0)
+        await asyncio.sleep(6.0)
         assert (await cluster.status()).tasks["a-0"] == "SCHEDULED"
         waiting = cluster.attempt_of("a-0")
         await cluster.running_on("b-0").report(cluster.attempt_of("b-0"), "FAILED", "IOException", "second")
         await cluster.add(TaskManagerID(victim.resource_id.ordinal, 2))
+        await asyncio.sleep(1.0)
+        assert (await cluster.status()).tasks == {"a-0": "RUNNING", "b-0": "FAILED"}
         await cluster.until_running()
         assert cluster.attempt_of("a-0") == waiting
-        assert [row["subject"] for row in cluster.rows.events("failover.deployed")] == ["2"]
+        assert [row["subject"] for row in cluster.rows.events("failover.deployed")] == ["1", "2"]
+
+
+@virtually
+async def test_the_slots_of_a_region_that_fails_again_are_not_those_of_another_one_that_waits_for_slots():
+    """Both lost their TaskManager. The requests of one expire later, because it restarted later."""
+    options = DELAY | {"slot.request.timeout": "6 s", ATTEMPTS: "9"}
+    async with Cluster(2, options) as cluster:
+        await cluster.submit(TWO_REGIONS)
+        await cluster.until_running()
+        for name in ("a-0", "b-0"):
+            victim = cluster.running_on(name)
+            await victim.die()
+            cluster.tms.remove(victim)
+            await asyncio.sleep(3.0)
+        loop = asyncio.get_running_loop()
+        expired: list[tuple[str, float]] = []
+        while len(expired) < 4:
+            await cluster.until(lambda: len(_without_slots(cluster)) > len(expired))
+            expired.append((_without_slots(cluster)[-1], loop.time()))
+        assert [name for name, _ in expired] == ["a-0", "b-0"] * 2
+        assert expired[2][1] - expired[0][1] == pytest.approx(8.0, abs=0.1)
+
+
+def _without_slots(cluster: Cluster) -> list[str]:
+    """Return the tasks that failed for want of slots."""
+    rows = cluster.rows.events("failover.failure")
+    return [data_of(row)["task"] for row in rows if "minimum required resources" in row["text"]]
 
 
 @virtually

@@ -151,8 +151,8 @@ def test_a_merged_failure_leaves_the_delay_its_seconds(later: int, tmp_path: Pat
     assert found.prices[1].seconds == pytest.approx(DETECTION_S, abs=TOLERANCE_S)
 
 
-def test_a_delay_that_a_failure_cuts_short_has_its_seconds(tmp_path: Path):
-    """The first region waits from 6.0 s on, the second one is killed at 9.1 s and lost at 11 s, and both wait for 10 s then."""
+def test_the_delay_of_a_region_beside_which_another_one_fails_has_its_seconds(tmp_path: Path):
+    """The first region waits from 6.0 to 16 s. The second one is killed at 9.1 s and lost at 11 s, and waits for 10 s then: each on its own."""
     faults = [
         fault("one", "1 s", of_region("a"), **KILL),
         fault("two", "1 s", of_region("b"), at="5 s", **KILL),

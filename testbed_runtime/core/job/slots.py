@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -189,7 +189,7 @@ class SlotPool:
 
     def missing(self, keys: Iterable[SlotKey]) -> list[SlotKey]:
         """Return the keys that are neither held nor requested."""
-        asked = list(self._expected.values())
+        asked = frozenset(self._expected.values())
         return [key for key in dict.fromkeys(keys) if key not in self._held and key not in asked]
 
     def has(self, keys: Iterable[SlotKey]) -> bool:
@@ -198,10 +198,11 @@ class SlotPool:
     def expect(self, allocation: str, key: SlotKey) -> None:
         self._expected[allocation] = key
 
-    def drop_expectations(self) -> list[str]:
-        """Forget the requested slots. Return their allocations."""
-        dropped = list(self._expected)
-        self._expected.clear()
+    def drop_expectations(self, awaited: Collection[SlotKey]) -> list[str]:
+        """Forget the requested slots, except for those that are still `awaited`. Return their allocations."""
+        dropped = [allocation for allocation, key in self._expected.items() if key not in awaited]
+        for allocation in dropped:
+            del self._expected[allocation]
         return dropped
 
     def offer(self, owner: TaskManagerID, allocation: str, index: int = 0) -> bool:
