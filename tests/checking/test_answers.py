@@ -130,6 +130,31 @@ def test_a_lost_restart_delay_has_the_value_in_force(history: Any):
         assert (found.kind, found.cause) == ("restart-delay", f"{key} = {value}")
 
 
+def test_each_restart_in_which_the_jobmanager_was_killed_has_its_lost_wait(history: Any):
+    """The first restart waits for slots, the second one is complete, the fourth one took the task of the third one and waits for its
+    delay."""
+    delay = {"delay_option": "restart-strategy.fixed-delay.delay", "delay_s": 9.0}
+    built = history.empty()
+    for number, t, region in (
+        ("1", 1.0, ["a-0", "b-0"]),
+        ("2", 2.0, ["c-0"]),
+        ("3", 5.0, ["b-0"]),
+        ("4", 6.0, ["b-0"]),
+    ):
+        built.event("failover.started", number, t, data={**delay, "region": region})
+        built.event("failover.cancelled", number, t + 0.1)
+    built.event("task.state", "a-0", 3.0, data={"from": "CREATED", "to": "SCHEDULED"})
+    for kind in ("failover.slots", "failover.deployed"):
+        built.event(kind, "2", 3.0)
+    built.event("process.exit", "jobmanager-1", 7.0)
+    found = lost_waits(built.trial(), {"configuration": {}, "flinkVersion": "2.x"}, at(END))
+    assert [(w.kind, w.start_ns, w.end_ns) for w in found] == [
+        ("slot", at(3.0), at(END)),
+        ("restart-delay", at(6.0), at(END)),
+    ]
+    assert len({w.wait for w in found}) == 2
+
+
 def test_a_sink_behind_a_window_is_not_behind_between_two_windows():
     """A window ends each 2 s. The result of that until 4 s comes at 5 s and, late, at 5.2 s; that until 6 s comes in time. Without a
     limit for what is late, or with the next one late too, the sink is behind until it comes."""
