@@ -242,7 +242,7 @@ async def test_the_slots_of_a_region_that_fails_again_are_not_those_of_another_o
 def _without_slots(cluster: Cluster) -> list[str]:
     """Return the tasks that failed for want of slots."""
     rows = cluster.rows.events("failover.failure")
-    return [data_of(row)["task"] for row in rows if "minimum required resources" in row["text"]]
+    return [data_of(row)["task"] for row in rows if "Slot request bulk" in row["text"]]
 
 
 @virtually
