@@ -243,7 +243,7 @@ class _Paths:
             lasting = lasting_wait(self.waits, found[0].segments, named)
         failed = [r.failure for r in outage.rounds[:-1]]
         needless = [False, *(f is not None and f.kind == "slot" for f in failed)]
-        shared = until_faults_end(share_slack(found, needless), self.effects, self.delays)
+        shared = until_faults_end(share_slack(found, needless), self.effects, self.delays, self.waits)
         causes = [c.t_ns for r in outage.rounds for c in (r.cause, r.failure) if c is not None]
         shared = with_enough(shared, causes, self.waits, self.effects, self.entry)
         return tuple(replace(r, segments=capped(r.segments)) for r in shared)
@@ -358,7 +358,9 @@ class _Paths:
             begun = max(at, since)
             if begun < ended:
                 found += [self._catch_up(at, begun, Outcome.COMPLETED, backlog=backlog)] if at < begun else []
-                found.append(replace(fault_wait(fault, begun, ended, self.waits), kind="catch-up"))
+                missed = outage.joined is not None  # as before the failover
+                waiting = fault_wait(fault, begun, ended, self.waits, missed=missed)
+                found.append(replace(waiting, kind="catch-up"))
                 at = ended
         if at < end or not found:
             found += self._catch_ups(at, end, outcome, backlog=backlog)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from testbed_runtime.checking.common import data, events
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.core.faults.links import ANYBODY, PLANES, split_link
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.messages import CancelTask, SubmitTask, TriggerCheckpoint
 from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, RM_NAME, Outcome, Wait
+from testbed_runtime.history.schema import Trial
 
 MESSAGES = "messages"
 """The subject of these waits."""
@@ -62,6 +64,24 @@ def held_messages(
                 )  # fmt: skip
                 found.setdefault((loss.what, wait.end_ns), wait)
     return list(found.values())
+
+
+def relayed_losses(trial: Trial) -> list[Wait]:
+    """Return a wait for the JobMaster to handle each loss that the ResourceManager reports to it: one that is busy begins the failover later."""
+    lost = {
+        str(e["subject"]): int(e["t_ns"])
+        for e in events(trial, "taskmanager.lost")
+        if data(e).get("detector") == RM_NAME
+    }
+    found = []
+    for event in events(trial, "failover.failure"):
+        process, at = str(data(event).get("taskmanager")), int(event["t_ns"])
+        if data(event).get("detector") == RM_NAME and lost.get(process, at) < at:
+            wait = f"{process}/relayed/{event['subject']}"
+            found.append(
+                Wait(wait=wait, kind="jobmanager", who=RM_NAME, what=JOBMASTER_NAME, start_ns=lost[process], end_ns=at)
+            )  # fmt: skip
+    return found
 
 
 def _first_message(waits: Sequence[Wait], loss: Wait, method: str) -> int:

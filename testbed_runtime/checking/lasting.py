@@ -14,6 +14,7 @@ from testbed_runtime.checking.heldmessages import MESSAGES
 from testbed_runtime.core.faults.links import ANYBODY, split_link
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.waits import KINDS, Outcome, Wait, ended_by
+from testbed_runtime.history.waits import INT64_MAX
 
 _ENDED = frozenset({"restart-delay", "slot", "checkpoint", "connection", "failure-report", "catch-up", "fault", "credit", "first-record"})  # fmt: skip
 """A failure ends them, or they say nothing about the next round."""
@@ -21,6 +22,7 @@ _OF_A_LOSS = ("replacement", "heartbeat")
 """They last since the fault that ended or silenced a process."""
 
 
+PAUSE = "process.pause"
 HELD_BACK = ("registration.delay", "rpc.delay", "store.slow")
 """The kinds of faults that delay single messages or calls. What they hold back goes on when they end."""
 
@@ -156,10 +158,14 @@ def _shared(rounds: Sequence[Round], needless: Sequence[bool]) -> list[Round]:
 
 
 def until_faults_end(
-    rounds: Sequence[Round], effects: Iterable[FaultEffect], delays: Mapping[str, int]
+    rounds: Sequence[Round],
+    effects: Iterable[FaultEffect],
+    delays: Mapping[str, int],
+    waits: Sequence[Wait] = (),
 ) -> tuple[Round, ...]:
     """Return the rounds, with less to save of a wait during a fault if a later one ended with that fault, however early it begins. `delays`:
-    by how much each fault delays a message or a call, which is over after that or with the fault. What lets nothing pass has none."""
+    by how much each fault delays a message or a call, which is over after that or with the fault, or has expired by then (`waits`). What
+    lets nothing pass has none."""
     ends = {e.fault: e for e in effects if e.ended_ns is not None}
     held = [s for r in rounds for s in r.segments if s.fault in ends and _ends_with(s, ends[s.fault], delays)]
 
@@ -170,13 +176,31 @@ def until_faults_end(
             if own.end_ns <= s.start_ns and ends[s.fault].begun_ns <= own.start_ns + EPSILON_NS
         )
         following = next(later, None) if own.option and own.kind != "registration" else None
-        return (
-            own
-            if following is None
-            else with_slack(own, _saved(own, following, ends, delays), following.text)
-        )
+        if following is None:
+            return own
+        if ends[following.fault].kind == PAUSE:  # what is left then may become less
+            saved_ns = rounds[-1].end_ns - following.end_ns
+        elif _expires(following, waits, delays):
+            saved_ns = 0
+        else:
+            saved_ns = _saved(own, following, ends, delays)
+        return with_slack(own, saved_ns, following.text)
 
     return tuple(replace(r, segments=tuple(limited(s) for s in r.segments)) for r in rounds)
+
+
+def _expires(segment: Segment, waits: Iterable[Wait], delays: Mapping[str, int]) -> bool:
+    """Whether a wait that ended with its fault would have expired before, if it had begun earlier. That for all tasks has no limit of its
+    own, but those for single ones have. A request for a partition may last longer than its limit guarantees."""
+    budgets = (
+        w.budget_ns
+        for w in waits
+        if (w.kind, w.fault) == (segment.kind, segment.fault)
+        and w.kind != "partition"
+        and w.budget_ns > 0
+        and abs(w.end_ns - segment.end_ns) <= EPSILON_NS
+    )
+    return min(budgets, default=INT64_MAX) < delays.get(segment.fault, 0)
 
 
 def with_slack(own: Segment, saved_ns: int, following: str) -> Segment:
@@ -196,8 +220,11 @@ def _saved(
 
 
 def _ends_with(segment: Segment, fault: FaultEffect, delays: Mapping[str, int]) -> bool:
-    """Whether a wait was for something that a fault holds back, and ended with that fault: most of it lies in the fault."""
+    """Whether a wait was for something that a fault holds back, and ended with that fault: most of it lies in the fault. A catch-up waits for
+    the end of a pause that stops a part of the job."""
     within = (fault.ended_ns or 0) - segment.start_ns
+    if fault.kind == PAUSE:
+        return segment.kind == "catch-up" and abs(segment.end_ns - (fault.ended_ns or 0)) <= TIE_NS
     lasted = segment.end_ns - segment.start_ns
     if fault.hides_link:
         return 0 < 2 * within >= lasted >= within - EPSILON_NS

@@ -19,6 +19,7 @@ from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.causes import RECOVERED
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.schema import Trial
+from testbed_runtime.history.waits import INT64_MAX
 
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "registration": ("partition",),
@@ -31,6 +32,8 @@ TOLERATED_NS = round(EPSILON_S * NS)
 """A first record is not later than others within this: they wait for flushes of their own."""
 _ONLY = {"checkpoint": "store", "lease": "store"}
 """The failures that an active fault of a group has caused rather than any later fault."""
+_EXPLAINED_BY = {"checkpoint": "store", "heartbeat": "rpc"}
+"""The groups of faults that cost a running job nothing before a wait of this kind begins which fails."""
 _FAILED = (Outcome.FAILED, Outcome.EXPIRED)
 _LOST = (*LOSSES, "jobmanager.kill")
 """The kinds of faults that end a process, which is noticed later."""
@@ -368,14 +371,15 @@ def _with_failovers(
 
 
 def _first_effect(trial: Trial, fault: FaultEffect, failure: Cause) -> int:
-    """Return when a fault took effect. One of the store, on a job that runs, does so with the first of the checkpoints that failed."""
-    begun = fault.begun_ns
-    if failure.kind != "checkpoint" or not fault.kind.startswith("store."):
+    """Return when a fault took effect. On a job that runs, one of the store does so with the first of the checkpoints that failed, and one
+    that delays messages with the last heartbeat before those that were missing."""
+    begun, group = fault.begun_ns, fault.kind.partition(".")[0]
+    if _EXPLAINED_BY.get(failure.kind) != group:
         return begun
     failed = [
         int(row["start_ns"])
         for row in trial.rows("waits")
-        if row["kind"] == "checkpoint" and row["outcome"] in _FAILED and begun < row["t_ns"] <= failure.t_ns
+        if row["kind"] == failure.kind and row["outcome"] in _FAILED and begun < row["t_ns"] <= failure.t_ns
     ]
     return max(begun, min(failed, default=begun))
 
@@ -483,12 +487,13 @@ def _until_all_ended(record: _Record, outage: Outage) -> Outage:
 
 
 def responsible(injected: Sequence[FaultEffect], cause: Cause) -> FaultEffect | None:
-    """Return the fault behind a failure: one on the TaskManager that it names, else the last one before it. None for an error of a
-    function, which no fault explains: only a JobManager that had stopped hears of it late."""
+    """Return the fault behind a failure: one on the TaskManager that it names, else the last one before it. One that had ended before another
+    one stopped the JobManager has no part in it. None for an error of a function, which no fault explains: only a JobManager that had stopped
+    hears of it late."""
+    stops = [e for e in injected if _stops_jobmanager(e) and e.begun_ns <= cause.t_ns]
+    stops = [e for e in stops if e.ended_ns is None or cause.t_ns <= e.ended_ns + TOGETHER_NS]
     if cause.own:
-        late = [e for e in injected if _stops_jobmanager(e) and e.begun_ns <= cause.t_ns]
-        late = [e for e in late if e.ended_ns is None or cause.t_ns <= e.ended_ns + TOGETHER_NS]
-        return max(late, key=lambda e: e.begun_ns, default=None)
+        return max(stops, key=lambda e: e.begun_ns, default=None)
     before = [e for e in injected if e.begun_ns <= cause.t_ns]
     before.sort(key=lambda e: e.begun_ns)
     before = [
@@ -506,5 +511,8 @@ def responsible(injected: Sequence[FaultEffect], cause: Cause) -> FaultEffect | 
         before = active or before
     ordinal = cause.taskmanager.rpartition("-")[0]
     hit = [e for e in before if ordinal and ordinal in targets_of(e)]
+    hit = [
+        e for e in hit if e.kind in LOSSES or not any((e.ended_ns or INT64_MAX) < s.begun_ns for s in stops)
+    ]
     candidates = hit or before
     return candidates[-1] if candidates else None

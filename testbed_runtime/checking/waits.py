@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.common import NS, Entry, busiest, data, events, job_shape, options, task_series
 from testbed_runtime.checking.faults import FaultEffect, held_times, parameters, targets_of
-from testbed_runtime.checking.heldmessages import held_messages
+from testbed_runtime.checking.heldmessages import held_messages, relayed_losses
 from testbed_runtime.checking.iterations import held_supersteps
 from testbed_runtime.checking.lostwaits import lost_waits
 from testbed_runtime.checking.registrations import with_expired_attempts
@@ -88,7 +88,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     recorded = _without_idle(trial, [Wait.from_row(row) for row in trial.rows("waits")])
     if (submission := submission_wait(trial)) is not None:
         recorded.append(submission)
-    recorded += expired_slot_requests(trial, entry)
+    recorded += [*expired_slot_requests(trial, entry), *relayed_losses(trial)]
     recorded = _until_reported(trial, recorded)
     recorded = [_rejoining(_answering(trial, w), effects) for w in _joined_delays(recorded)]
     found = [_named(w, effects, busy, planes) for w in recorded]

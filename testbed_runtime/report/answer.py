@@ -245,6 +245,7 @@ def savings(recovery: Recovery) -> Iterator[str]:
             continue  # it would only have failed earlier
         shorter = [s for s in segments if not s.gave_up]
         saved = sum(s.seconds if s.slack_ns < 0 else s.slack_ns / 1e9 for s in shorter)
+        saved = saved if saved >= NOTABLE_S else 0.0
         if sum(s.seconds for s in shorter) - saved >= NOTABLE_SAVING_S:
             following = next(s.next for s in shorter if s.slack_ns >= 0)
             yield f"{owner}: a lower value saves at most {quantities.seconds(saved)}, then the job waits for {following}"

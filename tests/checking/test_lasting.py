@@ -150,6 +150,10 @@ def test_slots_of_a_dead_taskmanager_are_there_until_its_loss_is_noticed(
         ("network.latency", {}, 1, 7, -1),  # it delays each message for as long
         ("network.latency", {"what": "f", "kind": "catch-up"}, 1, 7, -1),  # the downtime would be shorter
         ("process.kill", {"what": "f", "kind": "stalled"}, 1, 7, -1),
+        ("process.pause", {"what": "f", "kind": "catch-up"}, 1, 8, 0),
+        ("process.pause", {"what": "f", "kind": "catch-up"}, 2.1, 8, -1),
+        ("process.pause", {"what": "f", "kind": "stalled"}, 1, 8, -1),
+        ("process.pause", {"what": "f", "kind": "catch-up"}, 1, 7.97, -1),
     ],
 )
 def test_a_wait_that_a_fault_outlasts_has_nothing_to_save(
@@ -166,6 +170,29 @@ def test_a_wait_that_a_fault_outlasts_has_nothing_to_save(
     (first,), (last,) = (r.segments for r in until_faults_end(rounds, [fault], {}))
     assert (first.slack_ns, first.next) == ((0, "t") if saved == 0 else (-1, ""))
     assert last == later
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "more", "saved_s"),
+    [
+        (3.9, {}, 0),
+        (4, {}, 2),  # 1 s of it is needless: the message would have taken until 9 s
+        (3.9, {"kind": "partition"}, 2),
+        (3.9, {"fault": "other"}, 2),
+        (3.9, {"end_ns": round(8.006 * NS)}, 2),
+    ],
+)
+def test_a_message_that_would_expire_before_its_fault_ends_is_waited_for_until_then(
+    budget_s: float, more: dict[str, Any], saved_s: int
+):
+    """A timeout expires from 2 to 5 s. The task is submitted then, which the fault delays by 4 s, and acknowledged when that ends at 8 s."""
+    kind = more.get("kind", "deployment")
+    own = part(2, 5, "heartbeat")
+    later = part(5, 8, kind=kind, option="", text="t", fault="f", what="2 tasks")
+    wait = replace(waited("deployment", 5, 8, what="a-0", fault="f", budget_ns=round(budget_s * NS)), **more)
+    rounds = [Round(number=1, start_ns=own.start_ns, end_ns=later.end_ns, segments=(own, later))]
+    (found,) = until_faults_end(rounds, [effect("rpc.delay", (1, 8))], {"f": 4 * NS}, [wait])
+    assert (found.segments[0].slack_ns, found.segments[0].next) == (saved_s * NS, "t")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Known answers: regions that fail together, and delays that are ignored."""
+"""Known answers: losses that are heard of late, regions that fail together, and waits that no lower value shortens."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ import pytest
 
 from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.judgement.recovery import Recovery, TrialRecovery
+from testbed_runtime.report.answer import savings
 from tests.simulation.simulating import run_document
 from tests.simulation.test_known_answers import (
+    ALL,
+    ASK,
     DETECTION_S,
+    HEARTBEAT,
+    JOBMANAGER,
     KILL,
     QUICK,
     REACHABILITY,
     SINK,
+    SOURCE,
     TOLERANCE_S,
     Case,
     check_sums,
@@ -25,6 +31,13 @@ from tests.simulation.test_known_answers import (
 )
 
 pytestmark = pytest.mark.virtual
+
+PAUSE: dict[str, Any] = {"process": {"pause": {}}}
+BUSY = "a JobManager that is paused, dead, busy or cut off, during the fault `busy`"
+ACKNOWLEDGED = fault(
+    "busy", "10 s", JOBMANAGER, rpc={"delay": {"method": "AcknowledgeCheckpoint", "delay": "1 s"}}
+)
+"""The six tasks acknowledge the checkpoint that begins at 6 s of virtual time, so the JobMaster handles nothing else until 12 s."""
 
 
 def recoveries(found: dict[str, Any], folder: Path) -> tuple[Recovery, ...]:
@@ -40,6 +53,38 @@ def recoveries(found: dict[str, Any], folder: Path) -> tuple[Recovery, ...]:
 def owned(found: Recovery) -> dict[str, float]:
     """Map each owner that matters to its seconds."""
     return {p.option or p.text: round(p.seconds, 1) for p in found.prices if p.seconds > 0.25}
+
+
+def test_a_busy_jobmaster_hears_late_of_a_loss(tmp_path: Path):
+    """The ResourceManager notices it 1.9 s after the kill at 6.1 s, and reports it to the JobMaster."""
+    faults = [ACKNOWLEDGED, fault("kill", "1 s", SINK, at="2 s", **KILL)]
+    case = Case("heard-late", faults, "", 0.0, options={**QUICK, HEARTBEAT: "30 s"}, observation="30 s")
+    (found,) = recoveries(document(case), tmp_path)
+    assert found.faults == ("kill", "busy")
+    assert owned(found) == {BUSY: 4.0, REACHABILITY: DETECTION_S}
+    assert found.downtime_s == pytest.approx(5.9, abs=TOLERANCE_S)
+
+
+def test_a_fault_on_messages_costs_nothing_before_a_heartbeat_is_missing(tmp_path: Path):
+    """The JobMaster hears its last heartbeats at 6 s, 1.9 s after the fault has begun, and declares the TaskManagers lost at 11 s."""
+    case = Case("missing-since", [ACKNOWLEDGED], "", 0.0, options=QUICK, observation="20 s")
+    (found,) = recoveries(document(case), tmp_path)
+    assert found.prices[0].option == HEARTBEAT
+    assert found.prices[0].seconds == pytest.approx(5.0, abs=TOLERANCE_S)
+    assert found.total_s == pytest.approx(7.1, abs=0.2)
+    assert "saves at most 0 s" in next(savings(found))
+
+
+def test_a_fault_that_ended_before_the_jobmanager_was_paused_is_not_blamed(tmp_path: Path):
+    """A source is cut off for 1 s, which costs nothing. The pause ends after heartbeat.timeout."""
+    faults = [
+        fault("cut", "1 s", SOURCE, at="2 s", plane="rpc", network={"partition": {}}),
+        fault("gc", "5 s", JOBMANAGER, at="4 s", jobmanager={"pause": {}}),
+    ]
+    case = Case("after-a-cut", faults, "", 0.0, options=QUICK, version="1.20", observation="20 s")
+    (found,) = recoveries(document(case), tmp_path)
+    assert found.faults == ("gc",)
+    assert owned(found) == {"the JobManager's return (paused by the fault `gc`)": 5.0}
 
 
 def test_regions_that_fail_in_one_millisecond_leave_a_sound_history(tmp_path: Path):
@@ -77,3 +122,54 @@ def test_the_delay_of_a_strategy_that_is_not_chosen_is_ignored(version: str, kin
     }
     (recovery,) = recoveries(found, tmp_path)
     assert owned(recovery) == {REACHABILITY: DETECTION_S, key: pytest.approx(1.0, abs=TOLERANCE_S)}
+
+
+def two_regions(case: Case) -> dict[str, Any]:
+    """Return the document of the case with two regions, each with a source and a sink of its own."""
+    found = document(case)
+    source, _, sink = found["spec"]["testbed"]["job"]["vertices"]
+    parts = [
+        vertex
+        | {
+            "name": f"{vertex['name']}-{name}",
+            "parallelism": 1,
+            "slotSharingGroup": f"{vertex['name']}-{name}",
+        }
+        for name in "ab"
+        for vertex in (source, sink)
+    ]
+    edges = [{"from": f"source-{name}", "to": f"sink-{name}", "partitioning": "hash"} for name in "ab"]
+    found["spec"]["testbed"]["job"] = {"vertices": parts, "edges": edges}
+    return found
+
+
+def test_a_pause_of_a_region_goes_on_after_the_failover_of_another_one(tmp_path: Path):
+    """It lasts for 6 s, and the other region is lost 1 s after it began, and back 1.9 s later. It has one owner before and after that, and
+    a loss that is noticed sooner would not have ended the outage sooner."""
+    faults = [
+        fault("gc", "6 s", {"taskManagers": {"running": "sink-a"}}, **PAUSE),
+        fault("kill", "1 s", {"taskManagers": {"running": "sink-b"}}, at="1 s", **KILL),
+    ]
+    case = Case("goes-on", faults, "", 0.0, options=QUICK | {HEARTBEAT: "20 s"}, observation="20 s")
+    (found,) = recoveries(two_regions(case), tmp_path)
+    owner = "tm-1's return (paused by the fault `gc`)"
+    assert owned(found) == {owner: pytest.approx(4.1, abs=0.1), REACHABILITY: DETECTION_S}
+    (line,) = savings(found)
+    assert line.startswith(REACHABILITY)
+    assert line.endswith(f"then the job waits for {owner}")
+    assert found.rounds[-1].segments[-1].kind == "catch-up"
+    assert float(line.partition("at most ")[2].split()[0]) == pytest.approx(100, abs=10), "in milliseconds"
+
+
+def test_an_earlier_deployment_saves_nothing_if_its_acknowledgements_would_expire(tmp_path: Path):
+    """Each message takes 5 s, longer than the ask timeout, so no deployment succeeds before the fault ends at 12.1 s."""
+    slow = fault("slow", "8 s", ALL, rpc={"delay": {"method": "SubmitTask", "delay": "5 s"}})
+    case = Case(
+        "in-vain", [slow, fault("kill", "1 s", SINK, **KILL)], "", 0.0, version="1.12", observation="30 s",
+        options={"heartbeat.interval": "1 s", HEARTBEAT: "6 s", ASK: "4 s"},
+    )  # fmt: skip
+    (found,) = recoveries(document(case), tmp_path)
+    assert found.prices[0].option == HEARTBEAT
+    assert "a lower value saves at most 0 s, then the job waits for the TaskManagers to acknowledge" in next(
+        savings(found)
+    )
