@@ -16,6 +16,7 @@ import pytest
 from testbed_runtime.api.compile import compile_testbed
 from testbed_runtime.api.models import TestbedSpec
 from testbed_runtime.core.faults.kinds import KINDS
+from testbed_runtime.evaluation.process import START_LIMIT_S
 from testbed_runtime.history.schema import TABLES
 from testbed_runtime.history.segments import scan
 from testbed_runtime.local.testbed import LocalTestbedHost
@@ -74,7 +75,7 @@ def test_a_spark_driver_that_is_killed_is_an_error_and_a_report(world: World):
     """kill -9 of the JVM while it works: exit 2, one line, no scratch folder, the history can be evaluated again."""
     folder = recorded(world)
     command = world.start("evaluate", folder)
-    command.until("computing the metrics")
+    command.until("computing the metrics", seconds=START_LIMIT_S)
     for pid in world.processes("org.apache.spark"):
         os.kill(pid, signal.SIGKILL)
     said = command.ended()
