@@ -105,7 +105,10 @@ def test_a_fault_on_what_was_waited_for_comes_before_one_on_all_traffic(
 
 
 DELAYED = "restart-strategy.fixed-delay.delay = 10 s"
-TO_RUNNING = {"from": "RESTARTING", "to": "RUNNING"}
+MILESTONES = {
+    "failover.started": {"region": ["count-0"]},
+    "task.state": {"from": "CREATED", "to": "SCHEDULED"},
+}
 
 
 @pytest.mark.parametrize(
@@ -114,11 +117,11 @@ TO_RUNNING = {"from": "RESTARTING", "to": "RUNNING"}
         ("10 s", ["failover.started"], [("cancellation", 2.0, KINDS["cancellation"].doc)]),
         ("10 s", ["failover.started", "failover.cancelled"], [("restart-delay", 2.0, DELAYED)]),
         ("0 s", ["failover.started", "failover.cancelled"], [("fencing", 2.5, KINDS["fencing"].doc)]),
-        ("10 s", ["failover.started", "failover.cancelled", "job.state"], [("slot", 3.0, KINDS["slot"].doc)]),
+        ("10 s", ["failover.started", "failover.cancelled", "task.state"], [("slot", 3.0, KINDS["slot"].doc)]),
         # the tasks restore their state, as no fault makes their deployment slow
-        ("10 s", ["failover.started", "failover.cancelled", "job.state", "failover.slots"], []),
-        ("10 s", ["failover.started", "failover.cancelled", "job.state", "failover.slots", "failover.deployed"], []),
-        ("10 s", ["job.state"], []),
+        ("10 s", ["failover.started", "failover.cancelled", "task.state", "failover.slots"], []),
+        ("10 s", ["failover.started", "failover.cancelled", "task.state", "failover.slots", "failover.deployed"], []),
+        ("10 s", ["task.state"], []),
     ],
 )  # fmt: skip
 def test_a_killed_jobmanager_waited_for_the_next_step_of_its_restart(
@@ -128,7 +131,8 @@ def test_a_killed_jobmanager_waited_for_the_next_step_of_its_restart(
     at 7 s."""
     built = history.empty()
     for number, kind in enumerate(milestones):
-        built.event(kind, "1", 2 + number / 2, data=TO_RUNNING if kind == "job.state" else {})
+        subject = "count-0" if kind == "task.state" else "1"
+        built.event(kind, subject, 2 + number / 2, data=MILESTONES.get(kind, {}))
         if kind == "failover.started":
             built.event("job.state", "1", 2, data={"from": "RUNNING", "to": "RESTARTING"})
     built.add("supervisor", "events", 5.0, kind="process.exit", subject="jobmanager-1")
