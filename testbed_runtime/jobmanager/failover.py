@@ -33,6 +33,11 @@ class RestartDue(Struct, frozen=True):
     """The restart delay is over."""
 
 
+LATE_DELAY_S = 0.001
+"""Least delay after a failure that the strategy merges with a restart that has begun. A real restart takes that long: in virtual time, a job
+that fails at once would otherwise restart forever at one instant."""
+
+
 class Phase(Enum):
     CANCELLING = "cancelling"
     WAITING = "waiting"
@@ -165,6 +170,8 @@ class Failovers:
             self._on_exhausted()
             return
         delay_s = self.strategy.backoff_s(now)
+        if not counted:  # a merged failure does not restart a delay, nor end one early
+            delay_s = max(delay_s, LATE_DELAY_S if merged is None else merged.restart_at - now)
         failover = (
             self._merge(merged, region) if merged else self._begin(cause, region, delay_s, counted=counted)
         )

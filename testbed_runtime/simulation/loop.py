@@ -17,7 +17,7 @@ import gc
 import heapq
 import itertools
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
 from heapq import heappop, heappush
 from typing import Any, TypeVar
@@ -36,6 +36,8 @@ TURNS_AT_ONE_INSTANT_MAX = 100_000
 """This many iterations at one instant are a livelock too. The busiest instant of a run has some hundreds."""
 CANCELLED_TIMERS_MAX = 1_000
 """The timer heap is cleaned when it contains more cancelled timers than this, and they are more than half of it."""
+LIVELOCK_NAMES = 12
+"""Names of tasks in the error: there may be thousands of tasks."""
 END_LIMIT_S = 120.0
 """Virtual seconds for cancelled tasks to end after a run. The others are dropped."""
 COLLECT_EVERY = (12_000_000, 10, 3)
@@ -230,8 +232,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._turns_now = 0
 
     def _raise_livelock(self) -> None:
-        running = ", ".join(sorted(t.get_name() for t in asyncio.all_tasks(self)))
-        raise SimulatedDeadlock(f"livelock at {self._now:.6f} s, turn {self._turns}; tasks: {running}")
+        names = Counter(t.get_name() for t in asyncio.all_tasks(self))
+        most = ", ".join(f"{count} × {name}" for name, count in names.most_common(LIVELOCK_NAMES))
+        raise SimulatedDeadlock(f"livelock at {self._now:.6f} s, turn {self._turns}; tasks: {most}")
 
     # ---- what BaseEventLoop asks of a loop
 

@@ -35,7 +35,6 @@ def drawn(seed: int) -> Drawn:
     run_s = random.choice((0.5, 2.5))
     if random.random() < 0.3:
         configuration |= MERGING
-        run_s = 4.0  # it has recovered: a stop that fails at once would be merged with the one before, again and again
     faults: list[Fault] = []
     for _ in range(random.choice((2, 3, 4))):
         target = random.choice(targets)
