@@ -6,6 +6,9 @@ deployment, report and answer costs one service time (`headgate.jobmanager.servi
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.ids import JOBMANAGER, TaskManagerID
 from testbed_runtime.core.job.deployments import Missing
@@ -30,6 +33,7 @@ from testbed_runtime.core.job.outcome import PRODUCER_FAILED
 from testbed_runtime.jobmanager.blocking import BlockingResults
 from testbed_runtime.jobmanager.checkpoints import Checkpoints
 from testbed_runtime.jobmanager.completed import CompletedCheckpoints
+from testbed_runtime.jobmanager.connecting import Connector
 from testbed_runtime.jobmanager.failover import Failovers, RestartDue
 from testbed_runtime.jobmanager.flowcontrol import FlowCoordinator
 from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
@@ -81,6 +85,7 @@ class JobMaster:
         self._names = {task: name_of(task) for task in self.graph.tasks}
         self._state = JobState(services, store, self.job, self.stored_status)
         self._executors = TaskExecutors(services)
+        self._connector = Connector(services, JOBMASTER)
         self._tasks = JobTasks(services, self.graph, self._executors)
         self._completed = CompletedCheckpoints(services, self.job, store, latest)
         self._checkpoints = Checkpoints(
@@ -151,6 +156,7 @@ class JobMaster:
             **self._checkpoints.handlers(),
             **self._flow.handlers(),
             **self._splits.handlers(),
+            **self._connector.handlers(),
             **self.heartbeats.handlers(),
         }
 
@@ -369,19 +375,35 @@ class JobMaster:
                 f"expected fencing token {self._services.leader}.",
             )
 
-    async def _register(self, message: RegisterAtJobMaster) -> RegistrationResult:
+    async def _register(
+        self, message: RegisterAtJobMaster
+    ) -> RegistrationResult | asyncio.Future[RegistrationResult]:
+        """Connect to the TaskExecutor before it is answered (JobMaster.registerTaskManager)."""
         self._check_leader(message.leader)
-        if message.job != self.job or self._state.terminal:
-            return RegistrationResult("rejection", self._services.leader, NOT_RESPONSIBLE.format(message.job))
         taskmanager = TaskManagerID.parse(message.resource_id)
         known = self._executors.session(taskmanager)
-        if known is not None and message.session < known:
-            return RegistrationResult(
-                "rejection", self._services.leader, "A newer connection has replaced it."
-            )
-        if known is not None and message.session > known:
+        refused = self._refused(message, known)
+        if refused:
+            return RegistrationResult("rejection", self._services.leader, refused)
+        if known == message.session:
+            return RegistrationResult("success", self._services.leader)
+        if known is not None:
             replaced = restarted(taskmanager, self._services.options.flink_version)
             self._taskmanager_lost(replaced, "TaskManager", gone=True)
+        connected = partial(self._connected, taskmanager, message)
+        return self._connector.connect(taskmanager, message.rpc_address, connected)
+
+    def _refused(self, message: RegisterAtJobMaster, known: int | None) -> str:
+        """Return why a TaskExecutor is rejected; empty if it is not. `known`: the session of its connection."""
+        if message.job != self.job or self._state.terminal:
+            return NOT_RESPONSIBLE.format(message.job)
+        newer = known is not None and message.session < known
+        return "A newer connection has replaced it." if newer else ""
+
+    def _connected(self, taskmanager: TaskManagerID, message: RegisterAtJobMaster) -> RegistrationResult:
+        refused = self._refused(message, self._executors.session(taskmanager))
+        if refused:
+            return RegistrationResult("rejection", self._services.leader, refused)
         self._executors.connect(taskmanager, message.rpc_address, message.data_address, message.session)
         self.heartbeats.watch(taskmanager, message.rpc_address)
         return RegistrationResult("success", self._services.leader)

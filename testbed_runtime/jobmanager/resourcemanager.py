@@ -41,6 +41,7 @@ from testbed_runtime.core.versions import (
 )
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome
 from testbed_runtime.history.waits import OpenWait
+from testbed_runtime.jobmanager.connecting import Connector
 from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
@@ -159,6 +160,9 @@ class ResourceManager:
         self._services = services
         self._table = SlotTable(spread=spreads_slots(services.options))
         self._registered: dict[TaskManagerID, _Registration] = {}
+        self._connector = Connector(services, RESOURCEMANAGER)
+        self._connecting: dict[TaskManagerID, object] = {}
+        """The newest attempt to register of each TaskManager that is being connected."""
         self._registrations = 0
         """Number of registrations so far."""
         self._suspended: set[TaskManagerID] = set()
@@ -200,6 +204,7 @@ class ResourceManager:
             _Requested: self._on_requested,
             _Freed: self._on_freed,
             _CheckRequirements: self._on_check,
+            **self._connector.handlers(),
             **self.heartbeats.handlers(),
         }
 
@@ -273,8 +278,21 @@ class ResourceManager:
 
     # ---- registration
 
-    async def _register(self, message: RegisterTaskManager) -> RegistrationResult:
+    async def _register(self, message: RegisterTaskManager) -> asyncio.Future[RegistrationResult]:
+        """Connect to the TaskExecutor before it is answered (ResourceManager.registerTaskExecutor)."""
+        taskmanager, attempt = TaskManagerID.parse(message.resource_id), object()
+        address = (message.rpc_address[0], message.rpc_address[1])
+        self._connecting[taskmanager] = attempt
+        return self._connector.connect(
+            taskmanager, address, partial(self._register_connected, message, attempt)
+        )
+
+    def _register_connected(self, message: RegisterTaskManager, attempt: object) -> RegistrationResult:
         taskmanager = TaskManagerID.parse(message.resource_id)
+        if self._connecting.get(taskmanager) is not attempt:
+            reason = "Decline outdated task executor registration."
+            return RegistrationResult("failure", self._services.leader, reason)
+        del self._connecting[taskmanager]
         newer = [t for t in self._registered if t.ordinal == taskmanager.ordinal and t > taskmanager]
         if newer:
             reason = f"TaskManager {newer[0]} has replaced {taskmanager}."

@@ -9,7 +9,8 @@ from testbed_runtime.core.errors import FlinkError, HeadgateError
 from testbed_runtime.ports.network import Address
 
 Handler: TypeAlias = "Callable[[Any], Awaitable[Any]]"
-"""Takes one message (a Struct of core.job.messages), returns a Struct or None; a FlinkError raised in it travels to the caller."""
+"""Takes one message (a Struct of core.job.messages), returns a Struct or None, or a future of one; a FlinkError raised in it travels
+to the caller."""
 
 
 class RecipientUnreachable(HeadgateError):

@@ -25,7 +25,13 @@ from testbed_runtime.core.job.messages import (
     SlotOfferResult,
     SlotReport,
 )
-from testbed_runtime.core.job.registration import Attempt, RegistrationConfig, RetryingRegistration
+from testbed_runtime.core.job.registration import (
+    REFUSED_DELAY,
+    Attempt,
+    RegistrationConfig,
+    RetryingRegistration,
+)
+from testbed_runtime.core.job.rpcnames import actor_address
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.waits import JOBMASTER_NAME, NO_LIMIT, RM_NAME, Limit, Outcome
 from testbed_runtime.history.waits import OpenWait, WaitLog
@@ -38,7 +44,7 @@ from testbed_runtime.timeouts import timeout
 ANSWERED_AT_ONCE_S = 0.3
 """No wait is recorded for a JobManager that answers this soon after it was declared lost."""
 REPORT_MIN_S = 0.01
-"""Slot reports that take less are not recorded as waits: the registration has just been one."""
+"""Slot reports and refusals that take less are not recorded as waits: they are part of a registration, which is one."""
 LEADER_PROBE_S = 0.5
 """Pause between registration attempts while no process listens at the JobManager's address. In Flink the leader election
 announces a new leader; here the address is probed. The (longer) error delay applies only once a leader answers with an error."""
@@ -62,6 +68,13 @@ class WaitScope(Struct, frozen=True):
     def away(self, peer: str, since_s: float) -> OpenWait:
         """Begin the wait for a JobManager whose last sign of life was at `since_s`."""
         return self.waits.begin("jobmanager", self.who, peer, since_s=since_s)
+
+    def refused(self, wait: OpenWait, attempt: Attempt) -> OpenWait:
+        """Begin the wait for the next attempt if the peer has answered that it is to come later."""
+        if attempt.option != REFUSED_DELAY:
+            return wait
+        wait.end(at_least_s=REPORT_MIN_S)
+        return self.registration(wait.what, limit=wait.limit)
 
     def registered(self, wait: OpenWait, attempt: Attempt, given_up: Limit) -> None:
         """End the wait: an attempt succeeded. Its delay decided the end if it had one. A peer that answers as soon as it was
@@ -302,7 +315,7 @@ class ResourceManagerConnection:
             async with timeout(self._limit.seconds or 0.0):
                 answer, attempt = await self._until_answered()
         except TimeoutError:
-            self._worker = self._wait = None
+            wait, self._worker, self._wait = self._wait or wait, None, None
             wait.limit = self._limit  # also for the wait for a lost ResourceManager
             wait.end(Outcome.EXPIRED)
             self._on_fatal(
@@ -310,7 +323,7 @@ class ResourceManagerConnection:
                 f"{self._limit.value}. This indicates a problem with this instance. Terminating now."
             )
             return
-        self._worker = self._wait = None
+        wait, self._worker, self._wait = self._wait or wait, None, None
         if answer.outcome == "success":
             self._scope.registered(wait, attempt, self.watch.given_up)
         else:
@@ -334,10 +347,16 @@ class ResourceManagerConnection:
             if isinstance(answer, RegistrationResult):
                 return answer, attempt
             attempt = answer
+            if self._wait is not None:
+                self._wait = self._scope.refused(self._wait, attempt)
 
     def _on_answer(self, answer: RegistrationResult) -> None:
         if answer.outcome != "success":
-            self._on_fatal(f"The ResourceManager rejected this TaskManager: {answer.reason}")
+            where = actor_address(self._address, RESOURCEMANAGER, self._scope.options.flink_version)
+            self._on_fatal(
+                f"The TaskExecutor's registration at the ResourceManager {where} has been rejected: Rejected TaskExecutor "
+                f"registration at the ResourceManager because: {answer.reason}"
+            )
             return
         self.leader, self._registration = answer.leader, answer.registration
         report = SlotReport(self._scope.who, self.leader, self._registration, self._allocations())
@@ -472,9 +491,10 @@ class JobConnection:
                     return True
                 wait.end(Outcome.FAILED, cause=answer.reason)
                 for slot in self._slots.of_job(self.job):
-                    self._on_slot_refused(slot, f"The JobManager rejected the registration: {answer.reason}")
+                    self._on_slot_refused(slot, f"JobManager {self.job} has rejected the registration.")
                 return False
             attempt = answer
+            wait = self._wait = self._scope.refused(wait, attempt)
 
     async def _offer_slots(self, offered: list[Slot], number: int) -> None:
         """Offer slots. Offer again after a timeout; free them after any other failure (TaskExecutor.handleAcceptedSlotOffers)."""
@@ -503,7 +523,7 @@ class JobConnection:
             self.offer()
             return
         if isinstance(answer, Exception):
-            self._refuse(offered, f"Slot offering to JobManager with unknown address failed: {answer}")
+            self._refuse(offered, str(answer))
             return
         for slot in offered:
             if slot.allocation in answer.accepted:
@@ -511,7 +531,7 @@ class JobConnection:
                     text = f"Could not mark slot {slot.allocation} active."
                     self._on_slot_gone(self, slot.allocation, text)
             else:
-                self._refuse([slot], f"The slot {slot.allocation} was rejected by the JobManager.")
+                self._refuse([slot], "The slot was rejected by the JobManager.")
 
     def _refuse(self, slots: list[Slot], cause: str) -> None:
         for slot in slots:

@@ -34,6 +34,7 @@ from testbed_runtime.core.job.messages import (
     RegisterAtJobMaster,
     RegisterTaskManager,
     ReleasePartitions,
+    RemoteHandshakeMessage,
     RequestSlot,
     SetSourceRate,
     SubmitTask,
@@ -121,6 +122,7 @@ class TaskExecutor:
             Heartbeat: self._heartbeat,
             DisconnectResourceManager: self._disconnect_resourcemanager,
             DisconnectJobManager: self._disconnect_jobmanager,
+            RemoteHandshakeMessage: self._handshake,
         }
         service_time_s = self._services.options.duration("headgate.taskmanager.service-time")
         self._rpc.serve(TASKEXECUTOR, handlers, service_time_s=service_time_s)
@@ -405,6 +407,10 @@ class TaskExecutor:
         """Return the live counters of this TaskManager."""
         slots = {"slots": float(self._slots.size), "free_slots": float(self._slots.free)}
         return {**slots, **self._tasks.counters()}
+
+    async def _handshake(self, message: RemoteHandshakeMessage) -> Acknowledge:
+        del message
+        return Acknowledge()
 
     async def _disconnect_resourcemanager(self, message: DisconnectResourceManager) -> Acknowledge:
         self.resourcemanager.disconnected(message.leader)

@@ -10,6 +10,7 @@ import json
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from testbed_runtime.core.errors import FlinkError, HeadgateError
@@ -27,7 +28,7 @@ MAX_QUEUED_MESSAGES = 100_000
 MAX_REMEMBERED_CALLS = 4_096
 """Results that a process keeps for repeated call ids."""
 
-QUIET = ("Heartbeat", "RegisterTaskManager", "RegisterAtJobMaster")
+QUIET = ("Heartbeat", "RegisterTaskManager", "RegisterAtJobMaster", "RemoteHandshakeMessage")
 """Messages whose timeouts are part of normal operation (heartbeats, doubling retries). They write no `rpc.timeout` event."""
 
 _UNREACHABLE = (
@@ -208,7 +209,9 @@ class Mailbox:
             )
             self._fail(letter, FlinkError("RuntimeException", f"{type(error).__name__}: {error}"))
         else:
-            if letter.answer is not None and not letter.answer.done():
+            if letter.answer is not None and isinstance(result, asyncio.Future):
+                result.add_done_callback(partial(_pass_on, letter.answer))
+            elif letter.answer is not None and not letter.answer.done():
                 letter.answer.set_result(result)
 
     def _fail(self, letter: _Letter, error: FlinkError) -> None:
@@ -222,6 +225,11 @@ class Mailbox:
                 "exception": error,
             }
         )
+
+
+def _pass_on(answer: asyncio.Future[Any], later: asyncio.Future[Any]) -> None:
+    if not answer.done():
+        answer.set_result(later.result())
 
 
 class Endpoints:

@@ -25,6 +25,7 @@ from testbed_runtime.core.job.messages import (
     OfferSlots,
     RegisterAtJobMaster,
     RegisterTaskManager,
+    RemoteHandshakeMessage,
     RequestJobStatus,
     RequestSlot,
     SinkCommit,
@@ -140,6 +141,7 @@ class ScriptedTaskManager:
             NotifyCheckpointComplete: self._notify,
             NotifyCheckpointAborted: self._abort,
             Heartbeat: self._heartbeat,
+            RemoteHandshakeMessage: self._handshake,
         }
         self.rpc.serve("taskexecutor", self.handlers, service_time_s=self.service_time_s)
         await self.register()
@@ -171,6 +173,10 @@ class ScriptedTaskManager:
 
     def later(self, work: Any) -> None:
         self.background.append(asyncio.get_running_loop().create_task(work))
+
+    async def _handshake(self, message: RemoteHandshakeMessage) -> Acknowledge:
+        del message
+        return Acknowledge()
 
     async def _request_slot(self, message: RequestSlot) -> Acknowledge:
         self.leader = message.jobmaster_leader

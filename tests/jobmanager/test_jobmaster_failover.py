@@ -92,7 +92,7 @@ async def test_milestones_of_a_failover_come_in_order_and_restore_the_latest_che
         states = [data_of(row)["to"] for row in cluster.rows.events("job.state")]
         assert states == ["RUNNING", "RESTARTING", "RUNNING"]
         assert jobmaster_waits(cluster, *ROUND) == [
-            ("slot", "4 slots", 1, "slot.request.timeout", "completed", "", 36),
+            ("slot", "4 slots", 1, "slot.request.timeout", "completed", "", 30),
             ("cancellation", "6 tasks", 1, "task.cancellation.timeout", "completed", "", 2),
             ("restart-delay", "", 1, "restart-strategy.fixed-delay.delay", "fired", "", 700),
             ("slot", "4 slots", 2, "slot.request.timeout", "completed", "", 0),
@@ -174,12 +174,12 @@ async def test_a_lost_connection_to_a_dead_peer_waits_for_its_verdict_and_deploy
         assert 1.0 <= slots - died <= 2.25
         assert len(cluster.rows.events("failover.attempt")) == 1
         assert (await cluster.status()).placement["source-1"] == "tm-4-1"
-        # the report was answered a millisecond later, and the slots took 4 ms and the delay of 50 ms since the loss
-        lost, ms = str(victim.resource_id), round(1000 * (slots - died)) + 1 - 54
+        # the report was answered a millisecond later, and the slots took 6 ms and the delay of 50 ms since the loss
+        lost, ms = str(victim.resource_id), round(1000 * (slots - died)) + 1 - 56
         assert jobmaster_waits(cluster, *ROUND)[1:] == [
             ("fencing", lost, 1, UNREACHABLE, "expired", LOST.format(lost), ms),
             ("cancellation", "6 tasks", 1, UNREACHABLE, "expired", "", ms),
-            ("slot", "4 slots", 2, "slot.request.timeout", "completed", "", 54),
+            ("slot", "4 slots", 2, "slot.request.timeout", "completed", "", 56),
         ]
 
 

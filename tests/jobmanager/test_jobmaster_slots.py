@@ -288,9 +288,53 @@ async def test_older_incarnations_are_rejected():
     """tm-0-1 after tm-0-2."""
     async with Cluster(1) as cluster:
         await cluster.add(TaskManagerID(0, 2))
-        message = RegisterTaskManager("tm-0-1", ("127.0.0.1", 1), 1)
+        message = RegisterTaskManager("tm-0-1", cluster.tms[1].rpc.address, 1)
         answer = await cluster.tms[1].ask("resourcemanager", message)
         assert (answer.outcome, answer.reason) == ("rejection", "TaskManager tm-0-2 has replaced tm-0-1.")
+
+
+@virtually
+async def test_J_161_a_taskmanager_whose_address_cannot_be_connected_is_not_registered():
+    """ResourceManagerTaskExecutorTest.testRegisterTaskExecutorFromInvalidAddress, and the JobMaster in the same way: the TaskExecutor is to
+    try again later."""
+    async with running_job(4) as cluster:
+        known = cluster.manager.resourcemanager.taskmanagers
+        (tm, *_) = cluster.tms
+        job = tm.submitted[-1].job
+        nowhere = ("127.0.0.1", 1)
+        at_resourcemanager = RegisterTaskManager("tm-9-1", nowhere, 1)
+        at_jobmaster = RegisterAtJobMaster("tm-9-1", nowhere, nowhere, job, tm.leader)
+        for endpoint, message in (("resourcemanager", at_resourcemanager), ("jobmaster", at_jobmaster)):
+            answer = await tm.ask(endpoint, message)
+            assert answer.outcome == "failure"
+            assert answer.reason == (
+                "Could not connect to rpc endpoint under address pekko.tcp://flink@127.0.0.1:1/user/rpc/taskexecutor."
+            )
+        await asyncio.sleep(10)
+        assert cluster.manager.resourcemanager.taskmanagers == known
+        assert not cluster.rows.events("taskmanager.lost")
+
+
+@virtually
+async def test_J_162_a_registration_that_was_overtaken_by_another_one_is_declined():
+    """ResourceManagerTaskExecutorTest.testDelayedRegisterTaskExecutor: the later one stays valid. Its TaskExecutor answers, and the first
+    one's only after it was paused."""
+    async with Cluster(2) as cluster:
+        first, second = cluster.tms
+        cluster.switchboard.pause(first.rpc.name)
+        message = RegisterTaskManager("tm-5-1", first.rpc.address, 1)
+        slow = asyncio.get_running_loop().create_task(second.ask("resourcemanager", message))
+        await asyncio.sleep(1.0)
+        answer = await second.ask("resourcemanager", RegisterTaskManager("tm-5-1", second.rpc.address, 1))
+        assert answer.outcome == "success"
+        cluster.switchboard.resume(first.rpc.name)
+        declined = await slow
+        assert (declined.outcome, declined.reason) == (
+            "failure",
+            "Decline outdated task executor registration.",
+        )
+        report = SlotReport("tm-5-1", answer.leader, answer.registration)
+        assert (await second.ask("resourcemanager", report)).accepted
 
 
 @virtually

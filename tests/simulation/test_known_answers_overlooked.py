@@ -43,6 +43,7 @@ pytestmark = pytest.mark.virtual
 
 DELAY = "restart-strategy.fixed-delay.delay"
 EXPONENTIAL = "restart-strategy.exponential-delay"
+ON_TM_0 = {"taskManagers": {"names": ["tm-0"]}}
 RESET = {"network": {"reset": {}}}
 CASES = [
     Case(  # the JobManager works at the submission for 3 s
@@ -95,6 +96,16 @@ CASES = [
         ],
         "a slot for each task, during the fault `slow`", 10.1, failovers=1, options=QUICK, managers={**NO_SPARE, "replaceLost": "1 s"},
         observation="25 s",
+    ),
+    Case(  # a replacement comes 2 s after the kill, and no answer reaches it until 18.5 s after it. Its attempt at 14.7 s is refused 3 s
+        # later, as the ResourceManager cannot connect to it: it learns that when the cut ends, and pauses for 30 s
+        "registration-behind-a-one-way-cut",
+        [
+            fault("kill", "1 s", ON_TM_0, **KILL),
+            fault("cut", "17500 ms", ON_TM_0, at="1 s", plane="rpc", direction="to", network={"partition": {}}),
+        ],
+        "cluster.registration.refused-registration-delay", 30.0, failovers=1, managers={**NO_SPARE, "replaceLost": "2 s"},
+        observation="60 s", options={**QUICK, HEARTBEAT: "60 s", ASK: "3 s"},
     ),
     Case(
         "late-slot-report",

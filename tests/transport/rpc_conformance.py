@@ -140,6 +140,28 @@ class RpcConformance:
             await done.wait()
         assert [(row["kind"], row["subject"]) for row in history.rows] == [("rpc.timeout", "taskexecutor")]
 
+    async def test_a_handler_may_answer_later_and_handle_other_messages_meanwhile(self, make_rpc):
+        """It returns a future of its answer. A caller that has given up by then is not missed."""
+        callee, caller = await make_rpc("b"), await make_rpc("a")
+        later: asyncio.Future[Acknowledge] = asyncio.get_running_loop().create_future()
+
+        async def handle(message: CancelTask) -> Acknowledge | asyncio.Future[Acknowledge]:
+            return Acknowledge(reason="at once") if message.attempt == "second" else later
+
+        callee.serve("taskexecutor", {CancelTask: handle})
+        asked = [
+            asyncio.ensure_future(
+                caller.ask("b", callee.address, "taskexecutor", CancelTask(name, ""), timeout_s=seconds)
+            )
+            for name, seconds in (("first", ENOUGH_S), ("given up", 0.02), ("second", ENOUGH_S))
+        ]
+        assert await asked[2] == Acknowledge(reason="at once")
+        with pytest.raises(AskTimeout):
+            await asked[1]
+        assert not asked[0].done()
+        later.set_result(Acknowledge(reason="later"))
+        assert await asked[0] == Acknowledge(reason="later")
+
     async def test_a_timed_out_ask_speaks_akka_in_1_12(self, make_rpc):
         """The text names the actor and the milliseconds."""
         interceptor = Interceptor()

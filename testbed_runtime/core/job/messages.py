@@ -86,6 +86,10 @@ class RegisterAtJobMaster(Struct, frozen=True):
     """Grows with each connection of this TaskExecutor to a JobMaster: a larger one replaces the connection before it."""
 
 
+class RemoteHandshakeMessage(Struct, frozen=True):
+    """ResourceManager or JobMaster → TaskExecutor: it connects before it answers a registration."""
+
+
 class DisconnectTaskManager(Struct, frozen=True):
     """The TaskExecutor has closed its connection: its tasks of the job fail, and the JobMaster loses its slots."""
 

@@ -9,6 +9,8 @@ from msgspec import Struct
 from testbed_runtime.core.errors import require_option
 from testbed_runtime.core.options import Options
 
+REFUSED_DELAY = "cluster.registration.refused-registration-delay"
+
 
 class RegistrationConfig(Struct, frozen=True):
     """Seconds."""
@@ -33,7 +35,7 @@ class RegistrationConfig(Struct, frozen=True):
             initial_timeout_s=options.duration("cluster.registration.initial-timeout"),
             max_timeout_s=options.duration("cluster.registration.max-timeout"),
             error_delay_s=options.duration("cluster.registration.error-delay"),
-            refused_delay_s=options.duration("cluster.registration.refused-registration-delay"),
+            refused_delay_s=options.duration(REFUSED_DELAY),
         )
 
 
@@ -68,7 +70,7 @@ class RetryingRegistration:
 
     def on_refused(self) -> Attempt:
         """Try again after a longer delay: the answer was `failure`."""
-        return self._restart(self._config.refused_delay_s, "cluster.registration.refused-registration-delay")
+        return self._restart(self._config.refused_delay_s, REFUSED_DELAY)
 
     def _restart(self, delay_s: float, option: str = "") -> Attempt:
         self._timeout_s = self._config.initial_timeout_s

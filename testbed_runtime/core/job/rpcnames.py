@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from testbed_runtime.core.versions import PEKKO, has
+
+
+def actor_address(address: tuple[str, int], endpoint: str, flink_version: str) -> str:
+    """Return the address of an endpoint as this version of Flink prints it."""
+    system = "pekko" if has(flink_version, PEKKO) else "akka"
+    return f"{system}.tcp://flink@{address[0]}:{address[1]}/user/rpc/{endpoint}"
+
+
 METHODS: dict[str, str] = {
     "SubmitTask": "TaskExecutorGateway.submitTask(TaskDeploymentDescriptor, JobMasterId, Duration)",
     "CancelTask": "TaskExecutorGateway.cancelTask(ExecutionAttemptID, Duration)",

@@ -1,0 +1,66 @@
+"""The connection of an endpoint of the JobManager to a TaskExecutor that registers, before it is answered (RpcService.connect)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.messages import TASKEXECUTOR, RegistrationResult, RemoteHandshakeMessage
+from testbed_runtime.core.job.rpcnames import actor_address
+from testbed_runtime.jobmanager.services import Services
+from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure
+
+
+class _Connected(Struct, frozen=True):
+    answer: asyncio.Future[RegistrationResult]
+    register: Callable[[], RegistrationResult]
+    failure: str
+    """Reason if the TaskExecutor could not be connected; empty otherwise."""
+
+
+class Connector:
+    """Connects to TaskExecutors for one endpoint. A registration continues in its mailbox."""
+
+    def __init__(self, services: Services, endpoint: str) -> None:
+        self._services = services
+        self._endpoint = endpoint
+        self._timeout_s = services.options.duration("pekko.ask.timeout")
+
+    def handlers(self) -> dict[type, Handler]:
+        """Return the handlers to add to the endpoint's own."""
+        return {_Connected: self._on_connected}
+
+    def connect(
+        self, taskmanager: TaskManagerID, address: Address, register: Callable[[], RegistrationResult]
+    ) -> asyncio.Future[RegistrationResult]:
+        """Return the future answer to a registration: that of `register`, or a failure if the address cannot be connected."""
+        answer: asyncio.Future[RegistrationResult] = asyncio.get_running_loop().create_future()
+        connecting = self._connect(taskmanager, address, register, answer)
+        self._services.tasks.spawn(connecting, f"connect-{taskmanager}")
+        return answer
+
+    async def _connect(
+        self,
+        taskmanager: TaskManagerID,
+        address: Address,
+        register: Callable[[], RegistrationResult],
+        answer: asyncio.Future[RegistrationResult],
+    ) -> None:
+        failure = ""
+        ask, handshake = self._services.rpc.ask, RemoteHandshakeMessage()
+        try:
+            await ask(taskmanager.name, address, TASKEXECUTOR, handshake, timeout_s=self._timeout_s)
+        except (AskTimeout, RecipientUnreachable, RemoteFailure):
+            where = actor_address(address, TASKEXECUTOR, self._services.options.flink_version)
+            failure = f"Could not connect to rpc endpoint under address {where}."
+        self._services.rpc.post(self._endpoint, _Connected(answer, register, failure))
+
+    async def _on_connected(self, message: _Connected) -> None:
+        leader, failure = self._services.leader, message.failure
+        answer = RegistrationResult("failure", leader, failure) if failure else message.register()
+        if not message.answer.done():
+            message.answer.set_result(answer)
