@@ -228,12 +228,10 @@ class MemorySink:
         self.buffer = RowBuffer(
             run=run, trial=trial, process=process, boot_id=boot_id, now_ns=now_ns, chunk_rows=CHUNK_ROWS
         )
+        self.put = self.buffer.put
 
     def append(self, table: str, **row: Any) -> None:
         self.buffer.append(table, row)
-
-    def put(self, table: str, values: tuple[Any, ...]) -> None:
-        self.buffer.put(table, values)
 
     async def flush(self) -> bool:
         """Return True: there is nothing to flush."""

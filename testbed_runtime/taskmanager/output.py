@@ -35,13 +35,14 @@ class OutputFlusher:
         self._phase = phase
         self._first: float | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def touched(self) -> None:
         """Schedule a flush after a write."""
         if self._interval_s == 0:
             self._flush()
         elif self._timer is None and self._interval_s > 0:
-            loop = asyncio.get_running_loop()
+            loop = self._loop = self._loop or asyncio.get_running_loop()
             now = loop.time()
             if self._first is None:
                 self._first = now + self._interval_s
@@ -150,7 +151,8 @@ class TaskOutput:
             self._announce()
         for partition, partitioner in self._chosen(only):
             for part in partitioner.parts(records):
-                await self._emit(partition, part)
+                if (done := self._begin(partition, part)) < len(part[1]):
+                    await self._end(partition, part, done)
         if self._outputs:
             self._flusher.touched()
 
@@ -160,7 +162,8 @@ class TaskOutput:
         self._announce()
         for partition, partitioner in self._outputs:
             for part in partitioner.parts_of(block, start, end):
-                await self._emit(partition, part)
+                if (done := self._begin(partition, part)) < len(part[1]):
+                    await self._end(partition, part, done)
         if self._outputs:
             self._flusher.touched()
 
@@ -173,7 +176,8 @@ class TaskOutput:
             self._announce()
             partition, _ = self._random.choice(self._outputs)
             subpartition = self._random.randrange(len(partition.subpartitions))
-            await self._emit(partition, (subpartition, framed(marker), 1))
+            part = (subpartition, framed(marker), 1)
+            await self._end(partition, part, self._begin(partition, part))
             self._flusher.touched()
 
     def _announce(self) -> None:
@@ -182,11 +186,14 @@ class TaskOutput:
             for partition in self.partitions:
                 announce(partition)
 
-    async def _emit(self, partition: ResultPartition, part: Part) -> None:
+    def _begin(self, partition: ResultPartition, part: Part) -> int:
+        """Write what fits into buffers now. Return its bytes: `_end` writes the rest."""
         subpartition, data, _ = part
         self._meter.bytes_out += len(data) * (len(partition.subpartitions) if subpartition == EVERY else 1)
-        done = self._write(partition, part, 0)
-        while done < len(data):
+        return self._write(partition, part, 0)
+
+    async def _end(self, partition: ResultPartition, part: Part, done: int) -> None:
+        while done < len(part[1]):
             self._flusher.touched()
             self.waits += 1
             self._meter.enter(BACKPRESSURED)
@@ -303,6 +310,6 @@ class TaskOutput:
         self._flusher.close()
 
     def _flush(self) -> None:
-        for partition in self.partitions:
+        for partition, _ in self._outputs:
             if not partition.is_blocking:
                 partition.flush_all()

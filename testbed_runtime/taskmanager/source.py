@@ -203,18 +203,30 @@ class SourceTask:
     async def _emit_what_is_due(self) -> None:
         run = self._run
         records = self._take(run.now_ns(), self._batch_records())
-        if records is None and not self._limiter.grant(run.now(), 1):
+        if records is not None:
+            self._deferring = False
+            await self._emit(records)
+            if run.work is not None:
+                await run.work.pay()
+            if not (self._has_caught_up() and run.output.is_available):
+                await run.services.cpu.yield_control()
+                return
+        if not self._limiter.grant(run.now(), 1):
             await self._wait(self._limiter.next_time(run.now()), backpressured=True)
             return
-        self._deferring = self._lazy and records is None
-        if records is None:
-            times = [time for time in (self._next_time(), self._marker_at) if time is not None]
-            await self._wait(min(times), backpressured=False)
-            return
-        await self._emit(records)
-        if run.work is not None:
-            await run.work.pay()
-        await run.services.cpu.yield_control()
+        self._deferring = self._lazy
+        next_time = self._next_time()
+        until = self._marker_at if next_time is None else min(next_time, self._marker_at)
+        await self._wait(until, backpressured=False)
+
+    def _has_caught_up(self) -> bool:
+        """Whether the next record of a generated source is due later. How many words a socket has is not asked."""
+        source = self.source
+        return (
+            isinstance(source, GeneratedSource)
+            and not source.exhausted
+            and source.next_due_ns() > self._run.now_ns()
+        )
 
     async def _emit(self, records: Records) -> None:
         """Write the records that were taken last."""

@@ -162,6 +162,8 @@ class StreamTask:
                 finished = run.input.finished  # an event may have been the last one
             elif run.input.is_available:
                 await run.services.cpu.yield_control()
+            elif run.output.is_available:
+                await self._idle()
 
     async def read_recovered(self, on_consumed: Callable[[], None]) -> None:
         """Process the input that was in flight at the checkpoint. Call `on_consumed` whenever that of a gate is processed."""
@@ -218,11 +220,23 @@ class StreamTask:
             records = self._read(channel, item)
             if records is not None and self._tracks_latency:
                 records = await self._take_markers(records, channel)
-            if records is not None:
+            if records is None or not len(records):
+                return
+            if self._receiving is None:
+                await self._process(records, channel)
+            else:
                 await self._take(records, channel)
             return
         if self._receiving is not None:
             await self._receiving.idle()
+        if isinstance(item, EndOfData):
+            await self._on_end_of_data()
+        elif isinstance(item, EndOfSuperstep):
+            await self._on_end_of_superstep()
+        else:
+            self._on_event(channel, item)
+
+    def _on_event(self, channel: int, item: Event) -> None:
         if isinstance(item, CheckpointBarrier):
             self._perform(self._barriers.on_barrier(channel, item, self._run.now()))
         elif isinstance(item, EventAnnouncement):
@@ -232,10 +246,6 @@ class StreamTask:
             self._perform(effects)
         elif isinstance(item, CancelCheckpointMarker):
             self._perform(self._barriers.on_cancellation(channel, item.checkpoint_id, self._run.now()))
-        elif isinstance(item, EndOfData):
-            await self._on_end_of_data()
-        elif isinstance(item, EndOfSuperstep):
-            await self._on_end_of_superstep()
         elif isinstance(item, EndOfOutputChannelState):
             self._run.input.on_producer_recovered(channel)
         elif isinstance(item, EndOfPartition):
@@ -282,29 +292,33 @@ class StreamTask:
 
     async def _process(self, records: Records, channel: int) -> None:
         """Process them in slices of the service time: a full buffer of small records may take seconds, and its first ones are passed on earlier."""
-        size = len(records)
-        if self._service_time_s > 0:
-            size = max(1, min(size, int(SERVICE_SLICE_S / self._service_time_s)))
+        if self._service_time_s <= 0:
+            await self._process_now(records, channel)
+            return
+        size = max(1, int(SERVICE_SLICE_S / self._service_time_s))
         for position in range(0, len(records), size):
             part = records[position : position + size]
-            if self._service_time_s > 0:
-                await self._service.spend(self._service_time_s * len(part))
+            await self._service.spend(self._service_time_s * len(part))
             await self._process_now(part, channel)
 
     async def _process_now(self, records: Records, channel: int) -> None:
-        run = self._run
+        run, operator = self._run, self.operator
         run.meter.records_in += len(records)  # together with the lag of a sink, which says how late they are
         if self._sink is not None:
             self._sink.write(records, channel)
-        if self.operator is None:
+        if operator is None:
             return
         stamp_path(records, run.subtask.vertex, run.subtask.subtask)
+        if not operator.slice_records:
+            made = operator.process(records)
+            if made is not None and len(made):
+                await self._emit(made)
+            return
         position = 0
         while position < len(records):
-            size = self.operator.slice_records or len(records)
-            part = records[position : position + size]
+            part = records[position : position + operator.slice_records]
             position += len(part)
-            await self._operate(partial(self.operator.process, part), len(part))
+            await self._operate(partial(operator.process, part), len(part))
             if position < len(records):
                 await run.services.cpu.yield_control()
 

@@ -53,6 +53,7 @@ from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.taskmanager.backchannel import IterationBroker
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
+from testbed_runtime.taskmanager.meter import BUSY, TaskMeter
 from testbed_runtime.taskmanager.process import LocalFiles
 from testbed_runtime.taskmanager.services import REAL_PACE, Pace, TaskServices
 from testbed_runtime.taskmanager.statefiles import StateBackend
@@ -158,8 +159,10 @@ class Deployed:
         self.records: list[Records] = []
         self.reads = self.resumes = self.acknowledges = True
         """Whether the reader reads, resumes after a barrier, and acknowledges the end of the data."""
-        self.yields: list[tuple[float, int]] = []
-        """Number of records that had been emitted whenever the task let others run, with times."""
+        self.yields = 0
+        """How often the task has let others run although it had more to do."""
+        self.totals: list[tuple[float, int]] = []
+        """Number of records that had been emitted whenever the task let others run, or waited, with times."""
         self.modes: set[int] = set()
         """Whether it was busy then, idle, or back-pressured."""
         self.ended_at: float | None = None
@@ -214,6 +217,7 @@ class Deployed:
         self.gateway = JobMasterGateway(self.rpc, self.jobmanager.address, "job", "leader", "tm-0-1", 1.0)
         self.descriptor = await self._descriptor(address)
         self.task = Task(self.descriptor, self.services, self.gateway, self._on_end, lambda task: None)
+        self.task.meter.enter = self._enter  # type: ignore[method-assign]
         if self.started:
             for producer in self.producers:
                 self.upstream.register(producer)
@@ -261,8 +265,18 @@ class Deployed:
         )
 
     def _note_yield(self) -> None:
-        self.yields.append((self.ms, self.task.meter.records_out))
+        self.yields += 1
+        self._note_total()
+
+    def _note_total(self) -> None:
+        self.totals.append((self.ms, self.task.meter.records_out))
         self.modes.add(self.task.meter.mode)
+
+    def _enter(self, mode: int) -> None:
+        """Note what was emitted before a wait."""
+        if mode != BUSY:
+            self._note_total()
+        TaskMeter.enter(self.task.meter, mode)
 
     def _on_end(self, task: Task) -> None:
         self.ended_at = self.ms
@@ -387,8 +401,8 @@ class Deployed:
     @property
     def emitted(self) -> list[tuple[float, int]]:
         """How many records the task emitted before it let others run, with times."""
-        totals = [0, *(total for _, total in self.yields)]
-        grown = [(ms, total - before) for (ms, total), before in zip(self.yields, totals, strict=False)]
+        totals = [0, *(total for _, total in self.totals)]
+        grown = [(ms, total - before) for (ms, total), before in zip(self.totals, totals, strict=False)]
         return [(ms, count) for ms, count in grown if count]
 
     @property

@@ -78,7 +78,7 @@ def test_a_function_works_in_slices_and_the_task_lets_others_run_between_them(tm
     task = driven(operator("python", function=f"{tmp_path}/user.py:f"), drive)
     first = SLICE_RECORDS_FIRST
     assert task.counts == [first, 2 * first, 100 - 3 * first]
-    assert len(task.yields) == 2
+    assert task.yields == 2
 
 
 def test_a_function_that_drops_records_says_so_once(tmp_path: Path):
@@ -126,7 +126,7 @@ def test_a_sink_reads_several_buffers_at_once_and_an_operator_reads_one(made: An
 
     task = driven(made(), drive, **SMALL)
     assert (task.task.meter.buffers_in, task.modes) == (18, {BUSY})
-    assert len(task.yields) == pytest.approx(yields, abs=1)
+    assert task.yields == pytest.approx(yields, abs=1)
 
 
 def test_a_sink_that_is_slow_by_its_own_doing_reads_one_buffer_at_a_time():
