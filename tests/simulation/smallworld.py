@@ -95,16 +95,22 @@ class SmallWorld(Judging):
 
     async def close(self) -> dict[str, int]:
         """End every process. Return the network buffers in use, by TaskManager."""
-        await asyncio.sleep(0.2)  # the last results are released after the job has finished
+        for _ in range(5):
+            await asyncio.sleep(0.2)  # a TaskManager releases its last results after the job has finished
+            leaks = self._segments_in_use()
+            if not any(leaks.values()):
+                break
+        await self.processes.close()
+        await self._rpc.close()
+        return leaks
+
+    def _segments_in_use(self) -> dict[str, int]:
         shells = {n: self.processes.get(n) for n in self.processes.names()}
-        leaks = {
+        return {
             name: process.shell.segments_in_use
             for name, process in shells.items()
             if process is not None and isinstance(process.shell, TaskManager)
         }
-        await self.processes.close()
-        await self._rpc.close()
-        return leaks
 
     def checkpoints(self, state: str) -> list[Mapping[str, Any]]:
         """Return the rows of checkpoints in a state, without those of tasks unless they acknowledged."""

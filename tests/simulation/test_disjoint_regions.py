@@ -30,6 +30,7 @@ def drawn(seed: int) -> Drawn:
     configuration = {
         FIXED: random.choice(("20 ms", "50 ms", "300 ms")),
         "slot.request.timeout": random.choice(("300 ms", "5 min")),
+        "headgate.restart.fence-dead-slots": random.choice(("true", "true", "false")),
         "jobmanager.execution.failover-strategy": random.choice(("region", "region", "region", "full")),
     }
     run_s = random.choice((0.5, 2.5))
