@@ -38,6 +38,8 @@ from testbed_runtime.checking.lasting import (
     since_earlier_fault,
     unnoticed_loss,
     until_faults_end,
+    until_next_loss,
+    without_outrun,
 )
 from testbed_runtime.checking.limiting import (
     FaultSizes,
@@ -241,9 +243,10 @@ class _Paths:
             found.insert(0, self._round(outage, number, span, lasting))
             named = "" if span.cause is None else span.cause.taskmanager
             lasting = lasting_wait(self.waits, found[0].segments, named)
-        failed = [r.failure for r in outage.rounds[:-1]]
-        needless = [False, *(f is not None and f.kind == "slot" for f in failed)]
-        shared = until_faults_end(share_slack(found, needless), self.effects, self.delays, self.waits)
+        needless = [r.cause is not None and r.cause.kind == "slot" for r in outage.rounds]
+        shared = share_slack(without_outrun(found, self.waits, self.effects), needless)
+        shared = until_faults_end(shared, self.effects, self.delays, self.waits)
+        shared = until_next_loss(shared, [r.cause for r in outage.rounds], self.effects)
         causes = [c.t_ns for r in outage.rounds for c in (r.cause, r.failure) if c is not None]
         shared = with_enough(shared, causes, self.waits, self.effects, self.entry)
         return tuple(replace(r, segments=capped(r.segments)) for r in shared)

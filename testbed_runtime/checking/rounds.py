@@ -35,7 +35,7 @@ _ONLY = {"checkpoint": "store", "lease": "store"}
 _EXPLAINED_BY = {"checkpoint": "store", "heartbeat": "rpc"}
 """The groups of faults that cost a running job nothing before a wait of this kind begins which fails."""
 _FAILED = (Outcome.FAILED, Outcome.EXPIRED)
-_LOST = (*LOSSES, "jobmanager.kill")
+LOST = (*LOSSES, "jobmanager.kill")
 """The kinds of faults that end a process, which is noticed later."""
 
 
@@ -344,7 +344,7 @@ def _with_failovers(
     missed = {
         e.fault
         for e in injected
-        if e.kind in _LOST and (since <= e.begun_ns or (behind and e.fault not in began))
+        if e.kind in LOST and (since <= e.begun_ns or (behind and e.fault not in began))
     }
     lasting = missed | {e.fault for e in injected if e.ended_ns is None or e.ended_ns > since}
     rest = [e for e in injected if e.fault in lasting or e.fault not in known]

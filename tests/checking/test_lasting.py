@@ -19,10 +19,12 @@ from testbed_runtime.checking.lasting import (
     since_earlier_fault,
     unnoticed_loss,
     until_faults_end,
+    until_next_loss,
+    without_outrun,
 )
 from testbed_runtime.checking.prices import prices
 from testbed_runtime.core.judgement.recovery import Round, Segment
-from testbed_runtime.core.waits import Outcome
+from testbed_runtime.core.waits import EVERYTHING, Outcome
 from tests.checking.test_rules import NS, effect, waited
 
 
@@ -343,3 +345,63 @@ def test_rounds_without_a_common_wait_stay_as_they_are():
     for rounds in (lone, [lone[0], empty, *lone[1:]], [empty, *lone, empty], [empty, empty]):
         assert share_slack(rounds, [True] * len(rounds)) == tuple(rounds)
     assert share_slack((), ()) == ()
+
+
+def round_of(*segments: Segment) -> Round:
+    return Round(number=1, start_ns=segments[0].start_ns, end_ns=segments[-1].end_ns, segments=segments)
+
+
+@pytest.mark.parametrize(
+    ("kind", "begun", "slack_ns"),
+    [
+        ("jobmanager.pause", 2, -1),
+        ("process.pause", 2, -1),
+        ("jobmanager.pause", 1, 0),
+        ("jobmanager.kill", 2, 0),
+    ],
+)
+def test_a_pause_of_the_jobmanager_that_begins_after_a_wait_does_not_limit_it(
+    kind: str, begun: int, slack_ns: int
+):
+    """The wait begins at 1 s. A JobManager that is killed stops the job whether it runs or not."""
+    own = part(1, 3, "heartbeat", slack_ns=0, next="its return")
+    back = waited("jobmanager", begun, 6, who=EVERYTHING, what="jobmanager", cause="its return", fault="f")
+    paused = effect(kind, (begun, 6), targets='["jobmanager"]')
+    ((found,),) = (r.segments for r in without_outrun([round_of(own)], [back], [paused]))
+    assert found.slack_ns == slack_ns
+
+
+@pytest.mark.parametrize(
+    ("kind", "begun", "slack"),
+    [("process.kill", 6, 0), ("process.kill", 9, 1), ("process.kill", 11, -1), ("process.pause", 6, -1)],
+)
+def test_a_wait_before_the_next_loss_saves_what_a_shorter_failover_leaves_of_the_time_until_it(
+    kind: str, begun: float, slack: float
+):
+    """The detection begins at 1 s and lasts for 2 s. The job restores its state in 7 s, unless the next loss interrupts it."""
+    rounds = [
+        round_of(part(1, 3, "heartbeat"), part(3, begun + 1, "restore", option="")),
+        round_of(
+            part(begun + 1, begun + 8, "restore", option=""),
+            part(begun + 8, begun + 9, "catch-up", option=""),
+        ),
+    ]
+    cause = Cause(round((begun + 1) * NS), "", "", "JobMaster", "tm-1-1", kind="connection")
+    lost = effect(kind, (begun, begun + 1))
+    found = until_next_loss(rounds, [None, cause], [lost])[0].segments[0]
+    assert found.slack_ns == (-1 if slack < 0 else slack * NS)
+    assert found.next == ("" if slack < 0 else "its recovery from the fault `f`")
+
+
+@pytest.mark.parametrize(("shown", "saved_ns"), [(True, NS), (False, -1)])
+def test_detections_that_overlap_save_what_lies_before_the_next_loss(*, shown: bool, saved_ns: int):
+    """The next loss begins 1 s after the wait for the first one, which lasts for 2 s, and is noticed 2 s later. If the path does not show its
+    detection, a lower value shortens this beside it."""
+    second = part(2 if shown else 3, 4, "heartbeat" if shown else "restart-delay", "tm-1-1")
+    rounds = [
+        round_of(part(1, 3, "heartbeat", "tm-0-1"), second),
+        round_of(part(4, 5, "catch-up", option="")),
+    ]
+    cause = Cause(4 * NS, "", "", "JobMaster", "tm-1-1", kind="heartbeat")
+    found = until_next_loss(rounds, [None, cause], [effect("process.kill", (2, 3))])[0].segments
+    assert [s.slack_ns for s in found] == [saved_ns, -1]

@@ -173,3 +173,44 @@ def test_an_earlier_deployment_saves_nothing_if_its_acknowledgements_would_expir
     assert "a lower value saves at most 0 s, then the job waits for the TaskManagers to acknowledge" in next(
         savings(found)
     )
+
+
+def test_a_loss_noticed_before_the_jobmanager_pauses_would_outrun_the_pause(tmp_path: Path):
+    """It is paused 1 s after the kill, inside the detection of 1.9 s. With one missing heartbeat, the failover ends 0.9 s after the kill,
+    and the pause costs nothing, so no limit is given."""
+    faults = [
+        fault("kill", "1 s", SINK, **KILL),
+        fault("gc", "4 s", JOBMANAGER, at="1 s", jobmanager={"pause": {}}),
+    ]
+    downtimes = {}
+    for threshold in ("2", "1"):
+        chosen = QUICK | {HEARTBEAT: "30 s", "heartbeat.rpc-failure-threshold": threshold}
+        case = Case("outrun", faults, "", 0.0, options=chosen, observation="20 s")
+        (tmp_path / threshold).mkdir()
+        (found, *_) = recoveries(document(case), tmp_path / threshold)
+        assert list(savings(found)) == []
+        downtimes[threshold] = found.downtime_s
+    assert downtimes == {
+        "2": pytest.approx(5.0, abs=TOLERANCE_S),
+        "1": pytest.approx(0.9, abs=TOLERANCE_S),
+    }
+
+
+def test_a_loss_in_a_restore_ends_what_an_earlier_restart_saves(tmp_path: Path):
+    """Each state takes 5 s. It is restored from 1.9 s after the first kill on, and interrupted by the second one 3.5 s after it. No detection is
+    short enough for that restore to end before. Only the second detection costs anything."""
+    faults = [
+        fault("slow", "30 s", ALL, store={"slow": {"delay": "5 s"}}),
+        fault("one", "1 s", SINK, at="500 ms", **KILL),
+        fault("two", "1 s", {"taskManagers": {"names": ["tm-0"]}}, at="4 s", **KILL),
+    ]
+    case = Case(
+        "restore", faults, "", 0.0, managers={"replicas": 6}, observation="40 s",
+        options=QUICK | {"execution.checkpointing.timeout": "60 s"},
+    )  # fmt: skip
+    (found,) = recoveries(document(case), tmp_path)
+    detections = [s for r in found.rounds for s in r.segments if s.kind == "heartbeat"]
+    assert [round(s.seconds, 1) for s in detections] == [1.4, 2.0]
+    (line,) = savings(found)
+    assert line.startswith(f"{REACHABILITY} = 1 s × 2: a lower value saves at most 2.00 s")
+    assert line.endswith("then the job waits for its recovery from the fault `two`")
