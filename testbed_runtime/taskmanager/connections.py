@@ -544,6 +544,11 @@ class JobConnection:
         wait, self._wait = self._wait, None
         return wait if wait is not None and wait.kind == "jobmanager" and not wait.ended else None
 
+    def end_wait(self) -> None:
+        """End the wait for a lost JobMaster: its JobManager is back, and takes the last slot of the job away."""
+        if (wait := self.hand_over()) is not None:
+            wait.end()
+
     def stop_watching(self) -> None:
         """Stop the heartbeat watch, because this TaskManager disconnects from the job."""
         self._established = False

@@ -251,6 +251,9 @@ class TaskExecutor:
             self._keeper.spawn(self._tell(RESOURCEMANAGER, message), f"slot-available:{slot.index}")
 
     async def _free_slot(self, message: FreeSlot) -> Acknowledge:
+        slot = self._slots.get(message.allocation)
+        if slot is not None and len(self._slots.of_job(slot.job)) == 1 and slot.job in self._jobs:
+            self._jobs[slot.job].end_wait()
         self._release_slot(message.allocation, FlinkError("FlinkException", message.cause))
         return Acknowledge()
 
