@@ -420,7 +420,9 @@ class _Walk:
             and max(slots.start_ns, self.at - NEAR_NS) < w.end_ns <= self.at + EPSILON_NS
             and w.start_ns < self.at
         ]:
-            delay = max(delays, key=lambda w: (w.end_ns, w.wait))
+            delay, holder = max(delays, key=lambda w: (w.end_ns, w.wait)), self._holder(slots)
+            if holder is not None and holder.kind in _STARTING and holder.end_ns > delay.end_ns + EPSILON_NS:
+                return  # the process came in between
             self._add(max(delay.end_ns, self.start), slots)
             self._take(delay)
 

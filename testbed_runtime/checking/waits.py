@@ -100,7 +100,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     found = [_worked_for(trial, _replayed(trial, w, restored, entry), windows, entry) for w in found]
     closing = _closing(effects, on_rpc_alone(entry))
     restarts = [int(e["t_ns"]) for e in events(trial, "failover.started")]
-    found = [_since_its_fault(w, closing, restarts) for w in found]
+    found = [_since_its_fault(trial, w, closing, restarts) for w in found]
     for effect in effects:
         if effect.injected_ns is not None:
             found += _stop_waits(effect, effect.injected_ns, end_ns)
@@ -166,10 +166,12 @@ def _is_silent(effect: FaultEffect) -> bool:
     return effect.kind in FAULTS and FAULTS[effect.kind].silent
 
 
-def _since_its_fault(wait: Wait, closing: Sequence[FaultEffect], restarts: Sequence[int]) -> Wait:
+def _since_its_fault(
+    trial: Trial, wait: Wait, closing: Sequence[FaultEffect], restarts: Sequence[int]
+) -> Wait:
     """Return a wait for the close of a connection from the fault on that closed it: the newest one at one of its ends. A task that is
-    behind may have received nothing for long, without waiting for bytes. Others send to it while a link lets nothing pass, unless a
-    restart has made the connection since then."""
+    behind may have received nothing for long, without waiting for bytes. Others send to it while a link lets nothing pass, or when they
+    have worked off what a process that is gone had sent, unless a restart has made the connection since then."""
     if wait.kind != "connection":
         return wait
     ends = {_ordinal(wait.wait.partition("/")[0]), _ordinal(wait.what), ANYBODY, ""}
@@ -178,6 +180,9 @@ def _since_its_fault(wait: Wait, closing: Sequence[FaultEffect], restarts: Seque
         if wait.start_ns < fault.begun_ns:
             return fault.begun_ns <= wait.end_ns
         lasted = _is_silent(fault) and wait.start_ns < (fault.ended_ns or wait.end_ns)
+        if fault.kind in LOSSES:
+            states = [state for t_ns, state in _states(trial).get(wait.who, ()) if t_ns <= fault.begun_ns]
+            lasted = states[-1:] == ["RUNNING"]
         return lasted and not any(fault.begun_ns < t_ns <= wait.start_ns for t_ns in restarts)
 
     before = [

@@ -75,21 +75,23 @@ def test_a_connection_is_waited_for_since_the_newest_fault_that_could_close_it(
 
 
 @pytest.mark.parametrize(
-    ("kind", "ended", "since"),
+    ("kind", "ended", "running", "since"),
     [
-        ("network.half-open", 9, 3),
-        ("network.half-open", 3.9, 4),
-        ("network.reset", 9, 4),  # each new connection is refused at once
-        ("process.kill", 9, 4),
+        ("network.half-open", 9, 1, 3),
+        ("network.half-open", 3.9, 1, 4),
+        ("network.reset", 9, 1, 4),  # each new connection is refused at once
+        ("process.kill", 9, 1, 3),
+        ("process.kill", 9, 3.5, 4),
     ],
 )
 def test_a_connection_on_which_a_fault_lets_nothing_pass_is_waited_for_since_the_fault(
-    history: Any, kind: str, ended: float, since: float
+    history: Any, kind: str, ended: float, running: float, since: float
 ):
-    """It began at 3 s. The gate received from another producer until 4 s, whose task waits for the close since then. A killed process has
-    closed its connections before."""
+    """It began at 3 s. The gate received from another producer until 4 s, whose task waits for the close since then. A task that ran when its
+    producer was killed only finds out then. One that was deployed later was refused."""
     built = history.empty(lambda table, row: row | {"wait": "tm-0-1/1"} if table == "waits" else row)
     built.wait("connection", "count-0", "tm-1-1", (4, 9))
+    built.event("task.state", "count-0", running, data={"from": "INITIALIZING", "to": "RUNNING"})
     effect = replace(fault(kind, "tm-1"), injected_ns=history.at(3), ended_ns=history.at(ended))
     (found,) = read_waits(built.trial(), {}, [effect], history.at(9.5))[:1]
     assert (found.kind, found.start_ns) == ("connection", history.at(since))

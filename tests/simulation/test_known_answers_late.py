@@ -215,3 +215,34 @@ def test_a_loss_in_a_restore_ends_what_an_earlier_restart_saves(tmp_path: Path):
     (line,) = savings(found)
     assert line.startswith(f"{REACHABILITY} = 1 s × 2: a lower value saves at most 2.00 s")
     assert line.endswith("then the job waits for its recovery from the fault `two`")
+
+
+@pytest.mark.parametrize("threshold", ["2", "1"])
+def test_a_loss_that_restarts_no_task_costs_nothing(threshold: str, tmp_path: Path):
+    """The TaskManager of a source that has finished dies. Its loss is noticed soon, but the counts, 100 records per second each, go on with what
+    they have received of its full result, and fail only when the connection closes, 4.2 s after the kill."""
+    kill = fault("kill", "1 s", {"taskManagers": {"names": ["tm-0"]}}, **KILL)
+    case = Case(
+        "finished", [kill], "", 0.0, observation="40 s", vertex={"serviceTime": "10 ms"},
+        options=QUICK | {"heartbeat.rpc-failure-threshold": threshold},
+    )  # fmt: skip
+    found = document(case)
+    testbed = found["spec"]["testbed"]
+    del testbed["flinkConfiguration"]["execution.checkpointing.interval"]
+    testbed["job"]["vertices"][0]["source"] |= {"recordsPerSecond": 400, "limit": 1500}
+    testbed["job"]["edges"][0] |= {"result": "blocking", "deployment": "on-full-result"}
+    found["spec"]["timeline"] |= {"warmUp": "1 s", "baseline": "1 s"}
+    (recovery,) = recoveries(found, tmp_path)
+    prices = {p.kind: p.seconds for p in recovery.prices}
+    assert "heartbeat" not in prices
+    assert prices["connection"] == pytest.approx(4.2, abs=TOLERANCE_S)
+    assert recovery.from_events_s < 0.01
+
+
+def test_a_process_that_comes_just_after_a_request_for_its_slot_has_the_time_until_then(tmp_path: Path):
+    """The loss is noticed 1.9 s after the kill. The slot is requested 20 ms later, and allocated 50 ms after the replacement has come."""
+    case = Case("just-after", [fault("kill", "1 s", SINK, **KILL)], "", 0.0, options=QUICK, managers={"replicas": 4, "replaceLost": "2 s"})  # fmt: skip
+    (found,) = recoveries(document(case), tmp_path)
+    assert {p.kind for p in found.prices} >= {"replacement", "slot-request"}
+    assert "slot" not in {p.kind for p in found.prices if p.seconds > 0.005}
+    assert found.prices[0].seconds == pytest.approx(2.0, abs=0.005)
