@@ -182,7 +182,7 @@ def progress(folder: Path) -> list[tuple[float, int]]:
 
 def run_flink(cluster: Cluster, case: Case, folder: Path) -> dict[str, Any]:
     """Run the job with the fault once. Return what Flink did."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     cluster.resize(3 if case.spare else 2)
     options = [f"{key}={value}" for key, value in case.options.items()]
     words = [cluster.rest, folder, RATE, case.throws, THROWS_AT]
@@ -346,7 +346,7 @@ def scenario(name: str, case: Case, *, fenced: bool) -> dict[str, Any]:
 
 def run_headgate(command: str, name: str, case: Case, folder: Path, *, fenced: bool) -> dict[str, Any]:
     """Run the case once with `headgate simulate` or `headgate run`. Return what its history and its answer say."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     path = folder / "scenario.yaml"
     path.write_text(json.dumps(scenario(name, case, fenced=fenced)))
     (folder / "throws.py").write_text(FUNCTION.format(at=THROWS_AT, throws=case.throws))
@@ -415,7 +415,7 @@ def main() -> None:
 
 def compare(cluster: Cluster, name: str, folder: Path, *, run: bool) -> Iterator[dict[str, Any]]:
     """Run a case in Flink, and with Headgate as Flink had it."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     case = CASES[name]
     row = run_flink(cluster, case, folder / "flink")
     yield row | {"engine": "Flink"}

@@ -68,19 +68,22 @@ def held_messages(
 
 def relayed_losses(trial: Trial) -> list[Wait]:
     """Return a wait for the JobMaster to handle each loss that the ResourceManager reports to it: one that is busy begins the failover later."""
-    lost = {
-        str(e["subject"]): int(e["t_ns"])
+    lost = [
+        (str(e["subject"]), int(e["t_ns"]))
         for e in events(trial, "taskmanager.lost")
         if data(e).get("detector") == RM_NAME
-    }
+    ]
     found = []
     for event in events(trial, "failover.failure"):
         process, at = str(data(event).get("taskmanager")), int(event["t_ns"])
-        if data(event).get("detector") == RM_NAME and lost.get(process, at) < at:
+        since = max((t for name, t in lost if name == process and t <= at), default=at)
+        if data(event).get("detector") == RM_NAME and since < at:
             wait = f"{process}/relayed/{event['subject']}"
             found.append(
-                Wait(wait=wait, kind="jobmanager", who=RM_NAME, what=JOBMASTER_NAME, start_ns=lost[process], end_ns=at)
-            )  # fmt: skip
+                Wait(
+                    wait=wait, kind="jobmanager", who=RM_NAME, what=JOBMASTER_NAME, start_ns=since, end_ns=at
+                )
+            )
     return found
 
 

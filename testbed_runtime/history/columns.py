@@ -61,17 +61,22 @@ def first_true(flags: Any) -> int:
     return int(places[0]) if len(places) else -1
 
 
-def tolerance_ns(trial: Trial, process: str) -> int:
-    """Return how much two times that this process took of the same moment may differ: it may have stalled in between."""
-    return TOLERANCE_NS + trial.kept("longest stalls", lambda: _longest_stalls(trial)).get(process, 0)
+def tolerance_ns(trial: Trial, process: str, since_ns: int, until_ns: int | None = None) -> int:
+    """Return how much two times that this process took of the same moment may differ: it may have stalled in between. One of them is
+    `since_ns`, or both are between that and `until_ns`."""
+    stalls = trial.kept("stalls", lambda: _stalls(trial)).get(process, ())
+    first, last = since_ns - TOLERANCE_NS, (since_ns if until_ns is None else until_ns) + TOLERANCE_NS
+    return TOLERANCE_NS + max(
+        (end - start for start, end in stalls if start <= last and first <= end), default=0
+    )
 
 
-def _longest_stalls(trial: Trial) -> dict[str, int]:
-    waits, found = trial.table("waits"), dict[str, int]()
+def _stalls(trial: Trial) -> dict[str, list[tuple[int, int]]]:
+    waits, found = trial.table("waits"), dict[str, list[tuple[int, int]]]()
     if sound(waits, "process", "kind", "start_ns", "t_ns"):
         stalled = waits.filter(equal(waits, "kind", "stalled")).select(["process", "start_ns", "t_ns"])
         for r in stalled.to_pylist():
-            found[r["process"]] = max(found.get(r["process"], 0), r["t_ns"] - r["start_ns"])
+            found.setdefault(r["process"], []).append((r["start_ns"], r["t_ns"]))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The connection of an endpoint of the JobManager to a TaskExecutor that registers, before it is answered (RpcService.connect)."""
+"""Connect an endpoint of the JobManager to a TaskExecutor before its registration is answered (RpcService.connect)."""
 
 from __future__ import annotations
 

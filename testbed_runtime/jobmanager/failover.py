@@ -109,7 +109,7 @@ class Failovers:
         self._active: list[Failover] = []
         """The restarts in progress, the oldest one first. No two have a task in common."""
         self._suspects: dict[TaskManagerID, OpenWait] = {}
-        """TaskManagers that may be dead: no restart before each has answered a heartbeat or is lost."""
+        """TaskManagers that may be dead: no restart to their slots before each has answered a heartbeat or is lost."""
         self._lost: Limit | None = None
         """While a lost TaskManager is handled: what decided that it is lost."""
 
@@ -265,12 +265,16 @@ class Failovers:
         that has not begun to deploy includes the producers of the blocking results that were there."""
         limited = limit if limit.option else None
         self.clear_suspect(taskmanager, limited)
-        self._lost = limited
+        self.decide(limited)
         if self._graph.has_blocking:
             for failover in reversed(self._pending):  # the last one takes what several need
                 self._include_producers(failover)
         self.advance()
-        self._lost = None
+        self.decide(None)
+
+    def decide(self, limit: Limit | None) -> None:
+        """Attribute cancellations that end from now on to the limit that decided that a TaskManager is lost."""
+        self._lost = limit
 
     def _include_producers(self, failover: Failover) -> None:
         """Add the producers of lost blocking results. If everything was cancelled already, these are cancelled next."""
@@ -285,7 +289,7 @@ class Failovers:
         self._take(failover, added, failover.cause.text)
 
     def suspect(self, cause: Cause) -> None:
-        """Hold the restart until the TaskManager at the other end of a lost connection has answered, or its slots are gone."""
+        """Hold restarts until the TaskManager at the other end of a lost connection has answered, or its slots are gone."""
         if not self._active or not self._fence or not cause.connection_lost:
             return
         taskmanager = TaskManagerID.parse(cause.taskmanager)
@@ -325,8 +329,14 @@ class Failovers:
             due = now >= failover.restart_at
             if failover.delay is not None and due:
                 failover.delay.end(Outcome.FIRED)
-            if failover.phase is Phase.WAITING and due and not (self._suspects or self._checkpoints.settling):
+            held = self._checkpoints.settling or self._is_held(failover)
+            if failover.phase is Phase.WAITING and due and not held:
                 self._deploy(failover)
+
+    def _is_held(self, failover: Failover) -> bool:
+        """Whether a suspect caused this restart, or holds slots of its tasks."""
+        places = {self._graph.execution(task).taskmanager for task in failover.tasks}
+        return any(t in places or str(t) == failover.cause.taskmanager for t in self._suspects)
 
     def _deploy(self, failover: Failover) -> None:
         """Schedule new attempts. The job runs again when no other restart is pending."""

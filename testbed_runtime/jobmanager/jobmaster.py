@@ -462,6 +462,7 @@ class JobMaster:
         self.heartbeats.unwatch(lost.taskmanager)
         self._scheduler.lose(lost.taskmanager, lost.text)
         cause = Cause(lost.cause_class, lost.text, detector, str(lost.taskmanager), wait=lost.wait)
+        self._failovers.decide(lost.limit if lost.limit.option else None)
         for execution in self.graph.executions:
             if execution.taskmanager == lost.taskmanager:
                 self._slot_lost(execution, cause)

@@ -147,6 +147,10 @@ class _Postponed:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self.drop_wait()
+
+    def drop_wait(self) -> None:
+        """Nothing would change any more."""
         if self._wait is not None:
             self._services.waits.drop(self._wait)
             self._wait = None
@@ -252,6 +256,7 @@ class ResourceManager:
 
     def cancel_requests(self) -> None:
         self._declaration.stop()
+        self._check.drop_wait()
         self._declared.clear()
         self._wanted.clear()
 
@@ -283,16 +288,22 @@ class ResourceManager:
         taskmanager, attempt = TaskManagerID.parse(message.resource_id), object()
         address = (message.rpc_address[0], message.rpc_address[1])
         self._connecting[taskmanager] = attempt
-        return self._connector.connect(
+        answer = self._connector.connect(
             taskmanager, address, partial(self._register_connected, message, attempt)
         )
+        answer.add_done_callback(partial(self._forget_attempt, taskmanager, attempt))
+        return answer
+
+    def _forget_attempt(self, taskmanager: TaskManagerID, attempt: object, answer: object) -> None:
+        del answer
+        if self._connecting.get(taskmanager) is attempt:
+            del self._connecting[taskmanager]
 
     def _register_connected(self, message: RegisterTaskManager, attempt: object) -> RegistrationResult:
         taskmanager = TaskManagerID.parse(message.resource_id)
         if self._connecting.get(taskmanager) is not attempt:
             reason = "Decline outdated task executor registration."
             return RegistrationResult("failure", self._services.leader, reason)
-        del self._connecting[taskmanager]
         newer = [t for t in self._registered if t.ordinal == taskmanager.ordinal and t > taskmanager]
         if newer:
             reason = f"TaskManager {newer[0]} has replaced {taskmanager}."

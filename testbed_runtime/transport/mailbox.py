@@ -266,7 +266,8 @@ class Endpoints:
             mailbox.put(message, None)
 
     def deliver(self, endpoint: str, message: Any, call_id: str) -> asyncio.Future[Any] | None:
-        """Return the future answer, or None when the endpoint does not exist. It is cancelled if the endpoint is stopped."""
+        """Return the future answer, or None when the endpoint does not exist. It is cancelled if the endpoint is stopped before it has
+        handled the message."""
         mailbox = self._mailboxes.get(endpoint)
         if mailbox is None:
             return None

@@ -8,10 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.checking.faults import held_times
-from testbed_runtime.checking.heldmessages import held_messages
+from testbed_runtime.checking.heldmessages import held_messages, relayed_losses
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome, Wait
 from tests.checking.test_recovery_path import path, wait
 from tests.checking.test_rules import NS, effect
+from tests.checking.written import at, event, wrote
 
 SLOW = effect("rpc.delay", (0, 30), targets='["tm-1"]')
 DELAYS = {"f": 6 * NS}
@@ -159,3 +160,16 @@ def test_slots_wait_for_a_taskmanager_that_handles_no_messages():
     ]
     assert path([*waits, *held_messages(waits, [SLOW], DELAYS, {})], 6) == [("stalled", 6)]
     assert [kind for kind, _ in path(waits, 6)] == ["cancellation", "slot"]
+
+
+def test_each_loss_of_a_taskmanager_is_heard_by_the_jobmaster_on_its_own():
+    """It registered again under its id, and was lost a second time."""
+    reported = {"detector": RM_NAME, "taskmanager": "tm-1-1"}
+    rows = [
+        event("taskmanager.lost", "tm-1-1", 1, **reported),
+        event("failover.failure", "1", 3, **reported),
+        event("taskmanager.lost", "tm-1-1", 10, **reported),
+        event("failover.failure", "2", 13, **reported),
+    ]
+    found = relayed_losses(wrote(*rows))
+    assert [(w.start_ns, w.end_ns) for w in found] == [(at(1), at(3)), (at(10), at(13))]

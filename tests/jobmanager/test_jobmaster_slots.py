@@ -195,7 +195,7 @@ async def test_J_160_a_change_of_the_requested_slots_puts_off_their_request():
 
 
 @virtually
-async def test_the_free_slots_are_allocated_at_once_and_the_others_as_they_become_free():
+async def test_the_free_slots_are_allocated_first_and_the_others_as_they_become_free():
     """A job that needs four slots holds the three that there are. It starts with the fourth, and requests no other again."""
     async with Cluster(3) as cluster:
         await cluster.submit()

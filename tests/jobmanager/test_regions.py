@@ -246,6 +246,22 @@ def _without_slots(cluster: Cluster) -> list[str]:
 
 
 @virtually
+async def test_a_region_does_not_wait_for_a_suspect_of_another_one():
+    """The TaskManager that one region names is silent. Another one has neither failed because of it nor has a slot there."""
+    vertices = tuple(JobVertex(name, 1, 128, name) for name in "abc")
+    silent = {"heartbeat.timeout": "20 s", "heartbeat.rpc-failure-threshold": "-1"}
+    async with Cluster(4, {**silent, "restart-strategy.fixed-delay.delay": "100 ms"}) as cluster:
+        await cluster.submit(JobGraph("job", vertices, ()))
+        await cluster.until_running()
+        a, b, c = (cluster.running_on(name) for name in ("a-0", "b-0", "c-0"))
+        cluster.switchboard.pause(b.rpc.name)
+        await a.report_lost_connection(cluster.attempt_of("a-0"), b)
+        await c.report(cluster.attempt_of("c-0"), "FAILED", "IOException", "its own")
+        await asyncio.sleep(1.0)
+        assert (await cluster.status()).tasks == {"a-0": "FAILED", "b-0": "RUNNING", "c-0": "RUNNING"}
+
+
+@virtually
 async def test_a_producer_of_a_full_result_that_still_runs_is_not_restarted_with_another_one():
     """Their consumer waits for both results."""
     edges = (JobEdge(name, "sink", result=BLOCKING, deployment=FULL_RESULT) for name in ("a", "b"))

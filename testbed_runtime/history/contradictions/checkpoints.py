@@ -128,11 +128,12 @@ def _usual(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
 def _durations(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield durations that are not the time since the checkpoint was triggered, and alignments that took longer."""
     for one in found:
-        allowed = tolerance_ns(trial, one.triggered["process"])
+        process, since_ns = one.triggered["process"], one.triggered["t_ns"]
         for r in (*one.acknowledged.values(), one.ended):
             if r is None:
                 continue
-            took = r["t_ns"] - one.triggered["t_ns"]
+            took = r["t_ns"] - since_ns
+            allowed = tolerance_ns(trial, process, since_ns, r["t_ns"])
             if abs(r["duration_ns"] - took) > allowed:
                 problem = f"is {r['duration_ns'] / NS:g} s, but {took / NS:.3f} s passed since checkpoint {r['checkpoint']} was triggered"
                 yield Damage("checkpoints", "duration_ns", r["row"], problem)
@@ -271,7 +272,7 @@ def _waits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
         if not earlier:
             yield Damage("waits", "what", row, f"is {r['what']!r}, which {r['process']} did not trigger")
             return
-        one, allowed = earlier[-1], tolerance_ns(trial, r["process"])
+        one, allowed = earlier[-1], tolerance_ns(trial, r["process"], r["start_ns"])
         begun = one.triggered if r["kind"] == "checkpoint" else one.finalizing
         if begun is None or abs(r["start_ns"] - begun["t_ns"]) > allowed:
             began = "triggered" if r["kind"] == "checkpoint" else "acknowledged"

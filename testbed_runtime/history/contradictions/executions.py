@@ -263,7 +263,7 @@ def _lost(trial: Trial) -> Iterator[Damage]:
         if r["kind"] != "heartbeat" or r["who"] not in GIVING_UP or r["outcome"] != Outcome.EXPIRED:
             continue
         apart = [abs(t - r["t_ns"]) for s, d, t in lost if s == r["what"] and d == r["who"]]
-        allowed = tolerance_ns(trial, r["process"])
+        allowed = tolerance_ns(trial, r["process"], r["t_ns"])
         if min(apart, default=allowed + 1) > allowed:
             problem = f"is {r['outcome']!r}, but {r['who']} did not lose {r['what']} then (taskmanager.lost in events)"
             yield Damage("waits", "outcome", row, problem)

@@ -301,7 +301,7 @@ def _restarts(trial: Trial, waits: Waits) -> Iterator[Damage]:
     for kind, wait in WAIT_OF_RESTART.items():
         ends = [r["t_ns"] for _, r in waits if r["kind"] == wait]
         for _, event in events(trial, kind):
-            allowed = tolerance_ns(trial, event["process"])
+            allowed = tolerance_ns(trial, event["process"], event["t_ns"])
             if min((abs(end - event["t_ns"]) for end in ends), default=allowed + 1) > allowed:
                 yield no_row(
                     "waits", f"has no {wait} that restart {event['subject']} ended ({kind} in events)"
@@ -406,7 +406,8 @@ def _losses(trial: Trial, waits: Waits) -> Iterator[Damage]:
         data = parsed(event["data"])
         mine = [r for r in expired if (r["who"], r["what"]) == (data.get("detector"), event["subject"])]
         if data.get("wait") == "heartbeat" and not any(
-            abs(r["t_ns"] - event["t_ns"]) <= tolerance_ns(trial, event["process"]) for r in mine
+            abs(r["t_ns"] - event["t_ns"]) <= tolerance_ns(trial, event["process"], event["t_ns"])
+            for r in mine
         ):
             yield Damage(
                 "events",

@@ -85,7 +85,7 @@ def _written(trial: Trial) -> Iterator[Damage]:
         row = int(owned.order[at])
         if not processes[row].startswith(JOB_PROCESSES):
             continue
-        allowed = tolerance_ns(trial, processes[row])
+        allowed = tolerance_ns(trial, processes[row], int(t_ns[at]))
         if after[at] <= last[at] and t_ns[at] > t_ns[after[at]] + allowed:
             off = (t_ns[at] - t_ns[after[at]]) / NS
             yield Damage(
@@ -212,7 +212,7 @@ def _ended(trial: Trial, waits: Waits) -> Iterator[Damage]:
         detectors = (JOBMASTER_NAME, RM_NAME) if event["kind"] == LOST else (JOBMASTER_NAME,)
         if kind not in BY_JOBMANAGER or data.get("detector") not in detectors:
             continue
-        allowed = tolerance_ns(trial, event["process"])
+        allowed = tolerance_ns(trial, event["process"], event["t_ns"])
         if not any(abs(t_ns - event["t_ns"]) <= allowed for t_ns in ends.get(kind, ())):
             problem = f"has no {kind} that ended with {event['kind']} of {event['subject']} (data in events)"
             yield no_row("waits", problem)
