@@ -26,7 +26,7 @@ from testbed_runtime.core.job.restart import ignored_settings, restart_strategy
 from testbed_runtime.core.options import ALIASES, BY_KEY, LATENCY_INTERVAL, Options
 from testbed_runtime.core.processmemory import memory_doubts, process_memory
 from testbed_runtime.core.values import MAX_INT
-from testbed_runtime.core.versions import NO_EXCLUSIVE_BUFFERS, has
+from testbed_runtime.core.versions import NO_EXCLUSIVE_BUFFERS, SLOT_DELAYS, has
 
 CHECKPOINTS = "execution.checkpointing.interval"
 SLOTS_KEY = "taskmanager.numberOfTaskSlots"
@@ -238,6 +238,12 @@ def doubts_together(options: Options, path: str) -> Iterator[str]:
         )
     if options.duration("heartbeat.timeout") == options.duration("heartbeat.interval"):
         yield f"{path}[heartbeat.timeout]: is not more than heartbeat.interval, so a TaskManager can be lost without a fault"
+    delays = ((key, change) for key, change in SLOT_DELAYS.items() if has(options.flink_version, change))
+    if sum(options.duration(key) for key, _ in delays) >= options.duration("slot.request.timeout"):
+        yield (
+            f"{path}[slot.request.timeout]: is not more than {' and '.join(SLOT_DELAYS)} together, so every request for a slot expires "
+            "before it is looked at"
+        )
     for key, doubt in memory_doubts(options):
         if options.is_set(key):
             yield f"{path}[{key}]: {doubt}"

@@ -48,6 +48,11 @@ REQUESTS_POSTPONED = Change(
     "2.0",
     "a JobMaster requests slots 20 ms after its last change of them (`slot.request.max-interval`); before, at once (FLINK-33874)",
 )
+SLOT_DELAYS = {
+    "slot.request.max-interval": REQUESTS_POSTPONED,
+    "slotmanager.requirement-check.delay": CHECKS_POSTPONED,
+}
+"""Options that put a request for slots off, and since when they exist."""
 RM_TELLS_JOBS = Change(
     "1.20",
     "a ResourceManager that gives a TaskManager up disconnects it from the job at once; from 1.13 to 1.19 only the JobMaster's own "

@@ -31,12 +31,10 @@ from testbed_runtime.core.job.messages import (
 )
 from testbed_runtime.core.job.slots import SlotKey, SlotState, SlotTable, spreads_slots
 from testbed_runtime.core.versions import (
-    CHECKS_POSTPONED,
     DECLARATIVE_SLOTS,
-    REQUESTS_POSTPONED,
     RESTART_NAMES_TASKMANAGER,
     RM_TELLS_JOBS,
-    Change,
+    SLOT_DELAYS,
     has,
 )
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome
@@ -114,17 +112,15 @@ class _CheckRequirements(Struct, frozen=True):
 class _Postponed:
     """A step that comes some time after a change, and then covers later changes too. Its message is posted to an endpoint."""
 
-    def __init__(
-        self, services: Services, who: str, endpoint: str, message: object, *, option: str, change: Change
-    ) -> None:
-        """`change`: with it, the option takes effect."""
+    def __init__(self, services: Services, who: str, endpoint: str, message: object, *, option: str) -> None:
+        """`option`: how long it is put off."""
         self._services = services
         self._who = who
         self._limit = option_limit(services.options, option)
         self._post = partial(services.rpc.post, endpoint, message)
         self._timer: asyncio.TimerHandle | None = None
         self._wait: OpenWait | None = None
-        exists = has(services.options.flink_version, change)
+        exists = has(services.options.flink_version, SLOT_DELAYS[option])
         self.delay_s = services.options.duration(option) if exists else 0.0
 
     def arm(self, seconds: float) -> None:
@@ -183,12 +179,8 @@ class ResourceManager:
         version = services.options.flink_version
         declare, check = DeclareRequirements(), _CheckRequirements()
         interval, delay = "slot.request.max-interval", "slotmanager.requirement-check.delay"
-        self._declaration = _Postponed(
-            services, JOBMASTER_NAME, JOBMASTER, declare, option=interval, change=REQUESTS_POSTPONED
-        )
-        self._check = _Postponed(
-            services, RM_NAME, RESOURCEMANAGER, check, option=delay, change=CHECKS_POSTPONED
-        )
+        self._declaration = _Postponed(services, JOBMASTER_NAME, JOBMASTER, declare, option=interval)
+        self._check = _Postponed(services, RM_NAME, RESOURCEMANAGER, check, option=delay)
         self._tells_job = has(version, RM_TELLS_JOBS) or not has(version, DECLARATIVE_SLOTS)
         self.heartbeats = HeartbeatSender(
             services,

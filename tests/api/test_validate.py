@@ -62,11 +62,15 @@ def test_the_document_of_the_design_is_valid():
     assert (findings.errors, findings.warnings, findings.without_effect) == ((), (), ())
 
 
+def configured(options):
+    return lambda spec: spec["testbed"]["flinkConfiguration"].update(options)
+
+
 @pytest.mark.parametrize(
     ("change", "warning"),
     [
         (
-            lambda s: s["testbed"]["flinkConfiguration"].update({"pekko.ask.timeout": "15"}),
+            configured({"pekko.ask.timeout": "15"}),
             "spec.testbed.flinkConfiguration[pekko.ask.timeout]: '15' has no unit, so it is 15 ms (write '15 s' or '15 ms')",
         ),
         (
@@ -78,28 +82,27 @@ def test_the_document_of_the_design_is_valid():
             "spec.faults[0].duration: '800' has no unit, so it is 800 ms (write '800 s' or '800 ms')",
         ),
         (
-            lambda s: s["testbed"]["flinkConfiguration"].update(
-                {"restart-strategy.exponential-delay.jitter-factor": "10"}
-            ),
+            configured({"restart-strategy.exponential-delay.jitter-factor": "10"}),
             "spec.testbed.flinkConfiguration[restart-strategy.exponential-delay.jitter-factor]: "
             "10 is a share of 1,000 % (write '0.1' for 10 %)",
         ),
         (
-            lambda s: s["testbed"]["flinkConfiguration"].update(
-                {"restart-strategy.failure-rate.delay": "2 s"}
-            ),
+            configured({"restart-strategy.failure-rate.delay": "2 s"}),
             "spec.testbed.flinkConfiguration[restart-strategy.failure-rate.delay]: has no effect, in Flink too, because "
             "restart-strategy.type is not set (write restart-strategy.type: failure-rate)",
         ),
         (
-            lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timeout": "1 s"}),
+            configured({"slot.request.timeout": "70 ms"}),
+            "spec.testbed.flinkConfiguration[slot.request.timeout]: is not more than slot.request.max-interval and "
+            "slotmanager.requirement-check.delay together, so every request for a slot expires before it is looked at",
+        ),
+        (
+            configured({"heartbeat.timeout": "1 s"}),
             "spec.testbed.flinkConfiguration[heartbeat.timeout]: is not more than heartbeat.interval, so a TaskManager can be lost "
             "without a fault",
         ),
         (
-            lambda s: s["testbed"]["flinkConfiguration"].update(
-                {"taskmanager.network.memory.max-buffers-per-channel": "1"}
-            ),
+            configured({"taskmanager.network.memory.max-buffers-per-channel": "1"}),
             "spec.testbed.flinkConfiguration[taskmanager.network.memory.max-buffers-per-channel]: with 1, a task that has begun a "
             "buffer processes nothing more until a checkpoint barrier ends it, in Flink too (write at least 2)",
         ),
