@@ -145,7 +145,7 @@ def test_bounds_that_say_what_they_mean_have_no_warning():
 def test_nought_needs_no_unit():
     """`0` is the same in every unit."""
     options = {"execution.checkpointing.min-pause": "0"}
-    assert changed(lambda s: s["testbed"]["flinkConfiguration"].update(options)).warnings == ()
+    assert changed(configured(options)).warnings == ()
 
 
 BAD = {
@@ -158,27 +158,27 @@ BAD = {
         "spec.testbed.taskManagers.replica: is an unknown field (did you mean replicas?",
     ),
     "option within a typo": (
-        lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timout": "1 s"}),
+        configured({"heartbeat.timout": "1 s"}),
         "spec.testbed.flinkConfiguration[heartbeat.timout]: is not a Flink option (did you mean heartbeat.timeout?)",
     ),
     "own option unknown": (
-        lambda s: s["testbed"]["flinkConfiguration"].update({"headgate.fence": "1 s"}),
+        configured({"headgate.fence": "1 s"}),
         "spec.testbed.flinkConfiguration[headgate.fence]: is not an option of Headgate (",
     ),
     "option value": (
-        lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timeout": "soon"}),
+        configured({"heartbeat.timeout": "soon"}),
         "spec.testbed.flinkConfiguration[heartbeat.timeout]: 'soon' is not a duration: write an integer and a unit",
     ),
     "option choice": (
-        lambda s: s["testbed"]["flinkConfiguration"].update({"restart-strategy.type": "never"}),
+        configured({"restart-strategy.type": "never"}),
         "spec.testbed.flinkConfiguration[restart-strategy.type]: 'never' is not one of none, fixed-delay",
     ),
     "option that is a number": (
-        lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.rpc-failure-threshold": 2}),
+        configured({"heartbeat.rpc-failure-threshold": 2}),
         "spec.testbed.flinkConfiguration[heartbeat.rpc-failure-threshold]: must be text, got 2 (write it in quotes: '2')",
     ),
     "duration of an option that is a number": (
-        lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timeout": 15}),
+        configured({"heartbeat.timeout": 15}),
         "spec.testbed.flinkConfiguration[heartbeat.timeout]: must be text, got 15 (write a unit: 15 s or 15 ms)",
     ),
     "duration of a field that is a number": (
@@ -186,49 +186,37 @@ BAD = {
         "spec.timeline.baseline: must be text, got 4 (write a unit: 4 s or 4 ms)",
     ),
     "option that the testbed sets": (
-        lambda s: s["testbed"]["flinkConfiguration"].update({"taskmanager.numberOfTaskSlots": "2"}),
+        configured({"taskmanager.numberOfTaskSlots": "2"}),
         "spec.testbed.flinkConfiguration[taskmanager.numberOfTaskSlots]: is set by the testbed itself (write it as taskManagers.slots)",
     ),
     "option twice": (
-        lambda s: s["testbed"]["flinkConfiguration"].update(
-            {"akka.ask.timeout": "1 s", "pekko.ask.timeout": "1 s"}
-        ),
+        configured({"akka.ask.timeout": "1 s", "pekko.ask.timeout": "1 s"}),
         "spec.testbed.flinkConfiguration[pekko.ask.timeout]: is the same option as akka.ask.timeout",
     ),
     "a lease that is never renewed in time": (
-        lambda s: s["testbed"]["flinkConfiguration"].update(
-            {"high-availability.kubernetes.leader-election.renew-deadline": "5 s"}
-        ),
+        configured({"high-availability.kubernetes.leader-election.renew-deadline": "5 s"}),
         "spec.testbed.flinkConfiguration[high-availability.kubernetes.leader-election.renew-deadline]: '5 s' is not more than "
         "high-availability.kubernetes.leader-election.retry-period ('5 s')",
     ),
     "a backoff that is no int": (
-        lambda s: s["testbed"]["flinkConfiguration"].update(
-            {"taskmanager.network.request-backoff.max": "2147483648 ms"}
-        ),
+        configured({"taskmanager.network.request-backoff.max": "2147483648 ms"}),
         "spec.testbed.flinkConfiguration[taskmanager.network.request-backoff.max]: must be at most 2147483647 ms (an int in Flink)",
     ),
     "options against each other": (
-        lambda s: s["testbed"]["flinkConfiguration"].update({"heartbeat.timeout": "500 ms"}),
+        configured({"heartbeat.timeout": "500 ms"}),
         "spec.testbed.flinkConfiguration[heartbeat.timeout]: Flink does not start: The heartbeat timeout should be larger "
         "or equal than the heartbeat interval. (it is '500 ms': make it a few times heartbeat.interval, 1 s)",
     ),
     "no transfer of state": (
-        lambda s: s["testbed"]["flinkConfiguration"].update(
-            {"state.backend.rocksdb.checkpoint.transfer.thread.num": "0"}
-        ),
+        configured({"state.backend.rocksdb.checkpoint.transfer.thread.num": "0"}),
         "transfer.thread.num]: must be at least 1 (the default is 4)",
     ),
     "share that is more than all": (
-        lambda s: s["testbed"]["flinkConfiguration"].update(
-            {"state.backend.rocksdb.memory.write-buffer-ratio": "1.5"}
-        ),
+        configured({"state.backend.rocksdb.memory.write-buffer-ratio": "1.5"}),
         "write-buffer-ratio]: must be between 0 and 1 (the default is 0.5)",
     ),
     "unaligned checkpoints of records in a queue": (
-        lambda s: s["testbed"]["flinkConfiguration"].update(
-            {"headgate.flow-control": "pid", "execution.checkpointing.unaligned.enabled": "true"}
-        ),
+        configured({"headgate.flow-control": "pid", "execution.checkpointing.unaligned.enabled": "true"}),
         "unaligned.enabled]: headgate.flow-control pid queues records in the task",
     ),
     "state that does not expire": (
@@ -249,12 +237,12 @@ BAD = {
         "gets records of 100 and 1000 bytes, and can read only one size (write the same recordBytes",
     ),
     "fraction that Flink refuses": (
-        lambda s: s["testbed"]["flinkConfiguration"].update({"taskmanager.memory.network.fraction": "10"}),
+        configured({"taskmanager.memory.network.fraction": "10"}),
         "spec.testbed.flinkConfiguration[taskmanager.memory.network.fraction]: Flink does not start: TaskManager memory "
         "configuration failed: Inconsistently configured Key: 'taskmanager.memory.network.fraction'",
     ),
     "process that is too small": (
-        lambda s: s["testbed"]["flinkConfiguration"].update({"taskmanager.memory.process.size": "512m"}),
+        configured({"taskmanager.memory.process.size": "512m"}),
         "spec.testbed.flinkConfiguration[taskmanager.memory.process.size]: Flink does not start: TaskManager memory "
         "configuration failed: Sum of configured Framework Heap Memory (128.000mb (134217728 bytes)), ",
     ),
@@ -473,9 +461,7 @@ def test_a_problem_that_variants_inherit_is_reported_once():
 
 def test_an_option_of_flink_without_effect_is_listed_and_an_unknown_one_is_a_warning():
     """Neither is an error."""
-    findings = changed(
-        lambda s: s["testbed"]["flinkConfiguration"].update({"rest.port": "1", "my.company.key": "x"})
-    )
+    findings = changed(configured({"rest.port": "1", "my.company.key": "x"}))
     assert findings.errors == ()
     assert findings.without_effect == ("rest.port",)
     assert findings.warnings == (
@@ -485,7 +471,7 @@ def test_an_option_of_flink_without_effect_is_listed_and_an_unknown_one_is_a_war
 
 def test_an_alias_is_accepted_with_a_hint_at_the_current_name():
     """akka.ask.timeout is pekko.ask.timeout."""
-    findings = changed(lambda s: s["testbed"]["flinkConfiguration"].update({"akka.ask.timeout": "5 s"}))
+    findings = changed(configured({"akka.ask.timeout": "5 s"}))
     assert findings.errors == ()
     assert findings.warnings == (
         "spec.testbed.flinkConfiguration[akka.ask.timeout]: akka.ask.timeout is called pekko.ask.timeout today, "
@@ -594,8 +580,8 @@ def test_a_cipher_suite_that_cannot_be_used_is_reported_before_anything_starts()
 )
 def test_a_password_is_refused_because_documents_are_recorded(key: str):
     """A keystore without effect is accepted and listed, as other options of Flink are. Its password is not."""
-    (found,) = errors(lambda s: s["testbed"]["flinkConfiguration"].update({key: "changeit"}))
+    (found,) = errors(configured({key: "changeit"}))
     assert "is a secret" in found
     assert "changeit" not in found
     keystore = {"security.ssl.internal.keystore": "internal.keystore"}
-    assert changed(lambda s: s["testbed"]["flinkConfiguration"].update(keystore)).errors == ()
+    assert changed(configured(keystore)).errors == ()
