@@ -57,6 +57,8 @@ async def _measure(
         "execution.buffer-timeout.interval": f"{max(0, timeout_ms)} ms",
         "execution.buffer-timeout.enabled": str(timeout_ms >= 0).lower(),
         "execution.checkpointing.interval": "1 h",
+        "slot.request.max-interval": "0 ms",  # the job starts at once
+        "slotmanager.requirement-check.delay": "0 ms",
         "taskmanager.memory.segment-size": "32 kb",
         "taskmanager.memory.network.min": "64 mb",
         "taskmanager.memory.network.max": "64 mb",
