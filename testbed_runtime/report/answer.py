@@ -34,6 +34,8 @@ from testbed_runtime.core.judgement.verdict import variant_of
 
 PRICES_SHOWN = 4
 """Owners of seconds in one line; the others are summed up."""
+SMALL_SHARE = 0.03
+"""So are owners with less than this share of the recovery: the tables of the report name them."""
 NOTABLE_S = 0.001
 """Shorter waits are not mentioned."""
 NOTABLE_SHARE = 0.0005
@@ -205,14 +207,18 @@ def cost_words(
     """Yield `1.72 s heartbeat.interval × … = 1 s × 2` for the largest prices, then the sum of the others, and the
     share that no recorded wait covers. `intervals`: owner → `1.72 [1.70, 1.74] s`."""
     known = list(prices)
-    least = max(NOTABLE_S, NOTABLE_SHARE * (sum(p.seconds for p in known) + unattributed_s))
-    shown = [p for p in known if p.seconds >= least][:PRICES_SHOWN]
+    total_s = sum(p.seconds for p in known) + unattributed_s
+    least = max(NOTABLE_S, NOTABLE_SHARE * total_s)
+    notable = [p for p in known if p.seconds >= least]
+    shown = [p for p in notable if p.seconds >= SMALL_SHARE * total_s][:PRICES_SHOWN]
+    if len(notable) == len(shown) + 1:
+        shown = notable  # the name of a single one is worth more than its sum
     for price in shown:
         seconds = intervals.get(price.text) or quantities.seconds(price.seconds)
         yield f"{seconds} {price.words}{price.times}"
-    rest = sum(p.seconds for p in known) - sum(p.seconds for p in shown)
-    if rest >= least:
-        yield f"{quantities.seconds(rest)} others"
+    rest_s = sum(p.seconds for p in known) - sum(p.seconds for p in shown)
+    if rest_s >= least:
+        yield f"{quantities.seconds(rest_s)} in {counted(len(known) - len(shown), 'other wait')}"
     if unattributed_s >= least:
         yield f"{quantities.seconds(unattributed_s)} {UNATTRIBUTED}"
     if from_events_s >= least:

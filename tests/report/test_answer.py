@@ -39,7 +39,7 @@ def test_the_line_names_the_price_of_each_option_largest_first():
         "main-1: down 2.37 s after dead, caught up after 3.28 s: "
         "1.72 s heartbeat.interval × heartbeat.rpc-failure-threshold = 1 s × 2, 900 ms the backlog of the job, "
         "bounded by its spare capacity, 500 ms restart-strategy.fixed-delay.delay = 500 ms, "
-        "100 ms execution.buffer-timeout.interval = 100 ms, 50.0 ms others, 10.0 ms unattributed"
+        "100 ms execution.buffer-timeout.interval = 100 ms, 50.0 ms in 2 other waits, 10.0 ms unattributed"
     )
 
 

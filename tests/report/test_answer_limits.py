@@ -72,8 +72,19 @@ def test_four_owners_are_named_and_the_others_are_summed_up():
     """The fifth and the sixth together."""
     six = [price(7.0 - n, f"owner {n}") for n in range(1, 7)]
     assert list(cost_words(six, 0.0)) == [
-        "6.00 s owner 1", "5.00 s owner 2", "4.00 s owner 3", "3.00 s owner 4", "3.00 s others",
+        "6.00 s owner 1", "5.00 s owner 2", "4.00 s owner 3", "3.00 s owner 4", "3.00 s in 2 other waits",
     ]  # fmt: skip
+
+
+def test_owners_with_less_than_three_hundredths_are_summed_up_unless_there_is_only_one():
+    """Of 1.95 s, 30 ms and 20 ms would make the line twice as long."""
+    large = [price(1.0, "a"), price(0.97, "b")]
+    assert list(cost_words([*large, price(0.0199, "c"), price(0.0101, "d")], 0.0)) == [
+        "1.00 s a", "970 ms b", "30.0 ms in 2 other waits",
+    ]  # fmt: skip
+    assert list(cost_words([*large, price(0.03, "c")], 0.0))[2:] == ["30.0 ms c"]
+    three_hundredths = [price(0.97), price(0.03, "b"), price(0.0, "c")]
+    assert list(cost_words(three_hundredths, 0.0)) == ["970 ms a", "30.0 ms b"]
 
 
 @pytest.mark.parametrize(("count", "words"), [(1, "1.00 s a"), (2, "1.00 s a (2 times)")])
