@@ -92,8 +92,8 @@ class Scheduler:
         self._bulks: list[_Bulk] = []
         self._later: list[Task] = []
         """Tasks that are deployed when their inputs have a first record, or are complete."""
-        self._inputs: OpenWait | None = None
-        """The wait for those inputs."""
+        self._inputs: dict[str, OpenWait] = {}
+        """The waits for those inputs, by vertex."""
         self._eager = False
         """Whether consumers are deployed without a first record."""
         self._with_data: set[Task] = set()
@@ -161,10 +161,10 @@ class Scheduler:
         """Schedule what waited for its inputs."""
         ready = self._consumable()
         tasks = [task for task in self._later if task[0] in ready]
-        if tasks:
-            self._end_inputs(Outcome.COMPLETED)
-            self._later = [task for task in self._later if task not in tasks]
-            self._schedule(tasks)
+        for vertex in [v for v in self._inputs if v in ready or not self._missing(v)]:
+            self._inputs.pop(vertex).end(Outcome.COMPLETED)
+        self._later = [task for task in self._later if task[0] not in ready]
+        self._schedule(tasks)
 
     def _schedule(self, tasks: list[Task], restart: int = 0) -> None:
         if not tasks:
@@ -195,8 +195,8 @@ class Scheduler:
     def cancel(self, tasks: frozenset[Task], text: str) -> None:
         """Deploy none of these tasks until they are scheduled again, and give back the slots that only they waited for
         (DefaultScheduler.cancelAllPendingSlotRequestsForVertices)."""
-        self._end_inputs(Outcome.CANCELLED)
         self._later = [task for task in self._later if task not in tasks]
+        self._cancel_inputs({vertex for vertex, _ in tasks})
         self._answer({str(self._graph.execution(task).attempt) for task in tasks}, Outcome.CANCELLED)
         touched = [bulk for bulk in self._bulks if not tasks.isdisjoint(bulk.tasks)]
         if not touched:
@@ -242,26 +242,39 @@ class Scheduler:
         return any(not one.unanswered for one in mine)
 
     def _begin_inputs(self) -> None:
-        """Wait for what the producers that are deployed have to provide before the other tasks are deployed."""
-        later = {vertex for vertex, _ in self._later}
-        filled = {producer for producer, _ in self._with_data}
-        missing: dict[str, None] = {}
-        for edge in self._graph.graph.edges:
-            if edge.target not in later or edge.source in later:
+        """Let each vertex wait for what its producers have to provide before it is deployed, as soon as they are all deployed."""
+        coming = {vertex for vertex, _ in (*self._later, *self._deploying())}
+        for vertex in dict.fromkeys(vertex for vertex, _ in self._later):
+            missing = self._missing(vertex)
+            if not missing or vertex in self._inputs or not coming.isdisjoint(missing):
                 continue
-            if edge.deployment == FULL_RESULT:
-                missing[f"full result of `{edge.source}`"] = None
-            elif edge.deployment == FIRST_RECORD and edge.source not in filled:
-                missing[f"first record of `{edge.source}`"] = None
-        if missing and self._inputs is None:
-            self._inputs = self._services.waits.begin(
-                "input", "JobMaster", " and the ".join(missing), attempt=self._round
-            )
+            what = " and the ".join(f"{result} of `{source}`" for source, result in missing.items())
+            self._inputs[vertex] = self._services.waits.begin("input", "JobMaster", what, attempt=self._round)
 
-    def _end_inputs(self, outcome: Outcome) -> None:
-        if self._inputs is not None:
-            self._inputs.end(outcome)
-            self._inputs = None
+    def _missing(self, vertex: str) -> dict[str, str]:
+        """Return what a vertex needs of its producers before it is deployed, by producer."""
+        filled = {producer for producer, _ in self._with_data}
+        found = {}
+        for edge in self._graph.graph.inputs(vertex):
+            if edge.deployment == FULL_RESULT and not self._graph.finished_all(edge.source):
+                found[edge.source] = "full result"
+            elif edge.deployment == FIRST_RECORD and edge.source not in filled:
+                found[edge.source] = "first record"
+        return found
+
+    def _deploying(self) -> Iterable[Task]:
+        """Return the tasks that are scheduled, and whose deployment is not answered."""
+        yield from (task for bulk in self._bulks for task in bulk.tasks)
+        found = (self._graph.find(attempt) for one in self._deployments for attempt in one.unanswered)
+        yield from (execution.task for execution in found if execution is not None)
+
+    def _cancel_inputs(self, cancelled: Collection[str]) -> None:
+        """Cancel the waits of vertices of which no task waits for inputs any more, and for what a cancelled vertex provides."""
+        later = {vertex for vertex, _ in self._later}
+        for vertex in list(self._inputs):
+            producers = {edge.source for edge in self._graph.graph.inputs(vertex)}
+            if vertex not in later or not producers.isdisjoint(cancelled):
+                self._inputs.pop(vertex).end(Outcome.CANCELLED)
 
     def _keys(self, tasks: Iterable[Task]) -> list[SlotKey]:
         wanted = {self._graph.key(task): None for task in tasks}
@@ -340,7 +353,6 @@ class Scheduler:
                 self._deploy(bulk)
 
     def _deploy(self, bulk: _Bulk) -> None:
-        self._end_inputs(Outcome.CANCELLED)
         self._begin_deployment(bulk)
         if bulk.restart:
             self._on_deploying(bulk.restart)

@@ -444,6 +444,48 @@ def test_J_27_a_consumer_that_was_never_scheduled_is_not_restarted(result, deplo
 
 
 @virtually
+async def test_a_failover_ends_no_wait_for_inputs_of_another_region():
+    """The wait for the result of the source that runs lasts until it is complete. The failed one is deployed before the next wait
+    for its result begins."""
+    full = {"result": BLOCKING, "deployment": FULL_RESULT}
+    names = ("one", "two", "after-one", "after-two", "last")
+    job = JobGraph(
+        "job",
+        tuple(JobVertex(name, 1, 128, name) for name in names),
+        (
+            JobEdge("one", "after-one", **full),
+            JobEdge("two", "after-two", **full),
+            JobEdge("one", "last", **full),
+            JobEdge("two", "last", **full),
+        ),
+    )
+    async with Cluster(5) as cluster:
+        await cluster.submit(job)
+        graph = cluster.manager.dispatcher.jobmaster.graph
+
+        def states():
+            return [graph.execution((name, 0)).state.value for name in names]
+
+        await cluster.until(lambda: states() == ["RUNNING", "RUNNING", "CREATED", "CREATED", "CREATED"])
+        await asyncio.sleep(1)
+        await cluster.running_on("one-0").report(cluster.attempt_of("one-0"), "FAILED", "IOException")
+        await cluster.until(lambda: len(cluster.rows.events("failover.deployed")) == 1)
+        await cluster.running_on("two-0").report(cluster.attempt_of("two-0"), "FINISHED")
+        await cluster.until(lambda: states()[3] == "RUNNING")
+        await asyncio.sleep(1)
+        await cluster.running_on("one-0").report(cluster.attempt_of("one-0"), "FINISHED")
+        await cluster.until(lambda: states()[2:] == ["RUNNING"] * 3)
+    rows = [row for row in cluster.rows.table("waits") if row["kind"] == "input"]
+    assert [(row["what"], row["outcome"], row["attempt"]) for row in rows] == [
+        ("full result of `one`", "cancelled", 1),
+        ("full result of `one` and the full result of `two`", "cancelled", 1),
+        ("full result of `two`", "completed", 1),
+        ("full result of `one`", "completed", 2),
+        ("full result of `one` and the full result of `two`", "completed", 2),
+    ]
+
+
+@virtually
 async def test_a_full_result_is_read_again_until_it_is_lost_with_its_taskmanager():
     """A consumer that fails restarts alone. With the TaskManager of its producer, the producer restarts too."""
     job = JobGraph(

@@ -261,11 +261,11 @@ class ExecutionGraph:
         together = Regions([(name, 0) for name in vertices], links)
         found: set[str] = set()
         for edge in self.graph.edges:
-            if edge.result == BLOCKING and not self._finished_all(edge.source):
+            if edge.result == BLOCKING and not self.finished_all(edge.source):
                 found.update(name for name, _ in together.region((edge.target, 0)))
         return found
 
-    def _finished_all(self, vertex: str) -> bool:
+    def finished_all(self, vertex: str) -> bool:
         count = self.graph.vertex(vertex).parallelism
         return all(self._executions[vertex, i].state is ExecutionState.FINISHED for i in range(count))
 
