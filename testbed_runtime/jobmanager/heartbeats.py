@@ -1,7 +1,7 @@
 """Heartbeats that the JobMaster and the ResourceManager send to TaskManagers, through their own mailboxes.
 
-One timer serves all TaskManagers (HeartbeatManagerSenderImpl): each interval since the endpoint's start, every one is sent a request, so
-the first follows a registration by up to an interval. Requests, failures and timeouts are messages in the endpoint's mailbox, so a
+One timer serves all TaskManagers (HeartbeatManagerSenderImpl): an interval after it ran last, every one is sent a request, so the
+first follows a registration by up to an interval. Requests, failures and timeouts are messages in the endpoint's mailbox, so a
 busy endpoint sends late and decides late, as Flink's main thread does. Stalls of the whole process extend the deadlines.
 """
 
@@ -91,8 +91,8 @@ class HeartbeatSender:
         self._on_lost = on_lost
         self._on_answer = on_answer
         self._allocations = allocations
-        self._next_tick = services.clock.now()
-        """When the timer fires next, or fired last."""
+        self._ran_at = services.clock.now()
+        """When the timer ran last."""
         self._timer: asyncio.TimerHandle | None = None
         """Set while there are TaskManagers to watch."""
         self._watches: dict[int, _Watch] = {}
@@ -162,6 +162,7 @@ class HeartbeatSender:
 
     async def _on_due(self, message: _Due) -> None:
         del message
+        self._ran_at = asyncio.get_running_loop().time()
         if self._watches:
             self._arm()
         for watch in self._watches.values():
@@ -246,11 +247,11 @@ class HeartbeatSender:
     # ---- timers
 
     def _arm(self) -> None:
-        """Set the timer for the next whole number of intervals since the start."""
+        """Set the timer for the next whole number of intervals after it ran last."""
         loop = asyncio.get_running_loop()
-        passed = max(0, loop.time() - self._next_tick) // self._config.interval_s
-        self._next_tick += (passed + 1) * self._config.interval_s
-        self._timer = loop.call_at(self._next_tick, self._services.rpc.post, self._endpoint, _Due())
+        passed = max(0, loop.time() - self._ran_at) // self._config.interval_s
+        due = self._ran_at + (passed + 1) * self._config.interval_s
+        self._timer = loop.call_at(due, self._services.rpc.post, self._endpoint, _Due())
 
     def _arm_deadline(self, watch: _Watch) -> None:
         if watch.deadline_timer is not None:
