@@ -38,6 +38,7 @@ LATENCY_INTERVAL = "metrics.latency.interval"
 LOCAL_BACKUP = "execution.checkpointing.local-backup.enabled"
 LOCAL_RECOVERY = "execution.state-recovery.from-local"
 MAX_TCP_CONNECTIONS = "taskmanager.network.max-num-tcp-connections"
+STANDALONE_START_UP = "resourcemanager.standalone.start-up-time"
 LONGS = "1.19"
 """The last version in which several durations are whole milliseconds (FLINK-35359)."""
 EXCLUSIVE_BUFFERS = "taskmanager.network.memory.buffers-per-channel"
@@ -192,6 +193,7 @@ EFFECTIVE: tuple[Option, ...] = (
     Option("slot.request.timeout", "duration", "5 min", "A job that does not get its slots for this long fails.", millis_until=LONGS),
     Option("slot.request.max-interval", "duration", "20 ms", "Time from the last change of the slots that a job requires until the JobMaster requests them (from 2.0).", until=(("1.20", "0 ms"),), since="2.0"),
     Option("slotmanager.requirement-check.delay", "duration", "50 ms", "Time from a change of the slots, or of those that a job requires, until the ResourceManager allocates slots (from 1.16). Changes during this time do not extend it.", until=(("1.15", "0 ms"),), since="1.16"),
+    Option(STANDALONE_START_UP, "duration", "0 ms", "A standalone ResourceManager that has run for this long fails requests for more slots than are free at once (from 1.13). 0: it never does, as an active ResourceManager. That is Headgate's default; that of a standalone Flink is `slot.request.timeout`.", since="1.9", millis_until=LONGS),
     Option("cluster.evenly-spread-out-slots", "boolean", "true", "`true`: slots are spread over all TaskManagers. `false`: one TaskManager is filled after the other, which is Flink's default. Headgate's default is `true`, so that every TaskManager has tasks.", since="1.10"),
     Option("taskmanager.load-balance.mode", "string", "NONE", "`SLOTS`: as `cluster.evenly-spread-out-slots: true`. `NONE`: that option decides, and if it is not set either, one TaskManager is filled after the other. `TASKS` is not implemented.", choices=("NONE", "SLOTS"), since="1.19"),
     Option("task.cancellation.timeout", "duration", "180 s", "A task that takes longer to cancel terminates its TaskManager.", millis_until=LONGS),

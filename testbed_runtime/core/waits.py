@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from testbed_runtime.core.options import ALIASES, LOCAL_RECOVERY
+from testbed_runtime.core.options import ALIASES, LOCAL_RECOVERY, STANDALONE_START_UP
 
 STALL_TICK_S = 0.1
 """How often a process compares the time with its own schedule, to notice that it stood still."""
@@ -111,7 +111,7 @@ KINDS: Mapping[str, WaitKind] = {
         WaitKind(name="restart-delay", phase="slots", doc="the delay of the restart strategy", after=("heartbeat", "connection", "failure-report", "partition", "deployment", "checkpoint", "slot"), options=("restart-strategy.fixed-delay.delay", "restart-strategy.failure-rate.delay", "restart-strategy.exponential-delay.initial-backoff", "restart-strategy.exponential-delay.max-backoff")),
         WaitKind(name="input", phase="first-record", doc="the first record or the full result of a producer, with which its consumers are deployed", after=("deployment",)),
         WaitKind(name="slot-request", phase="slots", doc="more changes of slots that are requested or free, before they are allocated", after=("cancellation", "restart-delay", "fencing", "input"), options=("slot.request.max-interval", "slotmanager.requirement-check.delay")),
-        WaitKind(name="slot", phase="slots", doc="a slot for each task", after=("cancellation", "restart-delay", "fencing", "input"), options=("slot.request.timeout", "pekko.ask.timeout"), gives_up=True),
+        WaitKind(name="slot", phase="slots", doc="a slot for each task", after=("cancellation", "restart-delay", "fencing", "input"), options=("slot.request.timeout", STANDALONE_START_UP, "pekko.ask.timeout"), gives_up=True),
         WaitKind(name="replacement", phase="slots", doc="the replacement of a lost TaskManager to be started", options=(REPLACE_LOST,)),
         WaitKind(name="pending", phase="slots", doc="a pod to be created and scheduled", after=("replacement",)),
         WaitKind(name="image", phase="slots", doc="the image and the container of a pod", after=("pending", "replacement")),

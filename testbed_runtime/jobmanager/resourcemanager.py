@@ -30,6 +30,7 @@ from testbed_runtime.core.job.messages import (
     SlotReport,
 )
 from testbed_runtime.core.job.slots import SlotKey, SlotState, SlotTable, spreads_slots
+from testbed_runtime.core.options import STANDALONE_START_UP
 from testbed_runtime.core.versions import (
     DECLARATIVE_SLOTS,
     RESTART_NAMES_TASKMANAGER,
@@ -105,7 +106,15 @@ class DeclareRequirements(Struct, frozen=True):
     """The job requests the slots that it has asked for. Posted to the JobMaster."""
 
 
+class NotEnoughResources(Struct, frozen=True):
+    """The job requests more slots than it can get. Posted to the JobMaster by a standalone ResourceManager."""
+
+
 class _CheckRequirements(Struct, frozen=True):
+    pass
+
+
+class _StartUpEnded(Struct, frozen=True):
     pass
 
 
@@ -181,6 +190,13 @@ class ResourceManager:
         interval, delay = "slot.request.max-interval", "slotmanager.requirement-check.delay"
         self._declaration = _Postponed(services, JOBMASTER_NAME, JOBMASTER, declare, option=interval)
         self._check = _Postponed(services, RM_NAME, RESOURCEMANAGER, check, option=delay)
+        self._fails_unfulfillable = self._unfulfillable = False
+        """Whether requests that the free slots do not suffice for fail, and whether there are such requests."""
+        self._start_up: asyncio.TimerHandle | None = None
+        start_up_s = services.options.duration(STANDALONE_START_UP)
+        if start_up_s > 0 and has(version, DECLARATIVE_SLOTS):
+            end = partial(services.rpc.post, RESOURCEMANAGER, _StartUpEnded())
+            self._start_up = asyncio.get_running_loop().call_later(start_up_s, end)
         self._tells_job = has(version, RM_TELLS_JOBS) or not has(version, DECLARATIVE_SLOTS)
         self.heartbeats = HeartbeatSender(
             services,
@@ -200,6 +216,7 @@ class ResourceManager:
             _Requested: self._on_requested,
             _Freed: self._on_freed,
             _CheckRequirements: self._on_check,
+            _StartUpEnded: self._on_start_up_ended,
             **self._connector.handlers(),
             **self.heartbeats.handlers(),
         }
@@ -208,6 +225,8 @@ class ResourceManager:
         self.heartbeats.close()
         self._declaration.stop()
         self._check.stop()
+        if self._start_up is not None:
+            self._start_up.cancel()
 
     @property
     def taskmanagers(self) -> tuple[str, ...]:
@@ -412,8 +431,22 @@ class ResourceManager:
         del message
         self._check.stop()
         owner, count = self._owner, min(self._table.free, len(self._wanted))
-        if owner is None or not count:
-            return
+        self._unfulfillable = count < len(self._wanted)
+        if owner is not None and count:
+            self._allocate(owner, count)
+        self._fail_unfulfillable()
+
+    async def _on_start_up_ended(self, message: _StartUpEnded) -> None:
+        """Fail what cannot be fulfilled from now on (StandaloneResourceManager.startStartupPeriod)."""
+        del message
+        self._fails_unfulfillable = True
+        self._fail_unfulfillable()
+
+    def _fail_unfulfillable(self) -> None:
+        if self._fails_unfulfillable and self._unfulfillable and self._owner is not None:
+            self._services.rpc.post(JOBMASTER, NotEnoughResources())
+
+    def _allocate(self, owner: SlotOwner, count: int) -> None:
         keys, self._wanted = self._wanted[:count], self._wanted[count:]
         allocations = [self._new_allocation() for _ in keys]
         slots = self._table.take(allocations)

@@ -16,10 +16,11 @@ from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import JOBMASTER, Acknowledge, NotifyPartitionDataAvailable, SubmitTask
 from testbed_runtime.core.job.results import FIRST_RECORD, FULL_RESULT
 from testbed_runtime.core.job.slots import HeldSlot, SlotKey, SlotPool, needed_slots
+from testbed_runtime.core.options import STANDALONE_START_UP
 from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.jobstore import StoredJob
-from testbed_runtime.jobmanager.resourcemanager import ResourceManager
+from testbed_runtime.jobmanager.resourcemanager import NotEnoughResources, ResourceManager
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.jobmanager.taskexecutors import Deployed
 from testbed_runtime.jobmanager.tasks import Cause, JobTasks
@@ -27,6 +28,13 @@ from testbed_runtime.ports.rpc import Handler
 
 _S = ExecutionState
 SERVICE_TIME = "headgate.jobmanager.service-time"
+
+
+NOT_FULFILLABLE = (
+    "Slot request bulk is not fulfillable! Could not allocate the required slot within slot request timeout"
+)
+NOT_ACQUIRED = "Could not acquire the minimum required resources."
+"""Flink's texts."""
 
 
 class _Deploy(Struct, frozen=True):
@@ -106,6 +114,7 @@ class Scheduler:
             _Deploy: self._on_deploy,
             Deployed: self._on_deployed,
             _SlotsOverdue: self._on_slots_overdue,
+            NotEnoughResources: self._on_not_enough_resources,
         }
 
     # ---- schedule
@@ -282,9 +291,17 @@ class Scheduler:
 
     async def _on_slots_overdue(self, message: _SlotsOverdue) -> None:
         bulk = next((one for one in self._bulks if one.round == message.round), None)
-        if bulk is None:
-            return
-        text = "Slot request bulk is not fulfillable! Could not allocate the required slot within slot request timeout"
+        if bulk is not None:
+            self._fail_requests(bulk, NOT_FULFILLABLE)
+
+    async def _on_not_enough_resources(self, message: NotEnoughResources) -> None:
+        """Fail what waits for slots. A batch job can run with fewer (DeclarativeSlotPoolBridge.failPendingRequests)."""
+        del message
+        for bulk in list(self._bulks) if not self._graph.has_blocking else ():
+            bulk.slots.limit = option_limit(self._services.options, STANDALONE_START_UP)
+            self._fail_requests(bulk, NOT_ACQUIRED)
+
+    def _fail_requests(self, bulk: _Bulk, text: str) -> None:
         failed = {task: self._graph.execution(task).attempt for task in self._without_slots(bulk)}
         bulk.slots.end(Outcome.EXPIRED)
         for task, attempt in failed.items():
