@@ -130,7 +130,7 @@ class SimulatedFabric:
         return sorted({name for link in self._links for name in link})
 
     def kill(self, name: str) -> None:
-        """Remove a killed process: its listeners disappear, and its peers see resets as soon as the links pass them."""
+        """Remove a killed process: its listeners disappear, and its connections end as soon as the links pass that."""
         for listener in [found for found in self._listeners.values() if found.owner == name]:
             del self._listeners[listener.address]
         for connection in [c for c in self._connections if c.owner == name]:

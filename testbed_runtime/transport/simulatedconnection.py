@@ -197,13 +197,14 @@ class SimulatedConnection:
         self._loop.call_soon(self._end, error, context=self._context)
 
     def die(self) -> None:
-        """Handle the death of this end's process: its handler is never called again, and the peer gets a reset after the
-        in-flight data."""
+        """Handle the death of this end's process: its handler is never called again. After the in-flight data the peer gets the end
+        of the stream, or a reset if the process had not read everything, or not accepted the connection."""
         if self._dead:
             return
         self._dead = True
         if not self._closed:
-            self._depart(reset_error(), 0)
+            unread = self._inbox or self._handler is None
+            self._depart(reset_error() if unread else None, 0)
         self._closed = self._closing = True
         self._reading = False
         self._inbox.clear()

@@ -220,15 +220,20 @@ def test_an_end_that_is_gone_is_reset_at_once_and_the_other_when_the_fault_ends(
     virtually(main)
 
 
-def test_a_killed_process_takes_its_listeners_and_connections_along() -> None:
-    """Its peers see a reset, and its port refuses connections."""
+@pytest.mark.parametrize("unread", [False, True])
+def test_a_killed_process_takes_its_listeners_and_connections_along(unread: bool) -> None:
+    """Its peers see the end of the stream, as with a kernel: a reset only if it had unread data. Its port refuses connections."""
 
     async def main() -> None:
         fabric = SimulatedFabric(random.Random(1))
         pair = await opened(fabric)
+        if unread:
+            pair.server.connection.pause_reading()
+        pair.client.connection.send([b"data"])
+        await asyncio.sleep(1)
         fabric.kill("tm-0")
         await pair.client.until(lambda: bool(pair.client.closed))
-        assert isinstance(pair.client.closed[0], ConnectionResetError)
+        assert isinstance(pair.client.closed[0], ConnectionResetError) == unread
         assert pair.server.closed == []
         with pytest.raises(ConnectionRefusedError):
             await pair.connecting.connect(pair.address, Watcher(), timeout_s=1.0)
