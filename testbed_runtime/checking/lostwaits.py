@@ -7,7 +7,6 @@ from typing import Any
 
 from testbed_runtime.checking.common import Entry, data, events, options
 from testbed_runtime.core.job.limits import restart_delay
-from testbed_runtime.core.job.restart import restart_strategy
 from testbed_runtime.core.waits import JOBMASTER_NAME, Outcome, Wait
 from testbed_runtime.history.schema import Trial
 
@@ -65,13 +64,6 @@ def _requests_slots(event: Mapping[str, Any], region: frozenset[str]) -> bool:
 
 
 def _restart_delay(entry: Entry, started: Mapping[str, Any]) -> str:
-    """Return the option that delayed this restart, with its value and the delay in force. Empty if none did. A history of an
-    earlier version has only the options."""
-    chosen = options(entry)
-    if "delay_s" in started:
-        option, seconds = str(started["delay_option"]), float(started["delay_s"])
-    else:
-        strategy = restart_strategy(chosen, lambda low, _: low)
-        strategy.notify_failure(0.0)
-        option, seconds = strategy.option, strategy.backoff_s(0.0)
-    return f"{option} = {restart_delay(chosen, option, seconds).value}" if seconds > 0 else ""
+    """Return the option that delayed this restart, with its value and the delay in force. Empty if none did."""
+    option, seconds = str(started.get("delay_option") or ""), float(started.get("delay_s") or 0)
+    return f"{option} = {restart_delay(options(entry), option, seconds).value}" if seconds > 0 else ""

@@ -104,7 +104,7 @@ class Failovers:
         self.strategy = restart_strategy(services.options, services.random.stream("restart").randint)
         self.restarts = restarts
         """As Flink's `numRestarts`: without failovers whose failure came too late to be merged with the one before."""
-        self.number = max(number, restarts)  # a status of an earlier version has only the restarts
+        self.number = number
         """The number of the last failover. It is unique in the history of a process, also over its leader sessions."""
         self._active: list[Failover] = []
         """The restarts in progress, the oldest one first. No two have a task in common."""
