@@ -247,10 +247,11 @@ class ResourceManager:
     def request(self, keys: Sequence[SlotKey]) -> None:
         """Request slots for these keys. Those that are free are allocated, the others as soon as they are. The request is made when
         no other has followed for some time (DefaultDeclarativeSlotPool.doDeclareResourceRequirements)."""
-        self._declared.extend(key for key in keys if key not in (*self._declared, *self._wanted))
+        added = [key for key in keys if key not in (*self._declared, *self._wanted)]
+        self._declared += added
         if not self._declaration.delay_s:
             self._declare()
-        elif self._declared:
+        elif added:
             self._declaration.stop()
             self._declaration.arm(self._declaration.delay_s)
             self._declaration.begin_wait()

@@ -18,9 +18,18 @@ from testbed_runtime.core.job.messages import (
     SlotReport,
     StopWithDrain,
 )
+from testbed_runtime.core.job.slots import needed_slots
 from testbed_runtime.ports.rpc import RemoteFailure
 from testbed_runtime.simulation.loop import run_virtual
-from tests.jobmanager.harness import Cluster, data_of, heartbeats_waited_for, running_job, times, virtually
+from tests.jobmanager.harness import (
+    GRAPH,
+    Cluster,
+    data_of,
+    heartbeats_waited_for,
+    running_job,
+    times,
+    virtually,
+)
 
 
 @virtually
@@ -141,6 +150,20 @@ def test_J_153_slots_are_allocated_after_the_delay_since_the_first_change(delay:
             assert last - registered < 0.06
 
     run_virtual(drive())
+
+
+@virtually
+async def test_a_request_is_not_put_off_by_one_that_adds_nothing():
+    """DefaultDeclarativeSlotPool.increaseResourceRequirementsBy returns at once without an increment."""
+    async with Cluster(4) as cluster:
+        await asyncio.sleep(1.0)
+        asked = asyncio.get_running_loop().time()
+        await cluster.submit()
+        await asyncio.sleep(0.01)
+        cluster.manager.resourcemanager.request(needed_slots(GRAPH))
+        await cluster.until_running()
+        (at,) = {at for tm in cluster.tms for at in tm.requested_at}
+        assert round(1000 * (at - asked)) == 20 + 50 + 2
 
 
 @pytest.mark.parametrize(
