@@ -44,6 +44,7 @@ class Switchboard:
         self._latency_s = latency_s
         self._at: dict[Address, MemoryRpc] = {}
         self._paused: list[str] = []
+        self._refusals: list[tuple[MemoryRpc, str, Callable[[], None]]] = []
         self._next_port = FIRST_PORT
 
     def free_address(self) -> Address:
@@ -91,8 +92,19 @@ class Switchboard:
         else:
             self._schedule(line, destination, latency)
 
+    def refuse(self, caller: MemoryRpc, gone: str, deliver: Callable[[], None]) -> None:
+        """Tell a caller that no process listens, as soon as the link passes messages both ways."""
+        ways = ((caller.name, gone), (gone, caller.name))
+        if self._latency_s is None or None not in [self._latency_s(*way) for way in ways]:
+            deliver()
+        else:
+            self._refusals.append((caller, gone, deliver))
+
     def release(self) -> None:
         """Deliver what blocked links have held, in order."""
+        refusals, self._refusals = self._refusals, []
+        for refusal in refusals:
+            self.refuse(*refusal)
         for destination in self._at.values():
             for source, line in destination.lines.items():
                 latency = self._latency_s(source, destination.name) if self._latency_s else 0.0
@@ -166,8 +178,11 @@ class MemoryRpc(EndpointRpc):
     def _send(self, asked: Ask, call_id: str, answer: asyncio.Future[Any]) -> Callable[[], object]:
         check_message(asked.message)
         target = self._switchboard.at(asked.address)
-        if target is None or self._closed:
+        if self._closed:
             _fail(answer)
+            return _nothing
+        if target is None:
+            self._switchboard.refuse(self, asked.peer, partial(_fail, answer))
             return _nothing
         self._next_id += 1
         number = self._next_id

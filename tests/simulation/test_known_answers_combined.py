@@ -42,6 +42,7 @@ def once_late(record):
     return record
 """
 """Each attempt loads it again, and gets about 100 records a second."""
+TM_2 = {"taskManagers": {"names": ["tm-2"]}}
 SERVICE = "headgate.jobmanager.service-time"
 SLOW_HEARTBEATS = {"heartbeat.interval": "5 s", "heartbeat.timeout": "20 s", "pekko.ask.timeout": "60 s"}
 CASES = [
@@ -85,6 +86,11 @@ CASES = [
             fault("jm", "2 s", JOBMANAGER, at="4 s", jobmanager={"kill": {}}),
         ],
         HEARTBEAT, 2.9, rounds=2, options=QUICK, observation="25 s",
+    ),
+    Case(  # as when a machine is lost: no connection is refused or reset, so only the silence tells
+        "killed-behind-a-cut",
+        [fault("cut", "12 s", TM_2, plane="both", network={"partition": {}}), fault("kill", "1 s", TM_2, at="10 ms", **KILL)],
+        HEARTBEAT, 5 - 0.1, options=QUICK,
     ),
 ]  # fmt: skip
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from testbed_runtime.core.job.messages import Acknowledge, CancelTask
-from testbed_runtime.ports.rpc import AskTimeout
+from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from tests.transport.rpc_conformance import RpcConformance
 
@@ -99,4 +99,26 @@ async def test_an_address_in_use_is_refused():
     await a.start()
     with pytest.raises(OSError, match="in use"):
         await MemoryRpc("b", switchboard, address=a.address).start()
+    await a.close()
+
+
+async def test_a_blocked_link_hides_that_a_process_is_gone():
+    """Neither an ask that waits nor a new one learns of it before the link passes bytes again, as if the machine were lost."""
+    blocked = False
+    switchboard = Switchboard(lambda source, destination: None if blocked else 0.001)
+    a, b, _ = await _pair(switchboard)
+    blocked = True
+    waits = asyncio.create_task(a.ask("b", b.address, "taskexecutor", CancelTask("0", ""), timeout_s=5))
+    await asyncio.sleep(0)
+    await b.close()
+    with pytest.raises(AskTimeout):
+        await a.ask("b", b.address, "taskexecutor", CancelTask("1", ""), timeout_s=0.01)
+    late = asyncio.create_task(a.ask("b", b.address, "taskexecutor", CancelTask("2", ""), timeout_s=5))
+    await asyncio.sleep(0)
+    assert [ask.done() for ask in (waits, late)] == [False, False]
+    blocked = False
+    switchboard.release()
+    for ask in (waits, late):
+        with pytest.raises(RecipientUnreachable):
+            await ask
     await a.close()
