@@ -36,14 +36,14 @@ class NoFlinkError(Exception):
     """This machine cannot run Flink; the text gives the reason."""
 
 
-def class_path(folder: Path) -> str:
-    """Resolve Flink's jars and compile the jobs. Raises NoFlinkError."""
+def class_path(folder: Path, version: str = "", job: str = "*.java") -> str:
+    """Resolve Flink's jars and compile the jobs. `version`: other than that of pom.xml. Raises NoFlinkError."""
     for tool in ("mvn", "javac", "java"):
         if shutil.which(tool) is None:
             raise NoFlinkError(f"{tool} is not installed")
     listed, classes = folder / "class-path", folder / "classes"
     command = ["mvn", "-q", "-B", "-f", str(SOURCES / "pom.xml"), "dependency:build-classpath"]
-    command += [f"-Dmdep.outputFile={listed}"]
+    command += [f"-Dmdep.outputFile={listed}"] + ([f"-Dflink.version={version}"] if version else [])
     for words in (["-o"], []):
         subprocess.run([*command, *words], capture_output=True, timeout=RESOLVE_LIMIT_S, check=False)
         if listed.exists():
@@ -51,7 +51,7 @@ def class_path(folder: Path) -> str:
     else:
         raise NoFlinkError("Maven cannot get flink-clients (no network?)")
     jars = listed.read_text().strip()
-    sources = SOURCES.glob("*.java")
+    sources = SOURCES.glob(job)
     subprocess.run(
         ["javac", "-nowarn", "-d", classes, "-cp", jars, *sources], check=True, capture_output=True
     )
@@ -122,11 +122,11 @@ def measure(records: int, record_bytes: int, classes: str, folder: Path) -> list
     return [rates(folder, vertex) for vertex in ("source", "sink")]
 
 
-def wait_for(port: int) -> None:
+def wait_for(port: int, address: str = "127.0.0.1") -> None:
     """Wait until the REST endpoint listens: the client retries everything else."""
     for _ in range(int(START_LIMIT_S / 0.2)):
         try:
-            socket.create_connection(("127.0.0.1", port)).close()
+            socket.create_connection((address, port)).close()
         except OSError:
             time.sleep(0.2)
         else:
