@@ -77,7 +77,7 @@ def test_four_owners_are_named_and_the_others_are_summed_up():
 
 
 def test_owners_with_less_than_three_hundredths_are_summed_up_unless_there_is_only_one():
-    """Of 1.95 s, 30 ms and 20 ms would make the line twice as long."""
+    """Several waits of some milliseconds each would make the line twice as long."""
     large = [price(1.0, "a"), price(0.97, "b")]
     assert list(cost_words([*large, price(0.0199, "c"), price(0.0101, "d")], 0.0)) == [
         "1.00 s a", "970 ms b", "30.0 ms in 2 other waits",
