@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
+from msgspec import Struct
+
 from testbed_runtime.core.exchange.events import (
     AlignmentType,
     CheckpointBarrier,
@@ -53,7 +55,7 @@ from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.taskmanager.backchannel import IterationBroker
 from testbed_runtime.taskmanager.environment import NetworkEnvironment
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
-from testbed_runtime.taskmanager.meter import BUSY, TaskMeter
+from testbed_runtime.taskmanager.meter import TaskMeter
 from testbed_runtime.taskmanager.process import LocalFiles
 from testbed_runtime.taskmanager.services import REAL_PACE, Pace, TaskServices
 from testbed_runtime.taskmanager.statefiles import StateBackend
@@ -113,6 +115,21 @@ class NotedCpu(SleepingCpu):
         await super().yield_control()
 
 
+class NotedClock(Struct, frozen=True):
+    """Calls a function whenever a task reads the time: it does so before and after each wait."""
+
+    clock: LoopClock
+    note: Callable[[], None]
+
+    @property
+    def boot_id(self) -> str:
+        return self.clock.boot_id
+
+    def now(self) -> float:
+        self.note()
+        return self.clock.now()
+
+
 class Deployed:
     """One task with `channels` producers on another TaskManager, and a reader of its first subpartition. Times are ms since
     the start. `outputs`: the partitioning, the number of subpartitions and the consumer of each result. An `idle` task is
@@ -162,14 +179,16 @@ class Deployed:
         self.yields = 0
         """How often the task has let others run although it had more to do."""
         self.totals: list[tuple[float, int]] = []
-        """Number of records that had been emitted whenever the task let others run, or waited, with times."""
+        """Number of records that had been emitted whenever the task read the time or let others run, with times."""
         self.modes: set[int] = set()
-        """Whether it was busy then, idle, or back-pressured."""
+        """Whether it was busy when it let others run or had emitted records, idle, or back-pressured."""
         self.ended_at: float | None = None
         self.clock = clock or LoopClock("sim")
         self.history = MemoryHistory()
         self.blobs = blobs or MemoryBlobStore()
         self.producers: list[ResultPartition] = []
+        self._meter: TaskMeter | None = None
+        """The counters of the task, once it is deployed."""
 
     # ---- the parts around the task
 
@@ -203,7 +222,7 @@ class Deployed:
         history = self.history.sink("tm-0", lambda: int(clock.now() * 1e9))
         self.services = TaskServices(
             options,
-            clock,
+            NotedClock(clock, self._note_total),
             NotedCpu(self._note_yield),
             self.blobs,
             history,
@@ -217,7 +236,7 @@ class Deployed:
         self.gateway = JobMasterGateway(self.rpc, self.jobmanager.address, "job", "leader", "tm-0-1", 1.0)
         self.descriptor = await self._descriptor(address)
         self.task = Task(self.descriptor, self.services, self.gateway, self._on_end, lambda task: None)
-        self.task.meter.enter = self._enter  # type: ignore[method-assign]
+        self._meter = self.task.meter
         if self.started:
             for producer in self.producers:
                 self.upstream.register(producer)
@@ -266,17 +285,16 @@ class Deployed:
 
     def _note_yield(self) -> None:
         self.yields += 1
+        self.modes.add(self.task.meter.mode)
         self._note_total()
 
     def _note_total(self) -> None:
-        self.totals.append((self.ms, self.task.meter.records_out))
-        self.modes.add(self.task.meter.mode)
-
-    def _enter(self, mode: int) -> None:
-        """Note what was emitted before a wait."""
-        if mode != BUSY:
-            self._note_total()
-        TaskMeter.enter(self.task.meter, mode)
+        meter = self._meter
+        if meter is None:
+            return
+        if meter.records_out > (self.totals[-1][1] if self.totals else 0):
+            self.modes.add(meter.mode)
+        self.totals.append((self.ms, meter.records_out))
 
     def _on_end(self, task: Task) -> None:
         self.ended_at = self.ms
