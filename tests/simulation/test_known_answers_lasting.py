@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from testbed_runtime.core.judgement.recovery import Recovery
+from testbed_runtime.core.options import STANDALONE_START_UP
 from testbed_runtime.report.answer import savings
 from tests.simulation.test_known_answers import (
     JOBMANAGER,
@@ -168,3 +169,26 @@ def test_a_pause_owns_the_requests_that_expire_before_its_end(tmp_path: Path):
     assert len(found.rounds) == 4
     assert seconds(found, "return (paused by the fault `gc`)") == pytest.approx(19.9, abs=TOLERANCE_S)
     assert seconds(found, DELAY) == pytest.approx(1.0, abs=TOLERANCE_S)
+
+
+@pytest.mark.parametrize("attempts", ["20", "1"])
+def test_a_replacement_owns_the_requests_that_a_standalone_resourcemanager_fails(
+    tmp_path: Path, attempts: str
+):
+    """The loss is noticed after 1.9 s. Two restarts, after a delay of 1 s each, fail 70 ms later for want of a slot, and the third begins
+    0.1 s after the replacement was started. With one attempt, the first of them ends the job: that belongs to the option."""
+    options = {
+        **QUICK,
+        DELAY: "1 s",
+        "restart-strategy.fixed-delay.attempts": attempts,
+        STANDALONE_START_UP: "2 s",
+    }
+    case = Case("standalone", LOST, "", 0.0, options=options, managers={**NO_SPARE, "replaceLost": "5 s"}, observation="20 s")  # fmt: skip
+    found = recovery(case, tmp_path)
+    owned = {price.option: price.seconds for price in found.prices if price.option}
+    if attempts == "1":
+        assert owned[STANDALONE_START_UP] == pytest.approx(0.07, abs=0.001)
+        return
+    assert len(found.rounds) == 3
+    assert owned["replaceLost"] == pytest.approx(4.04, abs=TOLERANCE_S)
+    assert owned[DELAY] == pytest.approx(1.0, abs=TOLERANCE_S)
