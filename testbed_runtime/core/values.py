@@ -111,6 +111,16 @@ def _iso_duration(text: str) -> float:
     return _seconds(text, nanos, "negative duration is not supported" if nanos < 0 else "")
 
 
+def duration_text(seconds: float, flink_version: str) -> str:
+    """Return a duration as Flink's errors show it: Java's Duration.toString from 2.0 on, before that Time.toString."""
+    millis = round(seconds * 1000)
+    if not has(flink_version, ISO_DURATIONS):
+        return f"{millis} ms"
+    minutes, rest = divmod(millis, 60_000)
+    parts = ((minutes // 60, "H"), (minutes % 60, "M"), (rest / 1000, "S"))
+    return "PT" + ("".join(f"{number:g}{unit}" for number, unit in parts if number) or "0S")
+
+
 def _seconds(text: str, nanos: int, problem: str) -> float:
     """Return nanoseconds as seconds. Raise ValueError with the problem, or if the milliseconds are more than Java's long."""
     if not problem and nanos // 10**6 > MAX_LONG:

@@ -162,7 +162,10 @@ STARTING_SEGMENT_SIZE = Change(
     "buffer debloating starts with small buffers (`taskmanager.memory.starting-segment-size`), and averages sizes as real numbers "
     "instead of integers",
 )
-ISO_DURATIONS = Change("2.0", "durations may be written in ISO 8601, as in `PT10S`")
+ISO_DURATIONS = Change(
+    "2.0",
+    "durations may be written in ISO 8601, as in `PT10S`; so is the one in the error of an unanswered deployment",
+)
 PRIORITY_PASSES_BLOCK = Change(
     "2.3",
     "an unaligned barrier is sent even if its subpartition is blocked; before, it waits until the consumer resumes",

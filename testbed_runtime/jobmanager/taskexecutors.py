@@ -21,6 +21,7 @@ from testbed_runtime.core.job.messages import (
     ReleasePartitions,
     SubmitTask,
 )
+from testbed_runtime.core.values import duration_text
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
@@ -147,9 +148,10 @@ class TaskExecutors:
         self._services.rpc.post(JOBMASTER, outcome)
 
     def _timeout_text(self, execution: Execution, error: AskTimeout) -> str:
+        timeout = duration_text(self.ask_timeout_s, self._services.options.flink_version)
         return (
             f"Cannot deploy task {name_of(execution.task)} - TaskManager ({execution.taskmanager}) not responding "
-            f"after a rpcTimeout of {round(self.ask_timeout_s * 1000)} ms: {error}"
+            f"after a rpcTimeout of {timeout}: {error}"
         )
 
     def release(self, execution: Execution, partitions: Iterable[ResultPartitionID]) -> None:

@@ -8,6 +8,7 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.limits import option_limit, reachability_limit
 from testbed_runtime.core.options import BY_KEY, Options
 from testbed_runtime.core.values import (
+    duration_text,
     java_int,
     java_long,
     missing_unit,
@@ -249,3 +250,13 @@ def test_an_iso_duration_is_added_up_with_its_signs(text: str, seconds: float | 
             parse_duration(text, "2.3")
     else:
         assert parse_duration(text, "2.3") == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(10, "PT10S"), (1.5, "PT1.5S"), (0, "PT0S"), (60, "PT1M"), (3600, "PT1H"), (90061.25, "PT25H1M1.25S")],
+)
+def test_a_duration_is_written_as_java_writes_it(seconds: float, text: str):
+    """Duration.toString leaves out what is zero, and has no days; before 2.0 Flink's errors have milliseconds."""
+    assert duration_text(seconds, "2.0") == text
+    assert duration_text(seconds, "1.20") == f"{seconds * 1000:.0f} ms"

@@ -227,7 +227,15 @@ def _some_partition(cluster):
 async def test_a_deployment_that_is_not_answered_fails_with_flinks_words():
     """J-132: DefaultSchedulerTest.restartAfterDeploymentFails. A busy TaskExecutor: the ask times out, the attempt fails, the next one
     comes."""
-    async with Cluster(5, {"pekko.ask.timeout": "2 s"}, flink_version="1.12") as cluster:
+    asked = "Ask timed out on [Actor[akka://flink/user/rpc/taskexecutor]]"
+    await _check_unanswered("1.12", "AskTimeoutException", "akka.ask.timeout", f"2000 ms: {asked}")
+    await _check_unanswered(
+        "2.3", "TimeoutException", "pekko.ask.timeout", "PT2S: Invocation of [RemoteRpcInvocation("
+    )
+
+
+async def _check_unanswered(version, class_name, option, text):
+    async with Cluster(5, {"pekko.ask.timeout": "2 s"}, flink_version=version) as cluster:
         cluster.tms[3].service_time_s = 0.0
         await cluster.submit()
         await cluster.until_running()
@@ -242,19 +250,16 @@ async def test_a_deployment_that_is_not_answered_fails_with_flinks_words():
         failed = [
             row
             for row in cluster.rows.events("task.state")
-            if data_of(row)["to"] == "FAILED" and data_of(row)["cause_class"] == "AskTimeoutException"
+            if data_of(row)["to"] == "FAILED" and data_of(row)["cause_class"] == class_name
         ]
-        assert (
-            "not responding after a rpcTimeout of 2000 ms: Ask timed out on [Actor[akka://flink/user/rpc/taskexecutor]]"
-            in failed[0]["text"]
-        )
+        assert f"not responding after a rpcTimeout of {text}" in failed[0]["text"]
         assert cluster.rows.events("rpc.timeout")
         expired = [
             row
             for row in cluster.rows.table("waits")
             if row["kind"] == "deployment" and row["outcome"] == "expired"
         ]
-        assert {row["option"] for row in expired} == {"akka.ask.timeout"}
+        assert {row["option"] for row in expired} == {option}
         assert "deployment" in [data_of(row)["wait"] for row in cluster.rows.events("failover.failure")]
 
 
