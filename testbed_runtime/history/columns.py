@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -31,8 +31,12 @@ Flags = npt.NDArray[np.bool_]
 Attempt = tuple[str, int]
 """A task and the number of its attempt."""
 Deployed = Mapping[Attempt, Mapping[str, Any]]
-Waits = list[tuple[int, dict[str, Any]]]
+Row = Mapping[str, Any]
+Rows = list[tuple[int, dict[str, Any]]]
+"""Rows with their places in the table."""
 ATTEMPT = ("process", "task", "attempt")
+SPENT = ("busy_ns", "backpressured_ns", "idle_ns")
+"""The columns of a task's samples with the times that it spent. Together they pass as fast as its clock."""
 EVENT_COLUMNS = ("process", "seq", "t_ns", "kind", "subject", "attempt", "checkpoint", "text", "data")
 UNREAD = ("network.buffers", "network.pools", "socket.state", "cpu.spent", "backpressure.sampled")
 """Kinds of events whose data is compared with no other row. They are many."""
@@ -88,6 +92,12 @@ def filled_buckets(latency: pa.Table) -> tuple[Ints, Ints, Ints]:
     ends, filled = np.cumsum(lengths), np.flatnonzero(counts)
     rows = np.searchsorted(ends, filled, side="right")
     return rows, filled - (ends - lengths)[rows], counts[filled]
+
+
+def committed_records(delivery: pa.Table) -> Ints:
+    """Return the number of records of each row: those of its bitmap, and the duplicates."""
+    bits = [int.from_bytes(bitmap, "little").bit_count() for bitmap in delivery.column("bitmap").to_pylist()]
+    return np.array(bits, dtype=np.int64) + ints(delivery, "duplicated")
 
 
 def numbered(tables: Sequence[pa.Table], columns: Sequence[str]) -> Ints:
@@ -150,6 +160,21 @@ class Owned(Struct, frozen=True):
         """Repeat the value of each owner for all its rows."""
         return np.repeat(of_owner, self.sizes)
 
+    def follows(self, change: Flags) -> Flags:
+        """Extend what is true between each row and the next one to all rows. It is false for the first row of an owner."""
+        found = np.append(False, change)[: len(self.order)]
+        found[self.starts] = False
+        return found
+
+    def neighbours(self, wanted: Flags) -> tuple[Ints, Ints]:
+        """Return for each place the last one up to it and the first one from it on, of the same owner, where `wanted` is true; -1 if
+        there is none."""
+        places = np.arange(len(self.order))
+        before = np.maximum.accumulate(np.where(wanted, places, -1))
+        after = np.minimum.accumulate(np.where(wanted, places, len(places))[::-1])[::-1]
+        first, last = self.spread(self.starts), self.spread(self.ends)
+        return np.where(before >= first, before, -1), np.where(after <= last, after, -1)
+
     def last(self, wanted: Flags) -> Ints:
         """Return the last place of each owner where `wanted` is true; -1 if it is nowhere."""
         places = np.where(wanted, np.arange(len(self.order)), -1)
@@ -166,15 +191,20 @@ def parsed(text: str | None) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def events(trial: Trial, *kinds: str) -> list[tuple[int, dict[str, Any]]]:
+def rows_of(trial: Trial, name: str) -> Rows:
+    """Return all rows of a small table, in its order."""
+    return trial.kept(f"rows and places of {name}", lambda: list(enumerate(trial.table(name).to_pylist())))
+
+
+def events(trial: Trial, *kinds: str) -> Rows:
     """Return the events of these kinds with their places in the table, in the order in which each process wrote them."""
     of_kind = trial.kept("events that are compared", lambda: _by_kind(trial.table("events")))
     found = [pair for kind in kinds for pair in of_kind.get(kind, ())]
     return found if len(kinds) == 1 else sorted(found, key=_written)
 
 
-def _by_kind(table: pa.Table) -> dict[str, list[tuple[int, dict[str, Any]]]]:
-    found: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+def _by_kind(table: pa.Table) -> dict[str, Rows]:
+    found: dict[str, Rows] = {}
     if sound(table, "kind", "process", "seq"):
         read = pc.invert(pc.is_in(table.column("kind"), pa.array(UNREAD)))
         places = np.flatnonzero(read.to_numpy(zero_copy_only=False))
@@ -188,10 +218,10 @@ def _written(pair: tuple[int, dict[str, Any]]) -> tuple[str, int]:
     return pair[1]["process"], pair[1]["seq"]
 
 
-def distinct(trial: Trial, name: str, *columns: str) -> list[tuple[int, dict[str, Any]]]:
+def distinct(trial: Trial, name: str, *columns: str) -> Rows:
     """Return each combination of values that the rows of a table have, with the first row that has it."""
 
-    def found() -> list[tuple[int, dict[str, Any]]]:
+    def found() -> Rows:
         table = trial.table(name)
         if not sound(table, *columns):
             return []
@@ -216,13 +246,42 @@ def deployments(trial: Trial) -> dict[Attempt, dict[str, Any]]:
     """Map each attempt that was deployed to its event."""
 
     def found() -> dict[Attempt, dict[str, Any]]:
-        return {(e["subject"], e["attempt"]): e for e in changes(trial, "task.state", "DEPLOYING")}
+        return {attempt_of(e): e for e in changes(trial, "task.state", "DEPLOYING")}
 
     return trial.kept("deployments", found)
 
 
-def waits_of(trial: Trial) -> Waits:
-    """Return the waits with their places in the table; empty if one lacks a value that the rules need."""
-    columns = ["process", "seq", "kind", "who", "what", "attempt", "t_ns", "outcome", "option"]
-    table = trial.table("waits")
-    return list(enumerate(table.select(columns).to_pylist())) if sound(table, *columns) else []
+def waits_of(trial: Trial, *kinds: str) -> Rows:
+    """Return the waits of these kinds, or all."""
+    return [(row, r) for row, r in rows_of(trial, "waits") if not kinds or r["kind"] in kinds]
+
+
+def attempt_of(event: Row) -> Attempt:
+    """Return the attempt of a task that an event is about."""
+    return event["subject"], event["attempt"]
+
+
+def taskmanager_of(event: Row) -> str:
+    """Return the TaskManager that an event names."""
+    return str(parsed(event["data"]).get("taskmanager"))
+
+
+def attempts_with(trial: Trial, *kinds: str) -> dict[Attempt, int]:
+    """Map each attempt of a task with an event of these kinds to the place of the last one."""
+    return {attempt_of(e): row for row, e in events(trial, *kinds)}
+
+
+def attempts_that_waited(trial: Trial, kind: str) -> dict[Attempt, int]:
+    """Map each attempt of a task with a wait of this kind to the place of the last one."""
+    return {(r["who"], r["attempt"]): row for row, r in waits_of(trial, kind)}
+
+
+def happened(trial: Trial, process: str, t_ns: int, times: Iterable[int]) -> bool:
+    """Whether one of these times may be the moment that this process took as `t_ns`."""
+    allowed = tolerance_ns(trial, process, t_ns)
+    return any(abs(time - t_ns) <= allowed for time in times)
+
+
+def vertex_of(task: str) -> str:
+    """Return the vertex of a subtask."""
+    return task.rpartition("-")[0]

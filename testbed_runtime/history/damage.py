@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 from msgspec import Struct
 
@@ -25,6 +26,6 @@ def no_row(table: str, problem: str) -> Damage:
     return Damage(table, "kind", -1, problem)
 
 
-def first_of_each(rules: Iterable[Iterable[Damage]]) -> list[Damage]:
-    """Return the first finding of each rule: one cause often damages many rows."""
-    return [found for rule in rules for found in list(rule)[:1]]
+def first_of_each(*rules: Iterable[Damage]) -> list[Damage]:
+    """Return the first finding of each rule: one cause often damages many rows. A rule that has found something does not go on."""
+    return [found for rule in rules for found in islice(rule, 1)]

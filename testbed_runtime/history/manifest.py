@@ -12,6 +12,7 @@ from typing import Any
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.jobgraph import PARTITIONINGS
+from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.versions import LATEST, VERSIONS
 
@@ -96,6 +97,11 @@ def parallelism_of(entry: Entry) -> dict[str, int]:
 def tasks_of(entry: Entry) -> set[str]:
     """Return the subtasks of the manifest's job."""
     return {f"{name}-{i}" for name, count in parallelism_of(entry).items() for i in range(count)}
+
+
+def blocking_edges(entry: Entry) -> list[Mapping[str, Any]]:
+    """Return the edges whose results are read only when they are complete."""
+    return [e for e in _job(entry).get("edges") or () if e.get("result") == BLOCKING]
 
 
 def edges(entry: Entry) -> Iterator[tuple[str, str, str]]:

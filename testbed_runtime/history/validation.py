@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,18 +26,24 @@ from testbed_runtime.core.waits import KINDS, Outcome
 from testbed_runtime.history.columns import (
     ATTEMPT,
     CAUSAL_NS,
+    JOB_PROCESSES,
     NS,
     OWN_CLOCK,
     TOLERANCE_NS,
+    Attempt,
     Ints,
     Owned,
+    attempt_of,
+    committed_records,
     distinct,
     filled_buckets,
     first_true,
     ints,
     numbered,
     parsed,
+    places,
     sound,
+    vertex_of,
 )
 from testbed_runtime.history.contradictions.channels import check_credit
 from testbed_runtime.history.contradictions.clocks import has_one_clock
@@ -100,10 +106,8 @@ class DamagedHistory(UserError):
     def __init__(self, where: str, found: list[Damage]) -> None:
         self.found = tuple(found)
         more = f" (and {len(found) - SHOWN_MAX} more)" if len(found) > SHOWN_MAX else ""
-        shown = "; ".join(str(d) for d in found[:SHOWN_MAX])
-        super().__init__(
-            where, f"the history is damaged: {shown}{more}", "restore it, or run the scenario again"
-        )
+        problem = f"the history is damaged: {'; '.join(map(str, found[:SHOWN_MAX]))}{more}"
+        super().__init__(where, problem, "restore it, or run the scenario again")
 
 
 def check_schema(table: str, schema: pa.Schema) -> list[Damage]:
@@ -111,12 +115,11 @@ def check_schema(table: str, schema: pa.Schema) -> list[Damage]:
     found = []
     for field in arrow_schema(table):
         index = schema.get_field_index(field.name)
-        if index < 0:
-            found.append(
-                Damage(table, field.name, -1, "is missing; another version of Headgate wrote the file")
-            )
-        elif schema.field(index).type != field.type:
-            kind = schema.field(index).type
+        kind = schema.field(index).type if index >= 0 else None
+        if kind is None:
+            missing = "is missing; another version of Headgate wrote the file"
+            found.append(Damage(table, field.name, -1, missing))
+        elif kind != field.type:
             found.append(Damage(table, field.name, -1, f"has the type {kind} instead of {field.type}"))
     return found
 
@@ -125,9 +128,8 @@ def check_trial(trial: Trial, entry: Mapping[str, Any] | None = None) -> list[Da
     """Return everything that is wrong with the tables of a trial, at most one finding per column and rule.
 
     `entry` is the trial's entry in the manifest; without it the time range is not checked."""
-    found = [
-        d for name in TABLES for d in check_table(name, trial.table(name), run=trial.run, trial=trial.trial)
-    ]
+    named = {"run": trial.run, "trial": trial.trial}
+    found = [d for name in TABLES for d in check_table(name, trial.table(name), **named)]
     if any(check_schema(name, trial.table(name).schema) for name in TABLES):
         return found
     found += check_repeated(trial) + check_owners(trial) + check_order(trial) + check_causality(trial)
@@ -172,6 +174,14 @@ def check_rows(name: str, table: pa.Table, *, run: str, trial: str) -> list[Dama
     return [damage for rule in rules for damage in rule]
 
 
+def _first(name: str, table: pa.Table, column: str, wrong: Any, problem: str, *more: Any) -> Iterator[Damage]:
+    """Yield the first row for which `wrong` is true. `problem` is formatted with its value in the column, and with `more`: values of the
+    row from arrays, or others."""
+    if (row := first_true(wrong)) >= 0:
+        of_row = [one[row] if isinstance(one, np.ndarray) else one for one in more]
+        yield Damage(name, column, row, problem.format(table.column(column)[row].as_py(), *of_row))
+
+
 def _nulls(name: str, table: pa.Table) -> Iterator[Damage]:
     for field in table.schema:
         column = table.column(field.name)
@@ -184,13 +194,9 @@ def _nulls(name: str, table: pa.Table) -> Iterator[Damage]:
 def _identity(name: str, table: pa.Table, run: str, trial: str) -> Iterator[Damage]:
     for column, expected in (("run", run), ("trial", trial)):
         other = pc.not_equal(table.column(column), expected)
-        if (row := first_true(other)) >= 0:
-            yield Damage(
-                name, column, row, f"is {table.column(column)[row].as_py()!r} instead of {expected!r}"
-            )
+        yield from _first(name, table, column, other, "is {!r} instead of {!r}", expected)
     for column in ("process", "boot_id"):
-        if (row := first_true(pc.equal(table.column(column), ""))) >= 0:
-            yield Damage(name, column, row, "is empty")
+        yield from _first(name, table, column, pc.equal(table.column(column), ""), "is empty")
 
 
 def _ranges(name: str, table: pa.Table) -> Iterator[Damage]:
@@ -200,23 +206,19 @@ def _ranges(name: str, table: pa.Table) -> Iterator[Damage]:
         if not pa.types.is_integer(field.type) or least is None:
             continue
         column = table.column(field.name)
-        if field.name.endswith("_ns") and field.name != "budget_ns" and pc.max(column).as_py() > LONGEST_NS:
-            row = first_true(pc.greater(column, LONGEST_NS))
-            yield Damage(name, field.name, row, f"is {column[row].as_py()}, longer than any trial")
-        if pc.min(column).as_py() < least:
-            row = first_true(pc.less(column, least))
-            yield Damage(name, field.name, row, f"is {column[row].as_py()}, which is below {least}")
+        if field.name.endswith("_ns") and field.name != "budget_ns":
+            longer = pc.greater(column, LONGEST_NS)
+            yield from _first(name, table, field.name, longer, "is {}, longer than any trial")
+        below = pc.less(column, least)
+        yield from _first(name, table, field.name, below, "is {}, which is below {}", least)
 
 
 def _words(name: str, table: pa.Table) -> Iterator[Damage]:
     for (owner, column), words in VOCABULARY.items():
         if owner != name or column not in table.column_names:
             continue
-        known = pc.is_in(table.column(column), pa.array(sorted(words)))
-        if (row := first_true(pc.invert(known))) >= 0:
-            yield Damage(
-                name, column, row, f"is {table.column(column)[row].as_py()!r}, which is not in the schema"
-            )
+        unknown = pc.invert(pc.is_in(table.column(column), pa.array(sorted(words))))
+        yield from _first(name, table, column, unknown, "is {!r}, which is not in the schema")
 
 
 def _json(name: str, table: pa.Table) -> Iterator[Damage]:
@@ -267,11 +269,9 @@ def _by_owner(table: pa.Table, keys: tuple[str, ...]) -> tuple[Ints, Ints]:
 
 def _latency(table: pa.Table) -> Iterator[Damage]:
     """Yield histograms whose buckets do not add up to their count."""
-    lengths = np.asarray(pc.list_value_length(table.column("buckets")), dtype=np.int64)
-    if (row := first_true(lengths > len(LATENCY_BOUNDS_NS) + 1)) >= 0:
-        yield Damage(
-            "latency", "buckets", row, f"has {lengths[row]} buckets, the schema {len(LATENCY_BOUNDS_NS) + 1}"
-        )
+    lengths, most = np.asarray(pc.list_value_length(table.column("buckets"))), len(LATENCY_BOUNDS_NS) + 1
+    of_schema = f"has {{1}} buckets, the schema {most}"
+    yield from _first("latency", table, "buckets", lengths > most, of_schema, lengths)
     rows, buckets, counts = filled_buckets(table)
     total = np.zeros(len(table), dtype=np.int64)
     np.add.at(total, rows, counts)
@@ -289,19 +289,15 @@ def _windows(table: pa.Table, rows: Ints, buckets: Ints) -> Iterator[Damage]:
     """Yield windows that are empty or begin after their row was written, and maxima outside the highest bucket with records.
     `rows` and `buckets` name the buckets with records."""
     begins, t_ns = ints(table, "window_start_ns"), ints(table, "t_ns")
-    if (row := first_true(ints(table, "window_ns") == 0)) >= 0:
-        yield Damage("latency", "window_ns", row, "is 0")
-    if (row := first_true(begins > t_ns)) >= 0:
-        off = (begins[row] - t_ns[row]) / NS
-        yield Damage("latency", "window_start_ns", row, f"is {off:.1f} s after the row was written")
+    yield from _first("latency", table, "window_ns", ints(table, "window_ns") == 0, "is 0")
+    late, after = (begins - t_ns) / NS, "is {1:.1f} s after the row was written"
+    yield from _first("latency", table, "window_start_ns", begins > t_ns, after, late)
     highest = np.full(len(table), -1, dtype=np.int64)
     np.maximum.at(highest, rows, buckets)
     largest = np.searchsorted(np.asarray(LATENCY_BOUNDS_NS), ints(table, "max_ns"))
-    if (row := first_true((highest >= 0) & (largest != highest))) >= 0:
-        stated = table.column("max_ns")[row].as_py() / NS
-        yield Damage(
-            "latency", "max_ns", row, f"is {stated:g} s, which is not in the highest bucket with records"
-        )
+    outside, stated = (highest >= 0) & (largest != highest), ints(table, "max_ns") / NS
+    problem = "is {1:g} s, which is not in the highest bucket with records"
+    yield from _first("latency", table, "max_ns", outside, problem, stated)
 
 
 def _events(table: pa.Table) -> Iterator[Damage]:
@@ -326,31 +322,16 @@ def _events(table: pa.Table) -> Iterator[Damage]:
 def _waits(table: pa.Table) -> Iterator[Damage]:
     """Yield waits that begin after their end, ids that more than one wait has, and options that do not limit their kind."""
     starts, ends = ints(table, "start_ns"), ints(table, "t_ns")
-    if (row := first_true(starts > ends)) >= 0:
-        yield Damage(
-            "waits", "start_ns", row, f"is {(starts[row] - ends[row]) / NS:.1f} s after the end of the wait"
-        )
-    if (row := _first_again(table.column("wait"))) >= 0:
-        yield Damage(
-            "waits", "wait", row, f"is {table.column('wait')[row].as_py()!r}, which another wait has too"
-        )
-    for (kind, option), row in _pairs(table, "kind", "option"):
+    after = "is {1:.1f} s after the end of the wait"
+    yield from _first("waits", table, "start_ns", starts > ends, after, (starts - ends) / NS)
+    again = np.ones(len(table), dtype=np.bool_)
+    again[np.unique(numbered([table], ["wait"]), return_index=True)[1]] = False
+    yield from _first("waits", table, "wait", again, "is {!r}, which another wait has too")
+    numbers = table.append_column("row", pa.array(np.arange(len(table))))
+    for r in numbers.group_by(["kind", "option"]).aggregate([("row", "min")]).to_pylist():
+        kind, option = r["kind"], r["option"]
         if option and kind in KINDS and not KINDS[kind].may_be_limited_by(option):
-            yield Damage("waits", "option", row, f"is {option[:60]!r}, which limits no {kind} wait")
-
-
-def _pairs(table: pa.Table, *columns: str) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield each combination of values that the rows have, and the first row with it."""
-    numbered = table.select(columns).append_column("row", pa.array(np.arange(len(table))))
-    for found in numbered.group_by(list(columns)).aggregate([("row", "min")]).to_pylist():
-        yield tuple(found[column] for column in columns), found["row_min"]
-
-
-def _first_again(column: pa.ChunkedArray) -> int:
-    """Return the position of the first repeated value; -1 without one."""
-    _, firsts = np.unique(np.asarray(column.combine_chunks().dictionary_encode().indices), return_index=True)
-    again = np.setdiff1d(np.arange(len(column)), firsts)
-    return int(again[0]) if len(again) else -1
+            yield Damage("waits", "option", r["row_min"], f"is {option[:60]!r}, which limits no {kind} wait")
 
 
 def _faults(table: pa.Table) -> Iterator[Damage]:
@@ -385,20 +366,15 @@ def _checkpoints(table: pa.Table) -> Iterator[Damage]:
 
 def _delivery(table: pa.Table) -> Iterator[Damage]:
     """Yield bitmaps of another length, chunks that begin elsewhere than at a multiple of it, and more records out of order than there are."""
-    lengths = np.asarray(pc.binary_length(table.column("bitmap")), dtype=np.int64)
-    if (row := first_true(lengths > CHUNK_RECORDS // 8)) >= 0:
-        yield Damage(
-            "delivery", "bitmap", row, f"has {lengths[row]} bytes, at most {CHUNK_RECORDS // 8} are possible"
-        )
-    if (row := first_true(ints(table, "base") % CHUNK_RECORDS)) >= 0:
-        base = table.column("base")[row].as_py()
-        yield Damage("delivery", "base", row, f"is {base}, which is not a multiple of {CHUNK_RECORDS}")
-    bits = [int.from_bytes(bitmap, "little").bit_count() for bitmap in table.column("bitmap").to_pylist()]
-    records = np.array(bits, dtype=np.int64) + ints(table, "duplicated")
-    late = ints(table, "out_of_order")
-    if (row := first_true(late > records)) >= 0:
-        problem = f"is {late[row]}, more than the {records[row]} records of the row (bitmap, duplicated)"
-        yield Damage("delivery", "out_of_order", row, problem)
+    lengths, most = np.asarray(pc.binary_length(table.column("bitmap"))), CHUNK_RECORDS // 8
+    long, beyond = lengths > most, f"has {{1}} bytes, at most {most} are possible"
+    yield from _first("delivery", table, "bitmap", long, beyond, lengths)
+    off = ints(table, "base") % CHUNK_RECORDS
+    yield from _first("delivery", table, "base", off, f"is {{}}, which is not a multiple of {CHUNK_RECORDS}")
+    records = committed_records(table)
+    late = ints(table, "out_of_order") > records
+    problem = "is {}, more than the {} records of the row (bitmap, duplicated)"
+    yield from _first("delivery", table, "out_of_order", late, problem, records)
 
 
 _OF_TABLE: Mapping[str, Callable[[pa.Table], Iterator[Damage]]] = {
@@ -414,52 +390,48 @@ _OF_TABLE: Mapping[str, Callable[[pa.Table], Iterator[Damage]]] = {
 """The rule for the rows of one table."""
 
 
+def _together(trial: Trial, names: Iterable[str], *columns: str) -> tuple[dict[str, int], pa.Table]:
+    """Return the rows of several tables as one, and the number of the first row of each. Without rows if one has a null."""
+    parts = {name: table for name in names if len(table := trial.table(name))}
+    tables = [arrow_schema("events").empty_table(), *parts.values()]
+    rows = pa.concat_tables([table.select(columns) for table in tables])
+    starts = np.cumsum([0, *map(len, parts.values())]).tolist()
+    nulls = any(column.null_count for column in rows.columns)
+    return dict(zip(parts, starts, strict=False)), rows.slice(0, 0) if nulls else rows
+
+
 def check_repeated(trial: Trial) -> list[Damage]:
     """Return one finding per table with rows that repeat a sequence number of their process."""
-    parts = [(name, table) for name in TABLES if len(table := trial.table(name))]
-    together = (
-        pa.concat_tables([t.select(["process", "boot_id", "seq"]) for _, t in parts]) if parts else None
-    )
-    if together is None or any(c.null_count for c in together.columns):
-        return []
-    order, owner = _by_owner(together, ("process", "boot_id"))
-    seq = ints(together, "seq")
-    again = order[1:][(np.diff(owner[order]) == 0) & (np.diff(seq[order]) == 0)]
-    starts = np.cumsum([0, *(len(t) for _, t in parts)])
+    starts, rows = _together(trial, TABLES, "process", "boot_id", "seq")
+    order, owner = _by_owner(rows, ("process", "boot_id"))
+    seq = ints(rows, "seq")
+    again = np.sort(order[1:][(np.diff(owner[order]) == 0) & (np.diff(seq[order]) == 0)])
     found = []
-    for number, (name, table) in enumerate(parts):
-        mine = again[(again >= starts[number]) & (again < starts[number + 1])]
+    for name, start in starts.items():
+        mine = again[(again >= start) & (again < start + len(trial.table(name)))]
         if len(mine):
-            row = int(mine.min() - starts[number])
-            process = table.column("process")[row].as_py()
-            problem = f"{seq[mine.min()]} of {process} is there more than once ({len(mine)} repeated rows)"
-            found.append(Damage(name, "seq", row, problem))
+            process = rows.column("process")[int(mine[0])].as_py()
+            problem = f"{seq[mine[0]]} of {process} is there more than once ({len(mine)} repeated rows)"
+            found.append(Damage(name, "seq", int(mine[0]) - start, problem))
     return found
 
 
 def check_order(trial: Trial) -> list[Damage]:
     """Return the first row of each process of the job that is earlier than the one that it wrote before: its time was changed."""
-    parts = [(n, table) for n in OWN_CLOCK if len(table := trial.table(n)) and "seq" in table.column_names]
-    if not parts:
-        return []
-    keys = ["process", "boot_id", "seq", "t_ns"]
-    together = pa.concat_tables([t.select(keys) for _, t in parts])
-    if any(c.null_count for c in together.columns):
-        return []
-    order, owner = _by_owner(together, ("process", "boot_id"))
-    t_ns = ints(together, "t_ns")
+    starts, rows = _together(trial, OWN_CLOCK, "process", "boot_id", "seq", "t_ns")
+    order, owner = _by_owner(rows, ("process", "boot_id"))
+    t_ns = ints(rows, "t_ns")
     earlier = (np.diff(owner[order]) == 0) & (np.diff(t_ns[order]) < 0)
-    starts = np.cumsum([0, *(len(t) for _, t in parts)])
     found: dict[str, Damage] = {}
     for at in np.flatnonzero(earlier).tolist():
         row, before = int(order[at + 1]), int(order[at])
-        process = together.column("process")[row].as_py()
-        if process in found or not process.startswith(("tm-", "jobmanager")):  # others pass rows on
+        process = rows.column("process")[row].as_py()
+        if process in found or not process.startswith(JOB_PROCESSES):  # others pass rows on
             continue
-        number = int(np.searchsorted(starts, row, side="right")) - 1
+        name, start = next((n, first) for n, first in reversed(starts.items()) if first <= row)
         off = (t_ns[before] - t_ns[row]) / NS
         problem = f"is {off:.3f} s before the row that {process} wrote before it: one of them was changed"
-        found[process] = Damage(parts[number][0], "t_ns", row - int(starts[number]), problem)
+        found[process] = Damage(name, "t_ns", row - start, problem)
     return list(found.values())
 
 
@@ -469,30 +441,22 @@ def check_causality(trial: Trial) -> list[Damage]:
     states = log.filter(pc.equal(log.column("kind"), "task.state"))
     if not sound(tasks, *TASK, "seq", "t_ns") or not sound(states, "subject", "attempt", "t_ns"):
         return []
-    names = {name: number for number, name in enumerate(pc.unique(tasks.column("task")).to_pylist())}
-    begun: dict[tuple[int, int], int] = {}
-    ended: dict[tuple[int, int], int] = {}
+    begun: dict[Attempt, int] = {}
+    ended: dict[Attempt, int] = {}
     for row in states.select(["subject", "attempt", "t_ns", "data"]).to_pylist():
         state = parsed(row["data"]).get("to")
-        if row["subject"] in names and state in ("SCHEDULED", "DEPLOYING", "FINISHED"):
-            into = ended if state == "FINISHED" else begun
-            key = names[row["subject"]], row["attempt"]
-            into[key] = max(into.get(key, 0), row["t_ns"])
-    order, owner = _by_owner(tasks, TASK)
-    t_ns = ints(tasks, "t_ns")
+        if state in ("SCHEDULED", "DEPLOYING", "FINISHED"):
+            into, attempt = ended if state == "FINISHED" else begun, attempt_of(row)
+            into[attempt] = max(into.get(attempt, 0), row["t_ns"])
+    seq, t_ns = ints(tasks, "seq"), ints(tasks, "t_ns")
     allowed = CAUSAL_NS if has_one_clock(trial) else TOLERANCE_NS
-    groups = np.split(order, np.flatnonzero(np.diff(owner[order])) + 1)
-    for rows in groups:
-        task, attempt = (
-            tasks.column("task")[int(rows[0])].as_py(),
-            tasks.column("attempt")[int(rows[0])].as_py(),
-        )
-        key = (names[task], attempt)
-        early = rows[t_ns[rows] < begun.get(key, 0) - allowed]
-        late = rows[t_ns[rows] > ended.get(key, int(t_ns.max())) + allowed]
+    for (task, number), unordered in places(tasks, *TASK).items():
+        rows = unordered[np.argsort(seq[unordered], kind="stable")]
+        early = rows[t_ns[rows] < begun.get((task, number), 0) - allowed]
+        late = rows[t_ns[rows] > ended.get((task, number), int(t_ns.max())) + allowed]
         if len(early) or len(late):
             row = int(early[0] if len(early) else late[0])
-            off = abs(int(t_ns[row]) - (begun if len(early) else ended)[key]) / NS
+            off = abs(int(t_ns[row]) - (begun if len(early) else ended)[task, number]) / NS
             what = "before the JobManager deployed it" if len(early) else "after it reported its end"
             problem = (
                 f"{task} took this sample {off:.1f} s {what}: the clock of its process is not comparable"
@@ -515,7 +479,7 @@ def check_times(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         t_ns = ints(table, "t_ns")
         if (row := first_true((t_ns < first) | (t_ns > last))) >= 0:
             off = (t_ns[row] - (max(moments) if t_ns[row] > last else min(moments))) / NS
-            process, boot = table.column("process")[row].as_py(), table.column("boot_id")[row].as_py()
+            process, boot = (table.column(c)[row].as_py() for c in ("process", "boot_id"))
             where = "after the trial's end" if off > 0 else "before the trial's start"
             problem = (
                 f"is {abs(off):.0f} s {where}: the clock of {process} (boot id {boot}) is not comparable"
@@ -546,13 +510,11 @@ def _check_names(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     names = table.column("task").combine_chunks().dictionary_encode()
     for code, task in enumerate(names.dictionary.to_pylist()):
         # the head of an iteration has it
-        if task not in known and not task.rpartition("-")[0].endswith("-sync"):
+        if task not in known and not vertex_of(task).endswith("-sync"):
             row = first_true(pc.equal(names.indices, code))
             return [Damage("tasks", "task", row, f"is {task[:60]!r}, which the job does not have")]
-    wrong = pc.not_equal(
-        pc.replace_substring_regex(table.column("task"), r"-\d+$", ""), table.column("vertex")
-    )
-    if (row := first_true(wrong)) >= 0:
+    named = pc.replace_substring_regex(table.column("task"), r"-\d+$", "")
+    if (row := first_true(pc.not_equal(named, table.column("vertex")))) >= 0:
         vertex, task = (table.column(c)[row].as_py() for c in ("vertex", "task"))
         return [Damage("tasks", "vertex", row, f"is {vertex[:60]!r}, but the task is {task}")]
     return _check_roles(trial, entry)

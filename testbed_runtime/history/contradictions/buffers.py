@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from testbed_runtime.history.columns import parsed, sound
-from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.columns import parsed
+from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.schema import Trial
 
 BUFFERS, POOLS, PRESSED = "network.buffers", "network.pools", "backpressure.sampled"
@@ -19,25 +19,24 @@ SIZES = {"in": ("required", "size", "channels", "exclusive"), "out": ("required"
 
 def check_buffers(trial: Trial) -> list[Damage]:
     """Return the first event whose numbers cannot be together."""
-    table = trial.table("events")
-    if not sound(table, "kind", "process", "data"):
-        return []
-    kinds = pa.array([BUFFERS, POOLS, PRESSED])
-    places = pc.indices_nonzero(pc.is_in(table.column("kind"), kinds))
-    rows = table.select(["kind", "process", "data"]).take(places).to_pylist()
+    return first_of_each(_buffers(trial))
+
+
+def _buffers(trial: Trial) -> Iterator[Damage]:
+    table = trial.table("events").select(["kind", "process", "data"])
+    places = pc.indices_nonzero(pc.is_in(table.column("kind"), pa.array([BUFFERS, POOLS, PRESSED])))
+    rows = list(zip(places.to_pylist(), table.take(places).to_pylist(), strict=True))
     totals: dict[str, int] = {}
-    for row, r in zip(places.to_pylist(), rows, strict=True):
-        found = parsed(r["data"])
-        total = found.get("total") if r["kind"] == BUFFERS else None
+    for row, r in rows:
+        total = parsed(r["data"]).get("total") if r["kind"] == BUFFERS else None
         if isinstance(total, int) and total != totals.setdefault(r["process"], total):
             problem = (
                 f"of {BUFFERS} has {total} as total, but {r['process']} has {totals[r['process']]} buffers"
             )
-            return [Damage("events", "data", row, problem)]
-    for row, r in zip(places.to_pylist(), rows, strict=True):
+            yield Damage("events", "data", row, problem)
+    for row, r in rows:
         for problem in _problems(r["kind"], parsed(r["data"]), totals.get(r["process"])):
-            return [Damage("events", "data", row, f"of {r['kind']} has {problem}")]
-    return []
+            yield Damage("events", "data", row, f"of {r['kind']} has {problem}")
 
 
 def _problems(kind: str, found: Mapping[str, Any], total: int | None) -> Iterator[str]:

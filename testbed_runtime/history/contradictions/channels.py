@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.trial.sampling import SAMPLED_SUBTASKS
 from testbed_runtime.history.columns import (
     Deployed,
@@ -20,12 +20,13 @@ from testbed_runtime.history.columns import (
     first_true,
     ints,
     numbered,
-    parsed,
+    places_of,
     sound,
+    taskmanager_of,
 )
 from testbed_runtime.history.contradictions.executions import LONG_NS
-from testbed_runtime.history.damage import Damage
-from testbed_runtime.history.manifest import options_of, tasks_of
+from testbed_runtime.history.damage import Damage, first_of_each
+from testbed_runtime.history.manifest import blocking_edges, options_of, tasks_of
 from testbed_runtime.history.schema import Trial
 
 EXCLUSIVE = "taskmanager.network.memory.buffers-per-channel"
@@ -40,10 +41,10 @@ UNLIMITED = 2**31 - 1
 
 
 def check_credit(channels: pa.Table) -> Iterator[Damage]:
-    """Yield a producer with more credit than was announced and not used, and a consumer with more segments than it announced. Without
+    """Return a producer with more credit than was announced and not used, and a consumer with more segments than it announced. Without
     exclusive buffers, either may have less: a consumer that resumes begins at 0. Using more than was announced is no damage: it is
     what `checking.credit` judges."""
-    yield from _unbalanced(channels, exact=False)
+    return islice(_unbalanced(channels, exact=False), 1)
 
 
 def check_balance(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
@@ -51,7 +52,7 @@ def check_balance(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     have exclusive buffers. A buffer that has arrived in part holds a segment and is not used yet."""
     if options_of(entry).integer(EXCLUSIVE) < 1:
         return []
-    return list(_unbalanced(trial.table("channels"), exact=True))
+    return first_of_each(_unbalanced(trial.table("channels"), exact=True))
 
 
 def check_samples(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
@@ -60,21 +61,19 @@ def check_samples(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     deployed = deployments(trial)
     if not deployed or not len(trial.table("waits")):
         return []
-    found = [*_repeated(trial.table("channels")), *_local(trial, deployed)]
-    return found + list(_one_sided(trial, entry))
+    return first_of_each(
+        _repeated(trial.table("channels")), _local(trial, deployed), _one_sided(trial, entry)
+    )
 
 
 def _repeated(table: pa.Table) -> Iterator[Damage]:
     if not sound(table, "seq", *CHANNEL, *MEASURED):
         return
     owned = Owned.of(numbered([table], CHANNEL), ints(table, "seq"))
-    same = np.ones(len(table), dtype=np.bool_)
-    for column in MEASURED:
-        values = ints(table, column)[owned.order]
-        same[1:] &= values[1:] == values[:-1]
-    same[owned.starts] = False
+    measured = np.stack([ints(table, column)[owned.order] for column in MEASURED])
+    same = owned.follows((np.diff(measured) == 0).all(axis=0))
     if same.any():
-        row = int(owned.order[np.flatnonzero(same)].min())
+        row = int(owned.order[same].min())
         task, peer = (table.column(c)[row].as_py() for c in ("task", "peer"))
         problem = (
             f"is of a sample of {task} with {peer} that repeats the one before: they are taken on a change"
@@ -85,45 +84,32 @@ def _repeated(table: pa.Table) -> Iterator[Damage]:
 def _local(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
     places: dict[str, set[str]] = {}
     for (task, _), event in deployed.items():
-        places.setdefault(task, set()).add(str(parsed(event["data"]).get("taskmanager")))
+        places.setdefault(task, set()).add(taskmanager_of(event))
     for row, r in distinct(trial, "channels", "process", "peer", "local"):
         there = places.get(r["peer"], set())
         if there and (r["process"] not in there if r["local"] else there == {r["process"]}):
             problem = f"is {r['local']} in {r['process']}, but {r['peer']} was deployed to {', '.join(sorted(there))} (task.state in events)"
             yield Damage("channels", "local", row, problem)
-            return
 
 
 def _one_sided(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield a task without samples as the producer or as the consumer of its channels, although the other ends have many. In a large job only
     some channels are sampled, the reader of a blocking result has no producer that runs, and a short task may end before its channels are
     sampled."""
-    table, tasks = trial.table("channels"), trial.table("tasks")
-    job = entry.get("job")
-    edges = (job.get("edges") or ()) if isinstance(job, Mapping) else ()
-    blocking = any(e.get("result") == BLOCKING for e in edges)
-    if (
-        blocking
-        or not 0 < len(tasks_of(entry)) <= SAMPLED_SUBTASKS
-        or not sound(table, "side", "task", "peer", "local", "t_ns")
-        or not sound(tasks, "task")
-    ):
+    if blocking_edges(entry) or not 0 < len(tasks_of(entry)) <= SAMPLED_SUBTASKS:
         return
-    remote = table.select(["side", "task", "peer", "t_ns"]).filter(pc.invert(table.column("local")))
-    ends = (
-        remote.group_by(["side", "task", "peer"])
-        .aggregate([("t_ns", "min"), ("t_ns", "max"), ("t_ns", "count")])
-        .to_pylist()
-    )
+    table, end = trial.table("channels"), ["side", "task", "peer"]
+    remote = table.filter(pc.invert(table.column("local"))).select([*end, "t_ns"])
+    ends = remote.group_by(end).aggregate([("t_ns", "min"), ("t_ns", "max"), ("t_ns", "count")]).to_pylist()
     sampled = {(r["side"], r["task"]) for r in ends}
-    ran = {r["values"]: r["counts"] for r in pc.value_counts(tasks.column("task")).to_pylist()}
+    samples = places_of(trial, "tasks", "task")
     for r in sorted(ends, key=lambda r: (r["side"], r["task"], r["peer"])):
         other = "consumer" if r["side"] == "producer" else "producer"
         many = r["t_ns_count"] >= PEER_SAMPLES_MIN and r["t_ns_max"] - r["t_ns_min"] >= LONG_NS
-        if many and ran.get(r["peer"], 0) >= PEER_SAMPLES_MIN and (other, r["peer"]) not in sampled:
+        ran = len(samples.get((r["peer"],), ())) >= PEER_SAMPLES_MIN
+        if many and ran and (other, r["peer"]) not in sampled:
             problem = f"is never {other!r} for {r['peer']}, of whose channel {r['task']} recorded {r['t_ns_count']} samples ({r['side']})"
             yield Damage("channels", "side", -1, problem)
-            return
 
 
 def _unbalanced(table: pa.Table, *, exact: bool) -> Iterator[Damage]:
@@ -140,7 +126,6 @@ def _unbalanced(table: pa.Table, *, exact: bool) -> Iterator[Damage]:
             f"is {credit[row]}, but {announced[row]} were announced and {used[row]} used (announced, used)"
         )
         yield Damage("channels", "credit", row, problem)
-        return
     if not sound(table, "floating", "exclusive"):
         return
     free = ints(table, "floating") + ints(table, "exclusive")

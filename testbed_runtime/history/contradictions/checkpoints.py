@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,17 @@ from testbed_runtime.history.columns import (
     NS,
     ROUNDING_NS,
     Owned,
+    Row,
     changes,
+    committed_records,
     deployments,
     first_true,
     ints,
     numbered,
-    sound,
+    rows_of,
     tolerance_ns,
+    vertex_of,
+    waits_of,
 )
 from testbed_runtime.history.contradictions.exchange import PLAIN_KINDS
 from testbed_runtime.history.contradictions.executions import recorded_to_its_end
@@ -35,12 +40,8 @@ USUAL_MIN = 3
 INCREMENTAL = "execution.checkpointing.incremental"
 UNALIGNED = "execution.checkpointing.unaligned.enabled"
 
-COLUMNS = (
-    "process", "seq", "t_ns", "checkpoint", "state", "task", "duration_ns", "alignment_ns", "state_bytes"
-)  # fmt: skip
 COMMIT = ("process", "task", "attempt", "checkpoint")
 """The rows of one commit have these columns in common."""
-Row = Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -52,15 +53,18 @@ class Checkpoint:
     finalizing: Row | None = None
     ended: Row | None = None
 
+    @property
+    def completed(self) -> Row | None:
+        """Its end, if it was completed."""
+        return self.ended if self.ended is not None and self.ended["state"] == "completed" else None
+
 
 def check_checkpoints(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     """Return the contradictions of checkpoints, at most one for each rule."""
-    table = trial.table("checkpoints")
-    if not sound(table, *COLUMNS):
+    if not rows_of(trial, "checkpoints"):
         return []
-    rows = [r | {"row": row} for row, r in enumerate(table.to_pylist())]
-    found, damage = _collected(sorted(rows, key=lambda r: (r["process"], r["seq"])))
-    rules = (
+    found, damage = _collected(trial)
+    return first_of_each(
         damage,
         _usual(trial, found),
         _durations(trial, found),
@@ -71,56 +75,46 @@ def check_checkpoints(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         _weights(trial, entry),
         _waits(trial, found),
     )
-    return first_of_each(rules)
 
 
-def _collected(rows: list[Row]) -> tuple[list[Checkpoint], list[Damage]]:
+def _collected(trial: Trial) -> tuple[list[Checkpoint], list[Damage]]:
     """Return the checkpoints, the rows of one that was not triggered, and the tasks that acknowledged one a second time: the JobMaster
-    takes only the first."""
-    found: list[Checkpoint] = []
+    takes only the first. Each row has its place as `row`."""
+    rows = [r | {"row": row} for row, r in rows_of(trial, "checkpoints")]
     newest: dict[tuple[str, int], Checkpoint] = {}
+    found: list[Checkpoint] = []
     damage: list[Damage] = []
-    for r in rows:
+    for r in sorted(rows, key=lambda r: (r["process"], r["seq"])):
         key = (r["process"], r["checkpoint"])
         if r["state"] == "triggered":
             newest[key] = Checkpoint(r)
             found.append(newest[key])
-            continue
-        one = newest.get(key)
-        if one is None and r["state"] == "failed":
-            continue
-        if one is None:
-            problem = f"is {r['checkpoint']}, which was not triggered before it was {r['state']}"
-            damage.append(Damage("checkpoints", "checkpoint", r["row"], problem))
-            continue
-        if r["state"] == "acknowledged" and r["task"] in one.acknowledged:
-            problem = f"is {r['task']}, which had acknowledged checkpoint {r['checkpoint']}"
-            damage.append(Damage("checkpoints", "task", r["row"], problem))
-        elif r["state"] == "acknowledged":
-            one.acknowledged[r["task"]] = r
+        elif (one := newest.get(key)) is None:
+            if r["state"] != "failed":
+                problem = f"is {r['checkpoint']}, which was not triggered before it was {r['state']}"
+                damage.append(Damage("checkpoints", "checkpoint", r["row"], problem))
         elif r["state"] == "finalizing":
             one.finalizing = r
-        else:
+        elif r["state"] != "acknowledged":
             one.ended = r
+        elif one.acknowledged.setdefault(r["task"], r) is not r:
+            problem = f"is {r['task']}, which had acknowledged checkpoint {r['checkpoint']}"
+            damage.append(Damage("checkpoints", "task", r["row"], problem))
     return found, damage
 
 
 def _usual(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield a duration if those of most checkpoints are not the time since they were triggered. A process may have been interrupted
     between the two readings of its clock, so that a single checkpoint shows nothing."""
-    rows = [
-        (one, r)
-        for one in found
-        for r in (*one.acknowledged.values(), one.finalizing, one.ended)
-        if r is not None
-    ]
-    off = [abs(r["duration_ns"] - (r["t_ns"] - one.triggered["t_ns"])) for one, r in rows]
-    each: dict[int, list[int]] = {}
-    for (one, _), ns in zip(rows, off, strict=True):
-        each.setdefault(id(one), []).append(ns)
-    usual = [float(np.median(ns)) for ns in each.values()]
+    off: list[tuple[int, Row]] = []
+    usual: list[float] = []
+    for one in found:
+        rows = [r for r in (*one.acknowledged.values(), one.finalizing, one.ended) if r is not None]
+        mine = [(abs(r["duration_ns"] - (r["t_ns"] - one.triggered["t_ns"])), r) for r in rows]
+        usual += [float(np.median([ns for ns, _ in mine]))] if mine else []
+        off += mine
     if len(usual) >= USUAL_MIN and deployments(trial) and np.median(usual) > USUAL_NS:
-        r = rows[int(np.argmax(off))][1]
+        _, r = max(off, key=itemgetter(0))
         problem = f"is {r['duration_ns'] / NS:g} s for checkpoint {r['checkpoint']}, and most are not the time since it was triggered"
         yield Damage("checkpoints", "duration_ns", r["row"], problem)
 
@@ -128,13 +122,10 @@ def _usual(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
 def _durations(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield durations that are not the time since the checkpoint was triggered, and alignments that took longer."""
     for one in found:
-        process, since_ns = one.triggered["process"], one.triggered["t_ns"]
-        for r in (*one.acknowledged.values(), one.ended):
-            if r is None:
-                continue
+        since_ns = one.triggered["t_ns"]
+        for r in (r for r in (*one.acknowledged.values(), one.ended) if r is not None):
             took = r["t_ns"] - since_ns
-            allowed = tolerance_ns(trial, process, since_ns, r["t_ns"])
-            if abs(r["duration_ns"] - took) > allowed:
+            if abs(r["duration_ns"] - took) > tolerance_ns(trial, r["process"], since_ns, r["t_ns"]):
                 problem = f"is {r['duration_ns'] / NS:g} s, but {took / NS:.3f} s passed since checkpoint {r['checkpoint']} was triggered"
                 yield Damage("checkpoints", "duration_ns", r["row"], problem)
             if r["alignment_ns"] > r["duration_ns"] + ROUNDING_NS:
@@ -145,38 +136,33 @@ def _durations(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
 def _complete(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield completed checkpoints that a task has not acknowledged, unless it had finished, and acknowledgements of no task."""
     tasks = tasks_of(entry)
-    finished: dict[str, list[tuple[str, int]]] = {}
+    finished: dict[str, list[Row]] = {}
     for event in changes(trial, "task.state", "FINISHED"):
-        finished.setdefault(event["subject"], []).append((event["process"], event["seq"]))
+        finished.setdefault(event["subject"], []).append(event)
     for one in found if tasks else ():
         for task, r in one.acknowledged.items():
             if task not in tasks:
-                problem = f"is {task[:60]!r}, which the job does not have"
-                yield Damage("checkpoints", "task", r["row"], problem)
-        end = one.ended
-        if end is None or end["state"] != "completed":
+                yield Damage(
+                    "checkpoints", "task", r["row"], f"is {task[:60]!r}, which the job does not have"
+                )
+        if (end := one.completed) is None:
             continue
-        missing = [
-            task
-            for task in sorted(tasks - one.acknowledged.keys())
-            if not any(p != end["process"] or seq < end["seq"] for p, seq in finished.get(task, ()))
-        ]
-        if missing:
-            problem = f"says that checkpoint {end['checkpoint']} was completed, but {missing[0]} has not acknowledged it"
-            yield Damage("checkpoints", "state", end["row"], problem)
+        for task in sorted(tasks - one.acknowledged.keys()):
+            ends = finished.get(task, ())
+            if not any(e["process"] != end["process"] or e["seq"] < end["seq"] for e in ends):
+                problem = f"says that checkpoint {end['checkpoint']} was completed, but {task} has not acknowledged it"
+                yield Damage("checkpoints", "state", end["row"], problem)
 
 
 def _sizes(entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield completed checkpoints that are smaller than their parts, or larger although every part was stored anew."""
-    exact = not options_of(entry).boolean(INCREMENTAL)
-    tasks = tasks_of(entry)
+    exact, tasks = not options_of(entry).boolean(INCREMENTAL), tasks_of(entry)
     for one in found:
         for r in one.acknowledged.values():
-            if r.get("persisted_bytes", 0) > r["state_bytes"]:
+            if r["persisted_bytes"] > r["state_bytes"]:
                 problem = f"is {r['persisted_bytes']}, more than state_bytes"
                 yield Damage("checkpoints", "persisted_bytes", r["row"], problem)
-        end = one.ended
-        if end is None or end["state"] != "completed":
+        if (end := one.completed) is None:
             continue
         parts = sum(r["state_bytes"] for r in one.acknowledged.values())
         larger = exact and one.acknowledged.keys() >= tasks and end["state_bytes"] > parts
@@ -191,45 +177,39 @@ def _aligned(entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Dama
     """Yield records in flight in a checkpoint of a job whose barriers overtake nothing."""
     if "configuration" not in entry or options_of(entry).boolean(UNALIGNED):
         return
-    for one in found:
-        for r in one.acknowledged.values():
-            if amount := r.get("persisted_bytes", 0):
-                problem = f"is {amount} in an aligned checkpoint, which has no records in flight ({UNALIGNED} in the manifest)"
-                yield Damage("checkpoints", "persisted_bytes", r["row"], problem)
+    for r in (r for one in found for r in one.acknowledged.values()):
+        if amount := r["persisted_bytes"]:
+            problem = f"is {amount} in an aligned checkpoint, which has no records in flight ({UNALIGNED} in the manifest)"
+            yield Damage("checkpoints", "persisted_bytes", r["row"], problem)
 
 
 def _commits(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield commits of a checkpoint that was not complete or not the last one, and of an attempt that was not the last one. A
     JobManager may commit again what an earlier one completed, whose last rows are lost. Without periodic checkpoints, a sink commits
     when its input ends."""
-    table = trial.table("delivery")
-    if not recorded_to_its_end(trial) or not sound(table, "process", "seq", "checkpoint", "attempt"):
+    if not recorded_to_its_end(trial):
         return
     managers = {c.triggered["process"] for c in found}
     periodic = "configuration" in entry and options_of(entry).duration("execution.checkpointing.interval") > 0
     exactly_once = {v["name"] for v in vertices(entry) if v.get("delivery") == "exactly-once"}
-    done = {
-        c.ended["checkpoint"]: c.ended["seq"]
-        for c in found
-        if c.ended is not None and c.ended["state"] == "completed"
-    }
+    done = {end["checkpoint"]: end["seq"] for c in found if (end := c.completed) is not None}
     deployed: dict[str, list[tuple[int, int]]] = {}
     for (task, attempt), event in deployments(trial).items():
         deployed.setdefault(task, []).append((event["seq"], attempt))
-    completed = sorted(done.items(), key=lambda pair: pair[1])
+    completed = sorted(done.items(), key=itemgetter(1))
     following = {number: seq for (number, _), (_, seq) in pairwise(completed)}
-    rows = table.select(["process", "seq", "checkpoint", "task", "attempt"]).to_pylist()
+    rows = trial.table("delivery").select(["process", "seq", "checkpoint", "task", "attempt"]).to_pylist()
     for row, (process, seq, number, task, attempt) in enumerate(map(dict.values, rows)):
         if process not in managers:
             continue
         if following.get(number, seq) < seq:
             problem = f"is {number}, but a later one had been completed when {task} committed (checkpoints)"
             yield Damage("delivery", "checkpoint", row, problem)
-        earlier = [one for at, one in deployed.get(task, ()) if at < seq]
-        if earlier and attempt != max(earlier):
-            problem = f"is {attempt}, but attempt {max(earlier)} of {task} was the last one deployed then (task.state in events)"
+        last = max((one for at, one in deployed.get(task, ()) if at < seq), default=attempt)
+        if attempt != last:
+            problem = f"is {attempt}, but attempt {last} of {task} was the last one deployed then (task.state in events)"
             yield Damage("delivery", "attempt", row, problem)
-        if number < 0 and periodic and task.rpartition("-")[0] in exactly_once:
+        if number < 0 and periodic and vertex_of(task) in exactly_once:
             problem = (
                 f"is {number}, but {task} commits exactly once, with a checkpoint (delivery in the manifest)"
             )
@@ -242,14 +222,13 @@ def _commits(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) ->
 def _weights(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield commits whose weight is not the number of their records. A record of a window stands for several."""
     table, kinds = trial.table("delivery"), {v.get("kind") for v in vertices(entry)}
-    if not kinds or kinds - PLAIN_KINDS or not sound(table, "bitmap", "weight", "duplicated", *COMMIT):
+    if not kinds or kinds - PLAIN_KINDS or not len(table):
         return
-    bitmaps = table.column("bitmap").to_pylist()
-    bits = np.array([int.from_bytes(bitmap, "little").bit_count() for bitmap in bitmaps], dtype=np.int64)
     owned = Owned.of(numbered([table], COMMIT), np.arange(len(table), dtype=np.int64))
-    records = (bits + ints(table, "duplicated"))[owned.order]
-    weights = ints(table, "weight")[owned.order]
-    found, stated = np.add.reduceat(records, owned.starts), np.add.reduceat(weights, owned.starts)
+    found, stated = (
+        np.add.reduceat(of_row[owned.order], owned.starts)
+        for of_row in (committed_records(table), ints(table, "weight"))
+    )
     if (at := first_true(found != stated)) >= 0:
         row = int(owned.order[owned.starts[at]])
         task = table.column("task")[row].as_py()
@@ -259,38 +238,31 @@ def _weights(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
 
 def _waits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield waits for a checkpoint that began, ended or turned out otherwise than its rows say."""
-    table = trial.table("waits")
-    if not sound(table, "process", "kind", "what", "start_ns", "t_ns", "outcome", "cause", "seq"):
-        return
     of: dict[tuple[str, str], list[Checkpoint]] = {}
     for one in found:
         of.setdefault((one.triggered["process"], f"checkpoint {one.triggered['checkpoint']}"), []).append(one)
-    for row, r in enumerate(table.to_pylist()):
-        if r["kind"] not in ("checkpoint", "completion") or r["outcome"] == Outcome.OPEN:
+    for row, r in waits_of(trial, "checkpoint", "completion"):
+        if r["outcome"] == Outcome.OPEN:
             continue
         earlier = [c for c in of.get((r["process"], r["what"]), ()) if c.triggered["seq"] < r["seq"]]
         if not earlier:
             yield Damage("waits", "what", row, f"is {r['what']!r}, which {r['process']} did not trigger")
-            return
-        one, allowed = earlier[-1], tolerance_ns(trial, r["process"], r["start_ns"])
-        begun = one.triggered if r["kind"] == "checkpoint" else one.finalizing
-        if begun is None or abs(r["start_ns"] - begun["t_ns"]) > allowed:
-            began = "triggered" if r["kind"] == "checkpoint" else "acknowledged"
-            yield Damage("waits", "start_ns", row, f"of {r['what']} is not the time at which it was {began}")
-            return
-        if r["kind"] != "checkpoint":
             continue
-        if one.ended is None:
+        one, whole = earlier[-1], r["kind"] == "checkpoint"
+        allowed = tolerance_ns(trial, r["process"], r["start_ns"])
+        begun = one.triggered if whole else one.finalizing
+        if begun is None or abs(r["start_ns"] - begun["t_ns"]) > allowed:
+            began = "triggered" if whole else "acknowledged"
+            yield Damage("waits", "start_ns", row, f"of {r['what']} is not the time at which it was {began}")
+        elif whole and one.ended is None:
             # a JobManager that lost the leadership cancels its waits without one
             if r["outcome"] == Outcome.COMPLETED or r["cause"]:
                 problem = f"has no end of {r['what']}, for which {r['who']} waited: {r['outcome']} (waits)"
                 yield Damage("checkpoints", "state", one.triggered["row"], problem)
-            continue
-        if abs(r["t_ns"] - one.ended["t_ns"]) > allowed:
-            problem = f"of {r['what']} is not the time at which it was {one.ended['state']}"
-            yield Damage("waits", "t_ns", row, problem)
-            return
-        if (r["outcome"] == Outcome.COMPLETED) != (one.ended["state"] == "completed"):
-            problem = f"is {r['outcome']!r}, but {r['what']} was {one.ended['state']} (checkpoints)"
-            yield Damage("waits", "outcome", row, problem)
-            return
+        elif whole and one.ended is not None:
+            if abs(r["t_ns"] - one.ended["t_ns"]) > allowed:
+                problem = f"of {r['what']} is not the time at which it was {one.ended['state']}"
+                yield Damage("waits", "t_ns", row, problem)
+            if (r["outcome"] == Outcome.COMPLETED) != (one.completed is not None):
+                problem = f"is {r['outcome']!r}, but {r['what']} was {one.ended['state']} (checkpoints)"
+                yield Damage("waits", "outcome", row, problem)

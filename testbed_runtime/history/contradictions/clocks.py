@@ -13,6 +13,8 @@ from testbed_runtime.history.columns import (
     NS,
     OWN_CLOCK,
     TOLERANCE_NS,
+    Attempt,
+    attempt_of,
     changes,
     ended_process,
     equal,
@@ -20,7 +22,7 @@ from testbed_runtime.history.columns import (
     first_true,
     ints,
     places_of,
-    sound,
+    waits_of,
 )
 from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.schema import TABLES, Trial
@@ -29,8 +31,6 @@ SAMPLES = 20
 """A task with fewer samples than this can have had no lag by chance."""
 LATE_NS = 10_000_000
 """A sink whose typical window has a slower record than this has a lag."""
-
-
 RESTARTING = frozenset(("cancellation", "restart-delay"))
 """Waits of the JobMaster whose attempt is the number of a restart."""
 
@@ -43,26 +43,21 @@ def has_one_clock(trial: Trial) -> bool:
 
 def check_clocks(trial: Trial) -> list[Damage]:
     """Return the contradictions between the times of processes that share a clock, at most one for each rule."""
-    rules = (_lags(trial), _after_exit(trial), _before_deployment(trial))
-    return first_of_each(rules)
+    return first_of_each(_lags(trial), _after_exit(trial), _before_deployment(trial))
 
 
 def _lags(trial: Trial) -> Iterator[Damage]:
     """Yield a sink that was never late, although the latencies of its records say so."""
     tasks, latency = trial.table("tasks"), trial.table("latency")
-    if not sound(tasks, "task", "role", "lag_ns", "records_in") or not sound(latency, "task", "max_ns"):
-        return
     slowest, samples = ints(latency, "max_ns"), places_of(trial, "tasks", "task")
     lag, counted = ints(tasks, "lag_ns"), equal(tasks, "role", "sink") & (ints(tasks, "records_in") > 0)
     for (task,), windows in sorted(places_of(trial, "latency", "task").items()):
         mine = samples.get((task,), windows[:0])
         mine = mine[counted[mine]]
-        if len(mine) < SAMPLES or lag[mine].any():
-            continue
-        if (late := float(np.median(slowest[windows]))) >= LATE_NS:
+        late = float(np.median(slowest[windows]))
+        if len(mine) >= SAMPLES and not lag[mine].any() and late >= LATE_NS:
             problem = f"is 0 in every sample of {task}, whose records were {late / NS:.3f} s late (max_ns in latency)"
             yield Damage("tasks", "lag_ns", int(mine[0]), problem)
-            return
 
 
 def _after_exit(trial: Trial) -> Iterator[Damage]:
@@ -70,8 +65,6 @@ def _after_exit(trial: Trial) -> Iterator[Damage]:
     exits = {ended_process(e): e["t_ns"] for _, e in events(trial, "process.exit")}
     for name in OWN_CLOCK if exits else ():
         table = trial.table(name)
-        if not sound(table, "process", "t_ns"):
-            continue
         newest = table.select(["process", "t_ns"]).group_by("process").aggregate([("t_ns", "max")])
         for r in newest.to_pylist():
             late = r["t_ns_max"] - exits.get(r["process"], r["t_ns_max"])
@@ -79,22 +72,17 @@ def _after_exit(trial: Trial) -> Iterator[Damage]:
                 last = equal(table, "process", r["process"]) & (ints(table, "t_ns") == r["t_ns_max"])
                 problem = f"is {late / NS:.1f} s after {r['process']} ended (process.exit in events)"
                 yield Damage(name, "t_ns", first_true(last), problem)
-                return
 
 
 def _before_deployment(trial: Trial) -> Iterator[Damage]:
     """Yield waits of an attempt that began before the JobManager scheduled it, and waits for a restart that began before it."""
-    table = trial.table("waits")
-    columns = ["who", "what", "attempt", "start_ns", "kind"]
-    if not sound(table, *columns):
-        return
-    begun: dict[tuple[str, int], int] = {}
+    begun: dict[Attempt, int] = {}
     for event in changes(trial, "task.state", "SCHEDULED"):
-        begun.setdefault((event["subject"], event["attempt"]), event["t_ns"])
+        begun.setdefault(attempt_of(event), event["t_ns"])
     for _, event in events(trial, "failover.started"):
         if event["subject"].isdigit():
             begun.setdefault((JOBMASTER_NAME, int(event["subject"])), event["t_ns"])
-    for row, r in enumerate(table.select(columns).to_pylist()):
+    for row, r in waits_of(trial):
         if r["who"] == JOBMASTER_NAME and r["kind"] not in (*RESTARTING, "deployment"):
             continue
         of = r["what"] if r["kind"] == "deployment" else r["who"]
@@ -104,4 +92,3 @@ def _before_deployment(trial: Trial) -> Iterator[Damage]:
                 f"of this {r['kind']} wait is {early / NS:.1f} s before attempt {r['attempt']} of {of} began"
             )
             yield Damage("waits", "start_ns", row, problem)
-            return

@@ -12,10 +12,8 @@ import pyarrow.compute as pc
 from testbed_runtime.core.exchange.records import LENGTH_BYTES
 from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.core.job.jobgraph import MIN_RECORD_BYTES
-from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.options import LATENCY_INTERVAL
 from testbed_runtime.history.columns import (
-    ATTEMPT,
     Owned,
     deployments,
     distinct,
@@ -23,11 +21,19 @@ from testbed_runtime.history.columns import (
     first_true,
     ints,
     parsed,
-    sound,
+    rows_of,
+    vertex_of,
 )
 from testbed_runtime.history.contradictions.executions import recorded_to_its_end
-from testbed_runtime.history.damage import Damage
-from testbed_runtime.history.manifest import edges, options_of, parallelism_of, tasks_of, vertices
+from testbed_runtime.history.damage import Damage, first_of_each
+from testbed_runtime.history.manifest import (
+    blocking_edges,
+    edges,
+    options_of,
+    parallelism_of,
+    tasks_of,
+    vertices,
+)
 from testbed_runtime.history.schema import Trial
 
 FRAMED_MIN = MIN_RECORD_BYTES + LENGTH_BYTES
@@ -49,50 +55,43 @@ def check_exchange(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     """Return the contradictions between tasks that exchange records."""
     tasks = trial.table("tasks")
     kinds = {v.get("kind") for v in vertices(entry)}
-    if not kinds or None in kinds or not sound(tasks, "seq", *ATTEMPT):
+    if not kinds or None in kinds or not len(tasks):
         return []
     rules = [_totals(trial, entry), _committed(trial, entry), _ends(trial, entry)]
-    rules += [] if kinds & OF_ITERATIONS else [_bytes(trial, entry)]
-    return [damage for rule in rules for damage in rule]
+    return first_of_each(*rules) + ([] if kinds & OF_ITERATIONS else _bytes(trial, entry))
 
 
-def _bytes(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
-    """Yield more records than fit into their bytes, and more bytes than the records of an attempt have."""
+def _bytes(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
+    """Return more records than fit into their bytes, and more bytes than the records of an attempt have."""
     tasks = trial.table("tasks")
-    if not sound(tasks, "records_in", "records_out", "bytes_in", "bytes_out"):
-        return
     received, into = ints(tasks, "records_in"), ints(tasks, "bytes_in")
     if (row := first_true(received * FRAMED_MIN > into)) >= 0:
-        yield Damage(
-            "tasks", "records_in", row, f"is {received[row]}, too many for {into[row]} bytes (bytes_in)"
-        )
-        return
+        problem = f"is {received[row]}, too many for {into[row]} bytes (bytes_in)"
+        return [Damage("tasks", "records_in", row, problem)]
     kinds = {v.get("kind") for v in vertices(entry)}
     if kinds - PLAIN_KINDS or LATENCY_INTERVAL in (entry.get("configuration") or {}):
-        return
+        return []
     size = LENGTH_BYTES + max(int(v.get("recordBytes") or 0) for v in vertices(entry))
     channels = sum(parallelism_of(entry).values())
-    owned, many = Owned.attempts_of(trial, "tasks"), max(_copies(entry).values(), default=1)
+    owned, found = Owned.attempts_of(trial, "tasks"), []
     queued = FlowControl.read(options_of(entry)).queued  # it reads more than it processes
     measures = [] if queued else [("records_in", "bytes_in", 1)]
-    measures.append(("records_out", "bytes_out", many))
+    measures.append(("records_out", "bytes_out", max(_copies(entry).values(), default=1)))
     for records, amount, most in measures:
         counted, moved = ints(tasks, records)[owned.order], ints(tasks, amount)[owned.order]
         before = owned.last(moved < owned.spread(moved[owned.ends]))
         beyond = (before >= 0) & (moved[before] > LOOSE * most * size * (counted[owned.ends] + channels))
         if (owner := first_true(beyond)) >= 0:
-            row, last = int(owned.order[before[owner]]), int(counted[owned.ends[owner]])
-            yield Damage(
-                "tasks", amount, row, f"is {moved[before[owner]]}, too many for {last} records ({records})"
-            )
+            last = int(counted[owned.ends[owner]])
+            problem = f"is {moved[before[owner]]}, too many for {last} records ({records})"
+            found.append(Damage("tasks", amount, int(owned.order[before[owner]]), problem))
+    return found
 
 
 def _carried(entry: Mapping[str, Any]) -> list[tuple[str, str, int]]:
     """Return the source, the target and how often the edge carries each record."""
-    found = parallelism_of(entry)
-    return [
-        (source, target, found[target] if how == "broadcast" else 1) for source, target, how in edges(entry)
-    ]
+    many = parallelism_of(entry)
+    return [(origin, to, many[to] if how == "broadcast" else 1) for origin, to, how in edges(entry)]
 
 
 def _copies(entry: Mapping[str, Any]) -> Counter[str]:
@@ -106,9 +105,8 @@ def _copies(entry: Mapping[str, Any]) -> Counter[str]:
 def _totals(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield a vertex whose last attempts received much more or less than those before it sent. Both have finished, no channel state
     was restored, and no result can be read again. A few lost records are no damage: delivery judges them."""
-    job = entry.get("job")
-    blocking = isinstance(job, Mapping) and any(e.get("result") == BLOCKING for e in job.get("edges") or ())
-    if blocking or has_channel_state(trial) or LATENCY_INTERVAL in (entry.get("configuration") or {}):
+    marked = LATENCY_INTERVAL in (entry.get("configuration") or {})
+    if marked or blocking_edges(entry) or has_channel_state(trial):
         return
     totals, copies = last_samples(trial), _copies(entry)
     dropped = events(trial, "receive-queue.closed")  # records that it has read
@@ -118,12 +116,9 @@ def _totals(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     looped = {v["name"] for v in vertices(entry) if v.get("kind") in OF_ITERATIONS}
     for target, subtasks in parallelism.items():
         incoming = [(source, many) for source, to, many in _carried(entry) if to == target]
-        ends = [f"{v}-{i}" for v in (target, *(s for s, _ in incoming)) for i in range(parallelism[v])]
-        if (
-            not incoming
-            or any(end not in totals for end in ends)
-            or looped & {target, *(s for s, _ in incoming)}
-        ):
+        ends = {target, *(s for s, _ in incoming)}
+        ended = all(f"{v}-{i}" in totals for v in ends for i in range(parallelism[v]))
+        if not incoming or not ended or looped & ends:
             continue
         for received, sent, share in measures:
             expected = sum(
@@ -135,7 +130,6 @@ def _totals(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
             if max(found, expected) > LOOSE * min(found, expected) + TOTAL_MIN:
                 problem = f"adds up to {found} for {target}, but {', '.join(s for s, _ in incoming)} sent {expected} ({sent})"
                 yield Damage("tasks", received, int(totals[f"{target}-0"]["row"]), problem)
-                return
 
 
 def _dropped(trial: Trial) -> bool:
@@ -150,22 +144,12 @@ def _committed(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield the commits of a sink that finished, if a whole one is missing, or if they have much less or much more than it received. A
     few records more or less are no damage: delivery judges a sink that writes a record twice, or never. A record of a window stands
     for several."""
-    table = trial.table("delivery")
-    if (
-        entry.get("drained") is not True
-        or _dropped(trial)
-        or "delivery" not in trial.tables
-        or not recorded_to_its_end(trial)
-    ):
+    read = "delivery" in trial.tables and recorded_to_its_end(trial)
+    if entry.get("drained") is not True or _dropped(trial) or not read:
         return
-    commits: dict[tuple[str, int], int] = {}
-    if sound(table, "task", "attempt", "weight"):
-        found = (
-            table.select(["task", "attempt", "weight"])
-            .group_by(["task", "attempt"])
-            .aggregate([("weight", "sum")])
-        )
-        commits = {(r["task"], r["attempt"]): r["weight_sum"] for r in found.to_pylist()}
+    weights = trial.table("delivery").select(["task", "attempt", "weight"])
+    summed = weights.group_by(["task", "attempt"]).aggregate([("weight", "sum")]).to_pylist()
+    commits = {(r["task"], r["attempt"]): r["weight_sum"] for r in summed}
     plain = {v.get("kind") for v in vertices(entry)} <= PLAIN_KINDS
     uncovered = options_of(entry).ends_uncovered  # then a sink may finish without a commit
     sending, without = {source for source, _, _ in edges(entry)}, _without_commits(trial)
@@ -178,24 +162,17 @@ def _committed(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
             much = not uncovered and received > LOOSE * stated + TOTAL_MIN
             lacking = stated < received and (task in without or much)
         beyond = plain and stated > LOOSE * received + TOTAL_MIN
-        if (lacking or beyond) and task.rpartition("-")[0] not in sending:
+        if (lacking or beyond) and vertex_of(task) not in sending:
             problem = f"adds up to {stated} for {task}, which received {received} records and finished (records_in in tasks)"
             yield Damage("delivery", "weight", -1, problem)
-            return
 
 
 def _without_commits(trial: Trial) -> set[str]:
     """Return the tasks whose last attempts received records before a completed checkpoint, and have no commit of it."""
-    columns = ("process", "seq", "t_ns", "checkpoint", "state", "task")
-    table, samples = trial.table("checkpoints"), trial.table("tasks")
-    if not sound(table, *columns) or not sound(samples, "t_ns", "records_in", *ATTEMPT):
-        return set()
-    rows = table.select(columns).to_pylist()
+    samples, rows = trial.table("tasks"), [r for _, r in rows_of(trial, "checkpoints")]
     completed = {(r["process"], r["checkpoint"]) for r in rows if r["state"] == "completed"}
     commits = {(r["task"], r["checkpoint"]) for _, r in distinct(trial, "delivery", "task", "checkpoint")}
-    deployed = {
-        task: (attempt, event["t_ns"]) for (task, attempt), event in sorted(deployments(trial).items())
-    }
+    deployed = {task: (attempt, e["t_ns"]) for (task, attempt), e in sorted(deployments(trial).items())}
     found: set[str] = set()
     for task in {task for task, checkpoint in commits if checkpoint >= 0} & set(deployed):
         attempt, since = deployed[task]
@@ -216,30 +193,23 @@ def _ends(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield commits by a task that is not a sink, and commits of records that name a sink or an unknown task as their source."""
     sending = {source for source, _, _ in edges(entry)}
     tasks = tasks_of(entry)
-    senders = {task for task in tasks if task.rpartition("-")[0] in sending}
-    for column, known, what in (
-        ("source", senders, "sends no records"),
-        ("task", tasks - senders, "is not a sink"),
-    ):
+    senders = {task for task in tasks if vertex_of(task) in sending}
+    ends = {"source": (senders, "sends no records"), "task": (tasks - senders, "is not a sink")}
+    for column, (known, what) in ends.items():
         for row, r in distinct(trial, "delivery", column):
             if r[column] not in known:
                 yield Damage("delivery", column, row, f"is {r[column][:60]!r}, which {what}")
-                return
 
 
 def has_channel_state(trial: Trial) -> bool:
     """Whether a checkpoint has records that were in flight: they are received, but not sent again."""
-    table = trial.table("checkpoints")
-    return (sound(table, "persisted_bytes") and bool(ints(table, "persisted_bytes").any())) or bool(
-        events(trial, "job.restored")
-    )
+    persisted = ints(trial.table("checkpoints"), "persisted_bytes")
+    return bool(persisted.any()) or bool(events(trial, "job.restored"))
 
 
 def last_samples(trial: Trial) -> Totals:
     """Return the last samples of the tasks whose last attempt finished, and whose process wrote rows after that."""
     tasks = trial.table("tasks")
-    if not sound(tasks, "records_in", "records_out", "bytes_in", "bytes_out"):
-        return {}
     newest: dict[str, tuple[int, str]] = {}
     for _, event in events(trial, "task.state"):
         newest[event["subject"]] = (event["attempt"], str(parsed(event["data"]).get("to")))

@@ -6,7 +6,16 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from testbed_runtime.history.columns import NS, TOLERANCE_NS, deployments, ended_process, events, sound
+from testbed_runtime.history.columns import (
+    NS,
+    TOLERANCE_NS,
+    Row,
+    Rows,
+    deployments,
+    ended_process,
+    events,
+    rows_of,
+)
 from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.schema import Trial
 
@@ -17,15 +26,14 @@ KILLS = frozenset(("process.kill", "jobmanager.kill"))
 
 def check_faults(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> list[Damage]:
     """Return the contradictions of faults and phases, at most one for each rule."""
-    rows = (
-        trial.table("faults").to_pylist()
-        if sound(trial.table("faults"), "fault", "state", "kind", "targets", "t_ns")
-        else []
-    )
-    rules = [_phases(trial, entry), _planned(rows, entry), _unasked(trial, rows, entry)]
-    if one_clock:
-        rules += [_begun(rows, entry), _killed(trial, rows)]
-    return first_of_each(rules)
+    rows, planned = rows_of(trial, "faults"), {str(f["name"]): f for f in entry.get("faults") or ()}
+    rules = [_phases(trial, entry), _planned(rows, planned), _unasked(trial, entry)]
+    return first_of_each(*rules, *([_begun(rows, planned, entry), _killed(trial)] if one_clock else []))
+
+
+def _name(row: Row) -> str:
+    """Return the name of a fault in the manifest."""
+    return str(row["fault"].rpartition("/")[2])
 
 
 def _starts(entry: Mapping[str, Any]) -> dict[str, int]:
@@ -36,48 +44,43 @@ def _phases(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield a phase that the runner entered before it began according to the manifest, or phases that it all entered later. Ending
     a fault may delay one of them."""
     starts = _starts(entry)
-    entered = [
-        (row, e, e["t_ns"] - starts[e["subject"]])
-        for row, e in events(trial, "trial.phase")
-        if e["subject"] in starts
-    ]
+    phases = [(row, e) for row, e in events(trial, "trial.phase") if e["subject"] in starts]
+    entered = [(row, e, e["t_ns"] - starts[e["subject"]]) for row, e in phases]
     for row, event, late in entered:
         if late < -TOLERANCE_NS or min(late for _, _, late in entered) > TOLERANCE_NS:
             problem = f"of {event['subject']} is {abs(late) / NS:.1f} s {'after' if late > 0 else 'before'} its start in the manifest"
             yield Damage("events", "t_ns", row, problem)
 
 
-def _planned(rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[Damage]:
+def _planned(rows: Rows, planned: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield faults that the manifest does not have, or has with another kind or other targets."""
-    planned = {str(f["name"]): f for f in entry.get("faults") or ()}
-    for row, r in enumerate(rows):
-        fault = planned.get(r["fault"].rpartition("/")[2])
+    for row, r in rows:
+        fault, found = planned.get(_name(r)), _parsed(r["targets"])
+        asked = [] if fault is None else fault.get("targets") or []
+        on = f"but {r['fault']} is on {', '.join(map(str, asked))} (manifest)"
         if fault is None:
             yield Damage("faults", "fault", row, f"is {r['fault'][:60]!r}, which the manifest does not have")
         elif r["kind"] != fault["kind"]:
             problem = f"is {r['kind'][:60]!r}, but {r['fault']} is {fault['kind']} (manifest)"
             yield Damage("faults", "kind", row, problem)
-        elif not isinstance(found := _parsed(r["targets"]), list):
+        elif not isinstance(found, list):
             yield Damage("faults", "targets", row, f"is not a list: {r['targets'][:60]!r}")
-        elif fault.get("targets") and not found and r["state"] in TOOK_EFFECT:
-            problem = f"is empty, but {r['fault']} is on {', '.join(fault['targets'])} (manifest)"
-            yield Damage("faults", "targets", row, problem)
-        elif fault.get("targets") and (more := set(_list(r["targets"])) - set(fault["targets"])):
-            problem = f"has {min(more)}, but {r['fault']} is on {', '.join(fault['targets'])} (manifest)"
-            yield Damage("faults", "targets", row, problem)
+        elif asked and not found and r["state"] in TOOK_EFFECT:
+            yield Damage("faults", "targets", row, f"is empty, {on}")
+        elif asked and (more := set(_list(r["targets"])) - set(asked)):
+            yield Damage("faults", "targets", row, f"has {min(more)}, {on}")
 
 
-def _unasked(trial: Trial, rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[Damage]:
+def _unasked(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield faults of the manifest without a row, in a trial that ran to its end. A job that finished by itself ends the schedule
     before the faults that were due later."""
     starts = _starts(entry)
     zero, end = starts.get("fault"), starts.get("drain", 0)
-    asked = {r["fault"].rpartition("/")[2] for r in rows}
     due = {
         str(f["name"]) for f in entry.get("faults") or ()
         if f.get("before_submit") or (zero is not None and zero + float(f.get("at_s") or 0) * NS < end - TOLERANCE_NS)
     }  # fmt: skip
-    missing = sorted(due - asked)
+    missing = sorted(due - {_name(r) for _, r in rows_of(trial, "faults")})
     if missing and entry.get("drained") is True and deployments(trial):
         yield Damage("faults", "fault", -1, f"lacks {missing[0]}, which the manifest has")
 
@@ -94,12 +97,11 @@ def _list(text: str) -> list[str]:
     return [str(v) for v in value] if isinstance(value, list) else []
 
 
-def _begun(rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[Damage]:
+def _begun(rows: Rows, planned: Mapping[str, Any], entry: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield faults that were injected before their time."""
     start = _starts(entry).get("fault")
-    planned = {str(f["name"]): f for f in entry.get("faults") or ()}
-    for row, r in enumerate(rows):
-        fault = planned.get(r["fault"].rpartition("/")[2], {})
+    for row, r in rows:
+        fault = planned.get(_name(r))
         if r["state"] != "injected" or start is None or not fault or fault.get("before_submit"):
             continue
         early = start + float(fault.get("at_s") or 0) * NS - r["t_ns"]
@@ -108,17 +110,19 @@ def _begun(rows: list[dict[str, Any]], entry: Mapping[str, Any]) -> Iterator[Dam
             yield Damage("faults", "t_ns", row, problem)
 
 
-def _killed(trial: Trial, rows: list[dict[str, Any]]) -> Iterator[Damage]:
+def _killed(trial: Trial) -> Iterator[Damage]:
     """Yield kills that took effect although no target ended after they began."""
-    exits = [(ended_process(e), e["t_ns"]) for _, e in events(trial, "process.exit")]
-    verified = {r["fault"] for r in rows if r["state"] == "verified"}
-    for row, r in enumerate(rows):
+    rows, exits = (
+        rows_of(trial, "faults"),
+        [(ended_process(e), e["t_ns"]) for _, e in events(trial, "process.exit")],
+    )
+    verified = {r["fault"] for _, r in rows if r["state"] == "verified"}
+    for row, r in rows:
         if r["state"] != "injected" or r["kind"] not in KILLS or r["fault"] not in verified:
             continue
+        names = tuple(_list(r["targets"]))
         ended = [
-            t
-            for name, t in exits
-            if any(name == target or name.startswith(f"{target}-") for target in _list(r["targets"]))
+            t for name, t in exits if name in names or name.startswith(tuple(f"{one}-" for one in names))
         ]
         if ended and max(ended) < r["t_ns"] - TOLERANCE_NS:
             off = (r["t_ns"] - max(ended)) / NS

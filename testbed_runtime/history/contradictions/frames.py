@@ -44,8 +44,7 @@ def check_frames(trial: Trial, *, one_clock: bool) -> list[Damage]:
     if not sound(table, "process", "seq", "side", "link", "channel", "frame_class", "number", "size"):
         return []
     rules = [_channels(trial), _sizes(table), _numbers(table), _one_sided(trial)]
-    rules += [_early(table)] if one_clock else []
-    return first_of_each(rules)
+    return first_of_each(*rules, *([_early(table)] if one_clock else []))
 
 
 def _channels(trial: Trial) -> Iterator[Damage]:
@@ -59,14 +58,10 @@ def _channels(trial: Trial) -> Iterator[Damage]:
             consumer = producer
         owner = _owner(r["channel"])
         if owner is None:
-            yield Damage(
-                "frames", "channel", row, f"is {r['channel'][:60]!r}, which is not the id of a channel"
-            )
+            problem = f"is {r['channel'][:60]!r}, which is not the id of a channel"
+            yield Damage("frames", "channel", row, problem)
         elif owner not in ("", consumer):
-            problem = (
-                f"is {r['frame_class']!r} on {r['link']}, but the channel is one of {owner}, which sends credit "
-                "and requests and receives the others (channel)"
-            )
+            problem = f"is {r['frame_class']!r} on {r['link']}, but the channel is one of {owner}, which sends credit and requests and receives the others (channel)"
             yield Damage("frames", "frame_class", row, problem)
 
 
@@ -86,9 +81,8 @@ def _sizes(table: pa.Table) -> Iterator[Damage]:
     size = ints(table, "size")
     if (row := first_true((size != 0) & ~_carries(table))) >= 0:
         kind = table.column("frame_class")[row].as_py()
-        yield Damage(
-            "frames", "size", row, f"is {size[row]}, but a frame of the class {kind} carries no buffer"
-        )
+        problem = f"is {size[row]}, but a frame of the class {kind} carries no buffer"
+        yield Damage("frames", "size", row, problem)
 
 
 def _numbers(table: pa.Table) -> Iterator[Damage]:
@@ -98,16 +92,11 @@ def _numbers(table: pa.Table) -> Iterator[Damage]:
     counted = np.where(carries, 0, 1 + numbered([table], ("frame_class",)))
     stream = numbered([table], ("process", "side", "link", "channel"))
     channels = numbered([table], ("process", "side", "frame_class"))
-    of_class = np.zeros(int(channels.max()) + 1, dtype=np.int64)
-    pairs = np.unique(np.stack([channels, stream]), axis=1)
-    np.add.at(of_class, pairs[0], 1)
+    of_class = np.bincount(np.unique(np.stack([channels, stream]), axis=1)[0])
     owned = Owned.of(stream * (int(counted.max()) + 1) + counted, ints(table, "seq"))
     number = ints(table, "number")[owned.order]
-    fell = np.zeros(len(number), dtype=np.bool_)
-    fell[1:] = number[1:] <= number[:-1]
-    fell[owned.starts] = False
-    fell &= (carries | (of_class[channels] <= COUNTED_CHANNELS))[owned.order]
-    if (at := first_true(fell)) >= 0:
+    counted_once = carries | (of_class[channels] <= COUNTED_CHANNELS)
+    if (at := first_true(owned.follows(np.diff(number) <= 0) & counted_once[owned.order])) >= 0:
         row = int(owned.order[at])
         process, kind = (table.column(c)[row].as_py() for c in ("process", "frame_class"))
         problem = f"is {number[at]}, but {process} had recorded {number[at - 1]} of this channel before this {kind} frame"
@@ -120,15 +109,12 @@ def _one_sided(trial: Trial) -> Iterator[Damage]:
     counts = {side: pc.sum(pc.equal(sides, side)).as_py() for side in SIDES}
     for side, other in (SIDES, SIDES[::-1]):
         if counts[side] >= TAPPED_MIN and not counts[other]:
-            yield Damage(
-                "frames", "side", -1, f"is {side!r} in all {counts[side]} rows: no frame was {other}"
-            )
+            problem = f"is {side!r} in all {counts[side]} rows: no frame was {other}"
+            yield Damage("frames", "side", -1, problem)
 
 
 def _early(table: pa.Table) -> Iterator[Damage]:
     """Yield a frame that was received before it was sent. One of several with one number was sent first."""
-    if not sound(table, "t_ns"):
-        return
     t_ns, sent = ints(table, "t_ns"), equal(table, "side", "sent")
     owned = Owned.of(numbered([table], ("link", "channel", "frame_class", "number")), t_ns)
     times, unknown = t_ns[owned.order], np.iinfo(np.int64).max
@@ -137,10 +123,7 @@ def _early(table: pa.Table) -> Iterator[Damage]:
     if (at := first_true(early)) >= 0:
         row = int(owned.order[at])
         link, process = (table.column(c)[row].as_py() for c in ("link", "process"))
-        problem = (
-            f"is {(begun[at] - t_ns[row]) / NS:.3f} s before the frame was sent on {link}: the clock of {process}, or that of the sender, "
-            "is not comparable"
-        )
+        problem = f"is {(begun[at] - t_ns[row]) / NS:.3f} s before the frame was sent on {link}: the clock of {process}, or that of the sender, is not comparable"
         yield Damage("frames", "t_ns", row, problem)
 
 

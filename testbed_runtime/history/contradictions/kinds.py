@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-import pyarrow.compute as pc
-
-from testbed_runtime.history.columns import JOB_PROCESSES, distinct, equal, events, first_true, ints, sound
+from testbed_runtime.history.columns import (
+    JOB_PROCESSES,
+    distinct,
+    equal,
+    events,
+    first_true,
+    ints,
+    rows_of,
+    waits_of,
+)
 from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.schema import Trial, columns_of_event
 
@@ -42,10 +48,9 @@ OF_ROLE = {
 
 def check_kinds(trial: Trial) -> list[Damage]:
     """Return rows that cannot be of their kind, at most one for each rule."""
-    rules = (
+    return first_of_each(
         _numbers_of_events(trial), _causes(trial), _subjects(trial), _states(trial), _roles(trial), _ids(trial), _limits(trial), _links(trial),
     )  # fmt: skip
-    return first_of_each(rules)
 
 
 def _numbers_of_events(trial: Trial) -> Iterator[Damage]:
@@ -69,36 +74,26 @@ def _subjects(trial: Trial) -> Iterator[Damage]:
     """Yield what a TaskManager wrote about another process, and events about nothing."""
     for row, r in distinct(trial, "events", "kind", "subject", "process"):
         if r["kind"] in OWN_EVENTS and r["subject"] != r["process"]:
-            yield Damage(
-                "events",
-                "subject",
-                row,
-                f"of {r['kind']} is {r['subject'][:60]!r}, but {r['process']} wrote it",
-            )
+            problem = f"of {r['kind']} is {r['subject'][:60]!r}, but {r['process']} wrote it"
+            yield Damage("events", "subject", row, problem)
 
 
 def _states(trial: Trial) -> Iterator[Damage]:
-    table = trial.table("checkpoints")
-    if not sound(table, "state"):
-        return
-    for column in sorted(frozenset().union(*OF_STATE.values()) & set(table.column_names)):
-        values = table.column(column)
-        filled = pc.not_equal(values, "" if column in ("task", "reason") else 0)
-        filled = np.asarray(filled.to_numpy(zero_copy_only=False), dtype=np.bool_)
-        for state, columns in OF_STATE.items():
-            row = first_true(filled & equal(table, "state", state))
-            if row >= 0 and column not in columns:
-                problem = f"is {values[row].as_py()!r}, which a checkpoint that is {state} does not have"
-                yield Damage("checkpoints", column, row, problem)
+    """Yield a value that no checkpoint in that state has."""
+    for column in sorted(frozenset().union(*OF_STATE.values())):
+        without = [state for state, columns in OF_STATE.items() if column not in columns]
+        for state in without:
+            for row, r in rows_of(trial, "checkpoints"):
+                if r["state"] == state and r[column]:
+                    problem = f"is {r[column]!r}, which a checkpoint that is {state} does not have"
+                    yield Damage("checkpoints", column, row, problem)
 
 
 def _roles(trial: Trial) -> Iterator[Damage]:
     """Yield a source that received, a sink that sent, and an operator with a lag, in a job that a JobManager deployed."""
     table = trial.table("tasks")
-    if not events(trial, "task.state"):
-        return
-    for role, columns in OF_ROLE.items():
-        for column in columns if sound(table, "role", *columns) else ():
+    for role, columns in OF_ROLE.items() if events(trial, "task.state") else ():
+        for column in columns:
             if (row := first_true(equal(table, "role", role) & (ints(table, column) != 0))) >= 0:
                 found = table.column(column)[row].as_py()
                 yield Damage("tasks", column, row, f"is {found}, which no {role} has")
@@ -106,49 +101,35 @@ def _roles(trial: Trial) -> Iterator[Damage]:
 
 def _ids(trial: Trial) -> Iterator[Damage]:
     """Yield waits whose id, or that of a preceding wait, belongs to another process, and rows recorded for another process."""
-    table = trial.table("waits")
-    columns = ["wait", "process", "after", "kind", "who", "attempt"]
-    if not sound(table, *columns):
-        return
-    for row, r in enumerate(table.select(columns).to_pylist()):
-        if not r["process"].startswith(JOB_PROCESSES):
+    for row, r in waits_of(trial):
+        process = r["process"]
+        if not process.startswith(JOB_PROCESSES):
             continue
-        for column in ("wait", "after"):
-            if any(
-                one.rpartition("/")[0] != r["process"]
-                for one in r[column].split() or [""] * (column == "wait")
-            ):
-                yield Damage("waits", column, row, f"is {r[column][:60]!r}, but {r['process']} wrote it")
-        if r["kind"] in OWN_WAITS and r["who"] != r["process"]:
-            yield Damage(
-                "waits", "who", row, f"is {r['who'][:60]!r}, but {r['process']} wrote this {r['kind']} wait"
-            )
+        for column, ids in (("wait", r["wait"].split() or [""]), ("after", r["after"].split())):
+            if any(one.rpartition("/")[0] != process for one in ids):
+                yield Damage("waits", column, row, f"is {r[column][:60]!r}, but {process} wrote it")
+        if r["kind"] in OWN_WAITS and r["who"] != process:
+            problem = f"is {r['who'][:60]!r}, but {process} wrote this {r['kind']} wait"
+            yield Damage("waits", "who", row, problem)
         if r["kind"] in WITHOUT_ATTEMPT and r["attempt"] >= 0:
-            yield Damage(
-                "waits", "attempt", row, f"is {r['attempt']}, but a {r['kind']} wait is of no attempt"
-            )
+            problem = f"is {r['attempt']}, but a {r['kind']} wait is of no attempt"
+            yield Damage("waits", "attempt", row, problem)
 
 
 def _limits(trial: Trial) -> Iterator[Damage]:
     """Yield waits with a budget or a value although no option limits them, and options without a value."""
-    table = trial.table("waits")
-    if not sound(table, "option", "value", "budget_ns", "kind"):
-        return
     for row, r in distinct(trial, "waits", "option", "value", "budget_ns", "kind"):
         if bool(r["option"]) != bool(r["value"]):
             yield Damage("waits", "option", row, f"is {r['option'][:60]!r}, but value is {r['value'][:60]!r}")
         elif not r["option"] and r["budget_ns"] != -1:
-            yield Damage(
-                "waits", "budget_ns", row, f"is {r['budget_ns']}, but no option limits this {r['kind']} wait"
-            )
+            problem = f"is {r['budget_ns']}, but no option limits this {r['kind']} wait"
+            yield Damage("waits", "budget_ns", row, problem)
 
 
 def _links(trial: Trial) -> Iterator[Damage]:
     """Yield frames that were tapped by a process at neither end of their link."""
     for row, r in distinct(trial, "frames", "side", "link", "process"):
         sender, _, receiver = r["link"].partition("->")
-        end = sender if r["side"] == "sent" else receiver
-        if r["process"].rpartition("-")[0] != end:
-            yield Damage(
-                "frames", "link", row, f"is {r['link'][:60]!r}, but {r['process']} {r['side']} the frame"
-            )
+        if r["process"].rpartition("-")[0] != (sender if r["side"] == "sent" else receiver):
+            problem = f"is {r['link'][:60]!r}, but {r['process']} {r['side']} the frame"
+            yield Damage("frames", "link", row, problem)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from itertools import permutations
 
 import numpy as np
+import pyarrow as pa
 
-from testbed_runtime.history.columns import Ints, ints, sound
+from testbed_runtime.history.columns import Ints, ints, places, sound
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.numbers import KEY, by_key
 from testbed_runtime.history.schema import TABLES, Trial
@@ -39,25 +40,23 @@ def _gapless(*numbers: Ints) -> bool:
 
 
 def _strangers(trial: Trial) -> set[tuple[str, str]]:
-    """Return who wrote rows, but not row 0."""
+    """Return the processes that wrote rows, but not row 0."""
     first: dict[tuple[str, str], int] = {}
-    for name in TABLES:
-        table = trial.table(name)
-        for r in (
-            table.group_by(list(KEY)).aggregate([("seq", "min")]).to_pylist()
-            if sound(table, *KEY, "seq")
-            else ()
-        ):
+    for _, table in _tables(trial):
+        for r in table.group_by(list(KEY)).aggregate([("seq", "min")]).to_pylist():
             owner = (r["process"], r["boot_id"])
             first[owner] = min(r["seq_min"], first.get(owner, r["seq_min"]))
     return {owner for owner, number in first.items() if number > 0}
 
 
+def _tables(trial: Trial) -> list[tuple[str, pa.Table]]:
+    return [(name, table) for name in TABLES if sound(table := trial.table(name), *KEY, "seq")]
+
+
 def _numbers(trial: Trial) -> Numbers:
     parts: dict[tuple[str, str], list[Ints]] = {}
-    for name in TABLES:
-        table = trial.table(name)
-        for owner, numbers in by_key(table) if sound(table, *KEY, "seq") else ():
+    for _, table in _tables(trial):
+        for owner, numbers in by_key(table):
             parts.setdefault(owner, []).append(numbers)
     return {owner: np.concatenate(found) for owner, found in parts.items()}
 
@@ -65,13 +64,10 @@ def _numbers(trial: Trial) -> Numbers:
 def _named(trial: Trial, one: tuple[str, str], other: tuple[str, str]) -> Damage:
     """Return the finding for the rows of `one`, which `other` has written."""
     column = KEY.index("boot_id") if one[0] == other[0] else KEY.index("process")
-    for name in TABLES:
-        table = trial.table(name)
-        if not sound(table, *KEY, "seq"):
-            continue
-        for row, owner in enumerate(zip(*(table.column(key).to_pylist() for key in KEY), strict=True)):
-            if owner == one:
-                number = ints(table, "seq")[row]
-                problem = f"is {one[column][:60]!r}, but {other[column][:60]!r} has no row {number} (seq)"
-                return Damage(name, KEY[column], row, problem)
-    raise AssertionError(one)
+    name, table, rows = next(
+        (n, t, rows) for n, t in _tables(trial) if (rows := places(t, *KEY).get(one)) is not None
+    )
+    problem = (
+        f"is {one[column][:60]!r}, but {other[column][:60]!r} has no row {ints(table, 'seq')[rows[0]]} (seq)"
+    )
+    return Damage(name, KEY[column], int(rows[0]), problem)

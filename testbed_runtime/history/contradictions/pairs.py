@@ -20,12 +20,16 @@ from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome
 from testbed_runtime.history.columns import (
     ATTEMPT,
     NS,
+    SPENT,
     TOLERANCE_NS,
     Attempt,
     Deployed,
     Ints,
     Owned,
-    Waits,
+    Row,
+    attempt_of,
+    attempts_that_waited,
+    attempts_with,
     changes,
     deployments,
     distinct,
@@ -33,12 +37,14 @@ from testbed_runtime.history.columns import (
     equal,
     events,
     first_true,
+    happened,
     ints,
     numbered,
     parsed,
     places_of,
-    sound,
-    tolerance_ns,
+    rows_of,
+    taskmanager_of,
+    vertex_of,
     waits_of,
 )
 from testbed_runtime.history.contradictions.exchange import has_channel_state
@@ -93,99 +99,85 @@ UNSAMPLED = 20
 SAMPLES = 10
 """A task that receives records during so many intervals between samples of its channels has at least one."""
 
-Row = Mapping[str, Any]
-
 
 def check_pairs(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> list[Damage]:
     """Return the rows whose counterpart is missing, at most one for each rule."""
-    deployed, waits = deployments(trial), waits_of(trial)
-    found = list(_unrecorded(trial, entry, waits, deployed)) + list(_emptied(trial, entry, waits))
-    if not deployed or not waits:
+    deployed = deployments(trial)
+    found = [*_unrecorded(trial, entry, deployed), *_emptied(trial, entry)]
+    if not deployed or not waits_of(trial):
         return found
-    found += first_of_each((_data(trial), _stalls(trial, waits), _given_up(trial)))
+    found += first_of_each(_data(trial), _stalls(trial), _given_up(trial))
     if not recorded_to_its_end(trial):
         return found
-    ended = {(e["subject"], e["attempt"]) for e in changes(trial, "task.state", "FINISHED")}
     gone = {e["subject"] for _, e in events(trial, "taskmanager.lost")}
     gone |= {ended_process(e) for _, e in events(trial, "process.exit") if parsed(e["data"]).get("signal")}
-    finished = {
-        a for a in ended & deployed.keys() if str(parsed(deployed[a]["data"]).get("taskmanager")) not in gone
-    }
+    ended = {attempt_of(e) for e in changes(trial, "task.state", "FINISHED")}
+    finished = {one for one in ended & deployed.keys() if taskmanager_of(deployed[one]) not in gone}
     rules = [
-        _ends(trial, waits, finished), _sources(trial, entry, finished), _inputs(trial, entry, waits, finished), _deployments(trial, waits, deployed, finished),
-        _restarts(trial, waits), _checkpoints(trial, waits), _losses(trial, waits), _peers(trial, entry), _unsampled(trial, entry), _unmeasured(trial, finished),
-        _silent(trial, deployed), _unbuffered(trial, entry), _causes(trial),
+        _ends(trial, finished), _sources(trial, entry, finished), _inputs(trial, entry, finished), _deployments(trial, deployed, finished),
+        _restarts(trial), _checkpoints(trial), _losses(trial), _peers(trial, entry), _unsampled(trial, entry), _unmeasured(trial, finished),
+        _silent(trial), _unbuffered(trial, entry), _causes(trial),
     ]  # fmt: skip
-    if one_clock:
-        rules.append(_spent(trial, deployed))
-    return found + first_of_each(rules)
+    return found + first_of_each(*rules, *([_spent(trial, deployed)] if one_clock else []))
 
 
-def _unrecorded(trial: Trial, entry: Mapping[str, Any], waits: Waits, deployed: Deployed) -> Iterator[Damage]:
+def _unrecorded(trial: Trial, entry: Mapping[str, Any], deployed: Deployed) -> Iterator[Damage]:
     """Yield events that are missing as a whole: the states of the tasks or the end of the job."""
+    waits, drained = waits_of(trial), entry.get("drained") is True
     if not deployed and any(r["kind"] == "deployment" and r["option"] for _, r in waits):
         yield no_row("events", "has no task.state, but tasks were deployed (waits)")
-    elif (
-        not deployed
-        and entry.get("drained") is True
-        and any(r["process"].startswith("tm-") for _, r in waits)
-    ):
+    elif not deployed and drained and any(r["process"].startswith("tm-") for _, r in waits):
         yield no_row("events", "has no task.state, but tasks waited and were drained (waits, manifest)")
     if not deployed or not waits:
         return
     ended = {parsed(e["data"]).get("to") for _, e in events(trial, "job.state")} & TERMINAL_JOB_STATES
-    if entry.get("drained") is True and not ended:
+    if drained and not ended:
         yield no_row("events", "has no job.state at the end of the job, which was drained (manifest)")
     if not events(trial, "trial.phase"):
         yield no_row("events", "has no trial.phase")
 
 
-def _emptied(trial: Trial, entry: Mapping[str, Any], waits: Waits) -> Iterator[Damage]:
+def _emptied(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield tables without rows although tasks finished. The runner, if there was one, recorded the phases."""
     ended = changes(trial, "task.state", "FINISHED")
     needed = {"waits", "tasks"} if ended and events(trial, "trial.phase") else set()
-    if needed and any(edges(entry)) and "channels" in trial.tables and not len(trial.table("channels")):
-        needed |= {"channels"} if _reading(trial, entry) else set()
-    if any(r["kind"] == "checkpoint" for _, r in waits):
+    lacking = {name for name, table in trial.tables.items() if not len(table)}
+    if needed and "channels" in lacking and any(edges(entry)) and _reading(trial, entry):
+        needed.add("channels")
+    if waits_of(trial, "checkpoint"):
         needed.add("checkpoints")
-    for name in sorted(needed & trial.tables.keys()):
-        if not len(trial.table(name)):
-            yield Damage(
-                name, "seq", -1, "has no rows, but tasks finished or waited for them (events, waits)"
-            )
+    for name in sorted(needed & lacking):
+        yield Damage(name, "seq", -1, "has no rows, but tasks finished or waited for them (events, waits)")
 
 
-def _reading(trial: Trial, entry: Mapping[str, Any]) -> list[tuple[str, str, int]]:
-    """Return the attempts that received records for so long that their channels were sampled. A short blocking result is read between
+def _reading(trial: Trial, entry: Mapping[str, Any]) -> bool:
+    """Whether an attempt received records for so long that its channels were sampled. A short blocking result is read between
     two samples."""
     tasks, least_ns = trial.table("tasks"), SAMPLES * sampling_of(len(tasks_of(entry))).channels_s * NS
-    if not sound(tasks, "t_ns", "records_in", *ATTEMPT):
-        return []
     spans: dict[tuple[str, str, int], tuple[int, int, int]] = {}
-    for r in tasks.select([*ATTEMPT, "t_ns", "records_in"]).to_pylist():
+    for r in tasks.select([*ATTEMPT, "t_ns", "records_in"]).to_pylist() if len(tasks) else ():
         if r["records_in"]:
             owner, t_ns = (r["process"], r["task"], r["attempt"]), r["t_ns"]
             begun, grew, most = spans.get(owner, (t_ns, t_ns, 0))
             spans[owner] = (begun, t_ns, r["records_in"]) if r["records_in"] > most else (begun, grew, most)
-    return [owner for owner, (begun, grew, _) in spans.items() if grew - begun >= least_ns]
+    return any(grew - begun >= least_ns for begun, grew, _ in spans.values())
 
 
 def _data(trial: Trial) -> Iterator[Damage]:
     """Yield an event whose data lacks what every event of its kind has, or has it with another type."""
     for row, r in distinct(trial, "events", "kind", "data"):
-        expected = EVENT_DATA.get(r["kind"], {})
-        found = parsed(r["data"]) if expected else {}
-        for name, kind in expected.items():
+        for name, kind in EVENT_DATA.get(r["kind"], {}).items():
+            found = parsed(r["data"])
             values = [found[one] for one in name.split("|") if one in found]
+            problem = ""
             if not values:
-                yield Damage("events", "data", row, f"of {r['kind']} has no {name}")
+                problem = f"no {name}"
             elif kind is int and _is(values[0], int) and values[0] < 0:
-                yield Damage(
-                    "events", "data", row, f"of {r['kind']} has {values[0]} as {name}, which is below 0"
-                )
+                problem = f"{values[0]} as {name}, which is below 0"
             elif not _is(values[0], kind):
-                problem = f"of {r['kind']} has {str(values[0])[:60]!r} as {name}, which is no {kind.__name__}"
-                yield Damage("events", "data", row, problem)
+                problem = f"{str(values[0])[:60]!r} as {name}, which is no {kind.__name__}"
+            if problem:
+                yield Damage("events", "data", row, f"of {r['kind']} has {problem}")
 
 
 def _is(value: object, kind: type) -> bool:
@@ -193,15 +185,13 @@ def _is(value: object, kind: type) -> bool:
     return type(value) is kind or (kind is float and type(value) is int)
 
 
-def _ends(trial: Trial, waits: Waits, finished: set[Attempt]) -> Iterator[Damage]:
+def _ends(trial: Trial, finished: set[Attempt]) -> Iterator[Damage]:
     """Yield a wait without the event that ends it, and such an event without its wait. A sink that received no record waited for its first
     one until it was closed."""
     for kind, ending in ENDS_WITH.items():
-        of_kind = [(row, r) for row, r in waits if r["kind"] == kind]
-        ended = {(e["subject"], e["attempt"]): row for row, e in events(trial, ending)}
-        closed = {(r["who"], r["attempt"]) for _, r in of_kind if r["outcome"] == Outcome.CANCELLED}
-        waited = {(r["who"], r["attempt"]): row for row, r in of_kind}
-        never = closed if kind == "first-record" else set()
+        ended, waited = attempts_with(trial, ending), attempts_that_waited(trial, kind)
+        cancelled = [r for _, r in waits_of(trial, kind) if r["outcome"] == Outcome.CANCELLED]
+        never = {(r["who"], r["attempt"]) for r in cancelled if kind == "first-record"}
         for task, attempt in sorted((waited.keys() - ended.keys() - never) & finished):
             problem = f"is {kind!r}, but there is no {ending} of attempt {attempt} of {task} (events)"
             yield Damage("waits", "kind", waited[task, attempt], problem)
@@ -218,26 +208,23 @@ def _sources(trial: Trial, entry: Mapping[str, Any], finished: set[Attempt]) -> 
     sources = {v["name"] for v in vertices(entry)} - inner
     sinks = {v["name"] for v in vertices(entry) if v.get("role") == "sink"} & inner
     for kind, names in (("source.end", sources), ("sink.end", sinks)):
-        ended = {(e["subject"], e["attempt"]) for _, e in events(trial, kind)}
-        for task, attempt in sorted(finished - ended):
-            if task.rpartition("-")[0] in names:
+        for task, attempt in sorted(finished - attempts_with(trial, kind).keys()):
+            if vertex_of(task) in names:
                 problem = f"has no {kind} of attempt {attempt} of {task}, which finished (task.state)"
                 yield no_row("events", problem)
 
 
-def _inputs(trial: Trial, entry: Mapping[str, Any], waits: Waits, finished: set[Attempt]) -> Iterator[Damage]:
+def _inputs(trial: Trial, entry: Mapping[str, Any], finished: set[Attempt]) -> Iterator[Damage]:
     """Yield a task that finished although its gate was not connected, and one that received records without a request for a partition, which
     its process writes before, unless they came from a checkpoint. Another channel of its gate may never be connected."""
     inner = {target for _, target, _ in edges(entry)}
-    connected = {(e["subject"], e["attempt"]) for _, e in events(trial, "gate.connected")}
-    requested = {(e["subject"], e["attempt"]) for _, e in events(trial, "partition.request")}
-    waited = {(r["who"], r["attempt"]) for _, r in waits if r["kind"] == "partition"}
-    received = set[Attempt]() if has_channel_state(trial) else _received(trial)
-    for task, attempt in sorted(finished | received):
+    connected, requested = (attempts_with(trial, kind) for kind in ("gate.connected", "partition.request"))
+    waited = attempts_that_waited(trial, "partition")
+    for task, attempt in sorted(finished | _received(trial)):
+        if vertex_of(task) not in inner:
+            continue
         ended = (task, attempt) in finished
         of = f"of attempt {attempt} of {task}, which {'finished (task.state)' if ended else 'received records (tasks)'}"
-        if task.rpartition("-")[0] not in inner:
-            continue
         if ended and (task, attempt) not in connected:
             yield no_row("events", f"has no gate.connected {of}")
         elif (task, attempt) not in requested:
@@ -247,40 +234,39 @@ def _inputs(trial: Trial, entry: Mapping[str, Any], waits: Waits, finished: set[
 
 
 def _received(trial: Trial) -> set[Attempt]:
-    """Return the attempts that had received records when they were sampled."""
+    """Return the attempts that had received records when they were sampled, unless a checkpoint may have had them."""
     table = trial.table("tasks")
-    if not sound(table, "records_in", "task", "attempt"):
-        return set()
     some = table.select(["task", "attempt"]).filter(pc.greater(table.column("records_in"), 0))
-    return {(r["task"], r["attempt"]) for r in some.group_by(["task", "attempt"]).aggregate([]).to_pylist()}
+    found = some.group_by(["task", "attempt"]).aggregate([]).to_pylist()
+    return set() if has_channel_state(trial) else {(r["task"], r["attempt"]) for r in found}
 
 
-def _deployments(trial: Trial, waits: Waits, deployed: Deployed, finished: set[Attempt]) -> Iterator[Damage]:
+def _deployments(trial: Trial, deployed: Deployed, finished: set[Attempt]) -> Iterator[Damage]:
     """Yield an attempt without a wait for its deployment, or that was deployed to a TaskManager that had not registered. One that
     ended while DEPLOYING may not have been submitted yet."""
+    ended = ("CANCELING", "CANCELED", "FAILED")
     unsubmitted = {
-        (e["subject"], e["attempt"])
-        for _, e in events(trial, "task.state")
-        if (data := parsed(e["data"])).get("from") == "DEPLOYING"
-        and data.get("to") in ("CANCELING", "CANCELED", "FAILED")
+        attempt_of(e)
+        for state in ended
+        for e in changes(trial, "task.state", state)
+        if parsed(e["data"]).get("from") == "DEPLOYING"
     }
-    registered = {e["subject"]: row for row, e in events(trial, "taskmanager.registered")}
-    waited = {(r["what"], r["attempt"]) for _, r in waits if r["kind"] == "deployment"}
+    registered = {e["subject"] for _, e in events(trial, "taskmanager.registered")}
+    waited = {(r["what"], r["attempt"]) for _, r in waits_of(trial, "deployment")}
     for (task, attempt), event in sorted(deployed.items()):
-        data = parsed(event["data"])
-        if str(data.get("taskmanager")) not in registered:
-            problem = f"has no taskmanager.registered of {data.get('taskmanager')}, to which {task} was deployed (task.state)"
+        if (there := taskmanager_of(event)) not in registered:
+            problem = f"has no taskmanager.registered of {there}, to which {task} was deployed (task.state)"
             yield no_row("events", problem)
         if (task, attempt) not in waited | unsubmitted:
             yield no_row("waits", f"has no deployment of attempt {attempt} of {task} (task.state in events)")
-    named = {name for _, r in waits if r["kind"] == "registration" for name in (r["who"], r["what"])}
-    used = {str(parsed(deployed[key]["data"]).get("taskmanager")) for key in finished}
+    named = {name for _, r in waits_of(trial, "registration") for name in (r["who"], r["what"])}
+    used = {taskmanager_of(deployed[key]) for key in finished}
     used |= {r["process"] for _, r in distinct(trial, "tasks", "process")}
-    for name in sorted((registered.keys() & used) - named):
+    for name in sorted((registered & used) - named):
         yield no_row("waits", f"has no registration of {name} (taskmanager.registered in events)")
 
 
-def _restarts(trial: Trial, waits: Waits) -> Iterator[Damage]:
+def _restarts(trial: Trial) -> Iterator[Damage]:
     """Yield a restart that was deployed without what precedes that, an event of a restart that did not start, and waits of one."""
     rows = {
         kind: {e["subject"]: row for row, e in events(trial, kind)}
@@ -292,98 +278,66 @@ def _restarts(trial: Trial, waits: Waits) -> Iterator[Damage]:
             yield no_row("events", f"has no {kind} of restart {min(missing)} (failover.deployed)")
     for kind, found in rows.items():
         if kind != "failover.failure" and (more := found.keys() - started.keys()):
-            yield Damage(
-                "events",
-                "subject",
-                found[min(more)],
-                f"of {kind} is {min(more)}, but no such restart started",
-            )
+            problem = f"of {kind} is {min(more)}, but no such restart started"
+            yield Damage("events", "subject", found[min(more)], problem)
     for kind, wait in WAIT_OF_RESTART.items():
-        ends = [r["t_ns"] for _, r in waits if r["kind"] == wait]
+        ends = [r["t_ns"] for _, r in waits_of(trial, wait)]
         for _, event in events(trial, kind):
-            allowed = tolerance_ns(trial, event["process"], event["t_ns"])
-            if min((abs(end - event["t_ns"]) for end in ends), default=allowed + 1) > allowed:
-                yield no_row(
-                    "waits", f"has no {wait} that restart {event['subject']} ended ({kind} in events)"
-                )
-    for row, r in waits:
-        if r["kind"] not in ("cancellation", "restart-delay", "fencing") or r["process"].startswith("tm-"):
-            continue  # a TaskManager records the attempt of the task that it cancels
-        if str(r["attempt"]) not in started:
-            yield Damage(
-                "waits",
-                "attempt",
-                row,
-                f"of this {r['kind']} wait is {r['attempt']}, but no such restart started",
-            )
+            if not happened(trial, event["process"], event["t_ns"], ends):
+                problem = f"has no {wait} that restart {event['subject']} ended ({kind} in events)"
+                yield no_row("waits", problem)
+    for row, r in waits_of(trial, "cancellation", "restart-delay", "fencing"):
+        # a TaskManager records the attempt of the task that it cancels
+        if not r["process"].startswith("tm-") and str(r["attempt"]) not in started:
+            problem = f"of this {r['kind']} wait is {r['attempt']}, but no such restart started"
+            yield Damage("waits", "attempt", row, problem)
 
 
 def _causes(trial: Trial) -> Iterator[Damage]:
     """Yield a restart that started for another cause than the failures before it."""
-    failures: dict[str, list[tuple[Any, ...]]] = {}
-    said: dict[str, list[str]] = {}
+    failures: dict[str, list[Row]] = {}
     for _, event in events(trial, "failover.failure"):
-        failures.setdefault(event["subject"], []).append(_blamed(event))
-        said.setdefault(event["subject"], []).append(event["text"])
+        failures.setdefault(event["subject"], []).append(event)
     for row, event in events(trial, "failover.started"):
-        if event["text"] not in said.get(event["subject"], [event["text"]]):
-            problem = (
-                f"of failover.started {event['subject']} is not that of any failover.failure of it: "
-                f"{event['text'][:60]!r}"
-            )
+        before, of = failures.get(event["subject"], [event]), f"of failover.started {event['subject']}"
+        if event["text"] not in [e["text"] for e in before]:
+            problem = f"{of} is not that of any failover.failure of it: {event['text'][:60]!r}"
             yield Damage("events", "text", row, problem)
-        elif _blamed(event) not in failures.get(event["subject"], [_blamed(event)]):
-            problem = (
-                f"of failover.started {event['subject']} has another cause than each failover.failure of it"
-            )
+        elif _blamed(event) not in map(_blamed, before):
+            problem = f"{of} has another cause than each failover.failure of it"
             yield Damage("events", "data", row, problem)
 
 
-def _blamed(event: Mapping[str, Any]) -> tuple[Any, ...]:
+def _blamed(event: Row) -> tuple[Any, ...]:
     return tuple(parsed(event["data"]).get(name) for name in ("cause_class", "taskmanager", "detector"))
 
 
-def _checkpoints(trial: Trial, waits: Waits) -> Iterator[Damage]:
+def _checkpoints(trial: Trial) -> Iterator[Damage]:
     """Yield completed checkpoints without a wait for them."""
-    table = trial.table("checkpoints")
-    if not sound(table, "state", "process", "checkpoint"):
-        return
-    rows = table.select(["state", "process", "checkpoint"]).to_pylist()
-    done = Counter((r["process"], f"checkpoint {r['checkpoint']}") for r in rows if r["state"] == "completed")
+    completed = [r for _, r in rows_of(trial, "checkpoints") if r["state"] == "completed"]
+    done = Counter((r["process"], f"checkpoint {r['checkpoint']}") for r in completed)
     for kind in ("checkpoint", "completion"):
-        waited = Counter((r["process"], r["what"]) for _, r in waits if r["kind"] == kind)
-        if missing := done - waited:
+        if missing := done - Counter((r["process"], r["what"]) for _, r in waits_of(trial, kind)):
             yield no_row("waits", f"has no {kind} for {min(missing)[1]}, which was completed (checkpoints)")
 
 
-def _stalls(trial: Trial, waits: Waits) -> Iterator[Damage]:
+def _stalls(trial: Trial) -> Iterator[Damage]:
     """Yield a wait for a stalled process without its event, which is the row before, and an event without its wait, if the process
     wrote other rows after it. Their times may differ by another stall."""
-
-    def together(wait: Row, event: Row) -> bool:
-        return (wait["process"], wait["seq"]) == (event["process"], event["seq"] + 1)
-
-    stalled = events(trial, "loop.stall")
-    waited = [r for _, r in waits if r["kind"] == "stalled"]
-    for wait in waited:
-        if not any(together(wait, event) for _, event in stalled):
-            problem = f"has no loop.stall of {wait['process']}, which has a wait of that kind (waits)"
-            yield no_row("events", problem)
-    for row, event in stalled:
-        if not any(together(wait, event) for wait in waited) and _went_on(trial, event):
-            problem = f"has no stall of {event['process']} (loop.stall in events, row {row})"
-            yield no_row("waits", problem)
+    stalled = {(e["process"], e["seq"]): row for row, e in events(trial, "loop.stall")}
+    waited = [(r["process"], r["seq"] - 1) for _, r in waits_of(trial, "stalled")]
+    for process, seq in waited:
+        if (process, seq) not in stalled:
+            yield no_row("events", f"has no loop.stall of {process}, which has a wait of that kind (waits)")
+    for (process, seq), row in stalled.items():
+        if (process, seq) not in waited and _went_on(trial, process, seq):
+            yield no_row("waits", f"has no stall of {process} (loop.stall in events, row {row})")
 
 
-def _went_on(trial: Trial, event: Row) -> bool:
-    """Whether the process wrote more than one row after this event."""
-    last = 0
-    for table in trial.tables.values():
-        if sound(table, "process", "seq"):
-            last = max(
-                last, int(ints(table, "seq")[equal(table, "process", event["process"])].max(initial=0))
-            )
-    return last > int(event["seq"]) + 1
+def _went_on(trial: Trial, process: str, seq: int) -> bool:
+    """Whether the process wrote more than one row after this one."""
+    tables = [t for t in trial.tables.values() if {"process", "seq"} <= {*t.column_names}]
+    return any(bool((ints(t, "seq")[equal(t, "process", process)] > seq + 1).any()) for t in tables)
 
 
 def _given_up(trial: Trial) -> Iterator[Damage]:
@@ -399,55 +353,41 @@ def _given_up(trial: Trial) -> Iterator[Damage]:
             yield no_row("events", problem)
 
 
-def _losses(trial: Trial, waits: Waits) -> Iterator[Damage]:
+def _losses(trial: Trial) -> Iterator[Damage]:
     """Yield a TaskManager that was lost without a wait for its heartbeat."""
-    expired = [r for _, r in waits if r["kind"] == "heartbeat" and r["outcome"] == Outcome.EXPIRED]
+    expired = [r for _, r in waits_of(trial, "heartbeat") if r["outcome"] == Outcome.EXPIRED]
     for row, event in events(trial, "taskmanager.lost"):
         data = parsed(event["data"])
-        mine = [r for r in expired if (r["who"], r["what"]) == (data.get("detector"), event["subject"])]
-        if data.get("wait") == "heartbeat" and not any(
-            abs(r["t_ns"] - event["t_ns"]) <= tolerance_ns(trial, event["process"], event["t_ns"])
-            for r in mine
-        ):
-            yield Damage(
-                "events",
-                "t_ns",
-                row,
-                f"of taskmanager.lost is not the end of a heartbeat of {event['subject']} (waits)",
-            )
+        mine = (data.get("detector"), event["subject"])
+        ends = [r["t_ns"] for r in expired if (r["who"], r["what"]) == mine]
+        if data.get("wait") == "heartbeat" and not happened(trial, event["process"], event["t_ns"], ends):
+            problem = f"of taskmanager.lost is not the end of a heartbeat of {event['subject']} (waits)"
+            yield Damage("events", "t_ns", row, problem)
 
 
 def _peers(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield a channel that is on no edge of the job."""
-    known = {(source, target) for source, target, _ in edges(entry)}
-    tasks, table = tasks_of(entry), trial.table("channels")
-    if not known or not sound(table, "side", "task", "peer"):
-        return
-    pairs = table.select(["side", "task", "peer"]).group_by(["side", "task", "peer"]).aggregate([])
-    for r in pairs.to_pylist():
+    known, tasks = {(source, target) for source, target, _ in edges(entry)}, tasks_of(entry)
+    channels = trial.table("channels").select(["side", "task", "peer"])
+    for r in channels.group_by(["side", "task", "peer"]).aggregate([]).to_pylist() if known else ():
         ends = (r["task"], r["peer"]) if r["side"] == "producer" else (r["peer"], r["task"])
-        if tuple(end.rpartition("-")[0] for end in ends) not in known or not tasks.issuperset(ends):
+        if tuple(map(vertex_of, ends)) not in known or not tasks.issuperset(ends):
             problem = f"is {r['peer'][:60]!r} in a channel of {r['task']} ({r['side']}), but the job has no such edge"
             yield Damage("channels", "peer", -1, problem)
-            return
 
 
 def _spent(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
     """Yield an attempt that was busy, back-pressured and idle for longer than since its deployment."""
     table = trial.table("tasks")
-    columns = ("busy_ns", "backpressured_ns", "idle_ns")
-    if not sound(table, "task", "attempt", "t_ns", *columns):
-        return
-    begun = ints(table, "t_ns") - sum(ints(table, c) for c in columns)
+    begun = ints(table, "t_ns") - sum(ints(table, c) for c in SPENT)
     attempts = places_of(trial, "tasks", "task", "attempt")
     for key, rows in sorted(attempts.items(), key=lambda pair: int(pair[1][0])):
         row = int(rows[np.argmin(begun[rows])])
         early = deployed[key]["t_ns"] - int(begun[row]) if key in deployed else 0
         if early > TOLERANCE_NS:
-            column = max(columns, key=lambda c: table.column(c)[row].as_py())
+            column = max(SPENT, key=lambda c: table.column(c)[row].as_py())
             problem = f"makes {key[0]} spend {early / NS:.1f} s more than passed since its deployment (task.state in events)"
             yield Damage("tasks", column, row, problem)
-            return
 
 
 def _unsampled(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
@@ -456,56 +396,48 @@ def _unsampled(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     late_ns, pause_ns = TOLERANCE_NS + interval_ns, TOLERANCE_NS + UNSAMPLED * interval_ns
     sampled = _times(trial.table("tasks"))
     for name in ("channels", "latency") if "tasks" in trial.tables else ():
-        for owner, times in _times(trial.table(name)).items():
-            samples = sampled.get(owner, times[:1])
+        for (process, task, attempt), times in _times(trial.table(name)).items():
+            samples = sampled.get((process, task, attempt), times[:1])
             after = np.searchsorted(samples, times)
             begun = np.where(after > 0, samples[np.maximum(after - 1, 0)], times[0])
             alone = times - begun > late_ns
             ended = samples[np.minimum(after, len(samples) - 1)]
             alone &= (after == len(samples)) | (ended - times > TOLERANCE_NS) & (ended - begun > pause_ns)
-            if alone.any():
-                process, task, attempt = owner
-                at = first_true(alone)
+            if (at := first_true(alone)) >= 0:
                 problem = f"of the last sample of attempt {attempt} of {task} is {(times[at] - begun[at]) / NS:.1f} s before its next row in {name} ({process})"
                 yield Damage("tasks", "t_ns", -1, problem)
-                return
 
 
 def _times(table: pa.Table) -> dict[tuple[str, str, int], Ints]:
     """Map each attempt to the times of its rows, in ascending order."""
-    if not sound(table, "t_ns", *ATTEMPT):
-        return {}
     owned = Owned.of(numbered([table], ATTEMPT), ints(table, "t_ns"))
     firsts = table.select(ATTEMPT).take(pa.array(owned.order[owned.starts])).to_pylist()
     times = np.split(ints(table, "t_ns")[owned.order], owned.starts[1:])
-    return {(r["process"], r["task"], r["attempt"]): t for r, t in zip(firsts, times, strict=True)}
+    return {(r["process"], r["task"], r["attempt"]): t for r, t in zip(firsts, times, strict=False)}
 
 
-def _silent(trial: Trial, deployed: Deployed) -> Iterator[Damage]:
+def _silent(trial: Trial) -> Iterator[Damage]:
     """Yield a TaskManager with a task that ran for long, and without any row."""
     wrote = {r["process"] for name in trial.tables for _, r in distinct(trial, name, "process")}
     running: dict[str, int] = {}
     for _, event in events(trial, "task.state"):
         data = parsed(event["data"])
-        there, begun = str(data.get("taskmanager")), running.get(event["subject"], event["t_ns"])
+        lasted = event["t_ns"] - running.get(event["subject"], event["t_ns"])
         if data.get("to") == "RUNNING":
             running[event["subject"]] = event["t_ns"]
-        elif data.get("from") == "RUNNING" and event["t_ns"] - begun > LONG_NS and there not in wrote:
-            problem = f"lacks {there}, on which {event['subject']} ran for {(event['t_ns'] - begun) / NS:.0f} s (task.state in events)"
+        elif data.get("from") == "RUNNING" and lasted > LONG_NS and taskmanager_of(event) not in wrote:
+            problem = f"lacks {taskmanager_of(event)}, on which {event['subject']} ran for {lasted / NS:.0f} s (task.state in events)"
             yield Damage("tasks", "process", -1, problem)
-            return
 
 
 def _unbuffered(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     """Yield a TaskManager that sampled a task for long, and did not record its network buffers or their pools. It looks at them with
     every tenth sample, the first time before it has taken so many."""
-    table = trial.table("tasks")
-    if not any(edges(entry)) or not sound(table, *ATTEMPT):
-        return
     wrote = {(r["kind"], r["process"]) for _, r in distinct(trial, "events", "kind", "process")}
     known = {kind for kind, _ in wrote}  # earlier versions recorded no pools
     kinds = [kind for kind in ABOUT_BUFFERS if kind == BUFFERS or kind in known]
-    for (process, task, _), rows in sorted(places_of(trial, "tasks", *ATTEMPT).items()):
+    samples = places_of(trial, "tasks", *ATTEMPT) if any(edges(entry)) else {}
+    for (process, task, _), rows in sorted(samples.items()):
         for kind in kinds if len(rows) >= UNSAMPLED else ():
             if (kind, process) not in wrote:
                 problem = f"has no {kind} of {process}, which took {len(rows)} samples of {task} (tasks)"
@@ -514,18 +446,14 @@ def _unbuffered(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
 
 def _unmeasured(trial: Trial, finished: set[Attempt]) -> Iterator[Damage]:
     """Yield a sink that finished and received records, and measured no latency."""
+    if "latency" not in trial.tables:  # it is read in parts
+        return
     measured = {(r["task"], r["attempt"]) for _, r in distinct(trial, "latency", *ATTEMPT)}
     table = trial.table("tasks")
-    read_in_parts = "latency" not in trial.tables
-    if read_in_parts or not sound(table, "role", *ATTEMPT, "records_in"):
-        return
-    received = np.flatnonzero(equal(table, "role", "sink") & (ints(table, "records_in") > 0))
-    for row in received[
-        np.unique(numbered([table.take(pa.array(received))], ATTEMPT), return_index=True)[1]
-    ].tolist():
-        task, attempt = (table.column(c)[row].as_py() for c in ("task", "attempt"))
-        if (task, attempt) in finished - measured:
-            yield Damage(
-                "latency", "task", -1, f"lacks attempt {attempt} of {task}, which received records (tasks)"
-            )
-            return
+    received = equal(table, "role", "sink") & (ints(table, "records_in") > 0)
+    sinks = table.select(ATTEMPT).filter(pa.array(received))
+    _, firsts = np.unique(numbered([sinks], ATTEMPT), return_index=True)
+    for r in sinks.take(pa.array(firsts)).to_pylist():
+        if (r["task"], r["attempt"]) in finished - measured:
+            problem = f"lacks attempt {r['attempt']} of {r['task']}, which received records (tasks)"
+            yield Damage("latency", "task", -1, problem)

@@ -11,18 +11,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from testbed_runtime.history.columns import (
-    ATTEMPT,
     NS,
     TOLERANCE_NS,
     Owned,
+    Rows,
     deployments,
     events,
     first_true,
     ints,
     parsed,
-    sound,
+    rows_of,
 )
-from testbed_runtime.history.damage import Damage
+from testbed_runtime.history.damage import Damage, first_of_each
 from testbed_runtime.history.schema import LATENCY_WINDOW_NS, Trial
 
 FIRST_STATE = "CREATED"
@@ -48,9 +48,7 @@ follow on each other."""
 def check_sequences(trial: Trial, entry: Mapping[str, Any], *, one_clock: bool) -> list[Damage]:
     """Return the rows that cannot follow the row before, at most one for each rule."""
     rules = [_states(trial), _phases(trial, entry), _faults(trial), _windows(trial), _again(trial)]
-    if one_clock:
-        rules.append(_moved(trial))
-    return [one for rule in rules for one in rule]
+    return first_of_each(*rules, *([_moved(trial)] if one_clock else []))
 
 
 def _states(trial: Trial) -> Iterator[Damage]:
@@ -63,7 +61,6 @@ def _states(trial: Trial) -> Iterator[Damage]:
         if data.get("from", before) not in (before, FIRST_STATE):
             problem = f"says that {event['subject']} was {data['from']}, but it was {before}"
             yield Damage("events", "data", row, problem)
-            return
         last[owner] = str(data.get("to"))
 
 
@@ -81,14 +78,11 @@ def _phases(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     yield Damage("events", "subject", row, problem)
 
 
-def _of_faults(trial: Trial) -> dict[tuple[str, str, str], list[tuple[int, dict[str, Any]]]]:
+def _of_faults(trial: Trial) -> dict[tuple[str, str, str], Rows]:
     """Map each fault, on the same targets and by one process, to its rows, in the order in which they were written."""
-    table, found = trial.table("faults"), dict[tuple[str, str, str], list[tuple[int, dict[str, Any]]]]()
-    if sound(table, "process", "seq", "t_ns", "fault", "state", "kind", "targets", "asked", "backend"):
-        for row, r in sorted(
-            enumerate(table.to_pylist()), key=lambda pair: (pair[1]["process"], pair[1]["seq"])
-        ):
-            found.setdefault((r["process"], r["fault"], r["targets"]), []).append((row, r))
+    found: dict[tuple[str, str, str], Rows] = {}
+    for row, r in sorted(rows_of(trial, "faults"), key=lambda pair: (pair[1]["process"], pair[1]["seq"])):
+        found.setdefault((r["process"], r["fault"], r["targets"]), []).append((row, r))
     return found
 
 
@@ -96,30 +90,23 @@ def _faults(trial: Trial) -> Iterator[Damage]:
     """Yield a fault that lacks a state, and one that was asked for otherwise in a later row."""
     for (_, name, _), rows in _of_faults(trial).items():
         seen: set[str] = set()
+        first = rows[0][1]
         for row, r in rows:
             needed = BEFORE.get(r["state"], ())
             if needed and not seen & set(needed):
-                yield Damage(
-                    "faults",
-                    "state",
-                    row,
-                    f"says that {name} was {r['state']}, but not {' or '.join(needed)} before",
-                )
-                return
+                problem = f"says that {name} was {r['state']}, but not {' or '.join(needed)} before"
+                yield Damage("faults", "state", row, problem)
             seen.add(r["state"])
             for column in ("backend", "asked"):
-                if r[column] != rows[0][1][column]:
-                    problem = f"is {r[column][:60]!r}, but it was {rows[0][1][column][:60]!r} when {name} was {rows[0][1]['state']}"
+                if r[column] != first[column]:
+                    problem = f"is {r[column][:60]!r}, but it was {first[column][:60]!r} when {name} was {first['state']}"
                     yield Damage("faults", column, row, problem)
-                    return
 
 
 def _again(trial: Trial) -> Iterator[Damage]:
     """Yield a row that a process wrote twice: an event, a wait, or a state of a fault."""
     for name, columns in ONCE.items():
         table = trial.table(name)
-        if not sound(table, *columns):
-            continue
         rows = table.select(columns).append_column("row", pa.array(np.arange(len(table))))
         if name == "events":
             rows = rows.filter(pc.invert(pc.is_in(rows.column("kind"), pa.array(MAY_REPEAT))))
@@ -128,7 +115,6 @@ def _again(trial: Trial) -> Iterator[Damage]:
             row = int(pc.min(again.column("row_max")).as_py())
             problem = f"is of a second row of {table.column(columns[1])[row].as_py()}: another one has the same columns"
             yield Damage(name, "seq", row, problem)
-            return
 
 
 def _moved(trial: Trial) -> Iterator[Damage]:
@@ -139,32 +125,27 @@ def _moved(trial: Trial) -> Iterator[Damage]:
                 off = (a["t_ns"] - b["t_ns"]) / NS
                 problem = f"says that {name} was {a['state']} {off:.1f} s after it was {b['state']}"
                 yield Damage("faults", "t_ns", before, problem)
-                return
 
 
 def _windows(trial: Trial) -> Iterator[Damage]:
     """Yield a window that is much longer than the time until the next one begins, and one that no task measures: in a job that a
     JobManager deployed they have one length."""
     table = trial.table("latency")
-    if not sound(table, "seq", "window_start_ns", "window_ns", *ATTEMPT):
+    if not len(table):
         return
-    length, start = (
-        ints(table, "window_ns") - LATENCY_WINDOW_NS,
-        ints(table, "window_start_ns") % LATENCY_WINDOW_NS,
-    )
-    for column, off in (("window_ns", length), ("window_start_ns", start)) if deployments(trial) else ():
+    begins, lasts = ints(table, "window_start_ns"), ints(table, "window_ns")
+    wrong = {"window_ns": lasts - LATENCY_WINDOW_NS, "window_start_ns": begins % LATENCY_WINDOW_NS}
+    for column, off in wrong.items() if deployments(trial) else ():
         if (row := first_true(off)) >= 0:
             value = table.column(column)[row].as_py()
             problem = (
                 f"is {value}, but windows take {LATENCY_WINDOW_NS / NS:g} s and begin at a multiple of it"
             )
             yield Damage("latency", column, row, problem)
-            return
     owned = Owned.attempts_of(trial, "latency")
-    begins = ints(table, "window_start_ns")[owned.order]
-    early = LOOSE * np.diff(begins) < ints(table, "window_ns")[owned.order][:-1]
-    early[owned.starts[1:] - 1] = False
-    if (at := first_true(early)) >= 0:
+    after = np.diff(begins[owned.order], append=0)
+    after[owned.ends] = np.iinfo(np.int64).max // LOOSE  # no window follows
+    if (at := first_true(LOOSE * after < lasts[owned.order])) >= 0:
         row = int(owned.order[at])
-        problem = f"is {table.column('window_ns')[row].as_py() / NS:g} s, but the next window begins after {(begins[at + 1] - begins[at]) / NS:g} s"
+        problem = f"is {lasts[row] / NS:g} s, but the next window begins after {after[at] / NS:g} s"
         yield Damage("latency", "window_ns", row, problem)
