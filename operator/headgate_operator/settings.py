@@ -54,6 +54,10 @@ class Settings(Struct, frozen=True):
     def cluster_wide(self) -> bool:
         return not self.namespaces
 
+    @property
+    def images(self) -> frozenset[str]:
+        return frozenset({self.image, self.agent_image, self.spark_image})
+
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
     """Read the settings. Raises UserError that names the variable."""

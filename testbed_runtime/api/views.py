@@ -36,6 +36,8 @@ Manifest = Mapping[str, Any]
 """A Kubernetes object as JSON."""
 STARTING = frozenset({None, "", "ContainerCreating", "PodInitializing"})
 """Reasons of a waiting container that is not in trouble."""
+WITHOUT_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+"""Reasons of a waiting container whose image cannot be pulled."""
 OOM_KILLED = "OOMKilled"
 """Kubernetes' reason of a container that was killed at its memory limit."""
 
@@ -250,8 +252,7 @@ class Pod(Resource, frozen=True):
         scheduled = self._condition("PodScheduled")
         if scheduled.get("status") == "False":
             return f"{scheduled.get('reason', '')}: {scheduled.get('message', '')}"
-        init = tuple(Container(c) for c in self.status.get("initContainerStatuses") or ())
-        for container in (*init, *self.containers):
+        for container in self._all_containers:
             waiting, ended = container.waiting, container.terminated
             if waiting and waiting.get("reason") not in STARTING:
                 return f"{waiting['reason']}: {waiting.get('message', '')}".strip(": ")
@@ -261,6 +262,18 @@ class Pod(Resource, frozen=True):
             # Kubernetes says in an Event only that a ConfigMap does not exist
             return f"ContainerCreating: it needs the ConfigMap {', '.join(self._function_maps)}"
         return ""
+
+    @property
+    def unpullable_images(self) -> frozenset[str]:
+        """The images that the kubelet cannot pull for its containers."""
+        waiting = {c.name for c in self._all_containers if (c.waiting or {}).get("reason") in WITHOUT_IMAGE}
+        listed = (*(self.spec.get("initContainers") or ()), *(self.spec.get("containers") or ()))
+        return frozenset(c["image"] for c in listed if c["name"] in waiting)
+
+    @property
+    def _all_containers(self) -> tuple[Container, ...]:
+        init = self.status.get("initContainerStatuses") or ()
+        return (*(Container(c) for c in init), *self.containers)
 
     @property
     def _function_maps(self) -> tuple[str, ...]:

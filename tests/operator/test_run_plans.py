@@ -196,6 +196,26 @@ def test_a_run_whose_pod_does_not_start_ends_after_ten_minutes(
     assert (status_of(found).text == f"pod {name} has not started after 600 s: {reason}: no such tag") == late
 
 
+@pytest.mark.parametrize("role", ["runner", "recorder", "spark"])
+@pytest.mark.parametrize(
+    ("image", "reason", "age_s", "gone"),
+    [
+        ("headgate:typo", "ImagePullBackOff", 61, True), ("headgate:typo", "ImagePullBackOff", 60, False),
+        ("headgate:typo", "ContainerCreating", 61, False), (SETTINGS.image, "ImagePullBackOff", 61, False),
+    ],
+)  # fmt: skip
+def test_a_pod_whose_image_cannot_be_pulled_is_replaced_once_the_installation_names_another(
+    role: str, image: str, reason: str, age_s: float, gone: bool
+) -> None:
+    """An administrator who corrects the image has to delete no pod."""
+    name = {"runner": RUNNER, "recorder": RECORDER, "spark": SPARK}[role]
+    status = {"containerStatuses": [{"name": role, "state": {"waiting": {"reason": reason}}}]}
+    pending = a_pod(name, "Pending", status=status)
+    pending = Pod({**pending.raw, "spec": {"containers": [{"name": role, "image": image}]}})
+    found = look(made(KNOWN), pods=pods(**{role: pending}), now=NOW + age_s)
+    assert others(found) == ([Delete("Pod", "lab", name, f"{name}-uid")] if gone else [])
+
+
 def test_a_run_waits_for_objects_of_another_owner_with_its_names() -> None:
     """Usually those of an earlier run of its name. Nothing is created meanwhile."""
     found = look(

@@ -67,12 +67,23 @@ def test_a_pod_that_ended_is_deleted_once(phase: str, leaving: bool, gone: bool)
     assert look(pod=pod).actions == ((Delete("Pod", "lab", "knobs-study", "p"),) if gone else ())
 
 
+def test_a_pod_whose_image_cannot_be_pulled_is_replaced_once_the_installation_names_another() -> None:
+    """Otherwise the study would wait forever."""
+    found = a_pod("Pending", creationTimestamp=rfc3339(NOW - 61)).raw
+    waiting = [{"name": "study", "state": {"waiting": {"reason": "ErrImagePull"}}}]
+    spec = {"serviceAccountName": naming.STUDY_ACCOUNT}
+    for image, gone in (("headgate:typo", True), (SETTINGS.image, False)):
+        containers = [{"name": "study", "image": image}]
+        pod = Pod({**found, "spec": {**spec, "containers": containers}, "status": {"phase": "Pending", "containerStatuses": waiting}})  # fmt: skip
+        assert look(pod=pod).actions == ((Delete("Pod", "lab", "knobs-study", "p"),) if gone else ())
+
+
 @pytest.mark.parametrize(
     ("report", "kind", "text", "ready"),
     [
         ({"runsDone": 2, "runsTotal": 2}, "Normal", "2/2 runs", "True/TableComplete"),
         ({"runsDone": 2, "runsTotal": 2, "best": "a=1", "applied": "bench"}, "Normal", "2/2 runs; best: a=1; applied to bench", "True/TableComplete"),
-        ({"runsDone": 1, "runsTotal": 2, "reason": "Healed", "message": "it was healed"}, "Warning", "1/2 runs it was healed", "False/Healed"),
+        ({"runsDone": 1, "runsTotal": 2, "reason": "Healed", "message": "it was healed"}, "Warning", "1/2 runs; it was healed", "False/Healed"),
         ({"runsTotal": 0}, "Normal", "old runs", "True/TableComplete"),
         ({"progress": "", "reason": "Invalid", "message": "no Scenario"}, "Warning", "no Scenario", "False/Invalid"),
     ],
@@ -94,7 +105,7 @@ def test_a_study_whose_pod_is_lost_for_the_sixth_time_is_given_up(starts: int, g
     assert (status_of(found).phase == "Complete") == given_up
     assert status_of(found).progress == "1/4"
     if given_up:
-        assert events(found) == [("Warning", "Complete", "1/4 runs the study's pod was lost 6 times")]
+        assert events(found) == [("Warning", "Complete", "1/4 runs; the study's pod was lost 6 times")]
 
 
 def test_a_refused_study_is_reported_and_a_deleted_one_left_alone() -> None:

@@ -451,6 +451,23 @@ def test_a_changed_configuration_replaces_one_pod_at_a_time(
     assert message(found, "Reconciling") == f"still to be replaced: {', '.join(order)}"
 
 
+@pytest.mark.parametrize(("age_s", "gone"), [(60, []), (61, ["tm-2-1"])])
+def test_pods_whose_agent_cannot_be_pulled_are_replaced_once_the_installation_names_another_image(
+    age_s: float, gone: list[str]
+) -> None:
+    """A running pod keeps the image of an earlier installation."""
+    raw = settled(pods={"packetFaults": True})
+
+    def of_earlier_installation(pod: Pod) -> Pod:
+        agents = [{**c, "image": "headgate-agent:typo"} for c in pod.spec["initContainers"]]
+        return Pod({**pod.raw, "spec": {**pod.spec, "initContainers": agents}})
+
+    stuck = {"initContainerStatuses": [{"name": "agent", "state": {"waiting": {"reason": "ErrImagePull"}}}]}
+    there = pods(raw, tm_2={"phase": "Pending", "ready": False, "status": stuck})
+    old = tuple(of_earlier_installation(p) if p.process.startswith("tm-") else p for p in there)
+    assert deleted(look(raw, old, now=NOW + age_s)) == gone
+
+
 def test_nothing_is_rolled_while_pods_come_or_go() -> None:
     """A TaskManager that is lost for good does not hold it up."""
     raw = settled()

@@ -8,12 +8,15 @@ from typing import Any
 from msgspec import Struct, field
 
 from headgate_operator.plan.conditions import tail
+from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import Status
 from testbed_runtime.api.views import Manifest, Pod, Resource
 
 UNSCHEDULABLE_LIMIT_S = 600.0
 """How long a pod may wait for a node or for its image: an autoscaler needs some minutes to add a node."""
+OLD_IMAGE_LIMIT_S = 60.0
+"""Least age of a pod that is replaced for its image: an admission webhook that rewrites images makes every one look old."""
 MAX_RESTARTS = 5
 """How often a pod of a run or study is recreated, or its container restarts, before the run or study fails."""
 
@@ -130,6 +133,11 @@ def not_started(pods: Iterable[Pod], now: float) -> str:
     return "; ".join(
         f"pod {p.name} has not started after {UNSCHEDULABLE_LIMIT_S:g} s: {p.problem}" for p in late
     )
+
+
+def has_old_image(pod: Pod, settings: Settings, now: float) -> bool:
+    """Return whether the pod cannot start because it waits for an image that the installation no longer names."""
+    return bool(pod.unpullable_images - settings.images) and now - pod.created > OLD_IMAGE_LIMIT_S
 
 
 def pod_loss_reason(pod: Pod | None, starts: int, what: str) -> str:

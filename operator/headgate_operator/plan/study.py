@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from headgate_operator import objects_runs
 from headgate_operator.plan.conditions import clip, no, rfc3339, with_conditions, yes
-from headgate_operator.plan.model import Action, Create, Emit, Plan, delete, pod_loss_reason
+from headgate_operator.plan.model import Action, Create, Emit, Plan, delete, has_old_image, pod_loss_reason
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import COMPLETE, REJECTED, SUSPENDED, StudyReport, TuningStudyStatus, carried
@@ -47,11 +47,11 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     if lost := pod_loss_reason(observed.pod, study.status.pod_starts, "the study"):
         return _ended(study, replace(report, reason="PodLost", message=lost), now)
     accounts = objects_runs.missing_accounts(study, observed.shared, settings)
-    actions = [*map(Create, accounts), *_pod(observed, settings)]
+    actions = [*map(Create, accounts), *_pod(observed, settings, now)]
     return Plan(tuple(actions), _in_progress(observed, report, report.phase or "Starting", now), LOOK_S)
 
 
-def _pod(observed: Observed, settings: Settings) -> list[Action]:
+def _pod(observed: Observed, settings: Settings, now: float) -> list[Action]:
     pod = observed.pod
     if pod is None:
         name = objects_runs.study_pod_name(observed.study.name)
@@ -63,7 +63,8 @@ def _pod(observed: Observed, settings: Settings) -> list[Action]:
         )
         return [Create(objects_runs.study_pod(observed.study, settings)), event]
     account = pod.spec.get("serviceAccountName", naming.STUDY_ACCOUNT)
-    if (pod.ended or account != naming.STUDY_ACCOUNT) and not pod.terminating:
+    useless = pod.ended or account != naming.STUDY_ACCOUNT or has_old_image(pod, settings, now)
+    if useless and not pod.terminating:
         return [delete("Pod", pod)]
     return []
 
@@ -105,7 +106,7 @@ def _ended(study: Study, report: StudyReport, now: float) -> Plan:
     best = f"; best: {status.best}" if status.best else ""
     applied = f"; applied to {status.applied}" if status.applied else ""
     runs = f"{status.progress} runs" if status.progress else ""  # none before the scenarios are read
-    summary = f"{runs}{best}{applied} {text}".strip()
+    summary = "; ".join(part for part in (f"{runs}{best}{applied}", text) if part)
     return Plan((Emit("Normal" if succeeded else "Warning", COMPLETE, clip(summary)),), status)
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from headgate_operator import objects
 from headgate_operator.plan import testbed_status
-from headgate_operator.plan.model import Action, Apply, Create, Delete, Emit, Plan
+from headgate_operator.plan.model import Action, Apply, Create, Delete, Emit, Plan, has_old_image
 from headgate_operator.plan.testbed_status import State, Steps, ordinal
 from headgate_operator.settings import Settings
 from testbed_runtime.api.status import TestbedStatus
@@ -76,7 +76,7 @@ def plan(observed: TestbedObserved, settings: Settings, now: float) -> Plan:
         return _rejected(testbed, findings, now)
     if taken := _taken(observed):
         return Plan((), testbed_status.names_taken(testbed, taken, findings, now), SOON_S)
-    state = state_of_processes(observed, now)
+    state = state_of_processes(observed, settings, now)
     own = not testbed.given_secret
     base = _base(observed, create_secret=own and not state.pods)
     if observed.secret is None and not (own and state.pods):
@@ -136,7 +136,7 @@ def _base(observed: TestbedObserved, *, create_secret: bool) -> list[Action]:
 # ---- the present state
 
 
-def state_of_processes(observed: TestbedObserved, now: float) -> State:
+def state_of_processes(observed: TestbedObserved, settings: Settings, now: float) -> State:
     """Return the state of each process, from its pod and from what the status remembers."""
     testbed, status = observed.testbed, observed.testbed.status
     pods = {pod.process: pod for pod in observed.pods if pod.controller == testbed.uid}
@@ -157,7 +157,11 @@ def state_of_processes(observed: TestbedObserved, now: float) -> State:
         _incarnations(status, pods),
         members,
         lost,
-        tuple(p for p in live if pods[p].config != objects.pod_hash(testbed.raw, p)),
+        tuple(
+            p
+            for p in live
+            if pods[p].config != objects.pod_hash(testbed.raw, p) or has_old_image(pods[p], settings, now)
+        ),
         tuple(p for p in live if pods[p].secret_uid != observed.secret_uids(p)),
     )
 
