@@ -30,7 +30,7 @@ from testbed_runtime.kube.api import ApiError
 
 CONFLICT_PAUSE_S = 0.2
 """The object was changed in the meantime: it is read and planned for again at once."""
-STALLED = "Stalled"
+STALLED, READY = "Stalled", "Ready"
 STALLED_REASON = "ReconcileFailed"
 NOT_ADMITTED_REASON = "NotAdmitted"
 QUOTA_REASON = "QuotaExceeded"
@@ -99,7 +99,8 @@ class Reconciler:
         return plan.requeue_after_s
 
     async def stalled(self, key: Key, text: str, *, reason: str = STALLED_REASON) -> None:
-        """Write Stalled=True with the error text, unless this is known, or the object is Stalled with a more exact reason."""
+        """Write Stalled=True with the error text, unless this is known, or the object is Stalled with a more exact reason. An object that
+        is not Ready gets the same reason, which `kubectl get` shows."""
         obj = await self._context.cluster.get(key.kind, key.namespace, key.name)
         if obj is None:
             return
@@ -107,7 +108,8 @@ class Reconciler:
         if reason == STALLED_REASON and _failing(before) not in {"", STALLED_REASON}:
             return
         wanted = conditions.yes(STALLED, reason, text)
-        status = conditions.merged(Resource(obj), before, [wanted], self._context.now())
+        ready = [] if _is_ready(before) else [conditions.no(READY, reason, text)]
+        status = conditions.merged(Resource(obj), before, [wanted, *ready], self._context.now())
         # compare this condition only: the others come in another order
         if status.condition(STALLED) != before.condition(STALLED):
             await self._context.cluster.set_status(obj, to_json(replace(status, message=text)))
@@ -218,13 +220,22 @@ def _failing(status: Status) -> str:
     return found.reason if found is not None and failed else ""
 
 
+def _is_ready(status: Status) -> bool:
+    found = status.condition(READY)
+    return found is not None and found.is_true
+
+
 def still_failing(status: Status | None, before: Status) -> Status | None:
-    """Return the status with Stalled and the message unchanged, so that they do not flap while this attempt may still fail."""
-    stalled = before.condition(STALLED)
-    if status is None or stalled is None or not _failing(before):
+    """Return the status with what reports the failure unchanged, so that it does not flap while this attempt may still fail."""
+    reason = _failing(before)
+    if status is None or not reason:
         return status
-    stalled = replace(stalled, observed_generation=status.observed_generation)
-    listed = tuple(stalled if c.type == STALLED else c for c in status.conditions)
+    kept = {
+        c.type: replace(c, observed_generation=status.observed_generation)
+        for c in before.conditions
+        if c.type == STALLED or (c.type == READY and c.reason == reason)
+    }
+    listed = tuple(kept.get(c.type, c) for c in status.conditions)
     return replace(status, conditions=listed, message=before.message)
 
 

@@ -81,6 +81,7 @@ def test_what_its_namespace_does_not_admit_is_reported_at_once(
         for _ in range(100):
             await asyncio.sleep(5)
             assert condition(world, "Stalled") == f"True/{reason}"
+            assert condition(world, "Ready") == f"False/{reason}", "the columns of `kubectl get` show Ready"
             assert status(world)["message"] == found["message"]
         assert [event[2] for event in world.api.events].count("Stalled") == 1
         world.api.failing.clear()
