@@ -114,6 +114,7 @@ def find_scenarios(study: TuningStudy, places: Sequence[Path]) -> dict[str, Load
     """Return the study's scenarios by name, from files and folders; the first place that has one counts. Raises UserError for a
     name that no scenario has."""
     from testbed_runtime.cli import loading
+    from testbed_runtime.tuning import grid
 
     there: dict[str, Path] = {}
     for place in places:
@@ -128,20 +129,9 @@ def find_scenarios(study: TuningStudy, places: Sequence[Path]) -> dict[str, Load
                 f"there are {', '.join(sorted(there)) or 'none'}; or name a file or folder with --scenarios",
             )
     found = {reference.name: loading.load(there[reference.name]) for reference in study.spec.scenarios}
-    _check_variants(study, found)
+    known = {name: [v.name for v in one.scenario.spec.variants] for name, one in found.items()}
+    grid.check_variants(study.spec, known)
     return found
-
-
-def _check_variants(study: TuningStudy, scenarios: Mapping[str, Loaded]) -> None:
-    """Raise UserError for a variant of the study that one of its scenarios lacks."""
-    for index, variant in enumerate(study.spec.variants):
-        for name, loaded in scenarios.items():
-            known = [v.name for v in loaded.scenario.spec.variants]
-            if variant not in known:
-                hint = f"it has {', '.join(known)}" if known else "it has none: leave out spec.variants"
-                raise UserError(
-                    f"spec.variants[{index}]", f"scenario {name!r} has no variant {variant!r}", hint
-                )
 
 
 def _scenario_files(place: Path) -> list[Path]:

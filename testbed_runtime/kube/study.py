@@ -107,14 +107,21 @@ class Study:
         return production.merged(spec, specs, lines)
 
     async def _scenarios(self, spec: kinds.TuningStudySpec) -> dict[str, dict[str, Any]]:
-        """Read the scenarios. Raises UserError for one that does not exist."""
+        """Read the scenarios. Raises UserError for one that does not exist, is invalid, or lacks a variant of the study."""
         found: dict[str, dict[str, Any]] = {}
         for index, reference in enumerate(spec.scenarios):
             scenario = await self._api.get("Scenario", self._namespace, reference.name)
             if scenario is None:
                 problem = f"namespace {self._namespace} has no Scenario {reference.name!r}"
                 raise UserError(f"spec.scenarios[{index}].name", problem, "apply it, or name another one")
+            if errors := validate_kind(scenario).errors:
+                problem = f"the Scenario {reference.name!r} is invalid: {errors[0]}"
+                raise UserError(
+                    f"spec.scenarios[{index}].name", problem, "correct it and create the study again"
+                )
             found[reference.name] = scenario
+        variants = {name: [v["name"] for v in s["spec"].get("variants", ())] for name, s in found.items()}
+        grid.check_variants(spec, variants)
         return found
 
     async def _runs(self, study: views.Study) -> dict[str, views.Run]:
@@ -162,8 +169,7 @@ class Study:
         best = next((line for line in lines if line.best), None)
         ended = replace(report, phase=COMPLETE, reason="TableComplete")
         if best is None:
-            text = "no row meets the expectations of its scenarios and the objectives of the study"
-            return replace(ended, reason="NoRowPasses", message=text)
+            return replace(ended, reason="NoRowPasses", message=" ".join(report.answer))
         if spec.apply is None:
             return ended
         if not best.row.in_grid:

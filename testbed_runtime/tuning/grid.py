@@ -13,6 +13,7 @@ from msgspec import Struct
 from testbed_runtime.api import limits
 from testbed_runtime.api.kinds import TuningStudySpec
 from testbed_runtime.api.validate_kinds import unbounded_expectation
+from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.metrics import METRICS
 from testbed_runtime.core.options import ALIASES
 
@@ -69,6 +70,16 @@ def planned_runs(study: str, spec: TuningStudySpec) -> tuple[PlannedRun, ...]:
         for row in rows(spec)
         for scenario in spec.scenarios
     )
+
+
+def check_variants(spec: TuningStudySpec, known: Mapping[str, Sequence[str]]) -> None:
+    """Raise UserError for a variant of the study that one of its scenarios lacks. `known` are their variants."""
+    for index, variant in enumerate(spec.variants):
+        for name, names in known.items():
+            if variant not in names:
+                hint = f"it has {', '.join(names)}" if names else "it has none: leave out spec.variants"
+                problem = f"scenario {name!r} has no variant {variant!r}"
+                raise UserError(f"spec.variants[{index}]", problem, hint)
 
 
 def _name(study: str, row: Row, scenario: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -387,8 +388,13 @@ def conclusion(spec: TuningStudySpec, lines: Sequence[Line]) -> list[str]:
     chosen = next((line for line in lines if line.best), None)
     if chosen is None:
         passing = any(line.eligible and line.row.in_grid for line in lines)
-        why = "No row is within the limits of the objectives" if passing else "No row passes"
-        return [f"{why}: nothing is recommended."]
+        if passing:
+            return ["No row is within the limits of the objectives: nothing is recommended."]
+        reasons = Counter(line.reason for line in lines if line.reason).most_common(1)
+        return [
+            "No row passes: nothing is recommended.",
+            *(f"{count} of {len(lines)} rows: {reason}" for reason, count in reasons),
+        ]
     found = [f"best: {chosen.row.text}{HOW_TO_KEEP.get(chosen.row.reference, '')}"]
     references = {line.row.reference: line for line in lines if line.row.reference}
     for name in (DEFAULT, CURRENT):

@@ -6,6 +6,8 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from testbed_runtime.api import kinds, naming
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.core.judgement.recovery import Price, Recovery, TrialRecovery
@@ -121,10 +123,39 @@ async def test_nothing_is_applied_when_no_row_passes() -> None:
         finish(api, run, verdict="Fail")
     await asyncio.wait_for(task, LIMIT_S)
     assert said(api)["reason"] == "NoRowPasses"
+    assert (
+        said(api)["message"] == "No row passes: nothing is recommended. 3 of 3 rows: late (fault slow): Fail"
+    )
     assert "applied" not in said(api)
     testbed = api.one("Testbed", LAB, "prod")
     assert testbed is not None
     assert testbed["spec"]["flinkConfiguration"]["heartbeat.timeout"] == "5 s"
+
+
+@pytest.mark.parametrize(
+    ("spec", "scenario", "text"),
+    [
+        (
+            {"variants": ["fast"]}, {},
+            "spec.variants[0]: scenario 'late' has no variant 'fast' (it has short, long)",
+        ),
+        (
+            {}, {"expect": [{"metric": "delivery.lots", "equals": 0}]},
+            "spec.scenarios[0].name: the Scenario 'late' is invalid: spec.expect[0].metric: 'delivery.lots' is not a metric (did you mean "
+            "delivery.lost or recovery.slots or delivery.corrupted?) (correct it and create the study again)",
+        ),
+    ],
+)  # fmt: skip
+async def test_a_study_whose_runs_would_all_be_refused_creates_none(
+    spec: dict[str, Any], scenario: dict[str, Any], text: str
+) -> None:
+    """Otherwise only the reasons of the rows would show why no row passes."""
+    api = model(**spec)
+    found = api.one("Scenario", LAB, "late")
+    assert found is not None
+    api.change("Scenario", LAB, "late", {"spec": {**found["spec"], **scenario}})
+    await asyncio.wait_for(study(api).run(), LIMIT_S)
+    assert (said(api)["reason"], said(api)["message"], runs(api)) == ("Invalid", text, [])
 
 
 async def test_nothing_is_applied_when_the_scenarios_are_best_as_they_are() -> None:
