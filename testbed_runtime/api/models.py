@@ -404,7 +404,7 @@ class FaultCommon(Part):
     duration: Duration
     """After this time the fault ends by itself. A killed TaskManager is replaced only by `replaceLost`; for `jobmanager.kill` it is how long the JobManager stays down."""
     target: TargetSpec | None = None
-    """The processes that the fault affects. Leave it out for the JobManager's own faults, or to hit every TaskManager."""
+    """The processes that the fault affects. Leave it out for the JobManager's own faults. Faults on processes and pods need it; without it, the others hit every TaskManager."""
     plane: Literal["data", "rpc", "both"] = "data"
     """In network faults: the exchange between TaskManagers (`data`), the RPC between processes, or both. A fault on links of the JobManager needs `rpc` or `both`."""
     direction: Literal["to", "from", "both"] = "both"

@@ -73,9 +73,9 @@ def choose_backend(
     return chosen, f"{BACKENDS[chosen]}{preferred}"
 
 
-def check_fault(fault: Fault, capabilities: Capabilities) -> tuple[str, str]:
-    """Validate a fault before the run starts. Return (backend, reason) or raise UserError."""
-    path = f"faults[{fault.name}]"
+def check_fault(fault: Fault, capabilities: Capabilities, path: str = "") -> tuple[str, str]:
+    """Validate a fault before the run starts. Return (backend, reason) or raise UserError with `path`, by default its place in a timeline."""
+    path = path or f"faults[{fault.name}]"
     for problem in check.problems(fault, path):
         raise problem
     return choose_backend(kind_of(fault), capabilities, params=fault.params, path=path)

@@ -90,6 +90,17 @@ def test_a_kind_of_fault_has_a_kind_of_target(
     assert reported == ([problem] if problem else [])
 
 
+def test_the_hint_of_a_process_fault_on_the_jobmanager_names_the_kind_for_it():
+    """`pause` and `kill` exist for both."""
+    [problem] = target_problems(fault("process.pause"), "at", selects=False, written=True, peers=False)
+    assert (
+        problem.hint
+        == "write target: {taskManagers: {mode: one}}, or use jobmanager.pause for the JobManager"
+    )
+    [problem] = target_problems(fault("process.pause"), "at", selects=False, written=False, peers=False)
+    assert problem.hint == "write target: {taskManagers: {mode: one}}"
+
+
 @pytest.mark.parametrize(
     ("target", "before_submit", "is_wrong"),
     [

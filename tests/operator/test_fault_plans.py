@@ -122,7 +122,12 @@ def test_only_a_fault_that_injected_nothing_and_was_edited_begins_again(
     ("spec", "kind", "reason", "text"),
     [
         ({"duration": "-1 s"}, "process.pause", "Invalid", "duration"),
-        ({"network": {"loss": {"percent": 5}}}, "network.loss", "Invalid", "spec.pods.packetFaults: true"),
+        (
+            {"network": {"loss": {"percent": 5}}},
+            "network.loss",
+            "Invalid",
+            "spec: network.loss is not possible",
+        ),
         ({"target": {"taskManagers": {"names": ["tm-9"]}}}, "process.pause", "Invalid", "tm-9"),
         ({"network": {}}, "", "Invalid", "needs exactly one kind"),
     ],

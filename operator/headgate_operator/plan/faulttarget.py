@@ -87,7 +87,7 @@ def resolve(obj: FaultObject, testbed: TestbedState) -> Resolved:
     fault = compile_fault(spec.named(obj.name))
     if needs_agent(obj, testbed.resource) and testbed.packets is None:
         raise NotYet("AgentNotReady", AGENT_SILENT)
-    backend, why = check_fault(fault, capabilities(testbed))
+    backend, why = check_fault(fault, capabilities(testbed), "spec")
     wants_placement = bool(fault.target.running or fault.target.peers_running)
     if wants_placement and testbed.placement is None:
         raise NotYet("JobUnknown", "the JobManager does not report yet where the tasks run")

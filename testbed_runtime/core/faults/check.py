@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from testbed_runtime.core.errors import UserError, nearest
-from testbed_runtime.core.faults.kinds import FAMILIES, kind_of
+from testbed_runtime.core.faults.kinds import FAMILIES, KINDS, kind_of
 from testbed_runtime.core.faults.links import DIRECTIONS, PLANES
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import Constraint, Kind, Parameter, Type
@@ -112,7 +112,9 @@ def target_problems(
     if family.jobmanager_only and selects:
         yield UserError(f"{where}.target", f"{fault.kind} hits the JobManager", "leave target out")
     if family.target == "taskManagers" and not selects:
-        yield UserError(f"{where}.target", f"{fault.kind} needs TaskManagers", example)
+        of_jobmanager = f"{JOBMANAGER}.{fault.kind.partition('.')[2]}"
+        other = f", or use {of_jobmanager} for the JobManager" if written and of_jobmanager in KINDS else ""
+        yield UserError(f"{where}.target", f"{fault.kind} needs TaskManagers", f"{example}{other}")
     if family.target == "any" and not written:
         yield UserError(f"{where}.target", f"{fault.kind} needs its pods", example)
     if problem := _callee(fault, selects=selects or not written):
