@@ -45,6 +45,15 @@ def test_setup_names_a_python_that_was_asked_for_and_does_not_suit(tmp_path: Pat
     assert "PYTHON=/bin/false" in done.stderr
 
 
+def test_setup_names_the_version_of_a_python_that_is_too_new(tmp_path: Path):
+    """The user sees which version was found, beside those that are supported."""
+    newer = tmp_path / "python3.14"
+    _executable(newer, '[ "$1" = --version ] && echo Python 3.14.0')
+    done = _setup(_checkout(tmp_path), PYTHON=str(newer))
+    assert done.returncode == 2
+    assert f"PYTHON={newer} (Python 3.14.0) is not Python 3.11, 3.12 or 3.13" in done.stderr
+
+
 def test_setup_does_not_replace_the_environment_that_a_link_names(tmp_path: Path):
     """It is another checkout's. The error names it, and its files stay."""
     checkout, other = _checkout(tmp_path), tmp_path / "other"
