@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import gc
+import inspect
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +20,8 @@ from typer.core import TyperArgument, TyperGroup
 from testbed_runtime.cli import exits
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+WRAPPED = re.compile(r"(?<!\n)\n(?!\n)")
+"""A line break within a paragraph."""
 
 
 class _Commands(TyperGroup):
@@ -41,8 +45,12 @@ class _Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
-        """Return the command. Its arguments are called as in the documentation: `SCENARIOS...`, whatever the version of typer."""
+        """Return the command. Its arguments are called as in the documentation: `SCENARIOS...`, whatever the version of typer.
+
+        The paragraphs of its help are as wide as the terminal: typer keeps the line breaks of a docstring."""
         command = super().get_command(ctx, cmd_name)
+        if command is not None and command.help:
+            command.help = WRAPPED.sub(" ", inspect.cleandoc(command.help))
         for argument in command.params if command is not None else ():
             if isinstance(argument, TyperArgument):
                 argument.metavar = name = str(argument.name).upper()

@@ -64,7 +64,7 @@ def compare(
         tables = [
             (name, comparison(groups, keys=keys, matters=share)) for name, groups in _across(loaded).items()
         ]
-    _print(tables, _changes(loaded) if len(loaded) > 1 else [], as_json=as_json)
+    _print(tables, _changes(loaded), as_json=as_json)
 
 
 def trend(
@@ -76,8 +76,8 @@ def trend(
 ) -> None:
     """Show how runs of a scenario change over time: each run, oldest first, against the one before.
 
-    With one folder of runs (headgate-runs), its catalogue of evaluated runs is read with Spark: the median of each run, and the
-    seconds that each option cost over all recoveries. Simulated runs are in it once `headgate evaluate` has evaluated them."""
+    With a folder of runs (headgate-runs), show the median of each evaluated run, and the seconds that each option cost over all
+    recoveries. This starts Spark. Simulated runs count once `headgate evaluate` has evaluated them."""
     from testbed_runtime.cli import overview
     from testbed_runtime.core.judgement.comparison import comparison
     from testbed_runtime.history.manifest import read_manifest
@@ -210,20 +210,20 @@ def _share(text: str) -> float:
     return value
 
 
-def _changes(loaded: Mapping[Path, Sequence[Group]]) -> list[str]:
-    """Return which settings of the compared variants differ between the runs, so that no difference is attributed to the wrong
+def _changes(loaded: Mapping[Path, Sequence[Group]]) -> dict[str, list[str]]:
+    """Return by pair of runs which settings of the compared variants differ, so that no difference is attributed to the wrong
     setting."""
     from testbed_runtime.history.manifest import read_manifest
 
     labels = _labels(list(loaded))
     single = all(len(groups) == 1 for groups in loaded.values())
-    found: list[str] = []
+    found: dict[str, list[str]] = {}
     for (old, first), (new, second) in itertools.pairwise(loaded.items()):
-        head = f"{labels[old]} → {labels[new]}: "
+        head = f"{labels[old]} → {labels[new]}"
         manifests = read_manifest(old), read_manifest(new)
         names = [_scenario_name(manifest) for manifest in manifests]
         if names[0] != names[1]:
-            found.append(f"{head}scenario: {names[0]} → {names[1]}")
+            found[head] = [f"scenario: {names[0]} → {names[1]}"]
             continue
         common = {g.name for g in first} & {g.name for g in second}
         was, now = (
@@ -241,7 +241,8 @@ def _changes(loaded: Mapping[Path, Sequence[Group]]) -> list[str]:
         ]
         left_out = len(changed) - MAX_CHANGES
         changed[MAX_CHANGES:] = [f"and {left_out} more"] if left_out > 0 else []
-        found += [head + change for change in changed]
+        if changed:
+            found[head] = changed
     return found
 
 
@@ -280,9 +281,14 @@ def _flat(path: str, value: Any) -> Iterable[tuple[str, str]]:
 # ---- output
 
 
-def _print(tables: Sequence[tuple[str, Mapping[str, Any]]], changes: Sequence[str], *, as_json: bool) -> None:
-    data = {"changes": list(changes), "comparisons": [{"variant": n, **t} for n, t in tables]}
-    lines = [f"settings: {change}" for change in changes]
+def _print(
+    tables: Sequence[tuple[str, Mapping[str, Any]]], changes: Mapping[str, Sequence[str]], *, as_json: bool
+) -> None:
+    listed = [f"{runs}: {change}" for runs, changed in changes.items() for change in changed]
+    data = {"changes": listed, "comparisons": [{"variant": n, **t} for n, t in tables]}
+    lines: list[str] = []
+    for runs, changed in changes.items():
+        lines += [f"different settings, {runs}:", *(f"  {change}" for change in changed)]
     for name, table in tables:
         lines += [*([f"\n{name}"] if name else []), *text_table(table)]
     metrics = {c["title"] for _, table in tables for c in table["contrasts"]}

@@ -36,8 +36,8 @@ def doctor(
 ) -> None:
     """Check this machine and the cluster of the kubeconfig, and explain each finding.
 
-    With --namespace, --context or --kubeconfig, the cluster is listed first, and problems of this machine are only notes,
-    because runs with `--on kubernetes` do not need it."""
+    With --namespace, --context or --kubeconfig, the cluster comes first, and problems of this machine are only notes: runs in a
+    cluster do not need it."""
     login = access.Access(namespace, context, kubeconfig)
     in_cluster = cluster_doctor.findings(login)
     here = [check() for check in CHECKS]

@@ -87,7 +87,7 @@ def fetch_command(  # noqa: PLR0917 - options of the command line
     flink_version: Version = "2.x",
     settings: Settings = [],  # noqa: B006 - typer copies it
 ) -> None:
-    """Fetch a subpartition to its end, as a task would: barriers are resumed, the end of data is acknowledged."""
+    """Fetch a subpartition to its end, as a task would: resume it after each barrier, and acknowledge the end of data."""
 
     async def run() -> list[SubpartitionReport]:
         options = _options(settings, flink_version)

@@ -78,7 +78,7 @@ def memory(  # noqa: PLR0917 - options of the command line
     """Compute a TaskManager's memory by Flink's rules: its components, JVM flags and number of network buffers.
 
     With --flink-ratio, the memory is divided by a platform's rules instead, and the command reports what does not add up.
-    With --flink-conf, the sizes are those of your own configuration; the other options replace its values."""
+    With --flink-conf, the sizes are those of your configuration; the other options override it."""
     from testbed_runtime.core.processmemory import FLINK, PROCESS
 
     ratios = {

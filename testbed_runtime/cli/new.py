@@ -52,9 +52,9 @@ def new(  # noqa: PLR0917 - typer passes by name
         int, typer.Option(help="Records per second of the sources.", min=1, max=MAX_RATE)
     ] = DEFAULT.records_per_second,
 ) -> None:
-    """Write a commented scenario that answers a question. It validates and simulates as it is; adapt it to your job.
+    """Write a commented scenario that answers a question. It runs as it is; adapt its job to yours.
 
-    With --flink-conf, it has your own options instead of those that the question suggests."""
+    With --flink-conf, it has your options instead of those that the question suggests."""
     if listed:
         for item in questions.QUESTIONS:
             typer.echo(f"{item.name:<20}{item.question}")

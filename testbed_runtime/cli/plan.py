@@ -47,10 +47,10 @@ def plan(  # noqa: PLR0917 - typer passes by name
 ) -> None:
     """Compute how many network buffers a job needs on each TaskManager: the minimum, the maximum, and what is missing.
 
-    With --flink-conf, the options, and the number of slots if the file sets it, are those of your own configuration instead of
-    the document's. The job then gets as many TaskManagers as it needs, unless the file has a number of them.
+    With --flink-conf, options and slots come from your configuration instead of the document. The job then gets as many TaskManagers
+    as it needs, unless the file sets their number.
 
-    The job is not run. Exit code 0: it can start; 1: buffers are missing, and the output names the options to change."""
+    Nothing is run. Exit code 0: the job can start; 1: buffers are missing, and the output names the options to change."""
     from testbed_runtime.core.processmemory import MemoryRefused
 
     described = []

@@ -34,7 +34,7 @@ def simulate(  # noqa: PLR0917 - typer passes by name
     quiet: options.Quiet = False,
     from_checkpoint: options.FromCheckpoint = None,
 ) -> None:
-    """Run a scenario in virtual time: seeded, no sockets, the same verdict and report."""
+    """Run a scenario in virtual time, without processes or sockets. Its seed makes the run repeatable."""
     from testbed_runtime.cli import loading, running
 
     loaded = loading.with_checkpoint(loading.load(scenario), from_checkpoint)

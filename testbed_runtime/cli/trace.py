@@ -41,9 +41,11 @@ def trace(  # noqa: PLR0917 - options of the command line
 ) -> None:
     """Follow one network buffer between two TaskManagers in virtual time, from its builder to the returned credit.
 
-    Its places are builder, subpartition, wire, channel, reader, recycling and credit. Each step shows the credit and the backlog of the producer, the credit that the consumer has not announced yet, and the
-    buffers in use on both sides. With --sent, each buffer is listed with the reason for which it was sent: it was full, the
-    output flusher (execution.buffer-timeout.interval) found it growing, or an event followed it."""
+    Each line is a step: builder, subpartition, wire, channel, reader, recycle and credit. It shows the credit and the backlog of the
+    producer, the credit that the consumer has not announced yet, and the buffers in use on both sides.
+
+    With --sent, the buffers are listed with the reason why each was sent: it was full, the output flusher
+    (execution.buffer-timeout.interval) sent it, or an event followed it."""
     from testbed_runtime.simulation.buffertrace import MAX_SEQUENCE, TraceRequest, trace_buffer, trace_sent
 
     if not 0 <= buffer <= MAX_SEQUENCE:

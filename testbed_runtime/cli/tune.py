@@ -34,7 +34,7 @@ def tune(  # noqa: PLR0917 - typer passes by name
     scenarios: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Where the study's scenarios are: a scenario, or a folder of them; may be repeated. By default beside the study.",
+            help="A scenario of the study, or a folder of them; may be repeated. By default they are beside the study.",
             show_default=False,
         ),
     ] = None,
@@ -43,7 +43,7 @@ def tune(  # noqa: PLR0917 - typer passes by name
     ] = 0,
     real: Annotated[bool, typer.Option("--real", help="Run every row with real processes.")] = False,
     jobs: Annotated[
-        int, typer.Option(min=0, help="Simulated runs at the same time; 0: as many as there are cores.")
+        int, typer.Option(min=0, help="Number of simulations at the same time; 0: one per core.")
     ] = 0,
     out: options.Out = options.DEFAULT_OUT,
     on: options.OnEnvironment = options.Environment.LOCAL,
@@ -52,9 +52,9 @@ def tune(  # noqa: PLR0917 - typer passes by name
     context: access.Context = "",
     kubeconfig: access.Kubeconfig = "",
 ) -> None:
-    """Try every combination of a study's option values, and say which is best, what it costs and how far it is from its limits.
+    """Try every combination of a study's option values, and show which is best, what it costs and how close it is to its limits.
 
-    The search runs in virtual time. Exit code 0: at least one row passes; 1: none does."""
+    The search runs in virtual time. Exit code 0: at least one combination passes; 1: none does."""
     login = access.access_for(on.value, namespace, context, kubeconfig)
     resource, document = load_study(study)
     if on is options.Environment.KUBERNETES:

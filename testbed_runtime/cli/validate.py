@@ -60,12 +60,12 @@ def validate(
     flink_version: options.CheckedVersion = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Check scenarios, studies, and Flink's own configuration without running them. Every problem is reported at once.
+    """Check scenarios, studies and Flink configurations without running them, and report every problem at once.
 
-    A file of Flink (flink-conf.yaml, config.yaml, a FlinkDeployment, a ConfigMap) is checked for misspelt options, values that
-    Flink does not read, and options that contradict each other.
+    In a Flink configuration (flink-conf.yaml, config.yaml, a FlinkDeployment or a ConfigMap), it finds misspelt options, values that
+    Flink cannot read, and options that contradict each other.
 
-    Exit code 0: all are valid; 2: at least one is not."""
+    Exit code 0: every document is valid; 2: at least one is not."""
     if flink_version is not None:
         options.known_version(flink_version)
     checked = [item for path in find(documents) for item in check(path, on, flink_version)]

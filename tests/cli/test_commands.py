@@ -58,6 +58,15 @@ def test_help_names_every_command_and_hides_the_internal_one():
     assert "supervise" not in said.output
 
 
+def test_a_paragraph_of_help_is_as_wide_as_the_terminal():
+    """The line breaks of its docstring are not those of the screen; paragraphs stay apart."""
+    said = CliRunner().invoke(commands.build(), ["trace", "--help"], env={"COLUMNS": "500"})
+    lines = [line.strip() for line in said.output.splitlines()]
+    about = next(line for line in lines if line.startswith("Each line is a step"))
+    assert about.endswith("the buffers in use on both sides.")
+    assert any(line.startswith("With --sent") and line.endswith("an event followed it.") for line in lines)
+
+
 def test_help_imports_nothing_heavy():
     """So that it is there at once."""
     code = (

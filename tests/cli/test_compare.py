@@ -91,7 +91,8 @@ def test_runs_are_compared_variant_by_variant_and_their_settings_are_listed(tmp_
     one = run_folder(tmp_path, "c", slow=SLOW)
     other = run_folder(tmp_path / "x", "c", fast=FAST)
     shown = headgate("compare", one, other)
-    assert ": heartbeat.interval: 1 s → 500 ms" in shown
+    assert shown.count("different settings,") == 1
+    assert "\n  heartbeat.interval: 1 s → 500 ms" in shown
     assert "better by 1.00 s" in shown
 
 
