@@ -39,13 +39,13 @@ from flink_bench import (
     wait_for,
 )
 from pyarrow.parquet import read_table
-from recovery_cases import CASES, OPTIONS, RATE, WARM_UP_S, Case, Fault, function, scenario
+from recovery_cases import CASES, OPTIONS, RATE, WARM_UP_S, Case, Fault, function, scenario, written
 
 from testbed_runtime.local import namespaces
 
 VERSION = "2.3.0"
 START_LIMIT_S, RECOVERY_LIMIT_S, RUN_LIMIT_S = 120.0, 60.0, 300.0
-QUIET_S = 4.0
+QUIET_S = 3.0
 """A job that has made progress without a failure for this long after the end of its fault has recovered."""
 HEAP = [
     "-Xmx192m",
@@ -70,8 +70,8 @@ MEMORY = {
     "taskmanager.memory.network.min": "32m",
     "taskmanager.memory.network.max": "32m",
 }
-STANDALONE = {"resourcemanager.standalone.start-up-time": "1 d"}
-"""Flink's standalone ResourceManager waits so long for TaskManagers, as one on Kubernetes always does."""
+STANDALONE = {"resourcemanager.standalone.start-up-time": "86400000"}
+"""Flink's standalone ResourceManager waits so long for TaskManagers, as one on Kubernetes always does. 1.18 reads milliseconds only."""
 RPC_PORT, REST_PORT = 6123, 8081
 PLACES = 12
 """Network namespaces for TaskManagers; the one that was left longest ago is used next."""
@@ -85,7 +85,7 @@ class Cluster:
     """A JobManager and a changing number of TaskManagers. Every process ends with the stack."""
 
     def __init__(self, classes: str, version: str, folder: Path, stack: ExitStack) -> None:
-        self.folder, self._stack, self._version = folder, stack, version
+        self.folder, self._stack, self.version = folder, stack, version
         places = [f"tm{number}" for number in range(PLACES)]
         network = namespaces.create(["jm", *places])
         stack.callback(namespaces.remove, network.id)
@@ -120,9 +120,10 @@ class Cluster:
             "rest.address": self.address,
             "rest.bind-address": self.address,
         }
-        merged = configuration(RPC_PORT, REST_PORT, 1) | MEMORY | OPTIONS | STANDALONE | hosts | options
+        merged = configuration(RPC_PORT, REST_PORT, 1) | MEMORY | STANDALONE | hosts
+        merged |= written(OPTIONS | options, self.version)
         del merged["taskmanager.host"]
-        name = "flink-conf.yaml" if self._version.startswith("1.18") else "config.yaml"
+        name = "flink-conf.yaml" if self.version.startswith("1.18") else "config.yaml"
         text = "\n".join(f"{key}: {value}" for key, value in merged.items())
         (self.folder / name).write_text(text + "\n")
         self._starts += 1
@@ -202,7 +203,7 @@ def run_flink(cluster: Cluster, case: Case, folder: Path) -> dict[str, Any]:
     cluster.start(case.cluster)
     cluster.resize(case.taskmanagers)
     words = {"host": cluster.address, "port": REST_PORT, "folder": folder, "rate": RATE}
-    words |= {"parallelism": case.parallelism, "busy": case.busy_ms} | case.options
+    words |= {"parallelism": case.parallelism, "busy": case.busy_ms} | written(case.options, cluster.version)
     words |= ({"forward": True} if case.forward else {}) | ({"finishes": RATE} if case.finishes else {})
     made = subprocess.run(
         [*cluster.java, "dev.headgate.bench.Recovery", *(f"{key}={value}" for key, value in words.items())],
@@ -397,8 +398,8 @@ def run_headgate(
     for key, kind in (("deploying", "failover.slots"), ("running", "failover.deployed")):
         if found := times(kind):
             row[key] = found[-1]
-    if recovery is not None:
-        row["down"] = recovery["downtime_s"]
+    if recovery is not None and recovery["downtime_s"] is not None:
+        row["down"] = (recovery["effect_ns"] - began) / 1e9 + recovery["downtime_s"]
         row["owners"] = [
             (p["text"], round(p["seconds"], 3)) for p in recovery["prices"] if p["seconds"] > 0.01
         ]

@@ -8,6 +8,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from testbed_runtime.core.options import BY_KEY
+
 RATE = 2000
 WARM_UP_S = 5.0
 OPTIONS = {
@@ -17,6 +19,13 @@ OPTIONS = {
     "slotmanager.requirement-check.delay": "50 ms",
 }
 CHECKPOINTS = {"execution.checkpointing.interval": "1 s"}
+
+
+def written(options: dict[str, str], version: str) -> dict[str, str]:
+    """Write durations as this version of Flink reads them."""
+    return {
+        key: BY_KEY[key].written(text, version) if key in BY_KEY else text for key, text in options.items()
+    }
 
 
 def fixed(delay: str = "1 s", attempts: int = 20) -> dict[str, str]:
@@ -174,7 +183,7 @@ CASES = {
         (kill("count"),),
         spares=0,
         options=fixed(attempts=1),
-        cluster={"resourcemanager.standalone.start-up-time": "10 s"},
+        cluster={"resourcemanager.standalone.start-up-time": "10000"},
     ),
 }
 
@@ -253,7 +262,7 @@ def scenario(name: str, case: Case, version: str, *, fenced: bool) -> dict[str, 
     testbed = {
         "flinkVersion": version,
         "taskManagers": {"replicas": case.taskmanagers, "slots": 1, "replaceLost": replaced},
-        "flinkConfiguration": OPTIONS | case.options | case.cluster | fence,
+        "flinkConfiguration": written(OPTIONS | case.options | case.cluster, version) | fence,
         "job": {"vertices": found, "edges": edges},
     }
     faults = [

@@ -164,7 +164,7 @@ STARTING_SEGMENT_SIZE = Change(
 )
 ISO_DURATIONS = Change(
     "2.0",
-    "durations may be written in ISO 8601, as in `PT10S`; so is the one in the error of an unanswered deployment",
+    "durations may be written in ISO 8601, as in `PT10S`, and are in the error of an unanswered deployment",
 )
 PRIORITY_PASSES_BLOCK = Change(
     "2.3",
