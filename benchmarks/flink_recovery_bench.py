@@ -86,6 +86,8 @@ class Cluster:
 
     def __init__(self, classes: str, version: str, folder: Path, stack: ExitStack) -> None:
         self.folder, self._stack, self.version = folder, stack, version
+        if why := namespaces.why_not():
+            raise NoFlinkError(why)
         places = [f"tm{number}" for number in range(PLACES)]
         network = namespaces.create(["jm", *places])
         stack.callback(namespaces.remove, network.id)
@@ -242,7 +244,7 @@ def inject(cluster: Cluster, case: Case, job: str, folder: Path) -> tuple[float,
     steps: list[tuple[float, Callable[[], object]]] = []
     places = tasks(cluster, job)
     for fault in case.faults:
-        steps += [(at, act) for at, act in actions(cluster, fault, places, folder)]
+        steps += actions(cluster, fault, places, folder)
     if case.replaced is not None:
         steps.append((case.replaced, cluster.add))
     began = time.time()

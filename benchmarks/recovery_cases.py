@@ -71,7 +71,7 @@ class Fault:
     """The length of a pause or a cut."""
     at: float = 0.0
     peers: str = ""
-    """The other end of a cut: jobmanager, taskmanagers, or both."""
+    """The other end of a cut: `jobmanager` or `taskmanagers`; without it, all others."""
     times: int = 1
     """How often the record throws."""
 
