@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.avoidable import with_enough
+from testbed_runtime.checking.avoidable import is_of, with_enough
 from testbed_runtime.checking.backlog import backlog_words
 from testbed_runtime.checking.catchup import FEW, CatchUp
 from testbed_runtime.checking.common import (
@@ -33,6 +33,7 @@ from testbed_runtime.checking.faults import FaultEffect, added_delays, check_fau
 from testbed_runtime.checking.lasting import (
     capped,
     dead_slots,
+    each_segment,
     lasting_wait,
     share_slack,
     since_earlier_fault,
@@ -56,7 +57,6 @@ from testbed_runtime.checking.progress import (
     sinks_of,
 )
 from testbed_runtime.checking.rounds import Outage, RoundSpan, outages_of, start_of
-from testbed_runtime.checking.slotrequests import is_slot_request
 from testbed_runtime.checking.steps import (
     blocking_producers,
     detection,
@@ -64,6 +64,7 @@ from testbed_runtime.checking.steps import (
     next_checkpoints,
     steps,
 )
+from testbed_runtime.checking.unrecorded import is_slot_request
 from testbed_runtime.checking.waits import (
     SILENT,
     busy_texts,
@@ -99,16 +100,7 @@ _ON_THE_EXCHANGE = ("network", "frames")
 """Groups of faults that delay records while the job runs."""
 _LASTING = (Outcome.COMPLETED, Outcome.OPEN)
 """How waits end of a task that goes on, or that did not end."""
-_WAITED_FOR = (
-    "slot",
-    "input",
-    "cancellation",
-    "restart-delay",
-    "fencing",
-    "jobmanager",
-    "leadership",
-    "stalled",
-)
+_WAITED_FOR = ("slot", "input", "cancellation", "restart-delay", "fencing", "jobmanager", "leadership", "stalled")  # fmt: skip
 """Together with the kinds before the first record, the waits of a job that is not running."""
 _FAILING = frozenset({"partition", "deployment", "slot", "checkpoint", "heartbeat", "restore", "open", "cancellation"})  # fmt: skip
 
@@ -125,11 +117,9 @@ def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
     first = start_of(trial, spans.end, effects)
     outages = outages_of(trial, effects, catch_up, spans.end, windowed=path.windowed)
     found = [path.recovery(outage, catch_up.reason) for outage in outages]
-    return TrialRecovery(
-        trial=trial.trial,
-        start=None if first is None else path.recovery(first, ""),
-        recoveries=tuple(_marked_again(_with_prolonging_faults(found, effects, path.waits))),
-    )
+    start = None if first is None else path.recovery(first, "")
+    recoveries = tuple(_marked_again(_with_prolonging_faults(found, effects, path.waits)))
+    return TrialRecovery(trial=trial.trial, start=start, recoveries=recoveries)
 
 
 def _marked_again(found: Sequence[Recovery]) -> Iterator[Recovery]:
@@ -149,24 +139,22 @@ def _with_prolonging_faults(
     for recovery in found:
         blamed = {price.fault for price in recovery.prices} | _behind_expired(recovery, waits)
         named = [e for e in effects if e.fault in idle & blamed]
-        begun = recovery.effect_ns
-        lasting = tuple(SharedFault(fault=e.fault, effect_ns=begun, ended_ns=e.ended_ns) for e in named)
+        lasting = tuple(_shared(e, recovery.effect_ns) for e in named)
         idle -= {e.fault for e in named}
         rest.append(replace(recovery, shared=(*lasting, *recovery.shared)))
     named_later = {s.fault for r in rest for s in r.shared}
     return [r for r in rest if r.total_s > 0 or not r.recovered or r.fault not in named_later]
 
 
+def _shared(fault: FaultEffect, effect_ns: int) -> SharedFault:
+    return SharedFault(fault=fault.fault, effect_ns=effect_ns, ended_ns=fault.ended_ns)
+
+
 def _behind_expired(recovery: Recovery, waits: Sequence[Wait]) -> set[str]:
     """Return the faults during which the waits expired that a recovery charges to their options."""
     segments = [s for r in recovery.rounds for s in r.segments if s.option]
-    return {
-        w.fault
-        for w in waits
-        if w.fault and w.outcome is Outcome.EXPIRED
-        for s in segments
-        if (s.kind, s.who, s.what) == (w.kind, w.who, w.what) and abs(s.end_ns - w.end_ns) <= EPSILON_NS
-    }
+    expired = [w for w in waits if w.fault and w.outcome is Outcome.EXPIRED]
+    return {w.fault for w in expired if any(is_of(s, w) for s in segments)}
 
 
 class _Paths:
@@ -205,6 +193,7 @@ class _Paths:
             reason = unknown or reason
         failed = reason == JOB_FAILED
         downtime = None if outage.running is None else (outage.running - outage.effect) / NS
+        shared = [_shared(e, max(e.begun_ns, outage.effect)) for e in outage.shared]
         return Recovery(
             fault=self.outage_fault,
             effect_ns=outage.effect,
@@ -212,7 +201,7 @@ class _Paths:
             recovered=outage.recovered,
             reason=reason,
             ended="" if outage.recovered else self._ended(outage, reason),
-            restarts=sum(outage.effect <= int(e["t_ns"]) <= outage.end for e in self.restarts),
+            restarts=sum(outage.effect <= e["t_ns"] <= outage.end for e in self.restarts),
             limit=restart_limit(self.options) if failed else "",
             downtime_s=downtime,
             rounds=rounds,
@@ -220,17 +209,14 @@ class _Paths:
             margins=margins(self.waits, outage.effect, outage.end),
             unattributed_s=sum(s.seconds for s in segments if s.kind == UNATTRIBUTED),
             from_events_s=sum(s.seconds for s in segments if s.from_events),
-            shared=tuple(
-                SharedFault(fault=e.fault, effect_ns=max(e.begun_ns, outage.effect), ended_ns=e.ended_ns)
-                for e in outage.shared
-            ),
+            shared=tuple(shared),
         )
 
     def _ended(self, outage: Outage, reason: str) -> str:
         """Return the state in which the job ended during the outage. Empty if it went on. A busy JobManager records late
         that the job failed."""
         until = INT64_MAX if reason == JOB_FAILED else min(outage.end + EPSILON_NS, self.spans.end)
-        states = [e for e in events(self.trial, "job.state") if int(e["t_ns"]) <= until]
+        states = [e for e in events(self.trial, "job.state") if e["t_ns"] <= until]
         last = data(states[-1]).get("to") if states else ""
         return str(last) if last in TERMINAL_JOB_STATES else ""
 
@@ -249,20 +235,16 @@ class _Paths:
         shared = until_next_loss(shared, [r.cause for r in outage.rounds], self.effects)
         causes = [c.t_ns for r in outage.rounds for c in (r.cause, r.failure) if c is not None]
         shared = with_enough(shared, causes, self.waits, self.effects, self.entry)
-        return tuple(replace(r, segments=capped(r.segments)) for r in shared)
+        return each_segment(shared, capped)
 
     def _round(self, outage: Outage, number: int, span: RoundSpan, lasting: Wait | None) -> Round:
         end = min(span.end, outage.end)
         since = span.start if span.cause is None else span.cause.t_ns
         failing = failing_at_once(self.trial, since, end) if span.cause is not None else []
         stepped = steps(
-            self.trial,
-            since=failing[0].end_ns if failing else since,
-            until=end,
-            restart=span.cause is not None,
-            running_ns=span.running,
+            self.trial, since=failing[0].end_ns if failing else since, until=end, restart=span.cause is not None, running_ns=span.running,
             producers=self.producers,
-        )
+        )  # fmt: skip
         stepped += failing
         if span.cause is None and not outage.first and outage.running is None and span.failure is None:
             stepped = []  # a fault without a failover deploys nothing
@@ -277,50 +259,28 @@ class _Paths:
         last = last if lasting is None else lasting
         unanswered = self.busy.get("jobmanager", "")
         if lasting is None and unanswered and span.failure is not None and span.failure.report_expired:
-            unheard = replace(
-                last,
-                start_ns=last.end_ns,
-                end_ns=end,
-                outcome=Outcome.COMPLETED,
-                cause=unanswered,
-                fault="",
-                detail="",
-            )
+            after = replace(last, start_ns=last.end_ns, end_ns=end, outcome=Outcome.COMPLETED)
+            unheard = replace(after, cause=unanswered, fault="", detail="")
             stepped = [*(s for s in stepped if s.start_ns < last.end_ns), unheard]
         terminal = span.failure is not None and span.failure.terminal
         segments = attribute(
-            waits,
-            stepped,
-            start=begun,
-            end=end,
-            last=last,
-            detected=since,
-            terminal=terminal,
-            spare=self.spare,
-            known=span.cause is not None,
-            lasts=lasting is not None,
-        )
+            waits, stepped, start=begun, end=end, last=last, detected=since, terminal=terminal, spare=self.spare,
+            known=span.cause is not None, lasts=lasting is not None,
+        )  # fmt: skip
         if begun > span.start and segments:
             earlier = [fault for fault in outage.earlier if fault.begun_ns < begun]
             segments = since_earlier_fault(self.waits, segments, earlier, outage.effect)
             begun = segments[0].start_ns
         if begun > span.start:
             lasted = self._lasted(outage, begun)
-            segments = (
-                *attribute(lasted, (), start=span.start, end=begun, last=lasted[-1], detected=begun),
-                *segments,
-            )
+            before = attribute(lasted, (), start=span.start, end=begun, last=lasted[-1], detected=begun)
+            segments = (*before, *segments)
         cause, failure = span.cause, span.failure or span.unnoticed
         return Round(
-            number=number,
-            start_ns=span.start,
-            end_ns=end,
-            cause="" if cause is None else cause.text,
-            cause_class="" if cause is None else cause.cause_class,
+            number=number, start_ns=span.start, end_ns=end, cause="" if cause is None else cause.text, segments=segments,
+            cause_class="" if cause is None else cause.cause_class, failure="" if failure is None else failure.text,
             ended_by="failure" if span.failure else "running" if outage.recovered else "open",
-            failure="" if failure is None else failure.text,
-            segments=segments,
-        )
+        )  # fmt: skip
 
     def _last(
         self, outage: Outage, span: RoundSpan, stepped: Sequence[Wait], end: int
@@ -329,10 +289,8 @@ class _Paths:
         waits = list(self.waits)
         if span.failure is not None:
             if span.running is not None and span.running < end:  # the failure interrupted the catch-up
-                backlog = self._backlog(outage, span.running)
-                waits.append(
-                    self._catch_up(span.running, end + EPSILON_NS, Outcome.CANCELLED, backlog=backlog)
-                )
+                until, backlog = end + EPSILON_NS, self._backlog(outage, span.running)
+                waits.append(self._catch_up(span.running, until, Outcome.CANCELLED, backlog=backlog))
             since = span.start if span.cause is None else span.cause.t_ns
             return waits, self._failing(span.failure, since, end) or _nothing("failure-report", end)
         if not self.fenced:
@@ -462,29 +420,24 @@ class _Paths:
         return self.delays.get(fault.fault, 0) if self._on_exchange(fault) else 0
 
     def _on_exchange(self, fault: FaultEffect) -> bool:
-        return fault.kind.partition(".")[0] in _ON_THE_EXCHANGE and fault.fault not in self.on_rpc
+        return fault.group in _ON_THE_EXCHANGE and fault.fault not in self.on_rpc
 
     def _holding(self, running: int, end: int) -> FaultEffect | None:
         """Return the fault on the exchange that the restarted job still had, if its end is what ended the catch-up: the last records
         that it delayed arrive later by its delay."""
-        found = [(f, f.ended_ns) for f in self.effects if self._on_exchange(f) and f.ended_ns]
+        found = [(f.ended_ns, f) for f in self.effects if self._on_exchange(f) and f.ended_ns]
         held = [
-            (ended, f)
-            for f, ended in found
-            if 0 < f.begun_ns < running < ended <= end <= ended + self._delay_of(f) + NEAR_NS
+            (at, f)
+            for at, f in found
+            if 0 < f.begun_ns < running < at <= end <= at + self._delay_of(f) + NEAR_NS
         ]
         return max(held, key=lambda pair: pair[0], default=(0, None))[1]
 
     def _backlog(self, outage: Outage, running: int) -> str:
+        stored = bool(self.producers)
         return backlog_words(
-            self.trial,
-            outage,
-            running,
-            waits=self.waits,
-            baseline=self.spans.baseline,
-            stored=bool(self.producers),
-            windowed=self.windowed,
-        )
+            self.trial, outage, running, waits=self.waits, baseline=self.spans.baseline, stored=stored, windowed=self.windowed,
+        )  # fmt: skip
 
     def _catch_ups(self, start: int, end: int, outcome: Outcome, *, backlog: str = "") -> list[Wait]:
         """Return the catch-up in two parts if it ended with the first results of a window: from the last records before them on,
@@ -518,18 +471,12 @@ class _Paths:
             starved = "" if limiting.kind in SILENT else starved
             vertex, cause = "", f"spare capacity of the job, during the fault `{limiting.fault}`"
         asking = without_splits(self.waits, start, end)
+        fault = asking.fault if asking else limiting.fault if limiting and not starved else ""
+        cause = asking.cause if asking else f"too little credit: {starved}" if starved else cause
         return Wait(
-            wait=f"catch-up/{start}",
-            kind="catch-up",
-            who="job",
-            what=vertex,
-            start_ns=start,
-            end_ns=end,
-            outcome=outcome,
-            cause=asking.cause if asking else f"too little credit: {starved}" if starved else cause,
-            fault=asking.fault if asking else limiting.fault if limiting and not starved else "",
-            detail=backlog,
-        )
+            wait=f"catch-up/{start}", kind="catch-up", who="job", what=vertex, start_ns=start, end_ns=end, outcome=outcome, cause=cause,
+            fault=fault, detail=backlog,
+        )  # fmt: skip
 
     def _limiting(self, start: int, end: int) -> FaultEffect | None:
         """Return the fault on the exchange that lasted for half of a catch-up in which no vertex was busy, and hit what was behind."""
@@ -537,12 +484,9 @@ class _Paths:
             return None
         behind = self.catch_up.behind_before(end) if self.catch_up is not None else ()
         places = places_of_behind(self.trial, self.entry, (start, end), behind)
-        size = FaultSizes(
-            params=parameters(self.entry),
-            delays=self.delays,
-            starved=bool(starved_words(self.waits, start, end)),
-            carried=carried_bytes(self.trial, (start, end), places),
-        )
+        starved = bool(starved_words(self.waits, start, end))
+        carried = carried_bytes(self.trial, (start, end), places)
+        size = FaultSizes(parameters(self.entry), self.delays, starved, carried)
         return limiting_fault(effects, (start, end), places, size=size, own=self.outage_fault)
 
     def _failing(self, failure: Cause, start: int, end: int) -> Wait | None:
@@ -556,11 +500,8 @@ class _Paths:
         near = [w for w in self.waits if end - FAILED_NS <= w.end_ns <= end + FAILED_NS // 10]
         near = [w for w in near if w.end_ns > w.start_ns and w.end_ns > start and not is_slot_request(w)]
         named = [w for w in near if w.kind == failure.kind and w.outcome is not Outcome.CANCELLED]
-        failed = [w for w in named if w.outcome in (Outcome.EXPIRED, Outcome.FAILED)]
-        if not named:
-            failed = [
-                w for w in near if w.outcome in (Outcome.EXPIRED, Outcome.FAILED) and w.kind in _FAILING
-            ]
+        any_kind = [w for w in near if w.kind in _FAILING]
+        failed = [w for w in named or any_kind if w.outcome in (Outcome.EXPIRED, Outcome.FAILED)]
         return min(failed or named, key=lambda w: (w.start_ns, w.wait), default=None)
 
     def _open(self, span: RoundSpan, stepped: Sequence[Wait], end: int) -> Wait:
@@ -587,9 +528,8 @@ def _without(span: tuple[int, int], others: Iterable[tuple[int, int]]) -> list[t
 
 def has_spare_slots(entry: Entry) -> bool:
     """Whether the TaskManagers of a trial have more slots than its job needs; True if that is not known."""
-    needed = slots_of_groups(
-        (v.get("slotSharingGroup") or "default", v.get("parallelism") or 1) for v in vertices(entry)
-    )
+    groups = [(v.get("slotSharingGroup") or "default", v.get("parallelism") or 1) for v in vertices(entry)]
+    needed = slots_of_groups(groups)
     managers = (entry.get("job") or {}).get("taskManagers") or {}
     there = int(managers.get("replicas") or 0) * int(managers.get("slots") or 1)
     return not (needed and there) or there > sum(needed.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
@@ -11,18 +11,13 @@ from testbed_runtime.checking.criticalpath import EPSILON_NS, NEAR_NS, TIE_NS
 from testbed_runtime.checking.failovers import TOGETHER_NS
 from testbed_runtime.checking.faults import FaultEffect, added_delays, targets_of
 from testbed_runtime.checking.heldmessages import keeps_silent
-from testbed_runtime.checking.lasting import with_slack
+from testbed_runtime.checking.lasting import each_segment, with_slack
 from testbed_runtime.checking.waits import LOSSES
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.waits import KINDS, PRODUCT, Outcome, Wait
 
-_HELD_BACK = {
-    "partition": ("registration.delay",),
-    "deployment": ("rpc.delay",),
-    "jobmanager": ("rpc.delay",),
-    "checkpoint": ("store.slow",),
-}
-"""Kinds of waits, and the kinds of faults that only delay what they are for: it comes when the fault ends, at the latest."""
+_HELD_BACK = {"partition": "registration.delay", "deployment": "rpc.delay", "jobmanager": "rpc.delay", "checkpoint": "store.slow"}  # fmt: skip
+"""Kinds of waits, and the kind of the faults that only delay what they are for: it comes when the fault ends, at the latest."""
 _JOBMANAGER_KILL = "jobmanager.kill"
 _HEARTBEAT = KINDS["heartbeat"].options[0]
 
@@ -42,15 +37,15 @@ def with_enough(
         caused = any(abs(segment.end_ns - t) <= TOGETHER_NS for t in failed)
         if not (caused and segment.option and segment.outcome == Outcome.EXPIRED):
             return segment
-        wait = next((w for w in waits if _is_of(segment, w)), None)
+        wait = next((w for w in waits if is_of(segment, w)), None)
         needed = None if wait is None else shows.needed_ns(wait)
         if wait is None or needed is None or needed <= wait.budget_ns:
             return segment
         return replace(segment, budget_ns=wait.budget_ns, enough_ns=needed)
 
-    found = [replace(r, segments=tuple(longer(s) for s in r.segments)) for r in rounds]
+    found = each_segment(rounds, longer)
     segments = [s for r in found for s in r.segments]
-    given_up = [w for s in segments if s.gave_up for w in waits if _is_of(s, w)]
+    given_up = [w for s in segments if s.gave_up for w in waits if is_of(s, w)]
     for wait in reversed(given_up):
         if (fault := shows.held_back(wait)) is not None and fault.ended_ns is not None:
             segments = _until_end(segments, wait, fault)
@@ -75,7 +70,8 @@ def _until_end(segments: Sequence[Segment], wait: Wait, fault: FaultEffect) -> l
     return found
 
 
-def _is_of(segment: Segment, wait: Wait) -> bool:
+def is_of(segment: Segment, wait: Wait) -> bool:
+    """Whether a segment is the end of this wait, which expired."""
     same = (segment.kind, segment.who, segment.what) == (wait.kind, wait.who, wait.what)
     return same and wait.outcome is Outcome.EXPIRED and abs(segment.end_ns - wait.end_ns) <= EPSILON_NS
 
@@ -86,10 +82,9 @@ class _Ends:
     def __init__(self, waits: Sequence[Wait], effects: Sequence[FaultEffect], entry: Entry) -> None:
         self.waits = waits
         self.effects = [e for e in effects if e.injected_ns is not None]
-        self.asked = {
-            str(f["name"]): round(float(f.get("duration_s") or 0) * NS) for f in entry.get("faults") or ()
-        }
-        self.planes = {str(f["name"]): str(f.get("plane") or "") for f in entry.get("faults") or ()}
+        faults = {str(f["name"]): f for f in entry.get("faults") or ()}
+        self.asked = {name: round(float(f.get("duration_s") or 0) * NS) for name, f in faults.items()}
+        self.planes = {name: str(f.get("plane") or "") for name, f in faults.items()}
         self.delays = added_delays(entry)
         self.interval_ns = round(options(entry).duration("heartbeat.interval") * NS)
 
@@ -110,8 +105,8 @@ class _Ends:
 
     def held_back(self, wait: Wait) -> FaultEffect | None:
         """Return the fault that delayed what a wait was for."""
-        kinds = _HELD_BACK.get(wait.kind, ())
-        return next((e for e in self.effects if e.fault == wait.fault and e.kind in kinds), None)
+        held = (wait.fault, _HELD_BACK.get(wait.kind))
+        return next((e for e in self.effects if (e.fault, e.kind) == held), None)
 
     def _ended_by_itself(self, fault: FaultEffect) -> int | None:
         """Return the end of a fault. None if it is not known: a fault is healed early when its trial ends."""
@@ -132,15 +127,12 @@ class _Ends:
         if len(known) < len(ends) or back < wait.end_ns or self._dead(lost.what, back):
             return None
         own = [w for w in self.waits if w.option == _HEARTBEAT and lost.what in (w.who, w.what)]
-        since = min(
-            (w.start_ns for w in own if w.start_ns < wait.end_ns <= w.end_ns + TIE_NS), default=wait.start_ns
-        )
+        begun = [w.start_ns for w in own if w.start_ns < wait.end_ns <= w.end_ns + TIE_NS]
+        since = min(begun, default=wait.start_ns)
         repeated = any(not e.kind.endswith(".pause") for e in silent)
         return back - since + (self.interval_ns if repeated else 0)
 
     def _dead(self, process: str, until_ns: int) -> bool:
-        ordinal = process.rpartition("-")[0]
-        gone: Iterable[FaultEffect] = (
-            e for e in self.effects if e.kind in (*LOSSES, _JOBMANAGER_KILL) and e.begun_ns <= until_ns
-        )
-        return any(ordinal in targets_of(e) or e.kind == _JOBMANAGER_KILL for e in gone)
+        ordinal, before = process.rpartition("-")[0], [e for e in self.effects if e.begun_ns <= until_ns]
+        lost = any(ordinal in targets_of(e) for e in before if e.kind in LOSSES)
+        return lost or any(e.kind == _JOBMANAGER_KILL for e in before)

@@ -33,11 +33,8 @@ def backlog_words(
     noticed. `stored`: the results before the restart were kept, even without a checkpoint. `windowed`: the sink vertices that get
     nothing before a window has ended. If all of them do, the sources show what is replayed."""
     failures = [r.cause.t_ns for r in outage.rounds if r.cause is not None and r.cause.t_ns <= running]
-    late = [
-        w.end_ns
-        for w in waits
-        if w.kind in DELAY_CATCH_UP and w.seconds >= 1 and w.outcome is Outcome.COMPLETED
-    ]
+    ended = [w for w in waits if w.kind in DELAY_CATCH_UP and w.outcome is Outcome.COMPLETED]
+    late = [w.end_ns for w in ended if w.seconds >= 1]
     begun = max([running, *(t for t in late if running < t <= outage.end and outage.recovered)])
     behind = (begun - outage.effect) / NS
     age_s = _age_s(trial, outage.effect, begun, stored=stored or not failures)
@@ -55,9 +52,9 @@ def backlog_words(
 def _age_s(trial: Trial, effect: int, running: int, *, stored: bool) -> float | None:
     """Return how long before the effect the restored checkpoint was triggered, or the job began if none had been completed. None if
     that is not known."""
-    restored = [e for e in events(trial, "task.restored") if effect <= int(e["t_ns"]) <= running]
+    restored = [e for e in events(trial, "task.restored") if effect <= e["t_ns"] <= running]
     if restored:
-        return restored_age_s(trial, int(restored[-1]["checkpoint"]), effect)
-    kept = any(r["state"] == "completed" and int(r["t_ns"]) <= running for r in trial.rows("checkpoints"))
+        return restored_age_s(trial, restored[-1]["checkpoint"], effect)
+    kept = any(r["state"] == "completed" and r["t_ns"] <= running for r in trial.rows("checkpoints"))
     created = created_ns(trial)
     return None if stored or kept or created is None else (effect - created) / NS

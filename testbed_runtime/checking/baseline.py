@@ -102,10 +102,9 @@ def offered_rate(trial: Trial, entry: Entry) -> float | None:
 
 def _source_rate(vertex: Entry) -> float | None:
     """Return the source's rate. A limited source ends early and a socket has no rate."""
-    of_source = vertex.get("source")
-    found = (
-        of_source.get("records_per_second") if isinstance(of_source, dict) else vertex.get("recordsPerSecond")
-    )
+    of_source, found = vertex.get("source"), vertex.get("recordsPerSecond")
+    if isinstance(of_source, dict):
+        found = of_source.get("records_per_second")
     if found is None or vertex.get("kind", "generated") != "generated":
         return None
     return float(found)
@@ -138,12 +137,8 @@ def with_noise(entries: Sequence[Entry], read: Callable[[Entry], Trial]) -> list
             trial = read(entry)
             with suppress(Exception):  # judging this trial raises it again
                 noises[entry["trial"]] = control_noise(trial, windows(trial, entry))
-    return [
-        entry
-        if entry.get("role") == CONTROL
-        else {**entry, "noise": noises.get(controls.get(variant_of(entry), ""))}
-        for entry in entries
-    ]
+    known = [(entry, noises.get(controls.get(variant_of(entry), ""))) for entry in entries]
+    return [e if e.get("role") == CONTROL else {**e, "noise": own} for e, own in known]
 
 
 def steady_share(own: float, control: float | None = None) -> float:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from testbed_runtime.checking.common import NS, Floats, Window, data, events, group_starts
 from testbed_runtime.core.exchange.backpressure import level as level_of
-from testbed_runtime.history.columns import Ints, ints
+from testbed_runtime.history.columns import Ints, ints, numbered, vertex_of
 from testbed_runtime.history.schema import Trial
 
 COLUMNS: Mapping[str, str] = {"backpressured": "backpressured_ns", "busy": "busy_ns", "idle": "idle_ns"}
@@ -43,7 +43,7 @@ def level(backpressured: float) -> str:
 def reached_source_s(trial: Trial) -> float | None:
     """Return the seconds from the first record at a sink until a source first waited for buffers. None if none waited.
     A source that still waits at the sample has waited since then; one that has run again is dated up to a sample late."""
-    arrived = [int(e["t_ns"]) for e in events(trial, "sink.first-record")]
+    arrived = [e["t_ns"] for e in events(trial, "sink.first-record")]
     waited = source_waits(trial, arrived[0]) if arrived else None
     return None if waited is None else (waited - arrived[0]) / NS
 
@@ -55,11 +55,8 @@ def source_waits(trial: Trial, since: int) -> int | None:
     if not len(table):
         return None
     t_ns, pressed = ints(table, "t_ns"), ints(table, "backpressured_ns")
-    tasks = np.unique(table.column("task").to_numpy(zero_copy_only=False), return_inverse=True)[1]
-    attempts = np.unique(np.stack([tasks, ints(table, "attempt")]), axis=1, return_inverse=True)[1].reshape(
-        -1
-    )
-    before = np.zeros_like(t_ns)  # by attempt
+    attempts = numbered([table], ("task", "attempt"))
+    before = np.zeros(int(attempts.max()) + 1, dtype=np.int64)  # by attempt
     earlier = t_ns < since
     np.maximum.at(before, attempts[earlier], pressed[earlier])  # the counter of an attempt only grows
     waited = pressed - before[attempts]
@@ -71,13 +68,13 @@ def sampled_within(trial: Trial, window: Window) -> dict[str, float]:
     """Return the share of back-pressured samples of the worst subtask of each vertex, over the rounds that ended in the window."""
     taken: dict[str, tuple[int, int]] = {}
     for event in events(trial, "backpressure.sampled"):
-        if window.start <= int(event["t_ns"]) < window.end:
+        if window.start <= event["t_ns"] < window.end:
             samples, pressed = taken.get(event["subject"], (0, 0))
             found = data(event)
             taken[event["subject"]] = (samples + found["samples"], pressed + found["backpressured"])
     worst: dict[str, float] = {}
     for task, (samples, pressed) in sorted(taken.items()):
-        vertex = task.rpartition("-")[0]
+        vertex = vertex_of(task)
         worst[vertex] = max(worst.get(vertex, 0.0), pressed / max(samples, 1))
     return worst
 
@@ -125,9 +122,8 @@ class TaskTimes(Struct, frozen=True):
         for (vertex, _), times in spent.items():
             if total := int(times.sum()):
                 shares.setdefault(vertex, []).append(times / total)
-        return [
-            VertexTime(
-                vertex, *(float(choose(s[i] for s in subtasks)) for i, choose in enumerate((max, max, min)))
-            )
-            for vertex, subtasks in sorted(shares.items())
-        ]
+        found = []
+        for vertex, subtasks in sorted(shares.items()):
+            pressed, busy, idle = zip(*subtasks, strict=True)
+            found.append(VertexTime(vertex, float(max(pressed)), float(max(busy)), float(min(idle))))
+        return found

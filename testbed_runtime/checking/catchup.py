@@ -16,7 +16,7 @@ from testbed_runtime.checking.common import NS, Entry, Window, Windows, data, ev
 from testbed_runtime.checking.latency import merge_sinks
 from testbed_runtime.checking.progress import Progress, all_received, progress_of
 from testbed_runtime.core.judgement.metrics import NO_BASELINE, NO_DATA
-from testbed_runtime.history.columns import Ints, ints
+from testbed_runtime.history.columns import Ints, ints, vertex_of
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.waits import INT64_MAX
 
@@ -125,25 +125,19 @@ class CatchUp(Struct, frozen=True):
         judged = [one for one in found if arrivals is None or one.task not in few]
         usual = [(one, normal_lag(one, window, until)) for one in judged]
         flushed = flush_delays(trial, entry)
-        known = tuple(
-            (one, max(lag + EPSILON_S, flushed.get(one.task.rpartition("-")[0], 0.0)))
-            for one, lag in usual
-            if lag is not None
-        )
-        ends = [int(e["t_ns"]) for e in events(trial, "job.state") if data(e).get("to") == "FINISHED"]
+        flush = {one.task: flushed.get(vertex_of(one.task), 0.0) for one, _ in usual}
+        known = tuple((one, max(lag + EPSILON_S, flush[one.task])) for one, lag in usual if lag is not None)
+        ends = [e["t_ns"] for e in events(trial, "job.state") if data(e).get("to") == "FINISHED"]
         received = all_received(sinks)
         ends += [] if received is None else [received]
         finished = min((t for t in ends if t <= end), default=None)
-        return cls(
-            known,
-            end,
-            "" if known or arrivals else NO_BASELINE if found else NO_DATA,
-            finished,
-            arrivals,
-            {} if until is not None else {one.task: one.latest_in(window) for one in judged},
-            None if until is not None else missing(trial, window, sinks, max(flushed.values(), default=0.0)),
-            _united((start, until) for start, until in held if until - start >= HOLD_NS),
-        )
+        reason = "" if known or arrivals else NO_BASELINE if found else NO_DATA
+        long = _united((start, stop) for start, stop in held if stop - start >= HOLD_NS)
+        if until is not None:
+            return cls(known, end, reason, finished, arrivals, held=long)
+        latest = {one.task: one.latest_in(window) for one in judged}
+        gone = missing(trial, window, sinks, max(flushed.values(), default=0.0))
+        return cls(known, end, reason, finished, arrivals, latest, gone, long)
 
     def punctual(self, task: str, latency_ns: int | None) -> bool:
         """Return whether a record with this latency at a sink subtask shows that it was not behind. False if that is unknown."""
@@ -153,9 +147,8 @@ class CatchUp(Struct, frozen=True):
     def behind_before(self, end: int) -> frozenset[str]:
         """Return the subtasks that were behind just before `end`, as far as their lag shows it."""
         times = np.asarray([end - STEP_NS], dtype=np.int64)
-        return frozenset(
-            one.task for one, limit in self.subtasks if not one.lag_at(times, tolerated_s=limit)[0] <= limit
-        )
+        lags = {one.task: (one.lag_at(times, tolerated_s=limit)[0], limit) for one, limit in self.subtasks}
+        return frozenset(task for task, (lag, limit) in lags.items() if not lag <= limit)
 
     def good_between(self, start: int, end: int) -> bool:
         """Return whether no subtask was behind from `start` to `end`."""

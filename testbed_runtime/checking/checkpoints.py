@@ -12,8 +12,8 @@ from testbed_runtime.history.schema import Trial
 
 
 class Checkpoints(Struct, frozen=True):
-    completed: int
-    failed: int
+    completed: int | None
+    failed: int | None
     longest_s: float | None
     median_s: float | None
     alignment_s: float | None
@@ -28,12 +28,16 @@ class Checkpoints(Struct, frozen=True):
     """Bytes of the state that it covers, on average."""
 
 
+NO_CHECKPOINTS = Checkpoints(None, None, None, None, None, None, None, None, None)
+"""Nothing is known of a phase that was not reached."""
+
+
 def check_checkpoints(trial: Trial, window: Window) -> Checkpoints:
     """Count the checkpoints that completed or failed within the window."""
-    rows = [r for r in trial.rows("checkpoints") if int(r["t_ns"]) in window]
-    completed = {r["checkpoint"]: int(r["duration_ns"]) for r in rows if r["state"] == "completed"}
+    rows = [r for r in trial.rows("checkpoints") if r["t_ns"] in window]
+    completed = {r["checkpoint"]: r["duration_ns"] for r in rows if r["state"] == "completed"}
     failed = {r["checkpoint"] for r in rows if r["state"] == "failed"}
-    aligned = [int(r["alignment_ns"]) for r in rows if r["state"] == "acknowledged"]
+    aligned = [r["alignment_ns"] for r in rows if r["state"] == "acknowledged"]
     return Checkpoints(
         len(completed),
         len(failed),
@@ -43,15 +47,13 @@ def check_checkpoints(trial: Trial, window: Window) -> Checkpoints:
         _longest_completion_s(rows, window),
         max(_persisted(rows).values(), default=None),
         _mean([size for t_ns, size in _sizes(trial) if t_ns in window]),
-        _mean([int(r["state_bytes"]) for r in rows if r["state"] == "completed"]),
+        _mean([r["state_bytes"] for r in rows if r["state"] == "completed"]),
     )
 
 
 def _longest_completion_s(rows: list[dict[str, Any]], window: Window) -> float | None:
-    ended = {r["checkpoint"]: int(r["t_ns"]) for r in rows if r["state"] in ("completed", "failed")}
-    taken = [
-        ended.get(r["checkpoint"], window.end) - int(r["t_ns"]) for r in rows if r["state"] == "finalizing"
-    ]
+    ended = {r["checkpoint"]: r["t_ns"] for r in rows if r["state"] in ("completed", "failed")}
+    taken = [ended.get(r["checkpoint"], window.end) - r["t_ns"] for r in rows if r["state"] == "finalizing"]
     return max(taken) / NS if taken else None
 
 
@@ -60,7 +62,7 @@ def _persisted(rows: list[dict[str, Any]]) -> dict[int, int]:
     found: dict[int, int] = {}
     for row in rows:
         if row["state"] == "acknowledged":
-            found[row["checkpoint"]] = found.get(row["checkpoint"], 0) + int(row["persisted_bytes"])
+            found[row["checkpoint"]] = found.get(row["checkpoint"], 0) + row["persisted_bytes"]
     return found
 
 
@@ -69,14 +71,14 @@ def _sizes(trial: Trial) -> list[tuple[int, int]]:
     because a new JobManager may use the id of an unfinished checkpoint again."""
     found: list[tuple[int, int]] = []
     stored: dict[int, int] = {}
-    for row in sorted(trial.rows("checkpoints"), key=lambda r: int(r["t_ns"])):
+    for row in sorted(trial.rows("checkpoints"), key=lambda r: r["t_ns"]):
         checkpoint = row["checkpoint"]
         if row["state"] == "triggered":
             stored[checkpoint] = 0
         elif row["state"] == "acknowledged":
-            stored[checkpoint] = stored.get(checkpoint, 0) + int(row["state_bytes"])
+            stored[checkpoint] = stored.get(checkpoint, 0) + row["state_bytes"]
         elif row["state"] == "completed":
-            found.append((int(row["t_ns"]), stored.pop(checkpoint, 0)))
+            found.append((row["t_ns"], stored.pop(checkpoint, 0)))
     return found
 
 
@@ -86,9 +88,6 @@ def _mean(values: list[int]) -> float | None:
 
 def restored_age_s(trial: Trial, checkpoint: int, at_ns: int) -> float | None:
     """Return how long before `at_ns` the checkpoint was triggered, which is the time to replay. None if unknown."""
-    triggered = [
-        int(r["t_ns"])
-        for r in trial.rows("checkpoints")
-        if r["checkpoint"] == checkpoint and r["state"] == "triggered"
-    ]
+    own = [r for r in trial.rows("checkpoints") if r["checkpoint"] == checkpoint]
+    triggered = [r["t_ns"] for r in own if r["state"] == "triggered"]
     return (at_ns - triggered[-1]) / NS if triggered else None

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import Struct
 
+from testbed_runtime.core.judgement.metrics import NO_DATA
 from testbed_runtime.history import manifest
 from testbed_runtime.history.columns import Ints, ints, numbered, parsed
 from testbed_runtime.history.manifest import edges, options_of, parallelism_of, vertices
@@ -50,13 +51,8 @@ class Windows(Struct, frozen=True):
 
     def by_phase(self) -> list[tuple[str, Window | None]]:
         """Return every window with the phase name used in rows. The empty name is the judged window."""
-        return [
-            ("baseline", self.baseline),
-            ("fault", self.fault),
-            ("observation", self.observation),
-            ("", self.judged),
-            *self.milestones,
-        ]
+        phases = [("baseline", self.baseline), ("fault", self.fault), ("observation", self.observation)]
+        return [*phases, ("", self.judged), *self.milestones]
 
 
 def windows(trial: Trial, entry: Entry) -> Windows:
@@ -320,15 +316,10 @@ class Answers:
         bounded_by: str = "",
         reason: str = "",
     ) -> None:
-        self.rows.append(
-            {
-                **self._common,
-                "metric": metric,
-                "phase": phase,
-                "quantile": quantile,
-                "value": None if value is None else float(value),
-                "text": text,
-                "bounded_by": bounded_by,
-                "reason": reason,
-            }
-        )
+        shown = None if value is None else float(value)
+        own = {"metric": metric, "phase": phase, "quantile": quantile, "value": shown, "text": text}
+        self.rows.append({**self._common, **own, "bounded_by": bounded_by, "reason": reason})
+
+    def known(self, metric: str, value: float | None, phase: str = "", **more: Any) -> None:
+        """Add a row. Without a value, its reason is NoData."""
+        self.add(metric, value, phase=phase, reason=NO_DATA if value is None else "", **more)

@@ -32,9 +32,9 @@ class Missing(Struct, frozen=True):
     @property
     def text(self) -> str:
         """The missing rows in words."""
+        lacking = [(", ".join(self.wrote[process]), process, count) for process, count in self.gaps.items()]
         parts = [
-            f"column seq of {', '.join(self.wrote[process])}: {process} lacks {count} rows"
-            for process, count in self.gaps.items()
+            f"column seq of {tables}: {process} lacks {count} rows" for tables, process, count in lacking
         ]
         parts += [f"{process} shed {count} rows of {table}" for (process, table), count in self.shed.items()]
         return "; ".join(parts + [f"{table} is empty" for table in self.empty if self.gaps])

@@ -40,7 +40,7 @@ def spent_of(trial: Trial) -> list[Spent]:
     found: dict[str, list[tuple[int, float, int]]] = {}
     for event in events(trial, "cpu.spent"):
         more = data(event)
-        found.setdefault(event["subject"], []).append((int(event["t_ns"]), more["seconds"], more["buffers"]))
+        found.setdefault(event["subject"], []).append((event["t_ns"], more["seconds"], more["buffers"]))
     return [
         Spent([t_ns for t_ns, _, _ in rows], [s for _, s, _ in rows], [buffers for _, _, buffers in rows])
         for rows in map(sorted, found.values())
@@ -53,6 +53,5 @@ def cpu_per_record(spent: Sequence[Spent], sinks: list[TaskSeries], window: Wind
     if not spent or not records:
         return None
     parts = [s.within(window) for s in spent]
-    return CpuPerRecord(
-        sum(seconds for seconds, _ in parts) / records, sum(buffers for _, buffers in parts) / records
-    )
+    seconds, buffers = (sum(column) / records for column in zip(*parts, strict=True))
+    return CpuPerRecord(seconds, buffers)

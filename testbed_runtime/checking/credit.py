@@ -29,10 +29,7 @@ CHANNELS_SCHEMA = pa.schema(
         ("violations", pa.int64()),
         ("details", pa.list_(pa.string())),
         # median of the buffers that were sent and not yet received; null if one side is missing
-        (
-            "in_flight",
-            pa.float64(),
-        ),
+        ("in_flight", pa.float64()),
     ]
 )
 MAX_DETAILS = 3
@@ -79,11 +76,8 @@ def check_credit(trial: Trial) -> Credit:
 def by_channel(table: pa.Table) -> pa.Table:
     """Judge the channels in a `channels` table, which has all rows of each of them. Returns one row each (CHANNELS_SCHEMA)."""
     local = table.filter(table.column("local")).group_by(["side", "task", "peer", "attempt"]).aggregate([])
-    rows = [
-        {**dict(zip(("producer", "consumer"), _ends(r["side"], r["task"], r["peer"]), strict=True)),
-         "attempt": r["attempt"], "local": True, "samples": 0, "violations": 0, "details": [], "in_flight": None}
-        for r in local.to_pylist()
-    ]  # fmt: skip
+    keys: list[Key] = [(*_ends(r["side"], r["task"], r["peer"]), r["attempt"]) for r in local.to_pylist()]
+    rows = [_row(key, {}, [], None, local=True) for key in keys]
     sides: dict[Key, dict[str, _Side]] = {}
     for key, side, samples in _sides(table.filter(pc.invert(table.column("local")))):
         sides.setdefault(key, {})[side] = samples
@@ -92,11 +86,11 @@ def by_channel(table: pa.Table) -> pa.Table:
 
 
 def _judge(key: Key, sides: dict[str, _Side]) -> dict[str, object]:
-    producer, consumer, attempt = key
+    producer, consumer, _ = key
+    doubtful = [side for side in ("producer", "consumer") if side in sides and sides[side].doubtful]
     found = [
         (f"{side} of {producer} → {consumer}: {what}", count)
-        for side in ("producer", "consumer")
-        if side in sides and sides[side].doubtful
+        for side in doubtful
         for what, count in _alone(sides[side])
     ]
     in_flight = None
@@ -104,16 +98,17 @@ def _judge(key: Key, sides: dict[str, _Side]) -> dict[str, object]:
         in_flight = _in_flight(sides["producer"], sides["consumer"])
         together = _together(sides["producer"], sides["consumer"])
         found += [(f"{producer} → {consumer}: {what}", count) for what, count in together]
+    return _row(key, sides, found, in_flight, local=False)
+
+
+def _row(
+    key: Key, sides: dict[str, _Side], found: list[tuple[str, int]], in_flight: float | None, *, local: bool
+) -> dict[str, object]:
     return {
-        "producer": producer,
-        "consumer": consumer,
-        "attempt": attempt,
-        "local": False,
-        "samples": sum(len(s.t_ns) for s in sides.values()),
-        "violations": sum(count for _, count in found),
+        **dict(zip(("producer", "consumer", "attempt"), key, strict=True)), "local": local, "in_flight": in_flight,
+        "samples": sum(len(s.t_ns) for s in sides.values()), "violations": sum(count for _, count in found),
         "details": [what for what, count in found if count],
-        "in_flight": in_flight,
-    }
+    }  # fmt: skip
 
 
 def _ends(side: str, task: str, peer: str) -> tuple[str, str]:
@@ -158,15 +153,11 @@ def _count(places: npt.NDArray[np.bool_]) -> int:
 
 def _together(producer: _Side, consumer: _Side) -> list[tuple[str, int]]:
     """Check that each side received no more than the other had sent. Samples without a later one of the peer are ignored."""
+    buffers = _ahead(consumer.t_ns, consumer.used, producer.t_ns, producer.used)
+    credit = _ahead(producer.t_ns, producer.announced, consumer.t_ns, consumer.announced)
     return [
-        (
-            "received more buffers than were sent",
-            _ahead(consumer.t_ns, consumer.used, producer.t_ns, producer.used),
-        ),
-        (
-            "more credit arrived than was announced",
-            _ahead(producer.t_ns, producer.announced, consumer.t_ns, consumer.announced),
-        ),
+        ("received more buffers than were sent", buffers),
+        ("more credit arrived than was announced", credit),
     ]
 
 

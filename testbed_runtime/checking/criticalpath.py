@@ -15,7 +15,7 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from testbed_runtime.checking.pieces import Piece, is_of_option, merged, owner_text, segment
-from testbed_runtime.checking.slotrequests import is_slot_request
+from testbed_runtime.checking.unrecorded import is_slot_request
 from testbed_runtime.core.judgement.recovery import Segment
 from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, POD_STEPS, RM_NAME, Outcome, Wait
 
@@ -117,10 +117,8 @@ def attribute(
     walk.from_end(end, last, lasts=lasts)
     beside = _BESIDE if spare else _BESIDE | _OF_SLOTS
     pieces = merged(reversed(walk.pieces))
-    return tuple(
-        segment(p, walk.slack(p.wait, beside), known=known and p.start >= detected - EPSILON_NS)
-        for p in pieces
-    )
+    since = detected - EPSILON_NS
+    return tuple(segment(p, walk.slack(p.wait, beside), known=known and p.start >= since) for p in pieces)
 
 
 def _without_own_pauses(waits: Sequence[Wait]) -> list[Wait]:
@@ -211,9 +209,8 @@ class _Walk:
                 self._take(holder)
             self._take_postponed(wait)
             while self.at > max(wait.start_ns, self.start):
-                chained = _latest(
-                    [w for w in self._last_ended(_HELD_BY.get(wait.kind, ())) if _concerns(w, wait)], holder
-                )
+                ended = [w for w in self._last_ended(_HELD_BY.get(wait.kind, ())) if _concerns(w, wait)]
+                chained = _latest(ended, holder)
                 if chained is None or chained.end_ns < self.at - NEAR_NS:
                     chained = self._in_progress(wait)
                 if chained is None:
@@ -236,11 +233,8 @@ class _Walk:
 
     def _comes_late(self, loss: Wait, wait: Wait) -> bool:
         """Whether a loss held up a wait that began long after the failure was known: a part of it, and no detection."""
-        return (
-            loss.kind in _DETECTION
-            and self.detected + NEAR_NS < wait.start_ns
-            and loss.start_ns < wait.start_ns
-        )
+        noticed = loss.kind in _DETECTION and loss.start_ns < wait.start_ns
+        return noticed and self.detected + NEAR_NS < wait.start_ns
 
     def _holder(self, wait: Wait) -> Wait | None:
         """Return the wait that delayed this one. None for one that its own option ended."""
@@ -299,12 +293,11 @@ class _Walk:
                     found[w.kind, w.end_ns] = min(known or (slack, w), (slack, w), key=_first_and_name)
         best: tuple[int, Wait] | None = None
         for slack, other in sorted(found.values(), key=_first_and_name)[:TRIED]:
-            if slack >= (wait.end_ns - wait.start_ns if best is None else best[0]):
+            known_ns = wait.end_ns - wait.start_ns if best is None else best[0]
+            if slack >= known_ns:
                 break
             owner, needless = self._owner_until(other, wait)
-            if owner is not None and slack + needless < (
-                wait.end_ns - wait.start_ns if best is None else best[0]
-            ):
+            if owner is not None and slack + needless < known_ns:
                 best = slack + needless, owner
         return best
 
@@ -363,10 +356,9 @@ class _Walk:
         own = [
             w
             for w in coming
-            if w.kind in ("replacement", "start")
-            or (w.kind, w.what) == ("registration", RM_NAME)
-            or (w.kind, w.who) == ("stalled", EVERYTHING)
+            if w.kind in ("replacement", "start") or (w.kind, w.who) == ("stalled", EVERYTHING)
         ]
+        own += [w for w in coming if (w.kind, w.what) == ("registration", RM_NAME)]
         return max(own or busy, key=lambda w: (w.end_ns, w.wait), default=None)
 
     def _registered(self, slots: Wait) -> Wait | None:
@@ -374,11 +366,12 @@ class _Walk:
         it is the offer of slots."""
         if slots.kind != "slot":
             return None
-        inside = [
-            w for w in self.waits if w.kind == "registration" and w.what == JOBMASTER_NAME and _caused(w)
-        ]
-        inside = [w for w in inside if slots.start_ns < w.end_ns <= self.at and id(w) not in self._taken]
-        return _latest(inside, slots)
+        inside = [w for w in self._untaken() if slots.start_ns < w.end_ns <= self.at and _caused(w)]
+        return _latest([w for w in inside if (w.kind, w.what) == ("registration", JOBMASTER_NAME)], slots)
+
+    def _untaken(self) -> list[Wait]:
+        """Return the waits that are not part of the path."""
+        return [w for w in self.waits if id(w) not in self._taken]
 
     def _pause_of_judge(self, wait: Wait) -> Wait | None:
         """Return the pause of the process that waited for heartbeats, if it made the wait longer than its option: heartbeats are not
@@ -396,13 +389,9 @@ class _Walk:
     def _take_pauses(self, wait: Wait) -> None:
         """Add the pauses of processes by faults within a wait for many steps, each of which needs every task, and the steps that a fault
         held up."""
-        inside = [
-            w
-            for w in self.waits
-            if w.kind in ("stalled", "fault") and w.who == EVERYTHING and w.end_ns > wait.start_ns
-        ]
-        for pause in sorted(inside, key=lambda w: -w.end_ns):
-            if pause.start_ns < self.at:
+        pauses = [w for w in self.waits if w.kind in ("stalled", "fault") and w.who == EVERYTHING]
+        for pause in sorted(pauses, key=lambda w: -w.end_ns):
+            if wait.start_ns < pause.end_ns and pause.start_ns < self.at:
                 self._add(max(min(pause.end_ns, self.at), self.start), wait)
                 held = pause if pause.kind == "stalled" else replace(pause, kind=wait.kind)
                 self._add(max(pause.start_ns, wait.start_ns, self.start), held)
@@ -451,12 +440,8 @@ class _Walk:
     def _hung_cancellation(self, wait: Wait) -> Wait | None:
         """Return the cancellation of a task that hung until its TaskManager terminated itself. The loss of that TaskManager
         then ended the cancellation of the region, `wait`."""
-        inside = [
-            w
-            for w in self.waits
-            if w.kind == wait.kind and w.outcome is Outcome.EXPIRED and id(w) not in self._taken
-        ]
-        inside = [w for w in inside if wait.start_ns <= w.start_ns and w.end_ns <= wait.end_ns]
+        hung = [w for w in self._untaken() if w.kind == wait.kind and w.outcome is Outcome.EXPIRED]
+        inside = [w for w in hung if wait.start_ns <= w.start_ns and w.end_ns <= wait.end_ns]
         return max(inside, key=lambda w: w.end_ns, default=None)
 
     def _before(self, current: Wait) -> Wait | None:
@@ -488,10 +473,9 @@ class _Walk:
 
     def _checkpoint_before(self, checkpoint: Wait) -> list[Wait]:
         """Return the checkpoints whose end let this one begin, whatever their outcome."""
-        before = [w for w in self.waits if w.kind == "checkpoint" and w.start_ns < self.at]
-        return [
-            w for w in before if abs(w.end_ns - checkpoint.start_ns) <= EPSILON_NS and w is not checkpoint
-        ]
+        others = [w for w in self.waits if w.kind == "checkpoint" and w is not checkpoint]
+        before = [w for w in others if w.start_ns < self.at]
+        return [w for w in before if abs(w.end_ns - checkpoint.start_ns) <= EPSILON_NS]
 
     def _last_ended(self, kinds: Collection[str]) -> list[Wait]:
         """Return the waits that ended last before the current point, and together with the last one."""
@@ -569,9 +553,8 @@ def _latest(waits: Sequence[Wait], current: Wait) -> Wait | None:
     together = [w for w in waits if w.end_ns >= end - TIE_NS]
     first = min(w.start_ns for w in together)
     longest = [w for w in together if w.start_ns <= first + TIE_NS]
-    longest = [w for w in longest if w.outcome.belongs_to_option and w.option] or [
-        w for w in longest if w.start_ns == first
-    ]
+    by_option = [w for w in longest if is_of_option(w)]
+    longest = by_option or [w for w in longest if w.start_ns == first]
     return min(longest, key=lambda w: (w.start_ns, w.who != current.who, -w.end_ns, w.wait))
 
 

@@ -25,7 +25,7 @@ from testbed_runtime.core.judgement.metrics import (
     NO_DATA,
     NOT_DRAINED,
 )
-from testbed_runtime.history.columns import Ints
+from testbed_runtime.history.columns import Ints, vertex_of
 from testbed_runtime.history.schema import Trial
 
 
@@ -188,9 +188,8 @@ def _compare(
         if end is not None and not found.at_least_once:
             # with at-least-once, an earlier attempt may have progressed further than the last one
             strangers = counts[expected == 0]
-            found.corrupted += _note(
-                found, f"{where}: never emitted", base, (expected == 0) & (counts > 0), strangers
-            )
+            never = (expected == 0) & (counts > 0)
+            found.corrupted += _note(found, f"{where}: never emitted", base, never, strangers)
         extra = np.where(expected > 0, np.maximum(counts - expected, 0), 0)
         found.duplicated += _note(found, f"{where}: twice", base, extra > 0, extra)
     return lost
@@ -212,10 +211,9 @@ def _count_windows(
         sources = [s for s in shape.sources if shape.windowed(s, sink)]
         if not sources or found.reason:
             continue
-        expected = sum(
-            emitted[f"{s}-{i}"] * shape.copies(s)[sink] for s in sources for i in range(shape.parallelism[s])
-        )
-        weight = sum(r["weight"] for r in rows if r["task"].rsplit("-", 1)[0] == sink)
+        subtasks = [(f"{s}-{i}", shape.copies(s)[sink]) for s in sources for i in range(shape.parallelism[s])]
+        expected = sum(emitted[subtask] * copies for subtask, copies in subtasks)
+        weight = sum(r["weight"] for r in rows if vertex_of(r["task"]) == sink)
         if weight < expected:
             found.examples.append(f"{sink}: {expected - weight} of {expected} records are in no window")
         if weight > expected:

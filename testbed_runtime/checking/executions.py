@@ -29,16 +29,16 @@ def executions(trial: Trial) -> list[ExecutionHistory]:
     """Return every execution, by vertex in the order of scheduling, subtask and attempt."""
     found: dict[tuple[str, int], ExecutionHistory] = {}
     changes = events(trial, "job.state", "task.state")
-    begun_ns = int(changes[0]["t_ns"]) if changes else 0
+    begun_ns = changes[0]["t_ns"] if changes else 0
     for row in changes:
         if row["kind"] == "job.state":
             continue
         data = json.loads(row["data"])
-        key = str(row["subject"]), int(row["attempt"])
+        key = str(row["subject"]), row["attempt"]
         execution = found.get(key)
         if execution is None:
             execution = found[key] = ExecutionHistory(*key, states=[(data["from"], None)])
-        execution.states.append((data["to"], (int(row["t_ns"]) - begun_ns) / 1e9))
+        execution.states.append((data["to"], (row["t_ns"] - begun_ns) / 1e9))
         execution.taskmanager = data["taskmanager"] or execution.taskmanager
         if row["text"] or data["cause_class"]:
             execution.cause = cause_text(data["cause_class"], row["text"])

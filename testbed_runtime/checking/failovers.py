@@ -58,15 +58,12 @@ def check_failovers(trial: Trial, before_ns: int | None = None) -> Failovers:
     """Count restarts as Flink's `numRestarts` does: a failure during a restart begins another one, unless the restart
     strategy merged it, even if that was too late. Restart numbers are unique only per incarnation of the JobManager.
     `before_ns`: from then on the processes were stopped, and what failed does not count."""
-    restarts = [
-        e for e in events(trial, "failover.started") if before_ns is None or int(e["t_ns"]) < before_ns
-    ]
+    restarts = [e for e in events(trial, "failover.started") if before_ns is None or e["t_ns"] < before_ns]
     merged = {(e["process"], e["subject"]) for e in restarts if not counted(e)}
     started = {(e["process"], e["subject"]): cause_of(e) for e in restarts}
     found = tuple(started.values())
-    attempts = {
-        (e["process"], e["subject"], data(e).get("attempt")) for e in events(trial, "failover.attempt")
-    }
+    tried = events(trial, "failover.attempt")
+    attempts = {(e["process"], e["subject"], data(e).get("attempt")) for e in tried}
     return Failovers(len(started.keys() - merged), len(attempts), found)
 
 
@@ -79,7 +76,7 @@ def failures(trial: Trial) -> list[Cause]:
     """Return every failure that restarted or ended the job, by time."""
     found = [cause_of(e) for e in events(trial, "failover.started")]
     for event in events(trial, "job.state"):
-        to, t_ns = data(event).get("to"), int(event["t_ns"])
+        to, t_ns = data(event).get("to"), event["t_ns"]
         if to == "RESTARTING" and all(abs(c.t_ns - t_ns) > SAME_NS for c in found):
             found.append(cause_of(event))
     ends = [e for e in events(trial, "job.state") if data(e).get("to") in ("FAILING", "FAILED")]
@@ -101,16 +98,16 @@ def round_causes(trial: Trial) -> list[Cause]:
 def cause_of(event: Mapping[str, Any], *, terminal: bool = False) -> Cause:
     """Return the cause recorded in a `failover.started`, `taskmanager.lost` or `job.state` event."""
     more = data(event)
-    wait = str(more.get("wait") or "")
+    wait, cause_class = str(more.get("wait") or ""), str(more.get("cause_class") or "")
     taskmanager = more.get("taskmanager") or (event["subject"] if event["kind"] == "taskmanager.lost" else "")
     return Cause(
-        t_ns=int(event["t_ns"]),
+        t_ns=event["t_ns"],
         text=event["text"],
-        cause_class=str(more.get("cause_class") or ""),
+        cause_class=cause_class,
         detector=str(more.get("detector") or "Task"),
         taskmanager=str(taskmanager),
         terminal=terminal,
-        kind=ended_wait(str(more.get("cause_class") or ""), "" if wait == FUNCTION else wait),
+        kind=ended_wait(cause_class, "" if wait == FUNCTION else wait),
         own=wait == FUNCTION,
         root=str(more.get("root") or ""),
     )
@@ -142,7 +139,7 @@ def root_cause(trial: Trial, until_ns: int) -> str:
     if failure is None:
         if job_state(trial, until_ns) in ("RUNNING", "FINISHED", None):
             return ""
-        started = [e for e in events(trial, "failover.started") if int(e["t_ns"]) <= until_ns]
+        started = [e for e in events(trial, "failover.started") if e["t_ns"] <= until_ns]
         if not started:
             return ""
         failure = cause_of(started[-1])

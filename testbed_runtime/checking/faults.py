@@ -44,6 +44,11 @@ class FaultEffect(Struct, frozen=True):
     """The job had ended before it could begin."""
 
     @property
+    def group(self) -> str:
+        """The first part of its kind, such as `network`."""
+        return self.kind.partition(".")[0]
+
+    @property
     def hides_link(self) -> bool:
         """Whether it lets nothing pass on a connection."""
         return self.kind in FAULTS and FAULTS[self.kind].hides is Hides.LINK
@@ -71,9 +76,8 @@ def check_faults(trial: Trial, entry: Entry) -> list[FaultEffect]:
     names = dict.fromkeys([*asked, *(r["fault"] for r in rows if r["fault"])])
     end = windows(trial, entry).end
     # by itself, before the drain
-    ended = any(
-        data(e).get("to") in TERMINAL_JOB_STATES for e in events(trial, "job.state") if int(e["t_ns"]) < end
-    )
+    states = [e for e in events(trial, "job.state") if e["t_ns"] < end]
+    ended = any(data(e).get("to") in TERMINAL_JOB_STATES for e in states)
     return [_effect(trial, name, ended=ended) for name in names]
 
 
@@ -100,8 +104,8 @@ def _effect(trial: Trial, name: str, *, ended: bool) -> FaultEffect:
         fault=name,
         kind=next((r["kind"] for r in rows if r["kind"]), ""),
         verified=verified,
-        injected_ns=next((int(r["t_ns"]) for r in rows if r["state"] == "injected"), None),
-        ended_ns=next((int(r["t_ns"]) for r in reversed(rows) if r["state"] == "ended"), None),
+        injected_ns=next((r["t_ns"] for r in rows if r["state"] == "injected"), None),
+        ended_ns=next((r["t_ns"] for r in reversed(rows) if r["state"] == "ended"), None),
         residue="residue" in found if found or too_late else None,
         targets=next((r["targets"] for r in rows if r["targets"]), ""),
         text="; ".join(dict.fromkeys(r["text"] for r in rows if r["text"])),

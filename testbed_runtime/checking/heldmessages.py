@@ -16,11 +16,7 @@ from testbed_runtime.history.schema import Trial
 MESSAGES = "messages"
 """The subject of these waits."""
 NO_METHODS: Mapping[str, str] = MappingProxyType({})
-_ANSWERS = {
-    CancelTask.__name__: "cancellation",
-    SubmitTask.__name__: "deployment",
-    TriggerCheckpoint.__name__: "checkpoint",
-}
+_ANSWERS = {CancelTask.__name__: "cancellation", SubmitTask.__name__: "deployment", TriggerCheckpoint.__name__: "checkpoint"}  # fmt: skip
 """The kinds of the JobMaster's waits for what these messages ask for."""
 _NO_ANSWER = ("process.pause", "heartbeats.mute")
 """The kinds of faults, besides those of the network, with which a TaskManager answers no heartbeat but may come back."""
@@ -49,12 +45,9 @@ def held_messages(
         for loss in losses if effect.kind == "rpc.delay" and effect.injected_ns is not None else ():
             lasted = effect.begun_ns < loss.end_ns and (effect.ended_ns or loss.end_ns) > loss.start_ns
             enough = delays.get(effect.fault, 0) > loss.budget_ns
-            again = [
-                w.start_ns
-                for w in waits
-                if (w.kind, w.what, w.who) == ("registration", JOBMASTER_NAME, loss.what)
-                and w.end_ns > loss.end_ns
-            ]
+            mine = ("registration", JOBMASTER_NAME, loss.what)
+            registrations = [w for w in waits if (w.kind, w.what, w.who) == mine]
+            again = [w.start_ns for w in registrations if w.end_ns > loss.end_ns]
             ordinal = _ordinal(loss)
             if lasted and enough and again and ordinal in targets_of(effect):
                 wait = Wait(
@@ -68,22 +61,17 @@ def held_messages(
 
 def relayed_losses(trial: Trial) -> list[Wait]:
     """Return a wait for the JobMaster to handle each loss that the ResourceManager reports to it: one that is busy begins the failover later."""
-    lost = [
-        (str(e["subject"]), int(e["t_ns"]))
-        for e in events(trial, "taskmanager.lost")
-        if data(e).get("detector") == RM_NAME
-    ]
+    lost, failed = (
+        [e for e in events(trial, kind) if data(e).get("detector") == RM_NAME]
+        for kind in ("taskmanager.lost", "failover.failure")
+    )
     found = []
-    for event in events(trial, "failover.failure"):
-        process, at = str(data(event).get("taskmanager")), int(event["t_ns"])
-        since = max((t for name, t in lost if name == process and t <= at), default=at)
-        if data(event).get("detector") == RM_NAME and since < at:
-            wait = f"{process}/relayed/{event['subject']}"
-            found.append(
-                Wait(
-                    wait=wait, kind="jobmanager", who=RM_NAME, what=JOBMASTER_NAME, start_ns=since, end_ns=at
-                )
-            )
+    for event in failed:
+        process, at = str(data(event).get("taskmanager")), event["t_ns"]
+        since = max((e["t_ns"] for e in lost if e["subject"] == process and e["t_ns"] <= at), default=at)
+        if since < at:
+            name = f"{process}/relayed/{event['subject']}"
+            found.append(Wait(wait=name, kind="jobmanager", who=RM_NAME, what=JOBMASTER_NAME, start_ns=since, end_ns=at))  # fmt: skip
     return found
 
 

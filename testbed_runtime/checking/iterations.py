@@ -24,7 +24,7 @@ def supersteps(trial: Trial) -> tuple[int | None, str]:
     last: dict[str, tuple[int, int, str]] = {}
     for event in events(trial, "iteration.superstep"):
         found = data(event)
-        row = (int(event["attempt"]), int(found.get("superstep", 0)), str(found.get("ended", "")))
+        row = (event["attempt"], int(found.get("superstep", 0)), str(found.get("ended", "")))
         last[event["subject"]] = max(row, last.get(event["subject"], row))
     ended = {subject: row for subject, row in sorted(last.items()) if row[2]}
     text = ", ".join(f"{subject}: {number} ({why})" for subject, (_, number, why) in ended.items())
@@ -39,9 +39,9 @@ def held_supersteps(trial: Trial, waits: Iterable[Wait], effects: Iterable[Fault
     moments: dict[str, list[int]] = defaultdict(list)
     for event in events(trial, "iteration.superstep") if iterations else ():
         vertex = str(event["subject"]).rpartition("-")[0]
-        moments[vertex.removesuffix(SYNC_SUFFIX)].append(int(event["t_ns"]))
+        moments[vertex.removesuffix(SYNC_SUFFIX)].append(event["t_ns"])
     for effect in effects:
-        if effect.injected_ns is None or effect.kind.partition(".")[0] not in ("network", "frames"):
+        if effect.injected_ns is None or effect.group not in ("network", "frames"):
             continue
         for wait in iterations:
             span = effect.injected_ns, min(effect.ended_ns or wait.end_ns, wait.end_ns)

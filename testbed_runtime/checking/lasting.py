@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 
 from msgspec.structs import replace
@@ -21,11 +21,15 @@ _ENDED = frozenset({"restart-delay", "slot", "checkpoint", "connection", "failur
 """A failure ends them, or they say nothing about the next round."""
 _OF_A_LOSS = ("replacement", "heartbeat")
 """They last since the fault that ended or silenced a process."""
-
-
+Change = Callable[[Segment], Segment]
 PAUSE = "process.pause"
 HELD_BACK = ("registration.delay", "rpc.delay", "store.slow")
 """The kinds of faults that delay single messages or calls. What they hold back goes on when they end."""
+
+
+def each_segment(rounds: Iterable[Round], change: Change) -> tuple[Round, ...]:
+    """Return the rounds with every segment changed."""
+    return tuple(replace(r, segments=tuple(map(change, r.segments))) for r in rounds)
 
 
 def lasting_wait(waits: Iterable[Wait], segments: Sequence[Segment], failed: str = "") -> Wait | None:
@@ -35,16 +39,12 @@ def lasting_wait(waits: Iterable[Wait], segments: Sequence[Segment], failed: str
     if not segments or segments[0].kind in _ENDED:
         return None
     first = segments[0]
-    if (first.kind, first.what) == ("stalled", MESSAGES) and failed not in ("", first.who):
+    elsewhere = (first.kind, first.what) == ("stalled", MESSAGES) and failed not in ("", first.who)
+    if elsewhere or first.end_ns - first.start_ns <= TIE_NS:
         return None
-    if first.end_ns - first.start_ns <= TIE_NS:
-        return None
+    same = [w for w in waits if (w.kind, w.who, w.what) == (first.kind, first.who, first.what)]
     found = [
-        w
-        for w in waits
-        if (w.kind, w.who, w.what) == (first.kind, first.who, first.what)
-        and w.start_ns < first.start_ns - EPSILON_NS
-        and first.end_ns <= w.end_ns + EPSILON_NS
+        w for w in same if w.start_ns < first.start_ns - EPSILON_NS and first.end_ns <= w.end_ns + EPSILON_NS
     ]
     return max(found, key=lambda w: w.start_ns, default=None)
 
@@ -67,12 +67,9 @@ def dead_slots(waits: Iterable[Wait], cause: Cause | None, end: int) -> list[Wai
 
 def _losses_after(waits: Iterable[Wait], cause: Cause) -> list[Wait]:
     """Return the waits for the heartbeats of the TaskManager that a failure names, if it was declared lost after that failure."""
-    return [
-        w
-        for w in waits
-        if (w.kind, w.what, w.outcome) == ("heartbeat", cause.taskmanager, Outcome.EXPIRED)
-        and w.start_ns < cause.t_ns < w.end_ns - EPSILON_NS
-    ]
+    lost = ("heartbeat", cause.taskmanager, Outcome.EXPIRED)
+    expired = [w for w in waits if (w.kind, w.what, w.outcome) == lost]
+    return [w for w in expired if w.start_ns < cause.t_ns < w.end_ns - EPSILON_NS]
 
 
 def since_earlier_fault(
@@ -86,17 +83,14 @@ def since_earlier_fault(
     number = next((n for n, s in enumerate(segments) if s.end_ns - s.start_ns > EPSILON_NS), 0)
     first = segments[number]
     kind = ended_by(first.kind)
+    losses = [w for w in waits if w.kind == kind and kind in _OF_A_LOSS and w.outcome.belongs_to_option]
+    ending = [w for w in losses if w.option == first.option and abs(w.end_ns - first.end_ns) <= EPSILON_NS]
     found = [
         w
-        for w in waits
-        if w.kind == kind
-        and kind in _OF_A_LOSS
-        and w.outcome.belongs_to_option
-        and (w.kind != first.kind or (w.who, w.what) == (first.who, first.what))
+        for w in ending
+        if (kind != first.kind or (w.who, w.what) == (first.who, first.what))
         and hit.intersection((w.what, *(name.rpartition("-")[0] for name in (w.what, w.who))))
-        and w.option == first.option
         and w.start_ns < first.start_ns < w.end_ns
-        and abs(w.end_ns - first.end_ns) <= EPSILON_NS
     ]
     if not found:
         return tuple(segments)
@@ -141,11 +135,8 @@ def share_slack(rounds: Sequence[Round], needless: Sequence[bool]) -> tuple[Roun
 def _shared(rounds: Sequence[Round], needless: Sequence[bool]) -> list[Round]:
     parts = [r.segments[-1] for r in rounds[:-1]] + [rounds[-1].segments[0]]
     lengths = [p.end_ns - p.start_ns for p in parts]
-    limits = [
-        (p.slack_ns, p.next)
-        for p, less in zip(parts, (False, *needless), strict=True)
-        if not less and p.slack_ns >= 0
-    ]
+    needed = [p for p, less in zip(parts, (False, *needless), strict=True) if not less]
+    limits = [(p.slack_ns, p.next) for p in needed if p.slack_ns >= 0]
     left, limited_by = min(limits, key=itemgetter(0), default=(sum(lengths), ""))
     found = []
     for number in reversed(range(len(parts))):
@@ -160,7 +151,7 @@ def _shared(rounds: Sequence[Round], needless: Sequence[bool]) -> list[Round]:
 
 def without_outrun(
     rounds: Sequence[Round], waits: Iterable[Wait], effects: Iterable[FaultEffect]
-) -> list[Round]:
+) -> tuple[Round, ...]:
     """Return the rounds without the limits that a short wait outruns: a pause of the JobManager that begins after it. It costs nothing if
     the failover has ended by then."""
     pauses = {e.fault for e in effects if e.kind.endswith(".pause")}
@@ -169,10 +160,7 @@ def without_outrun(
     def outrun(own: Segment) -> bool:
         return any(w.cause == own.next and own.start_ns < w.start_ns - EPSILON_NS for w in paused)
 
-    return [
-        replace(r, segments=tuple(replace(s, slack_ns=-1, next="") if outrun(s) else s for s in r.segments))
-        for r in rounds
-    ]
+    return each_segment(rounds, lambda s: replace(s, slack_ns=-1, next="") if outrun(s) else s)
 
 
 def until_next_loss(
@@ -190,12 +178,12 @@ def until_next_loss(
         own = [s for r in found for s in r.segments if s.kind == cause.kind and s.what == cause.taskmanager]
         beside = max(0, cause.t_ns - fault.begun_ns - sum(s.end_ns - s.start_ns for s in own))
         for index, one in enumerate(found[:number]):
-            segments = []
-            for s in one.segments:
+            segments = list(one.segments)
+            for place, s in enumerate(segments):
                 saved_ns = max(0, fault.begun_ns - s.start_ns - _rest(s, one, found[-1]))
                 saved_ns += beside if s.kind == cause.kind else 0  # also shortened by a lower value
-                limited = s.option and _precedes(s, fault, cause)
-                segments.append(with_slack(s, saved_ns, text) if limited else s)
+                if s.option and _precedes(s, fault, cause):
+                    segments[place] = with_slack(s, saved_ns, text)
             found[index] = replace(one, segments=tuple(segments))
     return tuple(found)
 
@@ -228,11 +216,8 @@ def until_faults_end(
     held = [s for r in rounds for s in r.segments if s.fault in ends and _ends_with(s, ends[s.fault], delays)]
 
     def limited(own: Segment) -> Segment:
-        later = (
-            s
-            for s in held
-            if own.end_ns <= s.start_ns and ends[s.fault].begun_ns <= own.start_ns + EPSILON_NS
-        )
+        during = (s for s in held if ends[s.fault].begun_ns <= own.start_ns + EPSILON_NS)
+        later = (s for s in during if own.end_ns <= s.start_ns)
         following = next(later, None) if own.option and own.kind != "registration" else None
         if following is None:
             return own
@@ -244,21 +229,16 @@ def until_faults_end(
             saved_ns = _saved(own, following, ends, delays)
         return with_slack(own, saved_ns, following.text)
 
-    return tuple(replace(r, segments=tuple(limited(s) for s in r.segments)) for r in rounds)
+    return each_segment(rounds, limited)
 
 
 def _expires(segment: Segment, waits: Iterable[Wait], delays: Mapping[str, int]) -> bool:
     """Whether a wait that ended with its fault would have expired before, if it had begun earlier. That for all tasks has no limit of its
     own, but those for single ones have. A request for a partition may last longer than its limit guarantees."""
-    budgets = (
-        w.budget_ns
-        for w in waits
-        if (w.kind, w.fault) == (segment.kind, segment.fault)
-        and w.kind != "partition"
-        and w.budget_ns > 0
-        and abs(w.end_ns - segment.end_ns) <= EPSILON_NS
-    )
-    return min(budgets, default=INT64_MAX) < delays.get(segment.fault, 0)
+    same = [w for w in waits if (w.kind, w.fault) == (segment.kind, segment.fault) and w.kind != "partition"]
+    ended = [w for w in same if abs(w.end_ns - segment.end_ns) <= EPSILON_NS]
+    budget_ns = min((w.budget_ns for w in ended if w.budget_ns > 0), default=INT64_MAX)
+    return budget_ns < delays.get(segment.fault, 0)
 
 
 def with_slack(own: Segment, saved_ns: int, following: str) -> Segment:
@@ -289,6 +269,6 @@ def _ends_with(segment: Segment, fault: FaultEffect, delays: Mapping[str, int]) 
     return fault.kind in HELD_BACK and abs(lasted - within) <= TIE_NS and delays.get(fault.fault, 0) > within
 
 
-def capped(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Return the segments with a slack of at most their length."""
-    return tuple(replace(s, slack_ns=min(s.slack_ns, s.end_ns - s.start_ns)) for s in segments)
+def capped(own: Segment) -> Segment:
+    """Return a wait with a slack of at most its length."""
+    return replace(own, slack_ns=min(own.slack_ns, own.end_ns - own.start_ns))

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
-from testbed_runtime.checking.common import NS, Window, events
+from testbed_runtime.checking.common import NS, Window, events, group_starts
 from testbed_runtime.history.columns import Ints, filled_buckets, ints
 from testbed_runtime.history.schema import LATENCY_BOUNDS_NS, Trial
 
@@ -64,7 +64,7 @@ def marker_latencies(trial: Trial, window: Window) -> dict[tuple[str, str], Ints
     """Return the latencies in ns of the latency markers recorded in the window, by source vertex and receiving vertex."""
     found: dict[tuple[str, str], list[int]] = defaultdict(list)
     for row in events(trial, "latency.markers"):
-        if window.start <= int(row["t_ns"]) < window.end:
+        if window.start <= row["t_ns"] < window.end:
             data = json.loads(row["data"])
             pair = data["source"].rpartition("-")[0], str(row["subject"]).rpartition("-")[0]
             found[pair] += data["ns"]
@@ -88,13 +88,9 @@ def merge_sinks(table: pa.Table) -> pa.Table:
         return table
     start, length = ints(table, "window_start_ns"), ints(table, "window_ns")
     order = np.lexsort((length, start))
-    changed = (np.diff(start[order], prepend=start[order[0]]) != 0) | (
-        np.diff(length[order], prepend=length[order[0]]) != 0
-    )
-    changed[0] = True
-    firsts = np.flatnonzero(changed)
+    firsts = group_starts(start[order], length[order])
     window = np.empty(len(table), dtype=np.int64)
-    window[order] = np.cumsum(changed) - 1
+    window[order] = np.repeat(np.arange(len(firsts)), np.diff(firsts, append=len(order)))
     buckets = merged_buckets(filled_buckets(table), window, len(firsts))
     merged = {
         "t_ns": np.maximum.reduceat(ints(table, "t_ns")[order], firsts),

@@ -28,14 +28,9 @@ def limiting_fault(
     """Return the one that lasted longest, for half of the span or more, or `own`, that of the outage, if it lasted as long.
     `places`: the TaskManagers that it must hit. One that is too small for so long a span is none."""
     start, end = span
-    lasted = [
-        (min(e.ended_ns or end, end) - max(e.begun_ns, start), e)
-        for e in effects
-        if e.injected_ns is not None
-        and _narrows(e, size.frame_class(e))
-        and _hits(e, places)
-        and size.explains(e, end - start)
-    ]
+    injected = [e for e in effects if e.injected_ns is not None and size.explains(e, end - start)]
+    narrow = [e for e in injected if _narrows(e, size.frame_class(e)) and _hits(e, places)]
+    lasted = [(min(e.ended_ns or end, end) - max(e.begun_ns, start), e) for e in narrow]
     found = [(ns, e) for ns, e in lasted if 2 * ns >= end - start >= NS]
     return max(found, key=lambda one: (one[0], one[1].fault == own), default=(0, None))[1]
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from testbed_runtime.checking.common import NS, Entry, windows
+from testbed_runtime.checking.common import NS, Entry, group_starts, windows
 from testbed_runtime.checking.latency import merged_buckets
 from testbed_runtime.checking.progress import GAP_NS, Progress, progress_of
 from testbed_runtime.history.columns import Ints, filled_buckets, ints
@@ -71,14 +71,9 @@ def vertex_load(tasks: pa.Table, edges: Ints) -> dict[str, Any]:
         known = found.setdefault(vertex, {})
         for key, values in (("busy", busy), ("backpressured", pressed)):
             known[key] = np.fmax(known.get(key, np.full(len(cuts) - 1, np.nan)), values)
-    return {
-        "starts_s": _since(cuts[:-1], cuts[0]) if found else [],
-        "vertices": [
-            {"vertex": vertex, **{key: _shares(values) for key, values in found[vertex].items()}}
-            for vertex in vertices
-            if vertex in found
-        ],
-    }
+    shares = {name: {key: _shares(of) for key, of in own.items()} for name, own in found.items()}
+    drawn = [{"vertex": vertex, **shares[vertex]} for vertex in vertices if vertex in shares]
+    return {"starts_s": _since(cuts[:-1], cuts[0]) if found else [], "vertices": drawn}
 
 
 def _attempts(
@@ -91,9 +86,8 @@ def _attempts(
     attempts, times = ints(tasks, "attempt"), ints(tasks, "t_ns")
     counters = [ints(tasks, name) for name in ("busy_ns", "backpressured_ns")]
     order = np.lexsort((times, attempts, labels))
-    changes = np.flatnonzero((np.diff(labels[order]) != 0) | (np.diff(attempts[order]) != 0)) + 1
     width = np.diff(cuts).astype(np.float64)
-    for part in np.split(order, changes):
+    for part in np.split(order, group_starts(labels[order], attempts[order])[1:]):
         if len(part) < 2:
             continue
         own = times[part]
@@ -111,10 +105,8 @@ def _shares(values: npt.NDArray[np.float64]) -> list[float | None]:
 def credit_waits(trial: Trial) -> dict[str, Any]:
     """Return the channels that waited longest for credit, from the waits of that kind: seconds, number, longest wait."""
     sums: dict[tuple[str, str], list[float]] = {}
-    table = trial.table("waits")
-    kinds = table.column("kind").to_pylist()
-    if "credit" in kinds:
-        for row in (r for r in table.to_pylist() if r["kind"] == "credit"):
+    for row in trial.rows("waits"):
+        if row["kind"] == "credit":
             sums.setdefault((row["who"], row["what"]), []).append((row["t_ns"] - row["start_ns"]) / NS)
     ranked = sorted(sums.items(), key=lambda item: (-sum(item[1]), item[0]))
     return {

@@ -7,7 +7,7 @@ rows += control_metrics(rows, manifest["trials"])        then once per run: comp
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.baseline import baseline_of, control_noise
 from testbed_runtime.checking.busyness import TaskTimes, VertexTime, level, reached_source_s, sampled_within
-from testbed_runtime.checking.checkpoints import check_checkpoints
+from testbed_runtime.checking.checkpoints import NO_CHECKPOINTS, check_checkpoints
 from testbed_runtime.checking.clocks import clock_difference
 from testbed_runtime.checking.common import (
     NS,
@@ -76,6 +76,7 @@ from testbed_runtime.core.judgement.quantities import seconds
 from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.core.judgement.verdict import controls_of, variant_of
 from testbed_runtime.core.trial.plan import CONTROL
+from testbed_runtime.history.columns import vertex_of
 from testbed_runtime.history.schema import Trial
 
 CONTROL_SHARE = 0.1
@@ -94,12 +95,19 @@ def trial_metrics(trial: Trial, manifest_entry: Entry, *, recovery: TrialRecover
     spans = windows(trial, manifest_entry)
     faults = [] if manifest_entry.get("role") == CONTROL else [str(f["name"]) for f in manifest_entry.get("faults") or ()]  # fmt: skip
     spans = replace(spans, milestones=milestones(found, spans.end, faults))
-    parts: tuple[Callable[[Answers, Trial, Entry, Windows], None], ...] = (
-        _delivery, _credit, _buffers, _job, _failovers, _throughput, _latency, _checkpoints, _counts, _faults,
-    )  # fmt: skip
-    for part in parts:
-        part(answers, trial, manifest_entry, spans)
-    _recovery(answers, trial, manifest_entry, found)
+    _delivery(answers, trial, manifest_entry)
+    _credit(answers, trial, manifest_entry, spans)
+    _buffers(answers, trial, spans)
+    _job(answers, trial, spans)
+    _failovers(answers, trial, manifest_entry, spans)
+    _throughput(answers, trial, manifest_entry, spans)
+    _latency(answers, trial, spans)
+    _checkpoints(answers, trial, spans)
+    _counts(answers, trial)
+    _faults(answers, trial, manifest_entry)
+    for row in check_recovery(trial, manifest_entry, found):
+        name, bound = f"recovery.{row.name}", row.bounded_by
+        answers.add(name, row.seconds, text=row.text, bounded_by=bound, reason=row.reason)
     never = {name: no_window(found, name, faults) for name, window in spans.milestones if window is None}
     return [{**r, "reason": never.get(r["phase"], r["reason"])} if never else r for r in answers.rows]
 
@@ -122,10 +130,7 @@ def _against(
     rows: Mapping[tuple[str, str, float | None], Mapping[str, Any]],
     control: Mapping[tuple[str, str, float | None], Mapping[str, Any]],
 ) -> list[Row]:
-    names = {
-        "latency": "latency.relative-to-control",
-        "throughput.goodput": "throughput.relative-to-control",
-    }
+    names = {"latency": "latency.relative-to-control", "throughput.goodput": "throughput.relative-to-control"}
     found = []
     for (metric, phase, quantile), row in rows.items():
         if metric in names:
@@ -141,34 +146,27 @@ def _ratio(value: float | None, base: float | None, reason: str) -> tuple[float 
     return (value / base, "") if base else (None, reason)
 
 
-def _delivery(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
-    del spans
+def _delivery(answers: Answers, trial: Trial, entry: Entry) -> None:
     found = check_delivery(trial, entry)
     reason = found.reason
     detail = f"column bitmap of delivery: {found.detail}" if found.examples else found.detail
     answers.add("delivery.lost", found.lost, text=detail, reason=reason)
     # at-least-once allows duplicates after a failover
-    at_least_once = (
-        found.at_least_once or options(entry).string("execution.checkpointing.mode") == "AT_LEAST_ONCE"
-    )
-    allowed = at_least_once and check_failovers(trial).count > 0
-    answers.add(
-        "delivery.duplicated",
-        found.duplicated,
-        text=AT_LEAST_ONCE if allowed else detail,
-        reason=reason,
-    )
+    asked = options(entry).string("execution.checkpointing.mode")
+    allowed = (found.at_least_once or asked == "AT_LEAST_ONCE") and check_failovers(trial).count > 0
+    text = AT_LEAST_ONCE if allowed else detail
+    answers.add("delivery.duplicated", found.duplicated, text=text, reason=reason)
     answers.add("delivery.corrupted", found.corrupted, text=detail, reason=reason)
     disorder = "column out_of_order of delivery" if found.out_of_order else ""
     answers.add("delivery.out-of-order", found.out_of_order, text=disorder, reason=reason)
-    known = len(trial.table("delivery"))
-    answers.add("delivery.committed", found.committed, reason="" if known else NO_DATA)
+    recorded = len(trial.table("delivery"))
+    answers.add("delivery.committed", found.committed, reason="" if recorded else NO_DATA)
 
 
 def _credit(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
     found = check_credit(trial)
-    _value(answers, "network.in-flight", found.in_flight, "")
-    _value(answers, "backpressure.reach", reached_source_s(trial), "")
+    answers.known("network.in-flight", found.in_flight)
+    answers.known("backpressure.reach", reached_source_s(trial))
     _push_back(answers, trial)
     if not options(entry).credit_based:
         answers.add("credit.violations", 0, text="no credit: the legacy mode")
@@ -181,35 +179,28 @@ def _credit(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> Non
     answers.add("credit.violations", None if reason else found.violations, text=detail, reason=reason)
 
 
-def _buffers(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
-    del entry
+def _buffers(answers: Answers, trial: Trial, spans: Windows) -> None:
     pools = network_pools(trial)
     leaks = {p.taskmanager: p.leaked for p in pools if p.leaked is not None}
     text = "; ".join(f"{name} {count}" for name, count in leaks.items() if count)
-    answers.add(
-        "buffers.leaked",
-        sum(leaks.values()) if leaks else None,
-        text=text,
-        reason="" if leaks else NOT_COUNTED,
-    )
+    leaked = sum(leaks.values()) if leaks else None
+    answers.add("buffers.leaked", leaked, text=text, reason="" if leaks else NOT_COUNTED)
     for phase, window in spans.by_phase():
-        shares = {
-            p.taskmanager: share for p in pools if window and (share := p.largest_share(window)) is not None
-        }
+        largest = {p.taskmanager: p.largest_share(window) for p in pools} if window else {}
+        shares = {name: share for name, share in largest.items() if share is not None}
         text = "; ".join(f"{name} {share:.1%}" for name, share in shares.items())
-        _value(answers, "buffers.used", max(shares.values(), default=None), phase, text=text)
+        answers.known("buffers.used", max(shares.values(), default=None), phase, text=text)
         for side in ("in", "out"):
             used = usage(trial, side, window)
-            _value(answers, f"buffers.{side}-pool-usage", used.value, phase, text=used.text)
+            answers.known(f"buffers.{side}-pool-usage", used.value, phase, text=used.text)
     gates = largest_gates(trial, spans.end)
     text = "; ".join(f"{n} {c} × {e} + {f}" for n, (c, e, f) in gates.items())
     most = max((c * e + f for c, e, f in gates.values()), default=None)
-    _value(answers, "buffers.gate", most, "", text=text)
-    _value(answers, "buffers.pool-deviation", deviation(trial), "")
+    answers.known("buffers.gate", most, text=text)
+    answers.known("buffers.pool-deviation", deviation(trial))
 
 
-def _job(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
-    del entry
+def _job(answers: Answers, trial: Trial, spans: Windows) -> None:
     state = job_state(trial, spans.end)
     failure = terminal_failure(trial)
     reason = "" if events(trial, "job.state") else NO_DATA
@@ -233,17 +224,6 @@ def _failovers(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> 
     answers.add("detection.detector", text=cause.detector if cause else "", reason=reason)
 
 
-def _recovery(answers: Answers, trial: Trial, entry: Entry, found: TrialRecovery) -> None:
-    for phase in check_recovery(trial, entry, found):
-        answers.add(
-            f"recovery.{phase.name}",
-            phase.seconds,
-            text=phase.text,
-            bounded_by=phase.bounded_by,
-            reason=phase.reason,
-        )
-
-
 def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
     raw = sinks_of(trial)
     tasks = progress_of(trial, baseline=spans.baseline)
@@ -252,21 +232,21 @@ def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) ->
     times = TaskTimes.read(trial)
     spent = spent_of(trial)
     for phase, window in spans.by_phase():
-        _value(answers, "throughput.records-per-second", raw_rate(raw, window) if window else None, phase)
+        answers.known("throughput.records-per-second", raw_rate(raw, window) if window else None, phase)
         _sinks(answers, by_sink(raw, window) if window else {}, phase)
         now = goodput(sinks, window) if window else None
         if base is not None and window == spans.baseline:
             now = base.rate  # without the lost samples at its end
-        _value(answers, "throughput.goodput", now, phase)
+        answers.known("throughput.goodput", now, phase)
         relative, reason = _ratio(now, base.reference if base else None, NO_BASELINE)
         answers.add("throughput.relative", relative, phase=phase, reason=reason)
-        _value(answers, "lag.max", _largest(t.largest_lag(window) for t in tasks) if window else None, phase)
+        answers.known("lag.max", _largest(t.largest_lag(window) for t in tasks) if window else None, phase)
         stall = _largest(t.longest_stall(window) for t in sinks) if window else None
-        _value(answers, "liveness.longest-stall", stall, phase)
+        answers.known("liveness.longest-stall", stall, phase)
         _vertices(answers, times.within(window) if window else [], phase)
         cpu = cpu_per_record(spent, raw, window) if window else None
-        _value(answers, "tasks.cpu-per-record", cpu.seconds if cpu else None, phase)
-        _value(answers, "tasks.buffers-per-record", cpu.buffers if cpu else None, phase)
+        answers.known("tasks.cpu-per-record", cpu.seconds if cpu else None, phase)
+        answers.known("tasks.buffers-per-record", cpu.buffers if cpu else None, phase)
         _sampled(answers, sampled_within(trial, window) if window else {}, phase)
     control = control_noise(trial, spans) if entry.get("role") == CONTROL else None
     noise = control if control is not None else base.noise if base else None
@@ -274,11 +254,8 @@ def _throughput(answers: Answers, trial: Trial, entry: Entry, spans: Windows) ->
     alive = alive_at_end(sinks, spans)
     received = all_received(sinks)
     state = job_state(trial, spans.end)
-    if (
-        state == "FINISHED"
-        or (received is not None and received <= spans.end)
-        or (alive is False and state == "RUNNING" and silent_sockets(trial, entry, spans.end))
-    ):
+    done = state == "FINISHED" or (received is not None and received <= spans.end)
+    if done or (alive is False and state == "RUNNING" and silent_sockets(trial, entry, spans.end)):
         alive = True
     busy = "" if alive is not False else _busy_at_end(trial, spans.end)
     reason = OVERLOADED if busy else NO_DATA if alive is None else ""
@@ -301,48 +278,33 @@ def _largest(values: Iterable[float | None]) -> float | None:
 def _vertices(answers: Answers, found: Sequence[VertexTime], phase: str) -> None:
     """Add the shares of the vertex that stands out, and those of all vertices as text."""
     for name, choose in (("backpressured", max), ("busy", max), ("idle", min)):
+        levels = [f" {v.level}" if name == "backpressured" else "" for v in found]
         text = "; ".join(
-            f"{v.vertex} {v.share(name):.0%}" + (f" {v.level}" if name == "backpressured" else "")
-            for v in found
+            f"{v.vertex} {v.share(name):.0%}{shown}" for v, shown in zip(found, levels, strict=True)
         )
         value = choose((v.share(name) for v in found), default=None)
-        _value(answers, f"tasks.{name}", value, phase, text=text)
+        answers.known(f"tasks.{name}", value, phase, text=text)
 
 
 def _sinks(answers: Answers, found: Mapping[str, float], phase: str) -> None:
     text = "; ".join(f"{vertex} {per_second:.0f}" for vertex, per_second in found.items())
     for name, choose in (("slowest", min), ("fastest", max)):
-        _value(answers, f"throughput.{name}-sink", choose(found.values(), default=None), phase, text=text)
+        answers.known(f"throughput.{name}-sink", choose(found.values(), default=None), phase, text=text)
 
 
 def _sampled(answers: Answers, found: Mapping[str, float], phase: str) -> None:
     text = "; ".join(f"{vertex} {share:.0%} {level(share)}" for vertex, share in found.items())
-    _value(answers, "tasks.backpressured-sampled", max(found.values(), default=None), phase, text=text)
+    answers.known("tasks.backpressured-sampled", max(found.values(), default=None), phase, text=text)
 
 
-def _value(
-    answers: Answers,
-    metric: str,
-    value: float | None,
-    phase: str,
-    *,
-    quantile: float | None = None,
-    text: str = "",
-) -> None:
-    """Add a row. Without a value, its reason is NoData."""
-    reason = NO_DATA if value is None else ""
-    answers.add(metric, value, phase=phase, quantile=quantile, text=text, reason=reason)
-
-
-def _latency(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
-    del entry
+def _latency(answers: Answers, trial: Trial, spans: Windows) -> None:
     base = histogram(trial, spans.baseline) if spans.baseline else None
     for phase, window in spans.by_phase():
         now: Histogram | None = histogram(trial, window) if window else None
         for quantile in QUANTILES:
             value = now.quantile(quantile) if now else None
             usual = base.quantile(quantile) if base else None
-            _value(answers, "latency", value, phase, quantile=quantile)
+            answers.known("latency", value, phase, quantile=quantile)
             relative, reason = _ratio(value, usual, NO_BASELINE)
             answers.add("latency.relative", relative, phase=phase, quantile=quantile, reason=reason)
         _markers(answers, trial, phase, window)
@@ -350,32 +312,29 @@ def _latency(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> No
 
 def _markers(answers: Answers, trial: Trial, phase: str, window: Window | None) -> None:
     found = marker_latencies(trial, window) if window else {}
-    sinks = {sink.task.rpartition("-")[0] for sink in sinks_of(trial)}
+    sinks = {vertex_of(sink.task) for sink in sinks_of(trial)}
     arrived = [latencies for (_, to), latencies in found.items() if to in sinks]
     every = np.concatenate(arrived) / NS if arrived else np.empty(0)
-    text = "; ".join(
-        f"{source} → {to} {seconds(float(np.median(ns)) / NS)}" for (source, to), ns in found.items()
-    )
+    medians = {pair: seconds(float(np.median(ns)) / NS) for pair, ns in found.items()}
+    text = "; ".join(f"{source} → {to} {shown}" for (source, to), shown in medians.items())
     for quantile in QUANTILES:
         enough = shows(len(every), quantile)
         value = float(np.quantile(every, quantile)) if enough else None
-        shown = text if enough else ""
-        _value(answers, "latency.markers", value, phase, quantile=quantile, text=shown)
+        answers.known("latency.markers", value, phase, quantile=quantile, text=text if enough else "")
 
 
-def _checkpoints(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
-    del entry
+def _checkpoints(answers: Answers, trial: Trial, spans: Windows) -> None:
     for phase, window in spans.by_phase():
-        found = check_checkpoints(trial, window) if window else None
-        _value(answers, "checkpoints.completed", found.completed if found else None, phase)
-        _value(answers, "checkpoints.failed", found.failed if found else None, phase)
-        _value(answers, "checkpoints.duration", found.longest_s if found else None, phase)
-        _value(answers, "checkpoints.median-duration", found.median_s if found else None, phase)
-        _value(answers, "checkpoints.completion", found.completion_s if found else None, phase)
-        _value(answers, "checkpoints.persisted", found.persisted_bytes if found else None, phase)
-        _value(answers, "checkpoints.size", found.size_bytes if found else None, phase)
-        _value(answers, "checkpoints.full-size", found.full_bytes if found else None, phase)
-        _value(answers, "checkpoints.alignment", found.alignment_s if found else None, phase)
+        found = check_checkpoints(trial, window) if window else NO_CHECKPOINTS
+        answers.known("checkpoints.completed", found.completed, phase)
+        answers.known("checkpoints.failed", found.failed, phase)
+        answers.known("checkpoints.duration", found.longest_s, phase)
+        answers.known("checkpoints.median-duration", found.median_s, phase)
+        answers.known("checkpoints.completion", found.completion_s, phase)
+        answers.known("checkpoints.persisted", found.persisted_bytes, phase)
+        answers.known("checkpoints.size", found.size_bytes, phase)
+        answers.known("checkpoints.full-size", found.full_bytes, phase)
+        answers.known("checkpoints.alignment", found.alignment_s, phase)
 
 
 def _push_back(answers: Answers, trial: Trial) -> None:
@@ -383,33 +342,23 @@ def _push_back(answers: Answers, trial: Trial) -> None:
     whole = [one for one in found if one.complete]
     text = "; ".join(one.text for one in found)
     value = max((one.steps[-1][1] for one in whole), default=None)
-    _value(answers, "network.push-back", value, "", text=text)
-    _value(answers, "network.window-limited", max((one.limited for one in found), default=None), "")
-    _value(answers, "network.window-probes", max((one.probes for one in found), default=None), "")
+    answers.known("network.push-back", value, text=text)
+    answers.known("network.window-limited", max((one.limited for one in found), default=None))
+    answers.known("network.window-probes", max((one.probes for one in found), default=None))
 
 
-def _counts(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
-    del entry, spans
+def _counts(answers: Answers, trial: Trial) -> None:
     seen = "" if len(trial.table("events")) else NO_DATA
     stale = stale_rejections(trial)
-    requests = [int(data(e).get("request", 1)) for e in events(trial, "partition.request")]
-    connections = {
-        (str(e["process"]), str(found["connection"]))
-        for e in events(trial, "partition.request")
-        if "connection" in (found := data(e))
-    }
+    asked = [(e["process"], data(e)) for e in events(trial, "partition.request")]
+    requests = [int(found.get("request", 1)) for _, found in asked]
+    connections = {(process, str(found["connection"])) for process, found in asked if "connection" in found}
     pairs = Counter((consumer, to.partition("/")[0]) for consumer, to in sorted(connections))
-    first: dict[str, int] = {}
-    for event in events(trial, "task.state"):
-        if data(event).get("to") == "DEPLOYING":
-            first.setdefault(event["subject"], int(event["t_ns"]))
+    deployed = [e for e in events(trial, "task.state") if data(e).get("to") == "DEPLOYING"]
+    first = {e["subject"]: e["t_ns"] for e in reversed(deployed)}
     spread = (max(first.values()) - min(first.values())) / NS if first else None
-    _value(answers, "deployment.spread", spread, "")
-    again = {
-        e["subject"]
-        for e in events(trial, "task.state")
-        if data(e).get("to") == "DEPLOYING" and e["attempt"] > 0
-    }
+    answers.known("deployment.spread", spread)
+    again = {e["subject"] for e in deployed if e["attempt"] > 0}
     answers.add("restarts.tasks", None if seen else len(again), text=", ".join(sorted(again)), reason=seen)
     iterated, why = supersteps(trial)
     answers.add("iteration.supersteps", iterated, text=why, reason="" if iterated else NO_DATA)
@@ -428,24 +377,16 @@ def _counts(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> Non
     clocks = clock_difference(trial)
     answers.add("clocks.difference", None if seen else clocks.seconds, text=clocks.text, reason=seen)
     missing = missing_rows(trial)
-    if missing is None:
-        answers.add("history.missing", None, reason=NO_DATA)
-    else:
-        answers.add("history.missing", missing.rows, text=missing.text)
+    rows, text = (missing.rows, missing.text) if missing else (None, "")
+    answers.known("history.missing", rows, text=text)
 
 
-def _faults(answers: Answers, trial: Trial, entry: Entry, spans: Windows) -> None:
-    del spans
+def _faults(answers: Answers, trial: Trial, entry: Entry) -> None:
     effects = check_faults(trial, entry)
     for effect in effects:
-        answers.add(
-            "fault.verified", 1.0 if effect.verified else 0.0, text=effect.fault, reason=effect.reason
-        )
-    if effects:
-        residue, reason = residue_of(effects)
-        answers.add("fault.residue", residue, reason=reason)
-    else:
-        answers.add("fault.residue", None, reason=NO_FAULT)
+        answers.add("fault.verified", effect.verified, text=effect.fault, reason=effect.reason)
+    residue, reason = residue_of(effects) if effects else (None, NO_FAULT)
+    answers.add("fault.residue", residue, reason=reason)
 
 
 def _control(answers: Answers, trial: Trial, entry: Entry, spans: Windows, *, alive: bool | None) -> None:

@@ -38,35 +38,22 @@ def segment(piece: Piece, slack: tuple[int, Wait] | None, *, known: bool) -> Seg
     """Return a piece as a segment. `known`: the failure that began the span was known by then."""
     wait = piece.wait
     if wait is None:
-        return Segment(
-            kind=UNATTRIBUTED, phase="", start_ns=piece.start, end_ns=piece.end, text="no recorded wait"
-        )
+        text = "no recorded wait"
+        return Segment(kind=UNATTRIBUTED, phase="", start_ns=piece.start, end_ns=piece.end, text=text)
     own = is_of_option(wait)
     return Segment(
-        kind=wait.kind,
-        phase=_phase(wait, known=known),
-        start_ns=piece.start,
-        end_ns=piece.end,
-        who=wait.who,
-        what=wait.what,
-        option=wait.option if own else "",
-        value=wait.value if own else "",
-        outcome=str(wait.outcome),
-        text=owner_text(wait),
-        detail=wait.detail,
-        fault="" if own else wait.fault,
-        from_events=not wait.wait,
-        slack_ns=-1 if slack is None else slack[0],
-        next="" if slack is None else owner_text(slack[1]),
-    )
+        kind=wait.kind, phase=_phase(wait, known=known), start_ns=piece.start, end_ns=piece.end, who=wait.who, what=wait.what,
+        option=wait.option if own else "", value=wait.value if own else "", outcome=str(wait.outcome), text=owner_text(wait),
+        detail=wait.detail, fault="" if own else wait.fault, from_events=not wait.wait,
+        slack_ns=-1 if slack is None else slack[0], next="" if slack is None else owner_text(slack[1]),
+    )  # fmt: skip
 
 
 def _phase(wait: Wait, *, known: bool) -> str:
     """Return the phase of a recovery that a wait counts for. A TaskManager that gives the JobManager up detects a failure. A process
     that stands still when the failure is `known` delays the restart, as a JobManager that does not answer."""
-    given_up = (
-        wait.kind == "jobmanager" and wait.outcome is Outcome.EXPIRED and wait.option == "heartbeat.timeout"
-    )
+    expired = (wait.kind, wait.outcome, wait.option)
+    given_up = expired == ("jobmanager", Outcome.EXPIRED, "heartbeat.timeout")
     kind = "jobmanager" if known and wait.kind == "stalled" else wait.kind
     return KINDS["heartbeat" if given_up else kind].phase
 

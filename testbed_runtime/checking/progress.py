@@ -183,15 +183,12 @@ def _progress_of(trial: Trial, baseline: Window | None) -> list[Progress]:
     series: dict[str, list[TaskSeries]] = {}
     for one in task_series(trial, "source", "sink"):
         series.setdefault(one.task, []).append(one)
-    restored = {
-        (str(e["subject"]), int(e["attempt"])): int(e["checkpoint"]) for e in events(trial, "task.restored")
-    }
-    barriers = _barriers(trial)
+    restored = {(e["subject"], e["attempt"]): e["checkpoint"] for e in events(trial, "task.restored")}
+    acknowledged = [r for r in trial.rows("checkpoints") if r["state"] == "acknowledged"]
+    barriers = {(r["task"], r["checkpoint"]): r["t_ns"] for r in acknowledged}
     ended = ended_tasks(trial)
-    return [
-        _with_usual_gap(_merge(task, attempts, restored, barriers, ended.get(task)), baseline)
-        for task, attempts in sorted(series.items())
-    ]
+    found = [_merge(task, of, restored, barriers, ended.get(task)) for task, of in sorted(series.items())]
+    return [_with_usual_gap(one, baseline) for one in found]
 
 
 def processed_s(sinks: Sequence[Progress], start: int, end: int) -> float:
@@ -230,10 +227,8 @@ def _merge(
         times.append(one.t_ns)
         counts.append(own)
         # a sink reports the latency of its last record, which it may have received long ago
-        received = (
-            np.diff(one.records_in, prepend=0) > 0 if one.role == "sink" else np.ones(len(one.t_ns), bool)
-        )
-        reached.append(np.where(received, one.t_ns - one.lag_ns, NOTHING))
+        shows = (np.diff(one.records_in, prepend=0) > 0) | (one.role != "sink")
+        reached.append(np.where(shows, one.t_ns - one.lag_ns, NOTHING))
     order = np.argsort(np.concatenate(times), kind="stable")
     t_ns = np.concatenate(times)[order]
     distinct = np.maximum.accumulate(np.concatenate(counts)[order])
@@ -260,24 +255,15 @@ def _joined(before: tuple[Ints, Floats], t_ns: Ints, own: Floats) -> tuple[Ints,
     return np.concatenate([before[0][keep], t_ns]), np.concatenate([before[1][keep], own])
 
 
-def _barriers(trial: Trial) -> dict[tuple[str, int | None], int]:
-    """Map (task, checkpoint) to the time at which the task acknowledged it."""
-    return {
-        (str(r["task"]), int(r["checkpoint"])): int(r["t_ns"])
-        for r in trial.rows("checkpoints")
-        if r["state"] == "acknowledged"
-    }
-
-
 def ended_tasks(trial: Trial) -> dict[str, int]:
     """Map each task whose last state is FINISHED to the time of that, and each sink to the first time at which it had received
     everything. It may then wait for a final checkpoint, or receive all of it once more."""
     last: dict[str, tuple[Any, int]] = {}
     for event in events(trial, "task.state"):
-        last[str(event["subject"])] = (data(event).get("to"), int(event["t_ns"]))
+        last[str(event["subject"])] = (data(event).get("to"), event["t_ns"])
     ended = {task: t_ns for task, (state, t_ns) in last.items() if state == "FINISHED"}
     for event in events(trial, "sink.end"):
-        task, t_ns = str(event["subject"]), int(event["t_ns"])
+        task, t_ns = str(event["subject"]), event["t_ns"]
         ended[task] = min(t_ns, ended.get(task, t_ns))
     return ended
 
@@ -323,10 +309,8 @@ def silent_sockets(trial: Trial, entry: Entry, until: int) -> bool:
         return False
     ended = ended_tasks(trial)
     newest = {s.task: s for s in sorted(sources, key=lambda s: s.attempt)}.values()
-    reading = all(
-        ended.get(s.task, until) < until or ((s.t_ns > until - LAST_NS) & (s.t_ns <= until)).any()
-        for s in newest
-    )
+    going = [s.t_ns for s in newest if ended.get(s.task, until) >= until]
+    reading = all(((t_ns > until - LAST_NS) & (t_ns <= until)).any() for t_ns in going)
     emitted = [(s.t_ns, s.records_out) for s in sources]
     return reading and _last_increase(emitted, until) <= last_arrival(sinks_of(trial), until)
 

@@ -55,11 +55,8 @@ def reduce_rows(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
 
 def assemble(run: str, trial: str, parts: Mapping[str, Sequence[pa.Table]], problems: Sequence[str]) -> Trial:
     """Return the reduced trial that the parts add up to. Its channels are judged already, or all rows of them are among the parts."""
-    found = {
-        name: pa.concat_tables(tables, promote_options="permissive")
-        for name, tables in parts.items()
-        if tables
-    }
+    known = {name: tables for name, tables in parts.items() if tables}
+    found = {name: pa.concat_tables(own, promote_options="permissive") for name, own in known.items()}
     tables = {name: found[name] for name in WHOLE if name in found}
     if "tasks" in found:
         schema = arrow_schema("tasks")
@@ -89,10 +86,8 @@ def channel_buckets(rows: pa.Table, buckets: int) -> list[pa.Table]:
 def _codes(column: pa.ChunkedArray, buckets: int) -> npt.NDArray[np.int64]:
     """Return a number for each task name that does not depend on the other rows."""
     encoded = pc.dictionary_encode(column).combine_chunks()
-    numbers = [
-        sum((i + 1) * b for i, b in enumerate(name.encode())) % buckets
-        for name in encoded.dictionary.to_pylist()
-    ]
+    names = [name.encode() for name in encoded.dictionary.to_pylist()]
+    numbers = [sum((i + 1) * b for i, b in enumerate(name)) % buckets for name in names]
     places = encoded.indices.to_numpy(zero_copy_only=False)
     found: npt.NDArray[np.int64] = np.asarray(numbers or [0], dtype=np.int64)[places]
     return found

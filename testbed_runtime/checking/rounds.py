@@ -18,13 +18,11 @@ from testbed_runtime.checking.waits import LOSSES, created_ns, submission_wait
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.causes import RECOVERED
 from testbed_runtime.core.waits import Outcome
+from testbed_runtime.history.columns import vertex_of
 from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.waits import INT64_MAX
 
-EXPLAINS: dict[str, tuple[str, ...]] = {
-    "registration": ("partition",),
-    "store": ("checkpoint", "failure-report", "lease"),
-}
+EXPLAINS = {"registration": ("partition",), "store": ("checkpoint", "failure-report", "lease")}
 """The failures that faults of a group can cause, by the kind of `Cause`. Other groups can cause any failure."""
 
 
@@ -120,16 +118,14 @@ class _Record(Struct, frozen=True):
         first = events(self.trial, "sink.first-record")
         ever = {e["subject"] for e in first}
         again = [e for e in events(self.trial, "sink.end") if e["subject"] in ever and e["attempt"] > 0]
-        rows = sorted([*first, *again], key=lambda e: int(e["t_ns"]))
-        states = [
-            (e, data(e).get("to")) for e in events(self.trial, "task.state") if since <= e["t_ns"] < until
-        ]
-        affected = {e["subject"] for e, to in states if to != "FINISHED"}
-        ran = {e["subject"]: int(e["t_ns"]) for e, to in states if to == "RUNNING"}
+        rows = sorted([*first, *again], key=lambda e: e["t_ns"])
+        states = [e for e in events(self.trial, "task.state") if since <= e["t_ns"] < until]
+        affected = {e["subject"] for e in states if data(e).get("to") != "FINISHED"}
+        ran: dict[str, int] = {e["subject"]: e["t_ns"] for e in states if data(e).get("to") == "RUNNING"}
         found: dict[str, FirstRecord] = {}
         later: dict[str, FirstRecord] = {}
         for row in rows:
-            if (t_ns := int(row["t_ns"])) >= since:
+            if (t_ns := row["t_ns"]) >= since:
                 arrival = FirstRecord(t_ns, data(row).get("latency_ns"))
                 (found if t_ns < until else later).setdefault(row["subject"], arrival)
         missing = (ever & affected) - set(found)
@@ -139,13 +135,12 @@ class _Record(Struct, frozen=True):
         last = last_due_arrival(found.values(), [later.get(task) for task in missing], begun, until)
         if last is None or not (self.windowed and ran):
             return last
-        punctual = {
-            task
-            for task, one in found.items()
-            if task.rpartition("-")[0] in self.windowed and self.catch_up.punctual(task, one.latency_ns)
-        }
-        waited = [one.t_ns for task, one in found.items() if task not in punctual]
+        waited = [one.t_ns for task, one in found.items() if not self._punctual(task, one)]
         return min(last, max([*ran.values(), *waited]))
+
+    def _punctual(self, task: str, first: FirstRecord) -> bool:
+        """Whether the first record of a sink behind a window was as punctual as ever."""
+        return vertex_of(task) in self.windowed and self.catch_up.punctual(task, first.latency_ns)
 
     def stands_still(self, since: int) -> bool:
         """Return whether a subtask is behind until the end of the record, and no sink received a record meanwhile."""
@@ -161,15 +156,8 @@ class _Record(Struct, frozen=True):
             following = causes[index + 1] if index + 1 < len(causes) else None
             end = following.t_ns if following is not None else self.end
             since = begins[index]
-            found.append(
-                RoundSpan(
-                    start=start if index == 0 else since,
-                    end=end,
-                    cause=cause,
-                    failure=following,
-                    running=self.first_records(since, end + 1 if following is None else end),
-                )
-            )
+            running = self.first_records(since, end + 1 if following is None else end)
+            found.append(RoundSpan(start if index == 0 else since, end, cause, following, running))
         return found
 
 
@@ -199,17 +187,12 @@ def _submitted(trial: Trial, effects: Sequence[FaultEffect]) -> int | None:
     created = created_ns(trial)
     if created is None:
         return None
-    since = max(
-        (int(e["t_ns"]) for e in events(trial, "trial.phase") if int(e["t_ns"]) <= created), default=0
-    )
+    since = max((e["t_ns"] for e in events(trial, "trial.phase") if e["t_ns"] <= created), default=0)
     submission = submission_wait(trial)
-    stopped = [
-        e for e in effects if _stops_jobmanager(e) and e.injected_ns is not None and e.ended_ns is not None
-    ]
-    return min(
-        [e.begun_ns for e in stopped if since <= e.begun_ns and (e.ended_ns or 0) <= created],
-        default=created if submission is None else submission.start_ns,
-    )
+    asked = created if submission is None else submission.start_ns
+    stopped = [e for e in effects if _stops_jobmanager(e) and e.injected_ns is not None]
+    before = [e for e in stopped if since <= e.begun_ns and e.ended_ns is not None and e.ended_ns <= created]
+    return min((e.begun_ns for e in before), default=asked)
 
 
 def outages_of(
@@ -262,14 +245,17 @@ def _absorb_idle(found: Sequence[Outage]) -> list[Outage]:
     taken: list[FaultEffect] = []
     joined = []
     for outage in found:
+        more: list[FaultEffect] = []
         if outage.fault is not None and outage.recovered and not _fails(outage):
             more = [f for f in idle if f.ended_ns is not None and outage.effect < f.ended_ns <= outage.end]
-            taken += more
-            own = outage.earlier or (outage.fault,)
-            joined.append(replace(outage, earlier=(*own, *more)) if more else outage)
-            continue
-        joined.append(outage)
+        taken += more
+        joined.append(replace(outage, earlier=(*_begun_by(outage), *more)) if more else outage)
     return [o for o in joined if o.fault not in taken]
+
+
+def _begun_by(outage: Outage) -> tuple[FaultEffect, ...]:
+    """Return the faults that began an outage without a failover."""
+    return outage.earlier or ((outage.fault,) if outage.fault is not None else ())
 
 
 def _shared(found: Sequence[Outage], injected: Sequence[FaultEffect]) -> list[Outage]:
@@ -341,11 +327,8 @@ def _with_failovers(
     known = began | {e.fault for e in injected if any(_took_effect_in(e, o) for o in before)}
     at = failed[0].t_ns
     behind = bool(before) and not record.catch_up.good_between(since, at)
-    missed = {
-        e.fault
-        for e in injected
-        if e.kind in LOST and (since <= e.begun_ns or (behind and e.fault not in began))
-    }
+    lost = [e for e in injected if e.kind in LOST]
+    missed = {e.fault for e in lost if since <= e.begun_ns or (behind and e.fault not in began)}
     lasting = missed | {e.fault for e in injected if e.ended_ns is None or e.ended_ns > since}
     rest = [e for e in injected if e.fault in lasting or e.fault not in known]
     fault = responsible(rest if _any_active(rest, missed, at) else injected, failed[0])
@@ -353,9 +336,8 @@ def _with_failovers(
     if fault is not None and fault.begun_ns >= since:
         effect = _first_effect(record.trial, fault, failed[0])
     elif fault is not None and fault.fault in lasting - began and (_stops(fault) or _stops_jobmanager(fault)):
-        effect = (
-            since  # it stopped a part of the job shortly before that had recovered from the outage before
-        )
+        # it stopped a part of the job shortly before that had recovered from the outage before
+        effect = since
     else:
         effect = _suspended(record.trial, since, effect)
         if before and failed[0].report_expired:  # the JobMaster heard of it late
@@ -373,14 +355,11 @@ def _with_failovers(
 def _first_effect(trial: Trial, fault: FaultEffect, failure: Cause) -> int:
     """Return when a fault took effect. On a job that runs, one of the store does so with the first of the checkpoints that failed, and one
     that delays messages with the last heartbeat before those that were missing."""
-    begun, group = fault.begun_ns, fault.kind.partition(".")[0]
-    if _EXPLAINED_BY.get(failure.kind) != group:
+    begun = fault.begun_ns
+    if _EXPLAINED_BY.get(failure.kind) != fault.group:
         return begun
-    failed = [
-        int(row["start_ns"])
-        for row in trial.rows("waits")
-        if row["kind"] == failure.kind and row["outcome"] in _FAILED and begun < row["t_ns"] <= failure.t_ns
-    ]
+    rows = [r for r in trial.rows("waits") if r["kind"] == failure.kind and r["outcome"] in _FAILED]
+    failed = [r["start_ns"] for r in rows if begun < r["t_ns"] <= failure.t_ns]
     return max(begun, min(failed, default=begun))
 
 
@@ -391,8 +370,8 @@ def _any_active(effects: Iterable[FaultEffect], missed: Collection[str], at: int
 
 def _suspended(trial: Trial, since: int, failed_ns: int) -> int:
     """Return when the job was suspended before the failure of which its next leader reports, or else the time of that failure."""
-    states = [e for e in events(trial, "job.state") if since < int(e["t_ns"]) <= failed_ns]
-    return min((int(e["t_ns"]) for e in states if data(e).get("to") == "SUSPENDED"), default=failed_ns)
+    states = [e for e in events(trial, "job.state") if since < e["t_ns"] <= failed_ns]
+    return min((e["t_ns"] for e in states if data(e).get("to") == "SUSPENDED"), default=failed_ns)
 
 
 def _closed(
@@ -447,11 +426,11 @@ def _without_failover(
 
 def _stops(fault: FaultEffect) -> bool:
     """Whether the fault stops processes. A job is behind from then on, even if that does not show yet."""
-    return fault.kind.partition(".")[0] in ("process", "pod")
+    return fault.group in ("process", "pod")
 
 
 def _stops_jobmanager(fault: FaultEffect) -> bool:
-    return fault.kind.partition(".")[0] in ("process", "pod", JOBMANAGER) and JOBMANAGER in targets_of(fault)
+    return fault.group in ("process", "pod", JOBMANAGER) and JOBMANAGER in targets_of(fault)
 
 
 def _joined(record: _Record, found: Sequence[Outage]) -> list[Outage]:
@@ -462,7 +441,7 @@ def _joined(record: _Record, found: Sequence[Outage]) -> list[Outage]:
         if before is None or before.fault is None or _fails(before) or not _behind(before, outage):
             joined.append(outage)
             continue
-        earlier = (*(before.earlier or (before.fault,)), *((outage.fault,) if outage.fault else ()))
+        earlier = (*_begun_by(before), *((outage.fault,) if outage.fault else ()))
         rounds = (replace(outage.rounds[0], start=before.effect), *outage.rounds[1:])
         one = replace(outage, fault=before.fault, effect=before.effect, rounds=rounds, earlier=earlier)
         joined[-1] = replace(one, joined=outage.effect) if _fails(outage) else _until_all_ended(record, one)
@@ -496,14 +475,12 @@ def responsible(injected: Sequence[FaultEffect], cause: Cause) -> FaultEffect | 
         return max(stops, key=lambda e: e.begun_ns, default=None)
     before = [e for e in injected if e.begun_ns <= cause.t_ns]
     before.sort(key=lambda e: e.begun_ns)
-    before = [
-        e for e in before if cause.kind in EXPLAINS.get(e.kind.partition(".")[0], (cause.kind,))
-    ] or before
+    before = [e for e in before if cause.kind in EXPLAINS.get(e.group, (cause.kind,))] or before
     if cause.cause_class == RECOVERED:
         stopped = [e for e in before if _stops_jobmanager(e)]
         before = [e for e in stopped if not e.kind.endswith(".pause")] or stopped or before
     if cause.kind in _ONLY:
-        own = [e for e in before if e.kind.partition(".")[0] == _ONLY[cause.kind]]
+        own = [e for e in before if e.group == _ONLY[cause.kind]]
         active = [e for e in own if e.ended_ns is None or e.ended_ns >= cause.t_ns]
         if cause.kind == "lease":  # the next leader reports it, maybe after the fault
             own = [e for e in before if e in own or _stops_jobmanager(e)]

@@ -45,7 +45,7 @@ def push_backs(trial: Trial) -> list[PushBack]:
     for event in events(trial, "socket.state"):
         more = data(event)
         key = more["side"], event["subject"].rpartition("-")[0], more["peer"], more["connection"]
-        samples.setdefault(key, []).append((int(event["t_ns"]), more))
+        samples.setdefault(key, []).append((event["t_ns"], more))
     found = []
     for (side, consumer, producer, port), received in sorted(samples.items()):
         stopped = _first(received, lambda s: not s["reading"])
@@ -74,12 +74,9 @@ def _push_back(
     )
     lasted = (sent[-1][0] - sent[0][0]) / NS if sent else 0.0
     limited = (sent[-1][1]["limited_s"] - sent[0][1]["limited_s"]) / lasted if lasted else 0.0
-    return PushBack(
-        link,
-        tuple((name, (at[0] - since) / NS) for name, at in zip(STEPS, found, strict=True) if at is not None),
-        limited,
-        max((s["probes"] for _, s in sent), default=0),
-    )
+    seen = [(name, at) for name, at in zip(STEPS, found, strict=True) if at is not None]
+    steps = tuple((name, (at[0] - since) / NS) for name, at in seen)
+    return PushBack(link, steps, limited, max((s["probes"] for _, s in sent), default=0))
 
 
 def _first(samples: Sequence[_Sample], wanted: Callable[[Mapping[str, Any]], bool]) -> _Sample | None:

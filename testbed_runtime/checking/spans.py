@@ -42,11 +42,8 @@ def spans(trace: Mapping[str, Any], *, run: str, started_ns: int) -> Iterator[li
     if not slices:
         return
     offset_ns = started_ns - _ns(min(event["ts"] for event in slices))
-    names = {
-        (event["pid"], event["tid"]): str(event["args"]["name"])
-        for event in trace["traceEvents"]
-        if event["ph"] == "M"
-    }
+    named = [event for event in trace["traceEvents"] if event["ph"] == "M"]
+    names = {(event["pid"], event["tid"]): str(event["args"]["name"]) for event in named}
     for pid in dict.fromkeys(event["pid"] for event in slices):
         own = [event for event in slices if event["pid"] == pid]
         tracks = {tid: name for (process, tid), name in names.items() if process == pid}
@@ -74,23 +71,18 @@ def _trial(
         if event["tid"] == ROUNDS:
             round_id = span_id
         own = {f"headgate.{key}": value for key, value in event["args"].items()}
-        found.append(
-            Span(
-                trace_id=trace_id,
-                span_id=span_id,
-                parent_id=round_id if event["tid"] == PATH else root.span_id,
-                name=event["name"],
-                start_ns=offset_ns + _ns(event["ts"]),
-                end_ns=offset_ns + _ns(event["ts"] + event["dur"]),
-                attributes={
-                    **common,
-                    "headgate.kind": event["cat"],
-                    "headgate.track": tracks[event["tid"]],
-                    **own,
-                },
-                failed=event["args"].get("outcome") in FAILED,
-            )
+        placed = {"headgate.kind": event["cat"], "headgate.track": tracks[event["tid"]]}
+        span = Span(
+            trace_id=trace_id,
+            span_id=span_id,
+            parent_id=round_id if event["tid"] == PATH else root.span_id,
+            name=event["name"],
+            start_ns=offset_ns + _ns(event["ts"]),
+            end_ns=offset_ns + _ns(event["ts"] + event["dur"]),
+            attributes={**common, **placed, **own},
+            failed=event["args"].get("outcome") in FAILED,
         )
+        found.append(span)
     return found
 
 

@@ -6,8 +6,9 @@ from itertools import pairwise
 
 from testbed_runtime.checking.common import NS, Entry, data, events, options
 from testbed_runtime.checking.failovers import TOGETHER_NS, Cause
-from testbed_runtime.core.job.results import BLOCKING
 from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, Outcome, Wait
+from testbed_runtime.history.columns import vertex_of
+from testbed_runtime.history.manifest import blocking_edges
 from testbed_runtime.history.schema import Trial
 
 NEAR_INTERVAL_NS = 250_000_000
@@ -24,18 +25,16 @@ def detection(cause: Cause, effect_ns: int) -> list[Wait]:
         "checkpoint": "the next checkpoint, by execution.checkpointing.interval",
         "connection": KINDS["connection"].doc,  # as of a recorded wait, so that both have one price
     }.get(cause.kind)
-    return [
-        _step(cause.kind, effect_ns, cause.t_ns, text or f"detection of {cause.cause_class or 'the failure'}")
-    ]
+    text = text or f"detection of {cause.cause_class or 'the failure'}"
+    return [_step(cause.kind, effect_ns, cause.t_ns, text)]
 
 
 def next_checkpoints(trial: Trial, entry: Entry, since: int, until: int) -> list[Wait]:
     """Return the waits since then for the checkpoints up to the one that failed at `until` to be triggered, where the interval decided when that
     was: a store or a link that fails shows only in the next ones."""
     key, chosen = "execution.checkpointing.interval", options(entry)
-    begun = sorted(
-        int(r["t_ns"]) for r in trial.rows("checkpoints") if r["state"] == "triggered" and r["t_ns"] <= until
-    )
+    triggered = [r["t_ns"] for r in trial.rows("checkpoints") if r["state"] == "triggered"]
+    begun = sorted(t_ns for t_ns in triggered if t_ns <= until)
     interval = round(chosen.duration(key) * NS)
     return [
         Wait(
@@ -52,17 +51,16 @@ _PRODUCTION = "the work of {}, whose consumers are deployed when it has finished
 
 def blocking_producers(entry: Entry) -> frozenset[str]:
     """Return the vertices whose results are read only when they are complete."""
-    edges = (entry.get("job") or {}).get("edges") or ()
-    return frozenset(e.get("source") or e["from"] for e in edges if e.get("result") == BLOCKING)
+    return frozenset(e.get("source") or e["from"] for e in blocking_edges(entry))
 
 
 def _production(trial: Trial, producers: frozenset[str], since: int, until: int) -> tuple[list[int], bool]:
     """Return when tasks of these vertices FINISHED, and whether some had not at the end."""
-    own = [e for e in events(trial, "task.state") if str(e["subject"]).rpartition("-")[0] in producers]
-    last = {e["subject"]: data(e).get("to") for e in own if int(e["t_ns"]) <= until}
-    finished = [
-        int(e["t_ns"]) for e in own if data(e).get("to") == "FINISHED" and since <= int(e["t_ns"]) <= until
+    own = [
+        e for e in events(trial, "task.state") if vertex_of(e["subject"]) in producers and e["t_ns"] <= until
     ]
+    last = {e["subject"]: data(e).get("to") for e in own}
+    finished = [e["t_ns"] for e in own if data(e).get("to") == "FINISHED" and since <= e["t_ns"]]
     return finished, any(state != "FINISHED" for state in last.values())
 
 
@@ -80,20 +78,20 @@ def steps(
     `since` is the failure (`restart`) or the submission, `running_ns` when the last sink received its first new record. The
     step that did not end lasts until the failure or the end of the record, `until`. Consumers of `producers` are deployed only
     when these have finished."""
-    slots = (
-        _moments(trial, "failover.slots", since, until)[-1:] or _states(trial, "DEPLOYING", since, until)[:1]
+    slots = _moments(trial, "failover.slots", since, until)[-1:]
+    slots = slots or _states(trial, "DEPLOYING", since, until)[:1]
+    deployed, ran = (
+        _moments(trial, "failover.deployed", since, until),
+        _states(trial, "RUNNING", since, until),
     )
-    deployed = _moments(trial, "failover.deployed", since, until)
     if not restart:
-        deployed = _states(trial, "RUNNING", since, until)[-1:] if running_ns is not None else []
+        deployed = ran[-1:] if running_ns is not None else []
     connected = _moments(trial, "gate.connected", since, until)[-1:]
     finished, unfinished = _production(trial, producers, since, until if running_ns is None else running_ns)
     unfinished = unfinished and running_ns is None
     if finished or unfinished:
         first = min(finished, default=until)
-        deployed = (
-            deployed if restart else [t for t in _states(trial, "RUNNING", since, until) if t <= first][-1:]
-        )
+        deployed = deployed if restart else [t for t in ran if t <= first][-1:]
     if unfinished:
         finished, connected = [], []
     elif slots and not deployed:  # a busy JobMaster hears of it later than the sinks
@@ -106,13 +104,10 @@ def steps(
         ("first-record", [] if running_ns is None else [running_ns], "the first new record at each sink"),
     ]  # fmt: skip
     if restart:
-        later = {
-            (e["process"], e["subject"]) for e in events(trial, "failover.started") if int(e["t_ns"]) >= until
-        }
-        cancelled = [
-            e for e in events(trial, "failover.cancelled") if (e["process"], e["subject"]) not in later
-        ]
-        ended = [int(e["t_ns"]) for e in cancelled if since <= int(e["t_ns"]) <= until]
+        started = [e for e in events(trial, "failover.started") if e["t_ns"] >= until]
+        later = {(e["process"], e["subject"]) for e in started}
+        cancelled = [e for e in events(trial, "failover.cancelled") if since <= e["t_ns"] <= until]
+        ended = [e["t_ns"] for e in cancelled if (e["process"], e["subject"]) not in later]
         milestones.insert(0, ("cancellation", ended[-1:], "cancellation of the tasks"))
     found: list[Wait] = []
     at = since
@@ -142,12 +137,12 @@ def failing_at_once(trial: Trial, since: int, until: int) -> list[Wait]:
 
 
 def _moments(trial: Trial, kind: str, since: int, until: int) -> list[int]:
-    return [int(e["t_ns"]) for e in events(trial, kind) if since <= int(e["t_ns"]) <= until]
+    return [e["t_ns"] for e in events(trial, kind) if since <= e["t_ns"] <= until]
 
 
 def _states(trial: Trial, state: str, since: int, until: int) -> list[int]:
-    found = [e for e in events(trial, "task.state") if since <= int(e["t_ns"]) <= until]
-    return [int(e["t_ns"]) for e in found if data(e).get("to") == state]
+    found = [e for e in events(trial, "task.state") if since <= e["t_ns"] <= until]
+    return [e["t_ns"] for e in found if data(e).get("to") == state]
 
 
 def _step(kind: str, start_ns: int, end_ns: int, text: str) -> Wait:

@@ -28,15 +28,8 @@ TEXT_MAX = 400
 
 
 _MARKED_EVENTS = (
-    "job.state",
-    "leadership",
-    "taskmanager.lost",
-    "taskmanager.registered",
-    "process.exit",
-    "sink.first-record",
-    "failover.attempt",
-    "note",
-)
+    "job.state", "leadership", "taskmanager.lost", "taskmanager.registered", "process.exit", "sink.first-record", "failover.attempt", "note",
+)  # fmt: skip
 _FINAL_FAULT_STATES = ("clean", "residue", "failed", "voided")
 
 
@@ -128,67 +121,56 @@ def _since(moment: int, start: int) -> float:
     return round((moment - start) / 1e9, 4)
 
 
+def _span(kind: str, name: str, times: tuple[int, int], start: int, text: str = "") -> dict[str, Any]:
+    begun, ended = times
+    return {
+        "kind": kind,
+        "name": name,
+        "start_s": _since(begun, start),
+        "end_s": _since(ended, start),
+        "text": text,
+    }
+
+
 def _phase_spans(entry: Mapping[str, Any], start: int) -> list[dict[str, Any]]:
     failed = entry.get("job_state") in ("FAILED", "CANCELED")
-    return [
-        {
-            "kind": "phase",
-            "name": "ended" if failed and phase["name"] == "drain" else phase["name"],
-            "start_s": _since(int(phase["start_ns"]), start),
-            "end_s": _since(int(phase["end_ns"]), start),
-            "text": "",
-        }
-        for phase in entry.get("phases", ())
-        if phase.get("start_ns") and phase.get("end_ns")
-    ]
+    reached = [p for p in entry.get("phases", ()) if p.get("start_ns") and p.get("end_ns")]
+    names = ["ended" if failed and p["name"] == "drain" else p["name"] for p in reached]
+    times = [(int(p["start_ns"]), int(p["end_ns"])) for p in reached]
+    return [_span("phase", name, own, start) for name, own in zip(names, times, strict=True)]
 
 
-_SEEN_LATE = frozenset(
-    kind.name
-    for kind in KINDS.values()
-    if kind.backends == ("channel",) and any(p.name == "delay" for p in kind.parameters)
-)
+_DELAYING = [kind for kind in KINDS.values() if any(p.name == "delay" for p in kind.parameters)]
+_SEEN_LATE = frozenset(kind.name for kind in _DELAYING if kind.backends == ("channel",))
 """Kinds of faults that delay something from the start, and that are verified when the first delay has passed."""
 
 
 def _fault_spans(faults: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:
     """Return one span per fault: the effect, from `verified` (or `injected`, if it was not verified, or is known only once its delay
     has passed) to its end, which is the first of `ended`, `clean`, `residue`, `failed`, `voided`."""
-    spans: dict[str, dict[str, Any]] = {}
+    begun: dict[str, tuple[int, str]] = {}
+    ended: dict[str, int] = {}
     seen = {row["fault"] for row in faults if row["state"] == "verified" and row["kind"] not in _SEEN_LATE}
     for row in faults:
         name = row["fault"]
-        if row["state"] == ("verified" if name in seen else "injected") and name not in spans:
-            spans[name] = {
-                "kind": "fault",
-                "name": name,
-                "start_s": _since(row["t_ns"], start),
-                "end_s": None,
-                "text": f"{row['kind']} on {', '.join(_json(row['targets'], []))}",
-            }
-        elif (
-            name in spans and spans[name]["end_s"] is None and row["state"] in ("ended", *_FINAL_FAULT_STATES)
-        ):
-            spans[name]["end_s"] = _since(row["t_ns"], start)
-    for span in spans.values():
-        span["end_s"] = _since(end, start) if span["end_s"] is None else span["end_s"]
-    return [spans[name] for name in sorted(spans)]
+        if row["state"] == ("verified" if name in seen else "injected") and name not in begun:
+            begun[name] = row["t_ns"], f"{row['kind']} on {', '.join(_json(row['targets'], []))}"
+        elif name in begun and row["state"] in ("ended", *_FINAL_FAULT_STATES):
+            ended.setdefault(name, row["t_ns"])
+    return [
+        _span("fault", name, (t_ns, ended.get(name, end)), start, text)
+        for name, (t_ns, text) in sorted(begun.items())
+    ]
 
 
 def _failovers(events: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:
     """Return one span per restart, from `failover.started` to `failover.deployed` or the end of the trial."""
     deployed = {e["subject"]: e["t_ns"] for e in events if e["kind"] == "failover.deployed"}
+    restarts = [(e, e["subject"]) for e in events if e["kind"] == "failover.started"]
     return [
-        {
-            "kind": "failover",
-            "name": f"restart {event['subject']}",
-            "start_s": _since(event["t_ns"], start),
-            "end_s": _since(deployed.get(event["subject"], end), start),
-            "text": (event["text"] or "")[:TEXT_MAX],
-        }
-        for event in events
-        if event["kind"] == "failover.started"
-    ]
+        _span("failover", f"restart {number}", (e["t_ns"], deployed.get(number, end)), start, (e["text"] or "")[:TEXT_MAX])
+        for e, number in restarts
+    ]  # fmt: skip
 
 
 def _event_marks(events: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:
@@ -196,43 +178,32 @@ def _event_marks(events: list[dict[str, Any]], start: int, end: int) -> list[dic
     for event in events:
         if event["kind"] not in _MARKED_EVENTS or not start <= event["t_ns"] <= end:
             continue  # outside the phases the testbed itself starts and stops
-        data = _json(event["data"], {})
-        words = (
-            f"{event['subject']}: {data['to']}"
-            if event["kind"] == "job.state" and "to" in data
-            else event["subject"]
-        )
-        marks.append(
-            {
-                "kind": event["kind"],
-                "t_s": _since(event["t_ns"], start),
-                "text": f"{words}. {event['text']}"[:TEXT_MAX] if event["text"] else words,
-            }
-        )
+        to = _json(event["data"], {}).get("to") if event["kind"] == "job.state" else None
+        words = event["subject"] if to is None else f"{event['subject']}: {to}"
+        text = f"{words}. {event['text']}"[:TEXT_MAX] if event["text"] else words
+        marks.append({"kind": event["kind"], "t_s": _since(event["t_ns"], start), "text": text})
     return marks
 
 
 def _checkpoint_marks(checkpoints: list[dict[str, Any]], start: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "kind": f"checkpoint.{row['state']}",
-            "t_s": _since(row["t_ns"], start),
-            "text": f"checkpoint {row['checkpoint']} {row['state']}"
-            + (f" after {seconds(row['duration_ns'] / 1e9)}" if row["duration_ns"] else "")
-            + (f": {row['reason']}" if row["reason"] else ""),
-        }
-        for row in checkpoints
-        if row["state"] in ("completed", "failed") and row["t_ns"] >= start
-    ]
+    marks = []
+    for row in checkpoints:
+        if row["state"] in ("completed", "failed") and row["t_ns"] >= start:
+            text = f"checkpoint {row['checkpoint']} {row['state']}"
+            text += f" after {seconds(row['duration_ns'] / 1e9)}" if row["duration_ns"] else ""
+            text += f": {row['reason']}" if row["reason"] else ""
+            marks.append(
+                {"kind": f"checkpoint.{row['state']}", "t_s": _since(row["t_ns"], start), "text": text}
+            )
+    return marks
 
 
 def _faults(faults: list[dict[str, Any]], entry: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return one row per fault: what the manifest requested and what the history recorded."""
     asked = {f["name"]: f for f in entry.get("faults", ())}
     names = [*asked, *sorted({r["fault"] for r in faults} - set(asked))]
-    return [
-        _one_fault(name, asked.get(name, {}), [r for r in faults if r["fault"] == name]) for name in names
-    ]
+    rows = {name: [r for r in faults if r["fault"] == name] for name in names}
+    return [_one_fault(name, asked.get(name, {}), own) for name, own in rows.items()]
 
 
 def _one_fault(name: str, asked: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -76,13 +76,7 @@ def _path(recovery: Recovery, pid: int) -> list[dict[str, Any]]:
         span = (one.start_ns, one.end_ns)
         events.append(_slice((pid, ROUNDS), span, f"{label}: round {one.number}", "round", details))
         for s in one.segments:
-            details = {
-                "phase": s.phase,
-                "who": s.who,
-                "what": s.what,
-                "option": s.option,
-                "outcome": s.outcome,
-            }
+            details = {name: getattr(s, name) for name in ("phase", "who", "what", "option", "outcome")}
             events.append(_slice((pid, PATH), (s.start_ns, s.end_ns), s.words, s.kind, details))
     return events
 

@@ -10,9 +10,7 @@ from testbed_runtime.checking.common import NS, Entry, busiest, data, events, jo
 from testbed_runtime.checking.faults import FaultEffect, held_times, parameters, targets_of
 from testbed_runtime.checking.heldmessages import held_messages, relayed_losses
 from testbed_runtime.checking.iterations import held_supersteps
-from testbed_runtime.checking.lostwaits import lost_waits
-from testbed_runtime.checking.registrations import with_expired_attempts
-from testbed_runtime.checking.slotrequests import expired_slot_requests
+from testbed_runtime.checking.unrecorded import expired_slot_requests, lost_waits, with_expired_attempts
 from testbed_runtime.core.faults.kinds import KINDS as FAULTS
 from testbed_runtime.core.faults.links import ANYBODY, PLANES, split_link
 from testbed_runtime.core.ids import JOBMANAGER
@@ -99,7 +97,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     windows = windows_before_sinks(trial, entry)
     found = [_worked_for(trial, _replayed(trial, w, restored, entry), windows, entry) for w in found]
     closing = _closing(effects, on_rpc_alone(entry))
-    restarts = [int(e["t_ns"]) for e in events(trial, "failover.started")]
+    restarts = [e["t_ns"] for e in events(trial, "failover.started")]
     found = [_since_its_fault(trial, w, closing, restarts) for w in found]
     for effect in effects:
         if effect.injected_ns is not None:
@@ -117,41 +115,33 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
 def _until_reported(trial: Trial, waits: Sequence[Wait]) -> list[Wait]:
     """Return the waits, those for reports of failures that expired until the JobMaster got to them nevertheless: it began a failover then.
     A failure after the next restart of the task is another one."""
-    failures = [
-        (int(e["t_ns"]), str(found.get("task")))
-        for e in events(trial, "failover.failure")
-        if (found := data(e)).get("detector") == "Task"
-    ]
-    restarts = [(int(e["t_ns"]), data(e).get("region")) for e in events(trial, "failover.started")]
+    reported = [e for e in events(trial, "failover.failure") if data(e).get("detector") == "Task"]
+    failures = [(e["t_ns"], str(data(e).get("task"))) for e in reported]
+    restarts = [(e["t_ns"], data(e).get("region")) for e in events(trial, "failover.started")]
 
-    def handled(wait: Wait) -> int | None:
+    def until_handled(wait: Wait) -> Wait:
         if (wait.kind, wait.outcome) != ("failure-report", Outcome.EXPIRED):
-            return None
+            return wait
         at = next((t for t, task in failures if task == wait.who and t > wait.end_ns), None)
         restarted = (t for t, region in restarts if isinstance(region, list) and wait.who in region)
-        between = at is not None and any(wait.end_ns < t < at for t in restarted)
-        return None if between else at
+        if at is None or any(wait.end_ns < t < at for t in restarted):
+            return wait
+        return replace(wait, end_ns=at, outcome=Outcome.COMPLETED, option="", value="", budget_ns=-1)
 
-    return [
-        w
-        if (at := handled(w)) is None
-        else replace(w, end_ns=at, outcome=Outcome.COMPLETED, option="", value="", budget_ns=-1)
-        for w in waits
-    ]
+    return [until_handled(w) for w in waits]
 
 
 def _without_idle(trial: Trial, waits: Iterable[Wait]) -> list[Wait]:
     """Drop the waits for the first record of sinks that received nothing in the whole trial, if another one received its first record
     meanwhile: they had nothing to wait for, as no key was theirs."""
-    first = [(str(e["subject"]), int(e["t_ns"])) for e in events(trial, "sink.first-record")]
+    first = [(str(e["subject"]), e["t_ns"]) for e in events(trial, "sink.first-record")]
     ever = {task for task, _ in first}
-    return [
-        w
-        for w in waits
-        if (w.kind, w.outcome) != ("first-record", Outcome.CANCELLED)
-        or w.who in ever
-        or not any(w.start_ns <= t <= w.end_ns for _, t in first)
-    ]
+
+    def idle(wait: Wait) -> bool:
+        cut_short = (wait.kind, wait.outcome) == ("first-record", Outcome.CANCELLED) and wait.who not in ever
+        return cut_short and any(wait.start_ns <= t <= wait.end_ns for _, t in first)
+
+    return [w for w in waits if not idle(w)]
 
 
 def _closing(effects: Iterable[FaultEffect], rpc: Collection[str]) -> list[FaultEffect]:
@@ -185,34 +175,26 @@ def _since_its_fault(
             lasted = states[-1:] == ["RUNNING"]
         return lasted and not any(fault.begun_ns < t_ns <= wait.start_ns for t_ns in restarts)
 
-    before = [
-        e.begun_ns
-        for e in closing
-        if decided(e) and any(ends.issuperset(split_link(target)) for target in targets_of(e) or ("",))
-    ]
+    here = [e for e in closing if any(ends.issuperset(split_link(one)) for one in targets_of(e) or ("",))]
+    before = [e.begun_ns for e in here if decided(e)]
     return replace(wait, start_ns=before[-1]) if before else wait
 
 
 def created_ns(trial: Trial) -> int | None:
     """Return when the JobManager created the job. None if it did not."""
-    found = (int(e["t_ns"]) for e in events(trial, "job.state") if data(e).get("from") == "CREATED")
+    found = (e["t_ns"] for e in events(trial, "job.state") if data(e).get("from") == "CREATED")
     return next(found, None)
 
 
 def submission_wait(trial: Trial) -> Wait | None:
     """Return the wait of the runner for the JobManager to create the job that it has submitted. None if it did so at once."""
     created = created_ns(trial)
-    asked = [int(e["t_ns"]) for e in events(trial, "job.submitted")]
+    asked = [e["t_ns"] for e in events(trial, "job.submitted")]
     if created is None or not asked or created - asked[0] < SLOW_NS:
         return None
     return Wait(
-        wait=_SUBMISSION,
-        kind="jobmanager",
-        who="runner",
-        what="Dispatcher",
-        start_ns=asked[0],
-        end_ns=created,
-    )
+        wait=_SUBMISSION, kind="jobmanager", who="runner", what="Dispatcher", start_ns=asked[0], end_ns=created,
+    )  # fmt: skip
 
 
 def busy_texts(entry: Entry) -> dict[str, str]:
@@ -234,7 +216,7 @@ def _named(
     at_jobmaster = (wait.kind, wait.what) == ("registration", JOBMASTER_NAME)
     text, fault = busy.get("jobmanager" if at_jobmaster else wait.kind) or _waited_for(wait), ""
     for effect in effects:
-        family, begun, ended = effect.kind.partition(".")[0], effect.injected_ns, effect.ended_ns
+        family, begun, ended = effect.group, effect.injected_ns, effect.ended_ns
         during = begun is not None and begun < wait.end_ns and (ended is None or ended > wait.start_ns)
         if not during or wait.end_ns - wait.start_ns < SLOW_NS:
             continue
@@ -291,9 +273,7 @@ def _states(trial: Trial) -> Mapping[str, Sequence[tuple[int, str]]]:
     def read() -> dict[str, list[tuple[int, str]]]:
         found: dict[str, list[tuple[int, str]]] = {}
         for event in events(trial, "task.state"):
-            found.setdefault(str(event["subject"]), []).append(
-                (int(event["t_ns"]), data(event).get("to", ""))
-            )
+            found.setdefault(event["subject"], []).append((event["t_ns"], data(event).get("to", "")))
         return found
 
     return trial.kept("states", read)
@@ -374,7 +354,7 @@ def _with_replacements(
             steps.setdefault(wait.what, []).append(wait)
     found: list[Wait] = []
     for event in events(trial, "taskmanager.registered"):
-        incarnation, registered = str(event["subject"]), int(event["t_ns"])
+        incarnation, registered = str(event["subject"]), event["t_ns"]
         ended = [t for t in exits.get(incarnation.rpartition("-")[0], ()) if t < registered]
         if not (ended or incarnation in steps) or any(
             w.kind == "replacement" and w.start_ns <= registered and w.end_ns > max(ended, default=0)
@@ -417,7 +397,7 @@ def _exits(trial: Trial, effects: Iterable[FaultEffect]) -> dict[str, list[int]]
     """Return when the processes with each name ended. A pod that a fault removes does not record that."""
     found: dict[str, list[int]] = {}
     for event in events(trial, "process.exit"):
-        found.setdefault(_ordinal(event["subject"]), []).append(int(event["t_ns"]))
+        found.setdefault(_ordinal(event["subject"]), []).append(event["t_ns"])
     for effect in effects:
         if effect.kind in ("pod.delete", "pod.evict") and effect.injected_ns is not None:
             for target in targets_of(effect):
@@ -438,11 +418,8 @@ def _pod_steps(steps: Iterable[Wait], due: int, up: int) -> list[Wait]:
 
 def _ordinal(process: str) -> str:
     """Return `tm-0` of `tm-0-1` or `tm-0`, and `jobmanager` of `jobmanager-1`."""
-    return (
-        process
-        if process.count("-") < (1 if process.startswith(JOBMANAGER) else 2)
-        else process.rpartition("-")[0]
-    )
+    of_role = process.count("-") < (1 if process.startswith(JOBMANAGER) else 2)
+    return process if of_role else process.rpartition("-")[0]
 
 
 def _replayed(trial: Trial, wait: Wait, restored: Mapping[tuple[str, int], int], entry: Entry) -> Wait:
@@ -467,8 +444,8 @@ def _until_found(trial: Trial, waits: Sequence[Wait], late: Collection[str]) -> 
     again: dict[tuple[str, int], list[int]] = {}
     for event in events(trial, "partition.request"):
         if int(data(event).get("request", 1)) > 1:
-            key = (str(event["subject"]), int(event["attempt"]))
-            again.setdefault(key, []).append(int(event["t_ns"]))
+            key = (str(event["subject"]), event["attempt"])
+            again.setdefault(key, []).append(event["t_ns"])
 
     def shortened(wait: Wait) -> Wait:
         begun = [t for t in ran.get(wait.what, ()) if t <= wait.end_ns]
@@ -516,17 +493,11 @@ def _worked_for(trial: Trial, wait: Wait, windows: Mapping[str, Sequence[str]], 
 def _rejoining(wait: Wait, effects: Iterable[FaultEffect]) -> Wait:
     """Return a wait for a JobManager that a fault had stopped, or to register with it, from the end of the fault on: until then the fault
     owns it. A source asks for a split, not to register."""
-    ends = [
-        e.ended_ns
-        for e in effects
-        if _stopped_kind(e) == "jobmanager"
-        and wait.kind in ("jobmanager", "registration")
-        and e.ended_ns is not None
-        and wait.start_ns < e.ended_ns < wait.end_ns
-    ]
-    if not ends or wait.what == NEXT_SPLIT:
+    if wait.kind not in ("jobmanager", "registration") or wait.what == NEXT_SPLIT:
         return wait
-    return replace(wait, kind="registration", start_ns=max(ends))
+    ends = [e.ended_ns for e in effects if _stopped_kind(e) == "jobmanager" and e.ended_ns is not None]
+    during = [t_ns for t_ns in ends if wait.start_ns < t_ns < wait.end_ns]
+    return replace(wait, kind="registration", start_ns=max(during)) if during else wait
 
 
 def lasts_until(effect: FaultEffect, end_ns: int, *, missed: bool) -> int:
@@ -553,16 +524,9 @@ def fault_wait(
         cause = f"the loss of {', '.join(targets_of(effect))} to be noticed"
         detail = f"fault `{effect.fault}`, {effect.kind}"
     return Wait(
-        wait=f"{effect.fault}/lasts",
-        kind="stalled" if stalled else "fault",
-        who="job",
-        what=effect.fault,
-        start_ns=start_ns,
-        end_ns=end_ns,
-        cause=cause,
-        fault=effect.fault,
-        detail=detail,
-    )
+        wait=f"{effect.fault}/lasts", kind="stalled" if stalled else "fault", who="job", what=effect.fault,
+        start_ns=start_ns, end_ns=end_ns, cause=cause, fault=effect.fault, detail=detail,
+    )  # fmt: skip
 
 
 def starved_words(waits: Iterable[Wait], start_ns: int, end_ns: int) -> str:

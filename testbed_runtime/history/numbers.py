@@ -57,17 +57,10 @@ def count_part(tables: Mapping[str, pa.Table]) -> pa.Table:
             present = np.zeros(span if dense else 0, dtype=np.bool_)
             if dense:
                 present[distinct - distinct[0]] = True
-            parts.append(
-                {
-                    "process": process,
-                    "boot_id": boot_id,
-                    "table": name,
-                    "rows": len(seqs),
-                    "first": int(distinct[0]),
-                    "bitmap": np.packbits(present, bitorder="little").tobytes() if dense else None,
-                    "numbers": None if dense else distinct,
-                }
-            )
+            bitmap = np.packbits(present, bitorder="little").tobytes() if dense else None
+            counted = {"table": name, "rows": len(seqs), "first": int(distinct[0])}
+            held = {"bitmap": bitmap, "numbers": None if dense else distinct}
+            parts.append({"process": process, "boot_id": boot_id, **counted, **held})
     return pa.Table.from_pylist(parts, schema=PARTS_SCHEMA)
 
 

@@ -164,12 +164,8 @@ def check_rows(name: str, table: pa.Table, *, run: str, trial: str) -> list[Dama
     found = list(_nulls(name, table))
     if found or not len(table):
         return found
-    rules = [
-        _identity(name, table, run, trial),
-        _ranges(name, table),
-        _words(name, table),
-        _json(name, table),
-    ]
+    rules = [_identity(name, table, run, trial)]
+    rules += [rule(name, table) for rule in (_ranges, _words, _json)]
     rules += [_OF_TABLE[name](table)] if name in _OF_TABLE else []
     return [damage for rule in rules for damage in rule]
 

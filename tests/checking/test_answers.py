@@ -12,11 +12,11 @@ from testbed_runtime.checking.answer import trial_recovery
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.common import JobShape, windows
 from testbed_runtime.checking.failovers import check_failovers
-from testbed_runtime.checking.lostwaits import lost_waits
 from testbed_runtime.checking.prices import margins, prices
 from testbed_runtime.checking.progress import Progress
 from testbed_runtime.checking.rounds import start_of
 from testbed_runtime.checking.steps import failing_at_once, next_checkpoints
+from testbed_runtime.checking.unrecorded import lost_waits
 from testbed_runtime.checking.waits import read_waits, submission_wait
 from testbed_runtime.core.job.restart import restart_limit
 from testbed_runtime.core.judgement.metrics import JOB_FAILED

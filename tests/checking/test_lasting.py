@@ -309,7 +309,7 @@ def test_no_part_can_be_made_shorter_than_another_one_allows(
     assert [(s.slack_ns / NS if s.slack_ns >= 0 else -1, s.next) for s in chain] == expected
     others = [found[0].segments, found[1].segments[:1], found[3].segments[1:], found[4].segments]
     assert others == [(first,), (second,), (around,), (other,)]
-    assert capped(found[3].segments)[1].slack_ns == NS
+    assert capped(found[3].segments[1]).slack_ns == NS
 
 
 def test_a_round_may_end_one_wait_and_begin_the_next():

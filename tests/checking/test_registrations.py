@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.checking.registrations import expired_attempts_ns, with_expired_attempts
+from testbed_runtime.checking.unrecorded import expired_attempts_ns, with_expired_attempts
 from testbed_runtime.core.job.registration import RegistrationConfig
 from testbed_runtime.core.waits import Outcome
 from tests.checking.test_rules import NS, effect, waited

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from testbed_runtime.checking.slotrequests import expired_slot_requests, is_slot_request
+from testbed_runtime.checking.unrecorded import expired_slot_requests, is_slot_request
 from testbed_runtime.core.waits import RM_NAME, Outcome, Wait
 from tests.checking.test_recovery_path import segments, wait
 

@@ -29,10 +29,8 @@ def _buffers(trial: Trial) -> Iterator[Damage]:
     totals: dict[str, int] = {}
     for row, r in rows:
         total = parsed(r["data"]).get("total") if r["kind"] == BUFFERS else None
-        if isinstance(total, int) and total != totals.setdefault(r["process"], total):
-            problem = (
-                f"of {BUFFERS} has {total} as total, but {r['process']} has {totals[r['process']]} buffers"
-            )
+        if isinstance(total, int) and total != (first := totals.setdefault(r["process"], total)):
+            problem = f"of {BUFFERS} has {total} as total, but {r['process']} has {first} buffers"
             yield Damage("events", "data", row, problem)
     for row, r in rows:
         for problem in _problems(r["kind"], parsed(r["data"]), totals.get(r["process"])):

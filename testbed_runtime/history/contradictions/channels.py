@@ -61,9 +61,8 @@ def check_samples(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
     deployed = deployments(trial)
     if not deployed or not len(trial.table("waits")):
         return []
-    return first_of_each(
-        _repeated(trial.table("channels")), _local(trial, deployed), _one_sided(trial, entry)
-    )
+    channels = trial.table("channels")
+    return first_of_each(_repeated(channels), _local(trial, deployed), _one_sided(trial, entry))
 
 
 def _repeated(table: pa.Table) -> Iterator[Damage]:
@@ -132,8 +131,5 @@ def _unbalanced(table: pa.Table, *, exact: bool) -> Iterator[Damage]:
     more = used + free - (announced + credit)
     wrong = remote & ~producing & (used <= announced) & ((more > 0) | (exact & (more < -ARRIVING)))
     if (row := first_true(wrong)) >= 0:
-        problem = (
-            f"is {announced[row]} and {credit[row]} are not announced, but {used[row]} were used and {free[row]} are free "
-            "(credit, used, floating, exclusive)"
-        )
+        problem = f"is {announced[row]} and {credit[row]} are not announced, but {used[row]} were used and {free[row]} are free (credit, used, floating, exclusive)"
         yield Damage("channels", "announced", row, problem)

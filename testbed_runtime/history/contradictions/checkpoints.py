@@ -65,16 +65,9 @@ def check_checkpoints(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         return []
     found, damage = _collected(trial)
     return first_of_each(
-        damage,
-        _usual(trial, found),
-        _durations(trial, found),
-        _complete(trial, entry, found),
-        _sizes(entry, found),
-        _aligned(entry, found),
-        _commits(trial, entry, found),
-        _weights(trial, entry),
-        _waits(trial, found),
-    )
+        damage, _usual(trial, found), _durations(trial, found), _complete(trial, entry, found), _sizes(entry, found), _aligned(entry, found),
+        _commits(trial, entry, found), _weights(trial, entry), _waits(trial, found),
+    )  # fmt: skip
 
 
 def _collected(trial: Trial) -> tuple[list[Checkpoint], list[Damage]]:
@@ -142,9 +135,8 @@ def _complete(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) -
     for one in found if tasks else ():
         for task, r in one.acknowledged.items():
             if task not in tasks:
-                yield Damage(
-                    "checkpoints", "task", r["row"], f"is {task[:60]!r}, which the job does not have"
-                )
+                problem = f"is {task[:60]!r}, which the job does not have"
+                yield Damage("checkpoints", "task", r["row"], problem)
         if (end := one.completed) is None:
             continue
         for task in sorted(tasks - one.acknowledged.keys()):
@@ -167,9 +159,8 @@ def _sizes(entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage
         parts = sum(r["state_bytes"] for r in one.acknowledged.values())
         larger = exact and one.acknowledged.keys() >= tasks and end["state_bytes"] > parts
         if end["state_bytes"] < parts or larger:
-            problem = (
-                f"is {end['state_bytes']}, but the parts of checkpoint {end['checkpoint']} have {parts} bytes"
-            )
+            stated, number = end["state_bytes"], end["checkpoint"]
+            problem = f"is {stated}, but the parts of checkpoint {number} have {parts} bytes"
             yield Damage("checkpoints", "state_bytes", end["row"], problem)
 
 
@@ -225,10 +216,8 @@ def _weights(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     if not kinds or kinds - PLAIN_KINDS or not len(table):
         return
     owned = Owned.of(numbered([table], COMMIT), np.arange(len(table), dtype=np.int64))
-    found, stated = (
-        np.add.reduceat(of_row[owned.order], owned.starts)
-        for of_row in (committed_records(table), ints(table, "weight"))
-    )
+    found = np.add.reduceat(committed_records(table)[owned.order], owned.starts)
+    stated = np.add.reduceat(ints(table, "weight")[owned.order], owned.starts)
     if (at := first_true(found != stated)) >= 0:
         row = int(owned.order[owned.starts[at]])
         task = table.column("task")[row].as_py()

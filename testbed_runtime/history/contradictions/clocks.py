@@ -88,7 +88,6 @@ def _before_deployment(trial: Trial) -> Iterator[Damage]:
         of = r["what"] if r["kind"] == "deployment" else r["who"]
         early = begun.get((of, r["attempt"]), r["start_ns"]) - r["start_ns"]
         if early > TOLERANCE_NS:
-            problem = (
-                f"of this {r['kind']} wait is {early / NS:.1f} s before attempt {r['attempt']} of {of} began"
-            )
+            attempt = f"attempt {r['attempt']} of {of}"
+            problem = f"of this {r['kind']} wait is {early / NS:.1f} s before {attempt} began"
             yield Damage("waits", "start_ns", row, problem)

@@ -121,11 +121,9 @@ def _totals(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
         if not incoming or not ended or looped & ends:
             continue
         for received, sent, share in measures:
-            expected = sum(
-                totals[f"{source}-{i}"][sent] * many // (copies[source] if share else 1)
-                for source, many in incoming
-                for i in range(parallelism[source])
-            )
+            senders = [(v, i, many) for v, many in incoming for i in range(parallelism[v])]
+            own = [(totals[f"{v}-{i}"][sent] * many, copies[v] if share else 1) for v, i, many in senders]
+            expected = sum(amount // among for amount, among in own)
             found = sum(totals[f"{target}-{i}"][received] for i in range(subtasks))
             if max(found, expected) > LOOSE * min(found, expected) + TOTAL_MIN:
                 problem = f"adds up to {found} for {target}, but {', '.join(s for s, _ in incoming)} sent {expected} ({sent})"
@@ -135,9 +133,8 @@ def _totals(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
 def _dropped(trial: Trial) -> bool:
     """Whether records were dropped or rejected. A rejected acknowledgement is none: the next checkpoint commits its records."""
     rejected = (parsed(event["data"]) for _, event in events(trial, "stale.rejected"))
-    return bool(events(trial, "receive-queue.closed", "function.dropped")) or any(
-        data.get("what") != "acknowledgement" for data in rejected
-    )
+    dropped = events(trial, "receive-queue.closed", "function.dropped")
+    return bool(dropped) or any(data.get("what") != "acknowledgement" for data in rejected)
 
 
 def _committed(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:

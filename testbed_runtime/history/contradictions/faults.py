@@ -112,18 +112,15 @@ def _begun(rows: Rows, planned: Mapping[str, Any], entry: Mapping[str, Any]) -> 
 
 def _killed(trial: Trial) -> Iterator[Damage]:
     """Yield kills that took effect although no target ended after they began."""
-    rows, exits = (
-        rows_of(trial, "faults"),
-        [(ended_process(e), e["t_ns"]) for _, e in events(trial, "process.exit")],
-    )
+    rows = rows_of(trial, "faults")
+    exits = [(ended_process(e), e["t_ns"]) for _, e in events(trial, "process.exit")]
     verified = {r["fault"] for _, r in rows if r["state"] == "verified"}
     for row, r in rows:
         if r["state"] != "injected" or r["kind"] not in KILLS or r["fault"] not in verified:
             continue
-        names = tuple(_list(r["targets"]))
-        ended = [
-            t for name, t in exits if name in names or name.startswith(tuple(f"{one}-" for one in names))
-        ]
+        names = _list(r["targets"])
+        own = tuple(f"{name}-" for name in names)
+        ended = [t for name, t in exits if name in names or name.startswith(own)]
         if ended and max(ended) < r["t_ns"] - TOLERANCE_NS:
             off = (r["t_ns"] - max(ended)) / NS
             problem = f"says that {r['fault']} was injected {off:.1f} s after its targets ended (process.exit in events)"

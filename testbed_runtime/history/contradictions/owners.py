@@ -64,10 +64,8 @@ def _numbers(trial: Trial) -> Numbers:
 def _named(trial: Trial, one: tuple[str, str], other: tuple[str, str]) -> Damage:
     """Return the finding for the rows of `one`, which `other` has written."""
     column = KEY.index("boot_id") if one[0] == other[0] else KEY.index("process")
-    name, table, rows = next(
-        (n, t, rows) for n, t in _tables(trial) if (rows := places(t, *KEY).get(one)) is not None
-    )
-    problem = (
-        f"is {one[column][:60]!r}, but {other[column][:60]!r} has no row {ints(table, 'seq')[rows[0]]} (seq)"
-    )
-    return Damage(name, KEY[column], int(rows[0]), problem)
+    name, table = next((name, table) for name, table in _tables(trial) if one in places(table, *KEY))
+    row = int(places(table, *KEY)[one][0])
+    number = ints(table, "seq")[row]
+    problem = f"is {one[column][:60]!r}, but {other[column][:60]!r} has no row {number} (seq)"
+    return Damage(name, KEY[column], row, problem)

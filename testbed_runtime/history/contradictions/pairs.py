@@ -80,13 +80,7 @@ EVENT_DATA: Mapping[str, Mapping[str, type]] = {
 them are alternatives."""
 ENDS_WITH = {"restore": "task.restored", "first-record": "sink.first-record"}
 """The event of a task that each of these waits of a task ends with."""
-OF_RESTART = (
-    "failover.started",
-    "failover.failure",
-    "failover.cancelled",
-    "failover.slots",
-    "failover.attempt",
-)
+OF_RESTART = ("failover.started", "failover.failure", "failover.cancelled", "failover.slots", "failover.attempt")  # fmt: skip
 """Events of each restart that was deployed."""
 WAIT_OF_RESTART = {"failover.cancelled": "cancellation", "failover.slots": "slot"}
 """The wait of the JobMaster that these events end."""
@@ -244,13 +238,8 @@ def _received(trial: Trial) -> set[Attempt]:
 def _deployments(trial: Trial, deployed: Deployed, finished: set[Attempt]) -> Iterator[Damage]:
     """Yield an attempt without a wait for its deployment, or that was deployed to a TaskManager that had not registered. One that
     ended while DEPLOYING may not have been submitted yet."""
-    ended = ("CANCELING", "CANCELED", "FAILED")
-    unsubmitted = {
-        attempt_of(e)
-        for state in ended
-        for e in changes(trial, "task.state", state)
-        if parsed(e["data"]).get("from") == "DEPLOYING"
-    }
+    ended = [e for to in ("CANCELING", "CANCELED", "FAILED") for e in changes(trial, "task.state", to)]
+    unsubmitted = {attempt_of(e) for e in ended if parsed(e["data"]).get("from") == "DEPLOYING"}
     registered = {e["subject"] for _, e in events(trial, "taskmanager.registered")}
     waited = {(r["what"], r["attempt"]) for _, r in waits_of(trial, "deployment")}
     for (task, attempt), event in sorted(deployed.items()):
@@ -268,10 +257,8 @@ def _deployments(trial: Trial, deployed: Deployed, finished: set[Attempt]) -> It
 
 def _restarts(trial: Trial) -> Iterator[Damage]:
     """Yield a restart that was deployed without what precedes that, an event of a restart that did not start, and waits of one."""
-    rows = {
-        kind: {e["subject"]: row for row, e in events(trial, kind)}
-        for kind in (*OF_RESTART, "failover.deployed")
-    }
+    kinds = (*OF_RESTART, "failover.deployed")
+    rows = {kind: {e["subject"]: row for row, e in events(trial, kind)} for kind in kinds}
     started = rows["failover.started"]
     for kind in OF_RESTART:
         if missing := rows["failover.deployed"].keys() - rows[kind].keys():

@@ -72,9 +72,8 @@ def _phases(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
     if found == [*planned, "end"][: len(found)]:
         return
     row = next((row for (row, name), phase in zip(entered, planned, strict=False) if name != phase), -1)
-    problem = (
-        f"of trial.phase has {', '.join(found)[:80]}, but the phases are {', '.join(planned)} (manifest)"
-    )
+    phases = ", ".join(planned)
+    problem = f"of trial.phase has {', '.join(found)[:80]}, but the phases are {phases} (manifest)"
     yield Damage("events", "subject", row, problem)
 
 
@@ -138,9 +137,8 @@ def _windows(trial: Trial) -> Iterator[Damage]:
     for column, off in wrong.items() if deployments(trial) else ():
         if (row := first_true(off)) >= 0:
             value = table.column(column)[row].as_py()
-            problem = (
-                f"is {value}, but windows take {LATENCY_WINDOW_NS / NS:g} s and begin at a multiple of it"
-            )
+            usual = f"{LATENCY_WINDOW_NS / NS:g} s"
+            problem = f"is {value}, but windows take {usual} and begin at a multiple of it"
             yield Damage("latency", column, row, problem)
     owned = Owned.attempts_of(trial, "latency")
     after = np.diff(begins[owned.order], append=0)

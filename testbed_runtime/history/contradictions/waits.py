@@ -184,14 +184,14 @@ def check_ended(trial: Trial) -> list[Damage]:
 def _ended(trial: Trial) -> Iterator[Damage]:
     """Yield an event that ended a wait of a kind of which none ended then. A busy JobMaster hears late of a loss that the ResourceManager
     noticed."""
+    ends = {kind: [r["t_ns"] for _, r in waits_of(trial, kind)] for kind in BY_JOBMANAGER}
     for _, event in events(trial, *ENDING):
         data = parsed(event["data"])
         kind = str(data.get("wait"))
         detectors = (JOBMASTER_NAME, RM_NAME) if event["kind"] == LOST else (JOBMASTER_NAME,)
         if kind not in BY_JOBMANAGER or data.get("detector") not in detectors:
             continue
-        ends = (r["t_ns"] for _, r in waits_of(trial, kind))
-        if not happened(trial, event["process"], event["t_ns"], ends):
+        if not happened(trial, event["process"], event["t_ns"], ends[kind]):
             problem = f"has no {kind} that ended with {event['kind']} of {event['subject']} (data in events)"
             yield no_row("waits", problem)
 
