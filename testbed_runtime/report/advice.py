@@ -68,10 +68,9 @@ def _costs(trials: Sequence[TrialView]) -> Iterable[str]:
             mean = " on average" if len(answer.recoveries) > 1 else ""
             spent = "went to" if price.option else "was spent waiting for"
             spent += " the" if price.words.startswith("end of ") else ""
-            yield (
-                f"{where}: {quantities.seconds(price.seconds)} of {quantities.seconds(answer.total_s)}{mean} "
-                f"({words.percent(price.seconds / answer.total_s)}) {spent} {price.words}."
-            )
+            own, whole = quantities.seconds(price.seconds), quantities.seconds(answer.total_s)
+            share = words.percent(price.seconds / answer.total_s)
+            yield f"{where}: {own} of {whole}{mean} ({share}) {spent} {price.words}."
         for margin in close_margins(answer.margins)[:1]:
             yield f"{where}: close to its limit: {margin_words(margin)}."
 
@@ -93,9 +92,8 @@ def _undrained(entry: Mapping[str, Any]) -> str:
     """Say why it is unknown which records should have arrived."""
     if entry.get("job_state") == "FAILED":
         cause = f": {entry['cause']}" if entry.get("cause") else ""
-        return (
-            f"The job of {entry['trial']} failed, so its delivery cannot be judged{cause}".rstrip(".") + "."
-        )
+        text = f"The job of {entry['trial']} failed, so its delivery cannot be judged{cause}"
+        return text.rstrip(".") + "."
     refused = entry.get("stop_refused")
     why = f"was not drained: {refused} Its" if refused else "was not drained in time, so its"
     return f"Trial {entry['trial']} {why} delivery cannot be judged."
@@ -103,22 +101,13 @@ def _undrained(entry: Mapping[str, Any]) -> str:
 
 def _slow(trials: Sequence[TrialView]) -> Iterable[str]:
     """Yield a sentence about the phase that was slowest in comparison with the control run."""
-    worst = max(
-        (
-            (phase.cells[-1].against_control or 0.0, trial.trial, phase)
-            for trial in trials
-            for phase in trial.latencies
-            if not trial.is_control and phase.phase != "baseline"
-        ),
-        key=lambda found: found[0],
-        default=None,
-    )
+    found = [(t.trial, phase) for t in trials if not t.is_control for phase in t.latencies]
+    ratios = [(p.cells[-1].against_control or 0.0, name, p) for name, p in found if p.phase != "baseline"]
+    worst = max(ratios, key=lambda one: one[0], default=None)
     if worst and worst[0] >= NOTABLE_SLOWDOWN:
         ratio, trial, phase = worst
-        yield (
-            f"{trial}: p99 latency in the {phase.title.lower()} phase was {phase.cells[-1].shown}, "
-            f"{words.times(ratio)} that of the control run."
-        )
+        shown, times = phase.cells[-1].shown, words.times(ratio)
+        yield f"{trial}: p99 latency in the {phase.title.lower()} phase was {shown}, {times} that of the control run."
 
 
 def limits_of(
@@ -157,7 +146,5 @@ def _limits_of_values(metrics: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     clocks = [r for r in metrics if r["metric"] == "clocks.difference" and r["value"]]
     if clocks:
         worst = max(clocks, key=lambda r: r["value"])
-        yield (
-            f"The clocks of the processes differ by up to {quantities.seconds(worst['value'])} ({worst['text']}): latencies, lags and "
-            "recovery times are no more exact than that."
-        )
+        most = f"{quantities.seconds(worst['value'])} ({worst['text']})"
+        yield f"The clocks of the processes differ by up to {most}: latencies, lags and recovery times are no more exact than that."

@@ -120,15 +120,11 @@ def _long(trial: TrialRecovery) -> bool:
 
 
 def _one(name: str, recovery: Recovery, text: str) -> Answer:
-    return Answer(
-        where=name,
-        headline=text,
-        prices=recovery.prices,
-        unattributed_s=recovery.unattributed_s,
-        margins=recovery.margins,
-        from_events_s=recovery.from_events_s,
-        savings=tuple(savings(recovery)),
-    )
+    return _answer(name, text, recovery, savings=tuple(savings(recovery)))
+
+
+def _answer(where: str, text: str, found: Recovery | VariantAnswer, **more: Any) -> Answer:
+    return Answer(where, text, found.prices, found.unattributed_s, found.margins, found.from_events_s, **more)
 
 
 def costly(recoveries: Iterable[Recovery]) -> tuple[Recovery, ...]:
@@ -159,11 +155,9 @@ def _start_words(start: Recovery) -> str:
         return _failed(start, " after its submission")
     rounds = f" in {len(start.rounds)} rounds" if len(start.rounds) > 1 else ""
     total = quantities.seconds(start.total_s)
-    return (
-        f"started after {total}{rounds}"
-        if start.recovered
-        else f"not started after {total}{_end(start)}{rounds}"
-    )
+    if start.recovered:
+        return f"started after {total}{rounds}"
+    return f"not started after {total}{_end(start)}{rounds}"
 
 
 def _failed(recovery: Recovery, after: str) -> str:
@@ -172,9 +166,8 @@ def _failed(recovery: Recovery, after: str) -> str:
     limit = _restarts(recovery)
     if recovery.total_s >= NOTABLE_S:
         again, begun = _AGAIN if recovery.again else "", after or " after its first failure"
-        return (
-            f"the job failed{again} {quantities.seconds(recovery.total_s)}{begun}{limit or _rounds(recovery)}"
-        )
+        total = quantities.seconds(recovery.total_s)
+        return f"the job failed{again} {total}{begun}{limit or _rounds(recovery)}"
     why = recovery.rounds[-1].failure.partition(". ")[0].rstrip(".") if recovery.rounds else ""
     begun = _AGAIN if recovery.again else " at once" if after else ""
     return f"the job failed{begun}{after}{limit}{f': {why}' if why else ''}"
@@ -348,9 +341,8 @@ class VariantAnswer(Struct, frozen=True):
     @property
     def intervals(self) -> dict[str, str]:
         """The mean prices that are worth a line and have an interval: owner → `1.91 [1.87, 1.94] s`."""
-        found = {
-            p.text: self.interval(partial(_seconds_of, p)) for p in self.prices if p.seconds >= NOTABLE_S
-        }
+        notable = [p for p in self.prices if p.seconds >= NOTABLE_S]
+        found = {p.text: self.interval(partial(_seconds_of, p)) for p in notable}
         return {owner: text for owner, text in found.items() if text}
 
     @property
@@ -408,15 +400,7 @@ def _median(found: VariantAnswer, text: str) -> Answer:
     if lost:
         text += f", {lost} of {len(whole)} recoveries did not end"
     text += "; on average" if found.prices else ": no outage"
-    return Answer(
-        found.variant,
-        text,
-        found.prices,
-        found.unattributed_s,
-        found.margins,
-        found.from_events_s,
-        intervals=found.intervals,
-    )
+    return _answer(found.variant, text, found, intervals=found.intervals)
 
 
 def typical_prices(recoveries: Sequence[Recovery]) -> tuple[Price, ...]:
@@ -426,14 +410,8 @@ def typical_prices(recoveries: Sequence[Recovery]) -> tuple[Price, ...]:
     groups: dict[str, list[Price]] = {}
     for price in (p for r in recoveries for p in r.prices):
         groups.setdefault(price.owner, []).append(price)
-    found = [
-        replace(
-            group[0],
-            text=grown_together(p.text for p in group),
-            seconds=sum(p.seconds for p in group) / len(recoveries),
-            count=1,
-            detail="",
-        )
-        for group in groups.values()
-    ]
+    found = []
+    for group in groups.values():
+        text, total = grown_together(p.text for p in group), sum(p.seconds for p in group)
+        found.append(replace(group[0], text=text, seconds=total / len(recoveries), count=1, detail=""))
     return tuple(sorted(found, key=lambda p: -p.seconds))

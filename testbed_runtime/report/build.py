@@ -38,13 +38,9 @@ def build(
     rows: dict[str, list[Row]] = {}
     for row in metrics:
         rows.setdefault(row["trial"], []).append(row)
-    trials = tuple(
-        replace(
-            _trial(entry, rows.get(entry["trial"], []), series.get(entry["trial"])),
-            answer=(recoveries or {}).get(entry["trial"]),
-        )
-        for entry in entries
-    )
+    known, names = recoveries or {}, [entry["trial"] for entry in entries]
+    views = [_trial(e, rows.get(name, []), series.get(name)) for e, name in zip(entries, names, strict=True)]
+    trials = tuple(replace(view, answer=known.get(name)) for view, name in zip(views, names, strict=True))
     expectations = tuple(verdict.get("expectations") or ())
     faults = tuple(_faults(entries, series))
     return RunView(
@@ -71,16 +67,8 @@ def build(
 
 def find(rows: Iterable[Row], metric: str, *, phase: str = "", quantile: float | None = None) -> Row | None:
     """Return the row of a metric, or None."""
-    return next(
-        (
-            r
-            for r in rows
-            if r["metric"] == metric
-            and (r["phase"] or "") == phase
-            and (quantile is None or r["quantile"] == quantile)
-        ),
-        None,
-    )
+    own = (r for r in rows if r["metric"] == metric and (r["phase"] or "") == phase)
+    return next((r for r in own if quantile is None or r["quantile"] == quantile), None)
 
 
 def shown(row: Row | None) -> str:
@@ -99,13 +87,9 @@ def shown(row: Row | None) -> str:
 def _trial(entry: Mapping[str, Any], rows: Sequence[Row], series: Mapping[str, Any] | None) -> TrialView:
     state = find(rows, "job.state")
     baseline = find(rows, "throughput.records-per-second", phase="baseline")
-    flags = [
-        words_of
-        for key, words_of in (("voided", "void: its fault ended early"), ("error", "failed to run"))
-        if entry.get(key)
-    ]
-    if entry.get("drained") is False:
-        flags.append("not drained")
+    flags = ["void: its fault ended early"] if entry.get("voided") else []
+    flags += ["failed to run"] if entry.get("error") else []
+    flags += ["not drained"] if entry.get("drained") is False else []
     return TrialView(
         trial=str(entry["trial"]),
         variant=variant_of(entry),
@@ -144,12 +128,8 @@ def _phase_latency(rows: Sequence[Row], phase: str) -> PhaseLatency:
 
     rate = cell("throughput.records-per-second", "throughput.relative-to-control")
     rate = Cell(quantities.count(rate.value and round(rate.value)), rate.value, rate.against_control)
-    return PhaseLatency(
-        phase,
-        words.TRIAL_PHASES[phase][0],
-        rate,
-        tuple(cell("latency", "latency.relative-to-control", q) for q in LATENCY_QUANTILES),
-    )
+    latencies = tuple(cell("latency", "latency.relative-to-control", q) for q in LATENCY_QUANTILES)
+    return PhaseLatency(phase, words.TRIAL_PHASES[phase][0], rate, latencies)
 
 
 def _faults(
@@ -193,23 +173,16 @@ def _settings(entries: Sequence[Mapping[str, Any]]) -> Iterable[Setting]:
     by_variant: dict[str, Mapping[str, Any]] = {}
     for entry in entries:
         by_variant.setdefault(variant_of(entry), entry)
-    options = [
-        Options(e.get("configuration") or {}, flink_version=e.get("flinkVersion") or "2.x")
-        for e in by_variant.values()
-    ]
+    asked = [(e.get("configuration") or {}, e.get("flinkVersion") or "2.x") for e in by_variant.values()]
+    options = [Options(configuration, flink_version=version) for configuration, version in asked]
     for key in sorted({key for o in options for key in o.as_map()}):
         defaults = {_default(key, o.flink_version) for o in options}
         default = defaults.pop() if len(defaults) == 1 else "by version"
         values = tuple(
             o.as_map().get(key) or (key in BY_KEY and o.text(key)) or quantities.DASH for o in options
         )
-        yield Setting(
-            key,
-            values,
-            default,
-            differs=any(not _same(key, v, default) for v in values),
-            by_variant=len(set(values)) > 1,
-        )
+        differs = any(not _same(key, v, default) for v in values)
+        yield Setting(key, values, default, differs=differs, by_variant=len(set(values)) > 1)
 
 
 def _default(key: str, version: str) -> str:
@@ -229,18 +202,16 @@ def network_of(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """Yield the network's own round trip and loss per path before the first fault: the medians over all trials."""
     readings: dict[str, list[Mapping[str, Any]]] = {}
     for entry in manifest.get("trials") or ():
-        for name, found in (entry.get("paths") or {}).items():
-            if found.get("round_trip_s") is not None:
-                readings.setdefault(str(name), []).append(found)
+        for name, path in (entry.get("paths") or {}).items():
+            if path.get("round_trip_s") is not None:
+                readings.setdefault(str(name), []).append(path)
     for name, found_there in readings.items():
         trip = median(float(r["round_trip_s"]) for r in found_there)
         rates = [float(r["bytes_per_s"]) for r in found_there if r.get("bytes_per_s")]
         lost = median(float(r.get("lost_percent") or 0.0) for r in found_there)
         rate = f", {median(rates) / 1e6:.0f} MB/s round trip" if rates else ""
-        yield (
-            f"Network before the faults, {name}",
-            f"round trip {quantities.seconds(trip)}, {lost:g} % lost{rate}",
-        )
+        found = f"round trip {quantities.seconds(trip)}, {lost:g} % lost{rate}"
+        yield f"Network before the faults, {name}", found
 
 
 def _environment(manifest: Mapping[str, Any], metrics: Sequence[Row]) -> Iterable[tuple[str, str]]:

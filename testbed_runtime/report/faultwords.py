@@ -111,10 +111,8 @@ def _paths(values: Mapping[str, Any]) -> str:
 
 def _path(path: Mapping[str, Any]) -> str:
     if "added_round_trip_s" in path:
-        return (
-            f"round trip {_signed(path['added_round_trip_s'])} ({words.seconds_short(path['asked_round_trip_s'])} asked, "
-            f"{path.get('probes', 0)} probes)"
-        )
+        added, asked = _signed(path["added_round_trip_s"]), words.seconds_short(path["asked_round_trip_s"])
+        return f"round trip {added} ({asked} asked, {path.get('probes', 0)} probes)"
     if "silent_for_s" in path:
         return f"no answer for {quantities.seconds(path['silent_for_s'])}, connection {path.get('connection', 'open')}"
     if "measured_bytes_per_s" in path:
@@ -129,16 +127,15 @@ def _packets(path: Mapping[str, Any]) -> str:
         if f"{way}_added_s" in path:
             asked = words.seconds_short(path[f"{way}_asked_s"])
             added = f"{1000 * path[f'{way}_added_s']:+.2f} ms"
-            parts.append(
-                f"{added} on the way {word} ({asked} asked, median of {path.get('probes', 0)} probes)"
-            )
+            probes = path.get("probes", 0)
+            parts.append(f"{added} on the way {word} ({asked} asked, median of {probes} probes)")
         if path.get(f"{way}_lost_percent") is not None:
             low, high = path[f"{way}_interval_percent"]
             asked, lost = path[f"{way}_asked_percent"], path[f"{way}_lost_percent"]
-            parts.append(
-                f"{lost:.3g} % lost on the way {word} ({asked:g} % asked, {low:.3g} … {high:.3g} % with 99.99 % confidence, "
-                f"{path.get(f'{way}_probes', 0)} probes)"
+            certain = (
+                f"{low:.3g} … {high:.3g} % with 99.99 % confidence, {path.get(f'{way}_probes', 0)} probes"
             )
+            parts.append(f"{lost:.3g} % lost on the way {word} ({asked:g} % asked, {certain})")
     return ", ".join(parts)
 
 
@@ -146,11 +143,10 @@ def _counters(values: Mapping[str, Any]) -> str:
     """Return what a channel fault delayed, dropped or refused, for each process where it did."""
     lines = []
     for name, counts in values["counters"].items():
-        parts = [f"{counts[key]} {text}" for key, text in COUNTED.items() if counts.get(key)]
+        parts = []
         if counts.get("delayed"):
-            parts.insert(
-                0, f"{counts['delayed']} delayed, {quantities.seconds(counts.get('delay_s'))} in all"
-            )
+            parts.append(f"{counts['delayed']} delayed, {quantities.seconds(counts.get('delay_s'))} in all")
+        parts += [f"{counts[key]} {text}" for key, text in COUNTED.items() if counts.get(key)]
         if counts.get("holding"):
             parts.append(f"{counts['holding']} still held")
         if parts:

@@ -138,12 +138,8 @@ def shown_trials(view: RunView) -> Sequence[TrialView]:
 
 def _means(answers: Sequence[VariantAnswer]) -> Markup:
     """Draw one bar per variant, or per fault of a variant with several, with the mean of each wait."""
-    found = [
-        mean_of(
-            f"{a.variant}{a.after}: {quantities.seconds(a.total_s)} on average", a.prices, a.unattributed_s
-        )
-        for a in answers
-    ]
+    captions = [f"{a.variant}{a.after}: {quantities.seconds(a.total_s)} on average" for a in answers]
+    found = [mean_of(text, a.prices, a.unattributed_s) for text, a in zip(captions, answers, strict=True)]
     axis = "seconds, mean over the recoveries of a variant; the largest wait first"
     axes = {WIDE.name: axis, NARROW.name: "seconds, mean; the largest first"}
     return _both(lambda size: rounds_svg(found, size, key=f"me-{size.name[0]}", axis=axes[size.name]))
@@ -174,15 +170,9 @@ def _figures(index: int, trial: TrialView, view: RunView) -> TrialFigures:
         latency = _both(lambda size: latency_svg(trial, control, size, key=f"{key}l{size.name[0]}"))
     slowest = not view.compact or trial.trial in aggregate.slowest(view.trials)
     rounds = list(_titled(trial)) if slowest else []
-    return TrialFigures(
-        trial,
-        timeline,
-        latency,
-        _both(lambda size: rounds_svg(rounds, size, key=f"{key}r{size.name[0]}")),
-        load,
-        tuple(_samples(series)) if series and not view.compact else (),
-        kinds,
-    )
+    bars = _both(lambda size: rounds_svg(rounds, size, key=f"{key}r{size.name[0]}"))
+    samples = tuple(_samples(series)) if series and not view.compact else ()
+    return TrialFigures(trial, timeline, latency, bars, load, samples, kinds)
 
 
 def shown_recoveries(trial: TrialView) -> list[Recovery]:
@@ -190,10 +180,9 @@ def shown_recoveries(trial: TrialView) -> list[Recovery]:
     if trial.answer is None or trial.is_control:
         return []
     start = trial.answer.own_start
-    slow = start is not None and (
-        len(start.rounds) > 1 or not start.recovered or start.total_s >= STARTS_FROM_S
-    )
-    return [*([start] if start is not None and slow else []), *trial.answer.recoveries]
+    if start is None or (len(start.rounds) <= 1 and start.recovered and start.total_s < STARTS_FROM_S):
+        return list(trial.answer.recoveries)
+    return [start, *trial.answer.recoveries]
 
 
 def _titled(trial: TrialView) -> Iterable[Titled]:
@@ -205,9 +194,8 @@ def _titled(trial: TrialView) -> Iterable[Titled]:
 
 def _wait_kinds(view: RunView) -> set[str]:
     """Return the kinds of waits in the drawings."""
-    return {
-        s.kind for t in view.fault_trials for r in shown_recoveries(t) for n in r.rounds for s in n.segments
-    }
+    rounds = [n for t in view.fault_trials for r in shown_recoveries(t) for n in r.rounds]
+    return {s.kind for n in rounds for s in n.segments}
 
 
 def _samples(series: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -215,16 +203,12 @@ def _samples(series: Mapping[str, Any]) -> list[tuple[str, ...]]:
     every = max(round(SAMPLE_S / series["bin_s"]), 1)
     values = series["series"]
     rate = values.get("goodput") or values["throughput"]
-    return [
-        (
-            f"{series['bins'][i]:.0f} s",
-            quantities.count(_mean(rate[i : i + every])),
-            quantities.seconds(_largest(values["lag_s"][i : i + every])),
-            quantities.seconds(_largest(values["latency_p50_s"][i : i + every])),
-            quantities.seconds(_largest(values["latency_p99_s"][i : i + every])),
-        )
-        for i in range(0, len(series["bins"]), every)
-    ]
+    rows = []
+    for i in range(0, len(series["bins"]), every):
+        most = (_largest(values[name][i : i + every]) for name in ("lag_s", "latency_p50_s", "latency_p99_s"))
+        mean = quantities.count(_mean(rate[i : i + every]))
+        rows.append((f"{series['bins'][i]:.0f} s", mean, *map(quantities.seconds, most)))
+    return rows
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

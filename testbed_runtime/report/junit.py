@@ -34,11 +34,8 @@ def junit_xml(views: Sequence[RunView], *, inconclusive: str = "skip") -> str:
 
 def _variants(view: RunView) -> list[str]:
     """Return the variants in the verdict's order. The empty name holds what belongs to no variant."""
-    return list(
-        dict.fromkeys(
-            [str(i.get("variant") or "") for i in view.expectations] + [v for v, _ in view.variants]
-        )
-    )
+    judged = [str(i.get("variant") or "") for i in view.expectations]
+    return list(dict.fromkeys(judged + [v for v, _ in view.variants]))
 
 
 def _suite(
@@ -52,11 +49,8 @@ def _suite(
     suite.set("time", f"{sum(seconds):.3f}")
     for item, took in zip(items, seconds, strict=True):
         where = f" [{item['trial']}]" if item.get("trial") else ""
-        case = ET.SubElement(
-            suite,
-            "testcase",
-            {"classname": name, "name": clean(f"{item.get('text', '')}{where}"), "time": f"{took:.3f}"},
-        )
+        text = clean(f"{item.get('text', '')}{where}")
+        case = ET.SubElement(suite, "testcase", {"classname": name, "name": text, "time": f"{took:.3f}"})
         _outcome(case, item, inconclusive)
     _count(suite, [suite])
 

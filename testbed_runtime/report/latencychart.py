@@ -36,10 +36,8 @@ def latency_svg(trial: TrialView, control: TrialView | None, size: Size, *, key:
             previous = phase.phase
         _row(svg, label, phase, css, x=x, y=y + ROW / 2, size=size)
         y += ROW
-    description = "; ".join(
-        f"{label}: " + ", ".join(f"p{q} {c.shown}" for q, c in zip((50, 95, 99), phase.cells, strict=True))
-        for label, phase, _ in rows
-    )
+    shown = [[f"p{q} {c.shown}" for q, c in zip((50, 95, 99), p.cells, strict=True)] for _, p, _ in rows]
+    description = "; ".join(f"{r[0]}: {', '.join(cells)}" for r, cells in zip(rows, shown, strict=True))
     return svg.render(key, f"Latency of trial {trial.trial} by phase", description, css=size.name)
 
 
@@ -58,24 +56,17 @@ def _axis(svg: Svg, x: Scale, bottom: float, size: Size) -> None:
         svg.line(x(tick), 8, x(tick), bottom, css="grid")
         svg.text(x(tick), bottom + 16, words.seconds_short(tick), css="tick", anchor="middle")
     svg.line(x.start, bottom, x.end, bottom, css="axis")
-    svg.text(
-        size.width - 4,
-        bottom + 32,
-        "latency from the due time, log scale: p50, p95, p99",
-        css="tick",
-        anchor="end",
-    )
+    caption = "latency from the due time, log scale: p50, p95, p99"
+    svg.text(size.width - 4, bottom + 32, caption, css="tick", anchor="end")
 
 
 def _row(svg: Svg, label: str, phase: PhaseLatency, css: str, *, x: Scale, y: float, size: Size) -> None:
-    points = [(c, x(c.value)) for c in phase.cells if c.value]
-    svg.text(LABEL_WIDTH, y + 4, label, css="small" if css == "l-fault" else "tick", anchor="end")
+    points, font = [(c, x(c.value)) for c in phase.cells if c.value], "small" if css == "l-fault" else "tick"
+    svg.text(LABEL_WIDTH, y + 4, label, css=font, anchor="end")
     svg.line(points[0][1], y, points[-1][1], y, css=f"range {css}")
     for (cell, place), radius in zip(points, _radii(len(points)), strict=True):
         svg.element("circle", title=f"{label}: {cell.shown}", cx=place, cy=y, r=radius, class_=f"dot {css}")
-    svg.text(
-        size.width - VALUE_WIDTH + 8, y + 4, points[-1][0].shown, css="small" if css == "l-fault" else "tick"
-    )
+    svg.text(size.width - VALUE_WIDTH + 8, y + 4, points[-1][0].shown, css=font)
 
 
 def _radii(count: int) -> Sequence[float]:

@@ -66,32 +66,23 @@ class Load:
         left, right = LABEL if size.name == "wide" else 84.0, size.width - size.right
         room = int(left / (size.font * 0.56)) - 1
         y = 0.0
-        for kind, title, css in KINDS:
-            svg.text(left, y + 13, title, css="panel-title")
+        for kind, caption, css in KINDS:
+            svg.text(left, y + 13, caption, css="panel-title")
             y += HEAD
             for vertex in self.vertices:
                 name, known = str(vertex["vertex"]), [s for s in vertex.get(kind) or () if s is not None]
                 most = max(known, default=0.0)
                 svg.text(left - 8, y + 12, words.shortened(name, room), css="small", anchor="end")
-                svg.rect(
-                    left,
-                    y,
-                    right - left,
-                    ROW,
-                    css="load-none",
-                    title=f"{name}: at most {words.percent(most)}",
-                )
+                title, width = f"{name}: at most {words.percent(most)}", right - left
+                svg.rect(left, y, width, ROW, css="load-none", title=title)
                 for shape, step in self._drawn[name, kind]:
-                    svg.use(
-                        shape, f"load-{css} load-{step}", left=left, top=y, width=right - left, height=ROW
-                    )
+                    svg.use(shape, f"load-{css} load-{step}", left=left, top=y, width=width, height=ROW)
                 y += ROW + 3
         x = Scale(0.0, self.end, left, right)
         for tick in nice_ticks(0.0, self.end, size.time_ticks):
             svg.text(x(tick), y + 14, f"{tick:g}", css="tick", anchor="middle")
-        return svg.render(
-            f"{self.key}{size.name[0]}", f"Load of trial {self.trial}", self.describe(), css=size.name
-        )
+        key, caption = f"{self.key}{size.name[0]}", f"Load of trial {self.trial}"
+        return svg.render(key, caption, self.describe(), css=size.name)
 
     def describe(self) -> str:
         """Describe the load in words, for screen readers."""

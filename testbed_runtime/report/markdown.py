@@ -76,18 +76,8 @@ def run_markdown(view: RunView) -> str:
     found = aggregate.faults(view.faults) if view.compact else view.faults
     faults = table(
         ("trial", "fault", "requested", "measured", "effect", "backend"),
-        (
-            (
-                f["trial"],
-                f["name"],
-                ", ".join(filter(None, (f["asked"], f["when"]))),
-                f["measured"],
-                f["effect"],
-                f["backend"],
-            )
-            for f in found
-        ),
-    )
+        ((f["trial"], f["name"], ", ".join(filter(None, (f["asked"], f["when"]))), f["measured"], f["effect"], f["backend"]) for f in found),
+    )  # fmt: skip
     if faults:
         lines += ["### Faults", "", *faults]
     return "\n".join(lines).rstrip() + "\n"
@@ -163,13 +153,8 @@ def _prices(
     more += [f"- {line(text)}" for text in (savings(found) if isinstance(found, Recovery) else ())]
     if found.from_events_s >= NOTABLE_S:
         more.append(f"- {from_events_words(found.from_events_s)} ({share(found.from_events_s)})")
-    return [
-        f"**{line(title)}**",
-        "",
-        *table(("waited for", "mean [interval]" if any(intervals.values()) else "seconds", "share"), rows),
-        *more,
-        *([""] if more else []),
-    ]
+    head = ("waited for", "mean [interval]" if any(intervals.values()) else "seconds", "share")
+    return [f"**{line(title)}**", "", *table(head, rows), *more, *([""] if more else [])]
 
 
 def summary_markdown(views: Sequence[RunView]) -> str:

@@ -119,12 +119,9 @@ def fitting(text: str, width: float, font: float) -> str:
 
 def describe(found: Sequence[Titled]) -> str:
     """Describe the bars in words, for screen readers."""
-    return ". ".join(
-        f"{item.caption}: "
-        + "; ".join(
-            f"round {n.number}: "
-            + ", ".join(f"{s.words or s.kind} {quantities.seconds(s.seconds)}" for s in n.segments)
-            for n in item.rounds
-        )
-        for item in found
-    )
+
+    def in_words(number: Round) -> str:
+        waits = (f"{s.words or s.kind} {quantities.seconds(s.seconds)}" for s in number.segments)
+        return f"round {number.number}: {', '.join(waits)}"
+
+    return ". ".join(f"{item.caption}: {'; '.join(map(in_words, item.rounds))}" for item in found)

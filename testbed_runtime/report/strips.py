@@ -50,19 +50,15 @@ def distributions(comparison: Mapping[str, Any]) -> list[Distribution]:
     groups = comparison.get("groups") or ()
     found = []
     for index, metric in enumerate(comparison.get("metrics") or ()):
-        strips = tuple(
-            Strip(
-                str(group["name"]),
-                tuple(float(v) for v in group["values"][index]["values"] if v is not None),
-                group["values"][index].get("low"),
-                group["values"][index].get("high"),
-                str(group["values"][index].get("text") or quantities.DASH),
-            )
-            for group in groups
-        )
+        strips = tuple(_strip_of(str(group["name"]), group["values"][index]) for group in groups)
         if any(strip.values for strip in strips):
             found.append(Distribution(str(metric["title"]), str(metric["unit"]), strips))
     return found
+
+
+def _strip_of(name: str, found: Mapping[str, Any]) -> Strip:
+    values = tuple(float(v) for v in found["values"] if v is not None)
+    return Strip(name, values, found.get("low"), found.get("high"), str(found.get("text") or quantities.DASH))
 
 
 def strips_svg(found: Sequence[Distribution], size: Size, *, key: str) -> str:
@@ -123,14 +119,8 @@ def _strip(svg: Svg, strip: Strip, x: Scale, y: float, size: Size) -> None:
     if dots:
         svg.element("path", title=title, d=dots, class_="dots", stroke_width=2 * DOT)
     if strip.low is not None and strip.high is not None and strip.high > strip.low:
-        svg.line(
-            x(strip.low),
-            y + 10,
-            x(strip.high),
-            y + 10,
-            css="interval",
-            title=f"interval of the mean: {strip.text}",
-        )
+        title = f"interval of the mean: {strip.text}"
+        svg.line(x(strip.low), y + 10, x(strip.high), y + 10, css="interval", title=title)
 
 
 def _shown(unit: str) -> Callable[[float], str]:

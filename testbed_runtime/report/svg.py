@@ -90,9 +90,8 @@ class Svg:
         self.element("line", title=title, x1=x1, y1=y1, x2=x2, y2=y2, class_=css)
 
     def rect(self, x: float, y: float, width: float, height: float, *, css: str, title: str = "") -> None:
-        self.element(
-            "rect", title=title, x=x, y=y, width=max(width, 0.0), height=max(height, 0.0), class_=css
-        )
+        width, height = max(width, 0.0), max(height, 0.0)
+        self.element("rect", title=title, x=x, y=y, width=width, height=height, class_=css)
 
     def path(self, d: str, css: str) -> None:
         if d:

@@ -216,9 +216,8 @@ class Timeline:
             left, right = x(span["start_s"]), x(span["end_s"])
             words_of = f"{span['name']}: {span['text']} ({span['start_s']:.2f} s to {span['end_s']:.2f} s)"
             top = LANE if span["kind"] == "fault" else MARK_LINE - 10
-            svg.rect(
-                left, top, max(right - left, 1.5), bottom - top, css=f"span-{span['kind']}", title=words_of
-            )
+            width, css = max(right - left, 1.5), f"span-{span['kind']}"
+            svg.rect(left, top, width, bottom - top, css=css, title=words_of)
         _span_labels(svg, [s for s in spans if s["kind"] == "fault"], x, size)
 
     def _rounds(self, svg: Svg, x: Scale) -> None:
@@ -228,14 +227,9 @@ class Timeline:
             return
         for segment in (s for r in self.recovery.recoveries for n in r.rounds for s in n.segments):
             left, right = (x((t - start) / 1e9) for t in (segment.start_ns, segment.end_ns))
-            title = (
-                f"{segment.words or segment.kind}: {quantities.seconds(segment.seconds)}"
-                if self.details
-                else ""
-            )
-            svg.rect(
-                left, ROUND_LANE, max(right - left, 0.8), ROUND_HEIGHT, css=f"k-{segment.kind}", title=title
-            )
+            shown = f"{segment.words or segment.kind}: {quantities.seconds(segment.seconds)}"
+            width, title = max(right - left, 0.8), shown if self.details else ""
+            svg.rect(left, ROUND_LANE, width, ROUND_HEIGHT, css=f"k-{segment.kind}", title=title)
 
     def _marks(self, svg: Svg, x: Scale) -> None:
         if not self.details:
@@ -358,6 +352,5 @@ def _time_axis(svg: Svg, x: Scale, size: Size, bottom: float, end: float, *, fir
     for tick in nice_ticks(0.0, end, size.time_ticks):
         svg.line(x(tick), bottom, x(tick), bottom + 4, css="axis")
         svg.text(x(tick), bottom + 16, f"{tick:g}", css="tick", anchor="middle")
-    svg.text(
-        size.width - size.right, bottom + 31, f"seconds since the {first} began", css="tick", anchor="end"
-    )
+    caption = f"seconds since the {first} began"
+    svg.text(size.width - size.right, bottom + 31, caption, css="tick", anchor="end")

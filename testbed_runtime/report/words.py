@@ -89,11 +89,9 @@ def binary(size: float) -> str:
 
 def mapping(values: Mapping[str, Any]) -> str:
     """Format parameters: `latency 100 ms, jitter 0 s`, or a dash if there are none."""
-    parts = [
-        f"{spaced(re.sub(r'_(ns|s|bytes)$', '', str(name))).lower()} {value_of(str(name), value)}"
-        for name, value in values.items()
-        if value not in ("", None)
-    ]
+    given = {str(name): value for name, value in values.items() if value not in ("", None)}
+    names = {name: spaced(re.sub(r"_(ns|s|bytes)$", "", name)).lower() for name in given}
+    parts = [f"{names[name]} {value_of(name, value)}" for name, value in given.items()]
     return ", ".join(parts) or DASH
 
 

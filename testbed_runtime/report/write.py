@@ -71,18 +71,11 @@ def write_summary(
 
 
 def _refused(name: str, why: str) -> RunView:
-    judged = {
-        "text": "the scenario can run in this environment",
-        "verdict": "Error",
-        "measured": why,
-        "variant": "",
-        "trial": "",
-        "implied": True,
-    }
+    text = "the scenario can run in this environment"
+    judged = {"text": text, "verdict": "Error", "measured": why, "variant": "", "trial": "", "implied": True}
     document = {"metadata": {"name": name}}
-    return build(
-        {"scenario": document}, [], {}, {"verdict": "Error", "summary": why, "expectations": [judged]}
-    )
+    verdict = {"verdict": "Error", "summary": why, "expectations": [judged]}
+    return build({"scenario": document}, [], {}, verdict)
 
 
 def _read(run: Path) -> RunView:
