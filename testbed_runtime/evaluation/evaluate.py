@@ -78,11 +78,8 @@ def evaluate(
     rows += control_metrics(rows, entries)
     write_results(folder, trials, found, rows)
     if into is not None:
-        answers = {
-            t.trial: TrialRecovery.from_json(json.loads(f["answer"]))
-            for t, f in zip(trials, found, strict=True)
-            if f["answer"]
-        }
+        known = [(t.trial, f["answer"]) for t, f in zip(trials, found, strict=True) if f["answer"]]
+        answers = {trial: TrialRecovery.from_json(json.loads(text)) for trial, text in known}
         try:
             catalogue.write_run(into, {**manifest, "run": trials[0].run}, rows, answers)
         except (OSError, pa.ArrowException) as error:  # the results are complete without it
@@ -101,18 +98,14 @@ def write_results(
     series = ",\n".join(f["series"] for _, f in known)
     answers = ",\n".join(f"{json.dumps(t.trial)}: {f['answer']}" for t, f in known)
     lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
-    write_whole(
-        folder / TIMESERIES_FILE,
-        f'{{"schema": {SCHEMA}, "trials": [\n{series}\n]}}\n'.encode(),
-        durable=False,
-    )
-    write_whole(folder / RECOVERY_FILE, f"{{\n{answers}\n}}\n".encode(), durable=False)
-    write_whole(
-        folder / TRACE_FILE,
-        json.dumps(trace(_traced(known)), allow_nan=False).encode(),
-        durable=False,
-    )
-    write_whole(folder / METRICS_FILE, f"[\n{lines}\n]\n".encode(), durable=False)
+    texts = {
+        TIMESERIES_FILE: f'{{"schema": {SCHEMA}, "trials": [\n{series}\n]}}\n',
+        RECOVERY_FILE: f"{{\n{answers}\n}}\n",
+        TRACE_FILE: json.dumps(trace(_traced(known)), allow_nan=False),
+        METRICS_FILE: f"[\n{lines}\n]\n",
+    }
+    for name, text in texts.items():
+        write_whole(folder / name, text.encode(), durable=False)
 
 
 def _traced(

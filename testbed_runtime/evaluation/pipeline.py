@@ -13,7 +13,7 @@ Between the steps, tables travel as Arrow streams, so a shuffle moves a few rows
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -71,14 +71,12 @@ def judged(spark: SparkSession, trials: Sequence[TrialFiles]) -> list[dict[str, 
 
 def judge_whole(piece: Split, trials: Sequence[TrialFiles]) -> dict[str, Any]:
     """Read and judge a trial that is one piece."""
-    try:
+
+    def read() -> Trial:
         rows = reduce_rows(splits.read(piece, trials[piece.trial]))
-        trial = _assembled(piece.trial, {name: [table] for name, table in rows.items()}, trials)
-        return _judge(piece.trial, trial, trials)
-    except HeadgateError as error:
-        return _failed(piece.trial, str(error))
-    except Exception as error:
-        return _unjudged(piece.trial, trials, described(error))
+        return _assembled(piece.trial, {name: [table] for name, table in rows.items()}, trials)
+
+    return _judge(piece.trial, read, trials)
 
 
 def scan(number: int, piece: Split, trials: Sequence[TrialFiles]) -> Iterator[dict[str, Any]]:
@@ -131,13 +129,13 @@ def judge(parts: Sequence[Mapping[str, Any]], trials: Sequence[TrialFiles]) -> d
     of_kind: Parts = {}
     for part in sorted(parts, key=lambda p: int(p["piece"])):  # rows in the order of the files
         of_kind.setdefault(part["kind"], []).append(unpacked(part["payload"]))
-    try:
-        splits.check_assembled(assembled := _assembled(index, of_kind, trials), trials[index].entry)
-        return _judge(index, assembled, trials)
-    except HeadgateError as error:
-        return _failed(index, str(error))
-    except Exception as error:
-        return _unjudged(index, trials, described(error))
+
+    def checked() -> Trial:
+        assembled = _assembled(index, of_kind, trials)
+        splits.check_assembled(assembled, trials[index].entry)
+        return assembled
+
+    return _judge(index, checked, trials)
 
 
 def _texts(parts: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
@@ -148,26 +146,32 @@ def _assembled(index: int, parts: Parts, trials: Sequence[TrialFiles]) -> Trial:
     return assemble(trials[index].run, trials[index].trial, parts, trials[index].problems)
 
 
-def _judge(index: int, trial: Trial, trials: Sequence[TrialFiles]) -> dict[str, Any]:
-    files = trials[index]
-    answer = trial_recovery(trial, files.entry)
-    return {
-        "trial": index,
-        "rows": trial_metrics(trial, files.entry, recovery=answer),
-        "series": json.dumps(trial_timeseries(trial, files.entry), allow_nan=False),
-        "answer": json.dumps(answer.to_json(), allow_nan=False),
-        "error": "",
-    }
+def _judge(index: int, read: Callable[[], Trial], trials: Sequence[TrialFiles]) -> dict[str, Any]:
+    """Return the row of a trial, or why it cannot be read or judged."""
+    entry = trials[index].entry
+    try:
+        trial = read()
+        answer = trial_recovery(trial, entry)
+        rows, series = trial_metrics(trial, entry, recovery=answer), trial_timeseries(trial, entry)
+        texts = [json.dumps(found, allow_nan=False) for found in (series, answer.to_json())]
+    except HeadgateError as error:
+        return _failed(index, str(error))
+    except Exception as error:
+        return _unjudged(index, trials, described(error))
+    return _row(index, rows=rows, series=texts[0], answer=texts[1])
+
+
+def _row(index: int, **known: Any) -> dict[str, Any]:
+    return {"trial": index, "rows": [], "series": "", "answer": "", "error": "", **known}
 
 
 def _failed(index: int, error: str) -> dict[str, Any]:
-    return {"trial": index, "rows": [], "series": "", "answer": "", "error": error}
+    return _row(index, error=error)
 
 
 def _unjudged(index: int, trials: Sequence[TrialFiles], text: str) -> dict[str, Any]:
     """Return what is known of a trial for which a checker raised an exception."""
-    rows = unjudged(trials[index].run, trials[index].trial, text)
-    return {"trial": index, "rows": rows, "series": "", "answer": "", "error": ""}
+    return _row(index, rows=unjudged(trials[index].run, trials[index].trial, text))
 
 
 def _part(trial: int, bucket: int, piece: int, kind: str, payload: bytes) -> dict[str, Any]:

@@ -80,12 +80,8 @@ class SparkWorker:
     async def evaluate(self, folder: Path, on_progress: OnProgress, *, catalogue: Path | None = None) -> None:
         """Write the results of one run into its folder, and its rows into the catalogue. Raises HeadgateError."""
         into = {} if catalogue is None else {"catalogue": str(catalogue)}
-        await self._ask(
-            {"folder": str(folder), **into},
-            self._limit_s,
-            "The evaluation was stopped: it took longer than",
-            on_progress,
-        )
+        late = "The evaluation was stopped: it took longer than"
+        await self._ask({"folder": str(folder), **into}, self._limit_s, late, on_progress)
 
     async def trends(self, catalogue: Path) -> dict[str, list[dict[str, Any]]]:
         """Return the rows of each job over all runs of a catalogue (trends.JOBS). Raises HeadgateError."""
@@ -94,9 +90,8 @@ class SparkWorker:
         async def collect(line: Mapping[str, Any]) -> None:
             found.setdefault(line["job"], []).append(line["row"])
 
-        await self._ask(
-            {"trends": str(catalogue)}, self._limit_s, "Reading the catalogue took longer than", collect
-        )
+        late = "Reading the catalogue took longer than"
+        await self._ask({"trends": str(catalogue)}, self._limit_s, late, collect)
         return found
 
     async def close(self) -> None:
@@ -125,9 +120,8 @@ class SparkWorker:
             await self.close()
             raise HeadgateError(f"{late} {limit_s:g} s{self._end_of_log()}") from None
         except OSError as error:  # it closed its stdin
-            raise (
-                await self._ended(child) if child else HeadgateError(f"Spark did not start: {error}")
-            ) from None
+            reason = await self._ended(child) if child else HeadgateError(f"Spark did not start: {error}")
+            raise reason from None
         except asyncio.CancelledError:
             await self.close()  # the next request must not read the answers to this one
             raise

@@ -13,6 +13,7 @@ from testbed_runtime.core.errors import HeadgateError
 
 TEXT_MAX = 600
 """The longest message in characters."""
+DRIVER_ENDED = ("Py4JNetworkError", "ConnectionRefusedError", "Py4JError", "ConnectionResetError")
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -46,11 +47,6 @@ def one_line(error: BaseException) -> str:
         # Frames and their sources are indented.
         named = (line for line in lines[traced + 1 :] if not line.startswith(" "))
         return next(named, lines[0])[:TEXT_MAX]
-    if type(error).__name__ in (
-        "Py4JNetworkError",
-        "ConnectionRefusedError",
-        "Py4JError",
-        "ConnectionResetError",
-    ):
+    if type(error).__name__ in DRIVER_ENDED:
         return "The Spark driver has ended before its work was done (killed, or out of memory)."
     return f"{type(error).__name__}: {lines[0].strip() if lines else 'no message'}"[:TEXT_MAX]

@@ -84,11 +84,7 @@ def find_java(environment: Mapping[str, str]) -> Path:
 def settings(scratch: Path) -> dict[str, str]:
     """Return the settings of a small driver that writes only below `scratch`."""
     log4j = Path(__file__).with_name("log4j2.properties")
-    java_options = [
-        *JVM_OPTIONS,
-        f"-Dlog4j2.configurationFile={log4j.as_uri()}",
-        f"-Djava.io.tmpdir={scratch}",
-    ]
+    own = (f"-Dlog4j2.configurationFile={log4j.as_uri()}", f"-Djava.io.tmpdir={scratch}")
     return {
         "spark.app.name": "headgate-evaluation",
         "spark.ui.enabled": "false",
@@ -96,7 +92,7 @@ def settings(scratch: Path) -> dict[str, str]:
         "spark.driver.bindAddress": LOOPBACK,
         "spark.driver.host": LOOPBACK,
         "spark.driver.memory": DRIVER_MEMORY,
-        "spark.driver.extraJavaOptions": " ".join(java_options),
+        "spark.driver.extraJavaOptions": " ".join((*JVM_OPTIONS, *own)),
         "spark.local.dir": str(scratch),
         "spark.jars.ivy": str(scratch / "ivy"),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),

@@ -134,13 +134,9 @@ def _together(trial: TrialFiles, tables: Mapping[str, pa.Table]) -> list[Damage]
 def check_assembled(trial: Trial, entry: Entry) -> None:
     """Check a reduced trial for what no single piece of it could show. Raises DamagedHistory. Its latencies and channels are
     merged, so they are not compared."""
-    repeated = [
-        Damage(
-            c["repeated_in"], "seq", -1, f"{c['rows'] - c['distinct']} rows of {c['process']} are repeated"
-        )
-        for c in trial.tables[NUMBERS].to_pylist()
-        if c["repeated_in"]
-    ]
+    counts = [c for c in trial.tables[NUMBERS].to_pylist() if c["repeated_in"]]
+    again = [f"{c['rows'] - c['distinct']} rows of {c['process']} are repeated" for c in counts]
+    repeated = [Damage(c["repeated_in"], "seq", -1, what) for c, what in zip(counts, again, strict=True)]
     fell = list(check_counters(trial.table("tasks"))) + check_causality(trial)
     kept = {name: table for name, table in trial.tables.items() if name != "latency"}
     fell = fell or check_across(Trial(trial.run, trial.trial, kept), entry)

@@ -64,9 +64,8 @@ def serve(spark: Callable[[], SparkSession], requests: Iterable[str], answers: T
             raise
         except Exception as error:
             if not isinstance(error, HeadgateError):
-                spark().range(
-                    1
-                ).count()  # raises when the JVM is gone: the parent starts a new worker, and may ask again
+                # raises when the JVM is gone: the parent starts a new worker, and may ask again
+                spark().range(1).count()
             answer({"result": "failed", "error": one_line(error)})
         else:
             answer({"result": "done"})
