@@ -200,8 +200,8 @@ CASES = [
         ASK, 3.0, rounds=2, options={"heartbeat.interval": "1 s", ASK: "3 s"}, observation="30 s",
     ),
     Case(  # among its messages are the disconnection that the ResourceManager relays, the connection to the TaskManager that registers
-        # and the heartbeats of all TaskManagers
-        "busy-jobmanager", [fault("kill", "1 s", SINK, **KILL)], "headgate.jobmanager.service-time", 4.85, failovers=1,
+        # and the heartbeats of all TaskManagers, an interval after the JobMaster got to the last ones
+        "busy-jobmanager", [fault("kill", "1 s", SINK, **KILL)], "headgate.jobmanager.service-time", 5.22, failovers=1,
         options={**QUICK, "headgate.jobmanager.service-time": "100 ms"}, observation="30 s",
     ),
     Case(  # each report of a task that was cancelled keeps the JobManager busy for 4 s, so all asks expire after 3 s. It

@@ -60,7 +60,7 @@ CASES = [
         HEARTBEAT, 20 - FAULT_S - 3, options=SLOW_HEARTBEATS, managers=NO_SPARE, observation="40 s",
     ),
     Case(  # nothing but its service time: four registrations with their repetitions and connections, slot offers, deployments and reports
-        "registrations-at-a-busy-jobmaster", [], SERVICE, 20.4, start=True, managers=NO_SPARE,
+        "registrations-at-a-busy-jobmaster", [], SERVICE, 17.7, start=True, managers=NO_SPARE,
         options={**SLOW_HEARTBEATS, SERVICE: "300 ms"},
     ),
     Case(  # requests for slots expire after 10 s, but nothing except the replacement gives the job a slot
