@@ -116,10 +116,8 @@ async def _operator(api: Api) -> Finding:
         listed = ", ".join(_full(d) for d in found) or "none"
         spaces = sorted({d["metadata"]["namespace"] for d in found})
         selector = ",".join(f"{key}={value}" for key, value in naming.OPERATOR_LABELS.items())
-        look = "; ".join(f"kubectl -n {space} describe pods -l {selector}" for space in spaces)
-        return Finding(
-            "operator", BAD, f"not ready: {listed}", f"look at its pod: {look}" if found else INSTALL
-        )
+        look = "; ".join(f"kubectl -n {space} describe deployments,pods -l {selector}" for space in spaces)
+        return Finding("operator", BAD, f"not ready: {listed}", f"look at it: {look}" if found else INSTALL)
     serving = [d for d in ready if api.namespace in watched_namespaces(d) or not watched_namespaces(d)]
     if not serving:
         others = ", ".join(f"{_full(d)} watches only {', '.join(watched_namespaces(d))}" for d in ready)

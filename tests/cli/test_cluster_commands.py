@@ -373,6 +373,15 @@ async def test_doctor_checks_that_the_namespace_exists_and_is_watched(monkeypatc
     assert {f.name: f.found for f in found if f.level == BAD} == bad
 
 
+async def test_doctor_shows_how_to_look_at_an_operator_that_is_not_ready():
+    """Also at one without a pod: its Deployment was scaled to 0."""
+    api = WithOperator("")
+    api.deployment["status"] = {}
+    found = await cluster_doctor._operator(api)
+    assert (found.level, found.found) == (BAD, "not ready: headgate-system/headgate-operator")
+    assert found.means.startswith("look at it: kubectl -n headgate-system describe deployments,pods -l ")
+
+
 async def test_the_job_of_an_uninstall_does_nothing_where_helm_installed_nothing():
     """`helm template … | kubectl apply -f -` starts it beside the new operator, which it would stop with every run."""
     cluster = Cluster()
