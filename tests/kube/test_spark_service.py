@@ -107,6 +107,7 @@ async def test_a_warm_spark_evaluates_one_run_after_another_and_restarts_when_it
 
         rows = await there.client().evaluate(str(mine), [])
         assert {"fetch", "trials", "results"} <= set(there.stages)
+        assert "waiting" not in there.stages, "it waited for Spark, not for another run"
         assert rows == json.loads((folder / "metrics.json").read_text())
         for name in ("timeseries.json", "recovery.json"):
             assert (mine / name).read_bytes() == (folder / name).read_bytes()

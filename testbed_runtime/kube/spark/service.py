@@ -112,7 +112,8 @@ class SparkService:
         self._waiting += 1
         try:
             if self._turn.locked():
-                await lines.send({"waiting": self._waiting})
+                # alone, it waits for the start of Spark
+                await lines.send({"waiting": self._waiting} if self._waiting > 1 else {"stage": "spark"})
             async with self._turn:
                 return {"rows": await self._judged(wanted, lines)}
         except HeadgateError as error:
