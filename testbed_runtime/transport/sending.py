@@ -122,13 +122,12 @@ class Pump:
             return
         parts: list[BytesLike] = []
         buffers: list[Buffer] = []
-        left, have, more = FRAMES_PER_PULL, 0, True
-        room = BATCH_BYTES
+        left, room, have, has_more = FRAMES_PER_PULL, BATCH_BYTES, 0, self.machine.has_more
         try:
-            while more and left > 0 and room > 0:
+            while (more := has_more()) and left > 0 and room > 0:
                 left -= self._encode_next(left, room, parts, buffers)
                 room -= sum(map(len, parts[have:]))
-                have, more = len(parts), self.machine.has_more()
+                have = len(parts)
         except HeadgateError:
             recycle_all(buffers)
             connection.abort()

@@ -40,7 +40,10 @@ class Arrivals:
         receiver, subpartition, ahead, behind, size, data_type, compressed = self._known
         found: list[Head] = []
         expected = self.missing = 0
-        while len(found) < RUN_FRAMES and (body := start + whole) <= end:
+        for _ in range(RUN_FRAMES):
+            body = start + whole
+            if body > end:
+                break
             its_ahead, sequence, backlog, its_behind = unpack(view, start)
             if its_ahead != ahead or its_behind != behind:
                 known = self._read(view, start, its_ahead, its_behind)

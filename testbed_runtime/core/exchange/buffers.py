@@ -321,7 +321,7 @@ class LocalBufferPool:
         self.requested = 0
         """Number of segments taken from the network pool: free, in use, and overdraft. As in Flink, without reserved ones."""
         self.destroyed = False
-        self._available: deque[MemorySegment] = deque()
+        self._available: list[MemorySegment] = []
         """Free segments. The one that returned last is taken first: it may still be in the processor's cache."""
         self._listeners: deque[SegmentListener] = deque()
         self._waiters: deque[Callback] = deque()
@@ -401,7 +401,8 @@ class LocalBufferPool:
         count = min(most, len(available), self._max_per_channel - held)
         if count <= 0 or self._saturated:
             return []
-        run = [available.pop() for _ in range(count)]
+        run = available[: -count - 1 : -1]
+        del available[-count:]
         if subpartition != NO_CHANNEL:
             self._by_channel[subpartition] = held + count
             if held + count == self._max_per_channel:
@@ -515,7 +516,7 @@ class LocalBufferPool:
         self._network.on_resized()
         while self.requested > self.size and self._available:
             self.requested -= 1
-            self._network.recycle(self._available.popleft())
+            self._network.recycle(self._available.pop(0))
         self.refresh()
 
     def refresh(self) -> None:
@@ -537,9 +538,10 @@ class LocalBufferPool:
             return
         self.destroyed = True
         self._listeners.clear()
-        while self._available:
+        available, self._available = self._available, []
+        for segment in available:
             self.requested -= 1
-            self._network.recycle(self._available.popleft())
+            self._network.recycle(segment)
         self._network.remove(self)
         waiters, self._waiters = self._waiters, deque()
         for waiter in waiters:
