@@ -101,8 +101,12 @@ class SocketConnection(Protocol):
 
 
 @runtime_checkable
-class RereadConnection(Protocol):
-    """A connection whose handler may give the end of what it received back, to receive it together with what follows."""
+class ReceivingConnection(Protocol):
+    """A connection whose handler may refer to what it received for longer, or give its end back."""
+
+    def lend(self, settle: Callable[[], None]) -> None:
+        """Leave the bytes of the current `on_data` where they are after it. `settle` is called before anything else is received there:
+        copy what is still needed then."""
 
     def unread(self, data: memoryview) -> bool:
         """Deliver these last bytes of the current `on_data` again, in front of the next ones. They are copied. Return False, and

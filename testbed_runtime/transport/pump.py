@@ -46,7 +46,7 @@ from testbed_runtime.ports.network import (
     Connection,
     Listener,
     Network,
-    RereadConnection,
+    ReceivingConnection,
     Resolver,
     SocketState,
 )
@@ -165,7 +165,7 @@ class _ServerPump(Pump):
                     frame = _response(receiver, subpartition, buffer, backlog, sequence)
                     tap.seen("sent", self.link_out, frame)
             parts += encode_run(receiver, subpartition, run, self._version)
-            return len(run)
+            return len(run.buffers)
         one = self.machine.next_frame()
         if one is None:
             return 0
@@ -274,6 +274,11 @@ _Key: TypeAlias = "tuple[str, Address, int]"
 """ResourceID and address of the producer's TaskManager, and the index of the connection to it."""
 
 
+def _at_once(settle: Callable[[], None]) -> None:
+    """Copy what was received before `on_data` returns, because the connection uses its memory again."""
+    settle()
+
+
 def _keeps_nothing(data: memoryview) -> bool:
     """Refuse to deliver bytes again, because the connection cannot."""
     del data
@@ -289,6 +294,9 @@ class _ClientPump(Pump):
         super().__init__(owner.version, owner.interceptor, owner.tap)
         self._owner = owner
         self._rest = b""
+        self._borrowed: list[Buffer] = []
+        """Buffers whose bytes may still be where they were received."""
+        self._lend: Callable[[Callable[[], None]], None] = _at_once
         self._unread: Callable[[memoryview], bool] = _keeps_nothing
         self._last_event: tuple[BytesLike, Buffer] | None = None
         self.ended = asyncio.Event()
@@ -308,8 +316,8 @@ class _ClientPump(Pump):
 
     def on_connected(self, connection: Connection) -> None:
         super().on_connected(connection)
-        if isinstance(connection, RereadConnection):
-            self._unread = connection.unread
+        if isinstance(connection, ReceivingConnection):
+            self._lend, self._unread = connection.lend, connection.unread
 
     def on_data(self, data: memoryview) -> None:
         self._answering = True
@@ -326,18 +334,24 @@ class _ClientPump(Pump):
         self.wake()
 
     def _consume(self, data: memoryview) -> None:
-        decoder, on_frame, tap, position, end = self._decoder, self.machine.on_frame, self._tap, 0, len(data)
-        unread = self._unread
+        decoder, machine, tap, position, end = self._decoder, self.machine, self._tap, 0, len(data)
         while not self._closed:
             found = decoder.heads(data, position)
             if found is not None:
-                taken = self._take_run(data, *found)
+                receiver, subpartition, heads = found
+                buffers = machine.on_run(receiver, data, heads)
+                taken = len(buffers)
                 if taken:
-                    position = found[2][taken - 1][1]
+                    self._borrowed += buffers
+                    if len(self._borrowed) == taken:  # the first ones since `_settle`
+                        self._lend(self._settle)
+                    if tap is not None:
+                        self._tell(tap, data, receiver, subpartition, heads[:taken])
+                    position = heads[taken - 1][1]
                     if position == end:
                         return
                     # to decode it in two parts costs more than to read it again
-                    if taken == len(found[2]) and decoder.lacks_little and unread(data[position:]):
+                    if taken == len(heads) and decoder.lacks_little and self._unread(data[position:]):
                         return
                     continue
             position += decoder.feed(data, position)
@@ -345,25 +359,28 @@ class _ClientPump(Pump):
             if frame is not None:
                 if tap is not None:
                     tap.seen("received", self.link_in, frame)
-                on_frame(frame, decoder.buffer)  # type: ignore[arg-type]  # given by the machine itself
+                machine.on_frame(frame, decoder.buffer)  # type: ignore[arg-type]  # given by the machine itself
             elif decoder.stalled:
                 self._stall(data[position:])
                 return
             elif position == end:
                 return
 
-    def _take_run(
-        self, data: memoryview, receiver: InputChannelID, subpartition: int, heads: list[Head]
-    ) -> int:
-        """Handle complete data buffers of one channel together. Return how many were taken: the next one goes singly."""
-        taken = self.machine.on_run(receiver, data, heads)
-        if self._tap is not None:
-            for start, stop, sequence, backlog, data_type, compressed in heads[:taken]:
-                frame = BufferResponse(
-                    receiver, subpartition, sequence, backlog, data_type, data[start:stop], compressed
-                )
-                self._tap.seen("received", self.link_in, frame)
-        return taken
+    def _settle(self) -> None:
+        """Copy what is still needed of the bytes that were received: nothing, if the readers were fast."""
+        for buffer in self._borrowed:
+            buffer.keep()
+        self._borrowed.clear()
+
+    def _tell(
+        self, tap: FrameTap, data: memoryview, receiver: InputChannelID, subpartition: int, heads: list[Head]
+    ) -> None:
+        """Show the tap data buffers that were handled together."""
+        for start, stop, sequence, backlog, data_type, compressed in heads:
+            frame = BufferResponse(
+                receiver, subpartition, sequence, backlog, data_type, data[start:stop], compressed
+            )
+            tap.seen("received", self.link_in, frame)
 
     def on_frames(self, frames: Sequence[ServerFrame]) -> int:
         """Handle what a FrameConnection delivers. Return how many frames were taken: fewer if legacy mode stalls."""

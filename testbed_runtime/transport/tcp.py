@@ -47,6 +47,26 @@ def reset_on_close(sock: socket.socket | TlsSocket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
+class ReceiveMemory:
+    """The memory into which all connections of a loop receive, because `on_data` is called synchronously and never nested."""
+
+    __slots__ = ("_settle", "_view")
+
+    def __init__(self) -> None:
+        self._view = memoryview(bytearray(RECEIVE_BUFFER_BYTES + REREAD_BYTES))
+        self._settle: list[Callable[[], None]] = []
+
+    def lend(self, settle: Callable[[], None]) -> None:
+        """Call back before the memory is used again."""
+        self._settle.append(settle)
+
+    def use(self) -> memoryview:
+        """Return the memory, after what is still needed of its bytes was copied."""
+        while self._settle:
+            self._settle.pop()()
+        return self._view
+
+
 class TcpConnection:
     """A `ports.network.Connection` on a connected, non-blocking socket."""
 
@@ -55,7 +75,7 @@ class TcpConnection:
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket | TlsSocket,
         handler: ConnectionHandler,
-        receive: memoryview,
+        receive: ReceiveMemory,
     ) -> None:
         self._loop = loop
         self._sock = sock
@@ -154,6 +174,9 @@ class TcpConnection:
         if not self._reading and not self._closed:
             self._reading = True
             self._loop.add_reader(self._fd, self._on_readable)
+
+    def lend(self, settle: Callable[[], None]) -> None:
+        self._receive.lend(settle)
 
     def unread(self, data: memoryview) -> bool:
         if len(data) > REREAD_BYTES:
@@ -256,9 +279,8 @@ class TcpConnection:
             self._on_readable()
 
     def _on_readable(self) -> None:
-        receive = self._receive
         for _ in range(READS_PER_WAKE):
-            kept = len(self._unread)
+            receive, kept = self._receive.use(), len(self._unread)
             if kept:
                 receive[:kept] = self._unread
             try:
@@ -303,7 +325,7 @@ class TcpConnection:
         sent bytes."""
         with contextlib.suppress(OSError):
             for _ in range(READS_PER_WAKE):
-                if not self._sock.recv_into(self._receive):
+                if not self._sock.recv_into(self._receive.use()):
                     break
 
 
@@ -315,7 +337,7 @@ class TcpListener:
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
         make_handler: Callable[[], ConnectionHandler],
-        receive: memoryview,
+        receive: ReceiveMemory,
         tls: DataTls | None,
     ) -> None:
         self._loop = loop
@@ -393,8 +415,7 @@ class TcpNetwork:
         self._loop = asyncio.get_running_loop()
         self._socket_buffer_bytes = socket_buffer_bytes
         self._tls = tls
-        # on_data is called synchronously and never nested, so all connections of a loop can share it
-        self._receive = memoryview(bytearray(RECEIVE_BUFFER_BYTES + REREAD_BYTES))
+        self._receive = ReceiveMemory()
 
     async def listen(self, make_handler: Callable[[], ConnectionHandler], address: Address) -> TcpListener:
         host, port = address

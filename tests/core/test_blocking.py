@@ -38,7 +38,7 @@ def read(view: SubpartitionView, *, run: int = 0) -> tuple[bytes, list[object]]:
     data, events, number = b"", [], 0
     while True:
         together, next_type = view.poll_run(run, 1 << 20) if run else (NO_RUN, DataType.NONE)
-        if not together:
+        if not together.buffers:
             if (one := view.poll()) is None:
                 return data, events
             together, next_type = Run([one.buffer], one.backlog, one.sequence_number), one.next_type

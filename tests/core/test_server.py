@@ -102,7 +102,7 @@ class Producer:
                     buffer.recycle()
                 continue
             receiver, subpartition, run = found
-            assert len(run) <= most
+            assert len(run.buffers) <= most
             for buffer, backlog, sequence in run:
                 data = bytes(buffer.view())
                 frames.append(
@@ -543,7 +543,7 @@ def test_credit_that_wrapped_below_zero_sends_nothing_together() -> None:
     reader = SequenceViewReader(RECEIVER, 0, 2)
     reader.view = partition.create_view(0, nothing)
     reader.credit = -1
-    assert len(reader.poll_run(64, 10**6)[0]) == 0
+    assert not reader.poll_run(64, 10**6)[0].buffers
     with pytest.raises(FlinkError, match="no credit available"):
         reader.poll()
     partition.release()

@@ -405,7 +405,7 @@ def test_each_buffer_that_is_sent_counts_once_by_its_reason(run: int) -> None:
         while True:
             found, _ = bench.view.poll_run(run, 11)
             sizes.extend(buffer.size for buffer, _, _ in found)
-            if len(found):
+            if found.buffers:
                 continue
             polled = bench.view.poll()
             if polled is None:

@@ -52,6 +52,27 @@ async def test_bytes_arrive_in_order_whatever_their_parts_are(pair: Pair) -> Non
 
 
 @pytest.mark.parametrize("network", [TcpNetwork, encrypted_network])
+@pytest.mark.parametrize("ends", [False, True], ids=["another connection receives", "the connection ends"])
+async def test_what_a_handler_was_lent_stays_until_settled(network, ends: bool) -> None:
+    """The bytes stay where they were received, although `on_data` has returned."""
+    pair = await Pair(network()).open()
+    client, server = connections(pair)
+    kept: list[bytes] = []
+    pair.server.on_data_hook = lambda data: server.lend(lambda: kept.append(bytes(data)))
+    client.send([b"abcdef"])
+    await pair.server.until(lambda: len(pair.server.received) == 6)
+    assert not kept
+    if ends:
+        client.close()
+        await pair.server.until(lambda: bool(pair.server.closed))
+    else:
+        server.send([b"0123456789"])
+        await pair.client.until(lambda: len(pair.client.received) == 10)
+    assert kept == [b"abcdef"]
+    await pair.close()
+
+
+@pytest.mark.parametrize("network", [TcpNetwork, encrypted_network])
 async def test_what_a_handler_gives_back_is_delivered_again_in_front_of_what_follows(network) -> None:
     """Other connections, which share the receive buffer, may receive in between."""
     pair = await Pair(network()).open()

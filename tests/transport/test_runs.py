@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -186,18 +187,31 @@ async def test_buffers_that_arrive_together_are_handled_as_one_by_one(steps) -> 
             end.check_credit()
 
 
-class Rereading(FakeConnection):
-    """A connection that delivers again what its handler gave back, like the one over TCP."""
+class Receiving(FakeConnection):
+    """A connection that receives into the same memory again and again, and delivers again what its handler gave back, like the one
+    over TCP."""
 
     unread_bytes = b""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = bytearray(8 * SEGMENT_BYTES)
+        self.settle: list[Callable[[], None]] = []
+
+    def lend(self, settle: Callable[[], None]) -> None:
+        self.settle.append(settle)
 
     def unread(self, data: memoryview) -> bool:
         self.unread_bytes = bytes(data)
         return True
 
     def deliver(self, end: End, data: bytes) -> None:
+        while self.settle:
+            self.settle.pop()()
         again, self.unread_bytes = self.unread_bytes, b""
-        end.pump.on_data(memoryview(again + data))
+        size = len(again + data)
+        self.memory[:size] = again + data
+        end.pump.on_data(memoryview(self.memory)[:size])
 
 
 def runs(sizes: list[int]) -> list[bytes]:
@@ -214,7 +228,7 @@ async def test_a_buffer_that_lacks_a_few_bytes_is_read_again_with_its_end(missin
     """It has no segment before it is complete. Then everything is as if the bytes had arrived together."""
     frames = runs([SEGMENT_BYTES] * 2)
     whole, cut = End(together=True), End(together=True)
-    connection = cut.connection = Rereading()
+    connection = cut.connection = Receiving()
     cut.pump.on_connected(connection)
     stream = b"".join(frames)
     connection.deliver(cut, stream[:-missing])
@@ -244,6 +258,24 @@ def test_only_the_end_of_a_buffer_is_worth_reading_again(version, there, lacks_l
     decoder = ClientDecoder(version, lambda *_: None)
     assert decoder.heads(memoryview(first + second[:there]), 0) is not None
     assert decoder.lacks_little == lacks_little
+
+
+async def test_only_what_is_not_read_before_the_next_read_is_copied_into_its_segment() -> None:
+    """The first buffer is recycled in time, the second is not."""
+    end = End(together=True)
+    connection = end.connection = Receiving()
+    end.pump.on_connected(connection)
+    frames = runs([SEGMENT_BYTES] * 3)
+    connection.deliver(end, frames[0])
+    _, first = end.consumer.gate.poll()
+    assert first.view().obj is connection.memory
+    first.recycle()
+    connection.deliver(end, frames[1])
+    connection.deliver(end, frames[2])
+    (_, second), (_, third) = end.consumer.gate.poll(), end.consumer.gate.poll()
+    assert (second.view(), third.view()) == (bytes([1]) * SEGMENT_BYTES, bytes([2]) * SEGMENT_BYTES)
+    assert second.view().obj is not connection.memory
+    assert third.view().obj is connection.memory
 
 
 @pytest.mark.parametrize("version", list(WireVersion))

@@ -234,12 +234,12 @@ class RemoteInputChannel(InputChannelBase):
             self._backlog = backlog
             manager.on_sender_backlog(backlog)
 
-    def on_run(self, view: memoryview, heads: list[Head]) -> int:
-        """Handle the data buffers that these heads describe, as `request_buffer` and `on_buffer` would one by one. Return how
-        many: the others are not usual."""
+    def on_run(self, view: memoryview, heads: list[Head]) -> list[Buffer]:
+        """Handle the data buffers that these heads describe, as `request_buffer` and `on_buffer` would one by one. Return them, with
+        their bytes still in `view`: the others are not usual."""
         manager, expected = self.buffers, self._expected
         if manager is None or self.is_released or heads[0][2] != expected:
-            return 0
+            return []
         buffers = manager.receive_run(view, heads)
         taken = len(buffers)
         if taken:
@@ -252,7 +252,7 @@ class RemoteInputChannel(InputChannelBase):
             self._queue += zip(buffers, range(expected, expected + taken), strict=True)
             if was_empty:
                 self._owner.on_channel_ready(self.index, priority=False)
-        return taken
+        return buffers
 
     def _may_block(self, event: Buffer, backlog: int) -> bool:
         """Handle a blocking event. Return False, and fail the channel, if the sender reports a backlog behind it."""

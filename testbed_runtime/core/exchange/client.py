@@ -144,10 +144,11 @@ class PartitionRequestClient:
         channel.on_error(FlinkError("IllegalStateException", NO_BUFFER))
         return DISCARD
 
-    def on_run(self, receiver: InputChannelID, view: memoryview, heads: list[Head]) -> int:
-        """Handle the data buffers that `ClientDecoder.heads` found. Return how many: the next one needs `on_frame`."""
+    def on_run(self, receiver: InputChannelID, view: memoryview, heads: list[Head]) -> list[Buffer]:
+        """Handle the data buffers that `ClientDecoder.heads` found. Return them; see `RemoteInputChannel.on_run`. The next one needs
+        `on_frame`."""
         channel = self._channels.get(receiver)
-        return 0 if channel is None else channel.on_run(view, heads)
+        return [] if channel is None else channel.on_run(view, heads)
 
     def on_frame(self, frame: ServerFrame, buffer: Buffer | None = None) -> None:
         """Handle a frame of the producer. `buffer` is the filled one from `allocate`; ownership passes to this method. It may

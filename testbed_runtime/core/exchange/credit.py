@@ -128,8 +128,8 @@ class BufferManager:
         return None
 
     def receive_run(self, view: memoryview, heads: list[Head]) -> list[Buffer]:
-        """Copy the payloads of data buffers into segments, as `request_buffer` and `on_sender_backlog` would one by one. Return
-        the buffers: fewer than `heads` if there is no segment, or none that can hold the payload."""
+        """Take segments for data buffers, as `request_buffer` and `on_sender_backlog` would one by one. Return the buffers, whose
+        bytes stay in `view` until `Buffer.keep`: fewer than `heads` if there is no segment, or none that can hold the payload."""
         buffers: list[Buffer] = []
         floating, exclusive, initial = self._floating, self._exclusive, self.initial_credit
         most = self._network.segment_bytes if self._network.has_memory else 0
@@ -137,25 +137,19 @@ class BufferManager:
         pool: Home = self._pool
         home: Home
         for start, end, _, backlog, data_type, compressed in heads:
-            size = end - start
-            if not available or size > most:
+            if not available or end - start > most:
                 break
             if floating:
                 segment, home = floating.pop(), pool
             else:
                 segment, home = exclusive.pop(), self
-            memory = segment.view if size == most else segment.view[:size]
-            memory[:] = view[start:end]
-            buffers.append(Buffer(memory, data_type, segment, home, compressed))
+            buffers.append(Buffer(view[start:end], data_type, segment, home, compressed))
             available -= 1
             required = backlog + initial
-            if required > MAX_INT:
-                required = java_int(required)
             if required > available and not self.waiting:
-                self.required = required
-                self._gain()
+                self._require(java_int(required))
                 available = len(floating) + len(exclusive)
-        self.required = required
+        self.required = java_int(required)
         return buffers
 
     def request_or_wait(self, callback: Callable[[], None]) -> Buffer | None:
@@ -352,7 +346,7 @@ class SequenceViewReader:
         if self.view is None or self.credit <= 0:  # it may have wrapped, as in Java
             return NO_RUN, False
         run, next_type = self.view.poll_run(min(most, self.credit), most_bytes)
-        count = len(run)
+        count = len(run.buffers)
         self.used += count
         if not self.unlimited:
             self.credit -= count

@@ -118,7 +118,8 @@ class Buffer:
         return self
 
     def view(self) -> memoryview:
-        """Return the bytes without copying: writable in a buffer allocated for receiving, invalid after `recycle`."""
+        """Return the bytes without copying: writable in a buffer allocated for receiving, invalid after `recycle`, and, if they were
+        received, after the current callback (see `keep`)."""
         if self._view is None:
             raise LocalProtocolError("a buffer was read after it was recycled")
         return self._view
@@ -137,6 +138,13 @@ class Buffer:
         if self._segment is None or len(data) > self._segment.size:
             raise self._too_large(len(data))
         self._view = memoryview(data)
+
+    def keep(self) -> None:
+        """Copy the bytes from where they were received, which is used again, into the segment, unless the buffer was recycled."""
+        segment, view = self._segment, self._view
+        if segment is not None and view is not None:
+            self._view = segment.view[: len(view)]
+            self._view[:] = view
 
     def _too_large(self, size: int) -> RemoteProtocolError:
         room = 0 if self._segment is None else self._segment.size
@@ -163,7 +171,6 @@ class Buffer:
         self._view = None
         segment, home = self._segment, self._home
         if home is not None and segment is not None:
-            self._segment = self._home = None
             home.recycle(segment)
 
     def release(self) -> None:
@@ -207,7 +214,7 @@ def recycle_all(buffers: Sequence[Buffer]) -> None:
                 home.recycle_all(segments)
             home, segments = its_home, []
         buffer._references = 0  # noqa: SLF001
-        buffer._view = buffer._segment = buffer._home = None  # noqa: SLF001
+        buffer._view = None  # noqa: SLF001
         segments.append(segment)
     if home is not None:
         home.recycle_all(segments)

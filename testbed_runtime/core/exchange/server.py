@@ -129,7 +129,7 @@ class PartitionRequestServer:
             return None
         reader = self._available[0]
         run, more = reader.poll_run(most, most_bytes)
-        if not run:
+        if not run.buffers:
             return None
         if not more:
             self._available.popleft()

@@ -31,19 +31,13 @@ class Polled(Struct, frozen=True, gc=False):
     sequence_number: int
 
 
-class Run:
+class Run(Struct, frozen=True, gc=False):
     """Data buffers handed to the reader together. The numbers are the first one's: the backlog falls by one with each, and the
     sequence number rises without wrapping."""
 
-    __slots__ = ("backlog", "buffers", "sequence")
-
-    def __init__(self, buffers: Sequence[Buffer] = (), backlog: int = 0, sequence: int = 0) -> None:
-        self.buffers = buffers
-        self.backlog = backlog
-        self.sequence = sequence
-
-    def __len__(self) -> int:
-        return len(self.buffers)
+    buffers: Sequence[Buffer] = ()
+    backlog: int = 0
+    sequence: int = 0
 
     def __iter__(self) -> Iterator[tuple[Buffer, int, int]]:
         """Yield each buffer with its backlog and sequence number."""
@@ -371,16 +365,14 @@ class PipelinedSubpartition:
     @staticmethod
     def _built(elements: list[Element], most_bytes: int) -> tuple[Sequence[Buffer], int]:
         """Return the data buffers at the front of the elements, and how many of them are not full."""
+        if set(map(type, elements)) == {Buffer}:
+            # full ones, all of the same size
+            return elements[: -(-most_bytes // elements[0].readable)], 0  # type: ignore[return-value]
         run: list[Buffer] = []
-        total = early = segment = 0
+        total = early = 0
         for element in elements:
             if total >= most_bytes:
                 break
-            if type(element) is Buffer:
-                segment = segment or element.size  # all full ones have the same
-                total += segment
-                run.append(element)
-                continue
             size = element.readable if element.finished and element.is_buffer else 0
             if not size:
                 break
