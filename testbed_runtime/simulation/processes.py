@@ -66,7 +66,7 @@ class World(Struct, frozen=True):
 
     def sink(self, process: str) -> MemorySink:
         loop = virtual_loop()
-        return self.history.sink(process, lambda: round(loop.time() * 1e9))
+        return self.history.sink(process, lambda: int(loop.time() * 1e9))
 
 
 class _Shell(Protocol):

@@ -169,6 +169,11 @@ CASES = [
         "execution.checkpointing.timeout", 12.0, rounds=4, observation="20 s", vertex={"serviceTime": "12 ms"},
         options={**QUICK, "execution.checkpointing.timeout": "3 s"},
     ),
+    Case(  # a channel within a TaskManager asks after 6.3 and 12.7 s in every version, and counts register after 8 s, as sources do
+        "late-producer-in-the-same-taskmanager",
+        [fault("late", "30 s", ALL, registration={"delay": {"delay": "8 s"}}), fault("kill", "1 s", SINK, at="500 ms", **KILL)],
+        "the partition of a channel's producer, during the fault `late`", 12.7, failovers=1, options=QUICK, version="1.19", observation="30 s",
+    ),
 ]  # fmt: skip
 
 
