@@ -44,12 +44,12 @@ _HELD_BY = {
     "registration": ("start", *_ANYWHERE),
     "deployment": ("open", *_ANYWHERE),
     # a channel of the result is silent until the iteration has ended
-    "partition": ("iteration", "deployment", *_ANYWHERE),
+    "partition": ("iteration", "deployment", "restore", *_ANYWHERE),
     "first-record": ("partition", "open", "restore", "iteration", *_ANYWHERE),
     "catch-up": DELAY_CATCH_UP,
 }
 """A completed wait of the first kind was often delayed by one of the others, whose end ended it too."""
-_INTERRUPTED = {"slot": _STARTING, "deployment": ("open",)}
+_INTERRUPTED = {"slot": ("registration", *_STARTING), "deployment": ("open",)}
 """Waits that an event can interrupt before the end of what they wait for: the steps of a TaskManager, or functions that block it."""
 _FROM_ITS_START = frozenset({"first-record", "catch-up"})
 """They can be delayed at any time: a sink that already receives from one producer still waits for the partition of another."""
@@ -196,7 +196,7 @@ class _Walk:
         self._joins.append((min(wait.end_ns, self.at), _HELD_BY.get(wait.kind, ())))
         self._take_postponed(wait)
         holder = self._holder(wait)
-        if holder is None and wait.kind == "deployment" and wait.end_ns > self.at + EPSILON_NS:
+        if holder is None and wait.end_ns > self.at + EPSILON_NS:
             holder = self._in_progress(wait)
         if holder is not None:
             self._add(max(holder.end_ns, self.start), wait)
@@ -531,8 +531,10 @@ def _follows(wait: Wait, replacement: Wait) -> bool:
 
 
 def _concerns(holder: Wait, wait: Wait) -> bool:
-    """Whether the holder can have delayed this wait, as far as names say: a partition waits for the deployment of its producer only."""
-    return (wait.kind, holder.kind) != ("partition", "deployment") or holder.what == wait.what
+    """Whether the holder can have delayed this wait, as far as names say: a partition waits for the deployment and the state of its producer
+    only."""
+    producer = {"deployment": holder.what, "restore": holder.who}.get(holder.kind, wait.what)
+    return wait.kind != "partition" or producer == wait.what
 
 
 def _caused(wait: Wait) -> bool:

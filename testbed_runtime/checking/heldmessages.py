@@ -12,6 +12,7 @@ from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.messages import CancelTask, SubmitTask, TriggerCheckpoint
 from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, RM_NAME, Outcome, Wait
 from testbed_runtime.history.schema import Trial
+from testbed_runtime.history.waits import INT64_MAX
 
 MESSAGES = "messages"
 """The subject of these waits."""
@@ -30,7 +31,7 @@ def held_messages(
     methods: Mapping[str, str] = NO_METHODS,
 ) -> list[Wait]:
     """Return a wait for each time a TaskManager was declared lost meanwhile: from the last heartbeat that it answered, or from the first message
-    after that which the fault delays, until it registers with the JobMaster again, which asks it for a slot. `delays`: for how long each fault
+    after that which the fault delays, until it registers with the JobMaster again, which asks it for a slot, or the fault ends. `delays`: for how long each fault
     kept messages of one TaskManager; less than the heartbeats may be missing explains no loss. `planes` and `methods`: of each fault."""
     losses = [
         w
@@ -51,7 +52,7 @@ def held_messages(
             ordinal = _ordinal(loss)
             if lasted and enough and again and ordinal in targets_of(effect):
                 wait = Wait(
-                    wait=f"{loss.what}/{MESSAGES}", kind="stalled", who=loss.what, what=MESSAGES, end_ns=min(again),
+                    wait=f"{loss.what}/{MESSAGES}", kind="stalled", who=loss.what, what=MESSAGES, end_ns=min(*again, effect.ended_ns or INT64_MAX),
                     start_ns=_first_message(waits, loss, methods.get(effect.fault, "")), fault=effect.fault,
                     cause=f"{ordinal} to handle the messages in its mailbox, during the fault `{effect.fault}`",
                 )  # fmt: skip

@@ -45,6 +45,10 @@ DELAY = "restart-strategy.fixed-delay.delay"
 EXPONENTIAL = "restart-strategy.exponential-delay"
 ON_TM_0 = {"taskManagers": {"names": ["tm-0"]}}
 RESET = {"network": {"reset": {}}}
+BUSY_SUBMISSIONS = [
+    fault("slow", "20 s", ALL, rpc={"delay": {"method": "SubmitTask", "delay": "4 s"}}),
+    fault("kill", "1 s", SINK, at="500 ms", **KILL),
+]
 CASES = [
     Case(  # the JobManager works at the submission for 3 s
         "submitted-to-a-busy-jobmanager",
@@ -173,6 +177,25 @@ CASES = [
         "late-producer-in-the-same-taskmanager",
         [fault("late", "30 s", ALL, registration={"delay": {"delay": "8 s"}}), fault("kill", "1 s", SINK, at="500 ms", **KILL)],
         "the partition of a channel's producer, during the fault `late`", 12.7, failovers=1, options=QUICK, version="1.19", observation="30 s",
+    ),
+    Case(  # only the lost source restores its state from the store; the others have a copy
+        "state-of-a-producer",
+        [fault("slow", "40 s", ALL, store={"slow": {"delay": "3 s"}}), fault("kill", "1 s", SOURCE, at="8 s", **KILL)],
+        "a task's state, during the fault `slow`", 3.0, failovers=1, managers={"replicas": 6}, observation="45 s",
+        options={**QUICK, "execution.state-recovery.from-local": "true", "execution.checkpointing.local-backup.enabled": "true"},
+    ),
+    Case(  # it comes 10 s after the kill, and the observation ends before that
+        "replacement-after-the-observation", [fault("kill", "1 s", SINK, at="7 s", **KILL)], "replaceLost", 5.0, failovers=1, options=QUICK,
+        managers={**NO_SPARE, "replaceLost": "10 s"},
+    ),
+    Case(  # submissions keep two TaskManagers from the heartbeats of the JobManager, which they give up. They register again at 21.1 s, while
+        # they handle one more submission, and are refused as they do not answer
+        "refused-by-a-taskmanager-that-was-busy", BUSY_SUBMISSIONS, "cluster.registration.refused-registration-delay", 30.0, rounds=3,
+        failovers=3, version="1.13", options={**QUICK, "akka.ask.timeout": "3 s", DELAY: "1 s"}, observation="60 s",
+    ),
+    Case(
+        "refused-at-the-end-of-the-observation", BUSY_SUBMISSIONS, "cluster.registration.refused-registration-delay", 23.0, rounds=3,
+        failovers=3, version="1.13", options={**QUICK, "akka.ask.timeout": "3 s", DELAY: "1 s"}, observation="40 s",
     ),
 ]  # fmt: skip
 
