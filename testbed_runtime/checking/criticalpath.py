@@ -32,7 +32,7 @@ _ANYWHERE = ("jobmanager", "leadership", "stalled")
 """They delay every step."""
 _STARTING = ("start", *reversed(POD_STEPS), "replacement")
 """The steps of a process that replaces another one, the last one first."""
-_OWN_PAUSES = {"jobmanager": ("open", "stalled"), "lease": ("stalled",), "stalled": ("open",)}
+_OWN_PAUSES = {"jobmanager": ("open", "stalled"), "stalled": ("open",)}
 """Pauses of a process that explain its waits."""
 _PAUSES = frozenset(kind for kinds in _OWN_PAUSES.values() for kind in kinds)
 DELAY_CATCH_UP = ("partition", "open", "restore")
@@ -64,7 +64,7 @@ _LOSS = ("heartbeat", "fencing")
 """They end when the loss of a TaskManager is noticed."""
 _EVENTS = _DETECTION | {"stalled", "jobmanager"}
 """They begin with an event from outside. Before them comes whatever was in progress at that time."""
-_TIMED = frozenset({"heartbeat", "fencing", "cancellation", "restart-delay"})
+_TIMED = frozenset({"heartbeat", "lease", "fencing", "cancellation", "restart-delay"})
 """Their limit is exact. If they last longer, the process did not come to notice that they had ended."""
 _NEVER = frozenset({"alignment", "completion", "credit", "final-checkpoint"})
 _BEFORE_EVENTS = frozenset(KINDS) - _NEVER - {"catch-up", "fault"}
@@ -259,7 +259,7 @@ class _Walk:
             and (wait.kind == "catch-up" or ended - w.start_ns > 2 * (ended - w.end_ns))
         ]
         # what a busy process noticed late is not what kept it busy
-        prompt = [w for w in inside if _late_ns(w) == 0]
+        prompt = [w for w in inside if lateness_ns(w) == 0]
         return _latest(prompt or inside, wait) or self._registered(wait)
 
     def _in_progress(self, wait: Wait) -> Wait | None:
@@ -345,7 +345,7 @@ class _Walk:
 
     def _judged(self, wait: Wait) -> Wait:
         """Return the wait that shows how late the end of this one was noticed: of the losses that ended it the one noticed soonest."""
-        return min(self._losses(wait), key=lambda w: (_late_ns(w), w.wait), default=wait)
+        return min(self._losses(wait), key=lambda w: (lateness_ns(w), w.wait), default=wait)
 
     def _missing_taskmanager(self, slots: Wait) -> Wait | None:
         """Return the wait for a TaskManager that came, or came back, after the requests for slots had expired: no longer timeout would have helped.
@@ -376,7 +376,7 @@ class _Walk:
     def _pause_of_judge(self, wait: Wait) -> Wait | None:
         """Return the pause of the process that waited for heartbeats, if it made the wait longer than its option: heartbeats are not
         counted meanwhile. The pause by a fault comes before its record by the process."""
-        if (late_ns := _late_ns(self._judged(wait))) == 0:
+        if (late_ns := lateness_ns(self._judged(wait))) == 0:
             return None
         process = _process(wait)
         own = [w for w in self.waits if _process(w) == process and w.kind == "stalled"]
@@ -429,7 +429,7 @@ class _Walk:
         """Return the wait for the same component of the JobManager that shows what kept it busy when the option of `wait`, or of the
         loss that ended it, had expired: it notices that only when it gets to it. Callers may have given up by then."""
         judged = self._judged(wait)
-        if (late_ns := _late_ns(judged)) == 0:
+        if (late_ns := lateness_ns(judged)) == 0:
             return None
         since = wait.end_ns - late_ns
         asked = [w for w in self.waits if w.kind == "jobmanager" and w.what == judged.who]
@@ -560,7 +560,7 @@ def _latest(waits: Sequence[Wait], current: Wait) -> Wait | None:
     return min(longest, key=lambda w: (w.start_ns, w.who != current.who, -w.end_ns, w.wait))
 
 
-def _late_ns(wait: Wait) -> int:
+def lateness_ns(wait: Wait) -> int:
     """Return how long after its option had ended a wait that was noticed. 0 if that was at once."""
     judged = wait.kind in _TIMED and wait.outcome.belongs_to_option
     late_ns = wait.end_ns - wait.start_ns - wait.budget_ns if judged and wait.budget_ns >= 0 else 0

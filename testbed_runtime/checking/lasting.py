@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from msgspec.structs import replace
 
-from testbed_runtime.checking.criticalpath import EPSILON_NS, TIE_NS
+from testbed_runtime.checking.criticalpath import EPSILON_NS, TIE_NS, lateness_ns
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.heldmessages import MESSAGES
@@ -91,6 +91,7 @@ def since_earlier_fault(
         if (kind != first.kind or (w.who, w.what) == (first.who, first.what))
         and hit.intersection((w.what, *(name.rpartition("-")[0] for name in (w.what, w.who))))
         and w.start_ns < first.start_ns < w.end_ns
+        and not lateness_ns(w)  # calls fail only to a process that is gone
     ]
     if not found:
         return tuple(segments)

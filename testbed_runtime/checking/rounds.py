@@ -30,7 +30,7 @@ TOLERATED_NS = round(EPSILON_S * NS)
 """A first record is not later than others within this: they wait for flushes of their own."""
 _ONLY = {"checkpoint": "store", "lease": "store"}
 """The failures that an active fault of a group has caused rather than any later fault."""
-_EXPLAINED_BY = {"checkpoint": "store", "heartbeat": "rpc"}
+_EXPLAINED_BY = {"checkpoint": "store", "lease": "store", "heartbeat": "rpc"}
 """The groups of faults that cost a running job nothing before a wait of this kind begins which fails."""
 _FAILED = (Outcome.FAILED, Outcome.EXPIRED)
 LOST = (*LOSSES, "jobmanager.kill")

@@ -44,6 +44,7 @@ pytestmark = pytest.mark.virtual
 DELAY = "restart-strategy.fixed-delay.delay"
 EXPONENTIAL = "restart-strategy.exponential-delay"
 ON_TM_0 = {"taskManagers": {"names": ["tm-0"]}}
+ON_TM_2 = {"taskManagers": {"names": ["tm-2"]}}
 RESET = {"network": {"reset": {}}}
 BUSY_SUBMISSIONS = [
     fault("slow", "20 s", ALL, rpc={"delay": {"method": "SubmitTask", "delay": "4 s"}}),
@@ -196,6 +197,23 @@ CASES = [
     Case(
         "refused-at-the-end-of-the-observation", BUSY_SUBMISSIONS, "cluster.registration.refused-registration-delay", 23.0, rounds=3,
         failovers=3, version="1.13", options={**QUICK, "akka.ask.timeout": "3 s", DELAY: "1 s"}, observation="40 s",
+    ),
+    Case(  # the lease expires in the pause, which ends a restart delay
+        "leadership-lost-in-a-restart-delay",
+        [fault("kill", "1 s", SINK, **KILL), fault("gc", "8 s", JOBMANAGER, at="3 s", jobmanager={"pause": {}})],
+        "the JobManager's return (paused by the fault `gc`)", 8.0, rounds=2, failovers=2, options={**LEADER, DELAY: "5 s"}, observation="30 s",
+    ),
+    Case(  # the first slow renewal begins at 12 s and is in time, the second one ends with the fault. The job runs meanwhile
+        "leadership-lost-to-a-slow-store", [fault("slow", "12 s", JOBMANAGER, store={"slow": {"delay": "7 s"}})], RENEW, 5.1, failovers=1,
+        options=LEADER, observation="30 s",
+    ),
+    Case(  # calls to it fail from 7 s on, 0.9 s after the kill
+        "killed-behind-a-stall",
+        [
+            fault("st", "6 s", ON_TM_2, plane="both", network={"stall": {}}),
+            fault("kill", "1 s", ON_TM_2, at="2 s", **KILL),
+        ],
+        "end of the fault `st` (network.stall)", 2.0, failovers=1, options={**QUICK, HEARTBEAT: "60 s"}, observation="20 s",
     ),
 ]  # fmt: skip
 
