@@ -233,7 +233,7 @@ class _Paths:
         shared = share_slack(without_outrun(found, self.waits, self.effects), needless)
         shared = until_faults_end(shared, self.effects, self.delays, self.waits)
         shared = until_next_loss(shared, [r.cause for r in outage.rounds], self.effects)
-        causes = [c.t_ns for r in outage.rounds for c in (r.cause, r.failure) if c is not None]
+        causes = [c for r in outage.rounds for c in (r.cause, r.failure) if c is not None]
         shared = with_enough(shared, causes, self.waits, self.effects, self.entry)
         return each_segment(shared, capped)
 

@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from testbed_runtime.checking.common import NS, Entry, options
 from testbed_runtime.checking.criticalpath import EPSILON_NS, NEAR_NS, TIE_NS
-from testbed_runtime.checking.failovers import TOGETHER_NS
+from testbed_runtime.checking.failovers import TOGETHER_NS, Cause
 from testbed_runtime.checking.faults import FaultEffect, added_delays, targets_of
 from testbed_runtime.checking.heldmessages import keeps_silent
 from testbed_runtime.checking.lasting import each_segment, with_slack
+from testbed_runtime.checking.rounds import responsible
 from testbed_runtime.checking.waits import LOSSES
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.waits import KINDS, PRODUCT, Outcome, Wait
 
-_HELD_BACK = {"partition": "registration.delay", "deployment": "rpc.delay", "jobmanager": "rpc.delay", "checkpoint": "store.slow"}  # fmt: skip
+_HELD_BACK = {
+    "partition": "registration.delay",
+    "deployment": "rpc.delay",
+    "jobmanager": "rpc.delay",
+    "checkpoint": "store.slow",
+}
 """Kinds of waits, and the kind of the faults that only delay what they are for: it comes when the fault ends, at the latest."""
+_REFUSING = ("network.reset", "network.half-open")
+"""The kinds of faults that refuse new connections, so that a job on such a link does not start before they end."""
 _JOBMANAGER_KILL = "jobmanager.kill"
 _HEARTBEAT = KINDS["heartbeat"].options[0]
 
 
 def with_enough(
     rounds: Sequence[Round],
-    failed: Collection[int],
+    failures: Sequence[Cause],
     waits: Sequence[Wait],
     effects: Sequence[FaultEffect],
     entry: Entry,
 ) -> tuple[Round, ...]:
     """Return the rounds, each wait that expired and caused a failover with the time after which it would have completed, as far as the
-    history shows that. `failed`: when the failures of these rounds were known."""
+    history shows that. `failures`: of these rounds."""
     shows = _Ends(waits, effects, entry)
 
     def longer(segment: Segment) -> Segment:
-        caused = any(abs(segment.end_ns - t) <= TOGETHER_NS for t in failed)
+        caused = any(abs(segment.end_ns - c.t_ns) <= TOGETHER_NS for c in failures)
         if not (caused and segment.option and segment.outcome == Outcome.EXPIRED):
             return segment
         wait = next((w for w in waits if is_of(segment, w)), None)
@@ -47,16 +55,20 @@ def with_enough(
     segments = [s for r in found for s in r.segments]
     given_up = [w for s in segments if s.gave_up for w in waits if is_of(s, w)]
     for wait in reversed(given_up):
-        if (fault := shows.held_back(wait)) is not None and fault.ended_ns is not None:
-            segments = _until_end(segments, wait, fault)
+        segments = _until_end(segments, shows.held_back(wait), wait.cause)
+    for fault in (responsible(shows.effects, cause) for cause in failures):
+        if fault is not None and fault.kind in _REFUSING:
+            segments = _until_end(segments, fault, f"the end of the fault `{fault.fault}`")
     parts = iter(segments)
     return tuple(replace(r, segments=tuple(next(parts) for _ in r.segments)) for r in found)
 
 
-def _until_end(segments: Sequence[Segment], wait: Wait, fault: FaultEffect) -> list[Segment]:
-    """Return the segments, with less to save in a fault after which a restart succeeded: one that comes earlier gives up as `wait`
-    did, or waits until the end of the fault, too."""
-    begun_ns, ended_ns = fault.begun_ns, fault.ended_ns or 0
+def _until_end(segments: Sequence[Segment], fault: FaultEffect | None, text: str) -> list[Segment]:
+    """Return the segments, with less to save in a fault after which a restart succeeded: one that comes earlier fails as those before it
+    did, or waits until the end of the fault, too. `text`: what it waits for."""
+    if fault is None or fault.ended_ns is None:
+        return list(segments)
+    begun_ns, ended_ns = fault.begun_ns, fault.ended_ns
     last = next((s for s in segments if s.start_ns < ended_ns <= s.end_ns), None)
     if last is None or last.gave_up or not (last.option or last.fault == fault.fault):
         return list(segments)
@@ -65,7 +77,7 @@ def _until_end(segments: Sequence[Segment], wait: Wait, fault: FaultEffect) -> l
         inside = begun_ns <= own.start_ns + EPSILON_NS and own.end_ns <= last.end_ns
         if own.option and not own.gave_up and inside:
             saved = left.get(own.option, last.end_ns - ended_ns)  # of all its waits together
-            found[number] = with_slack(own, saved, wait.cause)
+            found[number] = with_slack(own, saved, text)
             left[own.option] = max(0, saved - (own.end_ns - own.start_ns))
     return found
 

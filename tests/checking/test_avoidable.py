@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.checking.avoidable import with_enough
+from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.waits import Outcome, Wait
@@ -44,6 +45,10 @@ def wait(
     )  # fmt: skip
 
 
+def failure(t_ns: int) -> Cause:
+    return Cause(t_ns=t_ns, text="", cause_class="", detector="JobMaster", taskmanager="")
+
+
 def enough_s(
     waits: list[Wait],
     effects: list[FaultEffect],
@@ -64,7 +69,7 @@ def enough_s(
         "faults": [{"name": name, "params": {}, **more} for name, more in asked.items()],
     }
     moment = first.end_ns if failed is None else at(failed)
-    (found,) = with_enough([known], [moment], waits, effects, entry)
+    (found,) = with_enough([known], [failure(moment)], waits, effects, entry)
     (part,) = found.segments
     assert (part.enough_ns < 0) == (part.budget_ns < 0)
     assert part.budget_ns in (-1, first.budget_ns)

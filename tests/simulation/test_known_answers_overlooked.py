@@ -11,7 +11,7 @@ import pytest
 from testbed_runtime.core.documents import RECOVERY_FILE
 from testbed_runtime.core.judgement.metrics import RECOVERY_PHASES
 from testbed_runtime.core.judgement.recovery import Recovery, TrialRecovery
-from testbed_runtime.report.answer import headline
+from testbed_runtime.report.answer import headline, savings
 from tests.simulation.simulating import run_document
 from tests.simulation.test_known_answers import (
     ALL,
@@ -499,3 +499,32 @@ def test_a_job_whose_credit_was_lost_does_not_wait_for_capacity(tmp_path: Path):
     assert not found.recovered
     assert found.prices[0].words.startswith("too little credit: source-")
     assert found.prices[0].seconds == pytest.approx(12 - 3, abs=0.5)
+
+
+def test_restarts_while_connections_are_refused_save_what_comes_after_the_fault(tmp_path: Path):
+    """Connections are reset for 3.5 s, in which one restart fails. The second one comes 4 s after the failure."""
+    case = Case("refused", [fault("rst", "3500 ms", SINK, **RESET)], "", 0.0, options={**QUICK, DELAY: "2 s"})
+    trial, _ = answer(case, tmp_path)
+    (found,) = trial.recoveries
+    assert found.prices[0].seconds == pytest.approx(4.0, abs=TOLERANCE_S)
+    (line,) = savings(found)
+    assert line.startswith(f"{DELAY} = 2 s: a lower value saves at most 50")
+    assert line.endswith(" ms, then the job waits for the end of the fault `rst`")
+
+
+def test_a_lower_heartbeat_timeout_lets_taskmanagers_register_sooner(tmp_path: Path):
+    """They hear nothing from 4 s after the first kill on, and the JobManager is back 3 s later, when a replacement comes too: it tries to register
+    every 0.5 s."""
+    faults = [
+        fault("kill", "1 s", SINK, **KILL),
+        fault("jm", "3 s", JOBMANAGER, at="4 s", jobmanager={"kill": {}}),
+    ]
+    managers = {**NO_SPARE, "replaceLost": "6 s"}
+    case = Case("sooner", faults, "", 0.0, options=QUICK, managers=managers, observation="30 s")
+    trial, _ = answer(case, tmp_path)
+    (found,) = trial.recoveries
+    (line,) = savings(found)
+    assert (
+        line
+        == f"{HEARTBEAT} = 5 s: a lower value saves at most 1.40 s, then the job waits for a slot for each task"
+    )

@@ -91,7 +91,8 @@ class Segment(Struct, frozen=True, kw_only=True):
     @property
     def gave_up(self) -> bool:
         """Whether it expired and gave up what may only have been late: no lower value would have helped."""
-        return self.outcome == Outcome.EXPIRED and self.kind in KINDS and KINDS[self.kind].gives_up
+        kind = KINDS.get(self.kind) if self.outcome == Outcome.EXPIRED else None
+        return kind is not None and kind.gives_up and kind.may_be_limited_by(self.option)
 
     @property
     def words(self) -> str:
