@@ -242,9 +242,13 @@ class _Paths:
         since = span.start if span.cause is None else span.cause.t_ns
         failing = failing_at_once(self.trial, since, end) if span.cause is not None else []
         stepped = steps(
-            self.trial, since=failing[0].end_ns if failing else since, until=end, restart=span.cause is not None, running_ns=span.running,
+            self.trial,
+            since=failing[0].end_ns if failing else since,
+            until=end,
+            restart=span.cause is not None,
+            running_ns=span.running,
             producers=self.producers,
-        )  # fmt: skip
+        )
         stepped += failing
         if span.cause is None and not outage.first and outage.running is None and span.failure is None:
             stepped = []  # a fault without a failover deploys nothing
@@ -264,9 +268,17 @@ class _Paths:
             stepped = [*(s for s in stepped if s.start_ns < last.end_ns), unheard]
         terminal = span.failure is not None and span.failure.terminal
         segments = attribute(
-            waits, stepped, start=begun, end=end, last=last, detected=since, terminal=terminal, spare=self.spare,
-            known=span.cause is not None, lasts=lasting is not None,
-        )  # fmt: skip
+            waits,
+            stepped,
+            start=begun,
+            end=end,
+            last=last,
+            detected=since,
+            terminal=terminal,
+            spare=self.spare,
+            known=span.cause is not None,
+            lasts=lasting is not None,
+        )
         if begun > span.start and segments:
             earlier = [fault for fault in outage.earlier if fault.begun_ns < begun]
             segments = since_earlier_fault(self.waits, segments, earlier, outage.effect)
@@ -277,10 +289,15 @@ class _Paths:
             segments = (*before, *segments)
         cause, failure = span.cause, span.failure or span.unnoticed
         return Round(
-            number=number, start_ns=span.start, end_ns=end, cause="" if cause is None else cause.text, segments=segments,
-            cause_class="" if cause is None else cause.cause_class, failure="" if failure is None else failure.text,
+            number=number,
+            start_ns=span.start,
+            end_ns=end,
+            cause="" if cause is None else cause.text,
+            segments=segments,
+            cause_class="" if cause is None else cause.cause_class,
+            failure="" if failure is None else failure.text,
             ended_by="failure" if span.failure else "running" if outage.recovered else "open",
-        )  # fmt: skip
+        )
 
     def _last(
         self, outage: Outage, span: RoundSpan, stepped: Sequence[Wait], end: int
@@ -436,8 +453,14 @@ class _Paths:
     def _backlog(self, outage: Outage, running: int) -> str:
         stored = bool(self.producers)
         return backlog_words(
-            self.trial, outage, running, waits=self.waits, baseline=self.spans.baseline, stored=stored, windowed=self.windowed,
-        )  # fmt: skip
+            self.trial,
+            outage,
+            running,
+            waits=self.waits,
+            baseline=self.spans.baseline,
+            stored=stored,
+            windowed=self.windowed,
+        )
 
     def _catch_ups(self, start: int, end: int, outcome: Outcome, *, backlog: str = "") -> list[Wait]:
         """Return the catch-up in two parts if it ended with the first results of a window: from the last records before them on,
@@ -474,9 +497,17 @@ class _Paths:
         fault = asking.fault if asking else limiting.fault if limiting and not starved else ""
         cause = asking.cause if asking else f"too little credit: {starved}" if starved else cause
         return Wait(
-            wait=f"catch-up/{start}", kind="catch-up", who="job", what=vertex, start_ns=start, end_ns=end, outcome=outcome, cause=cause,
-            fault=fault, detail=backlog,
-        )  # fmt: skip
+            wait=f"catch-up/{start}",
+            kind="catch-up",
+            who="job",
+            what=vertex,
+            start_ns=start,
+            end_ns=end,
+            outcome=outcome,
+            cause=cause,
+            fault=fault,
+            detail=backlog,
+        )
 
     def _limiting(self, start: int, end: int) -> FaultEffect | None:
         """Return the fault on the exchange that lasted for half of a catch-up in which no vertex was busy, and hit what was behind."""

@@ -105,10 +105,13 @@ def _row(
     key: Key, sides: dict[str, _Side], found: list[tuple[str, int]], in_flight: float | None, *, local: bool
 ) -> dict[str, object]:
     return {
-        **dict(zip(("producer", "consumer", "attempt"), key, strict=True)), "local": local, "in_flight": in_flight,
-        "samples": sum(len(s.t_ns) for s in sides.values()), "violations": sum(count for _, count in found),
+        **dict(zip(("producer", "consumer", "attempt"), key, strict=True)),
+        "local": local,
+        "in_flight": in_flight,
+        "samples": sum(len(s.t_ns) for s in sides.values()),
+        "violations": sum(count for _, count in found),
         "details": [what for what, count in found if count],
-    }  # fmt: skip
+    }
 
 
 def _ends(side: str, task: str, peer: str) -> tuple[str, str]:

@@ -72,7 +72,11 @@ def relayed_losses(trial: Trial) -> list[Wait]:
         since = max((e["t_ns"] for e in lost if e["subject"] == process and e["t_ns"] <= at), default=at)
         if since < at:
             name = f"{process}/relayed/{event['subject']}"
-            found.append(Wait(wait=name, kind="jobmanager", who=RM_NAME, what=JOBMASTER_NAME, start_ns=since, end_ns=at))  # fmt: skip
+            found.append(
+                Wait(
+                    wait=name, kind="jobmanager", who=RM_NAME, what=JOBMASTER_NAME, start_ns=since, end_ns=at
+                )
+            )
     return found
 
 

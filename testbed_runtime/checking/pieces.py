@@ -42,11 +42,22 @@ def segment(piece: Piece, slack: tuple[int, Wait] | None, *, known: bool) -> Seg
         return Segment(kind=UNATTRIBUTED, phase="", start_ns=piece.start, end_ns=piece.end, text=text)
     own = is_of_option(wait)
     return Segment(
-        kind=wait.kind, phase=_phase(wait, known=known), start_ns=piece.start, end_ns=piece.end, who=wait.who, what=wait.what,
-        option=wait.option if own else "", value=wait.value if own else "", outcome=str(wait.outcome), text=owner_text(wait),
-        detail=wait.detail, fault="" if own else wait.fault, from_events=not wait.wait,
-        slack_ns=-1 if slack is None else slack[0], next="" if slack is None else owner_text(slack[1]),
-    )  # fmt: skip
+        kind=wait.kind,
+        phase=_phase(wait, known=known),
+        start_ns=piece.start,
+        end_ns=piece.end,
+        who=wait.who,
+        what=wait.what,
+        option=wait.option if own else "",
+        value=wait.value if own else "",
+        outcome=str(wait.outcome),
+        text=owner_text(wait),
+        detail=wait.detail,
+        fault="" if own else wait.fault,
+        from_events=not wait.wait,
+        slack_ns=-1 if slack is None else slack[0],
+        next="" if slack is None else owner_text(slack[1]),
+    )
 
 
 def _phase(wait: Wait, *, known: bool) -> str:

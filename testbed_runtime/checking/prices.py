@@ -64,8 +64,14 @@ def margins(waits: Iterable[Wait], start: int, end: int) -> tuple[Margin, ...]:
                 closest[wait.option] = wait
     found = [
         Margin(
-            option=w.option, value=w.value, kind=w.kind, budget_s=w.budget_ns / NS, waited_s=w.seconds, who=w.who, what=w.what,
+            option=w.option,
+            value=w.value,
+            kind=w.kind,
+            budget_s=w.budget_ns / NS,
+            waited_s=w.seconds,
+            who=w.who,
+            what=w.what,
         )
         for w in closest.values()
-    ]  # fmt: skip
+    ]
     return tuple(sorted(found, key=lambda m: (-m.waited_s / m.budget_s, m.option)))

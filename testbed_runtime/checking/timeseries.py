@@ -168,9 +168,15 @@ def _failovers(events: list[dict[str, Any]], start: int, end: int) -> list[dict[
     deployed = {e["subject"]: e["t_ns"] for e in events if e["kind"] == "failover.deployed"}
     restarts = [(e, e["subject"]) for e in events if e["kind"] == "failover.started"]
     return [
-        _span("failover", f"restart {number}", (e["t_ns"], deployed.get(number, end)), start, (e["text"] or "")[:TEXT_MAX])
+        _span(
+            "failover",
+            f"restart {number}",
+            (e["t_ns"], deployed.get(number, end)),
+            start,
+            (e["text"] or "")[:TEXT_MAX],
+        )
         for e, number in restarts
-    ]  # fmt: skip
+    ]
 
 
 def _event_marks(events: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:

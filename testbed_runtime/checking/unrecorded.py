@@ -57,9 +57,15 @@ def _interrupted(trial: Trial, entry: Entry, started: Mapping[str, Any], end_ns:
     if kind == "fencing" and (delay := _restart_delay(entry, data(started))):
         kind, start_ns, cause = "restart-delay", started["t_ns"], delay
     return Wait(
-        wait=f"{process}/{kind}-{number}", kind=kind, who=JOBMASTER_NAME, what="", outcome=Outcome.CANCELLED,
-        start_ns=start_ns, end_ns=end_ns, cause=cause,
-    )  # fmt: skip
+        wait=f"{process}/{kind}-{number}",
+        kind=kind,
+        who=JOBMASTER_NAME,
+        what="",
+        outcome=Outcome.CANCELLED,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        cause=cause,
+    )
 
 
 def _requests_slots(event: Mapping[str, Any], region: frozenset[str]) -> bool:
@@ -84,9 +90,17 @@ def expired_slot_requests(trial: Trial, entry: Entry) -> list[Wait]:
             continue
         budget_ns, end_ns = round(float(asked.get("timeout_s") or 0) * NS), event["t_ns"]
         wait = Wait(
-            wait=f"{event['process']}/slot-request/{number}", kind="slot", who=RM_NAME, what=str(asked.get("peer", "")),
-            start_ns=end_ns - budget_ns, end_ns=end_ns, option=limit.option, value=limit.value, budget_ns=budget_ns, outcome=Outcome.EXPIRED,
-        )  # fmt: skip
+            wait=f"{event['process']}/slot-request/{number}",
+            kind="slot",
+            who=RM_NAME,
+            what=str(asked.get("peer", "")),
+            start_ns=end_ns - budget_ns,
+            end_ns=end_ns,
+            option=limit.option,
+            value=limit.value,
+            budget_ns=budget_ns,
+            outcome=Outcome.EXPIRED,
+        )
         found.append(wait)
     return found
 
@@ -111,9 +125,14 @@ def with_expired_attempts(waits: Iterable[Wait], entry: Entry, effects: Iterable
         if expired_ns:
             limit = option_limit(options(entry), _TIMEOUT)
             expired = replace(
-                wait, wait=f"{wait.wait}-expired", end_ns=wait.start_ns + expired_ns, option=limit.option,
-                value=limit.value, budget_ns=expired_ns, outcome=Outcome.EXPIRED,
-            )  # fmt: skip
+                wait,
+                wait=f"{wait.wait}-expired",
+                end_ns=wait.start_ns + expired_ns,
+                option=limit.option,
+                value=limit.value,
+                budget_ns=expired_ns,
+                outcome=Outcome.EXPIRED,
+            )
             found.append(expired)
             wait = replace(wait, start_ns=expired.end_ns, after=(expired.wait,))  # noqa: PLW2901
         found.append(wait)

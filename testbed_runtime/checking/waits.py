@@ -193,8 +193,13 @@ def submission_wait(trial: Trial) -> Wait | None:
     if created is None or not asked or created - asked[0] < SLOW_NS:
         return None
     return Wait(
-        wait=_SUBMISSION, kind="jobmanager", who="runner", what="Dispatcher", start_ns=asked[0], end_ns=created,
-    )  # fmt: skip
+        wait=_SUBMISSION,
+        kind="jobmanager",
+        who="runner",
+        what="Dispatcher",
+        start_ns=asked[0],
+        end_ns=created,
+    )
 
 
 def busy_texts(entry: Entry) -> dict[str, str]:
@@ -524,9 +529,16 @@ def fault_wait(
         cause = f"the loss of {', '.join(targets_of(effect))} to be noticed"
         detail = f"fault `{effect.fault}`, {effect.kind}"
     return Wait(
-        wait=f"{effect.fault}/lasts", kind="stalled" if stalled else "fault", who="job", what=effect.fault,
-        start_ns=start_ns, end_ns=end_ns, cause=cause, fault=effect.fault, detail=detail,
-    )  # fmt: skip
+        wait=f"{effect.fault}/lasts",
+        kind="stalled" if stalled else "fault",
+        who="job",
+        what=effect.fault,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        cause=cause,
+        fault=effect.fault,
+        detail=detail,
+    )
 
 
 def starved_words(waits: Iterable[Wait], start_ns: int, end_ns: int) -> str:

@@ -76,8 +76,18 @@ def run_markdown(view: RunView) -> str:
     found = aggregate.faults(view.faults) if view.compact else view.faults
     faults = table(
         ("trial", "fault", "requested", "measured", "effect", "backend"),
-        ((f["trial"], f["name"], ", ".join(filter(None, (f["asked"], f["when"]))), f["measured"], f["effect"], f["backend"]) for f in found),
-    )  # fmt: skip
+        (
+            (
+                f["trial"],
+                f["name"],
+                ", ".join(filter(None, (f["asked"], f["when"]))),
+                f["measured"],
+                f["effect"],
+                f["backend"],
+            )
+            for f in found
+        ),
+    )
     if faults:
         lines += ["### Faults", "", *faults]
     return "\n".join(lines).rstrip() + "\n"

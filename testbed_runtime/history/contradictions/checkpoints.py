@@ -65,9 +65,16 @@ def check_checkpoints(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
         return []
     found, damage = _collected(trial)
     return first_of_each(
-        damage, _usual(trial, found), _durations(trial, found), _complete(trial, entry, found), _sizes(entry, found), _aligned(entry, found),
-        _commits(trial, entry, found), _weights(trial, entry), _waits(trial, found),
-    )  # fmt: skip
+        damage,
+        _usual(trial, found),
+        _durations(trial, found),
+        _complete(trial, entry, found),
+        _sizes(entry, found),
+        _aligned(entry, found),
+        _commits(trial, entry, found),
+        _weights(trial, entry),
+        _waits(trial, found),
+    )
 
 
 def _collected(trial: Trial) -> tuple[list[Checkpoint], list[Damage]]:
