@@ -8,6 +8,7 @@ import pytest
 
 from testbed_runtime.core.exchange.backoff import Backoff
 from testbed_runtime.core.exchange.buffers import NetworkBufferPool
+from testbed_runtime.core.exchange.events import AlignmentType, CheckpointBarrier
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.memory import Buffer
 from testbed_runtime.core.exchange.partition import ResultPartition
@@ -65,6 +66,26 @@ def test_A_41_local_channels_are_read_in_turn(at_once: bool) -> None:
         partition.flush_all()
         read(gate, queued, min(step, len(turns) - start), at_once=at_once)
     assert queued == [0] * CHANNELS
+
+
+@pytest.mark.parametrize("then", ["resumed", "written"])
+def test_until_2_2_a_priority_event_behind_a_barrier_gives_a_local_channel_no_priority(then: str) -> None:
+    """LocalInputChannel.resumeConsumption, and the data that follows, notify the gate as for data: the channel waits for its turn."""
+    gate, partition = local(NetworkBufferPool(2000, SEGMENT_BYTES))
+    for subpartition in partition.subpartitions:
+        subpartition.priority_passes_block = False
+    partition.broadcast_event(CheckpointBarrier(1, 0, AlignmentType.ALIGNED))
+    for _ in range(CHANNELS):
+        gate.poll()
+    partition.broadcast_event(CheckpointBarrier(2, 0, AlignmentType.UNALIGNED))
+    order = [2, 0, 1]
+    for channel in order:
+        gate.resume_consumption(channel)
+        if then == "written":
+            partition.emit(channel, bytes(SEGMENT_BYTES))
+            partition.flush(channel)
+    assert not gate.has_priority
+    assert [polled[0] for _ in order if (polled := gate.poll())] == order
 
 
 @pytest.mark.parametrize("at_once", [True, False])

@@ -148,7 +148,8 @@ class LocalInputChannel(InputChannelBase):
 
     def _ready_if_available(self) -> None:
         if self._view is not None and self._view.availability(credit=True)[0]:
-            self._owner.on_channel_ready(self.index, priority=self._view.subpartition.has_priority)
+            # even if a priority event is next: LocalInputChannel.resumeConsumption and requestSubpartitions
+            self._owner.on_channel_ready(self.index, priority=False)
 
     def _require_view(self) -> SubpartitionView:
         if self._view is None:

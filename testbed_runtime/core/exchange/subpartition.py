@@ -140,6 +140,7 @@ class PipelinedSubpartition:
         "buffer_size",
         "end_delivered",
         "exclusive",
+        "has_priority",
         "index",
         "name",
         "priority_passes_block",
@@ -163,6 +164,9 @@ class PipelinedSubpartition:
         self.priority_passes_block = True
         """Whether a priority event is handed out although the subpartition is blocked, as from Flink 2.3 on."""
         self._owner = owner
+        self.has_priority = False
+        """Whether a priority event is queued whose reader was notified of it. One that was added while the subpartition was blocked
+        comes with the next notification about data (PipelinedSubpartition.needNotifyPriorityEvent)."""
         self._priority: list[Element] = []
         self._buffers: list[Element] = []
         self._flush_requested = False
@@ -186,11 +190,6 @@ class PipelinedSubpartition:
     def is_blocked(self) -> bool:
         """Whether a blocking event was handed out and the reader has not resumed yet."""
         return self._blocked
-
-    @property
-    def has_priority(self) -> bool:
-        """Whether a priority event is queued."""
-        return bool(self._priority)
 
     @property
     def failure_cause(self) -> FlinkError | None:
@@ -239,6 +238,7 @@ class PipelinedSubpartition:
         """Queue a priority event. It does not flush the data that it overtakes (PipelinedSubpartition.add)."""
         self._priority.append(element)
         if len(self._priority) == 1 and (self.priority_passes_block or not self._blocked):
+            self.has_priority = self.view is not None
             self._notify()
 
     def in_flight(self) -> tuple[bytes, ...]:
@@ -282,6 +282,7 @@ class PipelinedSubpartition:
         for element in (*self._priority, *self._buffers):
             element.release()
         self._priority.clear()
+        self.has_priority = False
         self._buffers.clear()
         self._timeoutable = None
         self.backlog_buffers = 0
@@ -310,6 +311,7 @@ class PipelinedSubpartition:
             if len(self) == 1:
                 self._flush_requested = False
             element = self._priority.pop(0)
+            self.has_priority = self.has_priority and bool(self._priority)
             return self._polled(element, element.build())
         if self._blocked:
             return None
