@@ -17,7 +17,7 @@ from msgspec.structs import fields
 
 from testbed_runtime.core.errors import OptionRefused
 from testbed_runtime.core.options import BY_KEY, Options
-from testbed_runtime.core.values import MAX_LONG
+from testbed_runtime.core.values import MAX_LONG, java_double
 
 PREFIX = "taskmanager.memory."
 PROCESS, FLINK = PREFIX + "process.size", PREFIX + "flink.size"
@@ -113,7 +113,7 @@ class Range(Struct, frozen=True):
                 else (key, "write at least 0 and less than 1, such as 0.1 for 10 %")
             )
             raise MemoryRefused(
-                f"Inconsistently configured {_flinks_option(key)} ({fraction!r}) and its min ({readable(least)}), "
+                f"Inconsistently configured {_flinks_option(key)} ({java_double(fraction)}) and its min ({readable(least)}), "
                 f"max ({readable(largest)}) value",
                 wrong,
                 hint,

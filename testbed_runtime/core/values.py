@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 from testbed_runtime.core.versions import ISO_DURATIONS, LATEST, has
@@ -24,6 +25,17 @@ def java_int(number: int) -> int:
 def java_long(number: int) -> int:
     """Return a number as Java's long, which wraps."""
     return (number + MAX_LONG + 1) % (2 * (MAX_LONG + 1)) - MAX_LONG - 1
+
+
+def java_double(number: float) -> str:
+    """Format a number as Java's Double.toString: with an exponent below 0.001, and from 10⁷ on."""
+    digits = repr(number)
+    if number == 0 or not math.isfinite(number) or 0.001 <= abs(number) < 10**7:
+        return digits
+    sign, figures, exponent = Decimal(digits).as_tuple()
+    assert isinstance(exponent, int)
+    text = "".join(map(str, figures)).rstrip("0")
+    return f"{'-' * sign}{text[0]}.{text[1:] or '0'}E{exponent + len(figures) - 1}"
 
 
 def truncated(number: int, divisor: int) -> int:
@@ -101,12 +113,15 @@ def parse_duration(text: str, flink_version: str = "") -> float:
 def _iso_duration(text: str) -> float:
     trimmed = text.strip(_BLANK)
     found = _ISO.fullmatch(trimmed)
+    not_iso = f"text does not start with a number, and is not a valid ISO-8601 duration format: {trimmed}"
     if found is None:
-        problem = f"text does not start with a number, and is not a valid ISO-8601 duration format: {trimmed}"
-        return _seconds(text, 0, problem)
+        return _seconds(text, 0, not_iso)
     sign, days, hours, minutes, second_sign, seconds, fraction = found.groups()
     part = int(f"{second_sign or ''}1") * (int(seconds or 0) * NANOS + int((fraction or "").ljust(9, "0")))
-    nanos = (int(days or 0) * 86400 + int(hours or 0) * 3600 + int(minutes or 0) * 60) * NANOS + part
+    whole = (int(days or 0) * 86400, int(hours or 0) * 3600, int(minutes or 0) * 60)
+    nanos = sum(whole) * NANOS + part
+    if max(map(abs, (*whole, nanos // NANOS))) > MAX_LONG:
+        return _seconds(text, 0, not_iso)
     nanos = -nanos if sign == "-" else nanos
     return _seconds(text, nanos, "negative duration is not supported" if nanos < 0 else "")
 

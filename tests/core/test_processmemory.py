@@ -72,6 +72,15 @@ def test_the_parts_and_the_refusals_are_flinks(vector, version):
     assert as_flink_names_it(options) == as_flink_said_it(vector["flink"])
 
 
+@pytest.mark.parametrize(
+    ("fraction", "shown"), [("0.0001", "9.999999747378752E-5"), ("12345678", "1.2345678E7")]
+)
+def test_a_refused_fraction_is_shown_as_java_shows_a_double(fraction, shown):
+    """With an exponent below 0.001, and from 10⁷ on."""
+    options = configured({"network.fraction": fraction, "network.max": "1m"})
+    assert f"({shown}) and its min" in str(as_flink_names_it(options)["refused"])
+
+
 HALF = "4611686018427387904b"
 
 

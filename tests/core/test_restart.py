@@ -393,3 +393,9 @@ def test_a_strategy_refuses_less_than_a_millisecond_as_none(kind: str, key: str,
     with pytest.raises(OptionRefused) as refused:
         restart_strategy(Options({"restart-strategy.type": kind, key: "999 µs"}), middle)
     assert refused.value.message == message
+
+
+@pytest.mark.parametrize("strategy", [ExponentialDelay, EarlierExponentialDelay])
+def test_a_small_jitter_is_shown_as_java_shows_a_double(strategy) -> None:
+    """With an exponent, in the text that suppresses a recovery."""
+    assert "jitterFactor=5.0E-4, " in strategy(ExponentialConfig(jitter=0.0005), max).text

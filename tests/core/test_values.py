@@ -53,6 +53,8 @@ def test_a_duration_is_read_as_flink_reads_it(text, seconds):
         ("99999999999999999999 d", "2.3", "The value '99999999999999999999' cannot be represented as Duration (numeric overflow)."),
         ("99999999999999999999 d", "1.20", "The value '99999999999999999999' cannot be re represented as 64bit number (numeric overflow)."),
         ("9223372036854775807 s", "2.3", "long overflow"),
+        ("P-5116409531043275D", "2.3", f"{ISO}P-5116409531043275D"),
+        ("PT9223372036854775807M", "2.3", f"{ISO}PT9223372036854775807M"),
         ("PT10S", "1.20", "text does not start with a number"),
     ],
 )  # fmt: skip

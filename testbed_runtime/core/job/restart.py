@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from testbed_runtime.core.errors import LocalProtocolError, require_option
 from testbed_runtime.core.options import Options
-from testbed_runtime.core.values import MAX_INT, MAX_LONG, NANOS
+from testbed_runtime.core.values import MAX_INT, MAX_LONG, NANOS, java_double
 from testbed_runtime.core.versions import EXPONENTIAL_DELAY, EXPONENTIAL_DELAY_EXISTS, MERGED_FAILURES, has
 
 MILLIS = 1000
@@ -240,8 +240,8 @@ class ExponentialDelay:
         config = self._config
         return (
             f"ExponentialDelayRestartBackoffTimeStrategy(initialBackoffMS={round(config.initial_s * MILLIS)}, "
-            f"maxBackoffMS={round(config.max_s * MILLIS)}, backoffMultiplier={config.multiplier}, "
-            f"resetBackoffThresholdMS={round(config.reset_s * MILLIS)}, jitterFactor={config.jitter}, "
+            f"maxBackoffMS={round(config.max_s * MILLIS)}, backoffMultiplier={java_double(config.multiplier)}, "
+            f"resetBackoffThresholdMS={round(config.reset_s * MILLIS)}, jitterFactor={java_double(config.jitter)}, "
             f"attemptsBeforeResetBackoff={config.attempts_before_reset}, currentRestartAttempt={self._attempt}, "
             f"nextRestartTimestamp={self._next_restart_ms})"
         )
@@ -296,8 +296,8 @@ class EarlierExponentialDelay:
         self._last_failure_ms: int | None = None
         self.text = (
             f"ExponentialDelayRestartBackoffTimeStrategy(initialBackoffMS={self._initial_ms}, "
-            f"maxBackoffMS={self._max_ms}, backoffMultiplier={config.multiplier}, "
-            f"resetBackoffThresholdMS={_millis(config.reset_s)}, jitterFactor={config.jitter}, "
+            f"maxBackoffMS={self._max_ms}, backoffMultiplier={java_double(config.multiplier)}, "
+            f"resetBackoffThresholdMS={_millis(config.reset_s)}, jitterFactor={java_double(config.jitter)}, "
             f"currentBackoffMS={self._initial_ms}, lastFailureTimestamp=0)"
         )
 
