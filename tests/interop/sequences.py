@@ -18,6 +18,7 @@ from testbed_runtime.core.exchange.events import (
     AlignmentType,
     CheckpointBarrier,
     EndOfPartition,
+    Event,
     data_type_of,
     encode_event,
 )
@@ -155,9 +156,12 @@ class Writer:
 
     def barrier(self, kind: str, number: int) -> None:
         """Add a checkpoint barrier of one of BARRIERS."""
-        self.finish()
         timeout = BARRIER_TIMEOUT_MS if kind == "timeoutable" else NO_TIMEOUT_MS
-        event = CheckpointBarrier(number, 0, ALIGNMENTS[kind], timeout)
+        self.event(CheckpointBarrier(number, 0, ALIGNMENTS[kind], timeout))
+
+    def event(self, event: Event) -> None:
+        """Add an event."""
+        self.finish()
         self.subpartition.add(BufferBuilder.of_event(encode_event(event), data_type_of(event)))
 
     def end(self) -> None:

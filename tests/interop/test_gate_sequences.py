@@ -258,6 +258,4 @@ def _has_failed(answer: str) -> bool:
 @pytest.mark.parametrize("count", COUNTS)
 def test_random_sequences_on_a_gate_are_flinks(flink, count):
     """Polled elements, frames to the producers, and the buffers of every channel after every command of each sequence."""
-    if flink.name != "2.x":
-        pytest.skip("the driver needs constructors of Flink 2")
     compare(flink, "gates", Gate, draw(5, count, a_sequence), is_undefined=_has_failed)

@@ -8,7 +8,7 @@ import pytest
 
 from testbed_runtime.core.exchange.buffers import NetworkBufferPool
 from testbed_runtime.core.exchange.events import NO_TIMEOUT_MS, CheckpointBarrier
-from testbed_runtime.core.exchange.partition import ResultPartition
+from testbed_runtime.core.exchange.partition import EVERY, ResultPartition
 from tests.core.exchange_model import partition_id
 from tests.interop.sequences import ALIGNMENTS, BARRIER_TIMEOUT_MS, BARRIERS, COUNTS, compare, draw
 
@@ -20,11 +20,13 @@ def a_sequence(chance: random.Random) -> list[str]:
     """Up to three subpartitions whose readers ask for smaller buffers, and records that may need several."""
     subpartitions, size = chance.randint(1, 3), chance.randint(4, 12)
     lines = [f"new {subpartitions} {size} {chance.choice([1, 2, 10])}"]
+    share = chance.choice([0, 0.2, 0.8])  # of the records that go to every subpartition
     kinds = ["emit", "poll", "size", "flush", "flush-all", "barrier", "resume", "finish"]
     for number, kind in enumerate(chance.choices(kinds, [30, 35, 8, 6, 4, 4, 6, 1], k=chance.randint(3, 60))):
         index = chance.randrange(subpartitions)
         match kind:
             case "emit":
+                index = EVERY if chance.random() < share else index
                 lines.append(f"emit {index} {chance.choice([1, 2, 5, 8, 16, 31, 32, 33, 40, 64, 70])}")
             case "size":
                 lines.append(f"size {index} {chance.choice([1, 5, 8, 16, 31, 32, 1000])}")
@@ -42,6 +44,8 @@ def a_sequence(chance: random.Random) -> list[str]:
 class Partition:
     """A partition, its pool and its readers."""
 
+    passes_block = True
+
     def __init__(self) -> None:
         self._start(1, 1, 1)
 
@@ -51,6 +55,8 @@ class Partition:
             size, size, subpartitions=subpartitions, max_buffers_per_channel=most
         )
         self._partition = ResultPartition(partition_id(), subpartitions, self._pool)
+        for subpartition in self._partition.subpartitions:
+            subpartition.priority_passes_block = self.passes_block
         self._notified = False
         self._views = [self._partition.create_view(i, self._notify) for i in range(subpartitions)]
 
@@ -104,8 +110,7 @@ class Partition:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_random_sequences_on_a_partition_are_flinks(flink, count):
+def test_random_sequences_on_a_partition_are_flinks(flink, count, monkeypatch):
     """Buffers and their sizes, backlog, notifications and the pool after every command of each sequence."""
-    if flink.name != "2.x":
-        pytest.skip("the driver needs constructors of Flink 2")
+    monkeypatch.setattr(Partition, "passes_block", flink.name == "2.x")
     compare(flink, "partitions", Partition, draw(10, count, a_sequence))

@@ -77,6 +77,8 @@ def a_sequence(chance: random.Random) -> list[str]:
 class Server:
     """The producer's end of one connection. Frames are taken as the pump does: runs of data buffers first."""
 
+    passes_block = True
+
     def __init__(self) -> None:
         self._start(2)
 
@@ -85,6 +87,8 @@ class Server:
         pool = pools.create_buffer_pool(CHANNELS + 1, CHANNELS + 1, subpartitions=CHANNELS)
         self._manager = ResultPartitionManager(request_timeout_s=0)
         partition = ResultPartition(partition_id(), CHANNELS, pool, exclusive=exclusive)
+        for subpartition in partition.subpartitions:
+            subpartition.priority_passes_block = self.passes_block
         self._manager.register(partition)
         self._writers = [Writer(subpartition) for subpartition in partition.subpartitions]
         self._server = PartitionRequestServer(self._manager, lambda: None)
@@ -191,8 +195,7 @@ def _normal(answer: str) -> str:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_random_sequences_on_a_connection_are_sent_as_flink_sends_them(flink, count):
+def test_random_sequences_on_a_connection_are_sent_as_flink_sends_them(flink, count, monkeypatch):
     """Frames in their order, with numbers, sizes and backlog, errors and the end, after every command of each sequence."""
-    if flink.name != "2.x":
-        pytest.skip("the driver needs constructors of Flink 2")
+    monkeypatch.setattr(Server, "passes_block", flink.name == "2.x")
     compare(flink, "servers", Server, draw(3, count, a_sequence), is_last=_is_last, normal=_normal)

@@ -11,17 +11,18 @@ import java.util.Map;
 final class Sequences {
 
     private static final Map<String, String> DRIVERS =
-            Map.of(
-                    "restarts", "org.apache.flink.runtime.executiongraph.failover.RestartSequence",
-                    "failures", "org.apache.flink.runtime.checkpoint.FailureSequence",
-                    "debloating", "org.apache.flink.runtime.throughput.DebloatSequence",
-                    "records", "org.apache.flink.runtime.io.network.api.serialization.RecordSequence",
-                    "barriers", "org.apache.flink.streaming.runtime.io.checkpointing.BarrierSequence",
-                    "pools", "org.apache.flink.runtime.io.network.buffer.PoolSequence",
-                    "partitions", "org.apache.flink.runtime.io.network.partition.PartitionSequence",
-                    "subpartitions", "org.apache.flink.runtime.io.network.partition.SubpartitionSequence",
-                    "servers", "org.apache.flink.runtime.io.network.netty.ServerSequence",
-                    "gates", "org.apache.flink.runtime.io.network.partition.consumer.GateSequence");
+            Map.ofEntries(
+                    Map.entry("restarts", "org.apache.flink.runtime.executiongraph.failover.RestartSequence"),
+                    Map.entry("failures", "org.apache.flink.runtime.checkpoint.FailureSequence"),
+                    Map.entry("debloating", "org.apache.flink.runtime.throughput.DebloatSequence"),
+                    Map.entry("records", "org.apache.flink.runtime.io.network.api.serialization.RecordSequence"),
+                    Map.entry("barriers", "org.apache.flink.streaming.runtime.io.checkpointing.BarrierSequence"),
+                    Map.entry("pools", "org.apache.flink.runtime.io.network.buffer.PoolSequence"),
+                    Map.entry("partitions", "org.apache.flink.runtime.io.network.partition.PartitionSequence"),
+                    Map.entry("subpartitions", "org.apache.flink.runtime.io.network.partition.SubpartitionSequence"),
+                    Map.entry("servers", "org.apache.flink.runtime.io.network.netty.ServerSequence"),
+                    Map.entry("gates", "org.apache.flink.runtime.io.network.partition.consumer.GateSequence"),
+                    Map.entry("local-gates", "org.apache.flink.runtime.io.network.partition.consumer.LocalGateSequence"));
 
     private Sequences() {}
 

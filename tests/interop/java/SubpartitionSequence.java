@@ -36,7 +36,7 @@ public final class SubpartitionSequence extends Sequence {
                         null,
                         () -> null);
         for (int index = 0; index < subpartitions; index++) {
-            PipelinedSubpartition one = new PipelinedSubpartition(index, exclusive, Integer.MAX_VALUE, partition);
+            PipelinedSubpartition one = Constructed.subpartition(index, exclusive, partition);
             one.setChannelStateWriter(ChannelStateWriter.NO_OP);
             all[index] = one;
         }

@@ -4,12 +4,9 @@ import dev.headgate.interop.Sequence;
 import java.lang.reflect.Proxy;
 import java.net.InetSocketAddress;
 import java.time.Duration;
-import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
-import org.apache.flink.metrics.SimpleCounter;
-import org.apache.flink.runtime.checkpoint.channel.ChannelStateWriter;
 import org.apache.flink.runtime.checkpoint.channel.InputChannelInfo;
 import org.apache.flink.runtime.clusterframework.types.ResourceID;
 import org.apache.flink.runtime.io.network.ConnectionID;
@@ -23,9 +20,8 @@ import org.apache.flink.runtime.io.network.api.serialization.EventSerializer;
 import org.apache.flink.runtime.io.network.buffer.Buffer;
 import org.apache.flink.runtime.io.network.buffer.LocalBufferPool;
 import org.apache.flink.runtime.io.network.buffer.NetworkBufferPool;
-import org.apache.flink.runtime.io.network.partition.ResultPartitionID;
+import org.apache.flink.runtime.io.network.partition.Constructed;
 import org.apache.flink.runtime.io.network.partition.ResultPartitionType;
-import org.apache.flink.runtime.io.network.partition.ResultSubpartitionIndexSet;
 import org.apache.flink.runtime.jobgraph.IntermediateDataSetID;
 import org.apache.flink.runtime.throughput.ThroughputCalculator;
 import org.apache.flink.util.clock.SystemClock;
@@ -186,22 +182,7 @@ public final class GateSequence extends Sequence {
         for (int index = 0; index < count; index++) {
             ConnectionID connection =
                     new ConnectionID(ResourceID.generate(), new InetSocketAddress("localhost", 1), 0);
-            channels[index] =
-                    new RemoteInputChannel(
-                            gate,
-                            index,
-                            new ResultPartitionID(),
-                            new ResultSubpartitionIndexSet(0),
-                            connection,
-                            connections(),
-                            500,
-                            1000,
-                            500,
-                            exclusive,
-                            new SimpleCounter(),
-                            new SimpleCounter(),
-                            ChannelStateWriter.NO_OP,
-                            new ArrayDeque<>());
+            channels[index] = Constructed.remoteChannel(gate, index, connection, connections(), exclusive);
         }
         gate.setInputChannels(channels);
         gate.setup();

@@ -35,7 +35,11 @@ public final class PartitionSequence extends Sequence {
                 if (1 + number(words, 2) / SEGMENT_BYTES > pool.getNumBuffers() - pool.bestEffortGetNumOfUsedBuffers()) {
                     return "blocked";
                 }
-                partition.emitRecord(ByteBuffer.wrap(new byte[number(words, 2)]), number(words, 1));
+                if (number(words, 1) < 0) {
+                    partition.broadcastRecord(ByteBuffer.wrap(new byte[number(words, 2)]));
+                } else {
+                    partition.emitRecord(ByteBuffer.wrap(new byte[number(words, 2)]), number(words, 1));
+                }
                 return "";
             case "size":
                 views.get(number(words, 1)).notifyNewBufferSize(number(words, 2));
@@ -96,7 +100,7 @@ public final class PartitionSequence extends Sequence {
                         null,
                         () -> pool);
         for (int index = 0; index < subpartitions; index++) {
-            all[index] = new PipelinedSubpartition(index, 2, Integer.MAX_VALUE, partition);
+            all[index] = Constructed.subpartition(index, 2, partition);
             all[index].setChannelStateWriter(new Forgetting());
         }
         partition.setup();
