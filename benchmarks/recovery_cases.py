@@ -140,6 +140,7 @@ CASES = {
     "paused-jobmanager": Case((pause("jobmanager", seconds=9),)),
     "paused-jobmanager-short": Case((pause("jobmanager", seconds=3),)),
     "paused-and-killed": Case((pause("jobmanager", seconds=3), kill("count", at=0.5))),
+    "paused-then-killed": Case((pause("count", seconds=3.2), kill("count", at=3))),
     "cut-short": Case((cut("count", seconds=3),)),
     "cut-long": Case((cut("count", seconds=12),)),
     "cut-alone": Case((cut("count", seconds=12),), spares=0),

@@ -91,8 +91,11 @@ def since_earlier_fault(
         if (kind != first.kind or (w.who, w.what) == (first.who, first.what))
         and hit.intersection((w.what, *(name.rpartition("-")[0] for name in (w.what, w.who))))
         and w.start_ns < first.start_ns < w.end_ns
-        and not lateness_ns(w)  # calls fail only to a process that is gone
     ]
+    late = [w for w in found if lateness_ns(w)]
+    if late:  # calls fail only to a process that is gone, and when no fault holds that back
+        noticed = first.end_ns - late[0].budget_ns
+        return (replace(first, start_ns=max(first.start_ns, noticed)), *segments[number + 1 :])
     if not found:
         return tuple(segments)
     held = min(found, key=lambda w: w.start_ns)

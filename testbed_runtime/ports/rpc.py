@@ -14,8 +14,12 @@ to the caller."""
 
 
 class RecipientUnreachable(HeadgateError):
-    """The connection was refused or reset, or the endpoint does not exist. Counts towards heartbeat.rpc-failure-threshold; a
-    timeout does not."""
+    """The connection was refused or reset, or the endpoint does not exist. `sent`: the message had been sent before the connection
+    broke. Flink does not notice that: only the next messages count towards heartbeat.rpc-failure-threshold."""
+
+    def __init__(self, text: str, *, sent: bool = False) -> None:
+        super().__init__(text)
+        self.sent = sent
 
 
 class AskTimeout(HeadgateError):

@@ -91,9 +91,10 @@ def timed_out(history: HistorySink | None, flink_version: str, ask: Ask) -> AskT
     return AskTimeout(text, "TimeoutException" if named else "AskTimeoutException")
 
 
-def unreachable(ask: Ask) -> RecipientUnreachable:
+def unreachable(ask: Ask, *, sent: bool) -> RecipientUnreachable:
     """Return the error with Flink's text."""
-    return RecipientUnreachable(_UNREACHABLE.format(invocation(ask.message), ask.sender, ask.recipient))
+    text = _UNREACHABLE.format(invocation(ask.message), ask.sender, ask.recipient)
+    return RecipientUnreachable(text, sent=sent)
 
 
 class SleepingCpu:

@@ -88,8 +88,8 @@ class EndpointRpc(ABC):
         except TimeoutError:
             self._on_silence(asked)
             raise timed_out(self.history, self._flink_version, asked) from None
-        except ConnectionError:
-            raise unreachable(asked) from None
+        except ConnectionError as error:
+            raise unreachable(asked, sent=isinstance(error, ConnectionResetError)) from None
         finally:
             if timer is not None:
                 timer.cancel()

@@ -103,13 +103,14 @@ class _Link:
         number = self._next
         self._pending[number] = answer
         if not self._outbox.put(_encode(_Call(number, endpoint, call_id, msgspec.Raw(message)))):
-            answer.set_exception(ConnectionResetError())
+            answer.set_exception(ConnectionRefusedError())
         return lambda: (self._pending.pop(number, None), None)[1]
 
     async def run(self) -> None:
-        error: Exception = ConnectionResetError()
+        error: Exception = ConnectionRefusedError()
         try:
             socket = await self._open_socket()
+            error = ConnectionResetError()
             await self._converse(socket)
         except aiohttp.WSServerHandshakeError as refusal:
             if refusal.status == web.HTTPUnauthorized.status_code:
@@ -235,7 +236,7 @@ class HttpRpc(EndpointRpc):
 
     async def _connect(self, address: Address) -> aiohttp.ClientWebSocketResponse:
         if self._session is None:
-            raise ConnectionResetError
+            raise ConnectionRefusedError
         async with timeout(self._connect_timeout_s):
             return await self._session.ws_connect(
                 http_url(address, RPC_PATH),

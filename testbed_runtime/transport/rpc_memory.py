@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, TypeAlias, Unpack
 
 from testbed_runtime.ports.network import Address
 from testbed_runtime.transport.mailbox import Ask, when_answered
@@ -21,6 +21,10 @@ from testbed_runtime.transport.wire_messages import check_message
 
 FIRST_PORT = 6123
 """Ports count up from Flink's default port, for readability."""
+
+
+_Fail: TypeAlias = Callable[[ConnectionError], None]
+"""Ends a call: refused, or reset after it was sent."""
 
 
 @dataclass(slots=True)
@@ -44,7 +48,7 @@ class Switchboard:
         self._latency_s = latency_s
         self._at: dict[Address, MemoryRpc] = {}
         self._paused: list[str] = []
-        self._refusals: list[tuple[MemoryRpc, str, Callable[[], None]]] = []
+        self._refusals: list[tuple[MemoryRpc, str, _Fail, ConnectionError]] = []
         self._next_port = FIRST_PORT
 
     def free_address(self) -> Address:
@@ -92,13 +96,13 @@ class Switchboard:
         else:
             self._schedule(line, destination, latency)
 
-    def refuse(self, caller: MemoryRpc, gone: str, deliver: Callable[[], None]) -> None:
-        """Tell a caller that no process listens, as soon as the link passes messages both ways."""
+    def refuse(self, caller: MemoryRpc, gone: str, fail: _Fail, error: ConnectionError) -> None:
+        """Tell a caller that no process listens, as soon as the link passes messages both ways. Until then its connection seems to live."""
         ways = ((caller.name, gone), (gone, caller.name))
         if self._latency_s is None or None not in [self._latency_s(*way) for way in ways]:
-            deliver()
+            fail(error)
         else:
-            self._refusals.append((caller, gone, deliver))
+            self._refusals.append((caller, gone, fail, ConnectionResetError()))
 
     def release(self) -> None:
         """Deliver what blocked links have held, in order."""
@@ -166,23 +170,23 @@ class MemoryRpc(EndpointRpc):
         self._closed = True
         self._switchboard.detach(self._address)
         for _, answer in self._pending.values():
-            _fail(answer)
+            _fail(answer, ConnectionRefusedError())
         await self._endpoints.close()
 
     def on_reset(self, gone: MemoryRpc) -> None:
         """Fail the asks to a process that has ended. A successor at its address is another process."""
         for target, answer in list(self._pending.values()):
             if target is gone:
-                _fail(answer)
+                _fail(answer, ConnectionResetError())
 
     def _send(self, asked: Ask, call_id: str, answer: asyncio.Future[Any]) -> Callable[[], object]:
         check_message(asked.message)
         target = self._switchboard.at(asked.address)
         if self._closed:
-            _fail(answer)
+            _fail(answer, ConnectionRefusedError())
             return _nothing
         if target is None:
-            self._switchboard.refuse(self, asked.peer, partial(_fail, answer))
+            self._switchboard.refuse(self, asked.peer, partial(_fail, answer), ConnectionRefusedError())
             return _nothing
         self._next_id += 1
         number = self._next_id
@@ -197,7 +201,7 @@ class MemoryRpc(EndpointRpc):
                 when_answered(result, lambda value: self._reply(there, answer, value), refuse)
 
         def refuse() -> None:
-            self._switchboard.send(target.name, self, lambda: _fail(answer))
+            self._switchboard.send(target.name, self, lambda: _fail(answer, ConnectionRefusedError()))
 
         self._switchboard.send(self.name, target, arrive)
         return lambda: self._pending.pop(number, None)
@@ -211,9 +215,9 @@ class MemoryRpc(EndpointRpc):
         return self._endpoints.deliver(endpoint, message, call_id)
 
 
-def _fail(answer: asyncio.Future[Any]) -> None:
+def _fail(answer: asyncio.Future[Any], error: ConnectionError) -> None:
     if not answer.done():
-        answer.set_exception(ConnectionResetError())
+        answer.set_exception(error)
 
 
 def _settle(answer: asyncio.Future[Any], value: Any) -> None:

@@ -112,33 +112,35 @@ MILESTONES = {
 
 
 @pytest.mark.parametrize(
-    ("delay", "milestones", "expected"),
+    ("delay_s", "milestones", "expected"),
     [
-        ("10 s", ["failover.started"], [("cancellation", 2.0, KINDS["cancellation"].doc)]),
-        ("10 s", ["failover.started", "failover.cancelled"], [("restart-delay", 2.0, DELAYED)]),
-        ("0 s", ["failover.started", "failover.cancelled"], [("fencing", 2.5, KINDS["fencing"].doc)]),
-        ("10 s", ["failover.started", "failover.cancelled", "task.state"], [("slot", 3.0, KINDS["slot"].doc)]),
+        (10.0, ["failover.started"], [("cancellation", 2.0, KINDS["cancellation"].doc)]),
+        (10.0, ["failover.started", "failover.cancelled"], [("restart-delay", 2.0, DELAYED)]),
+        (0.0, ["failover.started", "failover.cancelled"], [("fencing", 2.5, KINDS["fencing"].doc)]),
+        (10.0, ["failover.started", "failover.cancelled", "task.state"], [("slot", 3.0, KINDS["slot"].doc)]),
         # the tasks restore their state, as no fault makes their deployment slow
-        ("10 s", ["failover.started", "failover.cancelled", "task.state", "failover.slots"], []),
-        ("10 s", ["failover.started", "failover.cancelled", "task.state", "failover.slots", "failover.deployed"], []),
-        ("10 s", ["task.state"], []),
+        (10.0, ["failover.started", "failover.cancelled", "task.state", "failover.slots"], []),
+        (10.0, ["failover.started", "failover.cancelled", "task.state", "failover.slots", "failover.deployed"], []),
+        (10.0, ["task.state"], []),
     ],
 )  # fmt: skip
 def test_a_killed_jobmanager_waited_for_the_next_step_of_its_restart(
-    history: Any, delay: str, milestones: list[str], expected: Any
+    history: Any, delay_s: float, milestones: list[str], expected: Any
 ):
     """Its milestones are half a second apart, and it was killed at 5 s, so it could not record the wait. The next one recovers the job
     at 7 s."""
     built = history.empty()
     for number, kind in enumerate(milestones):
         subject = "count-0" if kind == "task.state" else "1"
-        built.event(kind, subject, 2 + number / 2, data=MILESTONES.get(kind, {}))
+        delay = {"delay_s": delay_s, "delay_option": "restart-strategy.fixed-delay.delay"}
+        facts = MILESTONES.get(kind, {}) | (delay if kind == "failover.started" else {})
+        built.event(kind, subject, 2 + number / 2, data=facts)
         if kind == "failover.started":
             built.event("job.state", "1", 2, data={"from": "RUNNING", "to": "RESTARTING"})
     built.add("supervisor", "events", 5.0, kind="process.exit", subject="jobmanager-1")
     built.add("tm-1-1", "events", 7.0, kind="failover.started", subject="2")
     entry = history.entry()
-    entry["configuration"] |= {"restart-strategy.fixed-delay.delay": delay}
+    entry["configuration"] |= {"restart-strategy.fixed-delay.delay": f"{delay_s:g} s"}
     found = read_waits(built.trial(), entry, (), history.at(9))
     assert [(w.kind, (w.start_ns - history.start) / NS, w.cause) for w in found] == expected
     assert all(w.end_ns == history.at(7) for w in found)

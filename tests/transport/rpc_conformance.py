@@ -253,8 +253,9 @@ class RpcConformance:
             await got.wait()
             await callee.close()
         assert isinstance(asking.result(), RecipientUnreachable)
-        with pytest.raises(RecipientUnreachable):
+        with pytest.raises(RecipientUnreachable) as refused:
             await caller.ask("b", address, "taskexecutor", CancelTask("x", ""), timeout_s=ENOUGH_S)
+        assert not refused.value.sent
 
     async def test_a_delay_in_the_mailbox_delays_what_is_queued_behind(self, make_rpc):
         """rpc.delay hits the neighbours too: heartbeats share the mailbox."""

@@ -11,8 +11,9 @@ from testbed_runtime.core.job.messages import (
     Acknowledge,
     CancelTask,
 )
+from testbed_runtime.http import serve
 from testbed_runtime.ports.rpc import RecipientUnreachable
-from testbed_runtime.transport.rpc_http import HttpRpc
+from testbed_runtime.transport.rpc_http import RPC_PATH, HttpRpc
 from tests.transport.rpc_conformance import RpcConformance
 
 LOOPBACK = ("127.0.0.1", 0)
@@ -83,6 +84,32 @@ async def test_garbage_on_the_socket_ends_that_connection_only(callee):
     asker = HttpRpc("a", None, "secret")
     await asker.start()
     assert await asker.ask("b", callee.address, "taskexecutor", CancelTask("", ""), timeout_s=5)
+    await asker.close()
+
+
+async def test_an_ask_whose_connection_breaks_is_known_to_have_been_sent():
+    """The peer is killed before it answers, and nothing listens at its address later."""
+
+    async def killed(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.receive()
+        request.transport.abort()
+        return socket
+
+    app = web.Application()
+    app.add_routes([web.get(RPC_PATH, killed)])
+    runner, address = await serve(app, LOOPBACK)
+    asker = HttpRpc("a", None, "t")
+    await asker.start()
+    sent = []
+    for stop in (False, True):
+        if stop:
+            await runner.cleanup()
+        with pytest.raises(RecipientUnreachable) as caught:
+            await asker.ask("b", address, "taskexecutor", CancelTask("", ""), timeout_s=5)
+        sent.append(caught.value.sent)
+    assert sent == [True, False]
     await asker.close()
 
 
