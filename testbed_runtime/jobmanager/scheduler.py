@@ -27,6 +27,7 @@ from testbed_runtime.jobmanager.tasks import Cause, JobTasks
 from testbed_runtime.ports.rpc import Handler
 
 _S = ExecutionState
+_NOT_DEPLOYED = (_S.CREATED, _S.SCHEDULED, _S.CANCELING, _S.CANCELED, _S.FAILED)
 SERVICE_TIME = "headgate.jobmanager.service-time"
 
 
@@ -252,8 +253,9 @@ class Scheduler:
 
     def _begin_inputs(self) -> None:
         """Let each vertex wait for what its producers have to provide before it is deployed, as soon as they are all deployed."""
-        coming = {vertex for vertex, _ in (*self._later, *self._deploying())}
-        for vertex in dict.fromkeys(vertex for vertex, _ in self._later):
+        later = dict.fromkeys(vertex for vertex, _ in self._later)
+        coming = self._coming() if later else set()
+        for vertex in later:
             missing = self._missing(vertex)
             if not missing or vertex in self._inputs or not coming.isdisjoint(missing):
                 continue
@@ -271,11 +273,13 @@ class Scheduler:
                 found[edge.source] = "first record"
         return found
 
-    def _deploying(self) -> Iterable[Task]:
-        """Return the tasks that are scheduled, and whose deployment is not answered."""
-        yield from (task for bulk in self._bulks for task in bulk.tasks)
+    def _coming(self) -> set[str]:
+        """Return the vertices of which a task is not deployed, such as in a restart delay, or its deployment is not answered."""
         found = (self._graph.find(attempt) for one in self._deployments for attempt in one.unanswered)
-        yield from (execution.task for execution in found if execution is not None)
+        unanswered = {execution.task[0] for execution in found if execution is not None}
+        return unanswered | {
+            task[0] for task in self._graph.tasks if self._graph.execution(task).state in _NOT_DEPLOYED
+        }
 
     def _cancel_inputs(self, cancelled: Collection[str]) -> None:
         """Cancel the waits of vertices of which no task waits for inputs any more, and for what a cancelled vertex provides."""

@@ -486,6 +486,35 @@ async def test_a_failover_ends_no_wait_for_inputs_of_another_region():
 
 
 @virtually
+async def test_a_wait_for_inputs_begins_when_a_producer_in_its_restart_delay_is_deployed_too():
+    """One producer gets the slot that it waited for while the other one waits for its restart."""
+    full = {"result": BLOCKING, "deployment": FULL_RESULT}
+    names = ("one", "two", "last")
+    edges = (JobEdge("one", "last", **full), JobEdge("two", "last", **full))
+    job = JobGraph("job", tuple(JobVertex(name, 1, 128, name) for name in names), edges)
+    async with Cluster(2, {"restart-strategy.fixed-delay.delay": "4 s"}) as cluster:
+        await cluster.submit(job)
+        graph = cluster.manager.dispatcher.jobmaster.graph
+
+        def states():
+            return [graph.execution((name, 0)).state.value for name in names]
+
+        await cluster.until(lambda: states() == ["RUNNING", "RUNNING", "CREATED"])
+        old = cluster.running_on("one-0")
+        await old.die()
+        cluster.tms.remove(old)
+        await cluster.until(lambda: states()[0] == "SCHEDULED")
+        await cluster.running_on("two-0").report(cluster.attempt_of("two-0"), "FAILED", "IOException")
+        await cluster.add(TaskManagerID(old.resource_id.ordinal, 2))
+        await cluster.until(lambda: states() == ["RUNNING", "FAILED", "CREATED"])
+        await cluster.until(lambda: states() == ["RUNNING", "RUNNING", "CREATED"])
+        await asyncio.sleep(1)
+    rows = [row for row in cluster.rows.table("waits") if row["kind"] in ("input", "restart-delay")]
+    ended = max(row["t_ns"] for row in rows if row["kind"] == "restart-delay")
+    assert [row["start_ns"] >= ended for row in rows if row["kind"] == "input"] == [False, True]
+
+
+@virtually
 async def test_a_full_result_is_read_again_until_it_is_lost_with_its_taskmanager():
     """A consumer that fails restarts alone. With the TaskManager of its producer, the producer restarts too."""
     job = JobGraph(
