@@ -53,7 +53,7 @@ def held_messages(
             if lasted and enough and again and ordinal in targets_of(effect):
                 wait = Wait(
                     wait=f"{loss.what}/{MESSAGES}", kind="stalled", who=loss.what, what=MESSAGES, end_ns=min(*again, effect.ended_ns or INT64_MAX),
-                    start_ns=_first_message(waits, loss, methods.get(effect.fault, "")), fault=effect.fault,
+                    start_ns=_first_message(waits, loss, methods.get(effect.fault, ""), effect.ended_ns), fault=effect.fault,
                     cause=f"{ordinal} to handle the messages in its mailbox, during the fault `{effect.fault}`",
                 )  # fmt: skip
                 found.setdefault((loss.what, wait.end_ns), wait)
@@ -80,11 +80,13 @@ def relayed_losses(trial: Trial) -> list[Wait]:
     return found
 
 
-def _first_message(waits: Sequence[Wait], loss: Wait, method: str) -> int:
-    """Return when the first message with this method was sent while heartbeats were missing, as far as a wait for its answer shows it."""
+def _first_message(waits: Sequence[Wait], loss: Wait, method: str, ended_ns: int | None) -> int:
+    """Return when the first message with this method was sent while heartbeats were missing and the fault lasted, as far as a wait for
+    its answer shows it."""
     kind = _ANSWERS.get(method)
     sent = [w.start_ns for w in waits if w.kind == kind and w.who == JOBMASTER_NAME]
-    return min((t for t in sent if loss.start_ns < t < loss.end_ns), default=loss.start_ns)
+    until = min(loss.end_ns, ended_ns or loss.end_ns)
+    return min((t for t in sent if loss.start_ns < t < until), default=loss.start_ns)
 
 
 def _ordinal(loss: Wait) -> str:

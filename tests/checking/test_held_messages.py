@@ -125,6 +125,14 @@ def test_a_mailbox_is_held_up_from_the_first_of_its_messages_on(method: str, kin
     assert found.start_ns == round(since * NS)
 
 
+def test_a_message_that_is_sent_after_the_fault_is_not_held():
+    """The wait ends with the fault, at 2.5 s, and has begun before that."""
+    sent = wait("deployment", 3, 7, who=JOBMASTER_NAME)
+    waits = [lost(0.9, 5.9), registered(7), sent]
+    (found,) = held_messages(waits, [replace(SLOW, ended_ns=5 * NS // 2)], DELAYS, {}, {"f": "SubmitTask"})
+    assert (found.start_ns, found.end_ns) == (round(0.9 * NS), 5 * NS // 2)
+
+
 @pytest.mark.parametrize(
     ("measured", "held_s"),
     [
