@@ -247,8 +247,10 @@ class HeartbeatSender:
     # ---- timers
 
     def _arm(self) -> None:
-        """Set the timer for the next whole number of intervals after it ran last."""
+        """Set the timer for the next whole number of intervals after it ran last. One that was set before that was handled ends."""
         loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            self._timer.cancel()
         passed = max(0, loop.time() - self._ran_at) // self._config.interval_s
         due = self._ran_at + (passed + 1) * self._config.interval_s
         self._timer = loop.call_at(due, self._services.rpc.post, self._endpoint, _Due())

@@ -1,6 +1,7 @@
 """The JobManager in virtual time: what silence, suspects and refused or unfreed slots lead to."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
@@ -150,6 +151,22 @@ def test_J_153_slots_are_allocated_after_the_delay_since_the_first_change(delay:
             assert last - registered < 0.06
 
     run_virtual(drive())
+
+
+@virtually
+async def test_a_taskmanager_that_is_watched_again_while_heartbeats_are_due_gets_one_each_interval():
+    """The message that sends the heartbeats is in the mailbox when the only TaskManager is watched again."""
+    async with Cluster(1) as cluster:
+        (tm,), sender = cluster.tms, cluster.manager.resourcemanager.heartbeats
+
+        def again():
+            sender.unwatch(tm.resource_id)
+            sender.watch(tm.resource_id, tm.rpc.address)
+            tm.asked_at.clear()
+
+        asyncio.get_running_loop().call_at(sender._timer.when(), again)
+        await asyncio.sleep(5.5)
+        assert [later - at for at, later in pairwise(tm.asked_at)] == pytest.approx([1] * 4, abs=0.01)
 
 
 @virtually
