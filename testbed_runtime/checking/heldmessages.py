@@ -31,8 +31,9 @@ def held_messages(
     methods: Mapping[str, str] = NO_METHODS,
 ) -> list[Wait]:
     """Return a wait for each time a TaskManager was declared lost meanwhile: from the last heartbeat that it answered, or from the first message
-    after that which the fault delays, until it registers with the JobMaster again, which asks it for a slot, or the fault ends. `delays`: for how long each fault
-    kept messages of one TaskManager; less than the heartbeats may be missing explains no loss. `planes` and `methods`: of each fault."""
+    after that which the fault delays, until it registers with the JobMaster again, which asks it for a slot, or the fault ends. `delays`: for
+    how long each fault kept messages of one TaskManager; less than the heartbeats may be missing explains no loss. `planes` and `methods`: of
+    each fault."""
     losses = [
         w
         for w in waits
