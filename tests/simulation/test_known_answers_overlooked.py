@@ -314,7 +314,7 @@ def test_a_job_has_not_caught_up_while_an_input_is_missing(tmp_path: Path):
 
 
 def test_a_taskmanager_that_was_killed_in_a_pause_is_lost_after_two_more_heartbeats(tmp_path: Path):
-    """What it was sent in the pause is lost with its connection, which Flink's JobManager does not notice."""
+    """Messages that were sent in the pause are lost with its connection, which Flink's JobManager does not notice."""
     faults = [
         fault("gc", "6 s", ON_TM_2, process={"pause": {}}),
         fault("kill", "1 s", ON_TM_2, at="3 s", **KILL),
