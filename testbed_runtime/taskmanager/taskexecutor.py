@@ -400,8 +400,8 @@ class TaskExecutor:
             await self._rpc.ask(
                 JOBMANAGER, self._config.jobmanager, endpoint, message, timeout_s=self._heartbeats.timeout_s
             )
-        except RecipientUnreachable:
-            return False
+        except RecipientUnreachable as error:
+            return None if error.sent else False
         except (AskTimeout, RemoteFailure):
             return None
         return True
