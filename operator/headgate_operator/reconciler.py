@@ -24,7 +24,7 @@ from headgate_operator.plan.model import (
 )
 from headgate_operator.queue import NotNow
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
-from testbed_runtime.api.status import Status, read, to_json
+from testbed_runtime.api.status import COMPLETE, Status, read, to_json
 from testbed_runtime.api.views import Resource
 from testbed_runtime.kube.api import ApiError
 
@@ -100,7 +100,7 @@ class Reconciler:
 
     async def stalled(self, key: Key, text: str, *, reason: str = STALLED_REASON) -> None:
         """Write Stalled=True with the error text, unless this is known, or the object is Stalled with a more exact reason. An object that
-        is not Ready gets the same reason, which `kubectl get` shows."""
+        is not Ready gets the same reason, which `kubectl get` shows. A finished one keeps its result."""
         obj = await self._context.cluster.get(key.kind, key.namespace, key.name)
         if obj is None:
             return
@@ -108,11 +108,13 @@ class Reconciler:
         if reason == STALLED_REASON and _failing(before) not in {"", STALLED_REASON}:
             return
         wanted = conditions.yes(STALLED, reason, text)
-        ready = [] if _is_ready(before) else [conditions.no(READY, reason, text)]
+        finished = before.phase == COMPLETE
+        ready = [] if finished or _is_ready(before) else [conditions.no(READY, reason, text)]
         status = conditions.merged(Resource(obj), before, [wanted, *ready], self._context.now())
+        status = status if finished else replace(status, message=text)
         # compare this condition only: the others come in another order
         if status.condition(STALLED) != before.condition(STALLED):
-            await self._context.cluster.set_status(obj, to_json(replace(status, message=text)))
+            await self._context.cluster.set_status(obj, to_json(status))
             await self._context.cluster.event(obj, type="Warning", reason=STALLED, text=text)
 
     async def _execute(self, handler: Handler, observed: Any, plan: Plan) -> None:

@@ -7,8 +7,10 @@ import asyncio
 import pytest
 
 from headgate_operator.health import Metrics
+from headgate_operator.plan.conditions import no, yes
 from headgate_operator.plan.model import Key
 from headgate_operator.queue import KeyedQueue
+from testbed_runtime.api.status import TuningStudyStatus, to_json
 from testbed_runtime.core.errors import LocalProtocolError
 from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.kube.api import ApiError
@@ -107,6 +109,29 @@ def test_the_message_of_a_refusal_goes_when_it_is_over_although_the_plan_keeps_m
         await world.until(lambda: not is_true(seen(), "Stalled"), limit_s=100)
         await asyncio.sleep(10)
         assert "message" not in seen()
+
+    simulate(scenario)
+
+
+def test_a_finished_study_keeps_its_result_while_a_request_is_refused() -> None:
+    """Its plan writes the conditions and the message that the status has, so they would be lost for good."""
+
+    async def scenario(world: World) -> None:
+        conditions = [no("Ready", "NoRowPasses", "No row passes."), yes("Complete", "NoRowPasses")]
+        result = TuningStudyStatus(conditions=tuple(conditions), phase="Complete", message="No row passes.")
+        seen = lambda: world.api.objects["TuningStudy", "lab", "knobs"]["status"]  # noqa: E731
+        refused = lambda verb, kind, _: verb == "get" and kind == "ConfigMap"  # noqa: E731
+        world.api.failing.append((refused, ApiError(403, "Forbidden", "it is forbidden: exceeded quota")))
+        world.start()
+        world.api.put(a_study())
+        await world.api.set_status(world.api.objects["TuningStudy", "lab", "knobs"], to_json(result))
+        await world.until(lambda: is_true(seen(), "Stalled"), limit_s=10)
+        world.api.failing.clear()
+        await world.until(lambda: not is_true(seen(), "Stalled"), limit_s=400)
+        ready = find(seen(), "Ready")
+        assert ready is not None
+        assert (ready["reason"], ready["message"]) == ("NoRowPasses", "No row passes.")
+        assert seen()["message"] == "No row passes."
 
     simulate(scenario)
 
