@@ -184,7 +184,7 @@ CASES = {
         (kill("count"),),
         spares=0,
         options=fixed(attempts=1),
-        cluster={"resourcemanager.standalone.start-up-time": "10000"},
+        cluster={"resourcemanager.standalone.start-up-time": "5000"},
     ),
 }
 
