@@ -215,6 +215,7 @@ class Operator:
 
 async def run(settings: Settings) -> None:
     """Run until SIGTERM."""
+    settings = replace(settings, since=clock())
     connections = settings.workers + CONNECTIONS_BESIDE
     metrics = Metrics()
     async with connect(

@@ -46,6 +46,8 @@ class Settings(Struct, frozen=True):
     """Folder with the certificate of the validating webhook; empty: the webhook is not served."""
     workers: int = 16
     """Keys reconciled at the same time. One may wait up to 14 s for the agents of a terminating pod; the others must not."""
+    since: float = 0.0
+    """When this operator started. An older pod may have the images of an earlier installation."""
     longest_retry_s: int = 60
     """Longest pause between attempts of a key that fails."""
     log_level: str = "INFO"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headgate_operator.plan import study
 from headgate_operator.plan.conditions import clip, rfc3339, tail
 from headgate_operator.plan.model import Delete, Plan
+from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import StudyReport, TuningStudyStatus, read
 from testbed_runtime.api.views import Pod, Study
@@ -24,10 +26,17 @@ def a_pod(phase: str = "Running", **metadata: Any) -> Pod:
     return Pod({"metadata": {**given, **metadata}, "spec": {}, "status": {"phase": phase}})
 
 
-def look(status: Obj | None = None, pod: Pod | None = None, report: Obj | None = None, **spec: Any) -> Plan:
+def look(
+    status: Obj | None = None,
+    pod: Pod | None = None,
+    report: Obj | None = None,
+    *,
+    settings: Settings = SETTINGS,
+    **spec: Any,
+) -> Plan:
     said = None if report is None else read(StudyReport, report)
     observed = study.Observed(Study(a_study(status, **spec)), pod, said, ACCOUNTS)
-    return study.plan(observed, SETTINGS, NOW)
+    return study.plan(observed, settings, NOW)
 
 
 def status_of(plan: Plan) -> TuningStudyStatus:
@@ -75,7 +84,8 @@ def test_a_pod_whose_image_cannot_be_pulled_is_replaced_once_the_installation_na
     for image, gone in (("headgate:typo", True), (SETTINGS.image, False)):
         containers = [{"name": "study", "image": image}]
         pod = Pod({**found, "spec": {**spec, "containers": containers}, "status": {"phase": "Pending", "containerStatuses": waiting}})  # fmt: skip
-        assert look(pod=pod).actions == ((Delete("Pod", "lab", "knobs-study", "p"),) if gone else ())
+        after = look(pod=pod, settings=replace(SETTINGS, since=NOW))
+        assert after.actions == ((Delete("Pod", "lab", "knobs-study", "p"),) if gone else ())
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,6 @@ from testbed_runtime.api.views import Manifest, Pod, Resource
 
 UNSCHEDULABLE_LIMIT_S = 600.0
 """How long a pod may wait for a node or for its image: an autoscaler needs some minutes to add a node."""
-OLD_IMAGE_LIMIT_S = 60.0
-"""Least age of a pod that is replaced for its image: an admission webhook that rewrites images makes every one look old."""
 MAX_RESTARTS = 5
 """How often a pod of a run or study is recreated, or its container restarts, before the run or study fails."""
 
@@ -135,9 +133,11 @@ def not_started(pods: Iterable[Pod], now: float) -> str:
     )
 
 
-def has_old_image(pod: Pod, settings: Settings, now: float) -> bool:
-    """Return whether the pod cannot start because it waits for an image that the installation no longer names."""
-    return bool(pod.unpullable_images - settings.images) and now - pod.created > OLD_IMAGE_LIMIT_S
+def has_old_image(pod: Pod, settings: Settings) -> bool:
+    """Return whether the pod cannot start because it waits for an image that the installation no longer names.
+
+    The images of a newer pod are those of the installation, whatever an admission webhook made of their names."""
+    return bool(pod.unpullable_images - settings.images) and pod.created < settings.since
 
 
 def pod_loss_reason(pod: Pod | None, starts: int, what: str) -> str:

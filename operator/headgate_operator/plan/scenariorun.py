@@ -156,8 +156,8 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
         *map(Create, objects_runs.missing_accounts(observed.run, observed.shared, settings)),
         *_spark_objects(observed, settings),
         *_spark_pod(observed, status, settings, now),
-        *_own_objects(observed, settings, now),
-        *_runner(observed, settings, now),
+        *_own_objects(observed, settings),
+        *_runner(observed, settings),
     ]
     if run.heal_requested:
         actions.append(Ask("heal-all"))
@@ -205,7 +205,7 @@ def _first_events(findings: KindFindings | None) -> list[Emit]:
     return found
 
 
-def _own_objects(observed: Observed, settings: Settings, now: float) -> list[Action]:
+def _own_objects(observed: Observed, settings: Settings) -> list[Action]:
     run = observed.run
     recorder = naming.recorder_name(run.name)
     found: list[Action] = []
@@ -215,7 +215,7 @@ def _own_objects(observed: Observed, settings: Settings, now: float) -> list[Act
         found.append(Create(objects_runs.recorder_service(run)))
     if settings.recorder_storage and ("PersistentVolumeClaim", recorder) not in observed.present:
         found.append(Create(objects_runs.recorder_claim(run, settings)))
-    made = _ensure_pod(observed, recorder, objects_runs.recorder_pod(run, settings), settings, now)
+    made = _ensure_pod(observed, recorder, objects_runs.recorder_pod(run, settings), settings)
     return [*found, *made, *_recorder_events(observed, made, settings)]
 
 
@@ -229,9 +229,9 @@ def _recorder_events(observed: Observed, made: Sequence[Action], settings: Setti
     return [Emit("Warning", RECORDER_LOST, text)]
 
 
-def _runner(observed: Observed, settings: Settings, now: float) -> list[Action]:
+def _runner(observed: Observed, settings: Settings) -> list[Action]:
     name = naming.runner_name(observed.run.name)
-    found = _ensure_pod(observed, name, objects_runs.runner_pod(observed.run, settings), settings, now)
+    found = _ensure_pod(observed, name, objects_runs.runner_pod(observed.run, settings), settings)
     created = any(isinstance(action, Create) for action in found)
     starts = observed.status.runner_starts
     if created and starts:
@@ -242,14 +242,12 @@ def _runner(observed: Observed, settings: Settings, now: float) -> list[Action]:
     return found
 
 
-def _ensure_pod(
-    observed: Observed, name: str, manifest: Manifest, settings: Settings, now: float
-) -> list[Action]:
+def _ensure_pod(observed: Observed, name: str, manifest: Manifest, settings: Settings) -> list[Action]:
     """Create a pod that does not exist; delete one that ended on its own or has an old image, so that it is created next."""
     pod = observed.pods.get(name)
     if pod is None:
         return [Create(manifest)]
-    useless = pod.ended or has_old_image(pod, settings, now)
+    useless = pod.ended or has_old_image(pod, settings)
     return [delete("Pod", pod)] if useless and not pod.terminating else []
 
 
@@ -276,7 +274,7 @@ def _spark_pod(observed: Observed, status: ScenarioRunStatus, settings: Settings
     run, pod = observed.run, observed.spark
     if status.phase != SUSPENDED:
         manifest = objects_runs.spark_pod(run, settings)
-        found = _ensure_pod(observed, objects_runs.spark_name(run), manifest, settings, now)
+        found = _ensure_pod(observed, objects_runs.spark_name(run), manifest, settings)
         return found + (_join_owners(run, pod, "Pod") if pod is not None else [])
     # only `run.status`, not yet `status`, says whether the other runs were counted
     if pod is None or pod.terminating or observed.unfinished or run.status.phase != SUSPENDED:

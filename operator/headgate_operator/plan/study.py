@@ -47,11 +47,11 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     if lost := pod_loss_reason(observed.pod, study.status.pod_starts, "the study"):
         return _ended(study, replace(report, reason="PodLost", message=lost), now)
     accounts = objects_runs.missing_accounts(study, observed.shared, settings)
-    actions = [*map(Create, accounts), *_pod(observed, settings, now)]
+    actions = [*map(Create, accounts), *_pod(observed, settings)]
     return Plan(tuple(actions), _in_progress(observed, report, report.phase or "Starting", now), LOOK_S)
 
 
-def _pod(observed: Observed, settings: Settings, now: float) -> list[Action]:
+def _pod(observed: Observed, settings: Settings) -> list[Action]:
     pod = observed.pod
     if pod is None:
         name = objects_runs.study_pod_name(observed.study.name)
@@ -63,7 +63,7 @@ def _pod(observed: Observed, settings: Settings, now: float) -> list[Action]:
         )
         return [Create(objects_runs.study_pod(observed.study, settings)), event]
     account = pod.spec.get("serviceAccountName", naming.STUDY_ACCOUNT)
-    useless = pod.ended or account != naming.STUDY_ACCOUNT or has_old_image(pod, settings, now)
+    useless = pod.ended or account != naming.STUDY_ACCOUNT or has_old_image(pod, settings)
     if useless and not pod.terminating:
         return [delete("Pod", pod)]
     return []

@@ -160,7 +160,7 @@ def state_of_processes(observed: TestbedObserved, settings: Settings, now: float
         tuple(
             p
             for p in live
-            if pods[p].config != objects.pod_hash(testbed.raw, p) or has_old_image(pods[p], settings, now)
+            if pods[p].config != objects.pod_hash(testbed.raw, p) or has_old_image(pods[p], settings)
         ),
         tuple(p for p in live if pods[p].secret_uid != observed.secret_uids(p)),
     )
