@@ -71,12 +71,12 @@ class Study:
             return True
         try:
             spec = _spec(study)
-            scenarios = await self._scenarios(spec)
+            existing = await self._runs(study)
+            scenarios = await self._scenarios(spec, check=not existing)
         except (UserError, InvalidScenario) as error:
             await self._write(study, StudyReport(phase=COMPLETE, reason="Invalid", message=str(error)))
             return True
         planned = grid.planned_runs(self._name, spec)
-        existing = await self._runs(study)
         await self._read_verdicts(existing)
         if not spec.suspend:
             await self._start_more(study, spec, scenarios, planned, existing)
@@ -106,22 +106,24 @@ class Study:
         lines = score.table(spec, outcomes, production.detectors(spec, specs))
         return production.merged(spec, specs, lines)
 
-    async def _scenarios(self, spec: kinds.TuningStudySpec) -> dict[str, dict[str, Any]]:
-        """Read the scenarios. Raises UserError for one that does not exist, is invalid, or lacks a variant of the study."""
+    async def _scenarios(self, spec: kinds.TuningStudySpec, *, check: bool) -> dict[str, dict[str, Any]]:
+        """Read the scenarios. Raises UserError for one that does not exist and, with `check`, for one that is invalid or lacks a variant
+        of the study: an edit must not end a study that has runs."""
         found: dict[str, dict[str, Any]] = {}
         for index, reference in enumerate(spec.scenarios):
             scenario = await self._api.get("Scenario", self._namespace, reference.name)
             if scenario is None:
                 problem = f"namespace {self._namespace} has no Scenario {reference.name!r}"
                 raise UserError(f"spec.scenarios[{index}].name", problem, "apply it, or name another one")
-            if errors := validate_kind(scenario).errors:
+            if check and (errors := validate_kind(scenario).errors):
                 problem = f"the Scenario {reference.name!r} is invalid: {errors[0]}"
                 raise UserError(
                     f"spec.scenarios[{index}].name", problem, "correct it and create the study again"
                 )
             found[reference.name] = scenario
-        variants = {name: [v["name"] for v in s["spec"].get("variants", ())] for name, s in found.items()}
-        grid.check_variants(spec, variants)
+        if check:
+            variants = {name: [v["name"] for v in s["spec"].get("variants", ())] for name, s in found.items()}
+            grid.check_variants(spec, variants)
         return found
 
     async def _runs(self, study: views.Study) -> dict[str, views.Run]:

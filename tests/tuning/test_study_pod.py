@@ -158,6 +158,23 @@ async def test_a_study_whose_runs_would_all_be_refused_creates_none(
     assert (said(api)["reason"], said(api)["message"], runs(api)) == ("Invalid", text, [])
 
 
+async def test_a_mistake_in_an_edited_scenario_does_not_end_a_study_that_has_runs() -> None:
+    """The rows that it has would be lost. The operator refuses the further runs, and their rows say why."""
+    api = model()
+    task = asyncio.create_task(study(api).run())
+    await until(lambda: len(runs(api)) == 2)
+    found = api.one("Scenario", LAB, "late")
+    assert found is not None
+    expect = [{"metric": "delivery.lots", "equals": 0}]
+    api.change("Scenario", LAB, "late", {"spec": {**found["spec"], "expect": expect}})
+    for run in runs(api):
+        finish(api, run)
+    await until(lambda: len(runs(api)) == 3)
+    finish(api, runs(api)[2], verdict="Error")
+    await asyncio.wait_for(task, LIMIT_S)
+    assert (said(api)["reason"], said(api)["runsDone"]) == ("TableComplete", 3)
+
+
 async def test_nothing_is_applied_when_the_scenarios_are_best_as_they_are() -> None:
     """The study has succeeded: its answer is to change nothing."""
     options = [{"key": "heartbeat.timeout", "values": ["6 s", "8 s", "12 s"]}]  # the scenario has 5 s
