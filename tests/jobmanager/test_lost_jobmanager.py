@@ -64,7 +64,7 @@ def test_J_37_a_jobmaster_that_answers_do_not_reach_is_given_up(threshold, lost,
 
 @virtually
 async def test_answers_that_are_lost_with_their_connection_do_not_count():
-    """Nobody hears of them in Flink."""
+    """Flink's TaskManager does not hear that they are lost."""
     async with a_testbed(**HEARTBEATS, **{"heartbeat.rpc-failure-threshold": "1"}) as bed:
         await bed.submit(graph(rate=100.0))
         await bed.until(lambda s: set(s.tasks.values()) == {"RUNNING"})
