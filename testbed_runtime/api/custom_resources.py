@@ -128,7 +128,7 @@ CUSTOM_RESOURCES: Mapping[str, CustomResource] = {
             _column("Phase", ".status.phase"),
             _column("Progress", ".status.progress"),
             _column("Verdict", ".status.verdict"),
-            _column("Reason", ".status.reason"),
+            _reason("Ready"),
             _column("Remaining", ".status.remaining"),
             _column("Updated", ".status.updated", "date", description="When the runner last reported."),
             _AGE,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from typing import Any
 
 import pytest
 
@@ -10,11 +12,13 @@ from headgate_operator.health import Metrics
 from headgate_operator.plan.conditions import no, yes
 from headgate_operator.plan.model import Key
 from headgate_operator.queue import KeyedQueue
+from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.status import TuningStudyStatus, to_json
 from testbed_runtime.core.errors import LocalProtocolError
 from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.kube.api import ApiError
 from testbed_runtime.simulation.loop import run_virtual
+from tests.operator.actors import a_run
 from tests.operator.test_scenario_study import a_study
 from tests.operator.test_testbed import condition, is_settled, names, status
 from tests.operator.world import World, a_testbed, find, is_true, simulate
@@ -89,6 +93,28 @@ def test_what_its_namespace_does_not_admit_is_reported_at_once(
         world.api.failing.clear()
         await world.until(lambda: is_settled(world) and not stalled(), limit_s=400)
         assert words not in status(world).get("message", "")
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("wanted", [a_testbed(), a_run(), a_study()], ids=lambda wanted: wanted["kind"])
+def test_the_columns_of_kubectl_get_show_why_an_object_is_stalled(wanted: dict[str, Any]) -> None:
+    """Without `-o wide`."""
+
+    async def scenario(world: World) -> None:
+        refused = lambda verb, kind, _: verb == "create" and kind == "Pod"  # noqa: E731
+        world.api.failing.append((refused, ApiError(403, "Forbidden", "exceeded quota")))
+        world.start()
+        world.api.put(wanted)
+        seen = lambda: world.api.objects[wanted["kind"], "lab", wanted["metadata"]["name"]].get("status")  # noqa: E731
+        await world.until(lambda: is_true(seen() or {}, "Stalled"), limit_s=10)
+        columns = CUSTOM_RESOURCES[wanted["kind"]].columns
+        [path] = [c["jsonPath"] for c in columns if (c["name"], c["priority"]) == ("Reason", 0)]
+        found = re.fullmatch(r'\.status\.conditions\[\?\(@\.type=="(\w+)"\)\]\.reason', path)
+        assert found is not None
+        shown = find(seen(), found[1])
+        assert shown is not None
+        assert shown["reason"] == "QuotaExceeded"
 
     simulate(scenario)
 

@@ -456,7 +456,7 @@ def test_each_change_that_a_user_looks_for_is_an_event_once() -> None:
     ("fields", "kind", "text", "ready"),
     [
         ({"verdict": "Pass", "text": "every expectation holds"}, "Normal", "Pass: every expectation holds", "True/Pass"),
-        ({"verdict": "Fail", "reason": "Expectation", "text": "slow"}, "Warning", "Fail Expectation: slow", "True/Fail"),
+        ({"verdict": "Fail", "reason": "Expectation", "text": "slow"}, "Warning", "Fail Expectation: slow", "True/Expectation"),
         ({"verdict": "Error", "reason": "RunFailed"}, "Warning", "Error RunFailed", "False/RunFailed"),
         ({"verdict": "Inconclusive", "reason": "NoData", "text": "a"}, "Normal", "Inconclusive NoData: a", "False/NoData"),
         ({"verdict": "Inconclusive"}, "Normal", "Inconclusive", "False/Inconclusive"),

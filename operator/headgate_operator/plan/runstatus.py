@@ -134,7 +134,7 @@ def ended(
         inconclusive = str(Verdict.INCONCLUSIVE)
         text = f"{RECORD_LOST}. The runner reported: {report.reason or report.verdict}: {report.text}"
         report = replace(report, verdict=inconclusive, reason=RECORDER_LOST, text=text[:MAX_TEXT])
-    before, verdict, text = run.status, report.verdict, report.text
+    before, verdict, reason, text = run.status, report.verdict, report.reason or report.verdict, report.text
     completed = before.completed_at or rfc3339(now)
     status = replace(
         _mirrored(before, report), phase=COMPLETE, active_faults=(), completed_at=completed, started_at=before.started_at or completed,
@@ -144,8 +144,8 @@ def ended(
     return with_conditions(run, status, [
         yes("Accepted", "Valid"),
         no("Reconciling", COMPLETE),
-        yes("Ready", verdict, text) if judged else no("Ready", report.reason or verdict, text),
-        no("Stalled", COMPLETE) if judged else yes("Stalled", report.reason or verdict, text),
+        yes("Ready", reason, text) if judged else no("Ready", reason, text),
+        no("Stalled", COMPLETE) if judged else yes("Stalled", reason, text),
         *_measured(report.faults),
         *_history(history),
         *([no(HEALING, COMPLETE)] if before.condition(HEALING) else []),
