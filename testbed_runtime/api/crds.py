@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from testbed_runtime.api import crd_rules, crd_status, kinds, limits
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES, CustomResource
 from testbed_runtime.api.descriptions import meaning
+from testbed_runtime.api.fields import RULES
 from testbed_runtime.api.models import IN_A_CLUSTER, Part
 from testbed_runtime.api.naming import GROUP, LABEL_MANAGED_BY, MANAGED_BY, VERSION
 
@@ -32,6 +33,7 @@ KEPT = (
     "minItems",
     "maxItems",
     "maxProperties",
+    RULES,
 )
 """Keywords that are copied from the JSON schema."""
 FILLED_IN = ("TaskManagers", "Timeline", "Budget")
@@ -101,7 +103,7 @@ def _root(kind: str) -> Schema:
                 "properties": crd_status.STATUS[kind],
             },
         },
-        "x-kubernetes-validations": crd_rules.rules_of_root(kind),
+        RULES: crd_rules.rules_of_root(kind),
     }
 
 
@@ -133,7 +135,7 @@ class _Writer:
         if declared.get("required"):
             schema["required"] = declared["required"]
         rules = crd_rules.rules_of(model)
-        return {**schema, "x-kubernetes-validations": rules} if rules else schema
+        return {**schema, RULES: rules} if rules else schema
 
     def _value(self, declared: Schema) -> Schema:
         choices = [c for c in declared.get("anyOf", ()) if c.get("type") != "null"]
@@ -173,7 +175,7 @@ class _Writer:
         low, high = keys.get("minLength", 0), keys.get("maxLength", limits.MAX_OPTION_KEY)
         return {
             "additionalProperties": self._value(declared["additionalProperties"]),
-            "x-kubernetes-validations": [
+            RULES: [
                 {
                     "rule": f"self.all(key, key.size() >= {low} && key.size() <= {high})",
                     "message": f"a key has {low} to {high} characters",

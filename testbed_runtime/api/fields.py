@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints
+from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -18,9 +19,13 @@ AT_DEPLOY = "deploy"
 """`at: deploy`: the fault is injected before the job is submitted."""
 
 _DECIMAL = re.compile(r"^\d{1,6}(\.\d{1,9})?$")
+_NO_DECIMAL = "is not a decimal number such as '1.1'"
+RULES = "x-kubernetes-validations"
+"""The keyword of a schema for rules of the API server. It shows a rule's message instead of the pattern."""
 
 
 DURATION_HINT = "write an integer and a unit, as in '500 ms' or '10 s'"
+_NO_DURATION = f"is not a duration: {DURATION_HINT}"
 
 
 def _duration(text: str) -> str:
@@ -39,7 +44,7 @@ def duration_problem(text: str) -> str:
         return f"{text!r} is negative: a duration is 0 or more, as in '500 ms' or '10 s'"
     if re.match(r"^\s*\d+\.\d+", text):
         return f"{text!r} has a fraction: write a smaller unit, as in '1500 ms' for 1.5 s"
-    return f"{text!r} is not a duration: {DURATION_HINT}"
+    return f"{text!r} {_NO_DURATION}"
 
 
 def _at(text: str) -> str:
@@ -54,16 +59,17 @@ def _word_or_duration(text: str, word: str) -> str:
     if text == word:
         return text
     if not re.search(r"\d", text):
-        problem = f"{text!r} is neither {word} nor a duration such as '10 s'"
-        raise PydanticCustomError("duration", "{problem}", {"problem": problem})
+        raise PydanticCustomError("duration", "{problem}", {"problem": f"{text!r} {_neither(word)}"})
     return _duration(text)
+
+
+def _neither(word: str) -> str:
+    return f"is neither {word} nor a duration such as '10 s'"
 
 
 def _decimal(text: str) -> str:
     if not _DECIMAL.match(text):
-        raise PydanticCustomError(
-            "decimal", "{problem}", {"problem": f"{text!r} is not a decimal number such as '1.1'"}
-        )
+        raise PydanticCustomError("decimal", "{problem}", {"problem": f"{text!r} {_NO_DECIMAL}"})
     return text
 
 
@@ -72,17 +78,25 @@ DURATION_SCHEMA = rf"\s*[0-9]+\s*({'|'.join(DURATION_LABELS)})?\s*"
 _Short = StringConstraints(max_length=limits.MAX_DURATION_TEXT)
 
 
-def _shown(pattern: str) -> Any:
-    """Add a pattern to the schema only: the validator gives better messages than a pattern."""
-    return Field(json_schema_extra={"pattern": pattern})
+def _shown(pattern: str, problem: str) -> Any:
+    """Add a rule to the schema only: the validator has more messages. `problem` follows the value, which the API server does not show."""
+    rule: JsonDict = {
+        "rule": f"self.matches(r'^({pattern})$')",
+        "message": problem,
+        "messageExpression": f'"\'" + self + "\' {problem}"',
+    }
+    return Field(json_schema_extra={RULES: [rule]})
 
 
-Duration = Annotated[str, _Short, AfterValidator(_duration), _shown(f"^(?i:{DURATION_SCHEMA})$")]
-AtText = Annotated[str, _Short, AfterValidator(_at), _shown(f"^({AT_DEPLOY}|(?i:{DURATION_SCHEMA}))$")]
+_ANY_CASE = f"(?i:{DURATION_SCHEMA})"
+Duration = Annotated[str, _Short, AfterValidator(_duration), _shown(_ANY_CASE, _NO_DURATION)]
+AtText = Annotated[str, _Short, AfterValidator(_at), _shown(f"{AT_DEPLOY}|{_ANY_CASE}", _neither(AT_DEPLOY))]
 ReplaceLostText = Annotated[
-    str, _Short, AfterValidator(_replace_lost), _shown(f"^({NEVER}|(?i:{DURATION_SCHEMA}))$")
+    str, _Short, AfterValidator(_replace_lost), _shown(f"{NEVER}|{_ANY_CASE}", _neither(NEVER))
 ]
-FractionText = Annotated[str, _Short, AfterValidator(_decimal), _shown(r"^[0-9]{1,6}(\.[0-9]{1,9})?$")]
+FractionText = Annotated[
+    str, _Short, AfterValidator(_decimal), _shown(r"[0-9]{1,6}(\.[0-9]{1,9})?", _NO_DECIMAL)
+]
 """A decimal as a string: floats do not survive JSON readers and YAML writers unchanged."""
 
 

@@ -70,7 +70,11 @@ BAD: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     ),
     "no fault kind": ("Fault", {"network": None}, ("needs exactly one fault kind",)),
     "no kind of network fault": ("Fault", {"network": {}}, ("spec.network", "needs exactly one kind of network fault")),
-    "a duration without sense": ("Fault", {"duration": "1.5 s"}, ("spec.duration", "should match")),
+    "a duration without sense": (
+        "Fault",
+        {"duration": "1.5 s"},
+        ("spec.duration", "'1.5 s' is not a duration: write an integer and a unit, as in '500 ms' or '10 s'"),
+    ),
     "jitter above the delay": (
         "Fault",
         {"network": {"latency": {"delay": "5 ms", "mode": "one-way", "jitter": "1 s"}}},
