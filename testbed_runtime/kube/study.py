@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from testbed_runtime.api import kinds, naming, views
-from testbed_runtime.api.status import COMPLETE, STATUS_KEY, StudyReport, StudyRow, read, to_json
+from testbed_runtime.api.status import COMPLETE, STATUS_KEY, StudyReport, StudyRow, carried, read, to_json
 from testbed_runtime.api.validate import InvalidScenario
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.core.documents import RECOVERY_FILE, VERDICT_FILE
@@ -74,7 +74,9 @@ class Study:
             existing = await self._runs(study)
             scenarios = await self._scenarios(spec, check=not existing)
         except (UserError, InvalidScenario) as error:
-            await self._write(study, StudyReport(phase=COMPLETE, reason="Invalid", message=str(error)))
+            # a Scenario may be deleted after runs of it were measured: what the operator has copied outlives the pod
+            measured = self._written if self._written.table else StudyReport(**carried(study.status))
+            await self._write(study, replace(measured, phase=COMPLETE, reason="Invalid", message=str(error)))
             return True
         planned = grid.planned_runs(self._name, spec)
         await self._read_verdicts(existing)

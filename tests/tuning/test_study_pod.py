@@ -175,6 +175,31 @@ async def test_a_mistake_in_an_edited_scenario_does_not_end_a_study_that_has_run
     assert (said(api)["reason"], said(api)["runsDone"]) == ("TableComplete", 3)
 
 
+@pytest.mark.parametrize("restarted", [False, True], ids=["same pod", "another pod"])
+async def test_a_study_whose_scenario_is_deleted_ends_with_the_rows_that_were_measured(
+    restarted: bool,
+) -> None:
+    """The reason names the field. Another pod has them from the status, to which the operator copies the report."""
+    api = model(budget={"parallel": 1, "runs": 3})
+    task = asyncio.create_task(study(api).run())
+    await until(lambda: runs(api))
+    finish(api, runs(api)[0])
+    await until(lambda: said(api).get("runsDone") == 1)
+    if restarted:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        api.change("TuningStudy", LAB, "knobs", {"status": said(api)})
+        task = asyncio.create_task(study(api).run())
+    measured = said(api)["table"]
+    api.remove(("Scenario", LAB, "late"))
+    await asyncio.wait_for(task, LIMIT_S)
+    found = said(api)
+    assert (found["phase"], found["reason"]) == ("Complete", "Invalid")
+    assert found["message"].startswith("spec.scenarios[0].name: namespace lab has no Scenario 'late'")
+    assert (found["runsDone"], found["table"]) == (1, measured)
+    assert [row["verdict"] for row in measured].count("Pass") == 1
+
+
 async def test_nothing_is_applied_when_the_scenarios_are_best_as_they_are() -> None:
     """The study has succeeded: its answer is to change nothing."""
     options = [{"key": "heartbeat.timeout", "values": ["6 s", "8 s", "12 s"]}]  # the scenario has 5 s
