@@ -45,6 +45,7 @@ _RESOURCES: dict[str, Resource] = {
     "SelfSubjectAccessReview": Resource(
         "authorization.k8s.io/v1", "selfsubjectaccessreviews", namespaced=False
     ),
+    "LocalSubjectAccessReview": Resource("authorization.k8s.io/v1", "localsubjectaccessreviews"),
     "CustomResourceDefinition": Resource(
         "apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False
     ),

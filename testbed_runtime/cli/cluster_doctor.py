@@ -122,7 +122,41 @@ async def _operator(api: Api) -> Finding:
     if not serving:
         others = ", ".join(f"{_full(d)} watches only {', '.join(watched_namespaces(d))}" for d in ready)
         return Finding("operator", BAD, others, f"add {api.namespace} to watchNamespaces of the Helm release")
-    return Finding("operator", GOOD, ", ".join(_full(d) for d in serving), "reconciles what is applied")
+    return await _acting(api, serving)
+
+
+async def _acting(api: Api, serving: list[dict[str, Any]]) -> Finding:
+    """Check that one of the operators that serve the namespace has rights there: a cluster-wide one with `rbac.testbedNamespaces` may
+    only watch."""
+    from testbed_runtime.kube.api import ApiError
+
+    found = ", ".join(_full(d) for d in serving)
+    try:
+        acts = [await _may_act(api, d) for d in serving]
+    except ApiError as error:
+        if not error.forbidden:
+            raise
+        unknown = (
+            f"reconciles what is applied, if it has rights in {api.namespace}: you are not permitted to ask"
+        )
+        return Finding("operator", WARNING, found, unknown)
+    if any(acts):
+        return Finding("operator", GOOD, found, "reconciles what is applied")
+    fix = (
+        f"add {api.namespace} to rbac.testbedNamespaces of the Helm release, or bind the ClusterRole that ends "
+        "in -acts to the operator's account there"
+    )
+    return Finding("operator", BAD, f"{found} has no rights in {api.namespace}", fix)
+
+
+async def _may_act(api: Api, deployment: Mapping[str, Any]) -> bool:
+    """Return whether an operator may create pods in the namespace."""
+    account = deployment["spec"]["template"]["spec"].get("serviceAccountName", "default")
+    user = f"system:serviceaccount:{deployment['metadata']['namespace']}:{account}"
+    attributes = {"namespace": api.namespace, "verb": "create", "group": "", "resource": "pods"}
+    where = {"namespace": api.namespace}
+    spec = {"user": user, "resourceAttributes": attributes}
+    return _is_allowed(await api.create(manifest("LocalSubjectAccessReview", where, spec=spec)))
 
 
 def watched_namespaces(deployment: Mapping[str, Any]) -> tuple[str, ...]:
@@ -146,10 +180,13 @@ async def _rights(api: Api) -> Finding:
     for verb, resource in NEEDED:
         attributes = {"namespace": api.namespace, "verb": verb, "group": naming.GROUP, "resource": resource}
         review = manifest("SelfSubjectAccessReview", {}, spec={"resourceAttributes": attributes})
-        answer = await api.create(review) or {}
-        if not answer.get("status", {}).get("allowed"):
+        if not _is_allowed(await api.create(review)):
             refused.append(f"{verb} {resource}")
     if refused:
         means = "ask for the role headgate-edit in the namespace"
         return Finding("rights", BAD, f"not allowed: {', '.join(refused)}", means)
     return Finding("rights", GOOD, "enough", f"runs and faults in namespace {api.namespace}")
+
+
+def _is_allowed(review: Mapping[str, Any] | None) -> bool:
+    return bool((review or {}).get("status", {}).get("allowed"))

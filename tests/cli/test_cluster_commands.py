@@ -373,6 +373,37 @@ async def test_doctor_checks_that_the_namespace_exists_and_is_watched(monkeypatc
     assert {f.name: f.found for f in found if f.level == BAD} == bad
 
 
+@pytest.mark.parametrize(
+    ("answer", "level", "words"),
+    [
+        (True, GOOD, ("headgate-system/headgate-operator", "reconciles")),
+        (False, BAD, ("headgate-system/headgate-operator has no rights in demo", "add demo to rbac.testbedNamespaces")),
+        (None, WARNING, ("headgate-system/headgate-operator", "you are not permitted to ask")),
+    ],
+    ids=["has rights", "has none", "unknown"],
+)  # fmt: skip
+async def test_doctor_asks_whether_the_operator_may_act_in_the_namespace(
+    answer: bool | None, level: str, words: tuple[str, str]
+):
+    """A cluster-wide operator watches every namespace, and acts where `rbac.testbedNamespaces` lets it: what is applied elsewhere stalls."""
+
+    class Reviewing(WithOperator):
+        async def create(self, review):
+            if answer is None:
+                raise ApiError(403, "Forbidden", "no reviews for you")
+            spec = review["spec"]
+            assert spec["user"] == "system:serviceaccount:headgate-system:operator"
+            assert spec["resourceAttributes"]["namespace"] == review["metadata"]["namespace"] == "demo"
+            return {"status": {"allowed": answer}}
+
+    api = Reviewing("")
+    api.deployment["spec"]["template"]["spec"]["serviceAccountName"] = "operator"
+    found = await cluster_doctor._operator(api)
+    assert found.level == level
+    assert found.found == words[0]
+    assert words[1] in found.means
+
+
 async def test_doctor_shows_how_to_look_at_an_operator_that_is_not_ready():
     """Also at one without a pod: its Deployment was scaled to 0."""
     api = WithOperator("")

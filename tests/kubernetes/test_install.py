@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from testbed_runtime.api import naming
-from tests.kubernetes.cluster import Cluster, pod
+from tests.kubernetes.cluster import ROOT, Cluster, pod
 from tests.kubernetes.rendering import CHART, KUBE_VERSION
 from tests.kubernetes.spaces import OPERATOR, OPERATOR_NAMESPACE, Space, fresh, names
 from tests.kubernetes.test_faults import PAUSE, a_fault, a_testbed
@@ -180,11 +180,15 @@ def _outside(space: Space) -> None:
         outside.apply(a_testbed())
         stalled = outside.condition("testbed/bench", "Stalled", 180)
         assert (stalled["reason"], "rbac.testbedNamespaces" in stalled["message"]) == ("NotAdmitted", True)
+        doctor = f"headgate doctor --namespace {outside.name}"
+        no_rights = f"{space.name}/{RELEASE}-headgate-operator has no rights in {outside.name}"
+        assert no_rights in cluster.shell(f"{doctor} || true", ROOT, TEST_LIMIT_S).stdout
         let_in = f"--serviceaccount={space.name}:{RELEASE}-headgate-operator"
         role = f"--clusterrole={RELEASE}-headgate-acts"
         outside.kubectl("create", "rolebinding", "let-in", role, let_in)
         outside.kubectl("annotate", "testbed", "bench", "seen=again")
         outside.condition("testbed/bench", "Ready", 120)
+        assert no_rights not in cluster.shell(f"{doctor} || true", ROOT, TEST_LIMIT_S).stdout
         outside.kubectl("delete", "testbed", "bench", "--timeout=110s")
 
 
