@@ -36,7 +36,9 @@ _DEPLOYED = re.compile(rf"^kind: *([\"']?)(?:{'|'.join(DEPLOYED)})\1\s*(?:#.*)?$
 _TEMPLATE = "{{"
 """In a template of Helm, which is not YAML yet."""
 _NAMED = re.compile(r"\[([^\]]+)\]")
+_PAIR = re.compile(r"^(\S.*?): \s*(\S.*)$")
 _LEGACY = re.compile(r"^([^\s:#][^:#]*): \s*(\S.*)$")
+"""A line of a file that is probably a flink-conf.yaml, by its name or not."""
 _QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti)$")
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
@@ -111,13 +113,13 @@ def read(text: str, name: str) -> FlinkConf:
 
 def read_all(text: str, name: str) -> list[FlinkConf]:
     """Read the text of a file that may have several objects of Kubernetes. Raises UserError if it is none of the four kinds. Pure."""
-    if name.endswith(FILES[1]) and (found := _legacy(text)):
+    if name.endswith(FILES[1]) and (found := _legacy(text, lenient=True)):
         return [found]
+    is_yaml = re.split("[/ ]", name)[-1] == FILES[0]
     try:
         nodes = compose(text, name)
     except UserError:  # flink-conf.yaml is read line by line, and need not be YAML
-        is_yaml = re.split("[/ ]", name)[-1] == FILES[0]
-        if not is_yaml and (found := _legacy(text, lenient=name.endswith(FILES[1]))):
+        if not is_yaml and (found := _legacy(text)):
             return [found]
         raise
     if objects := list(_in_kubernetes(nodes, name)):
@@ -220,6 +222,8 @@ def judge_options(conf: FlinkConf, version: str) -> ConfFindings:
 
 def _as_pair(line: str) -> str:
     """Return how to write a line that is no pair."""
+    if line.endswith(":"):
+        return f"this file is not nested: write the whole key in each line, as in {line[:-1]}.key: value"
     if ":" in line:
         return "write a space after the colon"
     key, separator, value = line.partition("=")
@@ -254,17 +258,22 @@ def _plain(
 
 def _legacy(text: str, *, lenient: bool = False) -> FlinkConf | None:
     """Return the options of a file of `key: value` lines, as Flink reads it until 1.20; None if it has other lines. `lenient`: as Flink
-    does, read indented lines too, and ignore the others."""
+    does, read each line alone, also an indented one, and ignore the others."""
     found: dict[str, tuple[str, int]] = {}
     ignored: dict[int, str] = {}
+    before = (0, "")
     for number, line in enumerate(text.splitlines(), 1):
-        plain = line.partition("#")[0]
-        plain = plain.strip() if lenient else plain.rstrip()
-        if not plain:
+        plain = line.partition("#")[0].rstrip()
+        if lenient:
+            if before[1].endswith(":") and plain[:1].isspace():  # nested, as in a config.yaml
+                ignored.setdefault(*before)
+            plain = plain.lstrip()
+        if not plain or plain == "---":
             continue
-        match = _LEGACY.match(plain)
+        before = (number, plain)
+        match = (_PAIR if lenient else _LEGACY).match(plain)
         if match:
-            found[match[1].strip()] = (match[2], number)
+            found[match[1].rstrip()] = (match[2], number)
         elif not plain.endswith(":"):
             ignored[number] = plain
     if not found or "kind" in found or (ignored and not lenient):

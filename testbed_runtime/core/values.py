@@ -188,20 +188,23 @@ def missing_unit(text: str) -> str:
 
 
 def parse_bool(text: str) -> bool:
-    found = text.strip(_BLANK).lower()
+    found = text.lower()
     if found in ("true", "false"):
         return found == "true"
-    raise ValueError(f"{text!r} is not a boolean: write 'true' or 'false'")
+    raise ValueError(f"{text!r} is not a boolean: write 'true' or 'false'{_padded(text)}")
 
 
 def _parse_int(text: str) -> int:
-    found = text.strip(_BLANK)
-    if not _INTEGER.fullmatch(found) or not -MAX_INT - 1 <= int(found) <= MAX_INT:
-        other = (
-            ": write the digits 0 to 9, although Flink reads others" if _OTHER_DIGITS.fullmatch(found) else ""
-        )
+    if not _INTEGER.fullmatch(text) or not -MAX_INT - 1 <= int(text) <= MAX_INT:
+        digits = ": write the digits 0 to 9, although Flink reads others"
+        other = digits if _OTHER_DIGITS.fullmatch(text) else _padded(text)
         raise ValueError(f"{text!r} is not an integer of at most 32 bits, such as '3'{other}")
-    return int(found)
+    return int(text)
+
+
+def _padded(text: str) -> str:
+    """Return a hint for a value that Flink does not trim."""
+    return " (without spaces around it)" if text != text.strip(_BLANK) else ""
 
 
 def _parse_float(text: str) -> float:
@@ -215,15 +218,11 @@ def _parse_float(text: str) -> float:
     raise ValueError(f"{text!r} is not a number such as '0.5'{why}")
 
 
-def _trimmed(text: str) -> str:
-    return text.strip(_BLANK)
-
-
 PARSERS: dict[str, Callable[[str], Any]] = {
     "duration": parse_duration,
     "memory": parse_memory,
     "boolean": parse_bool,
     "integer": _parse_int,
     "double": _parse_float,
-    "string": _trimmed,
+    "string": str,
 }

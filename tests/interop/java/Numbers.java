@@ -2,19 +2,26 @@ package dev.headgate.interop;
 
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Base64;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import org.apache.flink.configuration.ConfigOptions;
 import org.apache.flink.configuration.Configuration;
+import org.apache.flink.configuration.GlobalConfiguration;
 import org.apache.flink.runtime.clusterframework.TaskExecutorProcessSpec;
 import org.apache.flink.runtime.clusterframework.TaskExecutorProcessUtils;
 import org.apache.flink.runtime.state.KeyGroupRangeAssignment;
 import org.apache.flink.util.MathUtils;
 
 /**
- * What Flink's own classes calculate, one JSON object for each line of stdin: {@code memory key=value;key=value} or
- * {@code group hash parallelism maxParallelism}.
+ * What Flink's own classes calculate, one JSON object for each line of stdin: {@code memory key=value;key=value},
+ * {@code group hash parallelism maxParallelism}, {@code value type base64} or {@code file name base64}.
  */
 final class Numbers {
 
@@ -24,9 +31,73 @@ final class Numbers {
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
             String[] words = line.split(" ", 2);
-            System.out.println(Testbed.json("memory".equals(words[0]) ? memory(words[1]) : group(words[1])));
+            System.out.println(Testbed.json(answer(words[0], words[1])));
         }
         System.out.flush();
+    }
+
+    private static Map<String, Object> answer(String kind, String text) throws Exception {
+        switch (kind) {
+            case "memory":
+                return memory(text);
+            case "group":
+                return group(text);
+            case "value":
+                return value(text.split(" ", 2)[0], decoded(text.split(" ", 2)[1]));
+            default:
+                return file(text.split(" ", 2)[0], decoded(text.split(" ", 2)[1]));
+        }
+    }
+
+    private static String decoded(String base64) {
+        return new String(Base64.getDecoder().decode(base64), StandardCharsets.UTF_8);
+    }
+
+    /** An option of a type, in seconds and nanoseconds, bytes, a number or a boolean. */
+    private static Map<String, Object> value(String type, String text) {
+        Configuration configuration = new Configuration();
+        configuration.setString("key", text);
+        ConfigOptions.OptionBuilder option = ConfigOptions.key("key");
+        Map<String, Object> result = new LinkedHashMap<>();
+        try {
+            switch (type) {
+                case "duration":
+                    Duration duration = configuration.get(option.durationType().noDefaultValue());
+                    duration.toMillis();
+                    result.put("value", duration.getSeconds() + " " + duration.getNano());
+                    break;
+                case "memory":
+                    result.put("value", configuration.get(option.memoryType().noDefaultValue()).getBytes());
+                    break;
+                case "integer":
+                    result.put("value", configuration.get(option.intType().noDefaultValue()));
+                    break;
+                case "boolean":
+                    result.put("value", configuration.get(option.booleanType().noDefaultValue()));
+                    break;
+                default:
+                    result.put("value", configuration.get(option.doubleType().noDefaultValue()).toString());
+            }
+        } catch (RuntimeException error) {
+            Throwable cause = error.getCause() == null ? error : error.getCause();
+            result.put("error", String.valueOf(cause.getMessage()));
+        }
+        return result;
+    }
+
+    /** The options in a configuration file. */
+    private static Map<String, Object> file(String name, String text) throws Exception {
+        Path folder = Files.createTempDirectory("conf");
+        Files.writeString(folder.resolve(name), text);
+        Map<String, Object> result = new LinkedHashMap<>();
+        try {
+            result.put("options", GlobalConfiguration.loadConfiguration(folder.toString()).toMap());
+        } catch (RuntimeException error) {
+            result.put("error", String.valueOf(error.getCause() == null ? error : error.getCause()));
+        }
+        Files.delete(folder.resolve(name));
+        Files.delete(folder);
+        return result;
     }
 
     private static Map<String, Object> memory(String text) {
