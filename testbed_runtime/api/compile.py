@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from testbed_runtime.api import fields, models
@@ -120,11 +121,12 @@ class MergedVariant(Struct, frozen=True):
 
 def merged_variants(spec: models.ScenarioSpec) -> list[MergedVariant]:
     """Return the merged variants in the order of the document; without variants one called `main`."""
-    if not spec.variants:
-        return [
-            MergedVariant(MAIN_VARIANT, spec.testbed, tuple(spec.faults), tuple(spec.expect), spec.control)
-        ]
-    return [_merged(spec, variant) for variant in spec.variants]
+    return [_merged(spec, variant) for variant in spec.variants] or [without_variants(spec)]
+
+
+def without_variants(spec: models.ScenarioSpec) -> MergedVariant:
+    """Return the scenario's own settings."""
+    return MergedVariant(MAIN_VARIANT, spec.testbed, tuple(spec.faults), tuple(spec.expect), spec.control)
 
 
 def _merged(spec: models.ScenarioSpec, variant: models.Variant) -> MergedVariant:
@@ -185,11 +187,9 @@ def _target(target: models.TargetSpec | None, family: str) -> Target:
     if target is None:
         return Target(names=(JOBMANAGER,)) if FAMILIES[family].jobmanager_only else Target()
     peers = target.peers or models.Peers()
-    if target.task_managers is None:
-        return Target(names=(JOBMANAGER,), peers=tuple(peers.names), peers_running=peers.running or "")
-    chosen = target.task_managers
+    chosen = target.task_managers or models.TaskManagerSelection()
     return Target(
-        names=tuple(chosen.names),
+        names=tuple(chosen.names) if target.task_managers else (JOBMANAGER,),
         running=chosen.running or "",
         mode=chosen.mode,
         value=chosen.value or 0,
@@ -273,16 +273,8 @@ def _vertex(vertex: models.Vertex, loops: Sequence[Found]) -> JobVertex:
     service_time_s = parse_duration(vertex.service_time)
     source = operator = sink = None
     if vertex.source is not None:
-        source = SourceConfig(
-            kind=vertex.source.kind,
-            records_per_second=float(vertex.source.records_per_second),
-            record_bytes=vertex.source.record_bytes,
-            keys=vertex.source.keys,
-            key_skew=float(vertex.source.key_skew),
-            limit=vertex.source.limit,
-            splits=vertex.source.splits,
-            socket=vertex.source.socket,
-        )
+        # not strict: decimals are strings in a document
+        source = msgspec.convert(vertex.source, SourceConfig, from_attributes=True, strict=False)
     if vertex.operator is not None:
         operator = OperatorConfig(
             kind=vertex.operator,

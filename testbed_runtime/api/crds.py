@@ -7,7 +7,6 @@ integer-or-string is Kubernetes' int-or-string.
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ from pydantic import BaseModel
 from testbed_runtime.api import crd_rules, crd_status, kinds, limits
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES, CustomResource
 from testbed_runtime.api.descriptions import meaning
-from testbed_runtime.api.fields import RULES
+from testbed_runtime.api.fields import RULES, models_in
 from testbed_runtime.api.models import IN_A_CLUSTER, Part
 from testbed_runtime.api.naming import GROUP, LABEL_MANAGED_BY, MANAGED_BY, VERSION
 
@@ -188,13 +187,5 @@ def _models_below(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
     """Yield the model and every model in its fields."""
     yield model
     for info in model.model_fields.values():
-        for part in _parts_in(info.annotation):
+        for part in models_in(info.annotation):
             yield from _models_below(part)
-
-
-def _parts_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
-        yield annotation
-        return
-    for inner in typing.get_args(annotation):
-        yield from _parts_in(inner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any, get_args
@@ -100,16 +101,28 @@ FractionText = Annotated[
 """A decimal as a string: floats do not survive JSON readers and YAML writers unchanged."""
 
 
+def nested(annotation: Any) -> Iterator[Any]:
+    """Yield an annotation and all inside it, as in `X | None`, `list[X]` or `Annotated[X, …]`."""
+    yield annotation
+    for inner in get_args(annotation):
+        yield from nested(inner)
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models in an annotation."""
+    return (part for part in nested(annotation) if inspect.isclass(part) and issubclass(part, BaseModel))
+
+
+def constraints(field: FieldInfo) -> Iterator[Any]:
+    """Yield the bounds, patterns and validators of a field, also those inside `X | None`."""
+    yield from field.metadata
+    for part in nested(field.annotation):
+        yield from getattr(part, "__metadata__", ())
+
+
 def is_duration(field: FieldInfo) -> bool:
     """Return whether a field of a model holds a duration."""
-
-    def metadata(annotation: Any) -> Iterator[Any]:
-        yield from getattr(annotation, "__metadata__", ())
-        for inner in get_args(annotation):
-            yield from metadata(inner)
-
-    found = [*field.metadata, *metadata(field.annotation)]
-    validators = (m.func for m in found if isinstance(m, AfterValidator))
+    validators = (c.func for c in constraints(field) if isinstance(c, AfterValidator))
     return any(function in (_duration, _at, _replace_lost) for function in validators)
 
 

@@ -20,6 +20,7 @@ from testbed_runtime.api.models import (
     OptionKey,
     OptionValue,
     Part,
+    PathText,
     Scalar,
     Scenario,
     ScenarioSpec,
@@ -58,7 +59,7 @@ class TestbedResourceSpec(TestbedSpec):
     """`running`: the JobManager submits the job at its first start; `suspended`: the client that created the testbed submits it."""
     seed: int = Field(1, ge=0, le=limits.MAX_SEED)
     """The seed of the workload: the same seed makes the same records."""
-    recorder: Annotated[str, StringConstraints(max_length=limits.MAX_PATH)] = ""
+    recorder: PathText = ""
     """`host:port/t/trial` of a run's recorder; empty: nothing is recorded. Set by the runner."""
     run: Annotated[str, StringConstraints(max_length=limits.MAX_OPTION_KEY)] = ""
     """The run that the testbed belongs to. Set by the runner."""

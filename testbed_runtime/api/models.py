@@ -8,14 +8,14 @@ api.validate.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from testbed_runtime.api import limits
-from testbed_runtime.api.fields import AtText, Duration, FractionText, ReplaceLostText
+from testbed_runtime.api.fields import AtText, Duration, FractionText, ReplaceLostText, models_in
 from testbed_runtime.api.naming import ApiVersion
 from testbed_runtime.core.faults.kinds import FAMILIES, kinds_of
 from testbed_runtime.core.faults.vocabulary import Family, Kind, Parameter, Type
@@ -30,6 +30,8 @@ QUANTITY_PATTERN = r"^([0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?)?$"
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=limits.MAX_NAME)]
 Text = Annotated[str, StringConstraints(max_length=limits.MAX_TEXT)]
+PathText = Annotated[str, StringConstraints(max_length=limits.MAX_PATH)]
+Quantity = Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=limits.MAX_DURATION_TEXT)]
 OptionKey = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_OPTION_KEY)]
 OptionValue = Annotated[str, StringConstraints(max_length=limits.MAX_OPTION_VALUE)]
 FlinkConfiguration = Annotated[dict[OptionKey, OptionValue], Field(max_length=limits.MAX_OPTIONS)]
@@ -65,11 +67,7 @@ class Part(BaseModel):
 def _parts(part: BaseModel) -> set[str]:
     """Return the aliases of the optional fields that hold a part."""
     fields = type(part).model_fields
-    return {
-        str(field.alias or name)
-        for name, field in fields.items()
-        if any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in get_args(field.annotation))
-    }
+    return {str(field.alias or name) for name, field in fields.items() if any(models_in(field.annotation))}
 
 
 def exactly_one(part: BaseModel, names: Iterable[str], what: str = "") -> None:
@@ -122,7 +120,7 @@ class Source(Part):
     """The number of records of the whole vertex, after which the source ends; 0: unlimited."""
     splits: int = Field(0, ge=0, le=limits.MAX_SPLITS)
     """The number of input splits of a source with a `limit`. Its subtasks request them one at a time from the JobManager (`requestNextInputSplit`); 0: each subtask has a fixed share."""
-    socket: Annotated[str, StringConstraints(max_length=limits.MAX_PATH)] = ""
+    socket: PathText = ""
     """With `kind: socket`: `host:port`. The testbed connects to it."""
 
 
@@ -137,7 +135,7 @@ class Iteration(Part):
     """`bulk`: the result of a superstep is the input of the next one. `delta`: the records that enter are a solution set by key and the first workset; what the tail changes in the solution set is the next workset, and the solution set is the result."""
     max_iterations: int = Field(ge=1, le=limits.MAX_ITERATIONS)
     """The number of supersteps after which it ends in any case."""
-    criterion: Annotated[str, StringConstraints(max_length=limits.MAX_PATH)] = ""
+    criterion: PathText = ""
     """With `kind: bulk`: `file.py:name`, as `function`. A function of a record that is fed back. The iteration ends after a superstep in which it was true for no record."""
 
 
@@ -168,11 +166,11 @@ class Vertex(Part):
     """Length of the tumbling windows of `operator: window`, by the records' due time."""
     state_ttl: Duration = "0 s"
     """With `operator: keyed-count`: how long the count of a key is kept after its last record (Flink's StateTtlConfig); 0: without end."""
-    function: Annotated[str, StringConstraints(max_length=limits.MAX_PATH)] = ""
+    function: PathText = ""
     """With `operator: python`: `file.py:name`, a file beside the scenario; it can import modules beside it. In a Testbed or a ScenarioRun it is `configmap://<ConfigMap>/file.py:name`; `headgate run --on kubernetes` writes that. It receives a record and returns a record, a new key, or None to drop it. For `flat-map` it returns any number of records. For `solution-set-join` it receives a candidate and the entry, and returns the new entry, or None to keep it."""
     delivery: Literal["exactly-once", "at-least-once"] = "exactly-once"
     """In sinks: `exactly-once` commits with the completed checkpoint, `at-least-once` immediately."""
-    path: Annotated[str, StringConstraints(max_length=limits.MAX_PATH)] = ""
+    path: PathText = ""
     """With `sink: file`: where its parts are written. The run stores what was committed under `files/<trial>/`."""
     inputs: Literal["all", "any"] = "all"
     """When an input has `deployment: on-first-record`: whether records on `all` such inputs or on `any` of them deploy the vertex."""
@@ -208,9 +206,7 @@ class Job(Part):
 class Storage(Part):
     """A volume claim; without a size an emptyDir, which lives as long as its pod."""
 
-    size: Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=limits.MAX_DURATION_TEXT)] = (
-        ""
-    )
+    size: Quantity = ""
     """Size of a volume claim, as in `10Gi`; empty: an emptyDir, which lives as long as its pod."""
     storage_class_name: Annotated[str, StringConstraints(max_length=limits.MAX_OPTION_KEY)] = ""
     """The storage class of the volume claim; empty: the cluster's default."""
@@ -219,13 +215,9 @@ class Storage(Part):
 class Resources(Part):
     """Resources of each TaskManager's container. The memory request is also the limit; cpu has no limit."""
 
-    cpu: Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=limits.MAX_DURATION_TEXT)] = (
-        "100m"
-    )
+    cpu: Quantity = "100m"
     """The CPU request; no limit is set."""
-    memory: Annotated[
-        str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=limits.MAX_DURATION_TEXT)
-    ] = "512Mi"
+    memory: Quantity = "512Mi"
     """The memory request, and the limit."""
 
 

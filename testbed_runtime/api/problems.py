@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import difflib
-import inspect
-import typing
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from testbed_runtime.api.fields import DURATION_HINT, is_duration
+from testbed_runtime.api.fields import DURATION_HINT, constraints, is_duration, models_in, nested
 from testbed_runtime.api.models import QUANTITY_PATTERN
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.judgement.quantities import counted
@@ -181,17 +179,10 @@ def _example(model: type[BaseModel], loc: Sequence[int | str]) -> str:
 
 def _number_hint(model: type[BaseModel], loc: Sequence[int | str]) -> str:
     """Return which whole numbers the field at `loc` takes."""
-    bounds = [b for f in _fields_at(model, loc) for b in (*f.metadata, *_bounds_in(f.annotation))]
+    bounds = [bound for field in _fields_at(model, loc) for bound in constraints(field)]
     low = next((b.ge for b in bounds if hasattr(b, "ge")), None)
     high = next((b.le for b in bounds if hasattr(b, "le")), None)
     return "write a whole number" if None in (low, high) else f"write a whole number from {low} to {high}"
-
-
-def _bounds_in(annotation: Any) -> Iterator[Any]:
-    """Yield the metadata of the `Annotated` inside `X | None`."""
-    yield from getattr(annotation, "__metadata__", ())
-    for inner in typing.get_args(annotation):
-        yield from _bounds_in(inner)
 
 
 def _flat(key: int | str, value: Any) -> str:
@@ -225,22 +216,14 @@ def _is_duration(model: type[BaseModel], loc: Sequence[int | str]) -> bool:
 def _hint_of_missing(model: type[BaseModel], loc: Sequence[int | str]) -> str:
     """Return what may be written, for a field with few values or a duration; empty for others."""
     fields = _fields_at(model, loc)
-    if choices := [str(c) for f in fields for c in _choices_in(f.annotation)]:
+    literals = [part for field in fields for part in nested(field.annotation) if get_origin(part) is Literal]
+    if choices := [str(choice) for literal in literals for choice in get_args(literal)]:
         return f"write one of {', '.join(choices)}"
     if any(f.annotation is int for f in fields):
         return _number_hint(model, loc)
     if needed := _example(model, loc):
         return needed
     return DURATION_HINT if any(is_duration(f) for f in fields) else ""
-
-
-def _choices_in(annotation: Any) -> Iterator[Any]:
-    """Yield the values of the `Literal` inside `X | None` or `Annotated[…]`."""
-    if typing.get_origin(annotation) is typing.Literal:
-        yield from typing.get_args(annotation)
-    else:
-        for inner in typing.get_args(annotation):
-            yield from _choices_in(inner)
 
 
 def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[FieldInfo]:
@@ -290,14 +273,7 @@ def _model_at(model: type[BaseModel], loc: Sequence[int | str]) -> type[BaseMode
         if isinstance(step, int):
             continue
         field = next((f for n, f in current.model_fields.items() if step in (n, f.alias)), None)
-        current = _model_in(field.annotation) if field else None
+        current = next(models_in(field.annotation), None) if field else None
         if current is None:
             return None
     return current  # type: ignore[no-any-return]
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the model inside `X | None`, `list[X]` or `Annotated[…]`."""
-    if inspect.isclass(annotation):
-        return annotation if issubclass(annotation, BaseModel) else None
-    return next((m for a in typing.get_args(annotation) if (m := _model_in(a))), None)

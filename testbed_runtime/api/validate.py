@@ -17,11 +17,11 @@ from pydantic import ValidationError
 
 from testbed_runtime.api import fault_rules, job_rules, models, option_rules
 from testbed_runtime.api.compile import (
-    MAIN_VARIANT,
     MergedVariant,
     compile_expectation,
     merged_variants,
     planned_looks,
+    without_variants,
 )
 from testbed_runtime.api.fields import without_unit
 from testbed_runtime.api.problems import model_errors, show, without_refused
@@ -118,9 +118,8 @@ def _judged(scenario: models.Scenario) -> Findings[models.Scenario]:
 
 def _settings_with_paths(spec: models.ScenarioSpec) -> list[tuple[str, MergedVariant]]:
     """Return the scenario itself, then each merged variant. A problem of both is reported once, at the scenario's path."""
-    base = MergedVariant(MAIN_VARIANT, spec.testbed, tuple(spec.faults), tuple(spec.expect), spec.control)
     merged = merged_variants(spec) if spec.variants else []
-    return [("spec", base), *((f"spec.variants[{i}]", s) for i, s in enumerate(merged))]
+    return [("spec", without_variants(spec)), *((f"spec.variants[{i}]", s) for i, s in enumerate(merged))]
 
 
 def _once(errors: list[UserError]) -> list[UserError]:
@@ -139,17 +138,19 @@ def _once_each(warnings: list[str]) -> tuple[str, ...]:
     return tuple(found.values())
 
 
-def _expectations(spec: models.ScenarioSpec) -> Iterator[tuple[str, models.Expectation]]:
-    lists = [("spec", spec.expect), *((f"spec.variants[{i}]", v.expect) for i, v in enumerate(spec.variants))]
-    for path, items in lists:
+def _expectations(spec: models.ScenarioSpec) -> Iterator[tuple[str, models.Expectation, str]]:
+    """Yield the path of each expectation, the expectation, and the name of its variant; empty for one of the scenario itself."""
+    lists = [("spec", spec.expect, "")]
+    lists += [(f"spec.variants[{i}]", v.expect, v.name) for i, v in enumerate(spec.variants)]
+    for path, items, variant in lists:
         for index, item in enumerate(items):
-            yield f"{path}.expect[{index}]", item
+            yield f"{path}.expect[{index}]", item, variant
 
 
 def _expectation_problems(spec: models.ScenarioSpec) -> list[UserError]:
     faults = [f.name for f in (*spec.faults, *(f for v in spec.variants for f in v.faults or ()))]
-    found = [p for path, item in _expectations(spec) if (p := expectation_problem(path, item))]
-    for path, item in _expectations(spec):
+    found = [p for path, item, _ in _expectations(spec) if (p := expectation_problem(path, item))]
+    for path, item, _ in _expectations(spec):
         phase, _, name = (item.phase or "").partition("/")
         if name and name not in faults:
             hint = nearest(name, faults) if faults else f"write {phase}"
@@ -161,7 +162,7 @@ def _expectation_doubts(spec: models.ScenarioSpec) -> list[str]:
     looks = len(planned_looks(spec)) or 1
     return [
         f"{path}.{doubt}"
-        for path, item in _expectations(spec)
+        for path, item, _ in _expectations(spec)
         for doubt in compile_expectation(item).doubts(spec.trials, looks=looks)
     ]
 
@@ -169,19 +170,15 @@ def _expectation_doubts(spec: models.ScenarioSpec) -> list[str]:
 def _comparison_problems(spec: models.ScenarioSpec) -> list[UserError]:
     """Return the problems of the comparisons between variants and of `stopEarly`."""
     names = [v.name for v in spec.variants]
-    lists = [("spec", "", spec.expect)]
-    lists += [(f"spec.variants[{i}]", v.name, v.expect) for i, v in enumerate(spec.variants)]
-    problems, compared = [], False
-    for path, own, items in lists:
-        for index, item in enumerate(items):
-            compared = compared or item.versus is not None
-            where = f"{path}.expect[{index}].versus"
-            if item.versus is not None and item.versus not in names:
-                problem = f"variant {item.versus!r} does not exist"
-                hint = nearest(item.versus, names) if names else "add spec.variants to compare"
-                problems.append(UserError(where, problem, hint))
-            elif item.versus is not None and item.versus == own:
-                problems.append(UserError(where, "names the variant itself", "name another variant"))
+    problems = []
+    compared = [found for found in _expectations(spec) if found[1].versus is not None]
+    for path, item, own in compared:
+        where, versus = f"{path}.versus", str(item.versus)
+        if versus not in names:
+            hint = nearest(versus, names) if names else "add spec.variants to compare"
+            problems.append(UserError(where, f"variant {versus!r} does not exist", hint))
+        elif versus == own:
+            problems.append(UserError(where, "names the variant itself", "name another variant"))
     stop = spec.stop_early
     if stop and not compared:
         hint = "add an expectation such as {metric: recovery.downtime, versus: <variant>, improvesBy: 20 %}"
