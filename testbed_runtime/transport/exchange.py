@@ -283,7 +283,7 @@ class _Producer:
         await self._consumed.wait()
 
     async def _emit(self, records: Bytes) -> None:
-        data = records.data
+        data = records.data.toreadonly()  # so that it is not copied into buffers
         position = self.part.emit(0, data)
         while position < len(data):
             available = asyncio.Event()

@@ -32,7 +32,7 @@ from testbed_runtime.core.exchange.frames import (
     PartitionRequest,
     ServerFrame,
 )
-from testbed_runtime.core.exchange.memory import Buffer
+from testbed_runtime.core.exchange.memory import Buffer, keep_all
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.exchange.server import PartitionRequestServer
 from testbed_runtime.core.faults.links import link, logical_name, owner_of
@@ -109,6 +109,8 @@ class _ServerPump(Pump):
                 frame = decoder.next()
                 if frame is not None:
                     self._on_frame(frame)
+            if self._requested:
+                self._arm()
             self._answer()
         except HeadgateError as error:
             # the rest of the stream is meaningless
@@ -126,6 +128,8 @@ class _ServerPump(Pump):
             for frame in frames:
                 if not self._closed:
                     self._on_frame(frame)
+            if self._requested:
+                self._arm()
             self._answer()
         except HeadgateError as error:
             self._answering = False
@@ -133,6 +137,10 @@ class _ServerPump(Pump):
         finally:
             self._answering = False
         return len(frames)
+
+    def _arm(self) -> None:
+        self._requested = False
+        self._owner.arm()
 
     def _on_frame(self, frame: ClientFrame) -> None:
         now = 0.0  # the other frames need no time
@@ -147,12 +155,6 @@ class _ServerPump(Pump):
         if self._tap is not None:
             self._tap.seen("received", self.link_in, frame)
         self.machine.on_frame(frame, now)
-
-    def _answer(self) -> None:
-        if self._requested:
-            self._requested = False
-            self._owner.arm()
-        super()._answer()
 
     def _encode_next(self, most: int, most_bytes: int, parts: list[BytesLike], buffers: list[Buffer]) -> int:
         """Append several data buffers of one channel together, or one frame of any kind."""
@@ -368,8 +370,7 @@ class _ClientPump(Pump):
 
     def _settle(self) -> None:
         """Copy what is still needed of the bytes that were received: nothing, if the readers were fast."""
-        for buffer in self._borrowed:
-            buffer.keep()
+        keep_all(self._borrowed)
         self._borrowed.clear()
 
     def _tell(

@@ -122,12 +122,14 @@ class Pump:
             return
         parts: list[BytesLike] = []
         buffers: list[Buffer] = []
-        left, room, have, has_more = FRAMES_PER_PULL, BATCH_BYTES, 0, self.machine.has_more
+        left, room, has_more = FRAMES_PER_PULL, BATCH_BYTES, self.machine.has_more
+        more = has_more()
         try:
-            while (more := has_more()) and left > 0 and room > 0:
+            while more and left > 0 and room > 0:
                 left -= self._encode_next(left, room, parts, buffers)
-                room -= sum(map(len, parts[have:]))
-                have = len(parts)
+                more = has_more()
+                if more:
+                    room = BATCH_BYTES - sum(map(len, parts))
         except HeadgateError:
             recycle_all(buffers)
             connection.abort()

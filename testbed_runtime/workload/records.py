@@ -287,7 +287,8 @@ class Block:
 
     def __init__(self, records: Records) -> None:
         self.records = records
-        self.data = framed(records)
+        self.data = framed(records).toreadonly()
+        """They never change, so buffers may refer to them."""
         self.stride = LENGTH_BYTES + records.dtype.itemsize
 
     def __len__(self) -> int:

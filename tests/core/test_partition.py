@@ -93,6 +93,26 @@ def test_segments_that_are_filled_at_once_are_read_like_those_filled_in_pieces(
     assert seen[0] == seen[1]
 
 
+def test_only_memory_that_nobody_writes_is_not_copied() -> None:
+    """Whole segments of it are sent from where they are. Others are copied, so their writer may use them again."""
+    network = NetworkBufferPool(4, 32)
+    result = ResultPartition(partition_id(), 1, network.create_buffer_pool(4, 4, subpartitions=1))
+    view = result.create_view(0, lambda: None)
+    fixed, used_again = bytes(range(64)), bytearray(range(64, 128))
+    assert result.emit(0, fixed) == result.emit(0, used_again) == 64
+    used_again[:] = bytes(64)
+    result.flush_all()
+    result.finish()
+    buffers = [view.poll().buffer for _ in range(4)]
+    assert b"".join(buffer.view() for buffer in buffers) == bytes(range(128))
+    assert [buffer.view().obj is fixed for buffer in buffers] == [True, True, False, False]
+    assert network.outstanding == 4
+    for buffer in buffers:
+        buffer.recycle()
+    result.release()
+    assert network.outstanding == 0
+
+
 def sent_under_back_pressure(*, flushes: bool) -> tuple[list[int], int, int]:
     """Write more than is read. Return the sizes of the buffers that were read meanwhile, the notifications, and the size of
     the buffer after the last whole one."""

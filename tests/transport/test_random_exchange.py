@@ -20,6 +20,7 @@ from testbed_runtime.core.exchange.partition import ResultPartition
 from testbed_runtime.core.exchange.partitions import ResultPartitionManager
 from testbed_runtime.core.faults.links import channel_id
 from testbed_runtime.core.options import Options
+from testbed_runtime.ports.network import Network
 from testbed_runtime.transport.pump import ConnectionManager, DataServer
 from tests.core.exchange_model import barrier
 from tests.transport.exchanging import P
@@ -50,7 +51,7 @@ class World:
         self.debloats = draw.random() < 0.3
         self.dies = draw.random() < 0.2
         options = Options(LEGACY if self.legacy else {})
-        network = InProcessNetwork()
+        network = self.network()
         self.loop = asyncio.get_running_loop()
         self.there, self.here = NetworkBufferPool(64, SEGMENT), NetworkBufferPool(64, SEGMENT)
         self.manager = ResultPartitionManager(waits=True, started=self.loop.time())
@@ -79,6 +80,12 @@ class World:
         self.sent: list[list[object]] = [[] for _ in range(self.channels)]
         self.got: list[list[object]] = [[] for _ in range(self.channels)]
 
+    def network(self) -> Network:
+        return InProcessNetwork()
+
+    def read(self, index: int, buffers: list[Buffer]) -> None:
+        self.got[index] += [bytes(buffer.view()) for buffer in buffers]
+
     async def pause(self, share: float) -> None:
         while self.random.random() < share:
             await asyncio.sleep(0)
@@ -102,16 +109,19 @@ class World:
     async def emit(self, index: int) -> None:
         draw = self.random
         size = draw.choice([1, 7, SEGMENT - 1, SEGMENT, SEGMENT + 1, 3 * SEGMENT, 11 * SEGMENT + 5])
-        data, done = draw.randbytes(size), 0
-        while done < size:
+        data, done = self.payload(size), 0
+        while done < len(data):
             extend, overdraft = draw.random() < 0.5, done > 0 and draw.random() < 0.3
             done += self.partition.emit(index, data, offset=done, extend=extend, overdraft=overdraft)
-            if done < size:
+            if done < len(data):
                 self.partition.flush_all()  # as the flusher does sooner or later
                 available = asyncio.Event()
                 self.partition.pool.when_available(available.set)
                 await available.wait()
         self.sent[index].append(data)
+
+    def payload(self, size: int) -> bytes | bytearray:
+        return self.random.randbytes(size)
 
     async def consume(self) -> None:
         draw, gate = self.random, self.gate
@@ -128,7 +138,7 @@ class World:
                 continue
             index, found = polled
             if isinstance(found, list):
-                self.got[index] += [bytes(buffer.view()) for buffer in found]
+                self.read(index, found)
                 held += found
                 if draw.random() < 0.7:
                     recycle_all(held)

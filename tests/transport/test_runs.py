@@ -315,6 +315,18 @@ def test_buffers_that_leave_together_are_encoded_as_one_by_one(version) -> None:
         encode_run(receiver_id(3), 5, Run(buffers, 9, 2**31 - 2), version)
 
 
+@pytest.mark.parametrize("version", WireVersion)
+@pytest.mark.parametrize("size", [1, 64])
+def test_a_run_of_full_buffers_is_encoded_like_its_buffers(version: WireVersion, size: int) -> None:
+    """Only sequence number and backlog are packed for each of them."""
+    buffers = [Buffer(memoryview(bytes([i]) * size), DataType.DATA_BUFFER) for i in range(3)]
+    for receiver in (receiver_id(3), receiver_id(4)):
+        uneven, even = Run(buffers, 2, 2**31 - 3), Run(buffers, 2, 2**31 - 3, size)
+        assert encode_run(receiver, 5, even, version) == encode_run(receiver, 5, uneven, version)
+    with pytest.raises(struct.error):
+        encode_run(receiver_id(3), 5, Run(buffers, 2, 2**31 - 2, size), version)
+
+
 async def test_the_producer_fills_returned_segments_before_the_next_piece_leaves() -> None:
     """Six buffers leave together, then four. The last one reports the backlog behind it, not the end of a queue sent at once."""
     size, loop, tap, connection = 32 * 1024, asyncio.get_running_loop(), Tap(), FakeConnection()

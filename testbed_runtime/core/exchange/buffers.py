@@ -497,7 +497,12 @@ class LocalBufferPool:
         left = self._by_channel[subpartition] = held - len(segments)
         if left < most <= held:
             self._saturated -= 1
-        self.recycle_all(segments)
+        if self._listeners or self.destroyed or self.requested > self.size:
+            self.recycle_all(segments)
+            return
+        self._available += segments
+        if self._waiters:
+            self._wake()
 
     def _offer(self, segment: MemorySegment) -> bool:
         while self._listeners:

@@ -149,7 +149,7 @@ class BufferManager:
             if required > available and not self.waiting:
                 self._require(java_int(required))
                 available = len(floating) + len(exclusive)
-        self.required = java_int(required)
+        self.required = required if required <= MAX_INT else java_int(required)
         return buffers
 
     def request_or_wait(self, callback: Callable[[], None]) -> Buffer | None:
@@ -313,7 +313,9 @@ class SequenceViewReader:
     def add_credit(self, credit: int) -> None:
         self.announced += credit
         if not self.unlimited:
-            self.credit = java_int(self.credit + credit)
+            self.credit += credit
+            if self.credit > MAX_INT:
+                self.credit = java_int(self.credit)
 
     def resume_consumption(self) -> None:
         if self.initial_credit == 0 and not self.unlimited:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from functools import lru_cache
 from typing import Final
 
 from testbed_runtime.core.errors import LocalProtocolError
@@ -94,6 +95,12 @@ def encode_run(
 ) -> list[BytesLike]:
     """Encode several data buffers of a channel, as `encode` does one by one."""
     parts: list[BytesLike] = []
+    if run.size:
+        ahead, behind = _around_numbers(receiver, subpartition, run.size, version)
+        number, total = NUMBERED[version].pack, run.sequence + run.backlog
+        for sequence, buffer in enumerate(run.buffers, run.sequence):
+            parts += number(ahead, sequence, total - sequence, behind), buffer.view()
+        return parts
     is_v2 = version is _V2
     layout = WHOLE_V2 if is_v2 else WHOLE_V1
     head, pack, append = layout.size, layout.pack, parts.append
@@ -116,6 +123,16 @@ def encode_run(
         sequence += 1
         backlog -= 1
     return parts
+
+
+@lru_cache(maxsize=1024)
+def _around_numbers(
+    receiver: InputChannelID, subpartition: int, size: int, version: WireVersion
+) -> tuple[bytes, bytes]:
+    """Return what the header of a usual data buffer has ahead of sequence number and backlog, and behind them."""
+    frame = BufferResponse(receiver, subpartition, 0, 0, DataType.DATA_BUFFER, memoryview(bytes(size)))
+    header = bytes(_encode_buffer(frame, version)[0])
+    return header[: -BEHIND_BYTES - 8], header[-BEHIND_BYTES:]
 
 
 def _framed(number: Id, body: bytes) -> bytes:

@@ -200,6 +200,13 @@ class _Whole:
             self.recycle(segment)
 
 
+def keep_all(buffers: Sequence[Buffer]) -> None:
+    """Call `Buffer.keep` of the buffers that are not recycled."""
+    for buffer in buffers:
+        if buffer._view is not None:  # noqa: SLF001
+            buffer.keep()
+
+
 def recycle_all(buffers: Sequence[Buffer]) -> None:
     """Release one reference of each buffer, as `Buffer.recycle` does for one. Segments with the same home return together."""
     home: Home | None = None

@@ -136,7 +136,7 @@ class ResultPartition:
         extend: bool = True,
     ) -> int:
         """Copy framed records (any number, split anywhere) from data[offset:] into buffers of a subpartition, or into buffers
-        that EVERY subpartition shares. Return the bytes accepted.
+        that EVERY subpartition shares. Return the bytes accepted. Read-only data must never change: buffers may refer to it.
 
         If not all bytes are accepted, await `pool.when_available` and emit the rest before anything else goes to this
         subpartition. A new buffer has room for the rest of a record of `record_bytes`, even if the debloater asks for less.
@@ -192,19 +192,21 @@ class ResultPartition:
                 builders[index] = None
 
     def _fill(self, subpartition: int, view: memoryview, position: int) -> int:
-        """Copy as many whole segments from view[position:] as are free. Return the number of bytes."""
+        """Fill as many whole segments from view[position:] as are free. Return the number of bytes. Memory that nobody writes is not
+        copied: the buffers refer to it."""
         size, target = self._whole_bytes, self.subpartitions[subpartition]
         count = (len(view) - position) // size
         if not count or subpartition == EVERY or 0 < target.buffer_size < size:
             return 0
         segments, start = self.pool.request_run(count, subpartition), position
-        home, run = self.pool.home_of(subpartition), []
+        home, stable, run = self.pool.home_of(subpartition), view.readonly, []
         for segment in segments:
-            end = start + size
-            memory = segment.view
-            memory[:] = view[start:end]
-            start = end
-            run.append(Buffer(memory, _DATA, segment, home))
+            data = view[start : start + size]
+            start += size
+            if not stable:
+                segment.view[:] = data
+                data = segment.view
+            run.append(Buffer(data, _DATA, segment, home))
         if run:
             target.add_run(run)
         return start - position

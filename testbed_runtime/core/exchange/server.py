@@ -176,9 +176,10 @@ class PartitionRequestServer:
             return
         try:
             if type(frame) is AddCredit:
-                reader = self._reader(frame.receiver)
+                reader = self._readers.get(frame.receiver) or self._reader(frame.receiver)
                 reader.add_credit(frame.credit)
-                self._enqueue(reader)
+                if not reader.registered:
+                    self._enqueue(reader)
             elif type(frame) is ResumeConsumption:
                 reader = self._reader(frame.receiver)
                 reader.resume_consumption()

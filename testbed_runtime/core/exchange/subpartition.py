@@ -18,6 +18,7 @@ from testbed_runtime.core.values import MAX_INT
 _UNFINISHED_HEAD = "When there are multiple buffers, an unfinished bufferConsumer can not be at the head of the buffers queue."
 _NONE = DataType.NONE
 _DATA_BUFFER = DataType.DATA_BUFFER
+_ONLY_BUFFERS = {Buffer}
 
 
 class Polled(Struct, frozen=True, gc=False):
@@ -38,6 +39,8 @@ class Run(Struct, frozen=True, gc=False):
     buffers: Sequence[Buffer] = ()
     backlog: int = 0
     sequence: int = 0
+    size: int = 0
+    """The size of each buffer, if all of them are full segments of uncompressed data; 0 if they may differ."""
 
     def __iter__(self) -> Iterator[tuple[Buffer, int, int]]:
         """Yield each buffer with its backlog and sequence number."""
@@ -349,7 +352,7 @@ class PipelinedSubpartition:
         if self._priority or self._blocked or len(buffers) < 2:
             return NO_RUN, _NONE
         count = min(most, len(buffers) - 1, LAST_SEQUENCE_NUMBER - sequence)
-        run, early = self._built(buffers[:count], most_bytes)
+        run, early, size = self._built(buffers[:count], most_bytes)
         if not run:
             return NO_RUN, _NONE
         count = len(run)
@@ -362,14 +365,15 @@ class PipelinedSubpartition:
         self.sent[_EVENT] += early
         self.sent[_FULL] += count - early
         only = len(buffers) == 1 and not (self._flush_requested or buffers[0].known_finished)
-        return Run(run, backlog, sequence), _NONE if only else buffers[0].data_type
+        return Run(run, backlog, sequence, size), _NONE if only else buffers[0].data_type
 
     @staticmethod
-    def _built(elements: list[Element], most_bytes: int) -> tuple[Sequence[Buffer], int]:
-        """Return the data buffers at the front of the elements, and how many of them are not full."""
-        if set(map(type, elements)) == {Buffer}:
-            # full ones, all of the same size
-            return elements[: -(-most_bytes // elements[0].readable)], 0  # type: ignore[return-value]
+    def _built(elements: list[Element], most_bytes: int) -> tuple[Sequence[Buffer], int, int]:
+        """Return the data buffers at the front of the elements, how many of them are not full, and `Run.size`."""
+        if set(map(type, elements)) == _ONLY_BUFFERS:
+            full: list[Buffer] = elements  # type: ignore[assignment]
+            size = len(full[0].view())
+            return full[: -(-most_bytes // size)], 0, size
         run: list[Buffer] = []
         total = early = 0
         for element in elements:
@@ -381,7 +385,7 @@ class PipelinedSubpartition:
             total += size
             early += not element.is_full
             run.append(element.build_last())
-        return run, early
+        return run, early, 0
 
     def _polled(self, element: Element, buffer: Buffer) -> Polled:
         data_type = element.data_type
