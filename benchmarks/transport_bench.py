@@ -217,6 +217,7 @@ async def produce(buffers: int, setup: Setup, way: Way) -> float:
     server = DataServer(way(setup), manager, name="tm-0", options=setup.options())
     print((await server.start(("127.0.0.1", 0)))[1], flush=True)
     available = Wakeup()
+    # read-only, as the records of a source are
     chunk, left, started = memoryview(bytes(256 * 1024)), buffers * setup.segment, 0.0
     while left:
         view, position = chunk[: min(left, len(chunk))], 0

@@ -93,7 +93,7 @@ def test_segments_that_are_filled_at_once_are_read_like_those_filled_in_pieces(
     assert seen[0] == seen[1]
 
 
-def test_only_memory_that_nobody_writes_is_not_copied() -> None:
+def test_only_read_only_memory_is_not_copied() -> None:
     """Whole segments of it are sent from where they are. Others are copied, so their writer may use them again."""
     network = NetworkBufferPool(4, 32)
     result = ResultPartition(partition_id(), 1, network.create_buffer_pool(4, 4, subpartitions=1))

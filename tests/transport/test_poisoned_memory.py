@@ -65,7 +65,7 @@ class PoisonedWorld(World):
         self.kept += [(buffer, bytes(buffer.view())) for buffer in buffers]
 
     def check_kept(self) -> None:
-        """What a slow reader holds is still what it was, wherever the bytes are by now."""
+        """Compare what a slow reader holds with what it was at first, wherever the bytes are by now."""
         for buffer, data in self.kept:
             assert bytes(buffer.view()) == data, f"seed {self.seed}"
             self.late += 1

@@ -15,6 +15,7 @@ from testbed_runtime.core.exchange.subpartition import NO_RUN, Polled, Run, Subp
 from testbed_runtime.core.ids import InputChannelID
 from testbed_runtime.core.values import MAX_INT, java_int
 
+_NONE = DataType.NONE
 UNLIMITED_CREDIT = 2**31 - 1
 """Credit of a sender in legacy mode, which never waits for credit."""
 
@@ -347,12 +348,12 @@ class SequenceViewReader:
         decide."""
         if self.view is None or self.credit <= 0:  # it may have wrapped, as in Java
             return NO_RUN, False
-        run, next_type = self.view.poll_run(min(most, self.credit), most_bytes)
+        run, next_type = self.view.poll_run(min(self.credit, most), most_bytes)
         count = len(run.buffers)
         self.used += count
         if not self.unlimited:
             self.credit -= count
-        return run, next_type is not DataType.NONE and (self.credit > 0 or next_type.is_event)
+        return run, next_type is not _NONE and (self.credit > 0 or next_type.is_event)
 
     def stats(self) -> ChannelStats:
         subpartition = (self.view or self._require_view()).subpartition

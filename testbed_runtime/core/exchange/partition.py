@@ -192,7 +192,7 @@ class ResultPartition:
                 builders[index] = None
 
     def _fill(self, subpartition: int, view: memoryview, position: int) -> int:
-        """Fill as many whole segments from view[position:] as are free. Return the number of bytes. Memory that nobody writes is not
+        """Fill as many whole segments from view[position:] as are free. Return the number of bytes. Read-only memory is not
         copied: the buffers refer to it."""
         size, target = self._whole_bytes, self.subpartitions[subpartition]
         count = (len(view) - position) // size

@@ -349,9 +349,10 @@ class PipelinedSubpartition:
         """Return the next data buffers as repeated calls of `poll` would, at most up to the last element of the queue, and the
         type of the element after them. Empty if `poll` has to decide. Stops once `most_bytes` are reached."""
         buffers, sequence = self._buffers, self._sequence
-        if self._priority or self._blocked or len(buffers) < 2:
+        queued = len(buffers)
+        if queued < 2 or self._priority or self._blocked:
             return NO_RUN, _NONE
-        count = min(most, len(buffers) - 1, LAST_SEQUENCE_NUMBER - sequence)
+        count = min(most if most < queued else queued - 1, LAST_SEQUENCE_NUMBER - sequence)
         run, early, size = self._built(buffers[:count], most_bytes)
         if not run:
             return NO_RUN, _NONE
@@ -362,8 +363,9 @@ class PipelinedSubpartition:
         del buffers[:count]
         self.backlog_buffers -= count
         self._sequence = sequence + count
-        self.sent[_EVENT] += early
         self.sent[_FULL] += count - early
+        if early:
+            self.sent[_EVENT] += early
         only = len(buffers) == 1 and not (self._flush_requested or buffers[0].known_finished)
         return Run(run, backlog, sequence, size), _NONE if only else buffers[0].data_type
 
