@@ -99,15 +99,12 @@ class RowBuffer:
             values = tuple(
                 value if type(value) is kind else coerce(value) for value, (_, coerce, kind, _) in found
             )
-        self._keep(table, int(row["t_ns"]) if "t_ns" in row else self._now_ns(), values)
+        self.put(table, values, int(row["t_ns"]) if "t_ns" in row else None)
 
-    def put(self, table: str, values: tuple[Any, ...]) -> None:
-        """Add a row of now that has the value of every column, in their order and with their types."""
-        self._keep(table, self._now_ns(), values)
-
-    def _keep(self, table: str, t_ns: int, values: tuple[Any, ...]) -> None:
+    def put(self, table: str, values: tuple[Any, ...], t_ns: int | None = None) -> None:
+        """Add a row, by default of now, that has the value of every column, in their order and with their types."""
         rows = self._rows[table]
-        rows.append((self._seq, t_ns, *values))
+        rows.append((self._seq, self._now_ns() if t_ns is None else t_ns, *values))
         self._seq += 1
         if len(rows) >= self._chunk_rows:
             self._chunks.setdefault(table, []).append(self._arrow(table, rows))

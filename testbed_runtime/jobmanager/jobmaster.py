@@ -195,14 +195,16 @@ class JobMaster:
 
     def status(self) -> JobStatusReply:
         names, executions = self._names, self.graph.executions
-        placed = {names[e.task]: str(e.slot.owner) for e in executions if e.slot is not None}
+        owners = {e.slot.owner for e in executions if e.slot is not None}
+        texts = {owner: str(owner) for owner in owners}  # far fewer than tasks
+        placed = {names[e.task]: texts[e.slot.owner] for e in executions if e.slot is not None}
         cause = NO_CAUSE if self.state == "RUNNING" else self._state.cause
         return JobStatusReply(
             state=self.state,
             cause_class=cause.class_name,
             cause=cause.text,
             restarts=self._failovers.restarts,
-            tasks={names[e.task]: e.state.value for e in executions},
+            tasks={names[e.task]: str(e.state) for e in executions},
             placement=placed,
             completed_checkpoints=self._checkpoints.completed,
             taskmanagers=self._rm.taskmanagers,

@@ -45,6 +45,8 @@ class TaskDebloating:
         self._period_s = options.duration(DEBLOAT + "period")
         self._next: float | None = None
         start = starting_size(options)
+        self.active = start is not None and bool(gates)
+        """Whether any gate has its buffers debloated."""
         if start is None:
             return
         for gate in gates:
@@ -58,11 +60,6 @@ class TaskDebloating:
                 whole=not has(options.flink_version, STARTING_SEGMENT_SIZE),
             )
             self._gates.append(_GateDebloating(gate, debloater))
-
-    @property
-    def active(self) -> bool:
-        """Whether any gate has its buffers debloated."""
-        return bool(self._gates)
 
     @property
     def deadline(self) -> float | None:

@@ -54,11 +54,12 @@ class TaskMeter:
         """BUSY, IDLE or BACKPRESSURED, at this instant."""
         return self._mode
 
-    def enter(self, mode: int) -> None:
-        """Count the time from now on as BUSY, IDLE or BACKPRESSURED."""
+    def enter(self, mode: int) -> float:
+        """Count the time from now on as BUSY, IDLE or BACKPRESSURED. Return the time."""
         now = self._clock.now()
         self._spent[self._mode] += now - self._since
         self._mode, self._since = mode, now
+        return now
 
     def received(self, records: Records, now: float) -> None:
         """Add the latencies of a sink's batch, measured from the due times."""
@@ -105,7 +106,7 @@ class TaskMeter:
     def sample(self) -> None:
         """Write a row of `tasks`, and the latency window if it has passed."""
         now = self._clock.now()
-        now_ns = to_ns(now)
+        now_ns = int(now * 1e9)
         if self._latency.count and now_ns // LATENCY_WINDOW_NS != self._window:
             self.flush_latency()
         if now_ns - self._markers_since >= MARKER_WINDOW_NS:

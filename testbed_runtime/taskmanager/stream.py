@@ -195,8 +195,7 @@ class StreamTask:
             self._debloating.pause(run.now())
             await run.wakeup.wait(self._next_timer())
             self._debloating.resume(run.now())
-        self._free_at = run.now()
-        run.meter.enter(BUSY)
+        self._free_at = run.meter.enter(BUSY)
 
     async def _wait_for_output(self) -> None:
         """Wait until the output has a buffer. Overtaking barriers are handled during the wait."""
@@ -204,8 +203,7 @@ class StreamTask:
         run.output.when_available(run.wakeup)
         run.meter.enter(BACKPRESSURED)
         await run.wakeup.wait(self._next_timer())
-        self._free_at = run.now()
-        run.meter.enter(BUSY)
+        self._free_at = run.meter.enter(BUSY)
 
     def _note_connected(self) -> None:
         self._run.requests.note_answers(self._free_at)

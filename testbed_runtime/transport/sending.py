@@ -103,7 +103,8 @@ class Pump:
                 return
             taken = following()
             if taken is None:
-                self._drained()
+                if self.machine.closing:
+                    self._drained()
                 return
             frame, buffer = taken
             if tap is not None:

@@ -277,7 +277,6 @@ class SequenceViewReader:
         "announced",
         "credit",
         "initial_credit",
-        "on_data",
         "receiver",
         "registered",
         "subpartition",
@@ -304,12 +303,6 @@ class SequenceViewReader:
         self.registered = False
         """Whether the reader is in the queue of available readers."""
         self.view: SubpartitionView | None = None
-        self.on_data: Callable[[SequenceViewReader], None] | None = None
-        """Called when the view has data."""
-
-    def notify(self) -> None:
-        if self.on_data is not None:
-            self.on_data(self)
 
     def add_credit(self, credit: int) -> None:
         self.announced += credit

@@ -41,7 +41,7 @@ def byte_view(data: BytesLike | np.ndarray[tuple[int, ...], np.dtype[np.void]]) 
     """Return the bytes of any contiguous object without a copy. A structured array has no memoryview of its own."""
     if isinstance(data, np.ndarray):
         return data.reshape(-1).view(np.uint8).data
-    view = data if isinstance(data, memoryview) else memoryview(data)
+    view = data if type(data) is memoryview else memoryview(data)
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 

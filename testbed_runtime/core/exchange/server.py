@@ -263,8 +263,7 @@ class PartitionRequestServer:
             request.initial_credit,
             credit_based=self._credit_based,
         )
-        reader.on_data = self._on_data
-        reader.view = partition.create_view(reader.subpartition, reader.notify)
+        reader.view = partition.create_view(reader.subpartition, partial(self._on_data, reader))
         self._forget(request.receiver)
         self._readers[request.receiver] = reader
         self.generation += 1

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from testbed_runtime.core.exchange.records import LENGTH_BYTES
 from testbed_runtime.core.job.flowcontrol import FlowControl
@@ -21,6 +21,7 @@ from testbed_runtime.history.columns import (
     first_true,
     ints,
     parsed,
+    places_of,
     rows_of,
     vertex_of,
 )
@@ -170,13 +171,20 @@ def _without_commits(trial: Trial) -> set[str]:
     completed = {(r["process"], r["checkpoint"]) for r in rows if r["state"] == "completed"}
     commits = {(r["task"], r["checkpoint"]) for _, r in distinct(trial, "delivery", "task", "checkpoint")}
     deployed = {task: (attempt, e["t_ns"]) for (task, attempt), e in sorted(deployments(trial).items())}
+    of_attempt, of_task = places_of(trial, "tasks", "task", "attempt"), dict[str, list[Any]]()
+    for r in sorted(rows, key=lambda r: r["t_ns"]):
+        of_task.setdefault(r["task"], []).append(r)
+    t_ns, records_in, nothing = (
+        ints(samples, "t_ns"),
+        ints(samples, "records_in"),
+        np.empty(0, dtype=np.int64),
+    )
     found: set[str] = set()
     for task in {task for task, checkpoint in commits if checkpoint >= 0} & set(deployed):
         attempt, since = deployed[task]
-        own = pc.and_(pc.equal(samples.column("task"), task), pc.equal(samples.column("attempt"), attempt))
-        mine = samples.select(["t_ns", "records_in"]).filter(own)
-        times, received = ints(mine, "t_ns"), ints(mine, "records_in")
-        for r in sorted((r for r in rows if r["task"] == task), key=lambda r: r["t_ns"]):
+        mine = of_attempt.get((task, attempt), nothing)
+        times, received = t_ns[mine], records_in[mine]
+        for r in of_task.get(task, ()):
             if r["t_ns"] < since or (r["process"], r["checkpoint"]) not in completed:
                 continue
             between = received[(times > since) & (times < r["t_ns"])]
