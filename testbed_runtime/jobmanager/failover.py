@@ -329,12 +329,14 @@ class Failovers:
             due = now >= failover.restart_at
             if failover.delay is not None and due:
                 failover.delay.end(Outcome.FIRED)
-            held = self._checkpoints.settling or self._is_held(failover)
-            if failover.phase is Phase.WAITING and due and not held:
+            # asked last: it looks at every task, and each task that ends comes here
+            if failover.phase is Phase.WAITING and due and not self._is_held(failover):
                 self._deploy(failover)
 
     def _is_held(self, failover: Failover) -> bool:
-        """Whether a suspect caused this restart, or holds slots of its tasks."""
+        """Whether a checkpoint is settling, or a suspect caused this restart or holds slots of its tasks."""
+        if self._checkpoints.settling or not self._suspects:
+            return self._checkpoints.settling
         places = {self._graph.execution(task).taskmanager for task in failover.tasks}
         return any(t in places or str(t) == failover.cause.taskmanager for t in self._suspects)
 
