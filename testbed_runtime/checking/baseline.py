@@ -174,9 +174,8 @@ def normal_lag(subtask: Progress, window: Window, until: int | None = None) -> f
         return None
     partly = unknown.any(axis=1)
     found = [np.percentile(part[~np.isnan(part)], 95) for part in each[partly & ~unknown.all(axis=1)]]
-    lowest = np.percentile(each[~partly], 95, axis=1).min(
-        initial=math.inf
-    )  # together: there may be a thousand
+    # together: there may be a thousand
+    lowest = np.percentile(each[~partly], 95, axis=1).min(initial=math.inf)
     return float(min([lowest, *found]))
 
 

@@ -113,7 +113,6 @@ class ReceivingConnection(Protocol):
         do nothing, if there are too many."""
 
 
-@runtime_checkable
 class FrameConnection(Protocol):
     """A connection that carries whole frames, as in virtual time: nothing is encoded. Its handler has `on_frames`."""
 

@@ -16,7 +16,7 @@ from testbed_runtime.core.exchange.memory import Buffer, recycle_all
 from testbed_runtime.core.exchange.wiresize import wire_size
 from testbed_runtime.core.faults.links import split_link
 from testbed_runtime.ports.interception import FrameInterceptor, FrameTap
-from testbed_runtime.ports.network import Connection, FrameConnection
+from testbed_runtime.ports.network import Connection
 
 FRAMES_PER_PULL = 64
 """Limits the work of one loop iteration for a connection with many small frames."""
@@ -60,8 +60,8 @@ class Pump:
 
     def on_connected(self, connection: Connection) -> None:
         self._connection = connection
-        if isinstance(connection, FrameConnection):
-            self._carry = connection.send_frame
+        # of a FrameConnection: `isinstance` takes 20 µs, for each of ten thousand connections
+        self._carry = getattr(connection, "send_frame", None)
 
     def wake(self) -> None:
         """Schedule a pull in the next loop iteration (once for many calls), because there may be something to send."""
