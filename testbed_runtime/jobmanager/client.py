@@ -78,7 +78,7 @@ class JobClient:
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
         with contextlib.suppress(AskTimeout, RecipientUnreachable):
-            await self._ask(StopWithDrain(JOB), timeout_s=timeout_s)
+            await self._ask(StopWithDrain(JOB))
         while loop.time() < end:
             with contextlib.suppress(AskTimeout, RecipientUnreachable):
                 status = await self.status()

@@ -181,8 +181,8 @@ class HeartbeatSender:
                 request,
                 timeout_s=self._config.timeout_s,
             )
-        except RecipientUnreachable as error:
-            if counts and not error.sent:
+        except RecipientUnreachable:
+            if counts:
                 rpc.post(self._endpoint, _Unreachable(watch.number))
         except (AskTimeout, RemoteFailure):
             return  # the deadline decides

@@ -14,12 +14,8 @@ to the caller."""
 
 
 class RecipientUnreachable(HeadgateError):
-    """The connection was refused or reset, or the endpoint does not exist. `sent`: the message had been sent before the connection
-    broke. Flink does not notice that: only the next messages count towards heartbeat.rpc-failure-threshold."""
-
-    def __init__(self, text: str, *, sent: bool = False) -> None:
-        super().__init__(text)
-        self.sent = sent
+    """The connection was refused, or the endpoint does not exist. As in Flink, an ask that was sent before its connection broke
+    is not unreachable: its answer is lost, and it waits for its timeout."""
 
 
 class AskTimeout(HeadgateError):

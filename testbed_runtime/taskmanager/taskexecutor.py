@@ -400,8 +400,8 @@ class TaskExecutor:
             await self._rpc.ask(
                 JOBMANAGER, self._config.jobmanager, endpoint, message, timeout_s=self._heartbeats.timeout_s
             )
-        except RecipientUnreachable as error:
-            return None if error.sent else False
+        except RecipientUnreachable:
+            return False
         except (AskTimeout, RemoteFailure):
             return None
         return True

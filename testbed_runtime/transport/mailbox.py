@@ -91,10 +91,9 @@ def timed_out(history: HistorySink | None, flink_version: str, ask: Ask) -> AskT
     return AskTimeout(text, "TimeoutException" if named else "AskTimeoutException")
 
 
-def unreachable(ask: Ask, *, sent: bool) -> RecipientUnreachable:
+def unreachable(ask: Ask) -> RecipientUnreachable:
     """Return the error with Flink's text."""
-    text = _UNREACHABLE.format(invocation(ask.message), ask.sender, ask.recipient)
-    return RecipientUnreachable(text, sent=sent)
+    return RecipientUnreachable(_UNREACHABLE.format(invocation(ask.message), ask.sender, ask.recipient))
 
 
 class SleepingCpu:

@@ -88,8 +88,8 @@ class EndpointRpc(ABC):
         except TimeoutError:
             self._on_silence(asked)
             raise timed_out(self.history, self._flink_version, asked) from None
-        except ConnectionError as error:
-            raise unreachable(asked, sent=isinstance(error, ConnectionResetError)) from None
+        except ConnectionError:
+            raise unreachable(asked) from None
         finally:
             if timer is not None:
                 timer.cancel()
@@ -101,7 +101,7 @@ class EndpointRpc(ABC):
 
     @abstractmethod
     def _send(self, asked: Ask, call_id: str, answer: asyncio.Future[Any]) -> Callable[[], object]:
-        """Send the message; `answer` gets the result, or the error of the connection. Return a function that forgets the ask."""
+        """Send the message; `answer` gets the result, or an error if it could not be sent. Return a function that forgets the ask."""
 
     def _on_silence(self, asked: Ask) -> None:  # noqa: B027 - in memory there is nothing to do
         """Called when an ask has timed out."""

@@ -1,7 +1,7 @@
 """Rpc over aiohttp: one WebSocket per pair of processes and direction, which keeps the order of messages.
 
-Every request, the upgrade too, carries `Authorization: Bearer <token>`. Refused and reset connections make their asks
-unreachable; an ask that timed out just stops waiting.
+Every request, the upgrade too, carries `Authorization: Bearer <token>`. A refused connection makes its asks unreachable. What was
+sent over a connection that breaks is lost without notice, as with Pekko's remoting; an ask that timed out just stops waiting.
 """
 
 from __future__ import annotations
@@ -107,20 +107,23 @@ class _Link:
         return lambda: (self._pending.pop(number, None), None)[1]
 
     async def run(self) -> None:
-        error: Exception = ConnectionRefusedError()
+        error: Exception | None = ConnectionRefusedError()
         try:
             socket = await self._open_socket()
-            error = ConnectionResetError()
+            error = None
             await self._converse(socket)
         except aiohttp.WSServerHandshakeError as refusal:
             if refusal.status == web.HTTPUnauthorized.status_code:
                 error = HeadgateError("the peer does not accept our token")
         except (OSError, aiohttp.ClientError, TimeoutError, msgspec.DecodeError, HeadgateError):
-            pass  # refused, reset, or not answered: the pending asks fail below
+            pass
+        except asyncio.CancelledError:  # this side has closed it
+            error = ConnectionRefusedError()
+            raise
         finally:
             self.over = True
             for answer in self._pending.values():
-                if not answer.done():
+                if error is not None and not answer.done():
                     answer.set_exception(error)
 
     async def _converse(self, socket: aiohttp.ClientWebSocketResponse) -> None:

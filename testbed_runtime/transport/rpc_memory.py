@@ -11,8 +11,7 @@ import contextvars
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeAlias, Unpack
+from typing import Any, Unpack
 
 from testbed_runtime.ports.network import Address
 from testbed_runtime.transport.mailbox import Ask, when_answered
@@ -21,10 +20,6 @@ from testbed_runtime.transport.wire_messages import check_message
 
 FIRST_PORT = 6123
 """Ports count up from Flink's default port, for readability."""
-
-
-_Fail: TypeAlias = Callable[[ConnectionError], None]
-"""Ends a call: refused, or reset after it was sent."""
 
 
 @dataclass(slots=True)
@@ -41,14 +36,13 @@ class Switchboard:
     """Connects the MemoryRpcs of one loop. `latency_s(source, destination)` is drawn once a message, in order; None: the link
     is blocked, and messages wait for `release`.
 
-    `pause` keeps what a process would receive until `resume`, as a stopped process does; closing an Rpc resets its
-    connections: asks that wait for it become unreachable."""
+    `pause` keeps what a process would receive until `resume`, as a stopped process does; closing an Rpc breaks its
+    connections: asks that wait for it are never answered."""
 
     def __init__(self, latency_s: Callable[[str, str], float | None] | None = None) -> None:
         self._latency_s = latency_s
         self._at: dict[Address, MemoryRpc] = {}
         self._paused: list[str] = []
-        self._refusals: list[tuple[MemoryRpc, str, _Fail, ConnectionError]] = []
         self._next_port = FIRST_PORT
 
     def free_address(self) -> Address:
@@ -62,12 +56,8 @@ class Switchboard:
         self._at[address] = rpc
 
     def detach(self, address: Address) -> None:
-        """Remove the process at this address; pending asks to it fail."""
-        gone = self._at.pop(address, None)
-        if gone is None:
-            return
-        for other in list(self._at.values()):
-            self.send(gone.name, other, partial(other.on_reset, gone))
+        """Remove the process at this address."""
+        self._at.pop(address, None)
 
     def at(self, address: Address) -> MemoryRpc | None:
         return self._at.get(address)
@@ -96,19 +86,15 @@ class Switchboard:
         else:
             self._schedule(line, destination, latency)
 
-    def refuse(self, caller: MemoryRpc, gone: str, fail: _Fail, error: ConnectionError) -> None:
-        """Tell a caller that no process listens, as soon as the link passes messages both ways. Until then its connection seems to live."""
-        ways = ((caller.name, gone), (gone, caller.name))
-        if self._latency_s is None or None not in [self._latency_s(*way) for way in ways]:
-            fail(error)
-        else:
-            self._refusals.append((caller, gone, fail, ConnectionResetError()))
+    def passes(self, one: str, other: str) -> bool:
+        """Return whether messages pass both ways. If not, a process that is gone does not refuse any: its connections seem to live."""
+        return self._latency_s is None or None not in (
+            self._latency_s(one, other),
+            self._latency_s(other, one),
+        )
 
     def release(self) -> None:
         """Deliver what blocked links have held, in order."""
-        refusals, self._refusals = self._refusals, []
-        for refusal in refusals:
-            self.refuse(*refusal)
         for destination in self._at.values():
             for source, line in destination.lines.items():
                 latency = self._latency_s(source, destination.name) if self._latency_s else 0.0
@@ -150,7 +136,7 @@ class MemoryRpc(EndpointRpc):
         super().__init__(name, **options)
         self._switchboard = switchboard
         self._address = address or switchboard.free_address()
-        self._pending: dict[int, tuple[MemoryRpc, asyncio.Future[Any]]] = {}
+        self._pending: dict[int, asyncio.Future[Any]] = {}
         self._next_id = 0
         self._closed = False
         self.lines: dict[str, _Line] = {}
@@ -169,42 +155,39 @@ class MemoryRpc(EndpointRpc):
         """Close this Rpc; a killed process is closed in the same way. Idempotent."""
         self._closed = True
         self._switchboard.detach(self._address)
-        for _, answer in self._pending.values():
-            _fail(answer, ConnectionRefusedError())
+        for answer in self._pending.values():
+            _refuse(answer)
         await self._endpoints.close()
-
-    def on_reset(self, gone: MemoryRpc) -> None:
-        """Fail the asks to a process that has ended. A successor at its address is another process."""
-        for target, answer in list(self._pending.values()):
-            if target is gone:
-                _fail(answer, ConnectionResetError())
 
     def _send(self, asked: Ask, call_id: str, answer: asyncio.Future[Any]) -> Callable[[], object]:
         check_message(asked.message)
         target = self._switchboard.at(asked.address)
-        if self._closed:
-            _fail(answer, ConnectionRefusedError())
-            return _nothing
-        if target is None:
-            self._switchboard.refuse(self, asked.peer, partial(_fail, answer), ConnectionRefusedError())
+        if self._closed or (target is None and self._switchboard.passes(self.name, asked.peer)):
+            _refuse(answer)
             return _nothing
         self._next_id += 1
         number = self._next_id
-        self._pending[number] = (target, answer)
+        self._pending[number] = answer
+        if target is not None:
+            self._cross(asked, call_id, answer, target)
+        return lambda: self._pending.pop(number, None)
+
+    def _cross(self, asked: Ask, call_id: str, answer: asyncio.Future[Any], target: MemoryRpc) -> None:
+        """Send a message to `target`. If that ends before it answers, nothing more is heard of the message."""
 
         def arrive() -> None:
-            there = self._switchboard.at(asked.address)
-            result = None if there is None else there.receive(asked.endpoint, asked.message, call_id)
-            if there is None or result is None:
+            if self._switchboard.at(asked.address) is not target:
+                return
+            result = target.receive(asked.endpoint, asked.message, call_id)
+            if result is None:
                 refuse()
             else:
-                when_answered(result, lambda value: self._reply(there, answer, value), refuse)
+                when_answered(result, lambda value: self._reply(target, answer, value), refuse)
 
         def refuse() -> None:
-            self._switchboard.send(target.name, self, lambda: _fail(answer, ConnectionRefusedError()))
+            self._switchboard.send(target.name, self, lambda: _refuse(answer))
 
         self._switchboard.send(self.name, target, arrive)
-        return lambda: self._pending.pop(number, None)
 
     def _reply(self, callee: MemoryRpc, answer: asyncio.Future[Any], value: Any) -> None:
         check_message(value)
@@ -215,9 +198,9 @@ class MemoryRpc(EndpointRpc):
         return self._endpoints.deliver(endpoint, message, call_id)
 
 
-def _fail(answer: asyncio.Future[Any], error: ConnectionError) -> None:
+def _refuse(answer: asyncio.Future[Any]) -> None:
     if not answer.done():
-        answer.set_exception(error)
+        answer.set_exception(ConnectionRefusedError())
 
 
 def _settle(answer: asyncio.Future[Any], value: Any) -> None:

@@ -15,15 +15,18 @@ from tests.jobmanager.inproc import a_testbed, graph
 HEARTBEATS = {"heartbeat.interval": "1 s", "heartbeat.timeout": "60 s"}
 
 
-def lose_answers(rpc, endpoint, count, *, sent=False):
-    """Lose the next heartbeats that are sent to this endpoint. `sent`: with the connection, after they were sent."""
+UNREACHABLE, LOST = RecipientUnreachable("refused"), AskTimeout("lost with the connection")
+
+
+def lose_answers(rpc, endpoint, count, error=UNREACHABLE):
+    """Lose the next heartbeats that are sent to this endpoint."""
     ask, left = rpc.ask, count
 
     async def losing(*args, **settings):
         nonlocal left
         if type(args[3]).__name__ == "Heartbeat" and args[2] == endpoint and left:
             left -= 1
-            raise RecipientUnreachable(f"{endpoint} is unreachable.", sent=sent)
+            raise error
         return await ask(*args, **settings)
 
     rpc.ask = losing
@@ -68,7 +71,7 @@ async def test_answers_that_are_lost_with_their_connection_do_not_count():
     async with a_testbed(**HEARTBEATS, **{"heartbeat.rpc-failure-threshold": "1"}) as bed:
         await bed.submit(graph(rate=100.0))
         await bed.until(lambda s: set(s.tasks.values()) == {"RUNNING"})
-        lose_answers(bed.rpcs["tm-0"], "jobmaster", 2, sent=True)
+        lose_answers(bed.rpcs["tm-0"], "jobmaster", 2, LOST)
         await asyncio.sleep(4.5)
         assert (await bed.status()).restarts == 0
         assert (await bed.drain()).state == "FINISHED"

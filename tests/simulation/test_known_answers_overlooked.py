@@ -327,6 +327,32 @@ def test_a_taskmanager_that_was_killed_in_a_pause_is_lost_after_two_more_heartbe
     assert owners(found, 0)["heartbeat"] == pytest.approx(DETECTION_S, abs=TOLERANCE_S)
 
 
+@pytest.mark.parametrize(
+    ("ask", "first", "second"),
+    [
+        ("10 s", {"heartbeat": DETECTION_S + 2.0}, {}),
+        ("1 s", {"heartbeat": DETECTION_S, "deployment": 1.0}, {"fencing": 0.95}),
+    ],
+)
+def test_a_deployment_that_was_lost_with_its_taskmanager_waits_for_the_first_limit(
+    ask: str, first: dict[str, float], second: dict[str, float], tmp_path: Path
+):
+    """SubmitTask waits in the mailbox of a TaskManager that is killed 0.5 s later. No answer tells the JobMaster: its heartbeats do, or
+    `pekko.ask.timeout`."""
+    spare = {"taskManagers": {"names": ["tm-4"]}}
+    faults = [
+        fault("slow", "20 s", spare, rpc={"delay": {"method": "SubmitTask", "delay": "5 s"}}),
+        fault("kill", "1 s", SINK, **KILL),
+        fault("again", "1 s", spare, at="2500 ms", **KILL),
+    ]
+    options = {**QUICK, HEARTBEAT: "60 s", ASK: ask}
+    case = Case("deployed", faults, "", 0.0, options=options, managers={"replicas": 6}, observation="20 s")
+    (found,) = recoveries(document(case), tmp_path)
+    for number, expected in enumerate((first, second)):
+        large = {kind: seconds for kind, seconds in owners(found, number).items() if seconds > 0.25}
+        assert large == pytest.approx(expected, abs=TOLERANCE_S)
+
+
 @pytest.mark.parametrize(("killed", "total_s"), [("500 ms", LATER_S), ("0 s", DETECTION_S)])
 def test_a_window_that_ends_in_time_cost_nothing(killed: str, total_s: float, tmp_path: Path):
     """Windows of 7 s: killed at 18.1 or 18.6 s, the job runs again at 20 s, and the window until 21 s gives its result in time."""

@@ -6,7 +6,7 @@ import asyncio
 import random
 
 from testbed_runtime.core.job.messages import Acknowledge, CancelTask
-from testbed_runtime.ports.rpc import RecipientUnreachable
+from testbed_runtime.ports.rpc import AskTimeout
 from testbed_runtime.simulation.loop import VirtualLoop, run_virtual, spawn
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.simulated import SimulatedFabric
@@ -134,7 +134,7 @@ def test_the_next_incarnation_does_not_get_the_messages_of_the_dead() -> None:
         for number in ("2", "3"):
             await asking.ask("b", second.address, "taskexecutor", CancelTask(number, ""), timeout_s=5)
         assert (old, new) == ([], ["2", "3"])
-        assert isinstance((await asyncio.gather(lost, return_exceptions=True))[0], RecipientUnreachable)
+        assert isinstance((await asyncio.gather(lost, return_exceptions=True))[0], AskTimeout)
 
     run_virtual(main())
 

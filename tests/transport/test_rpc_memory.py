@@ -103,22 +103,21 @@ async def test_an_address_in_use_is_refused():
 
 
 async def test_a_blocked_link_hides_that_a_process_is_gone():
-    """Neither an ask that waits nor a new one learns of it before the link passes bytes again, as if the machine were lost."""
+    """An ask is refused only when the link passes bytes again, as if the machine were lost. Those before are never answered."""
     blocked = False
     switchboard = Switchboard(lambda source, destination: None if blocked else 0.001)
     a, b, _ = await _pair(switchboard)
     blocked = True
-    waits = asyncio.create_task(a.ask("b", b.address, "taskexecutor", CancelTask("0", ""), timeout_s=5))
+    waits = asyncio.create_task(a.ask("b", b.address, "taskexecutor", CancelTask("0", ""), timeout_s=0.2))
     await asyncio.sleep(0)
     await b.close()
-    with pytest.raises(AskTimeout):
-        await a.ask("b", b.address, "taskexecutor", CancelTask("1", ""), timeout_s=0.01)
-    late = asyncio.create_task(a.ask("b", b.address, "taskexecutor", CancelTask("2", ""), timeout_s=5))
+    late = asyncio.create_task(a.ask("b", b.address, "taskexecutor", CancelTask("1", ""), timeout_s=0.2))
     await asyncio.sleep(0)
-    assert [ask.done() for ask in (waits, late)] == [False, False]
     blocked = False
     switchboard.release()
+    with pytest.raises(RecipientUnreachable):
+        await a.ask("b", b.address, "taskexecutor", CancelTask("2", ""), timeout_s=5)
     for ask in (waits, late):
-        with pytest.raises(RecipientUnreachable):
+        with pytest.raises(AskTimeout):
             await ask
     await a.close()
