@@ -57,6 +57,10 @@ class Connection(Protocol):
     def writable(self) -> bool:
         """Whether to send more: False while the write queue is above its high watermark (64 KiB, as in Netty)."""
 
+    @property
+    def frames(self) -> FrameConnection | None:
+        """The same connection if it carries whole frames, None for a byte stream."""
+
     def send(self, parts: Sequence[BytesLike], on_sent: Callable[[], None] | None = None) -> None:
         """Queue the parts as one unit. The caller must not change them before `on_sent`. On a closed connection `on_sent`
         is called at once, so that segments are always returned."""

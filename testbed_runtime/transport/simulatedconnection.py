@@ -111,6 +111,10 @@ class SimulatedConnection:
         return self._writable and not self._closing
 
     @property
+    def frames(self) -> SimulatedConnection:
+        return self
+
+    @property
     def is_closed(self) -> bool:
         return self._closed
 

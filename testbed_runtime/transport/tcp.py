@@ -117,6 +117,10 @@ class TcpConnection:
     def writable(self) -> bool:
         return self._writable and not self._closing
 
+    @property
+    def frames(self) -> None:
+        return None
+
     def socket_state(self) -> SocketState | None:
         if self._closed:
             return None

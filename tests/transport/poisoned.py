@@ -53,6 +53,10 @@ class PoisonedConnection:
         self._was_full = self._was_full or unsent > MOST_UNSENT_BYTES
         return not self._closed and unsent <= MOST_UNSENT_BYTES
 
+    @property
+    def frames(self) -> None:
+        return None
+
     def send(self, parts, on_sent=None) -> None:
         if self._closed:
             if on_sent is not None:

@@ -39,7 +39,7 @@ UNKNOWN = 7
 
 
 class FakeConnection:
-    peer, writable = "peer", True
+    peer, writable, frames = "peer", True, None
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
