@@ -3,6 +3,7 @@ finalizers from the objects that stay in the cluster, and delete what the operat
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -69,11 +70,9 @@ async def uninstall(api: Api, settings: Settings) -> Sequence[str]:
         steps.append(
             f"healing not confirmed after {settings.limit_s:g} s, the agents end these faults at their deadlines: {names}"
         )
-    await _stop_operator(api, settings)
+    steps += await _stop_operator(api, settings)
     for kind in ("ScenarioRun", "Fault"):
-        steps += [
-            f"{one}: finalizer removed" for one in await _remove_finalizers(api, kind, settings.namespaces)
-        ]
+        steps += await _remove_finalizers(api, kind, settings.namespaces)
     created = {naming.LABEL_MANAGED_BY: naming.MANAGED_BY}
     tests = {**TEST, naming.LABEL_INSTANCE: settings.release}
     steps += await _delete(api, "Pod", settings.namespace, tests)
@@ -137,17 +136,20 @@ async def _delete(api: Api, kind: str, namespace: str | None, labels: Mapping[st
     return steps
 
 
-async def _stop_operator(api: Api, settings: Settings) -> None:
-    """Stop the operator, which would restore its finalizers, and wait until its pods are gone."""
+async def _stop_operator(api: Api, settings: Settings) -> list[str]:
+    """Stop the operator, which would restore its finalizers, and wait until its pods are gone. A pod on a lost node never is: Helm removes
+    the operator all the same, so the uninstall goes on."""
     patch = {"spec": {"replicas": 0}}
     await api.patch("Deployment", settings.namespace, settings.deployment, patch)
     there: frozenset[str] = frozenset()
-    async with timeout(OPERATOR_GONE_S):
-        labels = {**naming.OPERATOR_LABELS, naming.LABEL_INSTANCE: settings.release}
-        async for event in api.watch("Pod", settings.namespace, labels=labels):
-            there = _pods_after(there, event)
-            if event.type != "LISTED" and not there:
-                return
+    with contextlib.suppress(TimeoutError):
+        async with timeout(OPERATOR_GONE_S):
+            labels = {**naming.OPERATOR_LABELS, naming.LABEL_INSTANCE: settings.release}
+            async for event in api.watch("Pod", settings.namespace, labels=labels):
+                there = _pods_after(there, event)
+                if event.type != "LISTED" and not there:
+                    return []
+    return [f"the operator's pods were not gone after {OPERATOR_GONE_S:g} s: {', '.join(sorted(there))}"]
 
 
 def _pods_after(there: frozenset[str], event: WatchEvent) -> frozenset[str]:
@@ -157,16 +159,22 @@ def _pods_after(there: frozenset[str], event: WatchEvent) -> frozenset[str]:
     return there - {name} if event.type == "DELETED" else there | {name}
 
 
-async def _remove_finalizers(api: Api, kind: str, namespaces: Sequence[str | None]) -> list[heal.Named]:
-    done = []
+async def _remove_finalizers(api: Api, kind: str, namespaces: Sequence[str | None]) -> list[str]:
+    """Remove Headgate's finalizer from the objects of a kind. Continue after a failed request, which becomes a step."""
+    from testbed_runtime.kube.api import ApiError
+
+    steps = []
     for namespace in namespaces:
         for found in map(Resource, await api.list(kind, namespace)):
             if naming.FINALIZER in found.finalizers:
                 kept = [f for f in found.finalizers if f != naming.FINALIZER]
                 patch = {"metadata": {"finalizers": kept}}
-                await api.patch(kind, found.namespace, found.name, patch)
-                done.append(heal.name_of(found))
-    return done
+                try:
+                    await api.patch(kind, found.namespace, found.name, patch)
+                    steps.append(f"{heal.name_of(found)}: finalizer removed")
+                except ApiError as error:
+                    steps.append(f"{heal.name_of(found)}: finalizer not removed: {error}")
+    return steps
 
 
 async def _main(settings: Settings) -> None:

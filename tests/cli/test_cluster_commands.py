@@ -279,6 +279,45 @@ async def test_an_uninstall_heals_then_stops_the_operator_then_removes_finalizer
     assert cluster.objects["ScenarioRun", "r"]["metadata"]["finalizers"] == ["other"]
 
 
+async def test_an_uninstall_goes_on_without_the_end_of_the_operators_pod(monkeypatch: pytest.MonkeyPatch):
+    """Kubernetes never reports the end of a pod on a lost node. Helm removes the operator all the same, and then nothing removes finalizers."""
+
+    class Lost(Cluster):
+        async def watch(self, kind, namespace, *, labels):
+            async for event in super().watch(kind, namespace, labels=labels):
+                if event.type != "DELETED":
+                    yield event
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(uninstall, "OPERATOR_GONE_S", 0.05)
+    cluster = Lost()
+    said = await uninstall.uninstall(cluster, settings_of_uninstall())
+    assert "the operator's pods were not gone after 0.05 s: operator-x" in said
+    assert cluster.objects["ScenarioRun", "r"]["metadata"]["finalizers"] == ["other"]
+    assert ("Pod", "r-recorder") not in cluster.objects
+
+
+async def test_a_finalizer_that_an_uninstall_may_not_remove_is_reported_and_delays_no_other():
+    """Such as by an admission policy that refuses every change of one object."""
+
+    class Guarded(Cluster):
+        def __init__(self):
+            super().__init__()
+            other = {"name": "a", "namespace": "demo", "finalizers": [naming.FINALIZER]}
+            ended = {"conditions": [complete("True")]}
+            self.objects = {("ScenarioRun", "a"): {"metadata": other, "status": ended}, **self.objects}
+
+        async def patch(self, kind, namespace, name, patch):
+            if name == "a":
+                raise ApiError(403, "Forbidden", "a policy says no")
+            await super().patch(kind, namespace, name, patch)
+
+    cluster = Guarded()
+    said = await uninstall.uninstall(cluster, settings_of_uninstall())
+    assert "scenariorun demo/a: finalizer not removed: 403 Forbidden: a policy says no" in said
+    assert cluster.objects["ScenarioRun", "r"]["metadata"]["finalizers"] == ["other"]
+
+
 @pytest.mark.parametrize(
     ("namespaces", "left"),
     [
