@@ -54,6 +54,16 @@ async def polled(look: Callable[[], Awaitable[T]], *, limit_s: float, every_s: f
         await asyncio.sleep(every_s)
 
 
+async def wait_until(condition: Callable[[], bool], changed: asyncio.Event, *, limit_s: float) -> bool:
+    """Wait until the condition is true; it is checked each time `changed` is set. Return whether it became true in time."""
+    with contextlib.suppress(TimeoutError):
+        async with timeout(limit_s):
+            while not condition():
+                changed.clear()
+                await changed.wait()
+    return condition()
+
+
 async def cancel_all(*tasks: asyncio.Future[Any] | None) -> None:
     """Cancel tasks, and wait until they have ended. None counts as a task that has ended."""
     running = [task for task in tasks if task is not None]

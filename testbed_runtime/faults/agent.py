@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import FaultHealed, FaultNotApplied, HeadgateError, UserError
 from testbed_runtime.core.faults.kinds import kind_of
@@ -144,9 +145,7 @@ class FaultAgent:
         loop = asyncio.get_running_loop()
         request = active.request
         deadline = loop.time() + request.fault.duration_s
-        active.request = FaultRequest(
-            request.fault_id, request.fault, request.targets, deadline, request.seed
-        )
+        active.request = replace(request, deadline=deadline)
         try:
             self._leases.add(request.fault_id, now=loop.time(), deadline=deadline, lease_s=lease_s)
         except ValueError as error:

@@ -45,6 +45,15 @@ class Measurement(Struct, frozen=True):
     text: str = ""
 
 
+def combined(paths: Sequence[str], found: Sequence[Measurement]) -> Measurement:
+    """Return one measurement of several paths, given with their names."""
+    if not paths:
+        return Measurement(False, {}, "there is no path to probe: no other process is running")
+    values = {path: dict(m.values) for path, m in zip(paths, found, strict=True)}
+    text = "; ".join(dict.fromkeys(m.text for m in found if m.text))
+    return Measurement(all(m.ok for m in found), {"paths": values}, text)
+
+
 class Rule(Struct, frozen=True):
     """The part of a fault that its holder needs: flows and parameters. Travels as JSON."""
 

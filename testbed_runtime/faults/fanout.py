@@ -174,17 +174,8 @@ class FaultFanout:
 
     async def renew(self, agents: Sequence[Agent], fault_id: str) -> Mapping[Agent, HeadgateError]:
         """Renew every lease. Return the agents that refused or did not answer, with their errors (FaultHealed after `heal_all`)."""
-
-        async def one(agent: Agent) -> HeadgateError | None:
-            client = self.client(agent)
-            try:
-                await self._with_retries(lambda: client.renew(fault_id))
-            except HeadgateError as error:
-                return error
-            return None
-
-        answers = await asyncio.gather(*(one(agent) for agent in agents))
-        return {agent: error for agent, error in zip(agents, answers, strict=True) if error is not None}
+        answers = await self._ask_each(agents, lambda client: client.renew(fault_id))
+        return {agent: answer for agent, answer in answers.items() if isinstance(answer, HeadgateError)}
 
     async def held(self, agent: Agent, name: str) -> bool:
         """Whether the agent had a fault of that name since its last restart; one that does not answer counts as no."""
@@ -203,16 +194,12 @@ class FaultFanout:
 
     async def residue(self, agents: Sequence[Agent]) -> dict[str, Any]:
         """Return the residue by agent; `{}` is clean. An agent that does not answer counts as residue, since its state is unknown."""
-
-        async def one(agent: Agent) -> Mapping[str, Any]:
-            client = self.client(agent)
-            try:
-                return await self._with_retries(client.residue)
-            except HeadgateError as error:
-                return {"not_measured": str(error)}
-
-        answers = await asyncio.gather(*(one(agent) for agent in agents))
-        return {str(agent): dict(left) for agent, left in zip(agents, answers, strict=True) if left}
+        answers = await self._ask_each(agents, lambda client: client.residue())
+        return {
+            str(agent): {"not_measured": str(left)} if isinstance(left, HeadgateError) else dict(left)
+            for agent, left in answers.items()
+            if left
+        }
 
     async def journal(self, agents: Sequence[Agent]) -> list[Mapping[str, Any]]:
         """Return the rows ({table, row}) since the last call, ordered by time. An agent that does not answer is read the next time;
@@ -247,14 +234,22 @@ class FaultFanout:
     async def _call_all(
         self, agents: Sequence[Agent], call: Callable[[FaultClient], Awaitable[None]]
     ) -> None:
-        async def one(agent: Agent) -> None:
-            client = self.client(agent)
-            await self._with_retries(lambda: call(client))
+        for answer in (await self._ask_each(agents, call)).values():
+            if isinstance(answer, HeadgateError):
+                raise answer
 
-        results = await asyncio.gather(*(one(agent) for agent in agents), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+    async def _ask_each(
+        self, agents: Sequence[Agent], call: Callable[[FaultClient], Awaitable[T]]
+    ) -> dict[Agent, T | HeadgateError]:
+        """Return the answer of each agent, or its error."""
+
+        async def one(agent: Agent) -> T | HeadgateError:
+            try:
+                return await self._with_retries(lambda: call(self.client(agent)))
+            except HeadgateError as error:
+                return error
+
+        return dict(zip(agents, await asyncio.gather(*map(one, agents)), strict=True))
 
     async def _with_retries(self, call: Callable[[], Awaitable[T]]) -> T:
         return await repeated(

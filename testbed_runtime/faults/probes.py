@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable
 
 from testbed_runtime.ports.network import Address
-from testbed_runtime.timeouts import timeout
+from testbed_runtime.timeouts import timeout, wait_until
 from testbed_runtime.transport.names import numeric
 
 MAX_ECHO_CONNECTIONS = 256
@@ -162,11 +162,5 @@ class ProbeConnection(asyncio.Protocol):
             self._transport.abort()
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        try:
-            async with timeout(timeout_s):
-                while not condition() and not self.error:
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            pass
+        await wait_until(lambda: condition() or bool(self.error), self._changed, limit_s=timeout_s)
         return condition()

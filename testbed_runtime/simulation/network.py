@@ -12,7 +12,7 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.faults.links import ANYBODY, any_matches
 from testbed_runtime.core.ids import JOBMANAGER
-from testbed_runtime.faults.backend import FaultRequest, Measurement, Rule, planes_of, rule_of
+from testbed_runtime.faults.backend import FaultRequest, Measurement, Rule, combined, planes_of, rule_of
 from testbed_runtime.faults.proxy.observe import (
     AFTER_LIMIT_S,
     CLEAN_S,
@@ -20,7 +20,6 @@ from testbed_runtime.faults.proxy.observe import (
     PINGS,
     ActiveRules,
     Path,
-    combined,
     free_first,
     judge_after,
     observe_path,
@@ -99,7 +98,7 @@ class SimNetworkBackend:
                 for p in paths
             )
         )
-        return combined(paths, found)
+        return combined([path.name for path in paths], found)
 
     async def _alone(self, path: _Path, rule_id: str) -> FabricProbe | RpcProbe:
         """Return a new probe of the path when no other fault is active on it any more."""

@@ -166,15 +166,15 @@ class ChannelBackend:
     ) -> dict[str, Mapping[str, Any]]:
         """Return the answers by name. A process that does not answer is left out."""
 
-        async def ask(name: str, address: Address) -> Mapping[str, Any] | None:
+        async def ask(address: Address) -> Mapping[str, Any] | None:
             try:
                 return await self._control.call(method, address, BASE + path, body)
             except Unreachable:
                 return None
 
-        known = [(name, address) for name in names if (address := self._peers.control(name)) is not None]
-        answers = await asyncio.gather(*(ask(*k) for k in known))
-        return {name: a for (name, _), a in zip(known, answers, strict=True) if a is not None}
+        known = {name: address for name in names if (address := self._peers.control(name)) is not None}
+        answers = await asyncio.gather(*map(ask, known.values()))
+        return {name: answer for name, answer in zip(known, answers, strict=True) if answer is not None}
 
 
 def _watch_id(request: FaultRequest) -> str:

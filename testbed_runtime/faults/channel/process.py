@@ -61,7 +61,14 @@ class ChannelFaults:
         self.registration = RegistrationFaults()
         self.effects = EffectTap()
         self._stores = Rules()
-        self._watches = Rules()
+        self._parts: dict[str, FrameFaults | Rules] = {
+            **dict.fromkeys(FRAME_KINDS, self.frames),
+            **dict.fromkeys(CALL_KINDS, self.calls),
+            **dict.fromkeys(REGISTRATION_KINDS, self.registration),
+            **dict.fromkeys(STORE_KINDS, self._stores),
+            MEASURE: Rules(),
+        }
+        """The holder of the rules of each kind."""
         self._rules: dict[str, Rule] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._ended: dict[str, CallCounters] = {}
@@ -136,17 +143,10 @@ class ChannelFaults:
         return {"process": self.process, "active": active, "held": self.frames.held()}
 
     def _part(self, kind: str) -> FrameFaults | Rules:
-        if kind in FRAME_KINDS:
-            return self.frames
-        if kind in CALL_KINDS:
-            return self.calls
-        if kind in REGISTRATION_KINDS:
-            return self.registration
-        if kind in STORE_KINDS:
-            return self._stores
-        if kind == MEASURE:
-            return self._watches
-        raise UserError("kind", f"{kind} is not a fault kind of the channel backend", "see `headgate faults`")
+        if kind not in self._parts:
+            problem = f"{kind} is not a fault kind of the channel backend"
+            raise UserError("kind", problem, "see `headgate faults`")
+        return self._parts[kind]
 
     def handle(self, method: str, path: str, query: Mapping[str, str], body: Any = None) -> dict[str, Any]:
         """Answer a call to the control endpoint; `path` is below BASE. Raises UserError, msgspec.ValidationError or KeyError."""

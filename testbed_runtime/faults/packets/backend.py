@@ -10,15 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.faults.links import owners_of
 from testbed_runtime.core.faults.vocabulary import PACKET_BACKENDS
-from testbed_runtime.faults.backend import FaultRequest, Measurement, stopped_within
+from testbed_runtime.faults.backend import FaultRequest, Measurement, combined, stopped_within
 from testbed_runtime.faults.packets import measure
 from testbed_runtime.faults.packets.engine import PacketEngine
 from testbed_runtime.faults.packets.machine import Impairment, impairment_of
-from testbed_runtime.faults.packets.measure import Judged, PathReading
+from testbed_runtime.faults.packets.measure import PathReading
 from testbed_runtime.faults.packets.placing import (
     ECHO_PORT,
     ProbePath,
@@ -97,10 +99,9 @@ class PacketBackend:
         if not readable:
             return await self._measure_job_packets(request, stop)
         found = await asyncio.gather(*(self._observe_path(request, held, path, stop) for path in readable))
-        paths = {path.name: dict(judged.values) for path, judged in zip(readable, found, strict=True)}
-        values = {"paths": paths, "packets": dict(self._engine.counters(request.rule_id))}
-        text = "; ".join(dict.fromkeys(j.text for j in found if j.text))
-        return Measurement(all(j.ok for j in found), values, text)
+        measured = combined([path.name for path in readable], found)
+        packets = dict(self._engine.counters(request.rule_id))
+        return replace(measured, values={**measured.values, "packets": packets})
 
     async def remove(self, request: FaultRequest) -> None:
         await self._engine.remove(request.rule_id)
@@ -140,7 +141,7 @@ class PacketBackend:
 
     async def _observe_path(
         self, request: FaultRequest, held: _Held, path: ProbePath, stop: asyncio.Event
-    ) -> Judged:
+    ) -> Measurement:
         count, every_s = series_for(request.fault.kind, request.fault.duration_s)
         now = await self._probe(path, count, every_s, stop)
         return judge(request.fault.kind, impairment_of(request.fault), path, held.before[path.name], now)
@@ -182,7 +183,9 @@ def series_for(kind: str, duration_s: float) -> tuple[int, float]:
     return max(1, min(count, room)), every_s
 
 
-def judge(kind: str, asked: Impairment, path: ProbePath, before: PathReading, now: PathReading) -> Judged:
+def judge(
+    kind: str, asked: Impairment, path: ProbePath, before: PathReading, now: PathReading
+) -> Measurement:
     """Judge whether a series shows the requested effect in the directions that this engine holds."""
     ways = (path.forward, path.backward)
     match kind:
@@ -196,12 +199,12 @@ def judge(kind: str, asked: Impairment, path: ProbePath, before: PathReading, no
             return measure.judge_duplicates(hits, of, asked.duplicate)
         case "network.reorder":
             seen = {"probes": now.sent, "overtaken": now.overtaken}
-            return Judged(
+            return Measurement(
                 now.overtaken > 0, seen, "" if now.overtaken else "no probe was overtaken by a later one"
             )
         case "network.bandwidth":
             values = {"asked_bytes_per_s": asked.bytes_per_s, **measure.summary(now)}
-            return Judged(now.answered > 0, values, "" if now.answered else "no probe was answered")
+            return Measurement(now.answered > 0, values, "" if now.answered else "no probe was answered")
     return measure.judge_silence(now)
 
 

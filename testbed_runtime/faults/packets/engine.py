@@ -36,7 +36,7 @@ class PacketEngine:
         self._ending: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()
 
-    async def start(self, host: str, *, echo_port: int = ECHO_PORT) -> None:
+    async def start(self, host: str) -> None:
         """Remove the rules of an earlier engine and start the echo. Raises HeadgateError when its port is in use."""
         self.support = await support()
         if "nfqueue" in self.support.there:
@@ -46,7 +46,7 @@ class PacketEngine:
             await self._filter.close()
         if "netem" in self.support.there:
             await self._emulator.close()
-        await self._echo.start(host, echo_port)
+        await self._echo.start(host, ECHO_PORT)
 
     async def close(self) -> None:
         """Idempotent."""

@@ -6,7 +6,7 @@ Order is kept: a packet is never due before the previous one, whatever its jitte
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -147,16 +147,15 @@ class Impairer:
         return max(0.0, asked.latency_s + self._jitter * asked.jitter_s)
 
 
-def together(fates: Iterable[Fate], now: float) -> Fate:
+def together(fates: Sequence[Fate], now: float) -> Fate:
     """Combine the fates of a packet under several rules: lost when one loses it, delays add up, all damage is kept."""
-    at, lost, corrupted, duplicated, overtaken = now, False, False, False, False
-    for fate in fates:
-        lost = lost or fate.lost
-        at += fate.at - now
-        corrupted = corrupted or fate.corrupted
-        duplicated = duplicated or fate.duplicated
-        overtaken = overtaken or fate.overtaken
-    return Fate(at, lost, corrupted, duplicated, overtaken)
+    return Fate(
+        sum((fate.at - now for fate in fates), now),
+        lost=any(fate.lost for fate in fates),
+        corrupted=any(fate.corrupted for fate in fates),
+        duplicated=any(fate.duplicated for fate in fates),
+        overtaken=any(fate.overtaken for fate in fates),
+    )
 
 
 class Ends(Struct, frozen=True):

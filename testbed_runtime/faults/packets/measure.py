@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
 from msgspec import Struct
 
+from testbed_runtime.faults.backend import Measurement
 from testbed_runtime.faults.packets.machine import Impairment
 
 CONFIDENCE_Z = 3.8906
@@ -45,12 +46,6 @@ class PathReading(Struct, frozen=True):
     fenced: bool = True
     """The last probe was answered, so earlier ones that were not are lost, not late."""
     error: str = ""
-
-
-class Judged(Struct, frozen=True):
-    ok: bool
-    values: Mapping[str, Any]
-    text: str = ""
 
 
 def added(before: PathReading, now: PathReading, *, forward: bool) -> float | None:
@@ -91,7 +86,7 @@ def effective_count(count: int, loss: float, burst: float) -> float:
 
 def judge_latency(
     before: PathReading, now: PathReading, ways: tuple[bool, bool], asked_s: float, jitter_s: float = 0.0
-) -> Judged:
+) -> Measurement:
     """Judge a latency. `ways`: whether (forward, backward) should take `asked_s` longer. The median may differ by LATENCY_TOLERANCE_S
     or LATENCY_TOLERANCE, whichever is more, under jitter by its spread too."""
     spread = max(LATENCY_TOLERANCE_S, LATENCY_TOLERANCE * asked_s) + JITTER_SPREADS * jitter_s / math.sqrt(
@@ -104,19 +99,21 @@ def judge_latency(
             continue
         more = added(before, now, forward=name == "forward")
         if more is None:
-            return Judged(False, values, "no probe was answered")
+            return Measurement(False, values, "no probe was answered")
         values[f"{name}_asked_s"] = round(asked_s, 6)
         values[f"{name}_added_s"] = round(more, 6)
         ok = ok and abs(more - asked_s) <= spread
-    return Judged(ok, values, "" if ok else "packets did not take as much longer as was asked")
+    return Measurement(ok, values, "" if ok else "packets did not take as much longer as was asked")
 
 
-def judge_loss(now: PathReading, ways: tuple[bool, bool], asked: float, burst: float = 1.0) -> Judged:
+def judge_loss(now: PathReading, ways: tuple[bool, bool], asked: float, burst: float = 1.0) -> Measurement:
     """Judge a loss. `ways`: whether (forward, backward) should lose the share `asked`, which must lie in the 99.99 % interval."""
     values: dict[str, Any] = {}
     ok = any(ways) and now.sent > 0
     if now.answered and not now.fenced:
-        return Judged(False, values, "the probes were still on their way when the measurement had to end")
+        return Measurement(
+            False, values, "the probes were still on their way when the measurement had to end"
+        )
     # no way to tell: nothing was requested on the way there
     echoed = now.echoed or (0 if ways[0] else now.sent)
     series = (("forward", now.sent, now.echoed), ("backward", echoed, now.answered))
@@ -131,10 +128,10 @@ def judge_loss(now: PathReading, ways: tuple[bool, bool], asked: float, burst: f
         values[f"{name}_lost_percent"] = round(100 * lost / sent, 4) if sent else None
         values[f"{name}_interval_percent"] = [round(low * 100, 4), round(high * 100, 4)]
         ok = ok and sent > 0 and lost > 0 and low <= asked <= high
-    return Judged(ok, values, "" if ok else "the share of lost packets is not what was asked")
+    return Measurement(ok, values, "" if ok else "the share of lost packets is not what was asked")
 
 
-def judge_duplicates(hits: int, of: int, asked: float) -> Judged:
+def judge_duplicates(hits: int, of: int, asked: float) -> Measurement:
     low, high = wilson(hits, of)
     ok = of > 0 and low <= asked <= high
     values = {
@@ -143,13 +140,13 @@ def judge_duplicates(hits: int, of: int, asked: float) -> Judged:
         "duplicated_percent": round(100 * hits / of, 4) if of else None,
         "interval_percent": [round(low * 100, 4), round(high * 100, 4)],
     }
-    return Judged(ok, values, "" if ok else "the share of duplicated packets is not what was asked")
+    return Measurement(ok, values, "" if ok else "the share of duplicated packets is not what was asked")
 
 
-def judge_silence(now: PathReading) -> Judged:
+def judge_silence(now: PathReading) -> Measurement:
     ok = now.sent > 0 and now.answered == 0
     values = {"probes": now.sent, "answered": now.answered}
-    return Judged(ok, values, "" if ok else "a probe was answered")
+    return Measurement(ok, values, "" if ok else "a probe was answered")
 
 
 def is_clean(

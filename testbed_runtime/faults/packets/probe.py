@@ -21,7 +21,7 @@ from testbed_runtime.faults.packets.measure import PathReading
 from testbed_runtime.faults.packets.netlink import SO_RCVBUFFORCE
 from testbed_runtime.faults.packets.placing import ECHO_PORT, PROBE_PORTS
 from testbed_runtime.ports.network import Address
-from testbed_runtime.timeouts import timeout
+from testbed_runtime.timeouts import wait_until
 
 _PROBE = struct.Struct(">4sQIIIIBd")
 _MAGIC = b"hgp1"
@@ -230,7 +230,7 @@ async def _send(
     while (sent := len(through.sent_at)) < count and not _is_set(stop):
         room = WINDOW - _under_way(through)
         if room <= 0:
-            if not await _until(through, lambda: _under_way(through) < WINDOW, STALL_S):
+            if not await wait_until(lambda: _under_way(through) < WINDOW, through.changed, limit_s=STALL_S):
                 through.given_up = sent - 1
             begin = max(begin, loop.time() - sent * every_s - TICK_S)  # missed probes are not sent later
             continue
@@ -261,11 +261,11 @@ async def _fenced(series: _Series, limit_s: float) -> None:
     begin = loop.time()
     while series.echoed < 0 and loop.time() - begin < (limit_s if series.times else min(limit_s, SILENT_S)):
         series.fence()
-        await _until(series, lambda: series.echoed >= 0, FENCE_EVERY_S)
+        await wait_until(lambda: series.echoed >= 0, series.changed, limit_s=FENCE_EVERY_S)
     came = -1
     while series.echoed >= 0 and came < len(series.times) < series.echoed:
         came = len(series.times)
-        await _until(series, partial(_more_than, series, came), SETTLE_S)
+        await wait_until(partial(_more_than, series, came), series.changed, limit_s=SETTLE_S)
 
 
 def _more_than(series: _Series, came: int) -> bool:
@@ -287,16 +287,6 @@ def _reading(through: _Series, beside: _Series) -> PathReading:
         beside_forward_s=tuple(beside.forward_s),
         beside_backward_s=tuple(beside.backward_s),
     )
-
-
-async def _until(series: _Series, condition: Callable[[], bool], limit_s: float) -> bool:
-    """Wait for the condition. Return whether it became true in time."""
-    with contextlib.suppress(TimeoutError):
-        async with timeout(limit_s):
-            while not condition():
-                series.changed.clear()
-                await series.changed.wait()
-    return condition()
 
 
 def _widen(opened: socket.socket) -> None:

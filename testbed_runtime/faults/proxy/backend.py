@@ -20,6 +20,7 @@ from testbed_runtime.faults.backend import (
     Peers,
     Rule,
     Unreachable,
+    combined,
     planes_of,
     rule_of,
 )
@@ -33,7 +34,6 @@ from testbed_runtime.faults.proxy.observe import (
     QUIET_S,
     ActiveRules,
     Path,
-    combined,
     expected_delay,
     free_first,
     observe_path,
@@ -84,7 +84,7 @@ class ProxyBackend:
         paths = self._paths.get(request.fault_id, [])
         rule = rule_of(request)
         found = await asyncio.gather(*(self._observe(rule, request, path, stop) for path in paths))
-        return combined(paths, found)
+        return combined([path.name for path in paths], found)
 
     async def _observe(
         self, rule: Rule, request: FaultRequest, path: _Path, stop: asyncio.Event

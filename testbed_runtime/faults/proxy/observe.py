@@ -116,15 +116,6 @@ def free_first(paths: Sequence[PathT], active: ActiveRules) -> list[PathT]:
     return free or list(paths)
 
 
-def combined(paths: Sequence[Path], found: Sequence[Measurement]) -> Measurement:
-    """Return one measurement of several paths."""
-    if not paths:
-        return Measurement(False, {}, "there is no path to probe: no other process is running")
-    values = {path.name: dict(m.values) for path, m in zip(paths, found, strict=True)}
-    text = "; ".join(dict.fromkeys(m.text for m in found if m.text))
-    return Measurement(all(m.ok for m in found), {"paths": values}, text)
-
-
 async def observe_path(
     rule: Rule,
     fault: Fault,

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.links import logical_name
@@ -137,14 +138,7 @@ class Proxy:
         """Return the state for the control endpoint, the measurement and the residue."""
         return {
             "routes": [
-                {
-                    "source": key.source,
-                    "destination": key.destination,
-                    "plane": key.plane,
-                    "upstream": list(key.upstream),
-                    "port": route.port,
-                    "connections": route.connections,
-                }
+                {**to_builtins(key), "port": route.port, "connections": route.connections}
                 for key, route in self._routes.items()
             ],
             "rules": {
@@ -258,23 +252,11 @@ class Proxy:
         self._relays.pop(relay, None)
 
 
-class _RouteBody(msgspec.Struct, frozen=True):
-    source: str
-    destination: str
-    plane: str
-    upstream: tuple[str, int]
-
-
 def application(proxy: Proxy, token: str) -> web.Application:
     async def put_route(request: web.Request) -> web.Response:
-        body = msgspec.json.decode(await request.read(), type=_RouteBody)
-        key = RouteKey(
-            logical_name(body.source),
-            logical_name(body.destination),
-            body.plane,
-            (body.upstream[0], body.upstream[1]),
-        )
-        route = await proxy.route(key)
+        key = msgspec.json.decode(await request.read(), type=RouteKey)
+        source, destination = logical_name(key.source), logical_name(key.destination)
+        route = await proxy.route(replace(key, source=source, destination=destination))
         return web.json_response({"port": route.port})
 
     async def put_rule(request: web.Request) -> web.Response:
