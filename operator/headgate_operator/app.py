@@ -95,7 +95,7 @@ class Operator:
         """Handle a watch event: queue the keys that it concerns."""
         found, gone = Resource(obj), type_ == "DELETED"
         kind = str(obj.get("kind"))
-        if kind in self.kinds or (kind == "Lease" and found.namespace == self._own_namespace):
+        if kind in self.kinds or (kind == "Lease" and found.namespace == self._context.settings.namespace):
             self.health.delivered(kind, found.path, found.resource_version, gone=gone)
         if kind in self.kinds:
             self.population.seen(obj, self._context.now(), gone=gone)
@@ -104,10 +104,6 @@ class Operator:
             if key.kind in self.kinds:
                 itself = key == Key(kind, found.namespace, found.name)
                 self.queue.add(key, fresh=itself and self._is_new(kind, found, gone=gone))
-
-    @property
-    def _own_namespace(self) -> str:
-        return self._context.settings.namespace
 
     def _is_new(self, kind: str, found: Resource, *, gone: bool) -> bool:
         """Return whether a user changed the spec or an annotation since the last event, or the object was deleted."""

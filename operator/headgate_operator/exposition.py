@@ -11,6 +11,8 @@ from pathlib import Path
 STATM = Path("/proc/self/statm")
 """Its second field is the resident memory, in pages."""
 FILES = Path("/proc/self/fd")
+Samples = Mapping[str, float]
+"""The values of a metric by their labels, as in `{kind="Testbed"}`."""
 
 
 @dataclass(slots=True)
@@ -40,24 +42,33 @@ class Histogram:
         yield f"{name}_count{own} {so_far}"
 
 
-def family(name: str, type_: str, text: str, samples: Iterable[tuple[str, float]]) -> list[str]:
-    return [
-        f"# HELP {name} {text}",
-        f"# TYPE {name} {type_}",
-        *(f"{name}{labels} {value}" for labels, value in samples),
-    ]
+def gauge(name: str, text: str, value: Samples | float) -> list[str]:
+    """Return the lines of a value that may fall: one, or several by their labels."""
+    return _family(name, "gauge", text, value)
 
 
-def by_label(label: str, counts: Mapping[str, int]) -> list[tuple[str, float]]:
-    return [(f'{{{label}="{value}"}}', count) for value, count in sorted(counts.items())]
+def counter(name: str, text: str, value: Samples | float) -> list[str]:
+    """Return the lines of a count that only grows: one, or several by their labels."""
+    return _family(name, "counter", text, value)
+
+
+def _family(name: str, type_: str, text: str, value: Samples | float) -> list[str]:
+    samples = value if isinstance(value, Mapping) else {"": value}
+    lines = (f"{name}{labels} {number}" for labels, number in samples.items())
+    return [f"# HELP {name} {text}", f"# TYPE {name} {type_}", *lines]
+
+
+def by_label(label: str, counts: Mapping[str, int]) -> Samples:
+    return {f'{{{label}="{value}"}}': count for value, count in sorted(counts.items())}
 
 
 def process_lines() -> list[str]:
     """Return the processor time, memory and open files of this process, under the names that Prometheus' client libraries use."""
     used = resource.getrusage(resource.RUSAGE_SELF)
+    files = len(list(FILES.iterdir())) if FILES.exists() else 0
     pages = int(STATM.read_text().split()[1]) if STATM.exists() else 0  # Linux only
     return [
-        *family("process_cpu_seconds_total", "counter", "User and system time.", [("", used.ru_utime + used.ru_stime)]),
-        *family("process_open_fds", "gauge", "Open files.", [("", len(list(FILES.iterdir())) if FILES.exists() else 0)]),
-        *family("process_resident_memory_bytes", "gauge", "Resident memory.", [("", pages * resource.getpagesize())]),
-    ]  # fmt: skip
+        *counter("process_cpu_seconds_total", "User and system time.", used.ru_utime + used.ru_stime),
+        *gauge("process_open_fds", "Open files.", files),
+        *gauge("process_resident_memory_bytes", "Resident memory.", pages * resource.getpagesize()),
+    ]

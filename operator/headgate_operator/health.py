@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from aiohttp import web
 from msgspec import Struct
 
-from headgate_operator.exposition import Histogram, by_label, family
+from headgate_operator.exposition import Histogram, Samples, by_label, counter, gauge
 from testbed_runtime.kube.api import WATCH_SERVER_LIMIT_S, Call
 
 STALLED_WATCH_S = 2.0 * WATCH_SERVER_LIMIT_S
@@ -65,42 +65,26 @@ class Metrics:
     def text(self, *, depth: int, leader: bool, info: Mapping[str, str]) -> str:
         labels = ",".join(f'{k}="{_escaped(v)}"' for k, v in sorted(info.items()))
         lines = [
-            *family(
-                "headgate_operator_info",
-                "gauge",
-                "Version and scope of the operator.",
-                [(f"{{{labels}}}", 1)],
+            *gauge("headgate_operator_info", "Version and scope of the operator.", {f"{{{labels}}}": 1}),
+            *counter(
+                "headgate_api_requests_total", "Requests to the API server, by result.", _calls(self._calls)
             ),
-            *family(
-                "headgate_api_requests_total",
-                "counter",
-                "Requests to the API server, by result.",
-                _calls(self._calls),
-            ),
-            *family("headgate_operator_leader", "gauge", "1 on the active replica.", [("", int(leader))]),
-            *family(
+            *gauge("headgate_operator_leader", "1 on the active replica.", int(leader)),
+            *counter(
                 "headgate_operator_interruptions_total",
-                "counter",
                 "Interruptions of reconciling because the Lease or a watch was lost.",
-                [("", self._interruptions)],
+                self._interruptions,
             ),
-            *family(
+            *counter(
                 "headgate_admission_reviews_total",
-                "counter",
                 "Answers of the validating webhook.",
                 by_label("answer", self._reviews),
             ),
-            *family("headgate_queue_depth", "gauge", "Keys waiting for a worker.", [("", depth)]),
-            *family("headgate_reconcile_total", "counter", "Reconciles.", by_label("kind", self._total)),
-            *family(
-                "headgate_reconcile_errors_total",
-                "counter",
-                "Failed reconciles.",
-                by_label("kind", self._errors),
-            ),
-            *family(
+            *gauge("headgate_queue_depth", "Keys waiting for a worker.", depth),
+            *counter("headgate_reconcile_total", "Reconciles.", by_label("kind", self._total)),
+            *counter("headgate_reconcile_errors_total", "Failed reconciles.", by_label("kind", self._errors)),
+            *counter(
                 "headgate_reconcile_retries_total",
-                "counter",
                 "Retries after a failed reconcile.",
                 by_label("kind", self._retries),
             ),
@@ -116,11 +100,11 @@ class Metrics:
             yield from histogram.samples(name, f'kind="{kind}"')
 
 
-def _calls(counts: Mapping[tuple[str, str, str], int]) -> list[tuple[str, float]]:
-    return [
-        (f'{{verb="{verb}",resource="{resource}",result="{result}"}}', count)
+def _calls(counts: Mapping[tuple[str, str, str], int]) -> Samples:
+    return {
+        f'{{verb="{verb}",resource="{resource}",result="{result}"}}': count
         for (verb, resource, result), count in sorted(counts.items())
-    ]
+    }
 
 
 def _escaped(text: str) -> str:

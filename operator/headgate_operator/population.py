@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from headgate_operator.exposition import Histogram, by_label, family
+from headgate_operator.exposition import Histogram, by_label, counter, gauge
 from testbed_runtime.api.status import COMPLETE, EVALUATING, REJECTED, SUSPENDED
 from testbed_runtime.api.views import Fault, Manifest, Resource, seconds
 from testbed_runtime.core.faults.kinds import KINDS
@@ -75,22 +75,29 @@ class Population:
         overdue = sum(now > deadline + OVERDUE_S for _, deadline in acting)
         residue = Counter(kind for (kind, _), f in self._objects.items() if f.residue)
         return [
-            *family("headgate_faults_active", "gauge", "Faults that act now.", by_label("kind", active)),
-            *family("headgate_faults_overdue", "gauge", "Faults that act after their deadline.", [("", overdue)]),
-            *family("headgate_residue", "gauge", "Objects whose faults left something behind.", by_label("kind", residue)),
+            *gauge("headgate_faults_active", "Faults that act now.", by_label("kind", active)),
+            *gauge("headgate_faults_overdue", "Faults that act after their deadline.", overdue),
+            *gauge(
+                "headgate_residue", "Objects whose faults left something behind.", by_label("kind", residue)
+            ),
             *self._phases("Testbed", "headgate_testbeds"),
             *self._phases("ScenarioRun", "headgate_runs"),
-            *family("headgate_runs_finished_total", "counter", "Runs that ended, by verdict.",
-                    by_label("verdict", self._verdicts)),
-            *family("headgate_trials_voided_total", "counter", "Trials that were voided.", [("", self._voided)]),
-            *self._evaluations.lines("headgate_evaluation_duration_seconds", "Duration of a run's evaluation."),
-        ]  # fmt: skip
+            *counter(
+                "headgate_runs_finished_total",
+                "Runs that ended, by verdict.",
+                by_label("verdict", self._verdicts),
+            ),
+            *counter("headgate_trials_voided_total", "Trials that were voided.", self._voided),
+            *self._evaluations.lines(
+                "headgate_evaluation_duration_seconds", "Duration of a run's evaluation."
+            ),
+        ]
 
     def _phases(self, kind: str, name: str) -> list[str]:
         phases = [f.phase for (k, _), f in self._objects.items() if k == kind]
         counts = Counter(p if p in PHASES[kind] else OTHER for p in phases)
         every = {phase: counts[phase] for phase in (*PHASES[kind], OTHER)}
-        return family(name, "gauge", f"{kind}s by phase.", by_label("phase", every))
+        return gauge(name, f"{kind}s by phase.", by_label("phase", every))
 
 
 def _facts(obj: Manifest, before: _Facts | None, now: float) -> _Facts:

@@ -109,7 +109,7 @@ class Reconciler:
             return
         wanted = conditions.yes(STALLED, reason, text)
         finished = before.phase == COMPLETE
-        ready = [] if finished or _is_ready(before) else [conditions.no(READY, reason, text)]
+        ready = [] if finished or before.is_true(READY) else [conditions.no(READY, reason, text)]
         status = conditions.merged(Resource(obj), before, [wanted, *ready], self._context.now())
         status = status if finished else replace(status, message=text)
         # compare this condition only: the others come in another order
@@ -186,29 +186,20 @@ def is_terminating(error: ApiError) -> bool:
 
 def _log(of: Resource, action: Action) -> None:
     """Log an action with the object that it is for. Events contain phases, effects and verdicts."""
+    key, what, target = Key(of.kind, of.namespace, of.name), type(action).__name__.lower(), (of.kind, of.name)
     match action:
         case Emit(type_, reason, text):
-            line = {"reason": reason, "text": text, "type": type_}
-            log.info("event", extra={"key": _key(of), **line})
+            log.info("event", extra={"key": key, "reason": reason, "text": text, "type": type_})
+            return
         case Apply(manifest) | Create(manifest):
-            target = Resource(manifest)
-            _log_action("create" if isinstance(action, Create) else "apply", of, target.kind, target.name)
-        case Delete(kind, _, name):
-            _log_action("delete", of, kind, name)
-        case Patch(kind, _, name):
-            _log_action("patch", of, kind, name)
-        case Ask(what):
-            _log_action(what, of, of.kind, of.name)
+            target = Resource(manifest).kind, Resource(manifest).name
+        case Delete(kind, _, name) | Patch(kind, _, name):
+            target = kind, name
+        case Ask():
+            what = action.what
         case SetFinalizers(finalizers):
-            _log_action(f"set finalizers [{', '.join(finalizers)}]", of, of.kind, of.name)
-
-
-def _log_action(what: str, of: Resource, kind: str, name: str) -> None:
-    log.info("action", extra={"key": _key(of), "action": what, "target": f"{kind} {name}"})
-
-
-def _key(of: Resource) -> Key:
-    return Key(of.kind, of.namespace, of.name)
+            what = f"set finalizers [{', '.join(finalizers)}]"
+    log.info("action", extra={"key": key, "action": what, "target": " ".join(target)})
 
 
 def status_of(obj: Mapping[str, Any]) -> Status:
@@ -218,13 +209,7 @@ def status_of(obj: Mapping[str, Any]) -> Status:
 def _failing(status: Status) -> str:
     """Return the reason of Stalled if the last reconcile failed, else an empty text."""
     found = status.condition(STALLED)
-    failed = found is not None and found.is_true and found.reason in FAILING
-    return found.reason if found is not None and failed else ""
-
-
-def _is_ready(status: Status) -> bool:
-    found = status.condition(READY)
-    return found is not None and found.is_true
+    return found.reason if found is not None and found.is_true and found.reason in FAILING else ""
 
 
 def still_failing(status: Status | None, before: Status) -> Status | None:

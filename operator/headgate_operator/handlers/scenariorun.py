@@ -8,9 +8,8 @@ from headgate_operator import objects, objects_runs
 from headgate_operator.handler import Context, Handler
 from headgate_operator.handlers.fault import pods_of, reach_of
 from headgate_operator.plan import scenariorun as planner
-from headgate_operator.plan.model import Ask, Key, Plan
+from headgate_operator.plan.model import Ask, Key
 from headgate_operator.plan.scenariorun import KindAndName
-from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import SUSPENDED, RunReport
 from testbed_runtime.api.views import ConfigMap, M, Pod, Resource, Run, Study, Testbed, seconds
@@ -23,6 +22,7 @@ ACCOUNT_KINDS = frozenset({"ServiceAccount", "RoleBinding"})
 
 class ScenarioRunHandler(Handler):
     kind = "ScenarioRun"
+    plan = staticmethod(planner.plan)
 
     async def observe(self, context: Context, key: Key) -> planner.Observed | None:
         namespace = key.namespace
@@ -60,9 +60,6 @@ class ScenarioRunHandler(Handler):
             claim_modes=await _claim_modes(context, run) if active else None,
             tokens=(context.entropy(), context.entropy()) if active else ("", ""),
         )
-
-    def plan(self, observed: planner.Observed, settings: Settings, now: float) -> Plan:
-        return planner.plan(observed, settings, now)
 
     async def ask(self, context: Context, observed: planner.Observed, ask: Ask) -> None:
         if ask.what != "heal-all":

@@ -6,14 +6,14 @@ from headgate_operator import objects_runs
 from headgate_operator.handler import Context, Handler
 from headgate_operator.handlers.scenariorun import account_keys, named, report_of
 from headgate_operator.plan import scenario, study
-from headgate_operator.plan.model import Key, Plan
-from headgate_operator.settings import Settings
+from headgate_operator.plan.model import Key
 from testbed_runtime.api.status import StudyReport
 from testbed_runtime.api.views import Pod, Study
 
 
 class StudyHandler(Handler):
     kind = "TuningStudy"
+    plan = staticmethod(study.plan)
 
     async def observe(self, context: Context, key: Key) -> study.Observed | None:
         namespace = key.namespace
@@ -29,16 +29,11 @@ class StudyHandler(Handler):
         report, _ = await report_of(context, found, StudyReport, recent=runs)
         return study.Observed(found, own, report, shared)
 
-    def plan(self, observed: study.Observed, settings: Settings, now: float) -> Plan:
-        return study.plan(observed, settings, now)
-
 
 class ScenarioHandler(Handler):
     kind = "Scenario"
+    plan = staticmethod(scenario.plan)
 
     async def observe(self, context: Context, key: Key) -> scenario.Observed | None:
         found = await context.cluster.get(key.kind, key.namespace, key.name)
         return None if found is None else scenario.Observed(found)
-
-    def plan(self, observed: scenario.Observed, settings: Settings, now: float) -> Plan:
-        return scenario.plan(observed, settings, now)

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 from headgate_operator import objects
 from headgate_operator.handler import Context, Handler
 from headgate_operator.plan import testbed as planner
-from headgate_operator.plan.model import Key, Plan
-from headgate_operator.settings import Settings
+from headgate_operator.plan.model import Key
 from testbed_runtime.api import naming
 from testbed_runtime.api.views import Pod, Resource, Secret, Testbed
 from testbed_runtime.core.ids import JOBMANAGER, STORE, is_task_manager
@@ -21,6 +20,7 @@ class TestbedHandler(Handler):
     __test__ = False
 
     kind = "Testbed"
+    plan = staticmethod(planner.plan)
 
     async def observe(self, context: Context, key: Key) -> planner.TestbedObserved | None:
         cluster, namespace = context.cluster, key.namespace
@@ -61,9 +61,6 @@ class TestbedHandler(Handler):
             certificate,
             context.certificate() if makes else b"",
         )
-
-    def plan(self, observed: planner.TestbedObserved, settings: Settings, now: float) -> Plan:
-        return planner.plan(observed, settings, now)
 
 
 async def _job(context: Context, pods: Sequence[Pod], secret: Secret | None) -> Mapping[str, Any] | None:

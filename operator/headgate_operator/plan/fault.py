@@ -32,7 +32,7 @@ from headgate_operator.plan.model import (
     Emit,
     Key,
     Plan,
-    SetFinalizers,
+    add_finalizer,
     delete,
     drop_finalizer,
     heal_skipped,
@@ -160,15 +160,10 @@ def _planned(observed: Observed, testbed: TestbedState, resolved: Resolved, now:
     status = faultstatus.planned(
         observed.fault, resolved, expected(resolved), now=now, deadline=deadline, pods=uids
     )
-    actions = [*_finalizer(observed)]
+    actions = [*add_finalizer(observed.fault)]
     text = f"{resolved.fault.kind} on {', '.join(resolved.targets)} by {resolved.why}"
     actions.append(Emit("Normal", "Planned", clip(text)))
     return Plan(tuple(actions), status, 0.0)
-
-
-def _finalizer(observed: Observed) -> list[Action]:
-    finalizers = observed.fault.finalizers
-    return [] if naming.FINALIZER in finalizers else [SetFinalizers((*finalizers, naming.FINALIZER))]
 
 
 def _wait(observed: Observed, reason: str, text: str, now: float) -> Plan:
@@ -197,7 +192,7 @@ def _follow(observed: Observed, testbed: TestbedState, now: float) -> Plan:
     if observed.status.problem:
         return _conclude(observed, now, "InjectionFailed", observed.status.problem)
     # missing if the operator ended, or met a conflict, after it wrote the plan: nothing is injected without it
-    if finalizer := _finalizer(observed):
+    if finalizer := add_finalizer(observed.fault):
         return Plan(tuple(finalizer), None, 0.0)
     resolved = as_planned(observed.fault, testbed)
     if resolved.backend == POD_BACKEND:

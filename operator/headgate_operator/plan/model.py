@@ -103,6 +103,13 @@ def release(obj: Resource, *events: Emit) -> Plan:
     return Plan((*events, *drop_finalizer(obj)))
 
 
+def add_finalizer(obj: Resource) -> list[Action]:
+    """Return the addition of Headgate's finalizer; empty if the object has it."""
+    if naming.FINALIZER in obj.finalizers:
+        return []
+    return [SetFinalizers((*obj.finalizers, naming.FINALIZER))]
+
+
 def drop_finalizer(obj: Resource) -> list[Action]:
     """Return the removal of Headgate's finalizer; empty if the object does not have it."""
     if naming.FINALIZER not in obj.finalizers:

@@ -22,7 +22,7 @@ from headgate_operator.plan.model import (
     Emit,
     Patch,
     Plan,
-    SetFinalizers,
+    add_finalizer,
     delete,
     drop_finalizer,
     has_old_image,
@@ -147,14 +147,13 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
     status = runstatus.running(
         run, report, observed.runner, now, recorder=observed.recorder, history=history, spark=spark
     )
-    if naming.FINALIZER not in run.finalizers:
-        finalizers = SetFinalizers((*run.finalizers, naming.FINALIZER))
-        return Plan((finalizers, *_first_events(findings)), status, 0.0)
+    if finalizer := add_finalizer(run):
+        return Plan((*finalizer, *_first_events(findings)), status, 0.0)
     actions: list[Action] = [
         *_first_events(findings),
         *runstatus.events(run.status, status),
         *map(Create, objects_runs.missing_accounts(observed.run, observed.shared, settings)),
-        *_spark_objects(observed, settings),
+        *_spark_objects(observed),
         *_spark_pod(observed, status, settings, now),
         *_own_objects(observed, settings),
         *_runner(observed, settings),
@@ -254,7 +253,7 @@ def _ensure_pod(observed: Observed, name: str, manifest: Manifest, settings: Set
 # ---- Spark and accounts
 
 
-def _spark_objects(observed: Observed, settings: Settings) -> list[Action]:
+def _spark_objects(observed: Observed) -> list[Action]:
     """Create the Spark pod's Service and its token; add this run as an owner of the shared ones."""
     run = observed.run
     name = objects_runs.spark_name(run)

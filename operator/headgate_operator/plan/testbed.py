@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from headgate_operator import objects
 from headgate_operator.plan import testbed_status
-from headgate_operator.plan.model import Action, Apply, Create, Delete, Emit, Plan, has_old_image
+from headgate_operator.plan.model import Action, Apply, Create, Emit, Plan, delete, has_old_image
 from headgate_operator.plan.testbed_status import State, Steps, ordinal
 from headgate_operator.settings import Settings
 from testbed_runtime.api.status import TestbedStatus
@@ -217,10 +217,7 @@ def _roll(state: State, *, quiet: bool) -> tuple[str, ...]:
 
 
 def _pod_actions(observed: TestbedObserved, state: State, steps: Steps, settings: Settings) -> list[Action]:
-    deletes = [
-        Delete("Pod", observed.testbed.namespace, state.pods[p].name, state.pods[p].uid)
-        for p in (*steps.remove, *steps.replace)
-    ]
+    deletes = [delete("Pod", state.pods[process]) for process in (*steps.remove, *steps.replace)]
     creates = [
         Create(
             objects.pod(
