@@ -25,7 +25,7 @@ from testbed_runtime.api.manifest import manifest
 from testbed_runtime.api.resources import resource
 from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.kube.connection import CONNECTIONS, Login, login
-from testbed_runtime.timeouts import repeated
+from testbed_runtime.timeouts import polled, repeated
 
 CALL_LIMIT_S = 30.0
 """One request. The API server's own limit is 60 s."""
@@ -147,15 +147,14 @@ async def connect(
     component: str = "headgate",
     patience_s: float = PATIENCE_S,
     connections: int = CONNECTIONS,
-    on_call: Callable[[Call], None] = lambda _: None,
     on_answer: Callable[[Call, int], None] = lambda *_: None,
 ) -> AsyncIterator[Api]:
     """Log in and yield the Api. `component` is named in Events. Raises LoginFailed.
 
-    `on_call` is notified of each request, `on_answer` of each answer's status (0: the server was not reached)."""
+    `on_answer` is notified of each answer's status (0: the server was not reached)."""
     credentials = await login(kubeconfig=kubeconfig, context=context, namespace=namespace)
     async with credentials.session(connections=connections) as session:
-        yield Api(credentials, session, field_manager, component, patience_s, on_call, on_answer)
+        yield Api(credentials, session, field_manager, component, patience_s, on_answer)
 
 
 class Api:
@@ -168,8 +167,7 @@ class Api:
         field_manager: str,
         component: str,
         patience_s: float,
-        on_call: Callable[[Call], None],
-        on_answer: Callable[[Call, int], None] = lambda *_: None,
+        on_answer: Callable[[Call, int], None],
     ) -> None:
         self.namespace = credentials.namespace
         self.server = credentials.server
@@ -178,7 +176,6 @@ class Api:
         self._field_manager = field_manager
         self._component = component
         self._patience_s = patience_s
-        self._on_call = on_call
         self._on_answer = on_answer
 
     # ---- reading
@@ -260,7 +257,6 @@ class Api:
             pause = min(pause * 2, LONGEST_PAUSE_S)
 
     async def _stream(self, request: _Request, silence_s: float) -> AsyncIterator[WatchEvent]:
-        self._on_call(request.call)
         limit = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S, sock_read=silence_s)
         try:
             async with await self._send(request, limit) as response:
@@ -387,7 +383,6 @@ class Api:
 
     async def _call(self, request: _Request) -> dict[str, Any]:
         """Send a request, and retry it while that may help and `patience_s` is not used up."""
-        self._on_call(request.call)
         loop = asyncio.get_running_loop()
         until = loop.time() + self._patience_s
         pause = FIRST_PAUSE_S
@@ -454,6 +449,13 @@ async def patiently(call: Callable[[], Awaitable[T]], *, limit_s: float, every_s
     more."""
     return await repeated(
         call, lambda e: isinstance(e, ApiError) and e.unreachable, limit_s=limit_s, every_s=every_s
+    )
+
+
+async def polled_patiently(call: Callable[[], Awaitable[T]], *, limit_s: float, every_s: float) -> T:
+    """Repeat a request until its answer is true, also while the API server is unreachable. Return the last answer."""
+    return await polled(
+        lambda: patiently(call, limit_s=limit_s, every_s=every_s), limit_s=limit_s, every_s=every_s
     )
 
 

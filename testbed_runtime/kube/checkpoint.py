@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,11 +17,10 @@ from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.restore import IN_CLUSTER, STATE_RECOVERY
 from testbed_runtime.core.options import ALIASES
 from testbed_runtime.jobmanager.recovery import KeptCheckpoint
-from testbed_runtime.kube.api import Api, patiently
+from testbed_runtime.kube.api import Api, polled_patiently
 from testbed_runtime.kube.manifests import CONFIG_MAP_BYTES, brought, config_map, with_parts
 from testbed_runtime.store.blobstore import MemoryBlobStore
 from testbed_runtime.store.http import MAX_OBJECT_BYTES
-from testbed_runtime.timeouts import polled
 
 MAX_PARTS = 16
 """The API server keeps all objects of a cluster in one database of some gigabytes."""
@@ -109,12 +109,8 @@ async def checked(objects: Mapping[str, bytes], wanted: JobGraph, flink_version:
 
 
 async def _part(api: Api, namespace: str, name: str) -> dict[str, Any]:
-    async def look() -> dict[str, Any] | None:
-        return await patiently(
-            lambda: api.get("ConfigMap", namespace, name), limit_s=FETCH_LIMIT_S, every_s=RETRY_S
-        )
-
-    found = await polled(look, limit_s=FETCH_LIMIT_S, every_s=RETRY_S)
+    get = partial(api.get, "ConfigMap", namespace, name)
+    found = await polled_patiently(get, limit_s=FETCH_LIMIT_S, every_s=RETRY_S)
     if found is None:
         raise HeadgateError(
             f"ConfigMap {name} with the kept checkpoint does not exist: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -18,7 +19,7 @@ from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.registry import Capabilities
 from testbed_runtime.kube import checkpoint
 from testbed_runtime.kube.agentfaults import AddressOf
-from testbed_runtime.kube.api import Api, patiently
+from testbed_runtime.kube.api import Api, patiently, polled_patiently
 from testbed_runtime.kube.disruptions import Disruptions
 from testbed_runtime.kube.podfaults import PodFaults
 from testbed_runtime.kube.recorder import RecorderFolder
@@ -26,7 +27,6 @@ from testbed_runtime.kube.testbed import KubeTestbed, TrialAccess
 from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.ports.network import Address
 from testbed_runtime.runner.progress import Notice, Progress
-from testbed_runtime.timeouts import polled
 
 READY_LIMIT_S = 600.0
 """Time limit for a Testbed to become ready. Pods start within seconds; the rest is for an unreachable operator or API server."""
@@ -135,7 +135,7 @@ class KubeTestbedHost:
             if await patiently(lambda: self._get(name), limit_s=READY_LIMIT_S, every_s=POLL_S) is not None:
                 await self._remove(name)
             await patiently(lambda: self._api.create(wanted), limit_s=READY_LIMIT_S, every_s=POLL_S)
-            await self._wait_ready(name, context)
+            await self._wait_ready(name)
             return await self._open(testbed, context, name, kept)
         except BaseException:
             await self._delete(name)
@@ -186,7 +186,7 @@ class KubeTestbedHost:
             await testbed.close()
         await self._remove(naming.trial_testbed_name(self._run.run, context.trial))
 
-    async def _wait_ready(self, name: str, context: TrialContext) -> None:
+    async def _wait_ready(self, name: str) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + READY_LIMIT_S
         reported = ""
@@ -207,18 +207,12 @@ class KubeTestbedHost:
             await asyncio.sleep(POLL_S)
 
     async def _remove(self, name: str) -> None:
-        await patiently(
-            lambda: self._api.delete("Testbed", self._run.namespace, name),
-            limit_s=GONE_LIMIT_S,
-            every_s=POLL_S,
-        )
+        async def delete() -> None:
+            await self._api.delete("Testbed", self._run.namespace, name)
 
-        async def look() -> bool:
-            return await patiently(
-                lambda: self._is_gone(name, pods=True), limit_s=GONE_LIMIT_S, every_s=POLL_S
-            )
-
-        if not await polled(look, limit_s=GONE_LIMIT_S, every_s=POLL_S):
+        await patiently(delete, limit_s=GONE_LIMIT_S, every_s=POLL_S)
+        gone = partial(self._is_gone, name, pods=True)
+        if not await polled_patiently(gone, limit_s=GONE_LIMIT_S, every_s=POLL_S):
             await self._give_up(name)
 
     async def _give_up(self, name: str) -> None:

@@ -93,13 +93,15 @@ def pod(name: str, version: str) -> dict[str, Any]:
 async def test_the_context_gives_server_token_and_namespace(server: Server) -> None:
     """The token is in the request's header; an explicit namespace or context overrides the context's."""
     server.answers = [answer(pod("a", "1"))]
-    calls: list[Call] = []
-    async with connect(kubeconfig=server.kubeconfig(), on_call=calls.append) as api:
+    calls: list[tuple[Call, int]] = []
+    async with connect(
+        kubeconfig=server.kubeconfig(), on_answer=lambda call, status: calls.append((call, status))
+    ) as api:
         assert (api.server, api.namespace) == (server.url, "demo")
         assert await api.get("Pod", "demo", "a") == pod("a", "1")
     assert server.asked[0].headers["Authorization"] == "Bearer secret"
     assert server.asked[0].path == "/api/v1/namespaces/demo/pods/a"
-    assert calls == [Call("get", "", "pods", "demo")]
+    assert calls == [(Call("get", "", "pods", "demo"), 200)]
     assert (await login(kubeconfig=server.kubeconfig(), context="other")).namespace == "default"
     assert (await login(kubeconfig=server.kubeconfig(), namespace="mine")).namespace == "mine"
 
