@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import inspect
 import os
@@ -78,6 +79,19 @@ def command_tree(name: str, text: str, *, completes: bool = True) -> typer.Typer
         add_completion=completes,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+
+
+def fixed(command: Callable[..., Any], **values: Any) -> Callable[..., Any]:
+    """Return a command without some of its options, which have these values."""
+
+    @functools.wraps(command)
+    def call(**given: Any) -> Any:
+        return command(**given, **values)
+
+    signature = inspect.signature(command, eval_str=True)
+    left = [option for name, option in signature.parameters.items() if name not in values]
+    setattr(call, "__signature__", signature.replace(parameters=left))  # noqa: B010 - where inspect looks for it
+    return call
 
 
 def run_command_line(build: Callable[[], typer.Typer], name: str) -> None:

@@ -8,43 +8,16 @@ from typing import Annotated
 import typer
 
 from testbed_runtime.api.views import Fault, Run
-from testbed_runtime.cli import access, options, report
-from testbed_runtime.cli.commandline import command_tree
-from testbed_runtime.cli.heal import is_active
+from testbed_runtime.cli import access, heal, options, report, run
+from testbed_runtime.cli.commandline import command_tree, fixed
 from testbed_runtime.cli.tables import aligned
 
 HELP = """Headgate's runs and faults in a cluster.
 
 Exit codes: 0 Pass, 1 Fail, 2 Error (bad input, or it could not be carried out), 3 Inconclusive, 130 interrupted."""
+RUN_HELP = "Run scenarios as ScenarioRuns and follow them to their verdicts."
+HEAL_HELP = "End every fault of the namespace now; runs stop with Inconclusive (Healed)."
 COLUMNS = ("NAMESPACE", "FAULT", "PHASE", "BACKEND", "TARGETS")
-
-
-def run(  # noqa: PLR0917 - typer passes by name
-    scenarios: options.Scenarios,
-    variant: options.Variants = None,
-    no_control: Annotated[bool, typer.Option("--no-control", help="Skip the control runs.")] = False,
-    out: options.Out = options.DEFAULT_OUT,
-    inconclusive: options.InconclusivePolicy = options.Policy.REPORT,
-    quiet: options.Quiet = False,
-    namespace: access.Namespace = "",
-    context: access.Context = "",
-    kubeconfig: access.Kubeconfig = "",
-) -> None:
-    """Run scenarios as ScenarioRuns and follow them to their verdicts."""
-    from testbed_runtime.cli.run import run as run_anywhere
-
-    run_anywhere(
-        scenarios,
-        variant,
-        no_control,
-        out,
-        inconclusive,
-        options.Environment.KUBERNETES,
-        quiet,
-        namespace,
-        context,
-        kubeconfig,
-    )
 
 
 def fetch(  # noqa: PLR0917 - typer passes by name
@@ -60,18 +33,6 @@ def fetch(  # noqa: PLR0917 - typer passes by name
 
     verdict = report.fetch_one(name, access.Access(namespace, context, kubeconfig), output, out)
     raise typer.Exit(running.exit_code([verdict], options.Policy.REPORT))
-
-
-def heal(
-    namespace: access.Namespace = "",
-    all_namespaces: access.AllNamespaces = False,
-    context: access.Context = "",
-    kubeconfig: access.Kubeconfig = "",
-) -> None:
-    """End every fault of the namespace now; runs stop with Inconclusive (Healed)."""
-    from testbed_runtime.cli import heal as heal_command
-
-    heal_command.in_cluster(access.Access(namespace, context, kubeconfig), all_namespaces=all_namespaces)
 
 
 def faults(
@@ -95,7 +56,7 @@ async def _rows(login: access.Access, *, all_namespaces: bool) -> list[tuple[str
         alone = await api.list("Fault", where)
         runs = await api.list("ScenarioRun", where)
     rows = [row_of(Fault(one)) for one in alone]
-    return rows + [row for run in map(Run, runs) if is_active(run) for row in rows_of_run(run)]
+    return rows + [row for run in map(Run, runs) if heal.is_active(run) for row in rows_of_run(run)]
 
 
 def row_of(fault: Fault) -> tuple[str, ...]:
@@ -113,8 +74,9 @@ def rows_of_run(run: Run) -> list[tuple[str, ...]]:
 
 def build() -> typer.Typer:
     app = command_tree("kubectl headgate", HELP, completes=False)
-    app.command("run")(run)
+    here = options.Environment.KUBERNETES
+    app.command("run", help=RUN_HELP)(fixed(run.run, on=here, from_checkpoint=None))
     app.command("report")(fetch)
-    app.command("heal")(heal)
+    app.command("heal", help=HEAL_HELP)(fixed(heal.heal, on=here, every=True))
     app.command("faults")(faults)
     return app

@@ -128,29 +128,20 @@ def flink_conf(
 
 
 FlinkVersion = Annotated[str, typer.Option(help=f"Version of Flink: {', '.join(VERSIONS)}.")]
-GivenVersion = Annotated[
-    str | None,
-    typer.Option(
-        "--flink-version",
-        help=f"Version of Flink: {', '.join(VERSIONS)}. By default that of --flink-conf, or {LATEST}.",
-        show_default=False,
-    ),
-]
+
+
+def _optional_version(text: str) -> Any:
+    return typer.Option("--flink-version", help=text, show_default=False)
+
+
+_VERSION_OF_CONF = f"Version of Flink: {', '.join(VERSIONS)}. By default that of --flink-conf, or"
+GivenVersion = Annotated[str | None, _optional_version(f"{_VERSION_OF_CONF} {LATEST}.")]
+PlannedVersion = Annotated[str | None, _optional_version(f"{_VERSION_OF_CONF} of the document.")]
 CheckedVersion = Annotated[
     str | None,
-    typer.Option(
-        "--flink-version",
-        help="Check files of Flink as this version reads them, for example before an upgrade. By default the version of a "
-        f"FlinkDeployment, 1.20 for a flink-conf.yaml, and {LATEST} for others.",
-        show_default=False,
-    ),
-]
-PlannedVersion = Annotated[
-    str | None,
-    typer.Option(
-        "--flink-version",
-        help=f"Version of Flink: {', '.join(VERSIONS)}. By default that of --flink-conf, or of the document.",
-        show_default=False,
+    _optional_version(
+        "Check files of Flink as this version reads them, for example before an upgrade. By default the version of a "
+        f"FlinkDeployment, 1.20 for a flink-conf.yaml, and {LATEST} for others."
     ),
 ]
 FlinkConfFile = Annotated[
