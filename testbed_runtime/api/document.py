@@ -50,7 +50,8 @@ def read_document(text: str, *, name: str = "") -> Document:
     with _not_yaml(where):
         data = next(data for data in yaml.safe_load_all(text) if data is not None)
     if not isinstance(data, dict):
-        raise UserError(where, "is not a mapping", "a scenario starts with apiVersion, kind, metadata, spec")
+        hint = "a scenario starts with apiVersion, kind, metadata, spec; Flink's options are `key: value`"
+        raise UserError(where, "is not a mapping", hint)
     return Document(data, node, name)
 
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import yaml
 from msgspec import Struct
+from msgspec.structs import replace
 
 from testbed_runtime.api.catalogue import Standing, judge, value_problem
 from testbed_runtime.api.document import compose
@@ -289,11 +290,10 @@ def _deployment(node: yaml.Node) -> FlinkConf:
         options[PROCESS] = (_resource_memory(_text(memory)), memory.start_mark.line + 1)
     version = _text(_at(spec, "flinkVersion"))
     found = _plain(options)
-    return FlinkConf(
+    return replace(
+        found,
         kind=_text(_at(node, "kind")),
         name=_text(_at(node, "metadata", "name")),
-        options=found.options,
-        lines=found.lines,
         flink_version=version.lower().removeprefix("v").replace("_", "."),
         taskmanagers=_number(_text(_at(spec, "taskManager", "replicas"))),
         parallelism=_number(_text(_at(spec, "job", "parallelism"))) or found.parallelism,
@@ -306,16 +306,13 @@ def _in_config_map(node: yaml.Node, name: str) -> FlinkConf | None:
         if isinstance(inner, yaml.ScalarNode):
             found = read(inner.value, f"{name}: {file}")
             first = inner.start_mark.line + 1
-            lines = {key: first + line for key, line in found.lines.items()}
-            return FlinkConf(
+            return replace(
+                found,
                 kind="ConfigMap",
                 name=_text(_at(node, "metadata", "name")),
-                options=found.options,
-                lines=lines,
-                legacy=found.legacy,
+                lines={key: first + line for key, line in found.lines.items()},
                 ignored={first + line: plain for line, plain in found.ignored.items()},
                 empty={first + line: key for line, key in found.empty.items()},
-                parallelism=found.parallelism,
             )
     return None
 
