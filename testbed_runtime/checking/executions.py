@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from testbed_runtime.checking.common import events
+from testbed_runtime.checking.common import data, events
 from testbed_runtime.checking.failovers import cause_text
+from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.history.schema import Trial
 
 
@@ -51,3 +52,9 @@ def executions(trial: Trial) -> list[ExecutionHistory]:
         return vertices[vertex], int(subtask), execution.attempt
 
     return sorted(found.values(), key=order)
+
+
+def places(trial: Trial, before_ns: int) -> dict[str, str]:
+    """Map each subtask to the TaskManager of its newest attempt before that time."""
+    changes = [e for e in events(trial, "task.state") if e["t_ns"] < before_ns]
+    return {e["subject"]: logical_name(str(data(e).get("taskmanager"))) for e in changes}

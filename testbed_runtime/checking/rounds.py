@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from testbed_runtime.checking.catchup import EPSILON_S, CatchUp
 from testbed_runtime.checking.common import NS, Window, data, events
 from testbed_runtime.checking.criticalpath import EPSILON_NS
+from testbed_runtime.checking.executions import places
 from testbed_runtime.checking.failovers import TOGETHER_NS, Cause, round_causes
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.progress import LAST_NS, raw_rate, sinks_of
@@ -414,7 +415,8 @@ def _without_failover(
         return Outage(fault, effect, effect, (RoundSpan(effect, effect),), False)
     later = [e.begun_ns for e in record.effects if e.injected_ns is not None] + [o.effect for o in others]
     following = min((t for t in later if t > effect), default=record.end)
-    if following < ended and not _stops(fault) and record.catch_up.good_between(effect, following):
+    idle = not (_stops(fault) and _runs_the_job(record.trial, fault))
+    if following < ended and idle and record.catch_up.good_between(effect, following):
         return Outage(fault, effect, effect, (RoundSpan(effect, effect),), True, effect)
     moment = record.catch_up.since(effect, fault_end=ended)
     if following == record.end and record.stands_still(effect):
@@ -427,6 +429,11 @@ def _without_failover(
 def _stops(fault: FaultEffect) -> bool:
     """Whether the fault stops processes. A job is behind from then on, even if that does not show yet."""
     return fault.group in ("process", "pod")
+
+
+def _runs_the_job(trial: Trial, fault: FaultEffect) -> bool:
+    """Whether a target of the fault runs tasks, or is the JobManager."""
+    return not {JOBMANAGER, *places(trial, fault.begun_ns).values()}.isdisjoint(targets_of(fault))
 
 
 def _stops_jobmanager(fault: FaultEffect) -> bool:

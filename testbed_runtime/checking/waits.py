@@ -32,7 +32,7 @@ from testbed_runtime.core.waits import (
 from testbed_runtime.history.schema import Trial
 
 SLOW_NS = 250_000_000
-"""A shorter wait is not blamed on a fault that was active."""
+"""A shorter wait is not blamed on a fault that was active, unless it expired."""
 ANSWERED_NS = 20_000_000
 """A producer that runs has answered a request by then, unless it has no data yet."""
 _SERVICE_TIMES = {
@@ -223,7 +223,8 @@ def _named(
     for effect in effects:
         family, begun, ended = effect.group, effect.injected_ns, effect.ended_ns
         during = begun is not None and begun < wait.end_ns and (ended is None or ended > wait.start_ns)
-        if not during or wait.end_ns - wait.start_ns < SLOW_NS:
+        short = wait.end_ns - wait.start_ns < SLOW_NS and wait.outcome is not Outcome.EXPIRED
+        if not during or short:
             continue
         if family == "registration" and wait.producer_ran:
             continue  # the partition was there

@@ -99,7 +99,7 @@ def record(history: Any, failures: dict[float, str] | None = None, records: tupl
         # never again until the end of the record; a fault after it
         ([("a", 8, 9)], ((8, 24.1),), [("a", 8, 24, False)]),
         ([("a", 8, 9), ("b", 12, 13)], ((8, 24.1),), [("a b", 8, 24, False)]),
-        ([("a", 25, 26, "process.pause")], (), [("a", 25, 25, False)]),
+        ([("a", 25, 26, "process.pause", "jobmanager")], (), [("a", 25, 25, False)]),
         # the first cost nothing until the second one began, which then lasted until the first one's end, or not
         ([("a", 8, 13.5), ("b", 12, 12.5)], ((12, 14),), [("b a", 12, 14, True)]),
         ([("a", 8, 14), ("b", 12, 12.5)], ((12, 14),), [("b a", 12, 14, True)]),
@@ -124,20 +124,27 @@ def test_faults_share_an_outage_while_the_job_has_not_recovered(
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"),
+    ("kind", "target", "together"),
     [
-        ("process.pause", [("a b", 8, 14, True)]),
-        ("pod.delete", [("a b", 8, 14, True)]),
-        ("network.latency", [("a", 8, 8, True), ("b", 12, 14, True)]),
+        ("process.pause", "tm-0", True),
+        ("pod.delete", "tm-0", True),
+        ("process.pause", "jobmanager", True),
+        ("network.latency", "tm-0", False),
+        ("process.pause", "tm-1", False),  # it runs no task any more
+        ("process.kill", "tm-2", False),  # nor does this one yet
     ],
 )
-def test_a_job_is_behind_from_the_moment_at_which_a_process_stops(
-    history: Any, kind: str, expected: list[Any]
+def test_a_job_is_behind_from_the_moment_at_which_a_process_with_its_tasks_stops(
+    history: Any, kind: str, target: str, *, together: bool
 ):
     """Even if that shows only when the next fault begins. Another fault that shows nothing until then cost nothing."""
-    effects = [fault("a", 8, 20, kind), fault("b", 12, 13)]
-    found = outages_of(record(history).trial(), effects, behind(((12, 14),)), at(END))
-    assert [brief(o) for o in found] == expected
+    built = record(history)
+    for t, place in ((1, "tm-1-1"), (2, "tm-0-1"), (9, "tm-2-1")):
+        built.event("task.state", "map-0", t, data={"from": "", "to": "DEPLOYING", "taskmanager": place})
+    effects = [fault("a", 8, 20, kind, target), fault("b", 12, 13)]
+    found = outages_of(built.trial(), effects, behind(((12, 14),)), at(END))
+    apart = [("a", 8, 8, True), ("b", 12, 14, True)]
+    assert [brief(o) for o in found] == ([("a b", 8, 14, True)] if together else apart)
 
 
 def test_an_outage_is_unknown_without_a_baseline(history: Any):

@@ -225,6 +225,7 @@ def test_the_fault_behind_a_failure_hit_what_it_names_or_was_the_last_before_it(
         (effect("registration.delay"), waited("partition", 1, 3), f"{KINDS['partition'].doc}, during the fault `f`"),
         (effect("rpc.delay"), waited("slot", 2, 2.25), f"{KINDS['slot'].doc}, during the fault `f`"),
         (effect("rpc.delay"), waited("slot", 2, 2.249), KINDS["slot"].doc),
+        (effect("rpc.delay"), waited("slot", 2, 2.001, outcome=Outcome.EXPIRED), f"{KINDS['slot'].doc}, during the fault `f`"),
         (effect("rpc.delay"), waited("slot", 0, 1), KINDS["slot"].doc),
         (effect("rpc.delay"), waited("slot", 3, 4), KINDS["slot"].doc),
         (effect("rpc.delay", (1, None)), waited("slot", 3, 4), f"{KINDS['slot'].doc}, during the fault `f`"),
@@ -233,9 +234,9 @@ def test_the_fault_behind_a_failure_hit_what_it_names_or_was_the_last_before_it(
 def test_a_wait_is_blamed_on_the_fault_that_made_it_long(
     history: Any, fault: FaultEffect, wait: Wait, words: str
 ):
-    """Only the kinds that such a fault holds up, while it lasted, and from 0.25 s on."""
+    """Only the kinds that such a fault holds up, while it lasted, and from 0.25 s on, or however soon they expired."""
     built = history.empty()
-    built.wait(wait.kind, wait.who, "", (wait.start_ns / NS, wait.end_ns / NS))
+    built.wait(wait.kind, wait.who, "", (wait.start_ns / NS, wait.end_ns / NS), outcome=wait.outcome.value)
     moved = replace(
         fault,
         injected_ns=fault.begun_ns + history.start,
