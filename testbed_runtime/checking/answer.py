@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
+from testbed_runtime.checking.apart import hits_of, until_each_has_recovered
 from testbed_runtime.checking.avoidable import is_of, with_enough
 from testbed_runtime.checking.backlog import backlog_words
 from testbed_runtime.checking.catchup import FEW, CatchUp
@@ -39,7 +40,6 @@ from testbed_runtime.checking.lasting import (
     since_earlier_fault,
     unnoticed_loss,
     until_faults_end,
-    until_next_loss,
     without_outrun,
 )
 from testbed_runtime.checking.limiting import (
@@ -167,6 +167,7 @@ class _Paths:
         self.producers = blocking_producers(entry)
         self.options = options(entry).of_job(batch=bool(self.producers))
         self.fenced = self.options.boolean("headgate.restart.fence-dead-slots")
+        self.whole = self.options.text("jobmanager.execution.failover-strategy") == "full"
         self.restarts = [e for e in events(trial, "failover.started") if counted(e)]
         self.waits = waits
         self.delays = added_delays(entry)
@@ -232,8 +233,11 @@ class _Paths:
         needless = [r.cause is not None and r.cause.kind == "slot" for r in outage.rounds]
         shared = share_slack(without_outrun(found, self.waits, self.effects), needless)
         shared = until_faults_end(shared, self.effects, self.delays, self.waits)
-        shared = until_next_loss(shared, [r.cause for r in outage.rounds], self.effects)
         causes = [c for r in outage.rounds for c in (r.cause, r.failure) if c is not None]
+        if len(faults := _faults_of(outage)) > 1:
+            shape = job_shape(self.trial, self.entry)
+            hits = hits_of(self.trial, shape, faults, outage.effect, whole=self.whole)
+            shared = until_each_has_recovered(shared, hits, causes, self.waits, spare=self.spare)
         shared = with_enough(shared, causes, self.waits, self.effects, self.entry)
         return each_segment(shared, capped)
 

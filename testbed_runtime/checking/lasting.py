@@ -11,7 +11,6 @@ from testbed_runtime.checking.criticalpath import EPSILON_NS, TIE_NS, lateness_n
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.heldmessages import MESSAGES
-from testbed_runtime.checking.rounds import LOST, responsible
 from testbed_runtime.core.faults.links import ANYBODY, split_link
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.waits import EVERYTHING, KINDS, Outcome, Wait, ended_by
@@ -165,46 +164,6 @@ def without_outrun(
         return any(w.cause == own.next and own.start_ns < w.start_ns - EPSILON_NS for w in paused)
 
     return each_segment(rounds, lambda s: replace(s, slack_ns=-1, next="") if outrun(s) else s)
-
-
-def until_next_loss(
-    rounds: Sequence[Round], causes: Sequence[Cause | None], effects: Iterable[FaultEffect]
-) -> tuple[Round, ...]:
-    """Return the rounds, with less to save of a wait before a fault that ends another process, and with whose failure a later round begins:
-    only what lies between the end of a shorter failover and that fault. `causes`: of each round."""
-    injected = [e for e in effects if e.injected_ns is not None]
-    found = list(rounds)
-    for number, cause in enumerate(causes[1:], start=1):
-        fault = None if cause is None else responsible(injected, cause)
-        if cause is None or fault is None or fault.kind not in LOST:
-            continue
-        text = f"its recovery from the fault `{fault.fault}`"
-        own = [s for r in found for s in r.segments if s.kind == cause.kind and s.what == cause.taskmanager]
-        beside = max(0, cause.t_ns - fault.begun_ns - sum(s.end_ns - s.start_ns for s in own))
-        for index, one in enumerate(found[:number]):
-            segments = list(one.segments)
-            for place, s in enumerate(segments):
-                saved_ns = max(0, fault.begun_ns - s.start_ns - _rest(s, one, found[-1]))
-                saved_ns += beside if s.kind == cause.kind else 0  # also shortened by a lower value
-                if s.option and _precedes(s, fault, cause):
-                    segments[place] = with_slack(s, saved_ns, text)
-            found[index] = replace(one, segments=tuple(segments))
-    return tuple(found)
-
-
-def _precedes(own: Segment, fault: FaultEffect, cause: Cause) -> bool:
-    """Whether a wait had ended when a fault began, or was for the loss of another process than the one whose loss was noticed next."""
-    if own.start_ns >= fault.begun_ns - EPSILON_NS:
-        return False
-    other_loss = own.kind == cause.kind == "heartbeat" and own.what != cause.taskmanager
-    return own.end_ns <= fault.begun_ns or other_loss
-
-
-def _rest(own: Segment, round_: Round, last: Round) -> int:
-    """Return how long a failover takes after a wait, as the last round shows it: the steps that the wait's own round had begun, too."""
-    begun = {s.kind for s in round_.segments if s.start_ns >= own.end_ns} - {own.kind, "catch-up"}
-    since = max((s.end_ns for s in last.segments if s.kind == own.kind), default=last.start_ns)
-    return sum(s.end_ns - s.start_ns for s in last.segments if s.start_ns >= since and s.kind in begun)
 
 
 def until_faults_end(

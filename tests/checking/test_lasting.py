@@ -19,7 +19,6 @@ from testbed_runtime.checking.lasting import (
     since_earlier_fault,
     unnoticed_loss,
     until_faults_end,
-    until_next_loss,
     without_outrun,
 )
 from testbed_runtime.checking.prices import prices
@@ -369,39 +368,3 @@ def test_a_pause_of_the_jobmanager_that_begins_after_a_wait_does_not_limit_it(
     paused = effect(kind, (begun, 6), targets='["jobmanager"]')
     ((found,),) = (r.segments for r in without_outrun([round_of(own)], [back], [paused]))
     assert found.slack_ns == slack_ns
-
-
-@pytest.mark.parametrize(
-    ("kind", "begun", "slack"),
-    [("process.kill", 6, 0), ("process.kill", 9, 1), ("process.kill", 11, -1), ("process.pause", 6, -1)],
-)
-def test_a_wait_before_the_next_loss_saves_what_a_shorter_failover_leaves_of_the_time_until_it(
-    kind: str, begun: float, slack: float
-):
-    """The detection begins at 1 s and lasts for 2 s. The job restores its state in 7 s, unless the next loss interrupts it."""
-    rounds = [
-        round_of(part(1, 3, "heartbeat"), part(3, begun + 1, "restore", option="")),
-        round_of(
-            part(begun + 1, begun + 8, "restore", option=""),
-            part(begun + 8, begun + 9, "catch-up", option=""),
-        ),
-    ]
-    cause = Cause(round((begun + 1) * NS), "", "", "JobMaster", "tm-1-1", kind="connection")
-    lost = effect(kind, (begun, begun + 1))
-    found = until_next_loss(rounds, [None, cause], [lost])[0].segments[0]
-    assert found.slack_ns == (-1 if slack < 0 else slack * NS)
-    assert found.next == ("" if slack < 0 else "its recovery from the fault `f`")
-
-
-@pytest.mark.parametrize(("shown", "saved_ns"), [(True, NS), (False, -1)])
-def test_detections_that_overlap_save_what_lies_before_the_next_loss(*, shown: bool, saved_ns: int):
-    """The next loss begins 1 s after the wait for the first one, which lasts for 2 s, and is noticed 2 s later. If the path does not show its
-    detection, a lower value shortens this beside it."""
-    second = part(2 if shown else 3, 4, "heartbeat" if shown else "restart-delay", "tm-1-1")
-    rounds = [
-        round_of(part(1, 3, "heartbeat", "tm-0-1"), second),
-        round_of(part(4, 5, "catch-up", option="")),
-    ]
-    cause = Cause(4 * NS, "", "", "JobMaster", "tm-1-1", kind="heartbeat")
-    found = until_next_loss(rounds, [None, cause], [effect("process.kill", (2, 3))])[0].segments
-    assert [s.slack_ns for s in found] == [saved_ns, -1]

@@ -1,0 +1,165 @@
+"""The limits of what a shorter wait saves if several faults share a recovery: the job may run again before the next fault, and restarts again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from testbed_runtime.checking.common import JobShape
+from testbed_runtime.checking.criticalpath import NEAR_NS
+from testbed_runtime.checking.executions import places
+from testbed_runtime.checking.failovers import Cause
+from testbed_runtime.checking.faults import FaultEffect, targets_of
+from testbed_runtime.checking.lasting import PAUSE, with_slack
+from testbed_runtime.checking.rounds import LOST, responsible
+from testbed_runtime.core.faults.links import logical_name
+from testbed_runtime.core.ids import JOBMANAGER
+from testbed_runtime.core.judgement.recovery import Round, Segment
+from testbed_runtime.core.waits import KINDS, REPLACE_LOST, Outcome, Wait
+from testbed_runtime.history.columns import vertex_of
+from testbed_runtime.history.schema import Trial
+
+_AFTER_A_DELAY = frozenset({"slot-request", "slot", "start", "registration", "input", "deployment", "restore", "open", "partition", "first-record"})  # fmt: skip
+"""The steps of a restart, however long the job had waited before."""
+_HEARTBEAT = KINDS["heartbeat"].options[0]
+
+
+class Hit(Struct, frozen=True):
+    """A fault that stopped a part of the job, and the vertices that restart with that part."""
+
+    fault: FaultEffect
+    vertices: frozenset[str]
+
+
+def hits_of(
+    trial: Trial, shape: JobShape, faults: Iterable[FaultEffect], since_ns: int, *, whole: bool
+) -> list[Hit]:
+    """Return the faults that ended the JobManager, or ended or paused a process that ran tasks of the job when the recovery began, in order.
+    `whole`: every failure restarts the whole job."""
+    ran = places(trial, since_ns)
+    found = []
+    for fault in sorted(faults, key=lambda f: f.begun_ns):
+        targets = set(targets_of(fault))
+        own = {vertex_of(task) for task, place in ran.items() if place in targets}
+        if (fault.kind in LOST and JOBMANAGER in targets) or (own and whole):
+            own = set(shape.parallelism)
+        if own and fault.kind in (*LOST, PAUSE):
+            found.append(Hit(fault, _connected(own, shape)))
+    return found
+
+
+def _connected(vertices: set[str], shape: JobShape) -> frozenset[str]:
+    """Return every vertex of the parts of the job to which these belong."""
+    found: set[str] = set()
+    while len(found) < len(vertices):
+        found = set(vertices)
+        for origin, target, _ in shape.edges:
+            if not vertices.isdisjoint((origin, target)):
+                vertices |= {origin, target}
+    return frozenset(found)
+
+
+def until_each_has_recovered(
+    rounds: Sequence[Round],
+    hits: Sequence[Hit],
+    causes: Iterable[Cause],
+    waits: Sequence[Wait],
+    *,
+    spare: bool,
+) -> tuple[Round, ...]:
+    """Return the rounds, with no more to save of an option than what remains if each fault costs only what does not depend on it.
+    `causes`: the failures of the rounds. `spare`: there are more slots than the job needs."""
+    if not hits:
+        return tuple(rounds)
+    faults, shown = [h.fault for h in hits], dict[str, Cause]()
+    for cause in causes:
+        if (fault := responsible(faults, cause)) is not None:
+            shown.setdefault(fault.fault, cause)
+    alone = _Alone(rounds, shown, waits, spare=spare)
+    segments = [s for r in rounds for s in r.segments]
+    lasted = sum(s.end_ns - s.start_ns for s in segments if not _works(s))
+    for option in dict.fromkeys(s.option for s in segments if s.option):
+        remaining, last = alone.remaining(hits, option)
+        left = max(0, lasted - remaining)
+        for number, own in reversed(list(enumerate(segments))):
+            if own.option == option and not own.gave_up:
+                known = own.slack_ns if own.slack_ns >= 0 else own.end_ns - own.start_ns
+                if left < known - NEAR_NS:
+                    segments[number] = with_slack(own, left, f"its recovery from the fault `{last}`")
+                left = max(0, left - known)
+    parts = iter(segments)
+    return tuple(replace(r, segments=tuple(next(parts) for _ in r.segments)) for r in rounds)
+
+
+def _works(segment: Segment) -> bool:
+    """Whether the job works off its backlog. How long that takes depends on the seconds before."""
+    return segment.kind == "catch-up" and not segment.fault
+
+
+class _Alone:
+    """The least that each fault costs by itself."""
+
+    def __init__(
+        self, rounds: Sequence[Round], known: Mapping[str, Cause], waits: Sequence[Wait], *, spare: bool
+    ) -> None:
+        self.last = rounds[-1].segments
+        self.end_ns = rounds[-1].end_ns
+        self.known, self.waits, self.spare = known, waits, spare
+        delays = [w for w in waits if w.kind == "restart-delay" and w.outcome is Outcome.FIRED]
+        self.delays = [w for w in delays if rounds[0].start_ns <= w.start_ns < self.end_ns]
+
+    def remaining(self, hits: Sequence[Hit], option: str) -> tuple[int, str]:
+        """Return how long the job is behind if no wait has this option, and the fault from which it recovers last. A fault begins a delay
+        unless its part of the job waits already."""
+        delay = min((w.end_ns - w.start_ns for w in self.delays if w.option != option), default=0)
+        after = self._after_ns(option)
+        total = until = 0
+        last = ""
+        ends = dict[str, int]()
+        for hit in hits:
+            begun = hit.fault.begun_ns
+            down = any(begun < ends.get(v, 0) for v in hit.vertices)
+            ended, restarts = self._stopped_until(hit.fault, option)
+            if restarts:
+                ended = max(ended, begun if down else begun + delay) + after
+            ends |= dict.fromkeys(hit.vertices, max(ended, *(ends.get(v, 0) for v in hit.vertices)))
+            total += max(0, ended - max(until, begun))
+            if ended > until:
+                until, last = ended, hit.fault.fault
+        return total, last
+
+    def _after_ns(self, option: str) -> int:
+        """Return how long the steps after a delay take. One of the failure before may go on in the last round, and one that expired may have
+        to do with a single fault."""
+        steps = dict[str, int]()
+        for s in self.last:
+            if s.kind in _AFTER_A_DELAY and s.option != option and s.outcome != Outcome.EXPIRED:
+                steps[s.kind] = max(steps.get(s.kind, 0), s.end_ns - s.start_ns)
+        return sum(steps.values())
+
+    def _stopped_until(self, fault: FaultEffect, option: str) -> tuple[int, bool]:
+        """Return until when a fault stops the job before it restarts, and whether it does: until a loss is noticed, and its replacement
+        there, or a pause is over."""
+        begun, ended = fault.begun_ns, min(fault.ended_ns or self.end_ns, self.end_ns)
+        targets = set(targets_of(fault))
+        if JOBMANAGER in targets:
+            return ended, True
+        own = [w for w in self.waits if begun < w.end_ns <= self.end_ns and logical_name(w.what) in targets]
+        noticed = [w for w in own if (w.kind, w.outcome) == ("heartbeat", Outcome.EXPIRED)]
+        if fault.kind == PAUSE and not noticed:
+            return (begun if option == _HEARTBEAT else ended), False
+        if option == REPLACE_LOST:  # its registration shows that the process before it is lost
+            return begun, True
+        cause = self.known.get(fault.fault)
+        first = min(noticed, key=lambda w: w.end_ns, default=None)
+        until = begun
+        if first is not None and first.option != option:
+            until = first.end_ns
+        elif cause is not None and first is None:
+            until = cause.t_ns
+        if not self.spare:
+            replaced = [w.end_ns for w in own if w.kind == "replacement" and w.start_ns >= begun]
+            until = max([until, *replaced[:1]])
+        return until, True

@@ -1,0 +1,238 @@
+"""Limits of what a shorter wait saves if another fault begins during it: the job may run again before that, and restarts once more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from testbed_runtime.checking.apart import Hit, hits_of, until_each_has_recovered
+from testbed_runtime.checking.common import JobShape
+from testbed_runtime.checking.failovers import Cause
+from testbed_runtime.core.judgement.recovery import Round, Segment
+from testbed_runtime.core.waits import Outcome, Wait
+from tests.checking.test_lasting import part, round_of
+from tests.checking.test_rules import NS, effect, waited
+
+DELAY, TIMEOUT, REPLACED = "restart-strategy.fixed-delay.delay", "heartbeat.timeout", "replaceLost"
+WHOLE = frozenset({"map"})
+
+
+def hit(
+    name: str, kind: str, begun: float, ended: float, target: str, vertices: frozenset[str] = WHOLE
+) -> Hit:
+    return Hit(effect(kind, (begun, ended), fault=name, targets=f'["{target}"]'), vertices)
+
+
+def lost(target: str, begun: float, end: float, **more: Any) -> Wait:
+    found = waited("heartbeat", begun, end, what=f"{target}-1", outcome=Outcome.EXPIRED)
+    return replace(found, option=TIMEOUT, **more)
+
+
+def delayed(end: float = 10) -> Wait:
+    return waited("restart-delay", 0, end, option=DELAY, outcome=Outcome.FIRED)
+
+
+ONE = hit("one", "process.kill", 0, 1, "tm-1")
+NOTICED = lost("tm-1", 0, 2)
+SECOND = lost("tm-2", 5, 7)
+OTHER = frozenset({"other"})
+
+
+def saved(option: str, hits: list[Hit], waits: list[Wait], *, spare: bool = True, last: str = "") -> float:
+    """A wait for this option from 0 to 10 s, and 1 s for slots: what can be saved, in seconds, before the recovery from the `last` fault."""
+    own, slots = part(0, 10, "restart-delay", option=option), part(10, 11, "slot", option="")
+    (found,) = until_each_has_recovered([round_of(own, slots)], hits, [], waits, spare=spare)
+    first, second = found.segments
+    assert second == slots
+    last = last or hits[-1].fault.fault
+    assert first.next == ("" if first.slack_ns < 0 else f"its recovery from the fault `{last}`")
+    return 10 if first.slack_ns < 0 else first.slack_ns / NS
+
+
+@pytest.mark.parametrize(
+    ("second", "waits", "expected"),
+    [
+        (hit("two", "process.kill", 5, 6, "tm-2"), [NOTICED, SECOND], 11 - (2 + 1) - (2 + 1)),
+        (hit("two", "process.kill", 2.5, 6, "tm-2"), [NOTICED, lost("tm-2", 2, 4.5)], 11 - (4.5 + 1)),  # one after the other
+        (hit("two", "process.pause", 5, 8, "tm-2"), [NOTICED], 11 - (2 + 1) - 3),
+        (hit("two", "process.pause", 9, 20, "tm-2"), [NOTICED], 11 - (2 + 1) - 2),  # the recovery ends before the pause
+        (hit("two", "process.pause", 5, 9, "tm-2"), [NOTICED, SECOND], 11 - (2 + 1) - (2 + 1)),
+        (hit("two", "jobmanager.kill", 5, 8, "jobmanager"), [NOTICED], 11 - (2 + 1) - (3 + 1)),
+        (hit("two", "process.kill", 5, 6, "tm-2"), [NOTICED, replace(SECOND, option=DELAY)], 11 - (2 + 1) - 1),
+        (hit("two", "process.kill", 5, 6, "tm-2"), [NOTICED, lost("tm-3", 5, 7)], 11 - (2 + 1) - 1),
+        (hit("two", "process.kill", 5, 6, "tm-2"), [NOTICED, lost("tm-2", 0, 5)], 11 - (2 + 1) - 1),  # of a process before
+        (hit("two", "process.kill", 5, 6, "tm-2"), [NOTICED, SECOND, lost("tm-2", 5, 9)], 11 - (2 + 1) - (2 + 1)),
+        (hit("two", "process.kill", 5, 6, "tm-2"), [NOTICED, SECOND, lost("tm-2", 5, 12)], 11 - (2 + 1) - (2 + 1)),
+        (hit("two", "process.kill", 5, 6, "tm-2"), [NOTICED, replace(SECOND, outcome=Outcome.COMPLETED)], 11 - (2 + 1) - 1),
+    ],
+)  # fmt: skip
+def test_a_delay_saves_what_each_fault_costs_without_it(second: Hit, waits: list[Wait], expected: float):
+    """The first process is killed at 0 s, which is noticed after 2 s. The job has slots 1 s after each delay."""
+    assert saved(DELAY, [ONE, second], [*waits, delayed()]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("begun", "vertices", "expected"),
+    [
+        (2, WHOLE, 11 - 3),
+        (2, OTHER, 11 - (2 + 2 + 1)),
+        (3, WHOLE, 11 - 3 - 3),  # it has just recovered
+        (3, OTHER, 11 - 3 - 3),
+    ],
+)
+def test_a_timeout_leaves_each_region_its_delay(begun: float, vertices: frozenset[str], expected: float):
+    """The delay of 2 s belongs to another option. A fault on a part of the job that waits already begins none."""
+    two = hit("two", "process.kill", begun, 6, "tm-2", vertices)
+    waits = [replace(NOTICED, option="o"), lost("tm-2", begun, begun + 9), delayed(2)]
+    last = "one" if (begun, vertices) == (2, WHOLE) else "two"  # it ends no later
+    assert saved(TIMEOUT, [ONE, two], waits, last=last) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FIRED, Outcome.CANCELLED])
+def test_only_a_delay_that_was_over_counts(outcome: Outcome):
+    """One that a failure cut short is no delay that the job would have had to wait for."""
+    waits = [NOTICED, replace(delayed(4), outcome=outcome)]
+    assert saved(TIMEOUT, [ONE], waits) == (11 - (4 + 1) if outcome is Outcome.FIRED else 10)
+
+
+@pytest.mark.parametrize("since", [-1, 11])
+def test_a_delay_of_another_recovery_does_not_count(since: int):
+    """It began before this one or after its end."""
+    other = waited("restart-delay", since, since + 4, option=DELAY, outcome=Outcome.FIRED)
+    assert saved(TIMEOUT, [ONE], [NOTICED, other]) == 10
+
+
+@pytest.mark.parametrize(("option", "expected"), [(TIMEOUT, 11 - 3), (DELAY, 11 - 3 - 3)])
+def test_a_pause_that_a_lower_timeout_would_end_costs_it_nothing(option: str, expected: float):
+    """The loss of the first process was noticed by another option."""
+    waits = [replace(NOTICED, option="o")]
+    assert saved(option, [ONE, hit("two", "process.pause", 5, 8, "tm-2")], waits) == expected
+
+
+@pytest.mark.parametrize(
+    ("option", "spare", "since", "expected"),
+    [
+        (DELAY, False, 0, 11 - (6 + 1)),
+        (DELAY, True, 0, 11 - (2 + 1)),
+        (DELAY, False, -1, 11 - (2 + 1)),  # of a process before
+        (REPLACED, False, 0, 11 - 1),
+    ],
+)
+def test_a_replacement_is_waited_for_without_spare_slots(
+    option: str, *, spare: bool, since: float, expected: float
+):
+    """It comes 6 s after the loss. If its own delay is shorter, it shows the loss."""
+    coming = waited("replacement", since, 6, what="tm-1-2", option=REPLACED, outcome=Outcome.FIRED)
+    later = replace(coming, end_ns=9 * NS)
+    assert saved(option, [ONE], [NOTICED, coming, later], spare=spare) == expected
+
+
+def test_a_step_of_the_failure_before_does_not_count():
+    """The last round begins with the rest of the deployment that failed, for 1 s. Its own one takes 6 s."""
+    rest, own = part(10, 11, "deployment", option=""), part(11, 17, "deployment", option="")
+    rounds = [round_of(part(0, 10, "restart-delay", option=DELAY)), round_of(rest, own)]
+    (first, _) = until_each_has_recovered(rounds, [ONE], [], [NOTICED], spare=True)
+    assert first.segments[0].slack_ns == (17 - 2 - 6) * NS
+
+
+@pytest.mark.parametrize(("outcome", "expected"), [("completed", 10 - 3), ("expired", 10 - 2)])
+def test_a_step_that_expired_may_belong_to_one_fault(outcome: str, expected: float):
+    """It is not one of the steps that each restart takes."""
+    own, step = (
+        part(0, 9, "restart-delay", option=DELAY),
+        part(9, 10, "registration", option="o", outcome=outcome),
+    )
+    (found,) = until_each_has_recovered([round_of(own, step)], [ONE], [], [NOTICED], spare=True)
+    assert found.segments[0].slack_ns == expected * NS
+
+
+@pytest.mark.parametrize(("noticed", "limited"), [(0.25, False), (0.26, True)])
+def test_a_limit_is_no_more_exact_than_a_quarter_of_a_second(noticed: float, *, limited: bool):
+    """Nothing but the loss is left of the wait."""
+    own = part(0, 3, "restart-delay", option=DELAY)
+    (found,) = until_each_has_recovered([round_of(own)], [ONE], [], [lost("tm-1", 0, noticed)], spare=True)
+    assert (found.segments[0].slack_ns >= 0) is limited
+
+
+def test_a_loss_that_only_a_failure_shows_was_noticed_with_it():
+    """The first failure that it caused counts, unless missing heartbeats showed the loss."""
+    own, slots = part(0, 10, "restart-delay", option=DELAY), part(10, 12, "slot", option="")
+    failed = Cause(3 * NS, "", "", "Task", "tm-1-1")
+    rounds = [round_of(own, slots)]
+    for waits, expected in (([], 12 - 5), ([NOTICED], 12 - 4), ([replace(NOTICED, option=DELAY)], -1)):
+        (found,) = until_each_has_recovered(
+            rounds, [ONE], [failed, replace(failed, t_ns=9 * NS)], waits, spare=True
+        )
+        assert found.segments[0].slack_ns == (expected * NS if expected >= 0 else -1)
+
+
+def segments_of(rounds: tuple[Round, ...]) -> list[Segment]:
+    return [s for r in rounds for s in r.segments]
+
+
+def test_what_is_left_belongs_to_the_last_waits_of_an_option():
+    """A wait that gave up has nothing to save, nor has a catch-up, whose length depends on the rest. One of another option has its own limit."""
+    rounds = [
+        round_of(part(0, 4, "heartbeat", option="a"), part(4, 5, "partition", option="a", outcome="expired")),
+        round_of(part(5, 8, "heartbeat", option="a", slack_ns=NS), part(8, 9, "heartbeat", option="b")),
+        round_of(part(9, 12, "heartbeat", option="a"), part(12, 20, "catch-up", option="")),
+    ]
+    rounds[0] = round_of(
+        rounds[0].segments[0], replace(rounds[0].segments[1], option=KNOWN, outcome="expired")
+    )
+    found = segments_of(
+        until_each_has_recovered(rounds, [hit("one", "process.pause", 0, 7, "tm-1")], [], [], spare=True)
+    )
+    assert [s.slack_ns / NS if s.slack_ns >= 0 else -1 for s in found] == [1, -1, 1, -1, -1, -1]
+
+
+KNOWN = "taskmanager.network.request-backoff.max"
+
+
+def test_a_catch_up_that_waits_for_a_fault_counts():
+    """Its length does not depend on the seconds before."""
+    rounds = [round_of(part(0, 4, "heartbeat", option="a"), part(4, 8, "catch-up", option="", fault="f"))]
+    found = until_each_has_recovered(rounds, [hit("one", "process.pause", 0, 7, "tm-1")], [], [], spare=True)
+    assert segments_of(found)[0].slack_ns == NS
+
+
+def test_nothing_is_known_without_a_fault_on_a_process():
+    """There is no recovery of its own to compare with."""
+    rounds = (round_of(part(0, 4, "heartbeat", option="a")),)
+    assert until_each_has_recovered(rounds, [], [], [], spare=True) == rounds
+
+
+def test_the_parts_of_a_job_that_a_fault_stops(history: Any):
+    """Those with tasks on the process when the recovery begins, and all that exchange records with them."""
+    shape = JobShape(
+        dict.fromkeys(("a", "b", "c", "d", "e"), 1),
+        (("b", "c", "hash"), ("a", "b", "hash"), ("d", "e", "hash")),
+    )
+    built = history.empty()
+    for t, task, place in (
+        (1, "c-0", "tm-2-1"),
+        (2, "c-0", "tm-1-1"),
+        (3, "e-0", "tm-3-1"),
+        (9, "d-0", "tm-4-1"),
+    ):
+        built.event("task.state", task, t, data={"from": "", "to": "RUNNING", "taskmanager": place})
+    kinds = {
+        "own": ("process.kill", "tm-1"), "before": ("process.kill", "tm-2"), "paused": ("process.pause", "tm-3"), "later": ("process.kill", "tm-4"),
+        "jm": ("jobmanager.kill", "jobmanager"), "jm-paused": ("jobmanager.pause", "jobmanager"), "slow": ("store.slow", "tm-1"),
+    }  # fmt: skip
+    faults = [
+        effect(kind, (9 - n, 10), fault=name, targets=f'["{target}"]')
+        for n, (name, (kind, target)) in enumerate(kinds.items())
+    ]
+    found = hits_of(built.trial(), shape, faults, history.at(9), whole=False)
+    assert [(h.fault.fault, h.vertices) for h in found] == [
+        ("jm", frozenset("abcde")),
+        ("paused", frozenset("de")),
+        ("own", frozenset("abc")),
+    ]
+    found = hits_of(built.trial(), shape, faults, history.at(9), whole=True)
+    assert {h.fault.fault: h.vertices for h in found} == dict.fromkeys(
+        ("jm", "paused", "own"), frozenset("abcde")
+    )

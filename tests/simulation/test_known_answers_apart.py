@@ -1,0 +1,159 @@
+"""Limits of what a lower value saves, compared with what it did save: the same run with lower values. Several faults share each recovery."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed_runtime.core.judgement.recovery import Recovery, TrialRecovery
+from testbed_runtime.report.answer import savings
+from tests.simulation.test_known_answers import (
+    ALL,
+    HEARTBEAT,
+    JOBMANAGER,
+    KILL,
+    NO_SPARE,
+    QUICK,
+    REACHABILITY,
+    SINK,
+    SOURCE,
+    TOLERANCE_S,
+    Case,
+    fault,
+)
+from tests.simulation.test_known_answers_partial import REGIONS, of_case, of_region, regions
+from tests.simulation.test_known_answers_several import DELAY, PAUSE, taskmanager
+
+pytestmark = pytest.mark.virtual
+
+LONG = {**QUICK, DELAY: "10 s"}
+QUICKEST = {"heartbeat.interval": "100 ms", "heartbeat.rpc-failure-threshold": "1"}
+NO_DELAY = {DELAY: "0 s"}
+
+
+def killed(name: str, number: int, at: str = "0 s") -> dict[str, Any]:
+    return fault(name, "1 s", taskmanager(f"tm-{number}"), at=at, **KILL)
+
+
+def paused(number: int, duration: str, at: str) -> dict[str, Any]:
+    return fault("gc", duration, taskmanager(f"tm-{number}"), at=at, **PAUSE)
+
+
+def three(delay: str) -> Case:
+    faults = [fault(r, "1 s", of_region(r), at=f"{n} s", **KILL) for n, r in enumerate("abc")]
+    return Case("three-regions", faults, "", 0.0, options={**QUICK, DELAY: delay}, managers={"replicas": 9})
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A case, the option whose value becomes lower, and the values with which the most is saved."""
+
+    case: Case
+    option: str
+    lower: Mapping[str, str] = field(default_factory=lambda: NO_DELAY)
+    job: Mapping[str, Any] | None = None
+    limited: bool = True
+    """Whether the answer gives a limit. Otherwise it says that every second may be saved."""
+
+
+def of_delay(name: str, *faults: dict[str, Any], **more: Any) -> Lowered:
+    options = {**LONG, **more.pop("options", {})}
+    case = Case(name, faults, "", 0.0, options=options, managers={"replicas": 8}, observation="40 s", **more)
+    return Lowered(case, DELAY)
+
+
+STRATEGY = {"jobmanager.execution.failover-strategy": "full", DELAY: "3 s"}
+BOTH = [fault(r, "1 s", of_region(r), at=at, **KILL) for r, at in (("a", "0 s"), ("b", "1 s"))]
+WHOLE = Case("whole", BOTH, "", 0.0, options={**QUICK, **STRATEGY}, managers={"replicas": 6})
+CASES = [
+    of_delay("second-loss", killed("one", 0), killed("two", 1, "5 s")),
+    of_delay("third-loss", killed("one", 0), killed("two", 1, "4 s"), killed("three", 2, "7 s")),
+    of_delay("pause-below-the-timeout", killed("one", 0), paused(1, "3 s", "4 s")),
+    of_delay("pause-above-the-timeout", killed("one", 0), paused(1, "8 s", "4 s")),
+    of_delay("pause-that-ends-after-the-delay", killed("one", 0), paused(1, "4 s", "10 s")),
+    of_delay(
+        "pause-of-the-jobmanager", killed("one", 0), fault("gc", "3 s", JOBMANAGER, at="4 s", jobmanager={"pause": {}}),
+        options={HEARTBEAT: "30 s"},
+    ),
+    Lowered(three("0 s"), REACHABILITY, QUICKEST, regions("abc"), limited=False),
+    Lowered(three("5 s"), REACHABILITY, QUICKEST, regions("abc")),
+    Lowered(WHOLE, REACHABILITY, QUICKEST, REGIONS, limited=False),
+    Lowered(WHOLE, DELAY, NO_DELAY, REGIONS),
+]  # fmt: skip
+
+
+def behind_s(trial: TrialRecovery) -> float:
+    """Return how long the job was behind. With a lower value it recovers from each fault on its own."""
+    return sum(r.total_s for r in trial.recoveries)
+
+
+def promised(found: Recovery, option: str) -> tuple[float, bool]:
+    """Return what a lower value of an option saves at most, and whether the answer gives a limit."""
+    own = [s for r in found.rounds for s in r.segments if s.option == option]
+    limit = any(line.startswith(f"{option} = ") for line in savings(found))
+    return sum(s.seconds if s.slack_ns < 0 else s.slack_ns / 1e9 for s in own), limit
+
+
+@pytest.mark.parametrize("one", CASES, ids=lambda c: f"{c.case.name}-{c.option.rpartition('.')[2]}")
+def test_a_lower_value_saves_what_the_answer_says(one: Lowered, tmp_path: Path):
+    """No more than that, and not much less."""
+    job = None if one.job is None else dict(one.job)
+    (tmp_path / "before").mkdir()
+    (tmp_path / "after").mkdir()
+    before = of_case(one.case, tmp_path / "before", job)
+    lowered = replace(one.case, options={**one.case.options, **one.lower})
+    saved_s = behind_s(before) - behind_s(of_case(lowered, tmp_path / "after", job))
+    (found,) = (r for r in before.recoveries if r.total_s)
+    most_s, limited = promised(found, one.option)
+    assert limited is one.limited
+    assert most_s > saved_s - TOLERANCE_S
+    assert most_s - saved_s <= max(0.3, 0.2 * saved_s)
+
+
+def test_a_spare_taskmanager_that_is_paused_costs_nothing_before_it_is_needed(tmp_path: Path):
+    """The job loses a sink 1 s after the pause of the only spare one began, and gets its slot when that ends."""
+    faults = [paused(4, "6 s", "0 s"), fault("kill", "1 s", SINK, at="1 s", **KILL)]
+    case = Case("spare", faults, "", 0.0, options={**QUICK, HEARTBEAT: "20 s"}, observation="20 s")
+    (found,) = of_case(case, tmp_path).recoveries
+    assert found.total_s == pytest.approx(5.1, abs=0.2)
+    assert found.faults == ("kill", "gc")
+    assert found.prices[0].text.startswith("tm-4's return")
+    assert found.prices[0].seconds == pytest.approx(5.0, abs=TOLERANCE_S)
+
+
+def test_requests_that_expire_at_once_are_blamed_on_what_was_late(tmp_path: Path):
+    """Each restart requests partitions once. They are 3 s late until the fault ends, after 20 s, and a delay of 1 s begins the last restart
+    then."""
+    late = fault("late", "20 s", ALL, registration={"delay": {"delay": "3 s"}})
+    backoff = "taskmanager.network.request-backoff"
+    options = {**QUICK, DELAY: "1 s", f"{backoff}.initial": "1", f"{backoff}.max": "1"}
+    kill = fault("kill", "1 s", SOURCE, at="500 ms", **KILL)
+    case = Case("at-once", [late, kill], "", 0.0, options=options, version="1.14", observation="25 s")
+    (found,) = of_case(case, tmp_path).recoveries
+    assert found.faults == ("kill", "late")
+    lines = {line.partition(" = ")[0]: line.partition(": ")[2] for line in savings(found)}
+    assert lines[f"{backoff}.max"].startswith(
+        "a limit above 3.1 s, instead of 1.00 ms, would have avoided these 19"
+    )
+    assert lines[DELAY].startswith("a lower value saves at most 9")
+    assert (
+        " ms, then the job waits for the partition of a channel's producer, during the fault `late`"
+        in lines[DELAY]
+    )
+
+
+def test_a_replacement_before_the_jobmanager_is_killed_saves_its_whole_delay(tmp_path: Path):
+    """The JobManager is killed from 4 to 7 s, and TaskManagers register again when they have given it up. That has nothing to do with the
+    first loss."""
+    faults = [
+        fault("kill", "1 s", SINK, **KILL),
+        fault("jm", "3 s", JOBMANAGER, at="4 s", jobmanager={"kill": {}}),
+    ]
+    managers = {**NO_SPARE, "replaceLost": "6 s"}
+    case = Case("sooner", faults, "", 0.0, options=QUICK, managers=managers, observation="30 s")
+    (found,) = of_case(case, tmp_path).recoveries
+    assert promised(found, "replaceLost") == (pytest.approx(4.0, abs=TOLERANCE_S), False)
