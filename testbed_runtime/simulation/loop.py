@@ -149,15 +149,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
-    def call_now(self, callback: Callable[[], None], context: contextvars.Context) -> None:
-        """Run a callback of another process within the running one: both happen at the same instant. One that is paused or dead
-        gets it like any other callback."""
-        process = context.get(PROCESS, "")
-        if process in self._paused or process in self._dead:
-            self.call_soon(callback, context=context)
-        else:
-            context.run(callback)
-
     def call_at(  # type: ignore[override]
         self,
         when: float,

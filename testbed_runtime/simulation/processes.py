@@ -102,7 +102,6 @@ class Processes:
         self._cores: dict[str, Cores] = {}
         if prices(world.options) is not None:
             world.fabric.send_cost = self._send
-        world.fabric.at_once = virtual_loop().call_now
         self.replace_after_s: float | None = None
         self._history = world.sink("supervisor")
         self._waits = WaitLog(self._history, "supervisor", lambda: virtual_loop().time())

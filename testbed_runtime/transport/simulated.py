@@ -28,10 +28,6 @@ from testbed_runtime.transport.simulatedconnection import SimulatedConnection, r
 FIRST_PORT = 20_000
 
 
-def _soon(callback: Callable[[], None], context: contextvars.Context) -> asyncio.Handle:
-    return asyncio.get_running_loop().call_soon(callback, context=context)
-
-
 class SimulatedListener:
     def __init__(
         self,
@@ -70,8 +66,6 @@ class SimulatedFabric:
         """Return the seconds that a frame keeps the sending thread busy, by sender and receiver."""
         self.kernel = contextvars.copy_context()
         """The context for in-flight data, which belongs to no process."""
-        self.at_once: Callable[[Callable[[], None], contextvars.Context], object] = _soon
-        """Run a callback of a process when its data arrives. A virtual loop can run it within the arrival."""
 
     def network(self, name: str, *, owner: str | None = None) -> SimulatedNetwork:
         """Return the network as seen by the process `name`. A probe shares the name but has another `owner`, so that it

@@ -296,12 +296,12 @@ class SimulatedConnection:
         arrived: list[_Payload] = []
         while under_way and under_way[0][0] <= now and not link.held:
             arrived += under_way.popleft()[1]
+        if other is not None and arrived:
+            other.receive(arrived)
         if under_way:
             self._arm()
         elif self._closed:
             self._fabric.closed(self)
-        if other is not None and arrived:
-            other.receive(arrived)
 
     def receive(self, arrived: list[_Payload]) -> None:
         """Receive what arrives at one instant at this end: bytes, frames, or the end of the stream (None or an error)."""
@@ -316,8 +316,8 @@ class SimulatedConnection:
             elif data is None or isinstance(data, Exception):
                 self._eof, self._eof_error = True, data
                 something = True
-        if something and self._reading_soon is None and self._handler is not None and not self._closed:
-            self._fabric.at_once(self._read, self._context)
+        if something and self._reading_soon is None:
+            self._read_soon()
 
     def _read_soon(self) -> None:
         if self._reading_soon is None and self._handler is not None and not self._closed:
@@ -341,7 +341,7 @@ class SimulatedConnection:
     def _read_frames(self, handler: ConnectionHandler) -> None:
         """Hand over all frames at once. The handler may pause reading and leave some."""
         inbox = self._inbox
-        frames = [inbox[0]] if len(inbox) == 1 else [data for data in inbox if type(data) is tuple]
+        frames = [data for data in inbox if type(data) is tuple]
         taken = handler.on_frames([frame for frame, _ in frames])  # type: ignore[attr-defined]  # its peer sent frames
         if self._closing:  # the handler has closed the connection
             return
