@@ -8,7 +8,7 @@ import yaml
 from testbed_runtime.api import models
 from testbed_runtime.api.compile import compile_fault, job_graph, merged_variants
 from testbed_runtime.core.faults.kinds import KINDS
-from testbed_runtime.core.job.jobgraph import JobEdge
+from testbed_runtime.core.job.jobgraph import JobEdge, SourceConfig
 from testbed_runtime.core.job.slots import needed_slots
 
 
@@ -38,6 +38,10 @@ def test_the_job_graph_has_seconds_and_flinks_maximum_parallelism():
     assert graph.vertex("windows").operator.window_s == 2.0
     assert graph.vertex("sink").sink.delivery == "at-least-once"
     assert graph.edges[0] == JobEdge("source", "count", "hash")
+
+
+def test_every_field_of_a_source_in_a_document_reaches_the_job():
+    assert set(models.Source.model_fields) == set(SourceConfig.__struct_fields__)
 
 
 def test_needed_slots_are_the_largest_parallelism_of_each_group_added_up():
