@@ -468,6 +468,17 @@ def test_a_pool_that_waits_for_the_network_pool_is_woken_when_a_segment_comes_ho
     assert (second.used, first.used, first.size) == (0, 2, 1)
 
 
+def test_a_pool_that_a_waiter_destroys_wakes_each_waiter_once() -> None:
+    """Destroying it wakes the others, and it is available then."""
+    pool = NetworkBufferPool(2, SEGMENT_BYTES).create_buffer_pool(2, 2)
+    held = take(pool, 2)
+    woken: list[str] = []
+    pool.when_available(lambda: (woken.append("first"), pool.destroy()))  # type: ignore[arg-type, return-value]
+    pool.when_available(lambda: woken.append("second"))
+    held[0].release()
+    assert woken == ["first", "second"]
+
+
 def test_destroying_a_pool_wakes_who_waits_for_it() -> None:
     """It finds out when it asks."""
     network = NetworkBufferPool(1, SEGMENT_BYTES)

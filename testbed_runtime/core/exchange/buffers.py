@@ -548,9 +548,8 @@ class LocalBufferPool:
             self.requested -= 1
             self._network.recycle(segment)
         self._network.remove(self)
-        waiters, self._waiters = self._waiters, deque()
-        for waiter in waiters:
-            waiter()
+        while self._waiters:
+            self._waiters.popleft()()
 
     def _network_available(self) -> None:
         self._waiting_for_network = False
