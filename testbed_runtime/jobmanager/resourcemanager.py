@@ -432,7 +432,7 @@ class ResourceManager:
         del message
         self._check.stop()
         owner, count = self._owner, min(self._table.free, len(self._wanted))
-        self._unfulfillable = count < len(self._wanted)
+        self._unfulfillable = self._table.expected < len(self._wanted)
         if owner is not None and count:
             self._allocate(owner, count)
         self._fail_unfulfillable()

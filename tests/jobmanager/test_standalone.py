@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.messages import FreeSlot
 from testbed_runtime.simulation.loop import run_virtual
 from tests.jobmanager.harness import Cluster, jobmaster_waits, running_job, virtually
 
@@ -50,3 +51,23 @@ async def test_after_its_start_up_a_standalone_resourcemanager_fails_each_restar
         assert {(wait[3], wait[-1]) for wait in expired} == {(STANDALONE, 70)}
         await cluster.add(TaskManagerID(old.resource_id.ordinal, 2))
         await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+
+
+@virtually
+async def test_a_slot_that_its_taskmanager_has_not_freed_yet_is_no_missing_one():
+    """The JobMaster alone has lost the TaskManager, which takes its time to free the slot."""
+    async with running_job(4, {STANDALONE: "4 s"}) as cluster:
+        await asyncio.sleep(5)
+        slow = cluster.running_on("sink-1")
+        free, both = slow.handlers[FreeSlot], slow.answers
+
+        async def free_late(message):
+            await asyncio.sleep(0.5)
+            return await free(message)
+
+        slow.handlers[FreeSlot], slow.answers = free_late, ("resourcemanager",)
+        await cluster.until(lambda: cluster.rows.events("taskmanager.lost"))
+        slow.answers = both
+        await cluster.until(lambda: cluster.rows.events("failover.deployed"))
+        assert [wait[4] for wait in jobmaster_waits(cluster, "slot")].count("expired") == 0
+        assert len(cluster.rows.events("failover.started")) == 1

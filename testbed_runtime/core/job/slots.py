@@ -112,6 +112,12 @@ class SlotTable:
             for slot in known.slots
         )
 
+    @property
+    def expected(self) -> int:
+        """Number of slots that are free, or will be when their TaskManagers answer."""
+        soon = (SlotState.FREE, SlotState.RELEASING)
+        return sum(slot.state in soon for known in self._taskmanagers.values() for slot in known.slots)
+
     def take(self, allocations: Sequence[str]) -> list[Slot]:
         """Allocate a slot for each allocation, all or none ([]): each on the TaskManager with the fewest used (if slots are spread),
         then the lowest ordinal, then the lowest index."""
