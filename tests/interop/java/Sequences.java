@@ -17,6 +17,8 @@ final class Sequences {
                     Map.entry("debloating", "org.apache.flink.runtime.throughput.DebloatSequence"),
                     Map.entry("records", "org.apache.flink.runtime.io.network.api.serialization.RecordSequence"),
                     Map.entry("barriers", "org.apache.flink.streaming.runtime.io.checkpointing.BarrierSequence"),
+                    Map.entry("regions", "org.apache.flink.runtime.executiongraph.failover.RegionSequence"),
+                    Map.entry("checkpoints", "org.apache.flink.runtime.checkpoint.CheckpointSequence"),
                     Map.entry("pools", "org.apache.flink.runtime.io.network.buffer.PoolSequence"),
                     Map.entry("partitions", "org.apache.flink.runtime.io.network.partition.PartitionSequence"),
                     Map.entry("subpartitions", "org.apache.flink.runtime.io.network.partition.SubpartitionSequence"),
