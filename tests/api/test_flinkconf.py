@@ -80,6 +80,19 @@ def test_a_flink_conf_is_read_although_some_lines_are_no_pairs():
         flinkconf.read(text, "config.yaml")
 
 
+def test_a_flink_conf_is_not_nested():
+    """Flink 1.20 ignores the first line, and takes the key of the second one as it stands there."""
+    found = flinkconf.read("heartbeat:\n  timeout: 5 s\n", "conf/flink-conf.yaml")
+    assert found.options == {"timeout": "5 s"}
+    (error,) = flinkconf.judge_options(found, "1.20").errors
+    assert str(error) == (
+        "line 1: 'heartbeat:' is not a `key: value` pair, so Flink ignores it "
+        "(this file is not nested: write the whole key in each line, as in heartbeat.key: value)"
+    )
+    nested = flinkconf.read("heartbeat:\n  timeout: 5 s\n", "config.yaml")
+    assert nested.options == {"heartbeat.timeout": "5 s"}
+
+
 def test_a_digit_that_is_no_number_is_no_number_of_slots():
     """`²` is a digit for Python."""
     found = flinkconf.read('taskmanager.numberOfTaskSlots: "²"\nheartbeat.timeout: 5 s\n', "config.yaml")

@@ -1,7 +1,8 @@
-"""Flink's own arithmetic beside Headgate's: memory of a TaskManager, key groups, default max parallelism."""
+"""Flink's own arithmetic beside Headgate's: memory of a TaskManager, key groups, default max parallelism, values of options, files."""
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import subprocess
@@ -9,18 +10,56 @@ import subprocess
 import numpy as np
 import pytest
 
+from testbed_runtime.api import flinkconf
 from testbed_runtime.core.job.keygroups import (
     compute_default_max_parallelism,
     group_range,
 )
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.processmemory import NETWORK, OVERHEAD, PREFIX
+from testbed_runtime.core.values import NANOS, PARSERS, parse_duration
 from testbed_runtime.workload.keys import murmur_hashes
 from tests.core.test_processmemory import VECTORS, as_flink_names_it, as_flink_said_it
 from tests.interop.flink import LIMIT_S
 
 pytestmark = pytest.mark.processes
 DRAWN = 300
+NUMBERS = (
+    "",
+    "0",
+    "007",
+    "12",
+    "2147483648",
+    "9223372036854775807",
+    "9223372036854775808",
+    "-1",
+    "+5",
+    "1.5",
+    ".5",
+    "1e3",
+    "1_0",
+)
+UNITS = ("", "ms", " s", " min", "days", " us", "b", " kb", "mebibytes", "kib", "MB", "S")
+WORDS = (
+    "true",
+    "FALSE",
+    "yes",
+    "PT1.5S",
+    "pt2m",
+    "P1DT2H3M4.5S",
+    "-PT1S",
+    "PT1M-5S",
+    "PT",
+    "P1W",
+    "PT5.S",
+    "PT9223372036854775807S",
+)
+PADDED = ("{}", " {}", "{}\n", "\u00a0{}", "\x1f{}")
+FLINK_CONFS = (
+    "heartbeat:\n  timeout: 5 s\n",
+    "a.b: 1 # a note\na.b: 2#b\nc:3\nd : 4\n e:  'x y' \n",
+    'a: b: c\nf=g\nh: \n--- \ni: &j 5\nk:l: "m"\r\nn:\t7\no: \tp',
+)
 
 
 def asked(flink, lines):
@@ -91,3 +130,46 @@ def test_key_groups_are_those_of_flinks_key_group_range_assignment(flink):
         }
         for murmur, (_, parallelism, most) in zip(murmurs, cases, strict=True)
     ]
+
+
+def in_base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def as_headgate_reads_it(kind: str, text: str, version: str) -> object:
+    """A value of an option, or None if it is refused."""
+    try:
+        return parse_duration(text, version) if kind == "duration" else PARSERS[kind](text)
+    except ValueError:
+        return None
+
+
+def as_flink_reads_it(kind: str, answer: dict[str, object]) -> object:
+    """The same of Flink's answer."""
+    value = answer.get("value")
+    if kind == "duration" and value is not None:
+        seconds, nanos = map(int, str(value).split())
+        return (seconds * NANOS + nanos) / NANOS
+    if kind == "boolean" and value is not None:
+        return value == "true"
+    return float(str(value)) if kind == "double" and value is not None else value
+
+
+@pytest.mark.parametrize("kind", ["duration", "memory", "integer", "double", "boolean"])
+def test_values_of_options_are_those_of_flinks_configuration(flink, kind):
+    """Numbers with and without units, ISO 8601 durations and words, with blanks around them."""
+    texts = [number + unit for number in NUMBERS for unit in UNITS] + list(WORDS)
+    texts = [form.format(text) for text in texts for form in PADDED]
+    answers = asked(flink, [f"value {kind} {in_base64(text)}" for text in texts])
+    theirs = {text: as_flink_reads_it(kind, answer) for text, answer in zip(texts, answers, strict=True)}
+    assert {text: as_headgate_reads_it(kind, text, flink.name) for text in texts} == theirs
+    assert None in theirs.values()
+
+
+def test_a_flink_conf_has_the_options_that_flinks_global_configuration_loads(flink):
+    """Nested keys, comments, quotes, duplicates, tabs, and lines that are no pairs."""
+    if flink.name != "1.20":
+        pytest.skip("2.x reads no flink-conf.yaml")
+    answers = asked(flink, [f"file flink-conf.yaml {in_base64(text)}" for text in FLINK_CONFS])
+    ours = [flinkconf.read(text, "flink-conf.yaml").options for text in FLINK_CONFS]
+    assert ours == [answer["options"] for answer in answers]
