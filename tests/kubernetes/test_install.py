@@ -116,7 +116,8 @@ def _may(space: Space, namespace: str, *what: str) -> str:
 
 @pytest.mark.disruptive
 def test_a16_helm_installs_tests_upgrades_and_leaves_nothing(bare_space: Space, alone: Cluster):
-    """A namespaced installation: its rights end at its namespace, a real run passes, and after the uninstall the cluster is as before."""
+    """A namespaced installation: its rights end at its namespace, a real run passes, and after the uninstall the cluster is as before. No
+    finalizer of Headgate's is left without a process that removes it (A2)."""
     before = names(alone)
     bare_space.apply(restricted_pod("collector", "headgate", "python", "-c", COLLECTOR))
     bare_space.kubectl("create", "secret", "generic", "collector", "--from-literal=headers=x-tenant=streams")
@@ -138,7 +139,12 @@ def test_a16_helm_installs_tests_upgrades_and_leaves_nothing(bare_space: Space, 
     install(alone, bare_space, "--set", "logging.level=DEBUG", "--set", "replicaCount=2")
     ready = bare_space.get("deployment", f"{RELEASE}-headgate-operator")["status"]["readyReplicas"]
     assert ready == 2
+    held = _run("waits", suspend=True)
+    held["metadata"]["finalizers"] = [naming.FINALIZER]  # as a run has that was begun
+    bare_space.apply(held)
+    bare_space.until("scenariorun/waits", lambda o: o.get("status"), 120, "the operator looked at it")
     helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
+    bare_space.kubectl("delete", "scenariorun", "waits", "--timeout=110s")
     assert left(bare_space) == ""
     assert names(alone) == before
     bare_space.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=110s")  # those of the run, too
@@ -210,39 +216,103 @@ def test_a_cluster_wide_operator_acts_only_where_it_was_let_in(bare_space: Space
 
 
 @pytest.mark.disruptive
-def test_the_webhook_refuses_at_kubectl_apply_what_the_operator_would_reject(
+def test_a_watched_namespace_with_an_active_run_and_an_active_fault_can_be_deleted(
     bare_space: Space, alone: Cluster
 ):
+    """Kubernetes deletes the operator's Roles there, perhaps before the run and the fault. The uninstall skips the namespace, as an
+    upgrade does with one that was deleted before."""
+    with fresh(alone, emptied=False) as watched:
+        with fresh(alone, emptied=False) as deleted:
+            chosen = ("--set", f"watchNamespaces={{{watched.name},{deleted.name}}}")
+            install(alone, bare_space, *chosen)
+        long = _run("active")
+        long["spec"]["scenario"]["timeline"]["observation"] = "300s"
+        watched.apply(long, a_testbed(), a_fault("long", duration="600 s", **PAUSE))
+        active = lambda o: (o.get("status") or {}).get("phase") == "Active"  # noqa: E731
+        watched.until("fault/long", active, 180, "it acts")
+        watched.until("scenariorun/active", lambda o: o["metadata"].get("finalizers"), 120, "it has begun")
+        alone.kubectl("wait", "--for=delete", f"namespace/{deleted.name}", "--timeout=110s")
+        install(alone, bare_space, *chosen)
+    alone.kubectl("wait", "--for=delete", f"namespace/{watched.name}", "--timeout=100s")
+    helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
+    assert left(bare_space) == ""
+
+
+WITH_ALL = tuple(
+    part
+    for value in ("priorityClasses.create=true", "webhook.enabled=true", "webhook.failurePolicy=Fail")
+    for part in ("--set", value)
+)
+
+
+@pytest.fixture(scope="module")
+def release(alone: Cluster, images: str) -> Iterator[Space]:
+    """A namespaced installation with priority classes and the webhook, which leaves nothing when it is uninstalled."""
+    del images
+    with fresh(alone) as space:
+        before = names(alone)
+        install(alone, space, *WITH_ALL)
+        yield space
+        helm(alone, space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
+        assert left(space) == ""
+        assert names(alone) == before
+
+
+@pytest.mark.disruptive
+def test_a_replacement_of_the_operator_gets_its_place_on_a_full_node(release: Space, alone: Cluster):
+    """Pods of the testbeds' class take all processors and more wait for them: the scheduler ends one of them for the operator."""
+    nodes = alone.get("nodes")["items"]
+    least = min(_cores(node["status"]["allocatable"]["cpu"]) for node in nodes)
+    resources = {"requests": {"cpu": f"{1000 * least / 20:.0f}m"}}
+    template = pod("x", ["sleep", "600"], **RESTRICTED_POD, priorityClassName=f"{RELEASE}-headgate-pods")
+    template["spec"]["containers"][0]["resources"] = resources
+    crowd = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "crowd"},
+        "spec": {
+            "replicas": sum(int(20 * _cores(n["status"]["allocatable"]["cpu"]) / least) for n in nodes) + 1,
+            "selector": {"matchLabels": {"app": "crowd"}},
+            "template": {"metadata": {"labels": {"app": "crowd"}}, "spec": template["spec"]},
+        },
+    }
+    release.apply(crowd)
+    release.event("FailedScheduling", "Insufficient cpu", 120)
+    which = ("pods", "-l", "app.kubernetes.io/component=operator")
+    [first] = release.get(*which)["items"]
+    release.kubectl("delete", "pod", first["metadata"]["name"], "--grace-period=1")
+    release.kubectl("rollout", "status", f"deployment/{RELEASE}-headgate-operator", "--timeout=90s")
+    release.event("Preempted", "", 120)
+    release.kubectl("delete", "deployment", "crowd", "--wait=false")
+
+
+@pytest.mark.disruptive
+def test_the_webhook_refuses_at_kubectl_apply_what_the_operator_would_reject(release: Space, alone: Cluster):
     """With the texts of the command line. Nothing is blocked that already exists, even while no operator answers."""
-    before = names(alone)
-    webhook = ("--set", "webhook.enabled=true", "--set", "webhook.failurePolicy=Fail")
-    install(alone, bare_space, *webhook)
-    [certificate] = _webhook_secrets(bare_space)
+    [certificate] = _webhook_secrets(release)
     mistyped = a_testbed("mistyped", flinkConfiguration={"heartbeat.timeot": "50 s"})
-    said = _reviewed(bare_space, mistyped)
+    said = _reviewed(release, mistyped)
     assert (
         "spec.flinkConfiguration[heartbeat.timeot]: is not a Flink option (did you mean heartbeat.timeout?)"
         in said
     )
-    bare_space.apply(a_testbed("valid", jobState="suspended"))
-    bare_space.until("testbed/valid", lambda o: o.get("status"), 120, "the operator looked at it")
-    bare_space.kubectl(
+    release.apply(a_testbed("valid", jobState="suspended"))
+    release.until("testbed/valid", lambda o: o.get("status"), 120, "the operator looked at it")
+    release.kubectl(
         "patch", "testbed", "valid", "--type=merge", "-p", '{"metadata":{"finalizers":["test.dev/held"]}}'
     )
-    install(alone, bare_space, *webhook, "--set", "logging.level=DEBUG")
-    assert _webhook_secrets(bare_space) == [certificate], "an upgrade made a new certificate"
+    install(alone, release, *WITH_ALL, "--set", "logging.level=DEBUG")
+    assert _webhook_secrets(release) == [certificate], "an upgrade made a new certificate"
     deployment = f"deployment/{RELEASE}-headgate-operator"
-    bare_space.kubectl("scale", deployment, "--replicas=0")
+    release.kubectl("scale", deployment, "--replicas=0")
     operators = ("pods", "-l", "app.kubernetes.io/component=operator")
-    bare_space.kubectl("wait", "--for=delete", *operators, "--timeout=110s")
-    assert "failed calling webhook" in bare_space.refused(a_testbed("another"))
-    bare_space.kubectl("delete", "testbed", "valid", "--wait=false")
-    bare_space.kubectl("patch", "testbed", "valid", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
-    bare_space.kubectl("wait", "--for=delete", "testbed/valid", "--timeout=110s")
-    bare_space.kubectl("scale", deployment, "--replicas=1")
-    helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
-    assert left(bare_space) == ""
-    assert names(alone) == before
+    release.kubectl("wait", "--for=delete", *operators, "--timeout=110s")
+    assert "failed calling webhook" in release.refused(a_testbed("another"))
+    release.kubectl("delete", "testbed", "valid", "--wait=false")
+    release.kubectl("patch", "testbed", "valid", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+    release.kubectl("wait", "--for=delete", "testbed/valid", "--timeout=110s")
+    release.kubectl("scale", deployment, "--replicas=1")
+    release.kubectl("rollout", "status", deployment, "--timeout=90s")
 
 
 def _reviewed(space: Space, document: dict[str, Any]) -> str:
@@ -263,71 +333,6 @@ def _webhook_secrets(space: Space) -> list[dict[str, str]]:
 def _cores(quantity: str) -> float:
     """Return processors of `2` or `1900m`."""
     return float(quantity.removesuffix("m")) / (1000 if quantity.endswith("m") else 1)
-
-
-@pytest.mark.disruptive
-def test_a_replacement_of_the_operator_gets_its_place_on_a_full_node(bare_space: Space, alone: Cluster):
-    """Pods of the testbeds' class take all processors and more wait for them: the scheduler ends one of them for the operator."""
-    install(alone, bare_space, "--set", "priorityClasses.create=true")
-    nodes = alone.get("nodes")["items"]
-    least = min(_cores(node["status"]["allocatable"]["cpu"]) for node in nodes)
-    resources = {"requests": {"cpu": f"{1000 * least / 20:.0f}m"}}
-    template = pod("x", ["sleep", "600"], **RESTRICTED_POD, priorityClassName=f"{RELEASE}-headgate-pods")
-    template["spec"]["containers"][0]["resources"] = resources
-    crowd = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "crowd"},
-        "spec": {
-            "replicas": sum(int(20 * _cores(n["status"]["allocatable"]["cpu"]) / least) for n in nodes) + 1,
-            "selector": {"matchLabels": {"app": "crowd"}},
-            "template": {"metadata": {"labels": {"app": "crowd"}}, "spec": template["spec"]},
-        },
-    }
-    bare_space.apply(crowd)
-    bare_space.event("FailedScheduling", "Insufficient cpu", 120)
-    which = ("pods", "-l", "app.kubernetes.io/component=operator")
-    [first] = bare_space.get(*which)["items"]
-    bare_space.kubectl("delete", "pod", first["metadata"]["name"], "--grace-period=1")
-    bare_space.kubectl("rollout", "status", f"deployment/{RELEASE}-headgate-operator", "--timeout=90s")
-    bare_space.event("Preempted", "", 120)
-    bare_space.kubectl("delete", "deployment", "crowd", "--wait=false")
-    helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
-
-
-@pytest.mark.disruptive
-def test_a2_an_uninstall_ends_faults_and_what_stays_can_be_deleted(bare_space: Space, alone: Cluster):
-    """No finalizer of Headgate's is left without a process that removes it."""
-    install(alone, bare_space)
-    held = _run("waits", suspend=True)
-    held["metadata"]["finalizers"] = [naming.FINALIZER]  # as a run has that was begun
-    bare_space.apply(held)
-    bare_space.until("scenariorun/waits", lambda o: o.get("status"), 120, "the operator looked at it")
-    helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
-    bare_space.kubectl("delete", "scenariorun", "waits", "--timeout=110s")
-
-
-@pytest.mark.disruptive
-def test_a_watched_namespace_with_an_active_run_and_an_active_fault_can_be_deleted(
-    bare_space: Space, alone: Cluster
-):
-    """Kubernetes deletes the operator's Roles there, perhaps before the run and the fault. The uninstall skips the namespace, as an
-    upgrade does with one that was deleted before."""
-    with fresh(alone, emptied=False) as watched:
-        with fresh(alone, emptied=False) as deleted:
-            chosen = ("--set", f"watchNamespaces={{{watched.name},{deleted.name}}}")
-            install(alone, bare_space, *chosen)
-        alone.kubectl("wait", "--for=delete", f"namespace/{deleted.name}", "--timeout=110s")
-        install(alone, bare_space, *chosen)
-        long = _run("active")
-        long["spec"]["scenario"]["timeline"]["observation"] = "300s"
-        watched.apply(long, a_testbed(), a_fault("long", duration="600 s", **PAUSE))
-        active = lambda o: (o.get("status") or {}).get("phase") == "Active"  # noqa: E731
-        watched.until("fault/long", active, 180, "it acts")
-        watched.until("scenariorun/active", lambda o: o["metadata"].get("finalizers"), 120, "it has begun")
-    alone.kubectl("wait", "--for=delete", f"namespace/{watched.name}", "--timeout=100s")
-    helm(alone, bare_space.name, "uninstall", RELEASE, "--wait", "--timeout", HELM_LIMIT)
-    assert left(bare_space) == ""
 
 
 def _run(name: str, **spec: Any) -> dict[str, Any]:
