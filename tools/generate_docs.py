@@ -24,6 +24,7 @@ from typer.models import OptionInfo
 from testbed_runtime.api import catalogue, fields, kinds, limits, models
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
 from testbed_runtime.api.descriptions import meaning
+from testbed_runtime.cli import questions
 from testbed_runtime.cli.commands import build
 from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.faults.vocabulary import BACKENDS, PACKET_BACKENDS, Kind
@@ -398,6 +399,23 @@ def _command(path: str, callback: Callable[..., Any]) -> str:
     return "\n\n".join(body) + "\n"
 
 
+def _incidents() -> str:
+    """Return the tables of what `headgate new` makes of Flink's errors and options."""
+
+    def listed(names: tuple[str, ...]) -> str:
+        return ", ".join(f"`{name}`" for name in names)
+
+    rows = [(f"`{q.name}`", listed(q.errors), listed(q.keys)) for q in questions.QUESTIONS]
+    others = [(listed(e.errors), listed(e.keys), e.answer) for e in questions.ELSEWHERE]
+    return "\n\n".join(
+        (
+            table(("`headgate new`", "in Flink's log", "options, or the beginnings of their keys"), rows),
+            "No scenario is about these:",
+            table(("in Flink's log", "options, or the beginnings of their keys", "what helps"), others),
+        )
+    )
+
+
 def cli_page() -> str:
     app = build(whole=True)
     listed: list[tuple[str, str]] = []
@@ -417,7 +435,7 @@ def cli_page() -> str:
         ]
     width = max(len(name) for name, _ in listed) + 2
     lines = [f"headgate {name:<{width}}{doc.partition(chr(10))[0]}" for name, doc in listed]
-    return "\n".join([text("cli", help="\n".join(lines)), *sections])
+    return "\n".join([text("cli", help="\n".join(lines), incidents=_incidents()), *sections])
 
 
 def combinations() -> str:

@@ -4,32 +4,39 @@ from __future__ import annotations
 
 import math
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
+from testbed_runtime.api.catalogue import Standing, judge
 from testbed_runtime.api.limits import MAX_RATE, MAX_TASKMANAGERS
-from testbed_runtime.cli import folders, options, questions
+from testbed_runtime.cli import folders, options, questions, starting
 from testbed_runtime.core.errors import UserError, nearest
 from testbed_runtime.core.judgement.quantities import counted
+from testbed_runtime.core.versions import LATEST
 
 
 def _names(incomplete: str) -> list[str]:
     return [name for name in questions.BY_NAME if name.startswith(incomplete)]
 
 
-DEFAULT = questions.Shape()
+DEFAULT = starting.Shape()
 MAX_NEW = (MAX_TASKMANAGERS - 1) // 2
 """The largest parallelism of a document that has two TaskManagers for each subtask, and a spare one."""
+
+
+MAX_ECHO = 200
+"""Characters of a pasted text that an error repeats."""
 
 
 def new(  # noqa: PLR0917 - typer passes by name
     question: Annotated[
         str,
         typer.Argument(
-            help="One of the questions that --list prints, or the error in Flink's log. Without it, Headgate asks on the terminal.",
+            help="One of the questions that --list prints, an option, or the error in Flink's log. Without it, Headgate asks on the terminal.",
             autocompletion=_names,
         ),
     ] = "",
@@ -56,12 +63,20 @@ def new(  # noqa: PLR0917 - typer passes by name
 
     With --flink-conf, it has your options instead of those that the question suggests."""
     if listed:
+        indent = " " * 25
         for item in questions.QUESTIONS:
-            typer.echo(f"{item.name:<20}{item.question}")
+            typer.echo(f"{item.name:<25}{item.question}")
             if item.errors:
-                typer.echo(f"{'':<20}In Flink's log: {', '.join(item.errors)}")
+                typer.echo(
+                    textwrap.fill(
+                        f"In Flink's log: {', '.join(item.errors)}",
+                        110,
+                        initial_indent=indent,
+                        subsequent_indent=indent + "  ",
+                    )
+                )
         return
-    shape = questions.Shape(
+    shape = starting.Shape(
         flink_version=flink_version or DEFAULT.flink_version,
         parallelism=parallelism,
         records_per_second=records_per_second,
@@ -75,7 +90,7 @@ def new(  # noqa: PLR0917 - typer passes by name
     else:
         raise UserError("QUESTION", "is missing", f"write one of {', '.join(questions.BY_NAME)}")
     options.known_version(shape.flink_version)
-    text = questions.document(chosen, shape)
+    text = starting.document(chosen, shape)
     _check(text)
     if str(output) == "-":
         typer.echo(text, nl=False)
@@ -88,7 +103,7 @@ def new(  # noqa: PLR0917 - typer passes by name
     typer.echo(f"      headgate run {shown}         (real processes on this machine)")
 
 
-def _with_conf(shape: questions.Shape, path: Path, flink_version: str | None) -> questions.Shape:
+def _with_conf(shape: starting.Shape, path: Path, flink_version: str | None) -> starting.Shape:
     """Return the shape with the options of a Flink configuration."""
     from testbed_runtime.core.options import Options
 
@@ -108,7 +123,7 @@ def _with_conf(shape: questions.Shape, path: Path, flink_version: str | None) ->
             err=True,
         )
     effective = Options(found.usable, flink_version=version)
-    given = questions.Given(
+    given = starting.Given(
         options=found.usable,
         cluster=", ".join(sizes),
         interval_s=math.ceil(effective.duration("heartbeat.interval")),
@@ -118,10 +133,22 @@ def _with_conf(shape: questions.Shape, path: Path, flink_version: str | None) ->
 
 
 def find(name: str) -> questions.Question:
-    """Return the question of that name, or about that error. Raises UserError with the nearest one."""
-    if found := questions.BY_NAME.get(name) or questions.about_error(name):
+    """Return the question of that name, or about that error or option. Raises UserError with what helps instead, or the nearest one."""
+    found = questions.BY_NAME.get(name) or questions.about(name)
+    if isinstance(found, questions.Question):
         return found
-    raise UserError("QUESTION", f"the question {name!r} does not exist", nearest(name, questions.BY_NAME))
+    if found is not None:
+        raise UserError("QUESTION", f"no scenario is about {name[:MAX_ECHO]!r}: {found.answer}")
+    known = judge(questions.key_in(name), LATEST)
+    if known.standing is Standing.EFFECTIVE:
+        raise UserError(
+            "QUESTION", f"no scenario is about {known.canonical}", "write it into `flinkConfiguration` of any"
+        )
+    if known.standing is Standing.WITHOUT_EFFECT:
+        raise UserError("QUESTION", f"{known.canonical} has no effect here")
+    raise UserError(
+        "QUESTION", f"the question {name[:MAX_ECHO]!r} does not exist", nearest(name, questions.BY_NAME)
+    )
 
 
 def write(path: Path, text: str) -> None:
@@ -144,7 +171,7 @@ def _check(text: str) -> None:
     valid(document, validate(document.data))
 
 
-def _ask(shape: questions.Shape) -> tuple[questions.Question, questions.Shape]:
+def _ask(shape: starting.Shape) -> tuple[questions.Question, starting.Shape]:
     """Ask for the question and the shape of the job."""
     for number, item in enumerate(questions.QUESTIONS, 1):
         typer.echo(f"{number}. {item.question}", err=True)

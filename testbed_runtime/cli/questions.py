@@ -1,47 +1,16 @@
-"""The questions that `headgate new` turns into a document, and the text of that document.
-
-A document is commented YAML that validates and simulates as it is. The reader replaces the shape of the job and the options.
-"""
+"""The questions that `headgate new` turns into a document, and the errors and options that each of them is about."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+import re
+from operator import itemgetter
 
-import yaml
 from msgspec import Struct
 
-from testbed_runtime.api.catalogue import OWN_PREFIX
-from testbed_runtime.core.exchange.backoff import remote_backoff
-from testbed_runtime.core.judgement.quantities import format_value
-from testbed_runtime.core.options import ALIASES, BY_KEY, Options
-from testbed_runtime.core.versions import PEKKO, VERSIONS, has
+from testbed_runtime.api.catalogue import judge
+from testbed_runtime.core.versions import LATEST, VERSIONS
 
-AKKA = tuple(v for v in VERSIONS if not has(v, PEKKO))
-WITH_PEKKO = tuple(v for v in VERSIONS if has(v, PEKKO))
 BEFORE_2 = tuple(v for v in VERSIONS if v.startswith("1."))
-
-
-class Given(Struct, frozen=True, kw_only=True):
-    """The reader's own Flink configuration."""
-
-    options: Mapping[str, str]
-    cluster: str
-    """The size of the cluster, in words; empty if unknown."""
-    interval_s: int
-    """heartbeat.interval: a fault may happen at any moment of it."""
-    timeout_s: int
-    """heartbeat.timeout, which a scenario may have to wait for."""
-
-
-class Shape(Struct, frozen=True, kw_only=True):
-    """The properties of the job that `headgate new` asks for."""
-
-    flink_version: str = "2.x"
-    parallelism: int = 2
-    records_per_second: int = 1000
-    given: Given | None = None
-    """The configuration of --flink-conf."""
 
 
 class Line(Struct, frozen=True):
@@ -69,22 +38,31 @@ class Question(Struct, frozen=True, kw_only=True):
     heartbeats: bool = False
     """Whether heartbeats notice the fault: it then meets them at a random moment, and the observation waits for their timeout."""
     errors: tuple[str, ...] = ()
-    """Parts of the lines that Flink logs when it happens."""
+    """Parts of the lines that Flink logs when it happens. `*` is any text."""
+    keys: tuple[str, ...] = ()
+    """Options that it is about, and beginnings of their keys."""
     baseline: str = "3 s"
+    drain_s: int = 10
     spare: int = 1
     """TaskManagers without a task, for the tasks of a lost one."""
+    replace_lost: str = "Never"
+    overload: bool = False
+    """Whether the sinks are slower than the sources."""
     control: bool = True
+
+
+class Elsewhere(Struct, frozen=True, kw_only=True):
+    """Errors and options that no scenario is about, and what helps instead."""
+
+    errors: tuple[str, ...]
+    keys: tuple[str, ...] = ()
+    answer: str
 
 
 CHECKPOINTS = Line(
     "execution.checkpointing.interval",
     "1 s",
     "yours; a short one keeps the replay after a failover short",
-)
-ADDED_CHECKPOINTS = Line(
-    CHECKPOINTS.key,
-    CHECKPOINTS.value,
-    "added: your file has no valid one. Write what your job sets in code, if it does",
 )
 COMMON = (
     CHECKPOINTS,
@@ -107,7 +85,15 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         name="taskmanager-killed",
         question="A TaskManager dies. How long is the job down, and which timeout decides it?",
-        errors=("RemoteTransportException", "is no longer reachable"),
+        errors=(
+            "RemoteTransportException",
+            "LocalTransportException",
+            "Connection unexpectedly closed by remote task manager",
+            "Lost connection to task manager",
+            "TaskManager with id * is no longer reachable",
+            "Recovery is suppressed by",
+        ),
+        keys=("heartbeat.interval", "heartbeat.rpc-failure-threshold", "restart-strategy"),
         hypothesis="The job is back within 10 s of the loss of a TaskManager, and loses nothing.",
         options=(
             Line("heartbeat.interval", "1 s", "Flink's default is 10 s"),
@@ -133,6 +119,7 @@ QUESTIONS: tuple[Question, ...] = (
         name="taskmanager-paused",
         question="A TaskManager stops for a while (garbage collection, a slow disk). Is a failover started for nothing?",
         errors=("Heartbeat of TaskManager",),
+        keys=("heartbeat.timeout",),
         hypothesis="A pause of 3 s causes no failover, because heartbeat.timeout is longer.",
         options=(
             Line("heartbeat.interval", "1 s", "Flink's default is 10 s"),
@@ -161,6 +148,7 @@ QUESTIONS: tuple[Question, ...] = (
         name="late-producer",
         question="A producer registers its partition late (a slow start, a large job). Do its consumers wait long enough?",
         errors=("PartitionNotFoundException",),
+        keys=("taskmanager.network.request-backoff", "taskmanager.network.partition-request-timeout"),
         hypothesis="Consumers wait for a producer that is 3 s late, and the job starts without a failure.",
         options=(
             Line("taskmanager.network.request-backoff.initial", "100 ms", "in ms: Flink's default"),
@@ -189,11 +177,17 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         name="slow-deployment",
         question="The JobManager is busy while it deploys many tasks. Is the ask timeout long enough?",
-        errors=("AskTimeoutException", "Invocation of [RemoteRpcInvocation"),
+        errors=(
+            "AskTimeoutException",
+            "Ask timed out",
+            "Invocation of [RemoteRpcInvocation",
+            "not responding after a rpcTimeout",
+            "not responding after a timeout",
+        ),
+        keys=("pekko.ask.timeout",),
         hypothesis="A JobManager that needs 20 ms for each message deploys the job without an ask timeout.",
         options=(
-            Line("akka.ask.timeout", "10 s", "Flink's default", AKKA),
-            Line("pekko.ask.timeout", "10 s", "Flink's default", WITH_PEKKO),
+            Line("pekko.ask.timeout", "10 s", "Flink's default"),
             Line(
                 "headgate.jobmanager.service-time",
                 "20 ms",
@@ -239,113 +233,296 @@ QUESTIONS: tuple[Question, ...] = (
         observation_s=10,
         spare=0,
     ),
+    Question(
+        name="missing-slots",
+        question="A lost TaskManager is replaced late (a drained node, a pending pod). Does the job get its slots in time?",
+        errors=(
+            "NoResourceAvailableException",
+            "Could not acquire the minimum required resources",
+            "Slot request bulk is not fulfillable",
+            "The TaskExecutor is shutting down",
+        ),
+        keys=("slot.request.timeout", "resourcemanager.standalone.start-up-time"),
+        hypothesis="A TaskManager that is replaced after 30 s is back before slot.request.timeout.",
+        options=(
+            Line("heartbeat.interval", "1 s", "Flink's default is 10 s"),
+            Line(
+                "slot.request.timeout",
+                "1 min",
+                "Flink's default is 5 min; each time it expires costs a restart attempt",
+            ),
+            *COMMON,
+        ),
+        faults=(
+            "- name: lost",
+            "  at: 0 s                                # from the end of the baseline",
+            "  duration: 1 s                          # replaceLost above is how late the next TaskManager starts",
+            "  target: {taskManagers: {running: sink, mode: one}}   # an evicted one reports its end: no seconds for heartbeats",
+            "  process: {kill: {}}",
+        ),
+        expect=(("{metric: failovers.count, min: 1}", "the fault had an effect"), *SURVIVED),
+        observation_s=50,
+        heartbeats=True,
+        spare=0,
+        replace_lost="30 s",
+    ),
+    Question(
+        name="unreachable-taskmanager",
+        question="Other TaskManagers cannot connect to a TaskManager at first (a network policy, a late route). How long do they try?",
+        errors=(
+            "Connecting to remote task manager",
+            "PartitionConnectionException",
+            "Sending the partition request",
+            "UnknownHostException",
+            "NoRouteToHostException",
+        ),
+        keys=("taskmanager.network.netty.client.connectTimeoutSec", "taskmanager.network.retries"),
+        hypothesis="Consumers reach a TaskManager that is cut off for 25 s with their first attempt.",
+        options=(
+            Line(
+                "taskmanager.network.netty.client.connectTimeoutSec",
+                '"120"',
+                "Flink's default. Linux gives up after 127 s (net.ipv4.tcp_syn_retries 6)",
+            ),
+            *COMMON,
+        ),
+        faults=(
+            "- name: cut",
+            "  at: deploy                             # before the job is submitted",
+            "  duration: 25 s",
+            "  target: {taskManagers: {names: [tm-0]}}",
+            "  network: {partition: {}}               # between TaskManagers; `plane: both` cuts it off from the JobManager, too",
+        ),
+        expect=(("{metric: failovers.count, equals: 0}", "no attempt to connect expires"), *SURVIVED),
+        observation_s=30,
+        spare=0,
+        control=False,
+    ),
+    Question(
+        name="network-buffers",
+        question="Has each TaskManager enough network buffers for its tasks? (`headgate plan FILE` computes how many they need.)",
+        errors=("Insufficient number of network buffers",),
+        keys=(
+            "taskmanager.memory.network",
+            "taskmanager.network.memory",
+            "taskmanager.network.numberOfBuffers",
+        ),
+        hypothesis="The tasks get their network buffers, and the job starts.",
+        options=(
+            Line(
+                "taskmanager.memory.process.size",
+                "1728 mb",
+                "yours; slots above and the parallelism below, too",
+            ),
+            Line(
+                "taskmanager.memory.network.fraction",
+                '"0.1"',
+                "Flink's default: of the process without metaspace and overhead",
+            ),
+            *COMMON,
+        ),
+        faults=(),
+        expect=(("{metric: failovers.count, equals: 0}", "the first deployment succeeds"), *SURVIVED),
+        observation_s=5,
+        spare=0,
+        control=False,
+    ),
+    Question(
+        name="slow-checkpoints",
+        question="The checkpoint store gets slow. Do checkpoints expire, and what does the failover cost?",
+        errors=(
+            "CheckpointException",
+            "Checkpoint expired before completing",
+            "expired before completing",
+            "Exceeded checkpoint tolerable failure threshold",
+        ),
+        keys=("execution.checkpointing.timeout", "execution.checkpointing.tolerable-failed-checkpoints"),
+        hypothesis="Checkpoints that take 6 s complete, and the job runs on.",
+        options=(
+            Line("execution.checkpointing.timeout", "10 s", "Flink's default is 10 min"),
+            Line(
+                "execution.checkpointing.tolerable-failed-checkpoints",
+                '"0"',
+                "Flink's default: the first one that expires costs a failover",
+            ),
+            *COMMON,
+        ),
+        faults=(
+            "- name: slow-store",
+            "  at: 0 s                                # from the end of the baseline",
+            "  duration: 20 s",
+            "  target: {taskManagers: {}}             # every TaskManager; back-pressure is `headgate new back-pressure`",
+            "  store: {slow: {delay: 6 s}}            # added to each read and write",
+        ),
+        expect=(
+            ("{metric: checkpoints.failed, equals: 0}", "none expired"),
+            ("{metric: failovers.count, equals: 0}", "a failover also restores from the slow store"),
+            *SURVIVED,
+        ),
+        observation_s=30,
+        drain_s=30,
+        spare=0,
+        control=False,
+    ),
+    Question(
+        name="back-pressure",
+        question="The sinks are slower than the sources. How long do checkpoints take, and do they expire?",
+        errors=("back-pressure", "backpressure", "back pressure"),
+        keys=(
+            "execution.checkpointing.unaligned",
+            "execution.checkpointing.aligned-checkpoint-timeout",
+            "taskmanager.network.memory.buffer-debloat",
+        ),
+        hypothesis="Under back-pressure, checkpoints take less than a minute.",
+        options=(
+            Line(
+                "execution.checkpointing.unaligned.enabled",
+                '"false"',
+                "true: barriers overtake the data in flight, which is stored",
+            ),
+            Line("execution.checkpointing.timeout", "10 min", "Flink's default"),
+            *COMMON,
+        ),
+        faults=(),
+        expect=(
+            ("{metric: checkpoints.duration, max: 60 s}", "the longest one"),
+            ("{metric: checkpoints.completed, min: 1}", "see `alignment` and `backpressured` in the report"),
+            ("{metric: failovers.count, equals: 0}", "none expired"),
+            *SURVIVED,
+        ),
+        observation_s=60,
+        drain_s=120,
+        spare=0,
+        overload=True,
+        control=False,
+    ),
+    Question(
+        name="jobmanager-paused",
+        question="The JobManager stops for a while (garbage collection, a busy node). Does it lose its TaskManagers or its leadership?",
+        errors=(
+            "Heartbeat of JobManager",
+            "Heartbeat of ResourceManager",
+            "lost leadership",
+            "lost the leadership",
+        ),
+        keys=("high-availability",),
+        hypothesis="A pause of 3 s causes no failover, because heartbeat.timeout and renew-deadline are longer.",
+        options=(
+            Line("heartbeat.interval", "1 s", "Flink's default is 10 s"),
+            Line(
+                "heartbeat.timeout", "5 s", "Flink's default is 50 s; TaskManagers fail their tasks after it"
+            ),
+            Line("high-availability.type", "kubernetes", "NONE: there is no leadership to lose"),
+            Line(
+                "high-availability.kubernetes.leader-election.renew-deadline",
+                "15 s",
+                "Flink's default; the last renewal is up to one retry-period (5 s) old",
+            ),
+            *COMMON,
+        ),
+        faults=(
+            "- name: pause",
+            "  at: 0 s                                # from the end of the baseline",
+            "  duration: 3 s                          # the longest pause that you have seen",
+            "  target: {jobManager: {}}",
+            "  jobmanager: {pause: {}}",
+        ),
+        expect=(("{metric: failovers.count, equals: 0}", "the pause is survived"), *SURVIVED),
+        observation_s=20,
+        heartbeats=True,
+        spare=0,
+    ),
+    Question(
+        name="jobmanager-killed",
+        question="The JobManager dies and is replaced. How long is the job down, and do TaskManagers give up?",
+        errors=(
+            "JobManager with id * is no longer reachable",
+            "ResourceManager with id * is no longer reachable",
+            "Could not resolve ResourceManager address",
+            "Could not register at the ResourceManager",
+            "RegistrationTimeoutException",
+        ),
+        keys=("taskmanager.registration.timeout", "cluster.registration"),
+        hypothesis="A JobManager that is back after 20 s finds its TaskManagers, and the job recovers within 30 s.",
+        options=(
+            Line("heartbeat.interval", "1 s", "Flink's default is 10 s"),
+            Line(
+                "taskmanager.registration.timeout",
+                "5 min",
+                "Flink's default; a TaskManager that cannot register for this long terminates",
+            ),
+            Line("high-availability.type", "kubernetes", "without high availability, Flink loses the job"),
+            *COMMON,
+        ),
+        faults=(
+            "- name: dead",
+            "  at: 0 s                                # from the end of the baseline",
+            "  duration: 20 s                         # until the next JobManager starts",
+            "  target: {jobManager: {}}",
+            "  jobmanager: {kill: {}}",
+        ),
+        expect=(("{metric: recovery.total, max: 30 s}", "the promise that you want to keep"), *SURVIVED),
+        observation_s=50,
+        heartbeats=True,
+        spare=0,
+    ),
+)
+ELSEWHERE: tuple[Elsewhere, ...] = (
+    Elsewhere(
+        errors=("maximum akka framesize", "maximum pekko framesize", "OversizedPayloadException"),
+        keys=("pekko.framesize",),
+        answer="messages have no maximum size here. Set pekko.framesize (akka.framesize until Flink 1.17) above the size in the error",
+    ),
+    Elsewhere(
+        errors=("LocalRpcInvocation(RestfulGateway", "/dispatcher"),
+        keys=("web.timeout", "akka.client.timeout", "rest"),
+        answer="there is no REST API here. web.timeout limits requests of the REST API and the web interface; "
+        "pekko.ask.timeout does not",
+    ),
+    Elsewhere(
+        errors=("Task did not exit gracefully", "did not react to cancelling signal"),
+        keys=("task.cancellation",),
+        answer="tasks react to a cancellation at once here. In Flink, task.cancellation.timeout (180 s by default) passes, then "
+        "the TaskManager terminates: add it to the downtime of `headgate new taskmanager-killed`",
+    ),
+    Elsewhere(
+        errors=("OutOfMemoryError", "OOMKilled", "exit code 137"),
+        keys=("taskmanager.memory", "jobmanager.memory"),
+        answer="`headgate memory --flink-conf FILE` computes how a TaskManager's memory is divided; the heap is not limited here",
+    ),
+    Elsewhere(
+        errors=("Not enough resources available for scheduling",),
+        keys=("jobmanager.scheduler", "jobmanager.adaptive-scheduler"),
+        answer="the adaptive scheduler is not modelled",
+    ),
+    Elsewhere(
+        errors=("Could not restore keyed state backend",),
+        keys=("state.backend", "execution.state-recovery", "execution.checkpointing.local-backup"),
+        answer="scenarios/15-local-recovery and 18-incremental-state restore state; the store of `headgate new slow-checkpoints` "
+        "can be slow while a TaskManager is lost",
+    ),
 )
 BY_NAME = {question.name: question for question in QUESTIONS}
 
 
-def about_error(line: str) -> Question | None:
-    """Return the question about an error of Flink's log, given as its class or the whole line. Pure."""
-    return next((q for q in QUESTIONS if any(error.lower() in line.lower() for error in q.errors)), None)
+def about(text: str) -> Question | Elsewhere | None:
+    """Return what is about an option, or about an error of Flink's log: its class, a line, or a stack trace, whose last cause decides.
+    Pure."""
+    topics: tuple[Question | Elsewhere, ...] = (*QUESTIONS, *ELSEWHERE)
+    key = judge(key_in(text), LATEST).canonical
+    named = [(len(k), t) for t in topics for k in t.keys if key == k or key.startswith((f"{k}.", f"{k}-"))]
+    if named:
+        return max(named, key=itemgetter(0))[1]
+    text = re.sub(r"`[^`]*`", "", text)  # names in an explanation
+    found = [(m.start(), m.end(), t) for t in topics for e in t.errors for m in _pattern(e).finditer(text)]
+    return max(found, key=itemgetter(0, 1))[2] if found else None
 
 
-def document(question: Question, shape: Shape) -> str:
-    """Return the commented scenario. Pure."""
-    replicas = 2 * shape.parallelism + question.spare
-    spare = f"   # {question.spare} spare" if question.spare else ""
-    options = list(_options(question, shape))
-    paste = "# Paste your own flinkConfiguration here. A duration has a unit (15 s, 500 ms), unless Flink reads milliseconds."
-    described = "# The shape of your job: vertices with their parallelism, edges with their partitioning."
-    observation_s = question.observation_s
-    if shape.given:
-        size = f" Your cluster has {shape.given.cluster}." if shape.given.cluster else ""
-        paste, described = "# Your options that have an effect here.", described + size
-        if question.heartbeats:
-            observation_s += shape.given.interval_s + shape.given.timeout_s
-    wide = max(len(text) for text, _ in question.expect) + 2
-    expect = [f"    - {text:<{wide}}# {why}" for text, why in question.expect]
-    faults = ["  faults:", *(f"    {line}" for line in _faults(question, shape))] if question.faults else []
-    lines = [
-        f"# {question.question}",
-        "# headgate validate FILE    headgate simulate FILE    headgate run FILE",
-        "apiVersion: headgate.dev/v1alpha1",
-        "kind: Scenario",
-        f"metadata: {{name: {question.name}}}",
-        "spec:",
-        "  # One sentence that the run can prove wrong.",
-        f"  hypothesis: {question.hypothesis}",
-        "  seed: 7                                      # the same seed repeats the same simulation",
-        "  testbed:",
-        f'    flinkVersion: "{shape.flink_version}"' + " " * 8 + "# 1.12 to 2.3, or 2.x: defaults and behaviour differ",
-        f"    taskManagers: {{replicas: {replicas}, slots: 1, replaceLost: Never}}{spare}",
-        f"    {paste}",
-        "    flinkConfiguration:",
-        *options,
-        f"    {described}",
-        "    job:",
-        "      vertices:",
-        f"        - {{name: source, parallelism: {shape.parallelism}, slotSharingGroup: src, "
-        f"source: {{recordsPerSecond: {shape.records_per_second}, recordBytes: 100, keys: 1000}}}}",
-        f"        - {{name: count, parallelism: {shape.parallelism}, slotSharingGroup: main, operator: keyed-count}}",
-        f"        - {{name: sink, parallelism: {shape.parallelism}, slotSharingGroup: main, sink: ledger}}",
-        "      edges:",
-        "        - {from: source, to: count, partitioning: hash}",
-        "        - {from: count, to: sink, partitioning: forward}",
-        "  # observation counts from the end of the baseline, and contains the faults.",
-        f"  timeline: {{warmUp: 2 s, baseline: {question.baseline}, observation: {observation_s} s, drain: 10 s}}",
-        *faults,
-        f"  control: {str(question.control).lower():<36}# also a run without the fault, to compare with",
-        "  trials: 1                                    # more trials give distributions instead of one value",
-        "  # What you promise. `headgate faults --metrics` lists the metrics.",
-        "  expect:",
-        *expect,
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+def key_in(text: str) -> str:
+    """Return the first word, which is a key if the text is an option, with or without its value."""
+    return re.split(r"[\s:=]", text.strip(), maxsplit=1)[0]
 
 
-def _faults(question: Question, shape: Shape) -> Iterator[str]:
-    for line in question.faults:
-        yield line + (f"; {_budget(question, shape)}" if "registration:" in line else "")
-        if shape.given and question.heartbeats and line.strip().startswith("at:"):
-            jitter = f"  jitter: {shape.given.interval_s} s"
-            yield f"{jitter:<41}# up to one heartbeat.interval later; `headgate simulate --seeds 20` shows the range"
-
-
-def _budget(question: Question, shape: Shape) -> str:
-    """Return how late a partition may be, with the options of the document."""
-    written = shape.given.options if shape.given else {line.key: line.value for line in question.options}
-    backoff = remote_backoff(Options(written, flink_version=shape.flink_version))
-    budget = backoff.budget()
-    if budget is None:
-        return "its consumers wait without a limit"
-    fails = "may fail" if backoff.waits_at_producer else "fails"
-    return f"above {format_value(budget, 's')}, the job {fails} with PartitionNotFoundException"
-
-
-def _options(question: Question, shape: Shape) -> Iterator[str]:
-    """Yield the lines of flinkConfiguration. The options of the reader replace those that the question suggests."""
-    chosen = [line for line in question.options if shape.flink_version in line.versions]
-    if shape.given:
-        own = [line for line in chosen if line.key.startswith(OWN_PREFIX)]
-        checkpoints = [] if CHECKPOINTS.key in shape.given.options else [ADDED_CHECKPOINTS]
-        yield from (f"      {key}: {_scalar(value)}" for key, value in shape.given.options.items())
-        chosen = [*checkpoints, *own]
-    set_to = [(f"{line.key}: {_written(line, shape.flink_version)}", line.why) for line in chosen]
-    width = max((len(text) for text, _ in set_to), default=0) + 2
-    yield from (f"      {text:<{width}}# {why}" for text, why in set_to)
-
-
-def _written(line: Line, flink_version: str) -> str:
-    """Return the value as this version of Flink reads it, in YAML."""
-    option = BY_KEY.get(ALIASES.get(line.key, line.key))
-    if option is None or not option.in_millis(flink_version):
-        return line.value
-    return _scalar(option.written(line.value, flink_version))
-
-
-def _scalar(text: str) -> str:
-    """Return a text in YAML, in quotes if YAML would read something else."""
-    try:
-        plain = yaml.safe_load(text) == text
-    except yaml.YAMLError:
-        plain = False
-    return text if plain else json.dumps(text, ensure_ascii=False)
+def _pattern(error: str) -> re.Pattern[str]:
+    """Return the pattern of a part of a line."""
+    return re.compile(".*?".join(map(re.escape, error.split("*"))), re.IGNORECASE)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from testbed_runtime.api.validate import validate
-from testbed_runtime.cli import exits, loading, questions, running
+from testbed_runtime.cli import exits, loading, questions, running, starting
 from testbed_runtime.faults.registry import LOCAL, Capabilities
 from testbed_runtime.history.manifest import MANIFEST_SCHEMA
 from testbed_runtime.local import packets
@@ -24,8 +24,8 @@ PAUSED = (SCENARIOS / "03-taskmanager-paused" / "scenario.yaml").read_text()
 @pytest.mark.parametrize("question", questions.QUESTIONS, ids=lambda q: q.name)
 def test_every_question_becomes_a_valid_document(question, version):
     """Each profile and a larger job, without a warning."""
-    shape = questions.Shape(flink_version=version, parallelism=8, records_per_second=20_000)
-    text = questions.document(question, shape)
+    shape = starting.Shape(flink_version=version, parallelism=8, records_per_second=20_000)
+    text = starting.document(question, shape)
     findings = validate(yaml.safe_load(text))
     assert (findings.errors, findings.warnings, findings.without_effect) == ((), (), ())
     assert f"# {question.question}" in text
