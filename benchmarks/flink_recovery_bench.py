@@ -287,20 +287,21 @@ def actions(
         yield fault.at, lambda: os.kill(started.pid, signal.SIGSTOP)
         yield fault.at + fault.seconds, lambda: os.kill(started.pid, signal.SIGCONT)
         return
-    others = [other.address for _, other in cluster.taskmanagers.values() if other != place]
-    peers = {"jobmanager": [cluster.address], "taskmanagers": others}
-    cut = rules(peers.get(fault.peers, [cluster.address, *others]))
-    yield fault.at, lambda: nft(place, cut)
-    yield fault.at + fault.seconds, lambda: nft(place, "delete table ip cut")
+    others = [other for _, other in cluster.taskmanagers.values() if other != place]
+    peers = {"jobmanager": [cluster.place], "taskmanagers": others}
+    far = peers.get(fault.peers, [other for other in (cluster.place, *others) if other != place])
+    yield (
+        fault.at,
+        lambda: [nft(one, rules(lost)) for one, lost in ((place, far), *((p, [place]) for p in far))],
+    )
+    yield fault.at + fault.seconds, lambda: [nft(one, "delete table ip cut") for one in (place, *far)]
 
 
-def rules(peers: list[str]) -> str:
-    listed = ", ".join(peers)
+def rules(senders: list[namespaces.Member]) -> str:
+    """Drop what arrives from them, as a network loses it. The kernel of a sender that drops it itself knows, and does not wait."""
+    listed = ", ".join(sender.address for sender in senders)
     return (
-        "table ip cut {\n"
-        f" chain in {{ type filter hook input priority 0; ip saddr {{ {listed} }} drop; }}\n"
-        f" chain out {{ type filter hook output priority 0; ip daddr {{ {listed} }} drop; }}\n"
-        "}"
+        f"table ip cut {{ chain in {{ type filter hook input priority 0; ip saddr {{ {listed} }} drop; }}; }}"
     )
 
 

@@ -124,7 +124,9 @@ class _Ends:
         """Return the end of a fault. None if it is not known: a fault is healed early when its trial ends."""
         if fault.ended_ns is None or fault.voided:
             return None
-        early = fault.ended_ns - fault.begun_ns < self.asked.get(fault.fault, 0) - NEAR_NS
+        early = (
+            fault.ended_ns - fault.sent_again_ns - fault.begun_ns < self.asked.get(fault.fault, 0) - NEAR_NS
+        )
         return None if early else fault.ended_ns
 
     def _returned(self, wait: Wait) -> int | None:

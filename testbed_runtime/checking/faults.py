@@ -42,6 +42,8 @@ class FaultEffect(Struct, frozen=True):
     """Its lease lapsed, so it did not last as long as requested."""
     too_late: bool = False
     """The job had ended before it could begin."""
+    sent_again_ns: int = 0
+    """How long it took TCP until it had sent again what the fault had lost. It is part of the fault, so `ended_ns` includes it."""
 
     @property
     def group(self) -> str:
@@ -100,18 +102,29 @@ def _effect(trial: Trial, name: str, *, ended: bool) -> FaultEffect:
     voided = any(r["state"] == "voided" for r in rows)
     verified = bool(last) and not voided and all(state == "verified" for state in last.values())
     found = [r["state"] for r in rows if r["state"] in ("clean", "residue")]
+    ended_ns = next((r["t_ns"] for r in reversed(rows) if r["state"] == "ended"), None)
+    sent_again_ns = max((_measured_ns(r, "sent_again_s") for r in rows), default=0)
     return FaultEffect(
         fault=name,
         kind=next((r["kind"] for r in rows if r["kind"]), ""),
         verified=verified,
         injected_ns=next((r["t_ns"] for r in rows if r["state"] == "injected"), None),
-        ended_ns=next((r["t_ns"] for r in reversed(rows) if r["state"] == "ended"), None),
+        ended_ns=None if ended_ns is None else ended_ns + sent_again_ns,
         residue="residue" in found if found or too_late else None,
         targets=next((r["targets"] for r in rows if r["targets"]), ""),
         text="; ".join(dict.fromkeys(r["text"] for r in rows if r["text"])),
         voided=voided,
         too_late=too_late,
+        sent_again_ns=sent_again_ns,
     )
+
+
+def _measured_ns(row: Mapping[str, Any], name: str) -> int:
+    """Return a duration that a row of a fault has measured; 0 if it has none."""
+    found = _mapping(row["measured"]).get(name)
+    if not isinstance(found, int | float) or isinstance(found, bool):
+        return 0
+    return round(found * NS) if 0 < found < _HELD_MAX_S else 0
 
 
 def targets_of(effect: FaultEffect) -> list[str]:

@@ -23,6 +23,7 @@ from testbed_runtime.faults.proxy.observe import (
     free_first,
     judge_after,
     observe_path,
+    sent_again,
 )
 from testbed_runtime.ports.network import PLANE_DATA, PLANE_RPC
 from testbed_runtime.simulation.probe import FabricProbe, RpcProbe
@@ -71,6 +72,8 @@ class SimNetworkBackend:
         self._processes = processes
         self._rules = ActiveRules()
         self._paths: dict[str, list[_Path]] = {}
+        self._sent_again: dict[str, float] = {}
+        """How long after the end of a fault TCP sends the last bytes again that it had lost."""
 
     async def prepare(self, request: FaultRequest) -> None:
         fault = request.fault
@@ -109,17 +112,20 @@ class SimNetworkBackend:
         return path.probe
 
     async def remove(self, request: FaultRequest) -> None:
+        for path in self._paths.get(request.fault_id, ()):  # what they have lost holds up nothing
+            await path.probe.close()
         self._rules.remove(request.rule_id)
         self._rpc_conditions.rules.pop(request.rule_id, None)
         self._reshape()
-        self._switchboard.release()
+        last = self._switchboard.release(lost=KINDS[request.fault.kind].loses)
+        late = max(last, self._fabric.resumes_at) - asyncio.get_running_loop().time()
+        self._sent_again[request.fault_id] = max(0.0, late)
 
     async def check(self, request: FaultRequest) -> Measurement:
         """Check that round trips on new connections are back to normal."""
         values: dict[str, Any] = {}
         left: list[str] = []
         for path in self._paths.pop(request.fault_id, []):
-            await path.probe.close()
             if self._rules.hit(path):
                 values[path.name] = {"not_probed": "another fault is active on this path"}
                 continue
@@ -129,9 +135,8 @@ class SimNetworkBackend:
             clean, values[path.name] = judge_after(path, after.before, CLEAN_S)
             if not clean:
                 left.append(path.name)
-        return Measurement(
-            not left, {"paths": values}, f"not back to normal: {', '.join(left)}" if left else ""
-        )
+        measured = {"paths": values, **sent_again(self._sent_again.pop(request.fault_id, 0.0))}
+        return Measurement(not left, measured, f"not back to normal: {', '.join(left)}" if left else "")
 
     async def residue(self) -> Mapping[str, Any]:
         return {"network": names} if (names := self._rules.names()) else {}

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
+from testbed_runtime.core.faults.retransmission import resumes_at
 from testbed_runtime.ports.network import Address
 from testbed_runtime.transport.mailbox import Ask, when_answered
 from testbed_runtime.transport.rpc_endpoints import EndpointOptions, EndpointRpc
@@ -30,6 +31,8 @@ class _Line:
     last_due: float = 0.0
     held: int = 0
     """The last messages of the queue, held until the link passes messages again."""
+    held_since: float = 0.0
+    resuming: asyncio.TimerHandle | None = None
 
 
 class Switchboard:
@@ -82,6 +85,8 @@ class Switchboard:
         line.queue.append(deliver)
         latency = self._latency_s(source, destination.name) if self._latency_s else 0.0
         if latency is None or line.held:
+            if not line.held:
+                line.held_since = asyncio.get_running_loop().time()
             line.held += 1
         else:
             self._schedule(line, destination, latency)
@@ -93,14 +98,28 @@ class Switchboard:
             self._latency_s(other, one),
         )
 
-    def release(self) -> None:
-        """Deliver what blocked links have held, in order."""
+    def release(self, *, lost: bool = False) -> float:
+        """Deliver what links have held that pass messages again, in order. `lost`: it was lost, and TCP sends it again later. Return
+        when the last of it is sent."""
+        loop = asyncio.get_running_loop()
+        last = loop.time()
         for destination in self._at.values():
             for source, line in destination.lines.items():
-                latency = self._latency_s(source, destination.name) if self._latency_s else 0.0
-                while line.held and latency is not None:
-                    line.held -= 1
-                    self._schedule(line, destination, latency)
+                if line.resuming is not None:
+                    line.resuming.cancel()
+                if line.held and lost:
+                    at = resumes_at(line.held_since, loop.time())
+                    last = max(last, at)
+                    line.resuming = loop.call_at(at, self._resume, source, destination, line)
+                else:
+                    self._resume(source, destination, line)
+        return last
+
+    def _resume(self, source: str, destination: MemoryRpc, line: _Line) -> None:
+        latency = self._latency_s(source, destination.name) if self._latency_s else 0.0
+        while line.held and latency is not None:
+            line.held -= 1
+            self._schedule(line, destination, latency)
 
     def _schedule(self, line: _Line, destination: MemoryRpc, latency: float) -> None:
         loop = asyncio.get_running_loop()

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.faults.retransmission import connects_at
 from testbed_runtime.ports.network import Address, ConnectionHandler, format_address
 from testbed_runtime.timeouts import timeout
 from testbed_runtime.transport.links import Link, LinkProfile
@@ -99,13 +100,15 @@ class SimulatedFabric:
     ) -> None:
         """Set all faults of one direction at once (`shape` stays). Held bytes continue in order when none is left.
 
-        `lost`: nothing passes, connections stay open, new ones wait until their timeout or the fault's end. `stalled`: bytes
+        `lost`: nothing passes, connections stay open, new ones wait until their timeout or the fault's end, and then for TCP to
+        send again what was lost. `stalled`: bytes
         are held, connections are still accepted. `refused`: open connections are reset, new ones are refused. `gone`: the
         source's ends are reset, and its new connections too; the other ends are reset when it ends."""
         link = self.link(source, destination)
         if (link.lost, link.stalled, link.refused, link.gone) == (lost, stalled, refused, gone):
             return
         began, ended = gone and not link.gone, link.gone and not gone
+        passes = link.lost and not lost
         link.lost, link.stalled, link.refused, link.gone = lost, stalled, refused, gone
         link.held = lost or stalled
         if refused:
@@ -115,7 +118,12 @@ class SimulatedFabric:
         elif ended:
             ends = (destination, source)
             self._fail(c for c in self._connections if c.is_orphan and (c.local, c.remote) == ends)
-        self._changed(source, destination)
+        self._changed(source, destination, passes=passes)
+
+    @property
+    def resumes_at(self) -> float:
+        """When TCP has sent again everything that open connections have lost; 0 if none has lost anything."""
+        return max((c.resumes_at for c in self._connections if not c.is_closed), default=0.0)
 
     def reset(self, source: str, destination: str) -> None:
         """Reset the open connections between both processes, once."""
@@ -136,9 +144,11 @@ class SimulatedFabric:
         for connection in [c for c in self._connections if c.owner == name]:
             connection.die()
 
-    def _changed(self, source: str, destination: str) -> None:
+    def _changed(self, source: str, destination: str, *, passes: bool) -> None:
         for connection in list(self._connections):
             if (connection.local, connection.remote) == (source, destination):
+                if passes:
+                    connection.send_again()
                 connection.link_changed()
         for waiting, ends in list(self._waiting.items()):
             if not waiting.done() and self._passes(*ends):
@@ -151,13 +161,16 @@ class SimulatedFabric:
         """Simulate SYN and SYN-ACK. Raises ConnectionRefusedError or ConnectionResetError."""
         if self.link(source, destination).gone:
             raise reset_error()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         while not self._passes(source, destination):
-            waiting = asyncio.get_running_loop().create_future()
+            waiting = loop.create_future()
             self._waiting[waiting] = (source, destination)
             try:
                 await waiting
             finally:
                 self._waiting.pop(waiting, None)
+            await asyncio.sleep(connects_at(began, loop.time()) - loop.time())
         there, back = self.link(source, destination), self.link(destination, source)
         await asyncio.sleep(there.profile.latency_s + back.profile.latency_s)
         if there.refused or back.refused:

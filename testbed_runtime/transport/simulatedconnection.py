@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from testbed_runtime.core.exchange.frames import BytesLike
+from testbed_runtime.core.faults.retransmission import resumes_at
 from testbed_runtime.ports.network import ConnectionHandler
 from testbed_runtime.transport.tcp import HIGH_WATERMARK_BYTES, LOW_WATERMARK_BYTES
 
@@ -91,6 +92,8 @@ class SimulatedConnection:
         self._under_way: deque[tuple[float, list[_Payload]]] = deque()  # what arrives together
         self._arrival: asyncio.TimerHandle | None = None
         self._last_arrival = 0.0
+        self.resumes_at = 0.0
+        """When TCP sends again what the outgoing link has lost."""
         self._window = 0
         self._inbox: deque[bytes | _Frame] = deque()
         self._reading = True
@@ -272,7 +275,7 @@ class SimulatedConnection:
 
     def _arm(self) -> None:
         if self._arrival is None and self._under_way and not self._link.held:
-            due = self._under_way[0][0]
+            due = max(self._under_way[0][0], self.resumes_at)
             self._arrival = self._loop.call_at(due, self._arrive, context=self._fabric.kernel)
 
     def deliver_delayed(self) -> None:
@@ -281,6 +284,12 @@ class SimulatedConnection:
         self._under_way = deque((min(due, latest), parts) for due, parts in self._under_way)
         self._last_arrival = min(self._last_arrival, latest)
         self.link_changed()
+
+    def send_again(self) -> None:
+        """Let bytes that were lost on the outgoing link wait until TCP sends them again. The link passes bytes from now on."""
+        if self._under_way:
+            lost = self._under_way[0][0] - self._link.profile.latency_s
+            self.resumes_at = resumes_at(lost, self._loop.time())
 
     def link_changed(self) -> None:
         """React to a fault that started or ended on the outgoing link: held bytes continue in order."""

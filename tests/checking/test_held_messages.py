@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from testbed_runtime.checking.faults import held_times
+from testbed_runtime.checking.faults import check_faults, held_times
 from testbed_runtime.checking.heldmessages import held_messages, relayed_losses
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome, Wait
 from tests.checking.test_recovery_path import path, wait
@@ -156,6 +156,34 @@ def test_messages_are_held_for_as_long_as_their_target_counted(history: Any, mea
     built.add("supervisor", "faults", 30, fault="f", state="clean", measured=measured)
     entry = {"faults": [{"name": "f", "params": {"delay_s": 2.0}}]}
     assert held_times(built.trial(), entry) == {"f": held_s * NS}
+
+
+@pytest.mark.parametrize(
+    ("measured", "late_s"),
+    [
+        ('{"sent_again_s": 1.5}', 1.5),
+        ('{"sent_again_s": true}', 0),
+        ('{"sent_again_s": 1e999}', 0),
+        ('{"sent_again_s": -1}', 0),
+        ("no json", 0),
+    ],
+)
+def test_what_tcp_sends_again_after_a_partition_is_part_of_it(history: Any, measured: str, late_s: float):
+    """The seconds until then are no catch-up. A damaged value adds nothing."""
+    built = history.empty()
+    for t, state, values in ((1, "injected", "{}"), (4, "ended", "{}"), (5, "clean", measured)):
+        built.add(
+            "supervisor",
+            "faults",
+            t,
+            fault="cut",
+            state=state,
+            targets="[]",
+            kind="network.partition",
+            measured=values,
+        )
+    (cut,) = check_faults(built.trial(), {})
+    assert (cut.begun_ns, cut.ended_ns) == (history.at(1), history.at(4 + late_s))
 
 
 def test_slots_wait_for_a_taskmanager_that_handles_no_messages():

@@ -101,6 +101,9 @@ async def test_nothing_passes_and_the_connection_stays_until_it_heals(kind):
         assert await probe.answer(held, timeout_s=0.2) is None
         assert probe.error == ""
         proxy.remove("r")
+        state = proxy.state()
+        assert (state["held_bytes"], state["shaped_connections"]) == (0, 0), "no residue"
+        assert (state["sent_again_s"] > 0) == (kind == "network.partition"), "TCP's next retransmission"
         assert await probe.answer(held, timeout_s=5) is not None
         assert await late.answer(late_ping, timeout_s=5) is not None
         probe.close()

@@ -58,21 +58,26 @@ def test_the_end_of_the_stream_follows_its_bytes():
     assert flow.pull(10.2) == [b"last words", End.RESET]
 
 
-@pytest.mark.parametrize("kind", ["blocked", "stalled"])
-def test_a_partition_and_a_stall_let_nothing_pass_until_they_end(kind):
-    """Then everything, in order, at once."""
+@pytest.mark.parametrize(("kind", "arrives"), [("blocked", 13.36), ("stalled", 12.0)])
+def test_a_partition_and_a_stall_let_nothing_pass_until_they_end(kind, arrives):
+    """Then everything, in order: at once, or when TCP sends again what was lost first."""
     flow = shaper(**{kind: True})
     flow.push(b"a", 10.0)
     flow.push(b"b", 11.0)
     assert flow.next_time() is None
     assert flow.pull(1e9) == []
-    flow.reshape(CLEAR)
-    assert flow.pull(12.0) == [b"a", b"b"]
+    flow.reshape(CLEAR, 12.0)
+    assert max(12.0, flow.next_time()) == pytest.approx(arrives)
+    flow.push(b"c", 12.1)
+    assert flow.pull(arrives + 0.2) == [b"a", b"b", b"c"]
 
 
 def test_a_partition_stops_reading_and_a_stall_reads_on_up_to_its_limit():
-    """Bytes of a partition stay in the sender's socket."""
-    assert not shaper(blocked=True).wants_more
+    """Bytes of a partition stay in the sender's socket, except those that show when the first of them was sent."""
+    lost = shaper(blocked=True)
+    assert lost.wants_more
+    lost.push(b"a", 10.0)
+    assert not lost.wants_more
     flow = shaper(stalled=True)
     assert flow.wants_more
     flow.push(bytes(HOLD_MAX_BYTES), 10.0)
@@ -100,9 +105,9 @@ def test_a_lower_latency_counts_for_what_is_already_held():
     """Healing lets go at once."""
     flow = shaper(latency_s=10)
     flow.push(b"a", 10.0)
-    flow.reshape(Shape(latency_s=0.5))
+    flow.reshape(Shape(latency_s=0.5), 10.0)
     assert flow.next_time() == pytest.approx(10.5)
-    flow.reshape(CLEAR)
+    flow.reshape(CLEAR, 10.0)
     assert flow.pull(10.0) == [b"a"]
 
 
@@ -146,13 +151,13 @@ def test_whatever_happens_the_bytes_come_out_in_order_and_whole(steps):
             flow.push(step, now)
             sent += step
         elif isinstance(step, Shape):
-            flow.reshape(step)
+            flow.reshape(step, now)
         else:
             now += step
         got += joined(flow.pull(now))
         assert flow.held_bytes == len(sent) - len(got)
-    flow.reshape(CLEAR)
+    flow.reshape(CLEAR, now)
     flow.end(End.EOF, now)
-    rest = flow.pull(now)
+    rest = flow.pull(max(now, flow.next_time()))
     assert got + joined(rest) == sent
     assert rest[-1] is End.EOF

@@ -76,9 +76,9 @@ def test_a_fault_on_messages_costs_nothing_before_a_heartbeat_is_missing(tmp_pat
 
 
 def test_a_fault_that_ended_before_the_jobmanager_was_paused_is_not_blamed(tmp_path: Path):
-    """A source is cut off for 1 s, which costs nothing. The pause ends after heartbeat.timeout."""
+    """A source is cut off for 0.3 s, which costs nothing. The pause ends after heartbeat.timeout."""
     faults = [
-        fault("cut", "1 s", SOURCE, at="2 s", plane="rpc", network={"partition": {}}),
+        fault("cut", "300 ms", SOURCE, at="2 s", plane="rpc", network={"partition": {}}),
         fault("gc", "5 s", JOBMANAGER, at="4 s", jobmanager={"pause": {}}),
     ]
     case = Case("after-a-cut", faults, "", 0.0, options=QUICK, version="1.20", observation="20 s")

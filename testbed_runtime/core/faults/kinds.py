@@ -202,10 +202,11 @@ _NETWORK = (
         _SILENCE,
         _PROXY_RESIDUE,
         "It does not refuse connections: the kernel completes the TCP handshake with the proxy, and the caller believes that it is "
-        "connected until one of its own timeouts expires. Data sent during the partition arrives afterwards; real routers may have "
-        "dropped it by then.",
+        "connected until one of its own timeouts expires. Data sent during the partition arrives when TCP sends it again: at most as long "
+        "after the end as the partition lasted.",
         hides=Hides.LINK,
         silent=True,
+        loses=True,
     ),
     Kind(
         "network.reset",

@@ -139,6 +139,8 @@ class Kind(Struct, frozen=True):
     hides: Hides = Hides.NOTHING
     silent: bool = False
     """Nothing passes, and connections stay open: a ping stays unanswered."""
+    loses: bool = False
+    """Bytes that it does not let pass are lost: after its end, TCP sends them again at its own times (`core.faults.retransmission`)."""
     instead: str = "choose another fault kind or another environment"
     """A hint for environments where no backend can carry it."""
 

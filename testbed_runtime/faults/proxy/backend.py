@@ -37,6 +37,7 @@ from testbed_runtime.faults.proxy.observe import (
     expected_delay,
     free_first,
     observe_path,
+    sent_again,
     settled_after,
 )
 from testbed_runtime.ports.network import Address
@@ -139,7 +140,8 @@ class ProxyBackend:
         finally:
             for path in paths:
                 path.probe.close()
-        return Measurement(not left, {"paths": values}, f"not as before: {', '.join(left)}" if left else "")
+        measured = {"paths": values, **sent_again(state["sent_again_s"])}
+        return Measurement(not left, measured, f"not as before: {', '.join(left)}" if left else "")
 
     async def residue(self) -> Mapping[str, Any]:
         if self._proxy() is None:

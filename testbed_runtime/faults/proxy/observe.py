@@ -248,6 +248,11 @@ def judge_after(path: Path, after: Sequence[float], limit_s: float) -> tuple[boo
     return added <= limit_s, {"round_trip_s": round(min(after), 6), "added_s": round(added, 6)}
 
 
+def sent_again(late_s: float) -> Mapping[str, float]:
+    """Return the value of a check that says how long after the end of a fault TCP sends the last bytes again that it had lost."""
+    return {"sent_again_s": round(late_s, 6)} if late_s else {}
+
+
 async def settled_after(
     path: Path, measure: Callable[[], Awaitable[Sequence[float]]], limit_s: float
 ) -> tuple[bool, Mapping[str, Any]]:

@@ -150,7 +150,7 @@ class Direction:
 
     def reshape(self, shape: Shape) -> None:
         if shape != self.shaper.shape:
-            self.shaper.reshape(shape)
+            self.shaper.reshape(shape, asyncio.get_running_loop().time())
             self.pump()
 
     def pump(self) -> None:
@@ -253,6 +253,11 @@ class Relay:
     @property
     def held_bytes(self) -> int:
         return self.there.shaper.held_bytes + self.back.shaper.held_bytes
+
+    @property
+    def resumes_at(self) -> float:
+        """When TCP has sent again what a partition has lost; 0 if it has lost nothing."""
+        return max(self.there.shaper.resumes_at, self.back.shaper.resumes_at)
 
     def connected(self) -> None:
         """Send what waited for the far socket."""

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.faults.links import logical_name
+from testbed_runtime.core.faults.retransmission import connects_at
 from testbed_runtime.faults.backend import Rule
 from testbed_runtime.faults.proxy.relay import Lateness, Relay
 from testbed_runtime.http import bad_input, bearer_token
@@ -135,7 +136,9 @@ class Proxy:
             self.remove(rule_id)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for the control endpoint, the measurement and the residue."""
+        """Return the state for the control endpoint, the measurement and the residue. What waits for TCP to send it again is none."""
+        now = asyncio.get_running_loop().time()
+        settled = [relay for relay in self._relays if relay.resumes_at <= now]
         return {
             "routes": [
                 {**to_builtins(key), "port": route.port, "connections": route.connections}
@@ -150,10 +153,9 @@ class Proxy:
                 for rule_id, state in self._rules.items()
             },
             "connections": len(self._relays),
-            "held_bytes": sum(relay.held_bytes for relay in self._relays),
-            "shaped_connections": sum(
-                1 for r in self._relays if not (r.there.shaper.idle and r.back.shaper.idle)
-            ),
+            "held_bytes": sum(relay.held_bytes for relay in settled),
+            "shaped_connections": sum(1 for r in settled if not (r.there.shaper.idle and r.back.shaper.idle)),
+            "sent_again_s": max([0.0, *(relay.resumes_at - now for relay in self._relays)]),
             "refused": self._refused,
             "lateness": {
                 "count": self.lateness.count,
@@ -225,11 +227,13 @@ class Proxy:
             return
         relay.shape(self._active())
         self._count_reset(relay)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         while not relay.may_connect:
             if relay.was_reset or relay.near.lost:
                 return
             await self._unblocked.wait()
-        loop = asyncio.get_running_loop()
+            await asyncio.sleep(connects_at(began, loop.time()) - loop.time())
         try:
             async with timeout(CONNECT_TIMEOUT_S):
                 await loop.create_connection(lambda: relay.far, await numeric(*upstream), upstream[1])

@@ -15,7 +15,9 @@ from random import Random
 
 from msgspec import Struct
 
+from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.faults.links import any_matches
+from testbed_runtime.core.faults.retransmission import resumes_at
 from testbed_runtime.faults.backend import Rule
 
 HOLD_MAX_BYTES = 16 * 1024 * 1024
@@ -39,7 +41,7 @@ class Shape(Struct, frozen=True):
     jitter_s: float = 0.0
     bytes_per_s: float = 0.0
     blocked: bool = False
-    """Partition: no byte is read or passed on."""
+    """Partition: no byte is passed on."""
     stalled: bool = False
     """Read and held until the end."""
     void: bool = False
@@ -70,7 +72,7 @@ def shape_of(rules: Iterable[Rule], source: str, destination: str, plane: str) -
         latency_s=latency,
         jitter_s=jitter,
         bytes_per_s=ceiling,
-        blocked="network.partition" in kinds,
+        blocked=any(KINDS[kind].loses for kind in kinds),
         stalled="network.stall" in kinds,
         void="network.half-open" in kinds,
         reset="network.reset" in kinds,
@@ -94,6 +96,8 @@ class FlowShaper:
         self._held_bytes = 0
         self._free_at = 0.0
         self._last_due = 0.0
+        self.resumes_at = 0.0
+        """When TCP sends again what a partition has lost."""
         self.shape = CLEAR
 
     @property
@@ -107,11 +111,13 @@ class FlowShaper:
 
     @property
     def wants_more(self) -> bool:
-        """Whether the relay may read more from this side."""
-        return not self.shape.blocked and self._held_bytes < HOLD_MAX_BYTES
+        """Whether the relay may read more from this side. In a partition it reads what is lost first."""
+        return not (self.shape.blocked and self._queue) and self._held_bytes < HOLD_MAX_BYTES
 
-    def reshape(self, shape: Shape) -> None:
-        """Apply a shape at once, to held bytes too."""
+    def reshape(self, shape: Shape, now: float) -> None:
+        """Apply a shape at once, to held bytes too. What a partition has lost waits until TCP sends it again."""
+        if self.shape.blocked and not shape.blocked and self._queue:
+            self.resumes_at = resumes_at(self._queue[0].arrived, now)
         if shape.bytes_per_s != self.shape.bytes_per_s:
             self._free_at = 0.0
         self.shape = shape
@@ -160,7 +166,7 @@ class FlowShaper:
         if shape.blocked or shape.stalled:
             return None
         delay = max(0.0, shape.latency_s + held.jitter * shape.jitter_s)
-        when = max(held.arrived + delay, self._last_due)
+        when = max(held.arrived + delay, self._last_due, self.resumes_at)
         if shape.bytes_per_s and not isinstance(held.data, End):
             when = max(when, self._free_at) + len(held.data) / shape.bytes_per_s
         return when
