@@ -10,6 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from testbed_runtime.checking.baseline import (
+    CALM_NS,
+    STEP_NS,
     baseline_of,
     control_noise,
     cut,
@@ -302,6 +304,18 @@ def test_the_normal_lag_is_the_95th_percentile_of_the_baseline(history: Any):
     assert one.usual_gap_ns == progress_of(history.good(), "sink")[0].usual_gap_ns == 0
     assert normal_lag(one, Window(history.at(2), history.at(8))) == pytest.approx(0.02, abs=0.001)
     assert normal_lag(one, Window(0, NS)) is None
+
+
+@pytest.mark.parametrize("start_s", [-2.7, 2])
+def test_the_lag_of_a_job_that_catches_up_is_that_of_its_calmest_window(history: Any, start_s: float):
+    """The windows of 3 s begin each half second. Lags before the first sample are unknown."""
+    window, until = Window(history.at(start_s), history.at(start_s + 3)), history.at(20)
+    for one in sinks(history.good(), history):
+        starts = range(window.start, until - 3 * NS + 1, CALM_NS)
+        lags = [one.lag_at(np.arange(start, start + 3 * NS, STEP_NS, dtype=np.int64)) for start in starts]
+        expected = min(float(np.percentile(each[~np.isnan(each)], 95)) for each in lags)
+        assert normal_lag(one, window, until) == expected
+        assert np.isnan(lags[0]).any() == (start_s < 0)
 
 
 def test_the_noise_of_the_control_trial_widens_steady(history: Any):
