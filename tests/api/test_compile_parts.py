@@ -41,6 +41,7 @@ def test_the_job_graph_has_seconds_and_flinks_maximum_parallelism():
 
 
 def test_every_field_of_a_source_in_a_document_reaches_the_job():
+    """msgspec converts a source by the names of its fields; one that is missing would silently keep its default."""
     assert set(models.Source.model_fields) == set(SourceConfig.__struct_fields__)
 
 
