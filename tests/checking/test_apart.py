@@ -129,6 +129,14 @@ def test_a_replacement_is_waited_for_without_spare_slots(
     assert saved(option, [ONE], [NOTICED, coming, later], spare=spare) == expected
 
 
+def test_each_replacement_leaves_the_steps_of_a_restart():
+    """They take 1 s, whenever it comes."""
+    assert (
+        saved(REPLACED, [ONE, hit("two", "process.kill", 5, 6, "tm-2")], [NOTICED, SECOND], spare=False)
+        == 11 - 2
+    )
+
+
 def test_a_step_of_the_failure_before_does_not_count():
     """The last round begins with the rest of the deployment that failed, for 1 s. Its own one takes 6 s."""
     rest, own = part(10, 11, "deployment", option=""), part(11, 17, "deployment", option="")
@@ -189,6 +197,14 @@ def test_what_is_left_belongs_to_the_last_waits_of_an_option():
 
 
 KNOWN = "taskmanager.network.request-backoff.max"
+
+
+def test_a_wait_that_saves_nothing_leaves_the_rest_to_those_before_it():
+    """3 s remain of 7 s."""
+    rounds = [round_of(part(0, 5, "heartbeat", option="a"), part(5, 7, "heartbeat", option="a", slack_ns=0))]
+    pause = hit("one", "process.pause", 0, 3, "tm-1")
+    found = segments_of(until_each_has_recovered(rounds, [pause], [], [], spare=True))
+    assert [s.slack_ns / NS for s in found] == [4, 0]
 
 
 def test_a_catch_up_that_waits_for_a_fault_counts():
