@@ -17,7 +17,9 @@ from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.spaces import PRIVILEGED, Space, agent_of, condition, fresh, settle
 from tests.kubernetes.test_faults import a_fault, a_testbed, phase
 
-pytestmark = [pytest.mark.cluster, pytest.mark.disruptive, pytest.mark.timeout(1200)]  # measures milliseconds
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+ALONE = pytest.mark.disruptive
+"""Marks what measures milliseconds."""
 READY_S = 300.0
 START_S = 90.0
 END_S = 150.0
@@ -169,6 +171,7 @@ def path_of(status: dict[str, Any]) -> dict[str, list[float]]:
     }
 
 
+@ALONE
 def test_a4_twenty_milliseconds_one_way_are_twenty_to_a_millisecond(space: Space) -> None:
     """The median of at least 200 probes in the pod is within ±1 ms. On a busy machine probes wait for a CPU, before the fault too: one
     verified fault of three is enough."""
@@ -188,6 +191,7 @@ def test_a4_twenty_milliseconds_one_way_are_twenty_to_a_millisecond(space: Space
     pytest.fail(f"no fault was verified and within 1 ms: {seen}")
 
 
+@ALONE
 def test_a4_five_percent_are_lost(space: Space) -> None:
     """Inside Wilson's 99.99 % interval of at least 2,000 packets; the kernel of the pod is as it was."""
     before = rules_in(space, POD)
@@ -201,6 +205,7 @@ def test_a4_five_percent_are_lost(space: Space) -> None:
     assert rules_in(space, POD) == before
 
 
+@ALONE
 def test_a4_a_backend_whose_rules_do_not_last_is_not_verified(space: Space) -> None:
     """Something in the pod takes the rules away: EffectVerified=False, with what was measured."""
     with watching(space, POD, BREAKS) as breaking:
@@ -212,6 +217,7 @@ def test_a4_a_backend_whose_rules_do_not_last_is_not_verified(space: Space) -> N
     assert "did not take as much longer" in found["message"]
 
 
+@ALONE
 def test_a5_a_connection_that_is_there_feels_the_fault_within_a_heartbeat(space: Space) -> None:
     """The kernel's round trip of the job's own connections, from the moment the rule is there."""
     with watching(space, POD, RULES + FEELS) as watch:
@@ -225,6 +231,7 @@ def test_a5_a_connection_that_is_there_feels_the_fault_within_a_heartbeat(space:
     assert verified, status
 
 
+@ALONE
 def test_a1_a_killed_agent_lets_packets_pass_and_leaves_nothing(space: Space) -> None:
     """While everything is lost, SIGKILL: connections get through at once. The next agent cleans up; at the end nothing is left."""
     if not space.cluster.own:
