@@ -83,6 +83,7 @@ from testbed_runtime.core.job.slots import slots_of_groups
 from testbed_runtime.core.judgement.metrics import JOB_FAILED, NOT_RECOVERED
 from testbed_runtime.core.judgement.recovery import (
     UNATTRIBUTED,
+    Margin,
     Recovery,
     Round,
     SharedFault,
@@ -207,11 +208,18 @@ class _Paths:
             downtime_s=downtime,
             rounds=rounds,
             prices=prices(segments),
-            margins=margins(self.waits, outage.effect, outage.end),
+            margins=self._margins(outage),
             unattributed_s=sum(s.seconds for s in segments if s.kind == UNATTRIBUTED),
             from_events_s=sum(s.seconds for s in segments if s.from_events),
             shared=tuple(shared),
         )
+
+    def _margins(self, outage: Outage) -> tuple[Margin, ...]:
+        """Return the margins of the waits that ended in the outage. Without one, of those that the fault may have made longer."""
+        if outage.fault is None or outage.end > outage.effect:
+            return margins(self.waits, outage.effect, outage.end)
+        until = self.spans.end if outage.fault.ended_ns is None else outage.fault.ended_ns
+        return margins((w for w in self.waits if w.start_ns < until), outage.effect, self.spans.end)
 
     def _ended(self, outage: Outage, reason: str) -> str:
         """Return the state in which the job ended during the outage. Empty if it went on. A busy JobManager records late

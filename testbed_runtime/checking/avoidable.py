@@ -15,18 +15,19 @@ from testbed_runtime.checking.lasting import each_segment, with_slack
 from testbed_runtime.checking.rounds import responsible
 from testbed_runtime.checking.waits import LOSSES
 from testbed_runtime.core.judgement.recovery import Round, Segment
-from testbed_runtime.core.waits import KINDS, PRODUCT, Outcome, Wait
+from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, PRODUCT, Outcome, Wait
 
 _HELD_BACK = {
     "partition": "registration.delay",
     "deployment": "rpc.delay",
     "jobmanager": "rpc.delay",
     "checkpoint": "store.slow",
+    "connection": "network.partition",
 }
 """Kinds of waits, and the kind of the faults that only delay what they are for: it comes when the fault ends, at the latest."""
 _REFUSING = ("network.reset", "network.half-open")
 """The kinds of faults that refuse new connections, so that a job on such a link does not start before they end."""
-_JOBMANAGER_KILL = "jobmanager.kill"
+_JOBMANAGER_KILL, _JOBMANAGER_PAUSE = "jobmanager.kill", "jobmanager.pause"
 _HEARTBEAT = KINDS["heartbeat"].options[0]
 
 
@@ -51,7 +52,11 @@ def with_enough(
             return segment
         return replace(segment, budget_ns=wait.budget_ns, enough_ns=needed)
 
-    found = each_segment(rounds, longer)
+    def in_pause(segment: Segment) -> Segment:
+        caused = any(abs(segment.end_ns - c.t_ns) <= TOGETHER_NS for c in failures)
+        return shows.with_expired(segment) if caused else segment
+
+    found = each_segment(each_segment(rounds, longer), in_pause)
     segments = [s for r in found for s in r.segments]
     given_up = [w for s in segments if s.gave_up for w in waits if is_of(s, w)]
     for wait in reversed(given_up):
@@ -114,6 +119,29 @@ class _Ends:
         if held.kind == "registration.delay" and own:
             came = min(came, wait.start_ns + own + TIE_NS)
         return came - wait.start_ns if came > wait.end_ns else None
+
+    def with_expired(self, segment: Segment) -> Segment:
+        """Return a pause of the JobManager with the limit that expired in it, if it is the only one, and how long that would have had to be.
+        TaskManagers miss the JobMaster's heartbeats, and the JobManager cannot renew its lease."""
+        pause = next(
+            (e for e in self.effects if (e.fault, e.kind) == (segment.fault, _JOBMANAGER_PAUSE)), None
+        )
+        back = None if pause is None else self._ended_by_itself(pause)
+        if pause is None or back is None or not segment.start_ns < back <= segment.end_ns + TIE_NS:
+            return segment
+        expired = [
+            w
+            for w in self.waits
+            if (w.kind == "lease" or (w.kind, w.what) == ("heartbeat", JOBMASTER_NAME))
+            and w.outcome is Outcome.EXPIRED
+            and PRODUCT not in w.option
+            and pause.begun_ns < w.start_ns + w.budget_ns <= back
+        ]
+        if len({w.option for w in expired}) != 1:
+            return segment
+        first = min(expired, key=lambda w: w.start_ns)
+        text = f"{first.option} = {first.value}"
+        return replace(segment, budget_ns=first.budget_ns, enough_ns=back - first.start_ns, expired=text)
 
     def held_back(self, wait: Wait) -> FaultEffect | None:
         """Return the fault that delayed what a wait was for."""

@@ -89,7 +89,8 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     recorded += [*expired_slot_requests(trial, entry), *relayed_losses(trial)]
     recorded = _until_reported(trial, recorded)
     recorded = [_rejoining(_answering(trial, w), effects) for w in _joined_delays(recorded)]
-    found = [_named(w, effects, busy, planes) for w in recorded]
+    silent = {e.fault for e in effects if _is_silent(e)}
+    found = [_unheard(_named(w, effects, busy, planes), silent) for w in recorded]
     found += held_supersteps(trial, found, effects)
     if has(options(entry).flink_version, REQUESTS_WAIT_AT_PRODUCER):
         found = _until_found(trial, found, {e.fault for e in effects if e.kind.startswith("registration.")})
@@ -110,6 +111,13 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     found += held_messages(found, effects, held_times(trial, entry), planes, methods)
     found = with_expired_attempts(found, entry, effects)
     return sorted(found, key=lambda w: (w.end_ns, w.start_ns, w.wait))
+
+
+def _unheard(wait: Wait, silent: Collection[str]) -> Wait:
+    """Return a wait for a partition without its limit, if its request did not arrive in a fault that lets nothing pass: the limit counts
+    from a producer's answer, or at the producer."""
+    late = (wait.kind, wait.outcome) == ("partition", Outcome.COMPLETED) and wait.fault in silent
+    return replace(wait, option="", value="", budget_ns=-1) if late else wait
 
 
 def _until_reported(trial: Trial, waits: Sequence[Wait]) -> list[Wait]:
@@ -162,7 +170,7 @@ def _since_its_fault(
     """Return a wait for the close of a connection from the fault on that closed it: the newest one at one of its ends. A task that is
     behind may have received nothing for long, without waiting for bytes. Others send to it while a link lets nothing pass, or when they
     have worked off what a process that is gone had sent, unless a restart has made the connection since then."""
-    if wait.kind != "connection":
+    if wait.kind != "connection" or wait.option:
         return wait
     ends = {_ordinal(wait.wait.partition("/")[0]), _ordinal(wait.what), ANYBODY, ""}
 

@@ -103,7 +103,7 @@ KINDS: Mapping[str, WaitKind] = {
     kind.name: kind
     for kind in (
         WaitKind(name="heartbeat", phase="detect", doc="a heartbeat from a peer, since the last one received", options=_HEARTBEAT),
-        WaitKind(name="connection", phase="detect", doc="the close of the TCP connection to a peer that is gone"),
+        WaitKind(name="connection", phase="detect", doc="the close of the TCP connection to a peer that is gone", options=("taskmanager.network.netty.client.connectTimeoutSec",), gives_up=True),
         WaitKind(name="lease", phase="detect", doc="the renewal of the JobManager's lease, since the last one that succeeded", options=("high-availability.kubernetes.leader-election.renew-deadline",), gives_up=True),
         WaitKind(name="failure-report", phase="detect", doc="a task's failure to be reported to the JobMaster", options=("pekko.ask.timeout",), gives_up=True),
         WaitKind(name="cancellation", phase="cancel", doc="the tasks of the region to terminate", after=("heartbeat", "connection", "failure-report", "partition", "deployment", "checkpoint", "slot"), options=("task.cancellation.timeout", *_HEARTBEAT), ends_with="heartbeat"),

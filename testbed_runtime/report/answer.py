@@ -236,8 +236,11 @@ def savings(recovery: Recovery) -> Iterator[str]:
     owned: dict[str, list[Segment]] = {}
     for segment in (s for r in recovery.rounds for s in r.segments if s.option):
         owned.setdefault(segment.owner, []).append(segment)
+    for segment in (s for r in recovery.rounds for s in r.segments if s.expired):
+        yield f"{segment.expired}: {_avoided([segment])}"
     for owner, segments in owned.items():
-        early = [s for s in segments if s.enough_ns >= 0]
+        expired = [s for s in segments if s.enough_ns >= 0]
+        early = [s for s in expired if not any(_same_loss(before, s) for before in expired)]
         if early:
             yield f"{owner}: {_avoided(early)}"
         if recovery.reason == JOB_FAILED:
@@ -248,6 +251,12 @@ def savings(recovery: Recovery) -> Iterator[str]:
         if sum(s.seconds for s in shorter) - saved >= NOTABLE_SAVING_S:
             following = next(s.next for s in shorter if s.slack_ns >= 0)
             yield f"{owner}: a lower value saves at most {quantities.seconds(saved)}, then the job waits for {following}"
+
+
+def _same_loss(before: Segment, after: Segment) -> bool:
+    """Return whether two components waited for the same, and the second one gave it up after the first."""
+    same = (before.kind, before.what, before.end_ns) == (after.kind, after.what, after.start_ns)
+    return same and before.who != after.who
 
 
 def _avoided(early: Sequence[Segment]) -> str:

@@ -12,7 +12,7 @@ from testbed_runtime.core.exchange.channel import RemoteInputChannel
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.localchannel import LocalInputChannel
 from testbed_runtime.core.job.messages import InputGateDescriptor
-from testbed_runtime.core.waits import Limit, Outcome
+from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
 from testbed_runtime.history.waits import WaitLog
 
 Channel: TypeAlias = LocalInputChannel | RemoteInputChannel
@@ -26,12 +26,17 @@ class ChannelWaits:
     """Every channel waits from the `start` of its gate on. Channels that needed only one request are covered by the last one
     of their gate to answer, or of all gates that started together."""
 
-    def __init__(self, waits: WaitLog, task: str, attempt: int, limits: Sequence[Limit]) -> None:
-        """`limits` are those of local and of remote channels."""
+    def __init__(
+        self, waits: WaitLog, task: str, attempt: int, limits: Sequence[Limit], unreachable: Limit = NO_LIMIT
+    ) -> None:
+        """`limits` are those of local and of remote channels, `unreachable` that of an attempt to connect."""
         self._waits = waits
         self._task = task
         self._attempt = attempt
         self._limits = limits
+        self._unreachable = unreachable
+        self._timed_out: set[str] = set()
+        """The TaskManagers to which no connection was made in time."""
         self._begun = 0.0
         """When the first gate was started."""
         self._silent: list[tuple[Channel, str, float]] = []
@@ -56,6 +61,10 @@ class ChannelWaits:
         """Note a sent request."""
         if channel.requests > 1:
             self._requested[channel] = self._waits.now()
+
+    def timed_out(self, producer: str) -> None:
+        """Note that no connection to this TaskManager was made in time."""
+        self._timed_out.add(producer)
 
     def note_answers(self, since_s: float) -> None:
         """Record the waits of the channels that have been answered since the last call. They ended at `since_s` at the latest: the
@@ -86,11 +95,13 @@ class ChannelWaits:
     def end(self, failure: FlinkError | None, input_at: float) -> None:
         """End all waits, because the task ends. A peer that is gone counts as silent since input was seen, or since the requests began."""
         if failure is not None and failure.lost_taskmanager:
-            since = max(self._begun, input_at)
+            peer, since = failure.lost_taskmanager, max(self._begun, input_at)
+            late = peer in self._timed_out
+            limit = self._unreachable if late else NO_LIMIT
             gone = self._waits.begin(
-                "connection", self._task, failure.lost_taskmanager, attempt=self._attempt, since_s=since
+                "connection", self._task, peer, attempt=self._attempt, limit=limit, since_s=since
             )
-            gone.end(cause=failure.message)
+            gone.end(Outcome.EXPIRED if late else Outcome.COMPLETED, cause=failure.message)
         for channel, producer, begun in self._silent:
             error = channel.error
             if error is None:

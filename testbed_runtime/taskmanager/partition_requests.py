@@ -12,7 +12,7 @@ from testbed_runtime.core.errors import FlinkError
 from testbed_runtime.core.exchange.channel import RemoteInputChannel
 from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.localchannel import LocalInputChannel
-from testbed_runtime.core.job.limits import partition_limit
+from testbed_runtime.core.job.limits import connect_limit, partition_limit
 from testbed_runtime.core.job.messages import (
     InputChannelDescriptor,
     InputGateDescriptor,
@@ -54,6 +54,11 @@ def judge_producer(state: PartitionState | None, partition: str, producer: str) 
     )
 
 
+def timed_out(error: FlinkError) -> bool:
+    """Return whether a connection was not made because of the timeout, and not refused or given up by the kernel."""
+    return isinstance(error.__cause__, TimeoutError) and error.__cause__.errno is None
+
+
 class PartitionRequests:
     """Owns the partition requests of one task; its timer and its coroutines end with `close`.
 
@@ -70,7 +75,8 @@ class PartitionRequests:
         self._task = task
         self._attempt = descriptor.attempt_number
         limits = tuple(partition_limit(services.options, local=local) for local in (True, False))
-        self._waits = ChannelWaits(services.waits, task, self._attempt, limits)
+        unreachable = connect_limit(services.options)
+        self._waits = ChannelWaits(services.waits, task, self._attempt, limits, unreachable)
         self._connections = services.environment.connections
         self._gateway = gateway
         self._clock = services.clock
@@ -110,6 +116,8 @@ class PartitionRequests:
         try:
             client = await self._connections.client(producer, address, index)
         except FlinkError as error:
+            if timed_out(error):
+                self._waits.timed_out(producer)
             for channel in channels:
                 failure = FlinkError(
                     "PartitionConnectionException",

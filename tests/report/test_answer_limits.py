@@ -270,3 +270,12 @@ def test_only_owners_that_are_named_get_an_interval(seconds: float, owners: set[
         both = (price(factor, "large"), price(seconds * factor, "small"))
         trials.append(TrialRecovery(trial=f"main-{number}", recoveries=(replace(known, prices=both),)))
     assert set(VariantAnswer("main", tuple(trials)).intervals) == owners
+
+
+def test_two_components_that_give_up_the_same_taskmanager_are_one_failover():
+    """The ResourceManager and a millisecond later the JobMaster: one failover, which the longer limit would have avoided."""
+    (known,) = killed("main-1").recoveries
+    first = replace(expired("heartbeat", 5.15, 9.0), who="ResourceManager", what="tm-0-1")
+    second = replace(first, who="JobMaster", start_ns=first.end_ns, end_ns=first.end_ns + 1_000_000)
+    (said,) = savings(replace(known, rounds=(replace(known.rounds[0], segments=(first, second)),)))
+    assert said.endswith("would have avoided this failover")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from testbed_runtime.core.job.limits import CONNECT_TIMEOUT
 from testbed_runtime.core.judgement.recovery import Recovery
 from testbed_runtime.report.answer import savings
 from tests.simulation.test_known_answers import (
@@ -15,8 +17,11 @@ from tests.simulation.test_known_answers import (
     ASK,
     BACKOFF,
     HEARTBEAT,
+    JOBMANAGER,
     KILL,
+    LEADER,
     QUICK,
+    RENEW,
     SINK,
     SOURCE,
     Case,
@@ -34,6 +39,8 @@ LATE = fault("late", "30 s", ALL, registration={"delay": {"delay": "6 s", "verte
 KILLED = fault("kill", "1 s", SOURCE, at="500 ms", **KILL)
 STORE = fault("slow", "12 s", ALL, store={"slow": {"delay": "8 s"}})
 SLOW = fault("slow", "8 s", ALL, rpc={"delay": {"method": "SubmitTask", "delay": "5 s"}})
+JOBMANAGER_GC = fault("gc", "8 s", JOBMANAGER, jobmanager={"pause": {}})
+CUT = fault("cut", "25 s", {"taskManagers": {"names": ["tm-0"]}}, at="deploy", network={"partition": {}})
 PATIENT = {"heartbeat.interval": "1 s"}
 UNTOLERANT = {"execution.checkpointing.tolerable-failed-checkpoints": "0"}
 
@@ -81,6 +88,11 @@ def case(name: str, *faults: Any, version: str = "2.x", **options: str) -> Case:
         (Case("submit", [SLOW, KILLED], "", 0.0, options=PATIENT, observation="50 s"), ASK, "4 s", 6.1),
         # the first checkpoint in the fault begins 1.9 s after it, and the store goes on when it ends
         (case("store", STORE, **UNTOLERANT), CHECKPOINT, "5 s", 10.1),
+        # the seconds are those of the pause; the last heartbeat and the last renewal of the lease came 0.1 s before it
+        (case("jobmanager", JOBMANAGER_GC), HEARTBEAT, "5 s", 8.1),
+        (case("lease", JOBMANAGER_GC, **LEADER), RENEW, "5 s", 8.1),
+        # whole seconds; the second attempt to connect begins after a restart delay of 0 s
+        (case("connect", CUT), CONNECT_TIMEOUT, "10", 25.0),
     ],
     ids=lambda c: c.name if isinstance(c, Case) else "",
 )
@@ -96,7 +108,8 @@ def test_the_named_limit_would_have_avoided_the_failovers(
     assert float(found[1]) == pytest.approx(enough_s, abs=0.25)
     avoided = int(found[2].partition(" ")[2] or 1)
     more = f"{round(float(found[1]) * 1000) + 100}"
-    after, _ = ran(known, tmp_path / "after", option, more if option == BACKOFF else f"{more} ms")
+    written = {BACKOFF: more, CONNECT_TIMEOUT: f"{math.ceil(float(found[1]) + 0.1)}"}
+    after, _ = ran(known, tmp_path / "after", option, written.get(option, f"{more} ms"))
     assert failovers(before) - failovers(after) >= avoided
     assert avoided >= 1
 

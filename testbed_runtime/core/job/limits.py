@@ -9,6 +9,7 @@ from testbed_runtime.core.waits import GROWN, PRODUCT, REPLACE_LOST, Limit
 
 BACKOFF_MAX = "taskmanager.network.request-backoff.max"
 REQUEST_TIMEOUT = "taskmanager.network.partition-request-timeout"
+CONNECT_TIMEOUT = "taskmanager.network.netty.client.connectTimeoutSec"
 
 
 def option_limit(options: Options, key: str) -> Limit:
@@ -39,6 +40,11 @@ def reachability_limit(options: Options) -> Limit:
         f"{options.shown('heartbeat.interval')} × {calls}",
         options.duration("heartbeat.interval") * calls if calls > 0 else None,
     )
+
+
+def connect_limit(options: Options) -> Limit:
+    """Return the limit of one attempt to connect to another TaskManager."""
+    return Limit(CONNECT_TIMEOUT, options.shown(CONNECT_TIMEOUT), options.number(CONNECT_TIMEOUT))
 
 
 def partition_limit(options: Options, *, local: bool) -> Limit:

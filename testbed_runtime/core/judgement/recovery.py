@@ -78,6 +78,8 @@ class Segment(Struct, frozen=True, kw_only=True):
     enough_ns: int = -1
     """How long it would have had to wait for what came later, without the failover that its end caused; -1 if it caused none, or the
     history does not show that."""
+    expired: str = ""
+    """With `enough_ns`, for a pause of the JobManager: the option that expired in it, and its value."""
 
     @property
     def seconds(self) -> float:
