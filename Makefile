@@ -6,7 +6,10 @@ BIN := .venv/bin
 PURE := not processes and not spark and not scenario and not soak and not cluster and not helm
 CORES := -n auto --maxprocesses=4 --maxschedchunk=4
 # tests with processes mostly wait, so more files than cores run side by side; long files start first; a file stays on one worker
-FILES := -n 3 --dist loadfile --no-loadscope-reorder
+BY_FILE := --dist loadfile --no-loadscope-reorder
+FILES := -n 3 $(BY_FILE)
+# tests of pods wait even more: for the scheduler, the kubelet, readiness and each other
+PODS := -n 4 $(BY_FILE)
 # tests in virtual time depend on no clock: they run beside the others, on what those leave of the processors
 IDLE := $(if $(shell chrt --idle 0 echo yes 2>/dev/null),chrt --idle 0,nice -n 19)
 # with cached bytecode, every process starts 0.6 s of CPU sooner; some base images turn the cache off
@@ -86,7 +89,7 @@ test-cluster: setup ## the tests on a real Kubernetes, built first if it is miss
 		$(BIN)/python -m pytest -q tests/kubernetes/test_local_cluster_goes.py tests/kubernetes/test_registry.py -m "cluster and not soak" || code=$$?; \
 	fi; \
 	echo "== files side by side"; \
-	$(BIN)/python -m pytest -q tests/kubernetes $(FILES) -m "(cluster or helm) and not disruptive and not soak" --durations=10 || code=$$?; \
+	$(BIN)/python -m pytest -q tests/kubernetes $(PODS) -m "(cluster or helm) and not disruptive and not soak" --durations=10 || code=$$?; \
 	echo "== tests that need the cluster for themselves"; \
 	$(BIN)/python -m pytest -q tests/kubernetes -m "cluster and disruptive and not soak" --durations=10 || code=$$?; \
 	rm -f "$$HEADGATE_TEST_JOURNAL"; exit $$code

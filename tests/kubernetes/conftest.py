@@ -32,17 +32,20 @@ FIRST = (
     "test_local_cluster_goes",
     "test_registry",
 )
-MEANWHILE = "test_chart"
-"""Needs no cluster: the third worker runs it while the images are loaded, for which the others wait."""
+MEANWHILE = ("test_local_cluster", "test_chart", "test_kinds")
+"""Need no images: the other workers run them while the first one loads the images."""
 LONGEST = (
     "test_scenarios",
+    *MEANWHILE,
     "test_runs",
-    MEANWHILE,
     "test_testbed",
-    "test_tuning",
-    "test_faults",
-    "test_images",
     "test_walkthrough",
+    "test_tuning",
+    "test_resources",
+    "test_faults",
+    "test_pod_loss",
+    "test_ci_page",
+    "test_images",
 )
 """Start first, in this order, so that no worker is left with one at the end. What needs no cluster comes last."""
 LAST = "test_rbac"  # compares the rights with the calls of all other tests
@@ -74,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _rank(item: pytest.Item) -> tuple[bool, bool, bool, int]:
     file = item.path.stem
     length = LONGEST.index(file) if file in LONGEST else len(LONGEST)
-    late = item.get_closest_marker("cluster") is None and file != MEANWHILE
+    late = item.get_closest_marker("cluster") is None and file not in MEANWHILE
     return file not in FIRST, file == LAST, late, length
 
 
