@@ -21,7 +21,20 @@ from testbed_runtime.core.waits import KINDS, REPLACE_LOST, Outcome, Wait
 from testbed_runtime.history.columns import vertex_of
 from testbed_runtime.history.schema import Trial
 
-_AFTER_A_DELAY = frozenset({"slot-request", "slot", "start", "registration", "input", "deployment", "restore", "open", "partition", "first-record"})  # fmt: skip
+_AFTER_A_DELAY = frozenset(
+    {
+        "slot-request",
+        "slot",
+        "start",
+        "registration",
+        "input",
+        "deployment",
+        "restore",
+        "open",
+        "partition",
+        "first-record",
+    }
+)
 """The steps of a restart, however long the job had waited before."""
 _HEARTBEAT = KINDS["heartbeat"].options[0]
 
