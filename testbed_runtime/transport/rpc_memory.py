@@ -33,6 +33,7 @@ class _Line:
     """The last messages of the queue, held until the link passes messages again."""
     held_since: float = 0.0
     resuming: asyncio.TimerHandle | None = None
+    """When TCP sends again what was lost. The end of another fault does not change it."""
 
 
 class Switchboard:
@@ -83,7 +84,7 @@ class Switchboard:
         if line is None:
             line = destination.lines[source] = _Line()
         line.queue.append(deliver)
-        latency = self._latency_s(source, destination.name) if self._latency_s else 0.0
+        latency = self._latency(source, destination)
         if latency is None or line.held:
             if not line.held:
                 line.held_since = asyncio.get_running_loop().time()
@@ -105,18 +106,21 @@ class Switchboard:
         last = loop.time()
         for destination in self._at.values():
             for source, line in destination.lines.items():
-                if line.resuming is not None:
-                    line.resuming.cancel()
-                if line.held and lost:
+                passes = line.resuming is None and self._latency(source, destination) is not None
+                if passes and lost and line.held:
                     at = resumes_at(line.held_since, loop.time())
-                    last = max(last, at)
                     line.resuming = loop.call_at(at, self._resume, source, destination, line)
-                else:
+                elif passes:
                     self._resume(source, destination, line)
+                if lost and line.resuming is not None:
+                    last = max(last, line.resuming.when())
         return last
 
+    def _latency(self, source: str, destination: MemoryRpc) -> float | None:
+        return self._latency_s(source, destination.name) if self._latency_s else 0.0
+
     def _resume(self, source: str, destination: MemoryRpc, line: _Line) -> None:
-        latency = self._latency_s(source, destination.name) if self._latency_s else 0.0
+        line.resuming, latency = None, self._latency(source, destination)
         while line.held and latency is not None:
             line.held -= 1
             self._schedule(line, destination, latency)

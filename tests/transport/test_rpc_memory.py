@@ -8,6 +8,7 @@ import pytest
 
 from testbed_runtime.core.job.messages import Acknowledge, CancelTask
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable
+from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from tests.transport.rpc_conformance import RpcConformance
 
@@ -121,3 +122,36 @@ async def test_a_blocked_link_hides_that_a_process_is_gone():
         with pytest.raises(AskTimeout):
             await ask
     await a.close()
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_the_end_of_another_fault_changes_nothing_for_a_link(lost):
+    """TCP still sends later what a partition of the link has lost, and a stall of another link holds its messages until its end."""
+
+    async def main():
+        blocked = {"a", "c"}
+        switchboard = Switchboard(lambda source, destination: None if source in blocked else 0.001)
+        a, b, seen = await _pair(switchboard)
+        c = MemoryRpc("c", switchboard)
+        await c.start()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        asks = [
+            loop.create_task(rpc.ask("b", b.address, "taskexecutor", CancelTask(rpc.name, ""), timeout_s=50))
+            for rpc in (a, c)
+        ]
+        await asyncio.sleep(10)
+        blocked.discard("a")
+        switchboard.release(lost=True)
+        await asyncio.sleep(1)
+        switchboard.release(lost=lost)
+        await asyncio.sleep(1)
+        assert seen == []
+        blocked.discard("c")
+        switchboard.release()
+        await asks[1]
+        assert (seen, loop.time() - began) == (["c"], pytest.approx(12, abs=0.01))
+        await asks[0]
+        assert (seen, loop.time() - began) == (["c", "a"], pytest.approx(13.44, abs=0.01))
+
+    run_virtual(main())
