@@ -100,10 +100,10 @@ class SimulatedFabric:
     ) -> None:
         """Set all faults of one direction at once (`shape` stays). Held bytes continue in order when none is left.
 
-        `lost`: nothing passes, connections stay open, new ones wait until their timeout or the fault's end, and then for TCP to
-        send again what was lost. `stalled`: bytes
-        are held, connections are still accepted. `refused`: open connections are reset, new ones are refused. `gone`: the
-        source's ends are reset, and its new connections too; the other ends are reset when it ends."""
+        `lost`: nothing passes, connections stay open, new ones wait until their timeout or the fault's end; after it, TCP sends
+        again what was lost. `stalled`: bytes are held, connections are still accepted. `refused`: open connections are reset,
+        new ones are refused. `gone`: the source's ends are reset, and its new connections too; the other ends are reset when it
+        ends."""
         link = self.link(source, destination)
         if (link.lost, link.stalled, link.refused, link.gone) == (lost, stalled, refused, gone):
             return
