@@ -117,8 +117,11 @@ class SimNetworkBackend:
         self._rules.remove(request.rule_id)
         self._rpc_conditions.rules.pop(request.rule_id, None)
         self._reshape()
-        last = self._switchboard.release(lost=KINDS[request.fault.kind].loses)
-        late = max(last, self._fabric.resumes_at) - asyncio.get_running_loop().time()
+        rule = rule_of(request)
+        lost = rule.flows if KINDS[rule.kind].loses else ()
+        messages = self._switchboard.release(lost=lost if PLANE_RPC in rule.planes else ())
+        data = self._fabric.resumes_at(lost) if PLANE_DATA in rule.planes else 0.0
+        late = max(messages, data) - asyncio.get_running_loop().time()
         self._sent_again[request.fault_id] = max(0.0, late)
 
     async def check(self, request: FaultRequest) -> Measurement:

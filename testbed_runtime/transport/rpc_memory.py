@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
+from testbed_runtime.core.faults.links import Flow, any_matches
 from testbed_runtime.core.faults.retransmission import resumes_at
 from testbed_runtime.ports.network import Address
 from testbed_runtime.transport.mailbox import Ask, when_answered
@@ -33,7 +34,6 @@ class _Line:
     """The last messages of the queue, held until the link passes messages again."""
     held_since: float = 0.0
     resuming: asyncio.TimerHandle | None = None
-    """When TCP sends again what was lost. The end of another fault does not change it."""
 
 
 class Switchboard:
@@ -84,7 +84,7 @@ class Switchboard:
         if line is None:
             line = destination.lines[source] = _Line()
         line.queue.append(deliver)
-        latency = self._latency(source, destination)
+        latency = self._latency_s(source, destination.name) if self._latency_s else 0.0
         if latency is None or line.held:
             if not line.held:
                 line.held_since = asyncio.get_running_loop().time()
@@ -99,28 +99,27 @@ class Switchboard:
             self._latency_s(other, one),
         )
 
-    def release(self, *, lost: bool = False) -> float:
-        """Deliver what links have held that pass messages again, in order. `lost`: it was lost, and TCP sends it again later. Return
-        when the last of it is sent."""
+    def release(self, *, lost: Iterable[Flow] = ()) -> float:
+        """Deliver what links have held that pass messages again, in order. What the links of `lost` held was lost, and TCP sends it again
+        later. Return when the last of it is sent."""
         loop = asyncio.get_running_loop()
         last = loop.time()
         for destination in self._at.values():
             for source, line in destination.lines.items():
-                passes = line.resuming is None and self._latency(source, destination) is not None
-                if passes and lost and line.held:
+                if line.held and any_matches(lost, source, destination.name):
+                    if line.resuming is not None:
+                        line.resuming.cancel()
                     at = resumes_at(line.held_since, loop.time())
                     line.resuming = loop.call_at(at, self._resume, source, destination, line)
-                elif passes:
+                    if self._latency_s is None or self._latency_s(source, destination.name) is not None:
+                        last = max(last, at)
+                elif line.resuming is None:
                     self._resume(source, destination, line)
-                if lost and line.resuming is not None:
-                    last = max(last, line.resuming.when())
         return last
 
-    def _latency(self, source: str, destination: MemoryRpc) -> float | None:
-        return self._latency_s(source, destination.name) if self._latency_s else 0.0
-
     def _resume(self, source: str, destination: MemoryRpc, line: _Line) -> None:
-        line.resuming, latency = None, self._latency(source, destination)
+        line.resuming = None
+        latency = self._latency_s(source, destination.name) if self._latency_s else 0.0
         while line.held and latency is not None:
             line.held -= 1
             self._schedule(line, destination, latency)

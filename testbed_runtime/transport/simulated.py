@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.faults.links import Flow, any_matches
 from testbed_runtime.core.faults.retransmission import connects_at
 from testbed_runtime.ports.network import Address, ConnectionHandler, format_address
 from testbed_runtime.timeouts import timeout
@@ -120,10 +121,10 @@ class SimulatedFabric:
             self._fail(c for c in self._connections if c.is_orphan and (c.local, c.remote) == ends)
         self._changed(source, destination, passes=passes)
 
-    @property
-    def resumes_at(self) -> float:
-        """When TCP has sent again everything that open connections have lost; 0 if none has lost anything."""
-        return max((c.resumes_at for c in self._connections if not c.is_closed), default=0.0)
+    def resumes_at(self, flows: Iterable[Flow]) -> float:
+        """Return when TCP has sent again everything that open connections have lost on these links; 0 if none has lost anything."""
+        lost = [c for c in self._connections if not c.is_closed and any_matches(flows, c.local, c.remote)]
+        return max((c.resumes_at for c in lost), default=0.0)
 
     def reset(self, source: str, destination: str) -> None:
         """Reset the open connections between both processes, once."""

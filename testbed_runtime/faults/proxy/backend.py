@@ -12,6 +12,7 @@ import msgspec
 from msgspec import to_builtins
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.faults.links import ANYBODY, flows_of, owners_of
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.faults.backend import (
@@ -140,7 +141,8 @@ class ProxyBackend:
         finally:
             for path in paths:
                 path.probe.close()
-        measured = {"paths": values, **sent_again(state["sent_again_s"])}
+        late = state["sent_again_s"] if KINDS[rule.kind].loses else 0.0
+        measured = {"paths": values, **sent_again(late)}
         return Measurement(not left, measured, f"not as before: {', '.join(left)}" if left else "")
 
     async def residue(self) -> Mapping[str, Any]:
