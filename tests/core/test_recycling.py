@@ -26,15 +26,15 @@ def drawn(pool: LocalBufferPool, kind: str) -> Buffer | None:
     return builder.build_last()
 
 
+@pytest.mark.parametrize("fate", ["stays", "shrinks", "ends"])
 @given(
     kinds=st.lists(st.sampled_from(["0", "1", "pool", "event", "cut", "kept"]), max_size=10),
     wanted=st.lists(st.integers(0, 4), max_size=2),
-    shrinks=st.booleans(),
 )
 def test_buffers_that_are_recycled_together_return_as_one_by_one(
-    kinds: list[str], wanted: list[int], shrinks: bool
+    fate: str, kinds: list[str], wanted: list[int]
 ) -> None:
-    """To both subpartitions, and to the pool's listeners and waiters, while other references are kept."""
+    """To both subpartitions, and to the pool's listeners and waiters, or past a pool that has ended, while other references are kept."""
     seen = []
     for together in (True, False):
         network, woken = NetworkBufferPool(12, SEGMENT_BYTES), []
@@ -48,8 +48,10 @@ def test_buffers_that_are_recycled_together_return_as_one_by_one(
         for manager, backlog in zip(managers, wanted, strict=True):
             manager.on_sender_backlog(backlog)
         pool.when_available(lambda woken=woken: woken.append(1))
-        if shrinks:
+        if fate == "shrinks":
             pool.set_num_buffers(4)
+        elif fate == "ends":
+            pool.destroy()
         buffers = [buffer for _, buffer in found]
         if together:
             recycle_all(buffers)

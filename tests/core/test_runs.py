@@ -133,6 +133,19 @@ def test_a_run_is_received_as_its_buffers_one_by_one(sizes: tuple[int, ...], bac
     assert polled(single) == polled(together)
 
 
+def test_a_run_whose_backlog_overflows_an_int_asks_for_nothing():
+    """As one buffer does: Java's int has wrapped."""
+    frames = [data_frame(0, n, MAX) for n in range(2)]
+    single, together = Consumer(), Consumer()
+    for consumer in (single, together):
+        consumer.connect()
+    for one in frames:
+        deliver(single.client, one)
+    assert len(together.client.on_run(receiver_id(0), *heads_of(frames))) == 2
+    assert state(single) == state(together)
+    assert together.channel().buffers.required == -(2**31) + 1
+
+
 @pytest.mark.parametrize(("sequence", "number", "released"), [(1, 0, False), (0, 1, False), (0, 0, True)])
 def test_what_is_not_usual_is_left_to_the_single_frames(sequence: int, number: int, released: bool):
     """A gap, an unknown receiver and a channel that was released."""
