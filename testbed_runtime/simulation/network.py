@@ -112,7 +112,7 @@ class SimNetworkBackend:
         return path.probe
 
     async def remove(self, request: FaultRequest) -> None:
-        for path in self._paths.get(request.fault_id, ()):  # what they have lost holds up nothing
+        for path in self._paths.get(request.fault_id, ()):  # what they have lost delays nothing
             await path.probe.close()
         self._rules.remove(request.rule_id)
         self._rpc_conditions.rules.pop(request.rule_id, None)
