@@ -103,7 +103,7 @@ def _effect(trial: Trial, name: str, *, ended: bool) -> FaultEffect:
     verified = bool(last) and not voided and all(state == "verified" for state in last.values())
     found = [r["state"] for r in rows if r["state"] in ("clean", "residue")]
     ended_ns = next((r["t_ns"] for r in reversed(rows) if r["state"] == "ended"), None)
-    sent_again_ns = max((_measured_ns(r, "sent_again_s") for r in rows), default=0)
+    sent_again_ns = max(map(sent_again_ns_of, rows), default=0)
     return FaultEffect(
         fault=name,
         kind=next((r["kind"] for r in rows if r["kind"]), ""),
@@ -119,9 +119,9 @@ def _effect(trial: Trial, name: str, *, ended: bool) -> FaultEffect:
     )
 
 
-def _measured_ns(row: Mapping[str, Any], name: str) -> int:
-    """Return a duration that a row of a fault has measured; 0 if it has none."""
-    found = _mapping(row["measured"]).get(name)
+def sent_again_ns_of(row: Mapping[str, Any]) -> int:
+    """Return how long after the end of the fault TCP sends again what was lost, if this row says so; otherwise 0."""
+    found = _mapping(row["measured"]).get("sent_again_s")
     if not isinstance(found, int | float) or isinstance(found, bool):
         return 0
     return round(found * NS) if 0 < found < _HELD_MAX_S else 0

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from testbed_runtime.checking.faults import sent_again_ns_of
 from testbed_runtime.checking.latency import Histogram, merged_buckets
 from testbed_runtime.checking.load import credit_waits, heat, progress_curves, vertex_load
 from testbed_runtime.core.faults.kinds import KINDS
@@ -147,9 +148,11 @@ _SEEN_LATE = frozenset(kind.name for kind in _DELAYING if kind.backends == ("cha
 
 def _fault_spans(faults: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:
     """Return one span per fault: the effect, from `verified` (or `injected`, if it was not verified, or is known only once its delay
-    has passed) to its end, which is the first of `ended`, `clean`, `residue`, `failed`, `voided`."""
+    has passed) to its end, which is the first of `ended`, `clean`, `residue`, `failed`, `voided`, and until TCP has sent again what it had
+    lost."""
     begun: dict[str, tuple[int, str]] = {}
     ended: dict[str, int] = {}
+    late = {row["fault"]: t_ns for row in faults if (t_ns := sent_again_ns_of(row))}
     seen = {row["fault"] for row in faults if row["state"] == "verified" and row["kind"] not in _SEEN_LATE}
     for row in faults:
         name = row["fault"]
@@ -157,6 +160,7 @@ def _fault_spans(faults: list[dict[str, Any]], start: int, end: int) -> list[dic
             begun[name] = row["t_ns"], f"{row['kind']} on {', '.join(_json(row['targets'], []))}"
         elif name in begun and row["state"] in ("ended", *_FINAL_FAULT_STATES):
             ended.setdefault(name, row["t_ns"])
+    ended |= {name: max(t_ns, min(t_ns + late.get(name, 0), end)) for name, t_ns in ended.items()}
     return [
         _span("fault", name, (t_ns, ended.get(name, end)), start, text)
         for name, (t_ns, text) in sorted(begun.items())

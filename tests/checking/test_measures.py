@@ -337,6 +337,21 @@ def rich(history: Any) -> Any:
     return built.trial()
 
 
+@pytest.mark.parametrize(("late_s", "end_s"), [(0.5, 2.5), (9, 4.0)])
+def test_a_partition_is_shown_until_tcp_has_sent_again_what_it_lost(
+    history: Any, late_s: float, end_s: float
+):
+    """Or until the trial ends."""
+    built = history.empty()
+    for t, state, measured in ((1, "verified", {}), (2, "ended", {}), (3, "clean", {"sent_again_s": late_s})):
+        built.add(
+            "supervisor", "faults", t, fault="cut", state=state, kind="network.partition", measured=measured
+        )
+    entry = {"phases": [{"name": "observation", "start_ns": history.at(0), "end_ns": history.at(4)}]}
+    _, cut = trial_timeseries(built.trial(), entry)["spans"]
+    assert (cut["name"], cut["start_s"], cut["end_s"]) == ("cut", 1.0, end_s)
+
+
 def test_the_series_of_a_trial_are_those_of_its_rows(history: Any):
     """Bins of 250 ms: 100 records in the first half second, none later; the fault from verified to its end."""
     phases = [
