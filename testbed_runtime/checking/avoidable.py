@@ -14,8 +14,9 @@ from testbed_runtime.checking.heldmessages import keeps_silent
 from testbed_runtime.checking.lasting import each_segment, with_slack
 from testbed_runtime.checking.rounds import responsible
 from testbed_runtime.checking.waits import LOSSES
+from testbed_runtime.core.faults.retransmission import connects_at
 from testbed_runtime.core.judgement.recovery import Round, Segment
-from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, PRODUCT, Outcome, Wait
+from testbed_runtime.core.waits import JOBMASTER_NAME, KINDS, PRODUCT, RM_NAME, Outcome, Wait
 
 _HELD_BACK = {
     "partition": "registration.delay",
@@ -115,6 +116,9 @@ class _Ends:
         came = None if held is None else self._ended_by_itself(held)
         if held is None or came is None:
             return None
+        if wait.kind == "connection":
+            passes = came - held.sent_again_ns
+            came = wait.start_ns + round(connects_at(0.0, (passes - wait.start_ns) / NS) * NS)
         own = self.delays.get(wait.fault, 0)
         if held.kind == "registration.delay" and own:
             came = min(came, wait.start_ns + own + TIE_NS)
@@ -160,7 +164,7 @@ class _Ends:
     def _returned(self, wait: Wait) -> int | None:
         """Return how long heartbeats would have been missing: of a TaskManager at the JobManager, or the reverse. The first of the
         waits for them would have been the next one to expire. One that was muted is repeated after an interval."""
-        at_taskmanager = wait.kind == "jobmanager"
+        at_taskmanager = wait.kind == "jobmanager" or wait.what in (JOBMASTER_NAME, RM_NAME)
         lost = replace(wait, what=wait.who) if at_taskmanager else wait
         silent = [e for e in self.effects if keeps_silent(e, lost, self.planes)]
         ends = [self._ended_by_itself(e) for e in silent]

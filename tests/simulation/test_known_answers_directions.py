@@ -41,6 +41,7 @@ STORE = fault("slow", "12 s", ALL, store={"slow": {"delay": "8 s"}})
 SLOW = fault("slow", "8 s", ALL, rpc={"delay": {"method": "SubmitTask", "delay": "5 s"}})
 JOBMANAGER_GC = fault("gc", "8 s", JOBMANAGER, jobmanager={"pause": {}})
 CUT = fault("cut", "25 s", {"taskManagers": {"names": ["tm-0"]}}, at="deploy", network={"partition": {}})
+RPC_CUT = fault("cut", "6 s", {"taskManagers": {"names": ["tm-0"]}}, plane="rpc", network={"partition": {}})
 PATIENT = {"heartbeat.interval": "1 s"}
 UNTOLERANT = {"execution.checkpointing.tolerable-failed-checkpoints": "0"}
 
@@ -81,6 +82,8 @@ def case(name: str, *faults: Any, version: str = "2.x", **options: str) -> Case:
             "4 s",
             8.1,
         ),
+        # neither hears the other. What the TaskManager lost first, its answer 0.9 s after the beginning, is sent again 6.7 s later
+        (case("cut", RPC_CUT), HEARTBEAT, "5 s", 8.7),
         # each attempt of a producer registers 6 s late; budgets of 0.1 + 0.2 + … s
         (case("late", LATE, KILLED, version="1.18"), BACKOFF, "1000", 6.0),
         (case("late-2", LATE, KILLED, version="1.12"), BACKOFF, "2000", 6.0),
@@ -91,8 +94,8 @@ def case(name: str, *faults: Any, version: str = "2.x", **options: str) -> Case:
         # the seconds are those of the pause; the last heartbeat and the last renewal of the lease came 0.1 s before it
         (case("jobmanager", JOBMANAGER_GC), HEARTBEAT, "5 s", 8.1),
         (case("lease", JOBMANAGER_GC, **LEADER), RENEW, "5 s", 8.1),
-        # whole seconds; the second attempt to connect begins after a restart delay of 0 s
-        (case("connect", CUT), CONNECT_TIMEOUT, "10", 25.0),
+        # whole seconds; TCP repeats the first handshake 19 and 35 s after it. The second one begins after a restart delay of 0 s
+        (case("connect", CUT), CONNECT_TIMEOUT, "10", 35.0),
     ],
     ids=lambda c: c.name if isinstance(c, Case) else "",
 )

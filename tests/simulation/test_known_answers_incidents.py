@@ -30,7 +30,7 @@ CUT = fault("cut", "25 s", {"taskManagers": {"names": ["tm-0"]}}, at="deploy", n
 
 @pytest.mark.parametrize("version", ["1.17", "2.x"])
 def test_a_connection_that_is_not_made_in_time_belongs_to_its_timeout(tmp_path: Path, version: str):
-    """Two attempts expire after 10 s each. From 25 s on, the first one would have succeeded."""
+    """Two attempts expire after 10 s each. TCP repeats the first handshake after 19 and 35 s: one of them after the cut."""
     options = {**QUICK, CONNECT_TIMEOUT: "10", "restart-strategy.fixed-delay.delay": "1 s"}
     case = Case("unreachable", [CUT], "", 0.0, version=version, options=options, observation="30 s")
     trial, metrics = answer(case, tmp_path)
@@ -40,7 +40,7 @@ def test_a_connection_that_is_not_made_in_time_belongs_to_its_timeout(tmp_path: 
     assert (price.option, price.value, metrics["failovers.count"]) == (CONNECT_TIMEOUT, "10", 2)
     assert price.seconds == pytest.approx(20.0, abs=TOLERANCE_S)
     expired = [s.enough_ns / NS for r in found.rounds for s in r.segments if s.option == CONNECT_TIMEOUT]
-    assert expired[0] == pytest.approx(25.0, abs=TOLERANCE_S)
+    assert expired[0] == pytest.approx(35.0, abs=TOLERANCE_S)
 
 
 def test_a_request_that_is_not_sent_yet_does_not_use_up_the_backoff(tmp_path: Path):
