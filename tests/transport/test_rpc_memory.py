@@ -142,9 +142,9 @@ def test_the_end_of_another_fault_changes_nothing_for_a_link(lost):
         ]
         await asyncio.sleep(10)
         blocked.discard("a")
-        switchboard.release(lost=True)
+        switchboard.release(lost=[("a", "b")])
         await asyncio.sleep(1)
-        switchboard.release(lost=lost)
+        switchboard.release(lost=[("d", "b")] if lost else ())
         await asyncio.sleep(1)
         assert seen == []
         blocked.discard("c")
