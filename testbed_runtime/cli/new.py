@@ -138,11 +138,11 @@ def find(name: str) -> questions.Question:
     if isinstance(found, questions.Question):
         return found
     if found is not None:
-        raise UserError("QUESTION", f"no scenario is about {name[:MAX_ECHO]!r}: {found.answer}")
+        raise UserError("QUESTION", f"no question is about {name[:MAX_ECHO]!r}: {found.answer}")
     known = judge(questions.key_in(name), LATEST)
     if known.standing is Standing.EFFECTIVE:
         raise UserError(
-            "QUESTION", f"no scenario is about {known.canonical}", "write it into `flinkConfiguration` of any"
+            "QUESTION", f"no question is about {known.canonical}", "write it into `flinkConfiguration` of any"
         )
     if known.standing is Standing.WITHOUT_EFFECT:
         raise UserError("QUESTION", f"{known.canonical} has no effect here")

@@ -52,7 +52,7 @@ class Question(Struct, frozen=True, kw_only=True):
 
 
 class Elsewhere(Struct, frozen=True, kw_only=True):
-    """Errors and options that no scenario is about, and what helps instead."""
+    """Errors and options that no question is about, and what helps instead."""
 
     errors: tuple[str, ...]
     keys: tuple[str, ...] = ()
@@ -240,6 +240,7 @@ QUESTIONS: tuple[Question, ...] = (
             "NoResourceAvailableException",
             "Could not acquire the minimum required resources",
             "Slot request bulk is not fulfillable",
+            "Could not fulfill resource requirements of job",
             "The TaskExecutor is shutting down",
         ),
         keys=("slot.request.timeout", "resourcemanager.standalone.start-up-time"),
@@ -502,6 +503,8 @@ ELSEWHERE: tuple[Elsewhere, ...] = (
         "can be slow while a TaskManager is lost",
     ),
 )
+_SUPPRESSED = re.compile(r"^([ \t]+)Suppressed:.*(\n\1.*)*", re.MULTILINE)
+"""What a stack trace has below an exception that is no cause."""
 BY_NAME = {question.name: question for question in QUESTIONS}
 
 
@@ -514,6 +517,7 @@ def about(text: str) -> Question | Elsewhere | None:
     if named:
         return max(named, key=itemgetter(0))[1]
     text = re.sub(r"`[^`]*`", "", text)  # names in an explanation
+    text = _SUPPRESSED.sub("", text)
     found = [(m.start(), m.end(), t) for t in topics for e in t.errors for m in _pattern(e).finditer(text)]
     return max(found, key=itemgetter(0, 1))[2] if found else None
 

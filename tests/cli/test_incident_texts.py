@@ -13,6 +13,15 @@ SUPPRESSED = """org.apache.flink.runtime.JobException: Recovery is suppressed by
 \tat org.apache.flink.runtime.executiongraph.failover.flip1.ExecutionFailureHandler.handleFailure(ExecutionFailureHandler.java:138)
 \tat akka.actor.ActorCell.receiveMessage(ActorCell.scala:580)
 Caused by: """
+BESIDE = """java.io.IOException: Failed to fetch the partition
+\tat org.apache.flink.runtime.taskmanager.Task.run(Task.java:550)
+\tSuppressed: org.apache.flink.util.FlinkException: Heartbeat of TaskManager with id tm-1 timed out.
+\t\tat java.lang.Thread.run(Thread.java:829)
+\tCaused by: java.util.concurrent.TimeoutException: Heartbeat of TaskManager with id tm-1 timed out.
+Caused by: org.apache.flink.runtime.io.network.partition.PartitionNotFoundException: Partition 3f1a#2@9c not found.
+\tSuppressed: java.lang.Exception: Connection unexpectedly closed by remote task manager 'tm-1'.
+\t\tat java.lang.Thread.run(Thread.java:829)
+"""
 DEPLOYMENT = """java.lang.Exception: Cannot deploy task Source: a -> b (1/8) (d8e1) - TaskManager (10.0.0.1:6122-af) not responding after a rpcTimeout of 10000 ms
 \tat org.apache.flink.runtime.executiongraph.Execution.lambda$deploy$5(Execution.java:602)
 Caused by: java.util.concurrent.TimeoutException: Invocation of [RemoteRpcInvocation(TaskExecutorGateway.submitTask(TaskDeploymentDescriptor, JobMasterId, Time))] at recipient [akka.tcp://flink@10.0.0.1:6122/user/rpc/taskmanager_0] timed out. This is usually caused by: 1) Akka failed sending the message silently, due to problems like oversized payload or serialization failures."""
@@ -50,6 +59,7 @@ INCIDENTS = {
     "java.util.concurrent.CompletionException: org.apache.flink.runtime.jobmanager.scheduler.NoResourceAvailableException: "
     "Slot request bulk is not fulfillable! Could not allocate the required slot within slot request timeout": "missing-slots",
     "Could not allocate all requires slots within timeout of 300000 ms. NoResourceAvailableException": "missing-slots",
+    "Could not fulfill resource requirements of job 0cd8. Free slots: 0": "missing-slots",
     "org.apache.flink.util.FlinkException: The TaskExecutor is shutting down.": "missing-slots",
     "RemoteTransportException: Connecting to remote task manager '/10.0.0.1:6122' has failed. This might indicate that "
     "the remote task manager has been lost.": "unreachable-taskmanager",
@@ -59,6 +69,7 @@ INCIDENTS = {
     "org.apache.flink.runtime.checkpoint.CheckpointException: Checkpoint expired before completing.": "slow-checkpoints",
     "Checkpoint 17 of job 9ee5 expired before completing.": "slow-checkpoints",
     "FlinkRuntimeException: Exceeded checkpoint tolerable failure threshold.": "slow-checkpoints",
+    BESIDE: "late-producer",
     "backpressure": "back-pressure",
     "heartbeat.timeout: 180000": "taskmanager-paused",
     "akka.ask.timeout": "slow-deployment",
