@@ -186,7 +186,8 @@ def is_terminating(error: ApiError) -> bool:
 
 def _log(of: Resource, action: Action) -> None:
     """Log an action with the object that it is for. Events contain phases, effects and verdicts."""
-    key, what, target = Key(of.kind, of.namespace, of.name), type(action).__name__.lower(), (of.kind, of.name)
+    key, target = Key(of.kind, of.namespace, of.name), (of.kind, of.name)
+    what = type(action).__name__.lower()
     match action:
         case Emit(type_, reason, text):
             log.info("event", extra={"key": key, "reason": reason, "text": text, "type": type_})

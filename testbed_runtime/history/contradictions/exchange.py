@@ -171,14 +171,12 @@ def _without_commits(trial: Trial) -> set[str]:
     completed = {(r["process"], r["checkpoint"]) for r in rows if r["state"] == "completed"}
     commits = {(r["task"], r["checkpoint"]) for _, r in distinct(trial, "delivery", "task", "checkpoint")}
     deployed = {task: (attempt, e["t_ns"]) for (task, attempt), e in sorted(deployments(trial).items())}
-    of_attempt, of_task = places_of(trial, "tasks", "task", "attempt"), dict[str, list[Any]]()
+    of_task: dict[str, list[Any]] = {}
     for r in sorted(rows, key=lambda r: r["t_ns"]):
         of_task.setdefault(r["task"], []).append(r)
-    t_ns, records_in, nothing = (
-        ints(samples, "t_ns"),
-        ints(samples, "records_in"),
-        np.empty(0, dtype=np.int64),
-    )
+    of_attempt = places_of(trial, "tasks", "task", "attempt")
+    t_ns, records_in = ints(samples, "t_ns"), ints(samples, "records_in")
+    nothing = np.empty(0, dtype=np.int64)
     found: set[str] = set()
     for task in {task for task, checkpoint in commits if checkpoint >= 0} & set(deployed):
         attempt, since = deployed[task]
