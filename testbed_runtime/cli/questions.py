@@ -504,7 +504,7 @@ ELSEWHERE: tuple[Elsewhere, ...] = (
     ),
 )
 _SUPPRESSED = re.compile(r"^([ \t]+)Suppressed:.*(\n\1.*)*", re.MULTILINE)
-"""What a stack trace has below an exception that is no cause."""
+"""Exceptions that a stack trace shows below another one although they did not cause it."""
 BY_NAME = {question.name: question for question in QUESTIONS}
 
 
