@@ -10,7 +10,7 @@ from typing import Any
 def deaf_proxy() -> None:
     from testbed_runtime.faults.proxy.shaper import FlowShaper
 
-    def reshape(self: Any, shape: Any) -> None:
+    def reshape(self: Any, shape: Any, now: float) -> None:
         del self, shape
 
     FlowShaper.reshape = reshape  # type: ignore[method-assign]
