@@ -70,7 +70,6 @@ from testbed_runtime.checking.waits import (
     busy_texts,
     fault_wait,
     lasts_until,
-    on_rpc_alone,
     read_waits,
     starved_words,
     window_text,
@@ -172,7 +171,6 @@ class _Paths:
         self.restarts = [e for e in events(trial, "failover.started") if counted(e)]
         self.waits = waits
         self.delays = added_delays(entry)
-        self.on_rpc = on_rpc_alone(entry)
         self.windowed = windows_before_sinks(trial, entry)
         direct = frozenset(job_shape(trial, entry).sinks) - self.windowed.keys()
         self.windows = () if direct else sorted({w for windows in self.windowed.values() for w in windows})
@@ -449,7 +447,7 @@ class _Paths:
         return self.delays.get(fault.fault, 0) if self._on_exchange(fault) else 0
 
     def _on_exchange(self, fault: FaultEffect) -> bool:
-        return fault.group in _ON_THE_EXCHANGE and fault.fault not in self.on_rpc
+        return fault.group in _ON_THE_EXCHANGE and not fault.on_rpc_alone
 
     def _holding(self, running: int, end: int) -> FaultEffect | None:
         """Return the fault on the exchange that the restarted job still had, if its end is what ended the catch-up: the last records

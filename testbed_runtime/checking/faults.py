@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from testbed_runtime.checking.common import NS, Entry, data, events, windows
 from testbed_runtime.core.faults.kinds import KINDS as FAULTS
+from testbed_runtime.core.faults.links import PLANES
 from testbed_runtime.core.faults.vocabulary import Hides
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.judgement.metrics import (
@@ -44,6 +45,8 @@ class FaultEffect(Struct, frozen=True):
     """The job had ended before it could begin."""
     sent_again_ns: int = 0
     """How long it took TCP until it had sent again what the fault had lost. It is part of the fault, so `ended_ns` includes it."""
+    plane: str = PLANES[0]
+    """One of core.faults.links.PLANES. Only a fault of the network acts on another one than that of data."""
 
     @property
     def group(self) -> str:
@@ -54,6 +57,11 @@ class FaultEffect(Struct, frozen=True):
     def hides_link(self) -> bool:
         """Whether it lets nothing pass on a connection."""
         return self.kind in FAULTS and FAULTS[self.kind].hides is Hides.LINK
+
+    @property
+    def on_rpc_alone(self) -> bool:
+        """Whether it acts on messages of the control plane, and on no data."""
+        return self.plane == PLANES[1]
 
     @property
     def begun_ns(self) -> int:
@@ -72,15 +80,14 @@ class FaultEffect(Struct, frozen=True):
 def check_faults(trial: Trial, entry: Entry) -> list[FaultEffect]:
     """Return an effect for each fault in the manifest and for each one that only the history has."""
     rows = trial.rows("faults")
-    asked = [str(f["name"]) for f in entry.get("faults") or ()]
-    if entry.get("role") == "control":
-        asked = []
+    planes = {str(f["name"]): str(f.get("plane") or PLANES[0]) for f in entry.get("faults") or ()}
+    asked = [] if entry.get("role") == "control" else planes
     names = dict.fromkeys([*asked, *(r["fault"] for r in rows if r["fault"])])
     end = windows(trial, entry).end
     # by itself, before the drain
     states = [e for e in events(trial, "job.state") if e["t_ns"] < end]
     ended = any(data(e).get("to") in TERMINAL_JOB_STATES for e in states)
-    return [_effect(trial, name, ended=ended) for name in names]
+    return [_effect(trial, name, planes.get(name, PLANES[0]), ended=ended) for name in names]
 
 
 def residue_of(effects: list[FaultEffect]) -> tuple[int | None, str]:
@@ -90,7 +97,7 @@ def residue_of(effects: list[FaultEffect]) -> tuple[int | None, str]:
     return sum(1 for e in effects if e.residue), ""
 
 
-def _effect(trial: Trial, name: str, *, ended: bool) -> FaultEffect:
+def _effect(trial: Trial, name: str, plane: str, *, ended: bool) -> FaultEffect:
     """A fault is verified when the last row of every target says so. One whose injection failed or whose lease lapsed is not.
     The runner injects no more faults when the job has `ended`. Such a fault leaves no residue."""
     rows = [r for r in trial.rows("faults") if r["fault"] == name]
@@ -116,6 +123,7 @@ def _effect(trial: Trial, name: str, *, ended: bool) -> FaultEffect:
         voided=voided,
         too_late=too_late,
         sent_again_ns=sent_again_ns,
+        plane=plane,
     )
 
 

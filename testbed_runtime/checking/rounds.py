@@ -16,6 +16,7 @@ from testbed_runtime.checking.failovers import TOGETHER_NS, Cause, round_causes
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.progress import LAST_NS, raw_rate, sinks_of
 from testbed_runtime.checking.waits import LOSSES, created_ns, submission_wait
+from testbed_runtime.core.faults.links import any_matches, flows_of, logical_name
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.job.causes import RECOVERED
 from testbed_runtime.core.waits import Outcome
@@ -415,8 +416,8 @@ def _without_failover(
         return Outage(fault, effect, effect, (RoundSpan(effect, effect),), False)
     later = [e.begun_ns for e in record.effects if e.injected_ns is not None] + [o.effect for o in others]
     following = min((t for t in later if t > effect), default=record.end)
-    idle = not (_stops(fault) and _runs_the_job(record.trial, fault))
-    if following < ended and idle and record.catch_up.good_between(effect, following):
+    idle = following < ended and not _holds_up_at_once(record.trial, fault)
+    if idle and record.catch_up.good_between(effect, following):
         return Outage(fault, effect, effect, (RoundSpan(effect, effect),), True, effect)
     moment = record.catch_up.since(effect, fault_end=ended)
     if following == record.end and record.stands_still(effect):
@@ -427,13 +428,22 @@ def _without_failover(
 
 
 def _stops(fault: FaultEffect) -> bool:
-    """Whether the fault stops processes. A job is behind from then on, even if that does not show yet."""
+    """Whether the fault stops processes."""
     return fault.group in ("process", "pod")
 
 
-def _runs_the_job(trial: Trial, fault: FaultEffect) -> bool:
-    """Whether a target of the fault runs tasks, or is the JobManager."""
-    return not {JOBMANAGER, *places(trial, fault.begun_ns).values()}.isdisjoint(targets_of(fault))
+def _holds_up_at_once(trial: Trial, fault: FaultEffect) -> bool:
+    """Whether the fault stops the JobManager or a process that runs tasks, or lets nothing pass on a connection between two of them. The job
+    is behind from then on, even if that does not show yet."""
+    if _stops(fault):
+        ran = places(trial, fault.begun_ns).values()
+        return not {JOBMANAGER, *ran}.isdisjoint(targets_of(fault))
+    if not fault.hides_link or fault.on_rpc_alone:
+        return False
+    cut = flows_of(targets_of(fault), "both")
+    asked = [e for e in events(trial, "partition.request") if e["t_ns"] < fault.begun_ns]
+    ends = ((str(data(e).get("connection") or "").partition("/")[0], str(e["process"])) for e in asked)
+    return any(p and any_matches(cut, logical_name(p), logical_name(c)) for p, c in ends)
 
 
 def _stops_jobmanager(fault: FaultEffect) -> bool:

@@ -97,7 +97,7 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     restored = {(e["subject"], e["attempt"]): e["checkpoint"] for e in events(trial, "task.restored")}
     windows = windows_before_sinks(trial, entry)
     found = [_worked_for(trial, _replayed(trial, w, restored, entry), windows, entry) for w in found]
-    closing = _closing(effects, on_rpc_alone(entry))
+    closing = _closing(effects)
     restarts = [e["t_ns"] for e in events(trial, "failover.started")]
     found = [_since_its_fault(trial, w, closing, restarts) for w in found]
     for effect in effects:
@@ -152,10 +152,9 @@ def _without_idle(trial: Trial, waits: Iterable[Wait]) -> list[Wait]:
     return [w for w in waits if not idle(w)]
 
 
-def _closing(effects: Iterable[FaultEffect], rpc: Collection[str]) -> list[FaultEffect]:
-    """Return the faults that close a connection for data or let nothing pass on it, by their beginning. `rpc`: those on the plane of
-    RPC alone."""
-    found = [e for e in effects if e.kind in LOSSES or (e.hides_link and e.fault not in rpc)]
+def _closing(effects: Iterable[FaultEffect]) -> list[FaultEffect]:
+    """Return the faults that close a connection for data or let nothing pass on it, by their beginning."""
+    found = [e for e in effects if e.kind in LOSSES or (e.hides_link and not e.on_rpc_alone)]
     return sorted(found, key=lambda e: e.begun_ns)
 
 
@@ -251,11 +250,6 @@ def _named(
             text, fault = _held_up(wait, effect), effect.fault
     lacking = wait.kind == "slot" and wait.outcome in _IN_VAIN and text == KINDS["slot"].doc
     return replace(wait, cause=text, fault=fault, detail=_NO_SLOT if lacking else "")
-
-
-def on_rpc_alone(entry: Entry) -> frozenset[str]:
-    """Return the faults of a trial that act on messages of the control plane, and on no data."""
-    return frozenset(str(f["name"]) for f in entry.get("faults") or () if f.get("plane") == _RPC)
 
 
 def _held_kinds(family: str, plane: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from testbed_runtime.checking.catchup import CatchUp
 from testbed_runtime.checking.failovers import Cause
@@ -145,6 +146,32 @@ def test_a_job_is_behind_from_the_moment_at_which_a_process_with_its_tasks_stops
     found = outages_of(built.trial(), effects, behind(((12, 14),)), at(END))
     apart = [("a", 8, 8, True), ("b", 12, 14, True)]
     assert [brief(o) for o in found] == ([("a b", 8, 14, True)] if together else apart)
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "plane", "together"),
+    [
+        ("network.partition", "tm-0", "data", True),
+        ("network.partition", "tm-1", "both", True),
+        ("network.stall", "tm-1->tm-0", "data", True),
+        ("network.partition", "tm-0", "rpc", False),
+        ("network.loss", "tm-0", "data", False),  # what passes is late at most
+        ("network.partition", "tm-2", "data", False),  # its tasks have no remote channels
+        ("network.partition", "tm-0->tm-2", "data", False),
+        ("network.partition", "tm-3", "data", False),  # nor do these yet
+    ],
+)
+def test_a_job_is_behind_from_the_moment_at_which_nothing_passes_between_its_tasks(
+    history: Any, kind: str, target: str, plane: str, *, together: bool
+):
+    """Even if that shows only when the next fault begins."""
+    built = record(history)
+    for t, request in ((1, {"connection": "tm-0-1/0"}), (1, {}), (9, {"connection": "tm-3-1/0"})):
+        built.add("tm-1-1", "events", t, kind="partition.request", subject="sink-0", data=request)
+    effects = [replace(fault("a", 8, 20, kind, target), plane=plane), fault("b", 8.1, 9)]
+    found = outages_of(built.trial(), effects, behind(((8.5, 21),)), at(END))
+    apart = [("b a", 8.1, 21, True)]
+    assert [brief(o) for o in found] == ([("a b", 8, 21, True)] if together else apart)
 
 
 def test_an_outage_is_unknown_without_a_baseline(history: Any):

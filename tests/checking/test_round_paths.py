@@ -55,13 +55,12 @@ def answered(
     trial: Any,
     service_time: str = "0 ms",
     interval: str = "0 s",
-    plane: str = "data",
     others: Sequence[FaultEffect] = (),
     params: Mapping[str, Any] | None = None,
 ) -> Recovery:
     entry = {
         "configuration": {SERVICE_TIME: service_time, "execution.checkpointing.interval": interval},
-        "faults": [{"name": "a", "plane": plane, "params": params}],
+        "faults": [{"name": "a", "params": params}],
     }
     paths = _Paths(trial, entry, waits, Windows(None, None, None, None, at(60)))
     paths.effects = [*others, *([outage.fault] if outage.fault is not None else [])]
@@ -190,8 +189,9 @@ def test_a_link_that_a_fault_makes_narrow_limits_a_catch_up_in_which_nothing_is_
             busy_ns=round(busy * tick / 10 * NS),
         )  # fmt: skip
     rounds = (RoundSpan(at(8), at(14), cause(9.5), running=at(11)),)
-    outage = Outage(fault("a", 8, ended, "network.bandwidth"), at(8), at(14), rounds, True, at(14))
-    last = answered(outage, [], trial=built.trial(), plane=plane).rounds[0].segments[-1]
+    slow = replace(fault("a", 8, ended, "network.bandwidth"), plane=plane)
+    outage = Outage(slow, at(8), at(14), rounds, True, at(14))
+    last = answered(outage, [], trial=built.trial()).rounds[0].segments[-1]
     assert (last.text, last.fault) == (owner, "a" if "fault" in owner else "")
 
 
@@ -344,9 +344,9 @@ def test_a_fault_that_holds_up_no_data_does_not_hold_up_the_catch_up(
 ):
     """Records arrive again at 11 s, and nothing is late at 12.2 s. The fault lasts until 12 s."""
     rounds = (RoundSpan(at(8), at(12.2), cause(9.5), running=at(11)),)
-    cut = fault("a", 8, 12, "network.partition")
+    cut = replace(fault("a", 8, 12, "network.partition"), plane=plane)
     outage = Outage(cut, at(8), at(12.2), rounds, True, at(12.2))
-    assert expected in parts(answered(outage, [], trial=history.empty().trial(), plane=plane))
+    assert expected in parts(answered(outage, [], trial=history.empty().trial()))
 
 
 def test_what_was_received_after_the_records_returned_is_no_part_of_the_first_replay(history: Any):

@@ -66,11 +66,10 @@ def test_a_connection_is_waited_for_since_the_newest_fault_that_could_close_it(
     built = history.empty(lambda table, row: row | {"wait": "tm-0-1/1"} if table == "waits" else row)
     built.wait("connection", "count-0", "tm-1-1", (4, 9))
     effects = [
-        replace(fault(kind, *targets), injected_ns=history.at(8)),
+        replace(fault(kind, *targets), injected_ns=history.at(8), plane=plane),
         replace(fault("network.half-open", "tm-1"), fault="half", injected_ns=history.at(5.1)),
     ]
-    entry = {"faults": [{"name": "half", "plane": "data"}, {"name": "f", "plane": plane}]}
-    (found,) = read_waits(built.trial(), entry, effects, history.at(9.5))[:1]
+    (found,) = read_waits(built.trial(), {}, effects, history.at(9.5))[:1]
     assert (found.kind, found.start_ns) == ("connection", history.at(since))
 
 

@@ -13,6 +13,7 @@ from tests.simulation.test_known_answers import (
     ALL,
     DETECTION_S,
     DRAWN_CHECKPOINTS,
+    FAULT_S,
     HEARTBEAT,
     JOBMANAGER,
     KILL,
@@ -38,6 +39,11 @@ from tests.simulation.test_known_answers_partial import (
 pytestmark = pytest.mark.virtual
 
 PAUSE = {"process": {"pause": {}}}
+CUT, STALL = {"network": {"partition": {}}}, {"network": {"stall": {}}}
+BARELY = {"network": {"latency": {"delay": "10 ms", "mode": "one-way"}}}
+RPC_ALONE = {"plane": "rpc", **CUT}
+UNUSED = {"taskManagers": {"names": ["tm-0"]}, "peers": {"names": ["tm-1"]}}
+"""The link between the TaskManagers of both sources, over which no record passes."""
 DELAY, BACKOFF_DELAY = "restart-strategy.fixed-delay.delay", "restart-strategy.exponential-delay"
 REGISTRATION = "cluster.registration.initial-timeout"
 TWO_LARGE = {"replicas": 2, "slots": 6}
@@ -312,3 +318,46 @@ def test_registrations_that_expire_on_a_slow_network_are_charged_to_their_timeou
     assert seconds(found["100 ms"], REGISTRATION) == pytest.approx(3.1, abs=TOLERANCE_S)
     assert seconds(found["10 s"], REGISTRATION) == 0
     assert found["100 ms"].total_s - found["10 s"].total_s == pytest.approx(3.1 + 2 - 4, abs=TOLERANCE_S)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cut_s", "later", "later_s", "owned_s"),
+    [
+        (CUT, 0.0, BARELY, 0.0, 13.5),
+        (CUT, 0.0, BARELY, 0.1, 13.5),
+        (CUT, 0.0, BARELY, 0.4, 13.5),
+        (CUT, 0.0, BARELY, 0.6, 13.5),
+        (CUT, 0.0, BARELY, 2.0, 13.5),
+        (CUT, 0.4, BARELY, 0.0, 13.5),
+        (CUT, 0.0, CUT, 0.4, 13.5),
+        (STALL, 0.0, BARELY, 0.4, 9.0),
+    ],
+)
+def test_a_cut_has_its_seconds_however_soon_another_fault_begins(
+    kind: dict[str, Any], cut_s: float, later: dict[str, Any], later_s: float, owned_s: float, tmp_path: Path
+):
+    """Nothing leaves a source for 9 s. TCP sends what a partition has lost again 4.5 s after its end; a stall has lost nothing. That records are
+    missing shows after some 0.5 s."""
+    faults = [
+        fault("cut", "9 s", taskmanager("tm-0"), at=f"{cut_s * 1000:.0f} ms", **kind),
+        fault("other", "9 s", taskmanager("tm-3"), at=f"{later_s * 1000:.0f} ms", **later),
+    ]
+    case = Case("soon", faults, "", 0.0, options={**QUICK, HEARTBEAT: "60 s"}, observation="25 s")
+    found = recovery(case, tmp_path)
+    assert found.fault == "cut"
+    assert found.effect_ns / 1e9 % 1 == pytest.approx((FAULT_S + cut_s) % 1, abs=0.02)
+    assert seconds(found, "end of the fault `cut`") == pytest.approx(owned_s, abs=TOLERANCE_S)
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"), [(taskmanager("tm-4"), CUT), (UNUSED, CUT), (taskmanager("tm-0"), RPC_ALONE)]
+)
+def test_a_cut_on_which_no_records_pass_costs_nothing_before_the_next_fault(
+    target: dict[str, Any], kind: dict[str, Any], tmp_path: Path
+):
+    """A spare TaskManager, a link without channels, or messages alone, without checkpoints: what follows is the cost of the pause."""
+    faults = [fault("cut", "9 s", target, **kind), fault("gc", "3 s", SINK, at="400 ms", **PAUSE)]
+    options = {**QUICK, HEARTBEAT: "60 s", "execution.checkpointing.interval": "60 s"}
+    found = recovery(Case("unused", faults, "", 0.0, options=options, observation="25 s"), tmp_path)
+    assert found.faults == ("gc",)
+    assert found.prices[0].seconds == pytest.approx(3.0, abs=TOLERANCE_S)
