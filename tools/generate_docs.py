@@ -410,7 +410,7 @@ def _incidents() -> str:
     return "\n\n".join(
         (
             table(("`headgate new`", "in Flink's log", "options, or the beginnings of their keys"), rows),
-            "No scenario is about these:",
+            "No question is about these:",
             table(("in Flink's log", "options, or the beginnings of their keys", "what helps"), others),
         )
     )
