@@ -143,7 +143,7 @@ CASES = {
     "paused-then-killed": Case((pause("count", seconds=3.2), kill("count", at=3))),
     "cut-short": Case((cut("count", seconds=3),)),
     "cut-long": Case((cut("count", seconds=12),)),
-    "cut-alone": Case((cut("count", seconds=12),), spares=0),
+    "cut-alone": Case((cut("count", seconds=10),), spares=0),
     "cut-exchange": Case((cut("count", seconds=9, peers="taskmanagers"),)),
     "cut-rpc": Case((cut("count", seconds=9, peers="jobmanager"),)),
     "cut-jobmanager": Case((cut("jobmanager", seconds=9),)),
