@@ -266,6 +266,22 @@ def test_A_64_the_queued_buffers_of_a_gate_are_those_of_local_and_remote_channel
     assert consumer.gate.queued == 2
 
 
+def test_a_priority_event_behind_another_of_a_blocked_channel_comes_without_priority() -> None:
+    """Flink notifies the reader of the first one only, and a blocked result does not say what follows it."""
+    consumer, result = _local_and_remote(ResultPartitionManager())
+    for number, alignment in enumerate(
+        (AlignmentType.ALIGNED, AlignmentType.UNALIGNED, AlignmentType.UNALIGNED), 1
+    ):
+        result.broadcast_event(barrier(number, alignment))
+        if number == 1:
+            assert consumer.gate.poll() == (1, barrier(1))
+    assert consumer.gate.poll() == (1, barrier(2, AlignmentType.UNALIGNED))
+    deliver(consumer.client, data_frame(0, 0, 0))
+    result.finish()
+    polled = [consumer.gate.poll() for _ in range(2)]
+    assert [item and item[0] for item in polled] == [0, 1]
+
+
 def test_A_65_a_size_is_announced_to_the_channels_that_are_open() -> None:
     """The channels are released one by one, and then the gate is closed. No announcement is an error."""
     consumer, result = _local_and_remote(ResultPartitionManager())

@@ -168,8 +168,8 @@ class PipelinedSubpartition:
         """Whether a priority event is handed out although the subpartition is blocked, as from Flink 2.3 on."""
         self._owner = owner
         self.has_priority = False
-        """Whether a priority event is queued whose reader was notified of it. One that was added while the subpartition was blocked
-        comes with the next notification about data (PipelinedSubpartition.needNotifyPriorityEvent)."""
+        """Whether the first element is a priority event whose reader was notified of it. One that was added while the subpartition was
+        blocked, or behind another, comes with the next notification about data (PipelinedSubpartition.needNotifyPriorityEvent)."""
         self._priority: list[Element] = []
         self._buffers: list[Element] = []
         self._flush_requested = False
@@ -314,7 +314,7 @@ class PipelinedSubpartition:
             if len(self) == 1:
                 self._flush_requested = False
             element = self._priority.pop(0)
-            self.has_priority = self.has_priority and bool(self._priority)
+            self.has_priority = False
             return self._polled(element, element.build())
         if self._blocked:
             return None
