@@ -155,7 +155,7 @@ CLOSED = (
         ),
         (
             HeadgateError("bad bytes"),
-            f"LocalTransportException: bad bytes (connection to '{PEER} [ {RESOURCE} ]')",
+            f"LocalTransportException: bad bytes (connection to '{PEER} [{RESOURCE}]')",
             RESOURCE,
         ),
         (FlinkError("RemoteTransportException", "as it is"), "RemoteTransportException: as it is", ""),

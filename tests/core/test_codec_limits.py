@@ -175,6 +175,7 @@ def test_a_payload_may_be_empty(version: WireVersion, step: int | None) -> None:
         (buffer(size=4, announced=3), "A buffer of 4 bytes was announced as one of 3 bytes"),
         (buffer(size=4, partials=2, announced=10), "A buffer of 4 bytes was announced as one of 2 bytes"),
         (raw(2, bytes(8)), "Received unknown message from producer: 2"),
+        (raw(200, bytes(8)), "Received unknown message from producer: -56"),
         (raw(9, numbers(0) + R), "Must be positive."),
         (raw(9, numbers(1) + R[1:]), "A backlog announcement of 19 bytes is invalid"),
         (raw(9, numbers(1) + R + b"x"), "A backlog announcement of 21 bytes is invalid"),

@@ -215,7 +215,7 @@ class PartitionRequestClient:
         text = str(error) or type(error).__name__
         local = FlinkError(
             "LocalTransportException",
-            f"{text} (connection to '{self.peer} [ {self.resource_id} ]')",
+            f"{text} (connection to '{self.peer} [{self.resource_id}]')",
             lost_taskmanager=self.resource_id,
         )
         local.__cause__ = error if isinstance(error, HeadgateError) else None

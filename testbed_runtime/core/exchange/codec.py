@@ -135,7 +135,8 @@ class _Decoder:
 
 
 def _unknown(number: int) -> RemoteProtocolError:
-    return RemoteProtocolError(f"Received unknown message from producer: {number}")
+    signed = (number ^ 128) - 128  # Java's byte
+    return RemoteProtocolError(f"Received unknown message from producer: {signed}")
 
 
 class ServerDecoder(_Decoder):
