@@ -17,7 +17,7 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.core.job.restore import STATE_RECOVERY
 from testbed_runtime.core.options import ALIASES, BY_KEY, Options
 from testbed_runtime.core.processmemory import PROCESS
-from testbed_runtime.core.values import parse_memory
+from testbed_runtime.core.values import java_double, parse_memory
 from testbed_runtime.core.versions import LATEST
 
 DEPLOYMENT = "FlinkDeployment"
@@ -41,6 +41,9 @@ _PAIR = re.compile(r"^(\S.*?): \s*(\S.*)$")
 _LEGACY = re.compile(r"^([^\s:#][^:#]*): \s*(\S.*)$")
 """A line of a file that is probably a flink-conf.yaml, by its name or not."""
 _QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti)$")
+_WHOLE = re.compile(r"[-+]?[0-9]{1,99}|0o[0-7]{1,99}|0x[0-9a-fA-F]{1,99}")
+_REAL = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+"""Numbers in YAML 1.2's core schema."""
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
@@ -125,7 +128,11 @@ def read_all(text: str, name: str) -> list[FlinkConf]:
         raise
     if objects := list(_in_kubernetes(nodes, name)):
         return objects
-    if len(nodes) == 1 and _at(nodes[0], "kind") is None and (options := dict(_options(nodes[0]))):
+    if (
+        len(nodes) == 1
+        and _at(nodes[0], "kind") is None
+        and (options := dict(_options(nodes[0], typed=True)))
+    ):
         return [_plain(options, empty=dict(_empty(nodes[0])))]
     raise UserError(
         name,
@@ -284,7 +291,7 @@ def _legacy(text: str, *, lenient: bool = False) -> FlinkConf | None:
 
 def _deployment(node: yaml.Node) -> FlinkConf:
     spec = _at(node, "spec")
-    options = dict(_options(_at(spec, "flinkConfiguration")))
+    options = dict(_options(_at(spec, "flinkConfiguration"), typed=False))
     memory = _at(spec, "taskManager", "resource", "memory")
     if memory is not None and _text(memory):  # the operator overwrites the option with it
         options[PROCESS] = (_resource_memory(_text(memory)), memory.start_mark.line + 1)
@@ -342,16 +349,33 @@ def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _options(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield (key, (value, line)) of nested or flat options, as they are written. Empty values are unset."""
+def _options(
+    node: yaml.Node | None, prefix: str = "", *, typed: bool
+) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Yield (key, (value, line)) of nested or flat options. Keys without a value are left out. `typed`: see `_value`."""
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         path = f"{prefix}{key.value}"
         if isinstance(value, yaml.MappingNode):
-            yield from _options(value, f"{path}.")
-        elif isinstance(value, yaml.SequenceNode):
-            yield path, (";".join(_text(item) for item in value.value), value.start_mark.line + 1)
-        elif value.value and value.tag != "tag:yaml.org,2002:null":
-            yield path, (value.value, value.start_mark.line + 1)
+            yield from _options(value, f"{path}.", typed=typed)
+        elif value.tag != "tag:yaml.org,2002:null":
+            yield path, (_value(value, typed=typed), value.start_mark.line + 1)
+
+
+def _value(node: yaml.Node, *, typed: bool) -> str:
+    """Return a value as text: as it is written or, if `typed`, as Flink does after YAML 1.2 has read plain numbers and booleans."""
+    if isinstance(node, yaml.MappingNode):
+        pairs = (f"{_text(key)}: {_value(value, typed=typed)}" for key, value in node.value)
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(node, yaml.SequenceNode):
+        return f"[{', '.join(_value(item, typed=typed) for item in node.value)}]"
+    text = str(node.value)
+    if not typed or not isinstance(node, yaml.ScalarNode) or node.style is not None:
+        return text
+    if _WHOLE.fullmatch(text):
+        return str(int(text, 0 if text[1:2] in "ox" else 10))
+    if _REAL.fullmatch(text):
+        return java_double(float(text))
+    return text.lower() if text in ("True", "TRUE", "False", "FALSE") else text
 
 
 def _empty(node: yaml.Node) -> Iterator[tuple[int, str]]:

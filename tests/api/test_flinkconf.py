@@ -107,10 +107,42 @@ def test_a_nested_config_has_the_same_keys_as_a_flat_one():
         "taskmanager.numberOfTaskSlots": "4",
         "taskmanager.memory.process.size": "16g",
         "state.backend.type": "rocksdb",
-        "classloader.parent-first-patterns.additional": "com.example;org.example",
+        "classloader.parent-first-patterns.additional": "[com.example, org.example]",
         "heartbeat.timeout": "120 s",
     }
     assert (found.version, found.line("flinkConfiguration[heartbeat.timeout]")) == ("2.x", 10)
+
+
+PLAIN = {
+    "0x1F": "31",
+    "0o17": "15",
+    "+5": "5",
+    "-0": "0",
+    "007": "7",
+    "1e3": "1000.0",
+    ".5": "0.5",
+    "5.": "5.0",
+    "1.10": "1.1",
+    "1e-5": "1.0E-5",
+    "TRUE": "true",
+    "yes": "yes",
+    "1_000": "1_000",
+    "0b101": "0b101",
+    "12:30": "12:30",
+    ".inf": ".inf",
+    "'0x1F'": "0x1F",
+    '"+5"': "+5",
+    "''": "",
+    "[]": "[]",
+    "[0x1F, True, [a, {b: 1}]]": "[31, true, [a, {b: 1}]]",
+}
+"""Values as a config.yaml has them, and as Flink's Configuration returns them as text."""
+
+
+@pytest.mark.parametrize("written", PLAIN)
+def test_a_plain_value_of_a_config_yaml_is_read_as_flinks_parser_reads_it(written):
+    """YAML 1.2 with its core schema (YamlParserUtils), not YAML 1.1: `yes` and `1_000` are words. Quoted values stay as they are."""
+    assert flinkconf.read(f"a: {{b: {written}}}\n", "config.yaml").options == {"a.b": PLAIN[written]}
 
 
 @pytest.mark.parametrize("first", [1, 6], ids=["file", "config-map"])

@@ -19,6 +19,7 @@ from testbed_runtime.core.options import Options
 from testbed_runtime.core.processmemory import NETWORK, OVERHEAD, PREFIX
 from testbed_runtime.core.values import NANOS, PARSERS, parse_duration
 from testbed_runtime.workload.keys import murmur_hashes
+from tests.api.test_flinkconf import PLAIN
 from tests.core.test_processmemory import VECTORS, as_flink_names_it, as_flink_said_it
 from tests.interop.flink import LIMIT_S
 
@@ -172,4 +173,12 @@ def test_a_flink_conf_has_the_options_that_flinks_global_configuration_loads(fli
         pytest.skip("2.x reads no flink-conf.yaml")
     answers = asked(flink, [f"file flink-conf.yaml {in_base64(text)}" for text in FLINK_CONFS])
     ours = [flinkconf.read(text, "flink-conf.yaml").options for text in FLINK_CONFS]
+    assert ours == [answer["options"] for answer in answers]
+
+
+def test_a_config_yaml_has_the_options_that_flinks_global_configuration_loads(flink):
+    """Numbers in YAML 1.2, words, lists, quotes, nested and flat keys."""
+    texts = [f"a: {{b: {written}}}\nc.d: 1\n" for written in PLAIN]
+    answers = asked(flink, [f"file config.yaml {in_base64(text)}" for text in texts])
+    ours = [flinkconf.read(text, "config.yaml").options for text in texts]
     assert ours == [answer["options"] for answer in answers]
