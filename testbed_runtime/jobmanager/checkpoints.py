@@ -6,7 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from testbed_runtime.core.ids import ExecutionAttemptID
@@ -39,7 +38,7 @@ from testbed_runtime.jobmanager.completed import CompletedCheckpoints
 from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, StoredTask
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.jobmanager.taskexecutors import TaskExecutors
-from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure
+from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
 
 NANOS = 1_000_000_000
 NOTIFY_RETRY_S = 0.5
@@ -55,24 +54,6 @@ _OUTCOMES = {
     _R.TASK_FAILURE: Outcome.CANCELLED,
 }
 """Any other reason means that the checkpoint failed."""
-
-
-class _Due(Struct, frozen=True):
-    pass
-
-
-class _Finalized(Struct, frozen=True):
-    completed: CompletedCheckpoint | None
-    checkpoint: int
-
-
-class _Deleted(Struct, frozen=True):
-    checkpoints: int
-
-
-class _NotTriggered(Struct, frozen=True):
-    checkpoint: int
-    reason: CheckpointFailureReason
 
 
 class Checkpoints:
@@ -121,14 +102,6 @@ class Checkpoints:
         self._timer: asyncio.TimerHandle | None = None
         self.completed = 0
         self.last_duration_s = 0.0
-
-    def handlers(self) -> dict[type, Handler]:
-        return {
-            _Due: self._on_due,
-            _Finalized: self._on_finalized,
-            _Deleted: self._on_deleted,
-            _NotTriggered: self._on_not_triggered,
-        }
 
     # ---- what the JobMaster calls
 
@@ -212,10 +185,9 @@ class Checkpoints:
         deadline = self._coordinator.next_deadline()
         if deadline < FOREVER:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(deadline, self._services.rpc.post, JOBMASTER, _Due())
+            self._timer = loop.call_at(deadline, self._services.run_async, JOBMASTER, self._on_due)
 
-    async def _on_due(self, message: _Due) -> None:
-        del message
+    def _on_due(self) -> None:
         self._refuse_drain()
         graph = self._graph
         running = [e.task for e in graph.executions if e.state is ExecutionState.RUNNING]
@@ -259,11 +231,8 @@ class Checkpoints:
                 reason = CheckpointFailureReason.TASK_CHECKPOINT_FAILURE
         else:
             return
-        self._services.rpc.post(JOBMASTER, _NotTriggered(message.checkpoint, reason))
-
-    async def _on_not_triggered(self, message: _NotTriggered) -> None:
         if has(self._services.options.flink_version, TRIGGER_FAILURES_ABORT):
-            self._fail(message.checkpoint, message.reason)
+            self._services.run_async(JOBMASTER, self._fail, message.checkpoint, reason)
 
     # ---- answers
 
@@ -372,21 +341,20 @@ class Checkpoints:
         )
 
     async def _finalize(self, completed: CompletedCheckpoint) -> None:
-        stored: CompletedCheckpoint | None = completed
+        outcome = Outcome.COMPLETED
         try:
             await self._done.put(completed)
         except OSError:
-            stored = None
-        self._services.rpc.post(JOBMASTER, _Finalized(stored, completed.checkpoint))
+            outcome = Outcome.FAILED
+        self._services.run_async(JOBMASTER, self._on_finalized, completed, outcome)
 
-    async def _on_finalized(self, message: _Finalized) -> None:
-        stored = Outcome.FAILED if message.completed is None else Outcome.COMPLETED
+    def _on_finalized(self, completed: CompletedCheckpoint, outcome: Outcome) -> None:
         self._to_store.popleft()
-        self._finalizing.pop(message.checkpoint).end(stored)
-        if message.completed is None:
-            self._fail(message.checkpoint, CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE)
+        self._finalizing.pop(completed.checkpoint).end(outcome)
+        if outcome is Outcome.FAILED:
+            self._fail(completed.checkpoint, CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE)
         else:
-            self._complete(message.completed)
+            self._complete(completed)
         self._store_next()
         self._arm()
         self._on_settled()
@@ -402,11 +370,12 @@ class Checkpoints:
         self._end_wait(completed.checkpoint, Outcome.COMPLETED)
         self._done.add(completed)
         self._notify(completed)
-        post = self._services.rpc.post
-        self._coordinator.on_deleting(self._done.retain(completed, lambda n: post(JOBMASTER, _Deleted(n))))
+        run_async = self._services.run_async
+        deleting = self._done.retain(completed, lambda n: run_async(JOBMASTER, self._on_deleted, n))
+        self._coordinator.on_deleting(deleting)
 
-    async def _on_deleted(self, message: _Deleted) -> None:
-        self._coordinator.on_deleted(message.checkpoints, self._services.clock.now())
+    def _on_deleted(self, checkpoints: int) -> None:
+        self._coordinator.on_deleted(checkpoints, self._services.clock.now())
         self._arm()
 
     def _notify(self, completed: CompletedCheckpoint) -> None:

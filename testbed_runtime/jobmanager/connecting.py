@@ -5,21 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from msgspec import Struct
-
 from testbed_runtime.core.ids import TaskManagerID
 from testbed_runtime.core.job.messages import TASKEXECUTOR, RegistrationResult, RemoteHandshakeMessage
 from testbed_runtime.core.job.rpcnames import actor_address
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.ports.network import Address
-from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure
-
-
-class _Connected(Struct, frozen=True):
-    answer: asyncio.Future[RegistrationResult]
-    register: Callable[[], RegistrationResult]
-    failure: str
-    """Reason if the TaskExecutor could not be connected; empty otherwise."""
+from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
 
 
 class Connector:
@@ -29,10 +20,6 @@ class Connector:
         self._services = services
         self._endpoint = endpoint
         self._timeout_s = services.options.duration("pekko.ask.timeout")
-
-    def handlers(self) -> dict[type, Handler]:
-        """Return the handlers to add to the endpoint's own."""
-        return {_Connected: self._on_connected}
 
     def connect(
         self, taskmanager: TaskManagerID, address: Address, register: Callable[[], RegistrationResult]
@@ -57,10 +44,14 @@ class Connector:
         except (AskTimeout, RecipientUnreachable, RemoteFailure):
             where = actor_address(address, TASKEXECUTOR, self._services.options.flink_version)
             failure = f"Could not connect to rpc endpoint under address {where}."
-        self._services.rpc.post(self._endpoint, _Connected(answer, register, failure))
+        self._services.run_async(self._endpoint, self._on_connected, answer, register, failure)
 
-    async def _on_connected(self, message: _Connected) -> None:
-        leader, failure = self._services.leader, message.failure
-        answer = RegistrationResult("failure", leader, failure) if failure else message.register()
-        if not message.answer.done():
-            message.answer.set_result(answer)
+    def _on_connected(
+        self,
+        answer: asyncio.Future[RegistrationResult],
+        register: Callable[[], RegistrationResult],
+        failure: str,
+    ) -> None:
+        result = RegistrationResult("failure", self._services.leader, failure) if failure else register()
+        if not answer.done():
+            answer.set_result(result)

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from msgspec import Struct
-
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
 from testbed_runtime.core.job.causes import RECOVERED
 from testbed_runtime.core.job.executiongraph import ExecutionState
@@ -27,10 +25,6 @@ from testbed_runtime.jobmanager.tasks import Cause, JobTasks
 
 _S = ExecutionState
 FAILOVER_STRATEGY = "jobmanager.execution.failover-strategy"
-
-
-class RestartDue(Struct, frozen=True):
-    """The restart delay is over."""
 
 
 LATE_DELAY_S = 0.001
@@ -248,8 +242,8 @@ class Failovers:
             failover.delay = self._services.waits.begin(
                 "restart-delay", JOBMASTER_NAME, attempt=failover.number, limit=limit
             )
-        loop = asyncio.get_running_loop()
-        failover.timer = loop.call_at(failover.restart_at, self._services.rpc.post, JOBMASTER, RestartDue())
+        loop, run_async = asyncio.get_running_loop(), self._services.run_async
+        failover.timer = loop.call_at(failover.restart_at, run_async, JOBMASTER, self.advance)
 
     def _begin_cancellation(self, failover: Failover, tasks: Sequence[Task]) -> OpenWait:
         limit = option_limit(self._services.options, "task.cancellation.timeout")

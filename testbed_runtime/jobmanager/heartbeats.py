@@ -41,25 +41,8 @@ class Lost(Struct, frozen=True):
     """The kind of the wait that its loss ended, if the class does not say it."""
 
 
-class _Due(Struct, frozen=True):
-    pass
-
-
-class _Reached(Struct, frozen=True):
-    watch: int
-
-
-class _Unreachable(Struct, frozen=True):
-    watch: int
-
-
-class _Silent(Struct, frozen=True):
-    watch: int
-
-
 @dataclass(slots=True)
 class _Watch:
-    number: int
     taskmanager: TaskManagerID
     address: Address
     monitor: HeartbeatMonitor
@@ -95,42 +78,32 @@ class HeartbeatSender:
         """When the timer ran last."""
         self._timer: asyncio.TimerHandle | None = None
         """Set while there are TaskManagers to watch."""
-        self._watches: dict[int, _Watch] = {}
-        self._by_taskmanager: dict[TaskManagerID, _Watch] = {}
-        self._next = 0
+        self._watches: dict[TaskManagerID, _Watch] = {}
         self.payloads: dict[TaskManagerID, dict[str, float]] = {}
         """The newest payload of each watched TaskManager: live counters."""
 
     def handlers(self) -> dict[type, Handler]:
         """Return the handlers to add to the endpoint's own."""
         return {
-            _Due: self._on_due,
-            _Reached: self._on_reached,
-            _Unreachable: self._on_unreachable,
-            _Silent: self._on_silent,
             Heartbeat: self._on_heartbeat,
         }
 
     def watch(self, taskmanager: TaskManagerID, address: Address) -> None:
         """Watch the TaskManager from now on. The first heartbeat is sent with the next one of the others. Another call changes
         nothing (HeartbeatManagerImpl.monitorTarget)."""
-        if taskmanager in self._by_taskmanager:
+        if taskmanager in self._watches:
             return
-        now = self._services.clock.now()
-        self._next += 1
-        watch = _Watch(self._next, taskmanager, address, HeartbeatMonitor(self._config, now))
-        self._watches[watch.number] = watch
-        self._by_taskmanager[taskmanager] = watch
+        monitor = HeartbeatMonitor(self._config, self._services.clock.now())
+        self._watches[taskmanager] = watch = _Watch(taskmanager, address, monitor)
         self._arm_deadline(watch)
         if self._timer is None:
             self._arm()
 
     def unwatch(self, taskmanager: TaskManagerID) -> None:
-        watch = self._by_taskmanager.pop(taskmanager, None)
+        watch = self._watches.pop(taskmanager, None)
         if watch is None:
             return
         self.payloads.pop(taskmanager, None)
-        del self._watches[watch.number]
         watch.monitor.cancel()
         if watch.deadline_timer is not None:
             watch.deadline_timer.cancel()
@@ -140,7 +113,7 @@ class HeartbeatSender:
 
     def probe(self, taskmanager: TaskManagerID) -> None:
         """Send a heartbeat now. Only its answer counts: a failed probe is no failed heartbeat."""
-        watch = self._by_taskmanager.get(taskmanager)
+        watch = self._watches.get(taskmanager)
         if watch is not None:
             self._services.tasks.spawn(self._ask(watch, counts=False), f"probe-{taskmanager}")
 
@@ -155,13 +128,12 @@ class HeartbeatSender:
         return bool(self._watches)
 
     def close(self) -> None:
-        for taskmanager in list(self._by_taskmanager):
+        for taskmanager in list(self._watches):
             self.unwatch(taskmanager)
 
     # ---- in the mailbox
 
-    async def _on_due(self, message: _Due) -> None:
-        del message
+    def _on_due(self) -> None:
         self._ran_at = asyncio.get_running_loop().time()
         if self._watches:
             self._arm()
@@ -183,30 +155,30 @@ class HeartbeatSender:
             )
         except RecipientUnreachable:
             if counts:
-                rpc.post(self._endpoint, _Unreachable(watch.number))
+                self._services.run_async(self._endpoint, self._on_unreachable, watch)
         except (AskTimeout, RemoteFailure):
             return  # the deadline decides
         else:
-            rpc.post(self._endpoint, _Reached(watch.number))
+            self._services.run_async(self._endpoint, self._on_reached, watch)
             if isinstance(answer, Heartbeat):
                 rpc.post(self._endpoint, answer)
 
-    async def _on_reached(self, message: _Reached) -> None:
-        watch = self._watches.get(message.watch)
-        if watch is not None and watch.monitor.on_call_success():
+    def _is_watched(self, watch: _Watch) -> bool:
+        return self._watches.get(watch.taskmanager) is watch
+
+    def _on_reached(self, watch: _Watch) -> None:
+        if self._is_watched(watch) and watch.monitor.on_call_success():
             self._record(
                 watch, watch.monitor.last_seen, self._reachability, Outcome.COMPLETED, "reached again"
             )
 
-    async def _on_unreachable(self, message: _Unreachable) -> None:
-        watch = self._watches.get(message.watch)
-        if watch is not None and watch.monitor.on_unreachable():
+    def _on_unreachable(self, watch: _Watch) -> None:
+        if self._is_watched(watch) and watch.monitor.on_unreachable():
             text = unreachable_text("TaskManager", str(watch.taskmanager))
             self._lose(watch, text, UNREACHABLE_CLASS[self._detector], self._reachability)
 
-    async def _on_silent(self, message: _Silent) -> None:
-        watch = self._watches.get(message.watch)
-        if watch is None:
+    def _on_silent(self, watch: _Watch) -> None:
+        if not self._is_watched(watch):
             return
         if watch.monitor.on_time(self._services.clock.now()):
             text = timed_out_text(self._detector, "TaskManager", str(watch.taskmanager))
@@ -217,7 +189,7 @@ class HeartbeatSender:
     async def _on_heartbeat(self, message: Heartbeat) -> None:
         """Handle the answer of a TaskExecutor: the result of an ask, or a message of its own."""
         taskmanager = TaskManagerID.parse(message.origin)
-        watch = self._by_taskmanager.get(taskmanager)
+        watch = self._watches.get(taskmanager)
         if watch is None:
             return
         late_since = watch.monitor.on_heartbeat(self._services.clock.now())
@@ -253,7 +225,7 @@ class HeartbeatSender:
             self._timer.cancel()
         passed = max(0, loop.time() - self._ran_at) // self._config.interval_s
         due = self._ran_at + (passed + 1) * self._config.interval_s
-        self._timer = loop.call_at(due, self._services.rpc.post, self._endpoint, _Due())
+        self._timer = loop.call_at(due, self._services.run_async, self._endpoint, self._on_due)
 
     def _arm_deadline(self, watch: _Watch) -> None:
         if watch.deadline_timer is not None:
@@ -265,4 +237,4 @@ class HeartbeatSender:
         if watch.monitor.deadline > asyncio.get_running_loop().time():
             self._arm_deadline(watch)
         else:
-            self._services.rpc.post(self._endpoint, _Silent(watch.number))
+            self._services.run_async(self._endpoint, self._on_silent, watch)

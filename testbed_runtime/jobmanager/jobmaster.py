@@ -34,22 +34,17 @@ from testbed_runtime.jobmanager.blocking import BlockingResults
 from testbed_runtime.jobmanager.checkpoints import Checkpoints
 from testbed_runtime.jobmanager.completed import CompletedCheckpoints
 from testbed_runtime.jobmanager.connecting import Connector
-from testbed_runtime.jobmanager.failover import Failovers, RestartDue
+from testbed_runtime.jobmanager.failover import Failovers
 from testbed_runtime.jobmanager.flowcontrol import FlowCoordinator
 from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
 from testbed_runtime.jobmanager.inputsplits import InputSplits
 from testbed_runtime.jobmanager.jobstore import CompletedCheckpoint, JobStore, StoredJob, StoredStatus
 from testbed_runtime.jobmanager.reports import NOT_FOUND, TaskReports
-from testbed_runtime.jobmanager.resourcemanager import (
-    DeclareRequirements,
-    RelayedLoss,
-    ResourceManager,
-    restarted,
-)
+from testbed_runtime.jobmanager.resourcemanager import ResourceManager, restarted
 from testbed_runtime.jobmanager.scheduler import Scheduler
-from testbed_runtime.jobmanager.services import Services
+from testbed_runtime.jobmanager.services import RunAsync, Services, on_run_async
 from testbed_runtime.jobmanager.state import JobState
-from testbed_runtime.jobmanager.taskexecutors import CancelEnded, TaskExecutors
+from testbed_runtime.jobmanager.taskexecutors import TaskExecutors
 from testbed_runtime.jobmanager.tasks import NO_CAUSE, Cause, JobTasks
 from testbed_runtime.ports.rpc import Handler
 
@@ -84,7 +79,7 @@ class JobMaster:
         self.graph = ExecutionGraph(stored.graph, stored.job, epoch=self._epoch, first_attempt=first_attempt)
         self._names = {task: name_of(task) for task in self.graph.tasks}
         self._state = JobState(services, store, self.job, self.stored_status)
-        self._executors = TaskExecutors(services)
+        self._executors = TaskExecutors(services, self._on_cancel_ended)
         self._connector = Connector(services, JOBMASTER)
         self._tasks = JobTasks(services, self.graph, self._executors)
         self._completed = CompletedCheckpoints(services, self.job, store, latest)
@@ -146,17 +141,12 @@ class JobMaster:
             OfferSlots: self._offer_slots,
             FailSlot: self._fail_slot,
             DisconnectTaskManager: self._disconnect,
-            RelayedLoss: self._on_relayed_loss,
-            DeclareRequirements: self._rm.on_declare,
             UpdateTaskExecutionState: self._update_state,
-            CancelEnded: self._on_cancel_ended,
-            RestartDue: self._on_restart_due,
+            RunAsync: on_run_async,
             **self._scheduler.handlers(),
             **self._reports.handlers(),
-            **self._checkpoints.handlers(),
             **self._flow.handlers(),
             **self._splits.handlers(),
-            **self._connector.handlers(),
             **self.heartbeats.handlers(),
         }
 
@@ -169,7 +159,7 @@ class JobMaster:
     async def start(self) -> None:
         """Schedule all tasks. A recovered job first records the commits of its latest checkpoint again."""
         await self._state.save_now()
-        self._rm.serve_job(self._scheduler)
+        self._rm.serve_job(self._scheduler, self._taskmanager_lost)
         if self._recovered is not None:
             await self._completed.recover()
             self._failovers.begin_recovered(self._revoked and revoked_text(self.job, self._revoked))
@@ -346,9 +336,8 @@ class JobMaster:
         self._tasks.transition(task, _S.CANCELED)
         self._advance()
 
-    async def _on_cancel_ended(self, message: CancelEnded) -> None:
-        execution = self.graph.find(message.attempt)
-        if execution is not None and execution.state is _S.CANCELING:
+    def _on_cancel_ended(self, execution: Execution) -> None:
+        if execution.state is _S.CANCELING:
             self._cancelled(execution.task)
 
     def _on_checkpoints_failed(self, class_name: str, text: str) -> None:
@@ -356,10 +345,6 @@ class JobMaster:
         if self.state == "RUNNING":
             cause = Cause(class_name, text, "JobMaster", wait="checkpoint")
             self._failovers.restart(self.graph.tasks, cause)
-
-    async def _on_restart_due(self, message: RestartDue) -> None:
-        del message
-        self._advance()
 
     def _advance(self) -> None:
         if self._failovers.active:
@@ -418,9 +403,6 @@ class JobMaster:
             lost = Lost(taskmanager, message.cause, message.cause_class, wait=message.wait)
             self._taskmanager_lost(lost, "TaskManager", gone=True)
         return Acknowledge()
-
-    async def _on_relayed_loss(self, message: RelayedLoss) -> None:
-        self._taskmanager_lost(message.lost, message.detector)
 
     async def _offer_slots(self, message: OfferSlots) -> SlotOfferResult:
         self._check_leader(message.leader)

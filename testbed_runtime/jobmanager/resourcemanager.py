@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -42,7 +42,7 @@ from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.connecting import Connector
 from testbed_runtime.jobmanager.heartbeats import HeartbeatSender, Lost
-from testbed_runtime.jobmanager.services import Services
+from testbed_runtime.jobmanager.services import RunAsync, Services, on_run_async
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, Handler, RecipientUnreachable, RemoteFailure
 
@@ -74,13 +74,8 @@ class SlotOwner(Protocol):
     def slot_refused(self, allocation: str) -> bool:
         """Return True when the slot was expected, so that its key is wanted again."""
 
-
-class RelayedLoss(Struct, frozen=True):
-    """The ResourceManager has removed a TaskManager. Posted to the JobMaster, which handles it after the messages that arrived
-    before it."""
-
-    lost: Lost
-    detector: str
+    def not_enough_resources(self) -> None:
+        """Handle that the job requests more slots than it can get from a standalone ResourceManager."""
 
 
 class _Registration(Struct, frozen=True):
@@ -91,49 +86,25 @@ class _Registration(Struct, frozen=True):
     slots: int
 
 
-class _Requested(Struct, frozen=True):
-    allocation: str
-    granted: bool
-    reached: bool
-
-
-class _Freed(Struct, frozen=True):
-    allocation: str
-    done: bool
-
-
-class DeclareRequirements(Struct, frozen=True):
-    """The job requests the slots that it has asked for. Posted to the JobMaster."""
-
-
-class NotEnoughResources(Struct, frozen=True):
-    """The job requests more slots than it can get. Posted to the JobMaster by a standalone ResourceManager."""
-
-
-class _CheckRequirements(Struct, frozen=True):
-    pass
-
-
-class _StartUpEnded(Struct, frozen=True):
-    pass
-
-
 class _Postponed:
-    """A step that comes some time after a change, and then covers later changes too. Its message is posted to an endpoint."""
+    """A step of an endpoint that comes some time after a change, and then covers later changes too."""
 
-    def __init__(self, services: Services, who: str, endpoint: str, message: object, *, option: str) -> None:
+    def __init__(
+        self, services: Services, who: str, endpoint: str, step: Callable[[], None], *, option: str
+    ) -> None:
         """`option`: how long it is put off."""
         self._services = services
         self._who = who
         self._limit = option_limit(services.options, option)
-        self._post = partial(services.rpc.post, endpoint, message)
+        self._endpoint = endpoint
+        self._step = step
         self._timer: asyncio.TimerHandle | None = None
         self._wait: OpenWait | None = None
         exists = has(services.options.flink_version, SLOT_DELAYS[option])
         self.delay_s = services.options.duration(option) if exists else 0.0
 
     def arm(self, seconds: float) -> None:
-        """Start the timer, unless it is running or its message is not handled yet."""
+        """Start the timer, unless it is running or its step is not taken yet."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(seconds, self._fire)
 
@@ -145,7 +116,7 @@ class _Postponed:
     def _fire(self) -> None:
         if self._wait is not None:
             self._wait.end(Outcome.FIRED)
-        self._post()
+        self._services.run_async(self._endpoint, self._step)
 
     def stop(self) -> None:
         """The step is taken or not needed: the next change starts the timer again."""
@@ -162,8 +133,8 @@ class _Postponed:
 
 
 class ResourceManager:
-    """The endpoint `resourcemanager`. The JobMaster of the same process calls `request`, `release` and `suspend` directly, and gets a
-    RelayedLoss for a lost TaskManager, unless this version leaves it to the JobMaster's heartbeats."""
+    """The endpoint `resourcemanager`. The JobMaster of the same process calls `request`, `release` and `suspend` directly. It is
+    notified of a lost TaskManager, unless this version leaves that to the JobMaster's heartbeats."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -177,6 +148,7 @@ class ResourceManager:
         self._suspended: set[TaskManagerID] = set()
         """Those that get no allocation until they answer a heartbeat. Registering again is no answer."""
         self._owner: SlotOwner | None = None
+        self._on_job_lost: Callable[[Lost, str], None] = lambda _lost, _detector: None
         self._wanted: list[SlotKey] = []
         self._declared: list[SlotKey] = []
         """Keys to request when no other has been added for some time."""
@@ -186,16 +158,15 @@ class ResourceManager:
         self._fence = services.options.boolean("headgate.restart.fence-dead-slots")
         self._ask_timeout_s = services.options.duration("pekko.ask.timeout")
         version = services.options.flink_version
-        declare, check = DeclareRequirements(), _CheckRequirements()
         interval, delay = "slot.request.max-interval", "slotmanager.requirement-check.delay"
-        self._declaration = _Postponed(services, JOBMASTER_NAME, JOBMASTER, declare, option=interval)
-        self._check = _Postponed(services, RM_NAME, RESOURCEMANAGER, check, option=delay)
+        self._declaration = _Postponed(services, JOBMASTER_NAME, JOBMASTER, self._declare, option=interval)
+        self._check = _Postponed(services, RM_NAME, RESOURCEMANAGER, self._on_check, option=delay)
         self._fails_unfulfillable = self._unfulfillable = False
         """Whether requests that the free slots do not suffice for fail, and whether there are such requests."""
         self._start_up: asyncio.TimerHandle | None = None
         start_up_s = services.options.duration(STANDALONE_START_UP)
         if start_up_s > 0 and has(version, DECLARATIVE_SLOTS):
-            end = partial(services.rpc.post, RESOURCEMANAGER, _StartUpEnded())
+            end = partial(services.run_async, RESOURCEMANAGER, self._on_start_up_ended)
             self._start_up = asyncio.get_running_loop().call_later(start_up_s, end)
         self._tells_job = has(version, RM_TELLS_JOBS) or not has(version, DECLARATIVE_SLOTS)
         self.heartbeats = HeartbeatSender(
@@ -213,11 +184,7 @@ class ResourceManager:
             SlotReport: self._on_slot_report,
             DisconnectTaskExecutor: self._disconnect,
             NotifySlotAvailable: self._on_available,
-            _Requested: self._on_requested,
-            _Freed: self._on_freed,
-            _CheckRequirements: self._on_check,
-            _StartUpEnded: self._on_start_up_ended,
-            **self._connector.handlers(),
+            RunAsync: on_run_async,
             **self.heartbeats.handlers(),
         }
 
@@ -239,9 +206,9 @@ class ResourceManager:
 
     # ---- what the JobMaster calls
 
-    def serve_job(self, owner: SlotOwner) -> None:
-        """Allocate slots for this job from now on."""
-        self._owner = owner
+    def serve_job(self, owner: SlotOwner, on_lost: Callable[[Lost, str], None]) -> None:
+        """Allocate slots for this job from now on. `on_lost(loss, detector)` is called in the mailbox of the JobMaster."""
+        self._owner, self._on_job_lost = owner, on_lost
         self.cancel_requests()
 
     def request(self, keys: Sequence[SlotKey]) -> None:
@@ -256,12 +223,8 @@ class ResourceManager:
             self._declaration.arm(self._declaration.delay_s)
             self._declaration.begin_wait()
 
-    async def on_declare(self, message: DeclareRequirements) -> None:
-        del message
-        self._declaration.stop()
-        self._declare()
-
     def _declare(self) -> None:
+        self._declaration.stop()
         self._wanted += self._declared
         self._declared.clear()
         self._check_requirements()
@@ -395,7 +358,7 @@ class ResourceManager:
     def _relay(self, lost: Lost, detector: str) -> None:
         """Disconnect a TaskManager from the job (JobMasterGateway.disconnectTaskManager)."""
         if self._owner is not None:
-            self._services.rpc.post(JOBMASTER, RelayedLoss(lost, detector))
+            self._services.run_async(JOBMASTER, self._on_job_lost, lost, detector)
 
     async def _tell(self, taskmanager: TaskManagerID, address: Address, message: object) -> None:
         """Send a message that may not arrive."""
@@ -421,15 +384,14 @@ class ResourceManager:
         """Allocate slots a little later, because more requirements and slots may change meanwhile
         (FineGrainedSlotManager.checkResourceRequirementsWithDelay)."""
         if not self._check.delay_s:
-            self._services.rpc.post(RESOURCEMANAGER, _CheckRequirements())
+            self._services.run_async(RESOURCEMANAGER, self._on_check)
             return
         self._check.arm(self._check.delay_s)
         if self._wanted and self._table.free:
             self._check.begin_wait()
 
-    async def _on_check(self, message: _CheckRequirements) -> None:
+    def _on_check(self) -> None:
         """Allocate as many of the requested slots as are free."""
-        del message
         self._check.stop()
         owner, count = self._owner, min(self._table.free, len(self._wanted))
         self._unfulfillable = self._table.expected < len(self._wanted)
@@ -437,15 +399,14 @@ class ResourceManager:
             self._allocate(owner, count)
         self._fail_unfulfillable()
 
-    async def _on_start_up_ended(self, message: _StartUpEnded) -> None:
+    def _on_start_up_ended(self) -> None:
         """Fail what cannot be fulfilled from now on (StandaloneResourceManager.startStartupPeriod)."""
-        del message
         self._fails_unfulfillable = True
         self._fail_unfulfillable()
 
     def _fail_unfulfillable(self) -> None:
         if self._fails_unfulfillable and self._unfulfillable and self._owner is not None:
-            self._services.rpc.post(JOBMASTER, NotEnoughResources())
+            self._services.run_async(JOBMASTER, self._owner.not_enough_resources)
 
     def _allocate(self, owner: SlotOwner, count: int) -> None:
         keys, self._wanted = self._wanted[:count], self._wanted[count:]
@@ -485,19 +446,21 @@ class ResourceManager:
             pass
         except (RecipientUnreachable, AskTimeout):
             reached = False
-        self._services.rpc.post(RESOURCEMANAGER, _Requested(request.allocation, granted, reached))
+        self._services.run_async(
+            RESOURCEMANAGER, self._on_requested, request.allocation, granted=granted, reached=reached
+        )
 
-    async def _on_requested(self, message: _Requested) -> None:
-        slot = self._table.slot(message.allocation)
+    def _on_requested(self, allocation: str, *, granted: bool, reached: bool) -> None:
+        slot = self._table.slot(allocation)
         if slot is None or slot.state is not SlotState.PENDING:
             return
-        if message.granted:
-            self._table.mark(message.allocation, SlotState.ALLOCATED, self._services.clock.now())
+        if granted:
+            self._table.mark(allocation, SlotState.ALLOCATED, self._services.clock.now())
             return
-        if not message.reached:
+        if not reached:
             self.suspend(slot.owner)
-        self._table.mark(message.allocation, SlotState.FREE)
-        self._want_again(message.allocation)
+        self._table.mark(allocation, SlotState.FREE)
+        self._want_again(allocation)
         if self._check.delay_s:
             self._check_requirements()
         else:
@@ -547,12 +510,12 @@ class ResourceManager:
             pass  # the allocation is unknown there: the slot is free
         except (RecipientUnreachable, AskTimeout):
             done = False
-        self._services.rpc.post(RESOURCEMANAGER, _Freed(message.allocation, done))
+        self._services.run_async(RESOURCEMANAGER, self._on_freed, message.allocation, done=done)
 
-    async def _on_freed(self, message: _Freed) -> None:
-        self._freeing.pop(message.allocation, None)
-        slot = self._table.slot(message.allocation)
-        if message.done and slot is not None and slot.state is SlotState.RELEASING:
-            self._table.mark(message.allocation, SlotState.FREE)
-            self._keys.pop(message.allocation, None)
+    def _on_freed(self, allocation: str, *, done: bool) -> None:
+        self._freeing.pop(allocation, None)
+        slot = self._table.slot(allocation)
+        if done and slot is not None and slot.state is SlotState.RELEASING:
+            self._table.mark(allocation, SlotState.FREE)
+            self._keys.pop(allocation, None)
             self._check_requirements()

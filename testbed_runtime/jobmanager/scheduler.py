@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from msgspec import Struct
-
 from testbed_runtime.core.ids import ResultPartitionID, TaskManagerID
-from testbed_runtime.core.job.executiongraph import DeploymentContext, ExecutionState, Restore
+from testbed_runtime.core.job.executiongraph import DeploymentContext, Execution, ExecutionState, Restore
 from testbed_runtime.core.job.failover import Task
 from testbed_runtime.core.job.jobgraph import JobVertex
 from testbed_runtime.core.job.limits import option_limit
@@ -20,7 +18,7 @@ from testbed_runtime.core.options import STANDALONE_START_UP
 from testbed_runtime.core.waits import NO_LIMIT, Limit, Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.jobstore import StoredJob
-from testbed_runtime.jobmanager.resourcemanager import NotEnoughResources, ResourceManager
+from testbed_runtime.jobmanager.resourcemanager import ResourceManager
 from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.jobmanager.taskexecutors import Deployed
 from testbed_runtime.jobmanager.tasks import Cause, JobTasks
@@ -36,14 +34,6 @@ NOT_FULFILLABLE = (
 )
 NOT_ACQUIRED = "Could not acquire the minimum required resources."
 """Flink's texts."""
-
-
-class _Deploy(Struct, frozen=True):
-    attempt: str
-
-
-class _SlotsOverdue(Struct, frozen=True):
-    round: int
 
 
 @dataclass(slots=True)
@@ -110,13 +100,7 @@ class Scheduler:
         self._round = 0
 
     def handlers(self) -> dict[type, Handler]:
-        return {
-            NotifyPartitionDataAvailable: self._on_data_available,
-            _Deploy: self._on_deploy,
-            Deployed: self._on_deployed,
-            _SlotsOverdue: self._on_slots_overdue,
-            NotEnoughResources: self._on_not_enough_resources,
-        }
+        return {NotifyPartitionDataAvailable: self._on_data_available}
 
     # ---- schedule
 
@@ -182,10 +166,13 @@ class Scheduler:
         for task in tasks:
             self._tasks.transition(task, _S.SCHEDULED)
         self._round += 1
-        loop = asyncio.get_running_loop()
-        overdue = _SlotsOverdue(self._round)
-        timeout_s = self._timeout.seconds or 0.0
-        timer = loop.call_later(timeout_s, self._services.rpc.post, JOBMASTER, overdue)
+        timer = asyncio.get_running_loop().call_later(
+            self._timeout.seconds or 0.0,
+            self._services.run_async,
+            JOBMASTER,
+            self._on_slots_overdue,
+            self._round,
+        )
         what = f"{len(self._keys(tasks))} slots"
         slots = self._services.waits.begin(
             "slot", "JobMaster", what, attempt=self._round, limit=self._timeout
@@ -293,14 +280,13 @@ class Scheduler:
         wanted = {self._graph.key(task): None for task in tasks}
         return [key for key in needed_slots(self._stored.graph) if key in wanted]
 
-    async def _on_slots_overdue(self, message: _SlotsOverdue) -> None:
-        bulk = next((one for one in self._bulks if one.round == message.round), None)
+    def _on_slots_overdue(self, number: int) -> None:
+        bulk = next((one for one in self._bulks if one.round == number), None)
         if bulk is not None:
             self._fail_requests(bulk, NOT_FULFILLABLE)
 
-    async def _on_not_enough_resources(self, message: NotEnoughResources) -> None:
+    def not_enough_resources(self) -> None:
         """Fail what waits for slots. A batch job can run with fewer (DeclarativeSlotPoolBridge.failPendingRequests)."""
-        del message
         for bulk in list(self._bulks) if not self._graph.has_blocking else ():
             bulk.slots.limit = option_limit(self._services.options, STANDALONE_START_UP)
             self._fail_requests(bulk, NOT_ACQUIRED)
@@ -381,12 +367,11 @@ class Scheduler:
             self._graph.assign(task, self._pool.held(self._graph.key(task)))
         for task in bulk.tasks:
             self._tasks.transition(task, _S.DEPLOYING)
-            self._services.rpc.post(JOBMASTER, _Deploy(str(self._graph.execution(task).attempt)))
+            self._services.run_async(JOBMASTER, self._submit, self._graph.execution(task))
 
-    async def _on_deploy(self, message: _Deploy) -> None:
-        execution = self._graph.find(message.attempt)
-        if execution is None or execution.state is not _S.DEPLOYING or execution.taskmanager is None:
-            return
+    def _submit(self, execution: Execution) -> None:
+        if execution.state is not _S.DEPLOYING:
+            return  # it was cancelled meanwhile
         context = DeploymentContext(
             job=self.job,
             leader=self._services.leader,
@@ -394,9 +379,10 @@ class Scheduler:
             restore=self._restore(),
             data_address=self._executors.data_address,
         )
-        self._executors.submit(execution, SubmitTask(self._graph.descriptor(execution.task, context)))
+        message = SubmitTask(self._graph.descriptor(execution.task, context))
+        self._executors.submit(execution, message, self._on_deployed)
 
-    async def _on_deployed(self, message: Deployed) -> None:
+    def _on_deployed(self, message: Deployed) -> None:
         if self._answer((message.attempt,), Outcome.COMPLETED):
             self._begin_inputs()
         execution = self._graph.find(message.attempt)

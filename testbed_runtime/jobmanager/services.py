@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ParamSpec
 
 from msgspec import Struct, field
 
@@ -13,6 +14,18 @@ from testbed_runtime.ports.execution import Clock, IdSource, RandomSource
 from testbed_runtime.ports.rpc import Rpc
 from testbed_runtime.ports.storage import BlobStore, HistorySink
 from testbed_runtime.process.tasks import TaskKeeper
+
+P = ParamSpec("P")
+
+
+class RunAsync(Struct, frozen=True):
+    """A step of an endpoint, posted to its own mailbox (Flink's RunAsync)."""
+
+    step: Callable[[], None]
+
+
+async def on_run_async(message: RunAsync) -> None:
+    message.step()
 
 
 class Services(Struct, frozen=True):
@@ -32,6 +45,12 @@ class Services(Struct, frozen=True):
     """Messages that tell TaskManagers of a disconnection. They outlive the leader session, as `tasks` does not."""
     committed: dict[tuple[str, int], None] = field(default_factory=dict)
     """The newest checkpoints (job, id) whose commits this process has appended to the history."""
+
+    def run_async(
+        self, endpoint: str, step: Callable[P, None], *arguments: P.args, **named: P.kwargs
+    ) -> None:
+        """Run a step of an endpoint in its mailbox, after the messages that arrived before (MainThreadExecutable.runAsync)."""
+        self.rpc.post(endpoint, RunAsync(partial(step, *arguments, **named)))
 
     def event(
         self,

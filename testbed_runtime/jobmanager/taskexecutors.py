@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
@@ -42,17 +42,13 @@ class Deployed(Struct, frozen=True):
     unreachable: bool = False
 
 
-class CancelEnded(Struct, frozen=True):
-    """The cancellation is complete: the TaskExecutor does not run the attempt."""
-
-    attempt: str
-
-
 class TaskExecutors:
     """The connected TaskManagers, by id."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, on_cancelled: Callable[[Execution], None]) -> None:
+        """`on_cancelled`: called when the TaskExecutor does not run an attempt any more that was to be cancelled."""
         self._services = services
+        self._on_cancelled = on_cancelled
         self._addresses: dict[TaskManagerID, tuple[Address, Address]] = {}
         self._sessions: dict[TaskManagerID, int] = {}
         self._fence = services.options.boolean("headgate.restart.fence-dead-slots")
@@ -118,13 +114,18 @@ class TaskExecutors:
             call_id=call_id,
         )
 
-    # ---- in background tasks, which post their outcome
+    # ---- in background tasks, whose outcomes are handled in the JobMaster's mailbox
 
-    def submit(self, execution: Execution, message: SubmitTask) -> None:
-        """Submit the task. The outcome is posted as `Deployed`."""
-        self._services.tasks.spawn(self._submit(execution, message), f"submit-{name_of(execution.task)}")
+    def submit(
+        self, execution: Execution, message: SubmitTask, on_answer: Callable[[Deployed], None]
+    ) -> None:
+        """Submit the task."""
+        work = self._submit(execution, message, on_answer)
+        self._services.tasks.spawn(work, f"submit-{name_of(execution.task)}")
 
-    async def _submit(self, execution: Execution, message: SubmitTask) -> None:
+    async def _submit(
+        self, execution: Execution, message: SubmitTask, on_answer: Callable[[Deployed], None]
+    ) -> None:
         attempt = str(execution.attempt)
         wait = self._services.waits.begin(
             "deployment",
@@ -145,7 +146,7 @@ class TaskExecutors:
         except RemoteFailure as error:
             outcome = Deployed(attempt, error.class_name, error.message, refused=True)
         wait.end(ended, cause=outcome.text)
-        self._services.rpc.post(JOBMASTER, outcome)
+        self._services.run_async(JOBMASTER, on_answer, outcome)
 
     def _timeout_text(self, execution: Execution, error: AskTimeout) -> str:
         timeout = duration_text(self.ask_timeout_s, self._services.options.flink_version)
@@ -185,7 +186,7 @@ class TaskExecutors:
             ended = await self._cancel_once(execution)
             unanswered = unanswered + 1 if ended is None and not self._fence else 0
             if ended or unanswered == CANCEL_CALLS:
-                self._services.rpc.post(JOBMASTER, CancelEnded(str(execution.attempt)))
+                self._services.run_async(JOBMASTER, self._on_cancelled, execution)
                 return
             if not unanswered:
                 await asyncio.sleep(self.ask_timeout_s)
