@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
 
 from msgspec import Struct
 
@@ -44,49 +43,51 @@ def _setting(options: Options, key: str) -> float:
     return _clock_ms(options.duration(key)) / MILLIS
 
 
-class RestartStrategy(Protocol):
-    def notify_failure(self, now: float) -> bool:
-        """Count a failure. Return True for a new restart attempt, False when it is merged into the pending one."""
+class RestartStrategy:
+    """A strategy whose delay is constant, and whose failures need not be counted."""
 
-    def can_restart(self, now: float) -> bool: ...
-
-    def backoff_s(self, now: float) -> float:
-        """Return the time until the restart."""
+    limit_option = ""
+    """Key of the option that allows no more restarts; empty if restarts are not exhausted."""
+    delay_s = 0.0
 
     @property
     def option(self) -> str:
         """Key of the option that decides `backoff_s`; empty without a delay."""
-
-    @property
-    def limit_option(self) -> str:
-        """Key of the option that allows no more restarts; empty if restarts are not exhausted."""
+        return ""
 
     @property
     def text(self) -> str:
         """The strategy in Flink's text `Recovery is suppressed by <text>`."""
-
-
-class NoRestart:
-    option = ""
-    limit_option = TYPE
-    text = "NoRestartBackoffTimeStrategy"
+        raise NotImplementedError
 
     def notify_failure(self, now: float) -> bool:
+        """Count a failure. Return True for a new restart attempt, False when it is merged into the pending one."""
         del now
         return True
 
     def can_restart(self, now: float) -> bool:
         del now
-        return False
+        return True
 
     def backoff_s(self, now: float) -> float:
+        """Return the time until the restart."""
         del now
-        return 0.0
+        return self.delay_s
+
+
+class NoRestart(RestartStrategy):
+    limit_option = TYPE
+    text = "NoRestartBackoffTimeStrategy"
+
+    def can_restart(self, now: float) -> bool:
+        del now
+        return False
 
 
 @dataclass(slots=True)
-class FixedDelay:
-    limit_option: ClassVar[str] = FIXED_DELAY + "attempts"
+class FixedDelay(RestartStrategy):
+    option = FIXED_DELAY + "delay"
+    limit_option = FIXED_DELAY + "attempts"
     attempts: int
     delay_s: float
     failures: int = 0
@@ -97,10 +98,6 @@ class FixedDelay:
         require_option(
             self.attempts >= 0, text, FIXED_DELAY + "attempts", "write none as the type for no restart"
         )
-
-    @property
-    def option(self) -> str:
-        return "restart-strategy.fixed-delay.delay"
 
     @property
     def text(self) -> str:
@@ -118,13 +115,9 @@ class FixedDelay:
         del now
         return self.failures <= self.attempts
 
-    def backoff_s(self, now: float) -> float:
-        del now
-        return self.delay_s
 
-
-class FailureRate:
-    option = "restart-strategy.failure-rate.delay"
+class FailureRate(RestartStrategy):
+    option = FAILURE_RATE + "delay"
     limit_option = FAILURE_RATE + "max-failures-per-interval"
 
     def __init__(self, max_failures: int, interval_s: float, delay_s: float) -> None:
@@ -137,14 +130,14 @@ class FailureRate:
         )
         self._max_failures = max_failures
         self._interval_s = interval_s
-        self._delay_s = delay_s
+        self.delay_s = delay_s
         self._times: deque[float] = deque(maxlen=max_failures + 1)
 
     @property
     def text(self) -> str:
         return (
             f"FailureRateRestartBackoffTimeStrategy(FailureRateRestartBackoffTimeStrategy(failuresIntervalMS="
-            f"{round(self._interval_s * MILLIS)},backoffTimeMS={round(self._delay_s * MILLIS)},"
+            f"{round(self._interval_s * MILLIS)},backoffTimeMS={round(self.delay_s * MILLIS)},"
             f"maxFailuresPerInterval={self._max_failures})"
         )
 
@@ -155,10 +148,6 @@ class FailureRate:
     def can_restart(self, now: float) -> bool:
         full = len(self._times) > self._max_failures
         return not (full and _millis(now) - _millis(self._times[0]) <= _millis(self._interval_s))
-
-    def backoff_s(self, now: float) -> float:
-        del now
-        return self._delay_s
 
 
 class ExponentialConfig(Struct, frozen=True):
@@ -218,7 +207,7 @@ class ExponentialConfig(Struct, frozen=True):
             require_option(holds, text, EXPONENTIAL + key, hint)
 
 
-class ExponentialDelay:
+class ExponentialDelay(RestartStrategy):
     """`uniform(low, high)` draws a whole number of milliseconds, both ends included."""
 
     limit_option = EXPONENTIAL + "attempts-before-reset-backoff"
@@ -233,7 +222,7 @@ class ExponentialDelay:
     @property
     def option(self) -> str:
         capped = self._backoff_ms is not None and self._backoff_ms >= round(self._config.max_s * MILLIS)
-        return f"restart-strategy.exponential-delay.{'max' if capped else 'initial'}-backoff"
+        return EXPONENTIAL + ("max-backoff" if capped else "initial-backoff")
 
     @property
     def text(self) -> str:
@@ -282,11 +271,9 @@ class ExponentialDelay:
         return max(initial, min(jittered, largest))
 
 
-class EarlierExponentialDelay:
+class EarlierExponentialDelay(RestartStrategy):
     """The strategy of 1.13 to 1.18: each failure is an attempt, there is no last one, the delay grows from the one before, and the
     jitter is drawn whenever the delay is read."""
-
-    limit_option = ""
 
     def __init__(self, config: ExponentialConfig, uniform: Callable[[int, int], int]) -> None:
         self._config = config
@@ -294,7 +281,11 @@ class EarlierExponentialDelay:
         self._initial_ms, self._max_ms = _millis(config.initial_s), _millis(config.max_s)
         self._backoff_ms = self._initial_ms
         self._last_failure_ms: int | None = None
-        self.text = (
+
+    @property
+    def text(self) -> str:
+        config = self._config
+        return (
             f"ExponentialDelayRestartBackoffTimeStrategy(initialBackoffMS={self._initial_ms}, "
             f"maxBackoffMS={self._max_ms}, backoffMultiplier={java_double(config.multiplier)}, "
             f"resetBackoffThresholdMS={_millis(config.reset_s)}, jitterFactor={java_double(config.jitter)}, "
@@ -312,10 +303,6 @@ class EarlierExponentialDelay:
             self._backoff_ms = self._initial_ms
         else:
             self._backoff_ms = min(int(self._backoff_ms * self._config.multiplier), self._max_ms)
-        return True
-
-    def can_restart(self, now: float) -> bool:
-        del now
         return True
 
     def backoff_s(self, now: float) -> float:
