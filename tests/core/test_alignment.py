@@ -157,7 +157,6 @@ def test_a_newer_barrier_subsumes_the_pending_checkpoint() -> None:
     handler = AlignedBarrierHandler(2)
     handler.on_barrier(0, barrier(1), 1.0)
     assert handler.on_barrier(1, barrier(2), 2.0) == [Abort(1, SUBSUMED), Resume(0)]
-    assert Abort(1, SUBSUMED).text.startswith("Checkpoint was canceled because a barrier from newer")
     assert handler.on_barrier(0, barrier(2), 3.0) == [Trigger(barrier(2), 1.0), Resume(1), Resume(0)]
 
 

@@ -37,13 +37,6 @@ INPUT_END_OF_STREAM = "CHECKPOINT_DECLINED_INPUT_END_OF_STREAM"
 UNALIGNED_AT_LEAST_ONCE = "Cannot use unaligned checkpoints with AT_LEAST_ONCE checkpointing mode"
 UNALIGNED_CONCURRENT = "maxConcurrentCheckpoints can't be > 1 if UnalignedCheckpoints enabled"
 
-REASON_TEXTS: dict[str, str] = {
-    OVERWRITTEN: "Checkpoint has been subsumed.",
-    SUBSUMED: "Checkpoint was canceled because a barrier from newer checkpoint was received.",
-    ON_CANCELLATION_BARRIER: "Task received cancellation from one of its inputs",
-    INPUT_END_OF_STREAM: "Checkpoint was declined because one input stream is finished",
-}
-
 
 class TimesOut(Enum):
     """The moment from which the timeout of an aligned checkpoint counts in a task. It depends on Flink's version."""
@@ -136,10 +129,6 @@ class Abort(Struct, frozen=True):
     reason: str
     """Name of a CheckpointFailureReason."""
 
-    @property
-    def text(self) -> str:
-        return REASON_TEXTS[self.reason]
-
 
 class Prioritize(Struct, frozen=True):
     """Let the announced barrier with this sequence number overtake the data that is queued before it."""
@@ -168,14 +157,20 @@ Effect: TypeAlias = Trigger | Resume | Abort | Prioritize | Overtaken | Complete
 class BarrierHandler(Protocol):
     """Handles the checkpoint events that a task polls. The task performs the returned effects in order."""
 
-    @property
-    def deadline(self) -> float | None: ...
+    deadline: float | None = None
+    """When `on_time` turns the pending checkpoint into an unaligned one."""
 
-    def on_time(self, now: float) -> list[Effect]: ...
+    def on_time(self, now: float) -> list[Effect]:
+        """Return no effects: the pending checkpoint has no timeout."""
+        del now
+        return []
 
     def on_announcement(
         self, channel: int, sequence: int, barrier: CheckpointBarrier, now: float
-    ) -> list[Effect]: ...
+    ) -> list[Effect]:
+        """Return no effects: the barrier itself follows."""
+        del channel, sequence, barrier, now
+        return []
 
     def on_barrier(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]: ...
 
@@ -185,10 +180,13 @@ class BarrierHandler(Protocol):
 
     def on_end_of_partition(self, channel: int, now: float) -> list[Effect]: ...
 
-    def on_refused(self, checkpoint_id: int) -> list[Effect]: ...
+    def on_refused(self, checkpoint_id: int) -> list[Effect]:
+        """Return no effects: no checkpoint is unaligned."""
+        del checkpoint_id
+        return []
 
 
-class AlignedBarrierHandler:
+class AlignedBarrierHandler(BarrierHandler):
     """Exactly once: a barrier blocks its channel until the barriers of all other channels have arrived."""
 
     def __init__(self, channels: int, *, after_tasks_finish: bool = True) -> None:
@@ -205,8 +203,6 @@ class AlignedBarrierHandler:
         self._triggered = False
         """Whether the current barrier comes from a trigger of the JobMaster, not from a producer."""
         self._started = 0.0
-        self.deadline: float | None = None
-        """When `on_time` turns the pending checkpoint into an unaligned one."""
 
     @property
     def is_pending(self) -> bool:
@@ -216,11 +212,6 @@ class AlignedBarrierHandler:
     def blocked(self) -> tuple[int, ...]:
         """Channels whose producers are blocked."""
         return tuple(self._blocked)
-
-    def on_time(self, now: float) -> list[Effect]:
-        """Return no effects: an aligned checkpoint does not become unaligned."""
-        del now
-        return []
 
     def on_announcement(
         self, channel: int, sequence: int, barrier: CheckpointBarrier, now: float
@@ -287,7 +278,7 @@ class AlignedBarrierHandler:
 
     def _receive(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
         self._block(channel)
-        return self._trigger(barrier, now) if len(self._aligned) >= self._target else []
+        return self._trigger(barrier, now) if self._all_received else []
 
     def _end(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
         del channel
@@ -323,7 +314,7 @@ class AlignedBarrierHandler:
         return effects
 
     def _settle(self) -> None:
-        if len(self._aligned) >= self._target:
+        if self._all_received:
             self._reset()
 
     def _abort(self, checkpoint_id: int, reason: str) -> list[Effect]:
@@ -486,13 +477,11 @@ class _Pending:
         return len(self.aligned) >= self.target
 
 
-class BarrierTracker:
+class BarrierTracker(BarrierHandler):
     """At least once: no channel is blocked; a checkpoint is triggered when every channel has received its barrier.
 
     With one open channel, each barrier and each cancellation that is newer than all checkpoints so far that were waited for
     acts at once, also if it is repeated."""
-
-    deadline: float | None = None
 
     def __init__(self, channels: int, *, after_tasks_finish: bool = True) -> None:
         self._open = channels
@@ -503,18 +492,6 @@ class BarrierTracker:
     @property
     def is_pending(self) -> bool:
         return bool(self._pending)
-
-    def on_time(self, now: float) -> list[Effect]:
-        """Return no effects: this handler has no timeout."""
-        del now
-        return []
-
-    def on_announcement(
-        self, channel: int, sequence: int, barrier: CheckpointBarrier, now: float
-    ) -> list[Effect]:
-        """Return no effects: the barrier itself follows."""
-        del channel, sequence, barrier, now
-        return []
 
     def on_barrier(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
         if self._acts_at_once(barrier.checkpoint_id):
@@ -568,11 +545,6 @@ class BarrierTracker:
             return []
         pending.barrier = None
         return [Abort(pending.checkpoint_id, ON_CANCELLATION_BARRIER)]
-
-    def on_refused(self, checkpoint_id: int) -> list[Effect]:
-        """Return no effects: no checkpoint is unaligned."""
-        del checkpoint_id
-        return []
 
     def on_end_of_partition(self, channel: int, now: float) -> list[Effect]:
         self._open -= 1
