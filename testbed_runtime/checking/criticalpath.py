@@ -237,12 +237,12 @@ class _Walk:
         return noticed and self.detected + NEAR_NS < wait.start_ns
 
     def _holder(self, wait: Wait) -> Wait | None:
-        """Return the wait that delayed this one. None for one that its own option ended."""
+        """Return the wait that delayed this one. None for one that its own option or the end of a fault ended."""
         if wait.kind == "cancellation" and wait.outcome is Outcome.EXPIRED:
             return self._hung_cancellation(wait)
         if wait.kind == "slot" and wait.outcome is Outcome.EXPIRED:
             return None if wait is self.fatal else self._missing_taskmanager(wait)
-        if wait.outcome.belongs_to_option or wait.kind == "stalled":
+        if wait.outcome.belongs_to_option or wait.kind == "stalled" or wait.who == EVERYTHING:
             return None
         kinds = _HELD_BY.get(wait.kind, _ANYWHERE)
         ended = min(wait.end_ns, self.at)

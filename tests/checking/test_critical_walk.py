@@ -56,6 +56,14 @@ def test_a_process_that_opened_functions_for_most_of_a_pause_was_not_paused(open
     assert ("stalled" not in kinds) == own
 
 
+def test_a_fault_on_the_jobmanager_ends_whatever_stood_still_meanwhile():
+    """A TaskManager that stood still just before the end of the fault did not delay it."""
+    killed = wait("jobmanager", 1, 6, wait="kill/jobmanager", who=EVERYTHING, what="jobmanager")
+    stalled = wait("stalled", 5.5, 5.9, wait="tm-0-1/0", who="tm-0-1")
+    found = owners([CLOSED, killed, stalled, wait("slot", 6, 7)], 7)
+    assert found == [("connection", 1), ("jobmanager", 5), ("slot", 1)]
+
+
 LIMIT = {"option": "o", "value": "v"}
 
 
