@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from testbed_runtime.checking.catchup import EPSILON_S, CatchUp
 from testbed_runtime.checking.common import NS, Window, data, events
-from testbed_runtime.checking.criticalpath import EPSILON_NS
+from testbed_runtime.checking.criticalpath import NEAR_NS
 from testbed_runtime.checking.executions import places
 from testbed_runtime.checking.failovers import TOGETHER_NS, Cause, round_causes
 from testbed_runtime.checking.faults import FaultEffect, targets_of
@@ -35,6 +35,8 @@ _ONLY = {"checkpoint": "store", "lease": "store"}
 _EXPLAINED_BY = {"checkpoint": "store", "lease": "store", "heartbeat": "rpc"}
 """The groups of faults that cost a running job nothing before a wait of this kind begins which fails."""
 _FAILED = (Outcome.FAILED, Outcome.EXPIRED)
+_HOLDS_NO_RECORD = "store"
+"""The group of faults that no record of a running job waits for: snapshots are stored beside the tasks."""
 LOST = (*LOSSES, "jobmanager.kill")
 """The kinds of faults that end a process, which is noticed later."""
 
@@ -244,6 +246,7 @@ def _absorb_idle(found: Sequence[Outage]) -> list[Outage]:
     """Merge each fault that had cost nothing so far into the outage of a later fault, if it was still active then and
     the job was behind until it ended."""
     idle = [o.fault for o in found if o.fault is not None and o.effect == o.end]
+    idle = [f for f in idle if f.group != _HOLDS_NO_RECORD]
     taken: list[FaultEffect] = []
     joined = []
     for outage in found:
@@ -305,7 +308,7 @@ def _since(outage: Outage, begun_ns: int) -> Outage:
     if begun_ns <= outage.effect:
         return outage
     first, *rest = [r for r in outage.rounds if r.end > begun_ns] or outage.rounds[-1:]
-    if rest and first.end - begun_ns < EPSILON_NS:
+    if rest and first.end - begun_ns < NEAR_NS:
         first, *rest = rest
         first = replace(first, start=begun_ns)
     return replace(outage, effect=begun_ns, rounds=(replace(first, start=max(first.start, begun_ns)), *rest))
@@ -417,7 +420,8 @@ def _without_failover(
     later = [e.begun_ns for e in record.effects if e.injected_ns is not None] + [o.effect for o in others]
     following = min((t for t in later if t > effect), default=record.end)
     idle = following < ended and not _holds_up_at_once(record.trial, fault)
-    if idle and record.catch_up.good_between(effect, following):
+    idle = idle and record.catch_up.good_between(effect, following)
+    if idle or (fault.group == _HOLDS_NO_RECORD and unnoticed is None):
         return Outage(fault, effect, effect, (RoundSpan(effect, effect),), True, effect)
     moment = record.catch_up.since(effect, fault_end=ended)
     if following == record.end and record.stands_still(effect):

@@ -109,6 +109,10 @@ def record(history: Any, failures: dict[float, str] | None = None, records: tupl
         ([("a", 8, 11), ("b", 12, 13)], ((12, 14),), [("a", 8, 8, True), ("b", 12, 14, True)]),
         ([("a", 8, 13), ("b", 12, 13)], ((12, 24.1),), [("a", 8, 8, True), ("b", 12, 24, False)]),
         ([("a", 8, None), ("b", 12, 13)], ((12, 14),), [("a", 8, 8, True), ("b", 12, 14, True)]),
+        # no record waits for the store: something else held the job up
+        ([("a", 8, 20, "store.slow")], ((9, 12),), [("a", 8, 8, True)]),
+        ([("a", 8, 20, "store.failing"), ("b", 12, 13)], ((9, 14),), [("a", 8, 8, True), ("b", 12, 14, True)]),
+        ([("a", 8, 13.5, "store.slow"), ("b", 12, 12.5)], ((12, 14),), [("a", 8, 8, True), ("b", 12, 14, True)]),
         # only until the next fault of several it must cost nothing
         ([("a", 8, 20), ("b", 10, 11), ("c", 15, 16)], ((10, 12),), [("a", 8, 8, True), ("b", 10, 12, True), ("c", 15, 15, True)]),
     ],
@@ -346,6 +350,17 @@ def test_a_failure_is_one_of_the_start_until_all_sinks_had_records_in_one_round(
         found = start_of(started(history, {t: "x"}, {"sink-0": ((0.5, 0.2),)}).trial(), at(END))
         assert found is not None
         assert len(found.rounds) == rounds, "a failure before the submission is none of this start"
+
+
+@pytest.mark.parametrize(("noticed", "causes"), [(1.249, ["x"]), (1.25, ["", "x"])])
+def test_a_failure_that_is_noticed_soon_begins_the_recovery_in_a_first_start(
+    history: Any, noticed: float, causes: list[str]
+):
+    """The fault kills a TaskManager at 1 s, before any sink has a record."""
+    built = started(history, {noticed: "x"}, {"sink-0": ((3.0, 0.2),)})
+    (found,) = outages_of(built.trial(), [fault("a", 1, 2, "process.kill", "tm-1")], behind(()), at(END))
+    assert seconds(found.rounds[0].start) == 1
+    assert [r.cause.text if r.cause else "" for r in found.rounds] == causes
 
 
 @pytest.mark.parametrize(
