@@ -35,6 +35,8 @@ SLOW_NS = 250_000_000
 """A shorter wait is not blamed on a fault that was active, unless it expired."""
 ANSWERED_NS = 20_000_000
 """A producer that runs has answered a request by then, unless it has no data yet."""
+_AT_ONCE = 50
+"""A producer that ran after this fraction of a wait ran all the time: tasks of one deployment start some 0.1 s apart on a busy machine."""
 _SERVICE_TIMES = {
     "headgate.jobmanager.service-time": (
         "jobmanager",
@@ -271,7 +273,8 @@ def _answering(trial: Trial, wait: Wait) -> Wait:
     """Return a wait for a partition with `producer_ran` set, if its producer did."""
     if wait.kind != "partition" or wait.cause:
         return wait
-    states = [state for t, state in _states(trial).get(wait.what, ()) if t <= wait.start_ns + ANSWERED_NS]
+    by = wait.start_ns + max(ANSWERED_NS, (wait.end_ns - wait.start_ns) // _AT_ONCE)
+    states = [state for t, state in _states(trial).get(wait.what, ()) if t <= by]
     return replace(wait, producer_ran=states[-1:] == ["RUNNING"])
 
 

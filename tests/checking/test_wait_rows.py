@@ -271,7 +271,9 @@ PARTITION, ANSWER = KINDS["partition"].doc, "the answer of a channel's producer"
         ("network.partition", [(0, "RUNNING"), (1, "CANCELED")], 7, f"{PARTITION}, during the fault `f`"),
         ("network.partition", [(0, "RUNNING")], 7, f"{ANSWER}, during the fault `f`"),
         ("network.partition", [(2.02, "RUNNING")], 12, f"{ANSWER}, during the fault `f`"),
-        ("frames.drop", [(2.03, "RUNNING")], 9.25, f"{PARTITION}, during the fault `f`"),
+        ("network.partition", [(2.05, "RUNNING")], 4.5, f"{ANSWER}, during the fault `f`"),  # a fiftieth of the wait
+        ("network.partition", [(2.051, "RUNNING")], 4.5, f"{PARTITION}, during the fault `f`"),
+        ("frames.drop", [(2.15, "RUNNING")], 9.25, f"{PARTITION}, during the fault `f`"),
         ("frames.drop", [(2, "RUNNING")], 9.25, f"{ANSWER}, during the fault `f`"),
         ("frames.drop", [(2, "RUNNING")], 9.26, f"{ANSWER}, which the fault `f` has dropped"),
     ],
