@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 from testbed_runtime.checking.faults import sent_again_ns_of
 from testbed_runtime.checking.latency import Histogram, merged_buckets
 from testbed_runtime.checking.load import credit_waits, heat, progress_curves, vertex_load
-from testbed_runtime.core.faults.kinds import KINDS
 from testbed_runtime.core.judgement.quantities import seconds
 from testbed_runtime.history.columns import Ints, filled_buckets, ints
 from testbed_runtime.history.schema import Trial
@@ -141,22 +140,15 @@ def _phase_spans(entry: Mapping[str, Any], start: int) -> list[dict[str, Any]]:
     return [_span("phase", name, own, start) for name, own in zip(names, times, strict=True)]
 
 
-_DELAYING = [kind for kind in KINDS.values() if any(p.name == "delay" for p in kind.parameters)]
-_SEEN_LATE = frozenset(kind.name for kind in _DELAYING if kind.backends == ("channel",))
-"""Kinds of faults that delay something from the start, and that are verified when the first delay has passed."""
-
-
 def _fault_spans(faults: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:
-    """Return one span per fault: the effect, from `verified` (or `injected`, if it was not verified, or is known only once its delay
-    has passed) to its end, which is the first of `ended`, `clean`, `residue`, `failed`, `voided`, and until TCP has sent again what it had
-    lost."""
+    """Return one span per fault: the effect, from `injected` to its end, which is the first of `ended`, `clean`, `residue`, `failed`,
+    `voided`, and until TCP has sent again what it had lost."""
     begun: dict[str, tuple[int, str]] = {}
     ended: dict[str, int] = {}
     late = {row["fault"]: t_ns for row in faults if (t_ns := sent_again_ns_of(row))}
-    seen = {row["fault"] for row in faults if row["state"] == "verified" and row["kind"] not in _SEEN_LATE}
     for row in faults:
         name = row["fault"]
-        if row["state"] == ("verified" if name in seen else "injected") and name not in begun:
+        if row["state"] == "injected" and name not in begun:
             begun[name] = row["t_ns"], f"{row['kind']} on {', '.join(_json(row['targets'], []))}"
         elif name in begun and row["state"] in ("ended", *_FINAL_FAULT_STATES):
             ended.setdefault(name, row["t_ns"])
