@@ -35,7 +35,7 @@ from testbed_runtime.core.judgement.verdict import variant_of
 PRICES_SHOWN = 4
 """Owners of seconds in one line; the others are summed up."""
 SMALL_SHARE = 0.03
-"""So are owners with less than this share of the recovery: the tables of the report name them."""
+"""So are owners with less than this share of the recovery: the tables of the report name them. What a lower value saves has no line."""
 NOTABLE_S = 0.001
 """Shorter waits are not mentioned."""
 NOTABLE_SHARE = 0.0005
@@ -247,10 +247,15 @@ def savings(recovery: Recovery) -> Iterator[str]:
             continue  # it would only have failed earlier
         shorter = [s for s in segments if not s.gave_up]
         saved = sum(s.seconds if s.slack_ns < 0 else s.slack_ns / 1e9 for s in shorter)
-        saved = saved if saved >= NOTABLE_S else 0.0
-        if sum(s.seconds for s in shorter) - saved >= NOTABLE_SAVING_S:
+        lasted = sum(s.seconds for s in shorter)
+        if lasted - saved >= NOTABLE_SAVING_S and lasted >= SMALL_SHARE * recovery.total_s:
             following = next(s.next for s in shorter if s.slack_ns >= 0)
-            yield f"{owner}: a lower value saves at most {quantities.seconds(saved)}, then the job waits for {following}"
+            most = (
+                f" at most {quantities.seconds(saved)}, then the job"
+                if saved >= NOTABLE_S
+                else " nothing: the job then"
+            )
+            yield f"{owner}: a lower value saves{most} waits for {following}"
 
 
 def _same_loss(before: Segment, after: Segment) -> bool:

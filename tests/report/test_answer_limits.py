@@ -180,7 +180,10 @@ def test_a_job_that_failed_within_a_millisecond_failed_at_once(total_s: float, t
     assert headline(failed) == text
 
 
-@pytest.mark.parametrize(("slack_s", "saved"), [(0.0, "0 s"), (0.95, "950 ms"), (0.96, ""), (1.0, "")])
+@pytest.mark.parametrize(
+    ("slack_s", "saved"),
+    [(0.0, " nothing: the job then"), (0.95, " at most 950 ms, then the job"), (0.96, ""), (1.0, "")],
+)
 def test_a_saving_has_a_line_if_fifty_milliseconds_must_remain(slack_s: float, saved: str):
     """An option has one second, of which a lower value saves at most the slack."""
     (known,) = killed("main-1").recoveries
@@ -189,7 +192,18 @@ def test_a_saving_has_a_line_if_fifty_milliseconds_must_remain(slack_s: float, s
     found = list(savings(replace(known, rounds=(replace(known.rounds[0], segments=(part,)),))))
     assert len(found) == bool(saved)
     if found:
-        assert found[0].endswith(f"a lower value saves at most {saved}, then the job waits for the slots")
+        assert found[0].endswith(f"a lower value saves{saved} waits for the slots")
+
+
+@pytest.mark.parametrize(("total_s", "lines"), [(33, 1), (34, 0)])
+def test_an_option_with_a_small_share_of_the_recovery_has_no_line(total_s: float, lines: int):
+    """Its second cannot be saved, and three percent of the recovery are named."""
+    (known,) = killed("main-1").recoveries
+    (part,) = segments(0.0, ("restart-delay", 1.0, "restart-strategy.fixed-delay.delay = 1 s", "fired"))
+    part = replace(part, slack_ns=0, next="the slots")
+    known = replace(known, end_ns=known.effect_ns + round(total_s * 1e9))
+    found = savings(replace(known, rounds=(replace(known.rounds[0], segments=(part,)),)))
+    assert len(list(found)) == lines
 
 
 def expired(kind: str, seconds: float, enough_s: float, slack_s: float = -1e-9) -> Segment:

@@ -178,7 +178,7 @@ def test_a_shorter_delay_saves_nothing_before_a_store_that_is_slow_anyway(tmp_pa
     (before,), (line,) = ran(known, tmp_path / "before", DELAY, "1 s")
     assert (
         line
-        == f"{DELAY} = 1 s: a lower value saves at most 0 s, then the job waits for a task's state, during the fault `slow`"
+        == f"{DELAY} = 1 s: a lower value saves nothing: the job then waits for a task's state, during the fault `slow`"
     )
     (after,), _ = ran(known, tmp_path / "after", DELAY, "50 ms")
     assert after.total_s == pytest.approx(before.total_s, abs=0.1)
