@@ -71,7 +71,7 @@ def _costs(trials: Sequence[TrialView]) -> Iterable[str]:
             own, whole = quantities.seconds(price.seconds), quantities.seconds(answer.total_s)
             share = words.percent(price.seconds / answer.total_s)
             yield f"{where}: {own} of {whole}{mean} ({share}) {spent} {price.words}."
-        for margin in close_margins(answer.margins)[:1]:
+        for margin in close_margins(answer.margins, answer.prices)[:1]:
             yield f"{where}: close to its limit: {margin_words(margin)}."
 
 
@@ -91,7 +91,8 @@ def _weak(faults: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, An
 def _undrained(entry: Mapping[str, Any]) -> str:
     """Say why it is unknown which records should have arrived."""
     if entry.get("job_state") == "FAILED":
-        cause = f": {entry['cause']}" if entry.get("cause") else ""
+        first = str(entry.get("cause") or "").partition(". ")[0]  # Flink's texts go on with advice
+        cause = f": {first}" if first else ""
         text = f"The job of {entry['trial']} failed, so its delivery cannot be judged{cause}"
         return text.rstrip(".") + "."
     refused = entry.get("stop_refused")

@@ -71,7 +71,7 @@ class Answer(Struct, frozen=True):
         """Yield the text: the prices in one line, and one line for each margin that is close."""
         costs = ", ".join(cost_words(self.prices, self.unattributed_s, self.from_events_s, self.intervals))
         yield f"{self.where}: {self.headline}" + (f": {costs}" if costs else "")
-        for margin in close_margins(self.margins):
+        for margin in close_margins(self.margins, self.prices):
             yield f"{self.where}: close: {margin_words(margin)}"
         for line in self.savings:
             yield f"{self.where}: {line}"
@@ -223,9 +223,11 @@ def from_events_words(seconds: float) -> str:
     return f"{quantities.seconds(seconds)} of these from events, without a recorded wait"
 
 
-def close_margins(margins: Iterable[Margin]) -> list[Margin]:
-    """Return the margins that are worth a line."""
+def close_margins(margins: Iterable[Margin], prices: Iterable[Price]) -> list[Margin]:
+    """Return the margins that are worth a line. An option that cost seconds did not come close to its limit: it reached it."""
+    reached = {p.option for p in prices}
     near = [m for m in margins if m.budget_s > 0 and m.waited_s > CLOSE * m.budget_s]
+    near = [m for m in near if m.option not in reached]
     return sorted(near, key=lambda m: -m.waited_s / m.budget_s)[:MARGINS_SHOWN]
 
 

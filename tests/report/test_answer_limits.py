@@ -113,10 +113,17 @@ def margin(waited_s: float, budget_s: float = 10.0, option: str = "o") -> Margin
 
 def test_a_margin_is_close_when_more_than_half_of_the_budget_is_used():
     """The two closest are named. A wait without a budget cannot be close."""
-    assert close_margins([margin(5.0), margin(1.0, 0.0), margin(4.0)]) == []
-    assert close_margins([margin(5.001)]) == [margin(5.001)]
+    assert close_margins([margin(5.0), margin(1.0, 0.0), margin(4.0)], ()) == []
+    assert close_margins([margin(5.001)], [price(1.0)]) == [margin(5.001)]
     many = [margin(6.0), margin(9.0), margin(8.0), margin(18.0, 20.0, "p")]
-    assert close_margins(many) == [margin(9.0), margin(18.0, 20.0, "p")]
+    assert close_margins(many, ()) == [margin(9.0), margin(18.0, 20.0, "p")]
+
+
+def test_an_option_that_expired_did_not_come_close_to_its_limit():
+    """Of many asks one expired after 10 s, and another one completed just before."""
+    assert close_margins([margin(9.9), margin(8.0, 10.0, "p")], [price(10.0, option="o")]) == [
+        margin(8.0, 10.0, "p")
+    ]
 
 
 @pytest.mark.parametrize(("trials", "separate"), [(1, True), (3, True), (4, False)])
