@@ -237,12 +237,14 @@ class _Walk:
         return noticed and self.detected + NEAR_NS < wait.start_ns
 
     def _holder(self, wait: Wait) -> Wait | None:
-        """Return the wait that delayed this one. None for one that its own option or the end of a fault ended."""
+        """Return the wait that delayed this one. None for one that its own option ended."""
         if wait.kind == "cancellation" and wait.outcome is Outcome.EXPIRED:
             return self._hung_cancellation(wait)
         if wait.kind == "slot" and wait.outcome is Outcome.EXPIRED:
             return None if wait is self.fatal else self._missing_taskmanager(wait)
-        if wait.outcome.belongs_to_option or wait.kind == "stalled" or wait.who == EVERYTHING:
+        if wait.who == EVERYTHING:
+            return self._started_again(wait)
+        if wait.outcome.belongs_to_option or wait.kind == "stalled":
             return None
         kinds = _HELD_BY.get(wait.kind, _ANYWHERE)
         ended = min(wait.end_ns, self.at)
@@ -261,6 +263,14 @@ class _Walk:
         # what a busy process noticed late is not what kept it busy
         prompt = [w for w in inside if lateness_ns(w) == 0]
         return _latest(prompt or inside, wait) or self._registered(wait)
+
+    def _started_again(self, stopped: Wait) -> Wait | None:
+        """Return the start of the process that a fault had killed: it is there when it has started."""
+        starts = [
+            w for w in self._untaken() if w.kind == "start" and w.what.rpartition("-")[0] == stopped.what
+        ]
+        inside = [w for w in starts if stopped.start_ns < w.start_ns < self.at <= w.end_ns + EPSILON_NS]
+        return _latest(inside, stopped)
 
     def _in_progress(self, wait: Wait) -> Wait | None:
         """Return what this wait waited for when an event interrupted it, if that is known."""
@@ -450,6 +460,8 @@ class _Walk:
         named = [w for w in named if self._possible(w)]
         if not named and current.kind == "checkpoint":
             named = self._checkpoint_before(current)
+        start = self.pieces[-1].wait if self.pieces else None
+        named = named or [w for w in self.waits if start and _starts_again(start, w)]
         if named:
             return _latest(named, current)
         later_loss = current.kind == "replacement" and current.start_ns > self.start + EPSILON_NS
@@ -518,6 +530,12 @@ class _Walk:
         self.pieces.append(Piece(until, self.at, wait))
         self.at = until
         return True
+
+
+def _starts_again(start: Wait, stopped: Wait) -> bool:
+    """Whether a wait is for the start of the process that a fault had killed."""
+    same = start.kind == "start" and start.what.rpartition("-")[0] == stopped.what
+    return same and stopped.who == EVERYTHING and stopped.start_ns < start.start_ns < stopped.end_ns
 
 
 def _first_and_name(pair: tuple[int, Wait]) -> tuple[int, str]:

@@ -64,6 +64,24 @@ def test_a_fault_on_the_jobmanager_ends_whatever_stood_still_meanwhile():
     assert found == [("connection", 1), ("jobmanager", 5), ("slot", 1)]
 
 
+@pytest.mark.parametrize(
+    ("what", "ended", "expected"),
+    [
+        ("jobmanager-2", 6, [("jobmanager", 3), ("jobmanager-2", 2), ("slot", 0.2)]),
+        ("jobmanager-2", 6.02, [("jobmanager", 3), ("jobmanager-2", 2.02), ("slot", 0.18)]),  # its job already asked for slots
+        ("jobmanager-2", 5.9, [("jobmanager", 5), ("slot", 0.2)]),  # something else was missing then
+        ("tm-1-2", 6, [("jobmanager", 5), ("slot", 0.2)]),
+    ],
+)  # fmt: skip
+def test_the_start_of_a_killed_jobmanager_is_its_own_wait(what: str, ended: float, expected: Parts):
+    """The fault is over when the next process is there. A TaskManager that stood still before does not count."""
+    killed = wait("jobmanager", 1, max(ended, 6), wait="kill/jobmanager", who=EVERYTHING, what="jobmanager")
+    start = wait("start", 4, ended, wait="supervisor/7", who="supervisor", what=what)
+    stalled = wait("stalled", 3.5, 3.9, wait="tm-0-1/0", who="tm-0-1")
+    found = owners([CLOSED, killed, stalled, start, wait("slot", 6, 6.2)], 6.2)
+    assert found == [("connection", 1), *expected]
+
+
 LIMIT = {"option": "o", "value": "v"}
 
 
