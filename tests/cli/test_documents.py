@@ -15,6 +15,7 @@ from testbed_runtime.faults.registry import LOCAL, Capabilities
 from testbed_runtime.history.manifest import MANIFEST_SCHEMA
 from testbed_runtime.local import packets
 
+NS = 1_000_000_000
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS, STUDY = ROOT / "scenarios", ROOT / "studies" / "late-producer.yaml"
 PAUSED = (SCENARIOS / "03-taskmanager-paused" / "scenario.yaml").read_text()
@@ -35,13 +36,19 @@ def test_every_question_becomes_a_valid_document(question, version):
 @pytest.mark.virtual
 @pytest.mark.parametrize("question", questions.QUESTIONS, ids=lambda q: q.name)
 def test_every_question_is_answered_in_virtual_time(headgate, tmp_path, question):
-    """`headgate new` and `headgate simulate`, without an edit between them."""
+    """`headgate new` and `headgate simulate`, without an edit between them. Real processes have 2 s more to recover."""
     path = tmp_path / "scenario.yaml"
     made = headgate("new", question.name, "-o", path, "--records-per-second", 200)
     assert (made.returncode, "next: headgate simulate" in made.stdout) == (0, True)
     loaded = loading.load(path)
     result = running.simulate_loaded(loaded, out=tmp_path, quiet=True)
     assert result.verdict["verdict"] == "Pass", result.verdict["summary"]
+    (folder,) = (found.parent for found in tmp_path.glob("*/recovery.json"))
+    found = json.loads((folder / "recovery.json").read_text())
+    for trial in json.loads((folder / "manifest.json").read_text())["trials"]:
+        (observed,) = (phase["end_ns"] for phase in trial["phases"] if phase["name"] == "observation")
+        ends = [recovery["end_ns"] for recovery in found[trial["trial"]]["recoveries"]]
+        assert max(ends, default=0) + 2 * NS <= observed
 
 
 def test_new_lists_its_questions(headgate):
