@@ -91,7 +91,7 @@ def _weak(faults: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, An
 def _undrained(entry: Mapping[str, Any]) -> str:
     """Say why it is unknown which records should have arrived."""
     if entry.get("job_state") == "FAILED":
-        first = str(entry.get("cause") or "").partition(". ")[0]  # Flink's texts go on with advice
+        first = str(entry.get("cause") or "").partition(". This ")[0]  # Flink guesses at the reason then
         cause = f": {first}" if first else ""
         text = f"The job of {entry['trial']} failed, so its delivery cannot be judged{cause}"
         return text.rstrip(".") + "."
