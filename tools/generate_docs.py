@@ -405,8 +405,8 @@ def _incidents() -> str:
     def listed(names: tuple[str, ...]) -> str:
         return ", ".join(f"`{name}`" for name in names)
 
-    rows = [(f"`{q.name}`", listed(q.errors), listed(q.keys)) for q in questions.QUESTIONS]
-    others = [(listed(e.errors), listed(e.keys), e.answer) for e in questions.ELSEWHERE]
+    rows = [(f"`{q.name}`", listed(q.errors), listed(q.keys)) for q in questions.questions().values()]
+    others = [(listed(e.errors), listed(e.keys), e.answer) for e in questions.elsewhere()]
     return "\n\n".join(
         (
             table(("`headgate new`", "in Flink's log", "options, or the beginnings of their keys"), rows),

@@ -20,7 +20,7 @@ from testbed_runtime.core.versions import LATEST
 
 
 def _names(incomplete: str) -> list[str]:
-    return [name for name in questions.BY_NAME if name.startswith(incomplete)]
+    return [name for name in questions.questions() if name.startswith(incomplete)]
 
 
 DEFAULT = starting.Shape()
@@ -64,7 +64,7 @@ def new(  # noqa: PLR0917 - typer passes by name
     With --flink-conf, it has your options instead of those that the question suggests."""
     if listed:
         indent = " " * 25
-        for item in questions.QUESTIONS:
+        for item in questions.questions().values():
             typer.echo(f"{item.name:<25}{item.question}")
             if item.errors:
                 typer.echo(
@@ -88,7 +88,7 @@ def new(  # noqa: PLR0917 - typer passes by name
     elif sys.stdin.isatty() and sys.stderr.isatty():
         chosen, shape = _ask(shape)
     else:
-        raise UserError("QUESTION", "is missing", f"write one of {', '.join(questions.BY_NAME)}")
+        raise UserError("QUESTION", "is missing", f"write one of {', '.join(questions.questions())}")
     options.known_version(shape.flink_version)
     text = starting.document(chosen, shape)
     _check(text)
@@ -134,7 +134,7 @@ def _with_conf(shape: starting.Shape, path: Path, flink_version: str | None) -> 
 
 def find(name: str) -> questions.Question:
     """Return the question of that name, or about that error or option. Raises UserError with what helps instead, or the nearest one."""
-    found = questions.BY_NAME.get(name) or questions.about(name)
+    found = questions.questions().get(name) or questions.about(name)
     if isinstance(found, questions.Question):
         return found
     if found is not None:
@@ -147,7 +147,7 @@ def find(name: str) -> questions.Question:
     if known.standing is Standing.WITHOUT_EFFECT:
         raise UserError("QUESTION", f"{known.canonical} has no effect here")
     raise UserError(
-        "QUESTION", f"the question {name[:MAX_ECHO]!r} does not exist", nearest(name, questions.BY_NAME)
+        "QUESTION", f"the question {name[:MAX_ECHO]!r} does not exist", nearest(name, questions.questions())
     )
 
 
@@ -173,15 +173,16 @@ def _check(text: str) -> None:
 
 def _ask(shape: starting.Shape) -> tuple[questions.Question, starting.Shape]:
     """Ask for the question and the shape of the job."""
-    for number, item in enumerate(questions.QUESTIONS, 1):
+    every = list(questions.questions().values())
+    for number, item in enumerate(every, 1):
         typer.echo(f"{number}. {item.question}", err=True)
     number = 0
-    while not 1 <= number <= len(questions.QUESTIONS):
-        number = typer.prompt(f"Which question (1 to {len(questions.QUESTIONS)})", type=int, err=True)
+    while not 1 <= number <= len(every):
+        number = typer.prompt(f"Which question (1 to {len(every)})", type=int, err=True)
     version = typer.prompt("Flink version (1.12 to 2.3, 2.x)", default=shape.flink_version, err=True)
     parallelism = typer.prompt("Parallelism", default=shape.parallelism, type=int, err=True)
     rate = typer.prompt("Records per second", default=shape.records_per_second, type=int, err=True)
     answered = msgspec.structs.replace(
         shape, flink_version=version, parallelism=parallelism, records_per_second=rate
     )
-    return questions.QUESTIONS[number - 1], answered
+    return every[number - 1], answered

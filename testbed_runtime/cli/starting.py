@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 from msgspec import Struct
@@ -14,6 +17,9 @@ from testbed_runtime.cli.questions import CHECKPOINTS, Line, Question
 from testbed_runtime.core.exchange.backoff import remote_backoff
 from testbed_runtime.core.judgement.quantities import format_value
 from testbed_runtime.core.options import BY_KEY, Options
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 ADDED_CHECKPOINTS = Line(
     CHECKPOINTS.key,
@@ -46,60 +52,19 @@ class Shape(Struct, frozen=True, kw_only=True):
 
 def document(question: Question, shape: Shape) -> str:
     """Return the commented scenario. Pure."""
-    replicas = 2 * shape.parallelism + question.spare
-    spare = f"   # {question.spare} spare" if question.spare else ""
-    options = list(_options(question, shape))
-    paste = "# Paste your own flinkConfiguration here. A duration has a unit (15 s, 500 ms), unless Flink reads milliseconds."
-    described = "# The shape of your job: vertices with their parallelism, edges with their partitioning."
-    observation_s = question.observation_s
-    if shape.given:
-        size = f" Your cluster has {shape.given.cluster}." if shape.given.cluster else ""
-        paste, described = "# Your options that have an effect here.", described + size
-        if question.heartbeats:
-            observation_s += shape.given.interval_s + shape.given.timeout_s
-    sink = "main, sink: ledger"
-    if question.overload:
-        sink = f"sink, sink: ledger, serviceTime: {_overloaded_ms(shape)} ms"
-        replicas += shape.parallelism
-    wide = max(len(text) for text, _ in question.expect) + 2
-    expect = [f"    - {text:<{wide}}# {why}" for text, why in question.expect]
-    faults = ["  faults:", *(f"    {line}" for line in _faults(question, shape))] if question.faults else []
-    lines = [
-        f"# {question.question}",
-        "# headgate validate FILE    headgate plan FILE    headgate simulate FILE    headgate run FILE",
-        "apiVersion: headgate.dev/v1alpha1",
-        "kind: Scenario",
-        f"metadata: {{name: {question.name}}}",
-        "spec:",
-        "  # One sentence that the run can prove wrong.",
-        f"  hypothesis: {question.hypothesis}",
-        "  seed: 7                                      # the same seed repeats the same simulation",
-        "  testbed:",
-        f'    flinkVersion: "{shape.flink_version}"' + " " * 8 + "# 1.12 to 2.3, or 2.x: defaults and behaviour differ",
-        f"    taskManagers: {{replicas: {replicas}, slots: 1, replaceLost: {question.replace_lost}}}{spare}",
-        f"    {paste}",
-        "    flinkConfiguration:",
-        *options,
-        f"    {described}",
-        "    job:",
-        "      vertices:",
-        f"        - {{name: source, parallelism: {shape.parallelism}, slotSharingGroup: src, "
-        f"source: {{recordsPerSecond: {shape.records_per_second}, recordBytes: 100, keys: 1000}}}}",
-        f"        - {{name: count, parallelism: {shape.parallelism}, slotSharingGroup: main, operator: keyed-count}}",
-        f"        - {{name: sink, parallelism: {shape.parallelism}, slotSharingGroup: {sink}}}",
-        "      edges:",
-        "        - {from: source, to: count, partitioning: hash}",
-        "        - {from: count, to: sink, partitioning: forward}",
-        "  # observation counts from the end of the baseline, and contains the faults.",
-        f"  timeline: {{warmUp: 2 s, baseline: {question.baseline}, observation: {observation_s} s, drain: {question.drain_s} s}}",
-        *faults,
-        f"  control: {str(question.control).lower():<36}# also a run without the fault, to compare with",
-        "  trials: 1                                    # more trials give distributions instead of one value",
-        "  # What you promise. `headgate faults --metrics` lists the metrics.",
-        "  expect:",
-        *expect,
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    given = shape.given
+    waited_s = given.interval_s + given.timeout_s if given and question.heartbeats else 0
+    replicas = (3 if question.overload else 2) * shape.parallelism + question.spare
+    return _template().render(
+        question=question,
+        shape=shape,
+        replicas=replicas,
+        options=list(_options(question, shape)),
+        faults=list(_faults(question, shape)),
+        observation_s=question.observation_s + waited_s,
+        overloaded_ms=_overloaded_ms(shape),
+        wide=max(len(text) for text, _ in question.expect) + 2,
+    )
 
 
 def _overloaded_ms(shape: Shape) -> int:
@@ -107,8 +72,18 @@ def _overloaded_ms(shape: Shape) -> int:
     return math.ceil(1200 * shape.parallelism / shape.records_per_second)
 
 
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, StrictUndefined  # slow to import, and most commands need no template
+
+    path = Path(__file__).with_name("scenario.yaml.j2")
+    found = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # noqa: S701 - no HTML
+    found.keep_trailing_newline = True
+    return found.from_string(path.read_text(encoding="utf-8"))
+
+
 def _faults(question: Question, shape: Shape) -> Iterator[str]:
-    for line in question.faults:
+    for line in question.faults.splitlines():
         yield line + (f"; {_budget(question, shape)}" if "registration:" in line else "")
         if shape.given and question.heartbeats and line.strip().startswith("at:"):
             jitter = f"  jitter: {shape.given.interval_s} s"
@@ -128,7 +103,7 @@ def _budget(question: Question, shape: Shape) -> str:
 
 def _options(question: Question, shape: Shape) -> Iterator[str]:
     """Yield the lines of flinkConfiguration. The options of the reader replace those that the question suggests."""
-    chosen = [line for line in question.options if shape.flink_version in line.versions]
+    chosen = [line for line in question.options if not line.before_2 or shape.flink_version.startswith("1.")]
     if shape.given:
         own = [line for line in chosen if line.key.startswith(OWN_PREFIX)]
         checkpoints = [] if CHECKPOINTS.key in shape.given.options else [ADDED_CHECKPOINTS]

@@ -22,7 +22,7 @@ PAUSED = (SCENARIOS / "03-taskmanager-paused" / "scenario.yaml").read_text()
 
 
 @pytest.mark.parametrize("version", ["1.12", "1.17", "1.18", "1.20", "2.x"])
-@pytest.mark.parametrize("question", questions.QUESTIONS, ids=lambda q: q.name)
+@pytest.mark.parametrize("question", questions.questions().values(), ids=lambda q: q.name)
 def test_every_question_becomes_a_valid_document(question, version):
     """Each profile and a larger job, without a warning."""
     shape = starting.Shape(flink_version=version, parallelism=8, records_per_second=20_000)
@@ -34,7 +34,7 @@ def test_every_question_becomes_a_valid_document(question, version):
 
 
 @pytest.mark.virtual
-@pytest.mark.parametrize("question", questions.QUESTIONS, ids=lambda q: q.name)
+@pytest.mark.parametrize("question", questions.questions().values(), ids=lambda q: q.name)
 def test_every_question_is_answered_in_virtual_time(headgate, tmp_path, question):
     """`headgate new` and `headgate simulate`, without an edit between them. Real processes have 2 s more to recover."""
     path = tmp_path / "scenario.yaml"
@@ -54,7 +54,7 @@ def test_every_question_is_answered_in_virtual_time(headgate, tmp_path, question
 def test_new_lists_its_questions(headgate):
     """Each with its name."""
     said = headgate("new", "--list").stdout
-    for question in questions.QUESTIONS:
+    for question in questions.questions().values():
         assert f"{question.name} " in said
         assert question.question in said
     assert "In Flink's log: PartitionNotFoundException\n" in said
@@ -310,7 +310,7 @@ def test_deployments_to_a_lost_taskmanager_use_up_the_restart_attempts_as_in_fli
     assert "fixed-delay.attempts" in json.dumps(result.verdict)
 
 
-@pytest.mark.parametrize("question", questions.QUESTIONS, ids=lambda q: q.name)
+@pytest.mark.parametrize("question", questions.questions().values(), ids=lambda q: q.name)
 def test_every_question_takes_a_flink_configuration(headgate, tmp_path, question):
     """Headgate's own options of the question stay."""
     conf, path = tmp_path / "config.yaml", tmp_path / "scenario.yaml"

@@ -121,6 +121,6 @@ def test_a_text_without_an_error_or_option_is_about_nothing():
 def test_every_key_of_a_question_is_one_of_flinks():
     """A key, or the beginning of one, so that no renamed option is left behind."""
     known = {*BY_KEY, *ALIASES, *(key.key for key in KNOWN)}
-    for topic in (*questions.QUESTIONS, *questions.ELSEWHERE):
+    for topic in (*questions.questions().values(), *questions.elsewhere()):
         for key in topic.keys:
             assert any(one.startswith(key) for one in known), key
