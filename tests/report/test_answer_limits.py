@@ -120,7 +120,7 @@ def test_a_margin_is_close_when_more_than_half_of_the_budget_is_used():
 
 
 def test_an_option_that_expired_did_not_come_close_to_its_limit():
-    """Of many asks one expired after 10 s, and another one completed just before."""
+    """One of many asks expired after 10 s, and another one completed just before."""
     assert close_margins([margin(9.9), margin(8.0, 10.0, "p")], [price(10.0, option="o")]) == [
         margin(8.0, 10.0, "p")
     ]
