@@ -19,7 +19,6 @@ class Connector:
     def __init__(self, services: Services, endpoint: str) -> None:
         self._services = services
         self._endpoint = endpoint
-        self._timeout_s = services.options.duration("pekko.ask.timeout")
 
     def connect(
         self, taskmanager: TaskManagerID, address: Address, register: Callable[[], RegistrationResult]
@@ -38,9 +37,8 @@ class Connector:
         answer: asyncio.Future[RegistrationResult],
     ) -> None:
         failure = ""
-        ask, handshake = self._services.rpc.ask, RemoteHandshakeMessage()
         try:
-            await ask(taskmanager.name, address, TASKEXECUTOR, handshake, timeout_s=self._timeout_s)
+            await self._services.ask(taskmanager, address, RemoteHandshakeMessage())
         except (AskTimeout, RecipientUnreachable, RemoteFailure):
             where = actor_address(address, TASKEXECUTOR, self._services.options.flink_version)
             failure = f"Could not connect to rpc endpoint under address {where}."

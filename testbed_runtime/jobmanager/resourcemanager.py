@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
@@ -17,7 +16,6 @@ from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import (
     JOBMASTER,
     RESOURCEMANAGER,
-    TASKEXECUTOR,
     Acknowledge,
     DisconnectResourceManager,
     DisconnectTaskExecutor,
@@ -156,7 +154,6 @@ class ResourceManager:
         self._freeing: dict[str, None] = {}
         self._allocations = 0
         self._fence = services.options.boolean("headgate.restart.fence-dead-slots")
-        self._ask_timeout_s = services.options.duration("pekko.ask.timeout")
         version = services.options.flink_version
         interval, delay = "slot.request.max-interval", "slotmanager.requirement-check.delay"
         self._declaration = _Postponed(services, JOBMASTER_NAME, JOBMASTER, self._declare, option=interval)
@@ -261,11 +258,9 @@ class ResourceManager:
     async def _register(self, message: RegisterTaskManager) -> asyncio.Future[RegistrationResult]:
         """Connect to the TaskExecutor before it is answered (ResourceManager.registerTaskExecutor)."""
         taskmanager, attempt = TaskManagerID.parse(message.resource_id), object()
-        address = (message.rpc_address[0], message.rpc_address[1])
         self._connecting[taskmanager] = attempt
-        answer = self._connector.connect(
-            taskmanager, address, partial(self._register_connected, message, attempt)
-        )
+        register = partial(self._register_connected, message, attempt)
+        answer = self._connector.connect(taskmanager, message.rpc_address, register)
         answer.add_done_callback(partial(self._forget_attempt, taskmanager, attempt))
         return answer
 
@@ -288,9 +283,8 @@ class ResourceManager:
             self._on_lost(restarted(older, self._services.options.flink_version))
         self._remove_slots(taskmanager)
         self._registrations += 1
-        address = (message.rpc_address[0], message.rpc_address[1])
-        self._registered[taskmanager] = _Registration(self._registrations, address, message.slots)
-        self.heartbeats.watch(taskmanager, address)
+        self._registered[taskmanager] = _Registration(self._registrations, message.rpc_address, message.slots)
+        self.heartbeats.watch(taskmanager, message.rpc_address)
         return RegistrationResult("success", self._services.leader, registration=self._registrations)
 
     def _is_current(self, taskmanager: TaskManagerID, leader: str, registration: int) -> bool:
@@ -347,7 +341,7 @@ class ResourceManager:
         address = self._remove(lost.taskmanager)
         if address is not None:
             disconnect = DisconnectResourceManager(self._services.leader, lost.text)
-            telling = self._tell(lost.taskmanager, address, disconnect)
+            telling = self._services.tell(lost.taskmanager, address, disconnect)
             self._services.tasks.spawn(telling, f"disconnect-{lost.taskmanager}")
         data = {"detector": "ResourceManager", "cause_class": lost.cause_class, "wait": lost.wait}
         self._services.event("taskmanager.lost", str(lost.taskmanager), text=lost.text, data=data)
@@ -359,13 +353,6 @@ class ResourceManager:
         """Disconnect a TaskManager from the job (JobMasterGateway.disconnectTaskManager)."""
         if self._owner is not None:
             self._services.run_async(JOBMASTER, self._on_job_lost, lost, detector)
-
-    async def _tell(self, taskmanager: TaskManagerID, address: Address, message: object) -> None:
-        """Send a message that may not arrive."""
-        with contextlib.suppress(RecipientUnreachable, AskTimeout, RemoteFailure):
-            await self._services.rpc.ask(
-                taskmanager.name, address, TASKEXECUTOR, message, timeout_s=self._ask_timeout_s
-            )
 
     def _on_heartbeat(self, taskmanager: TaskManagerID, heartbeat: Heartbeat) -> None:
         if heartbeat.allocations is not None:
@@ -433,14 +420,8 @@ class ResourceManager:
     async def _ask(self, taskmanager: TaskManagerID, address: Address, request: RequestSlot) -> None:
         granted, reached = False, True
         try:
-            answer = await self._services.rpc.ask(
-                taskmanager.name,
-                address,
-                TASKEXECUTOR,
-                request,
-                timeout_s=self._ask_timeout_s,
-                call_id=f"request-slot/{request.allocation}",
-            )
+            call_id = f"request-slot/{request.allocation}"
+            answer = await self._services.ask(taskmanager, address, request, call_id=call_id)
             granted = not (isinstance(answer, Acknowledge) and not answer.accepted)
         except RemoteFailure:
             pass
@@ -503,9 +484,7 @@ class ResourceManager:
     async def _ask_free(self, taskmanager: TaskManagerID, address: Address, message: FreeSlot) -> None:
         done = True
         try:
-            await self._services.rpc.ask(
-                taskmanager.name, address, TASKEXECUTOR, message, timeout_s=self._ask_timeout_s
-            )
+            await self._services.ask(taskmanager, address, message)
         except RemoteFailure:
             pass  # the allocation is unknown there: the slot is free
         except (RecipientUnreachable, AskTimeout):

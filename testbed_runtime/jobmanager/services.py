@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ParamSpec
 
 from msgspec import Struct, field
 
+from testbed_runtime.core.ids import TaskManagerID
+from testbed_runtime.core.job.messages import TASKEXECUTOR
 from testbed_runtime.core.options import Options
 from testbed_runtime.history.waits import WaitLog
 from testbed_runtime.ports.execution import Clock, IdSource, RandomSource
-from testbed_runtime.ports.rpc import Rpc
+from testbed_runtime.ports.network import Address
+from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure, Rpc
 from testbed_runtime.ports.storage import BlobStore, HistorySink
 from testbed_runtime.process.tasks import TaskKeeper
 
@@ -51,6 +55,20 @@ class Services(Struct, frozen=True):
     ) -> None:
         """Run a step of an endpoint in its mailbox, after the messages that arrived before (MainThreadExecutable.runAsync)."""
         self.rpc.post(endpoint, RunAsync(partial(step, *arguments, **named)))
+
+    async def ask(
+        self, taskmanager: TaskManagerID, address: Address, message: object, *, call_id: str = ""
+    ) -> object:
+        """Ask the TaskExecutor of a TaskManager. Raises AskTimeout, RecipientUnreachable, RemoteFailure."""
+        timeout_s = self.options.duration("pekko.ask.timeout")
+        return await self.rpc.ask(
+            taskmanager.name, address, TASKEXECUTOR, message, timeout_s=timeout_s, call_id=call_id
+        )
+
+    async def tell(self, taskmanager: TaskManagerID, address: Address, message: object) -> None:
+        """Send a TaskExecutor a message that may be lost."""
+        with contextlib.suppress(RecipientUnreachable, AskTimeout, RemoteFailure):
+            await self.ask(taskmanager, address, message)
 
     def event(
         self,

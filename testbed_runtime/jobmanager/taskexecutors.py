@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable
 
 from msgspec import Struct
@@ -14,7 +13,6 @@ from testbed_runtime.core.job.failover import name_of
 from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.job.messages import (
     JOBMASTER,
-    TASKEXECUTOR,
     Acknowledge,
     CancelTask,
     DisconnectJobManager,
@@ -66,8 +64,7 @@ class TaskExecutors:
         self, taskmanager: TaskManagerID, rpc_address: Address, data_address: Address, session: int
     ) -> None:
         self._sessions[taskmanager] = session
-        rpc, data = (rpc_address[0], rpc_address[1]), (data_address[0], data_address[1])
-        self._addresses[taskmanager] = (rpc, data)
+        self._addresses[taskmanager] = (rpc_address, data_address)
 
     def disconnect(self, taskmanager: TaskManagerID) -> bool:
         """Return False when it was not connected."""
@@ -81,13 +78,8 @@ class TaskExecutors:
             return
         session = self._sessions.get(taskmanager, 0)
         message = DisconnectJobManager(job, self._services.leader, session, cause)
-        self._services.parting.spawn(self._tell(taskmanager, known[0], message), f"disconnect-{taskmanager}")
-
-    async def _tell(self, taskmanager: TaskManagerID, address: Address, message: object) -> None:
-        with contextlib.suppress(RecipientUnreachable, AskTimeout, RemoteFailure):
-            await self._services.rpc.ask(
-                taskmanager.name, address, TASKEXECUTOR, message, timeout_s=self.ask_timeout_s
-            )
+        telling = self._services.tell(taskmanager, known[0], message)
+        self._services.parting.spawn(telling, f"disconnect-{taskmanager}")
 
     def disconnect_all(self, job: str, cause: str) -> None:
         """Give every TaskManager up (JobMaster.disconnectTaskManagerResourceManagerConnections)."""
@@ -105,14 +97,7 @@ class TaskExecutors:
         if taskmanager is None or taskmanager not in self._addresses:
             raise RecipientUnreachable(f"TaskManager with id {taskmanager} is not connected.")
         address = self._addresses[taskmanager][0]
-        return await self._services.rpc.ask(
-            taskmanager.name,
-            address,
-            TASKEXECUTOR,
-            message,
-            timeout_s=self.ask_timeout_s,
-            call_id=call_id,
-        )
+        return await self._services.ask(taskmanager, address, message, call_id=call_id)
 
     # ---- in background tasks, whose outcomes are handled in the JobMaster's mailbox
 
@@ -160,7 +145,7 @@ class TaskExecutors:
         known = self._addresses.get(execution.taskmanager) if execution.taskmanager is not None else None
         if known is not None and execution.taskmanager is not None:
             message = ReleasePartitions(tuple(map(str, partitions)), self._services.leader)
-            telling = self._tell(execution.taskmanager, known[0], message)
+            telling = self._services.tell(execution.taskmanager, known[0], message)
             self._services.tasks.spawn(telling, f"release-{name_of(execution.task)}")
 
     def cancel(self, execution: Execution) -> None:
@@ -175,7 +160,8 @@ class TaskExecutors:
         """Cancel an attempt that no execution of the job stands for any more."""
         known = self._addresses.get(taskmanager)
         if known is not None:
-            telling = self._tell(taskmanager, known[0], CancelTask(attempt, self._services.leader))
+            message = CancelTask(attempt, self._services.leader)
+            telling = self._services.tell(taskmanager, known[0], message)
             self._services.tasks.spawn(telling, f"cancel-unknown-{taskmanager}")
 
     async def _cancel_until_ended(self, execution: Execution) -> None:
