@@ -78,7 +78,7 @@ async def start(config: ProcessConfig, process: Process) -> Ready:
     rpc.add_routes([web.get(COUNTERS_PATH, counters), web.get(REGISTERED_PATH, registered)])
     await rpc.start()
     process.on_close(rpc.close)
-    await manager.start((config.data_bind[0], config.data_bind[1]))
+    await manager.start(config.data_bind)
     process.on_close(_within_limit, manager.close)
     return {"rpc": rpc.address, "data": manager.data_address, "control": rpc.address}
 

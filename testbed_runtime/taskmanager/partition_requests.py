@@ -14,7 +14,6 @@ from testbed_runtime.core.exchange.gate import InputGate
 from testbed_runtime.core.exchange.localchannel import LocalInputChannel
 from testbed_runtime.core.job.limits import connect_limit, partition_limit
 from testbed_runtime.core.job.messages import (
-    InputChannelDescriptor,
     InputGateDescriptor,
     PartitionState,
     RequestPartitionState,
@@ -104,7 +103,7 @@ class PartitionRequests:
                     self._note(channel, 0.0)
                 else:
                     index = self._connections.index_of(channel.partition)
-                    remote.setdefault((where.producer, _address(where), index), []).append(channel)
+                    remote.setdefault((where.producer, where.data_address, index), []).append(channel)
         for (producer, address, index), channels in remote.items():
             work = self._connect(producer, address, index, channels)
             self._start(f"connect:{producer}/{index}/{len(self._gates)}", work)
@@ -241,7 +240,3 @@ class PartitionRequests:
             worker.cancel()
         if workers:
             await asyncio.wait(workers)
-
-
-def _address(channel: InputChannelDescriptor) -> tuple[str, int]:
-    return (channel.data_address[0], channel.data_address[1])

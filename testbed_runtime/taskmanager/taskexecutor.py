@@ -183,10 +183,13 @@ class TaskExecutor:
         if known is not None:
             lost, given_up = known.hand_over(), known.given_up
             self._drop_job(known, keep=message.allocation)
-        address = (message.jobmaster_address[0], message.jobmaster_address[1])
-        resource_id = str(self._config.resource_id)
         gateway = JobMasterGateway(
-            self._rpc, address, message.job, message.jobmaster_leader, resource_id, self._ask_timeout_s
+            self._rpc,
+            message.jobmaster_address,
+            message.job,
+            message.jobmaster_leader,
+            str(self._config.resource_id),
+            self._ask_timeout_s,
         )
         return self._connect(gateway, lost=lost, given_up=given_up)
 

@@ -216,7 +216,6 @@ class HttpRpc(EndpointRpc):
         self._look_for(asked.address)
 
     def _link(self, address: Address) -> _Link:
-        address = (address[0], address[1])
         link = self._links.get(address)
         if link is None or link.over:
             if self._session is None:
@@ -230,7 +229,7 @@ class HttpRpc(EndpointRpc):
 
     def _look_for(self, address: Address) -> None:
         """Look up a peer again that does not answer: its pod may have been replaced under another address."""
-        link = self._links.get((address[0], address[1]))
+        link = self._links.get(address)
         if link is None or link.over or not link.remote or link.remote == address[0]:
             return
         task = asyncio.get_running_loop().create_task(_leave_if_moved(link, address), name="rpc-look")
