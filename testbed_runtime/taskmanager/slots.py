@@ -43,15 +43,15 @@ class TaskSlotTable:
         return self.size - len(self._slots)
 
     def allocate(self, index: int, allocation: str, job: str, now: float) -> Slot:
-        """Allocate a slot. The same request again changes nothing. Raises FlinkError SlotOccupiedException when the slot is taken,
-        and SlotAllocationException when the allocation has another slot."""
+        """Allocate a slot. The same request again changes nothing. Raises FlinkError SlotOccupiedException when the slot is taken, or
+        is about to be free, and SlotAllocationException when the allocation has another slot."""
         if not 0 <= index < self.size:
             raise FlinkError(
                 "SlotAllocationException", f"Could not allocate slot {index}: there are {self.size}."
             )
         taken = next((slot for slot in self._slots.values() if slot.index == index), None)
         if taken is not None:
-            if (taken.allocation, taken.job) == (allocation, job):
+            if self.is_allocated(index, job, allocation):
                 return taken
             text = f"The slot {index} has already been allocated for a different job."
             raise FlinkError("SlotOccupiedException", text)

@@ -65,6 +65,8 @@ def test_a_slot_that_is_about_to_be_free_is_not_allocated_any_more_and_expires_n
     assert not slots.is_allocated(0, "job", "a1")
     assert not slots.mark_active("a1", "job")
     slots.mark_inactive("a1", 1.0)
+    with pytest.raises(FlinkError, match="SlotOccupiedException"):
+        slots.allocate(0, "a1", "job", 1.0)
     assert (slots.of_job("job", active=False), slots.next_deadline(), slots.expired(99.0)) == ([], None, [])
     assert (slots.free, slots.report()) == (0, ((0, "a1"),))
 
