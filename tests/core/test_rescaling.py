@@ -31,12 +31,17 @@ RANGE, ROUND_ROBIN = SubtaskStateMapper.RANGE, SubtaskStateMapper.ROUND_ROBIN
         (ROUND_ROBIN, 4, 5, [[0], [1], [2], [3], []]),
         (ROUND_ROBIN, 2, 5, [[0], [1], [], [], []]),
         (ROUND_ROBIN, 1, 5, [[0], [], [], [], []]),
+        (ROUND_ROBIN, 3, 1, [[0, 1, 2]]),
+        (ROUND_ROBIN, 3, 2, [[0, 2], [1]]),
+        (ROUND_ROBIN, 3, 3, [[0], [1], [2]]),
+        (ROUND_ROBIN, 3, 4, [[0], [1], [2], []]),
+        (ROUND_ROBIN, 3, 5, [[0], [1], [2], [], []]),
     ],
 )
 def test_old_subtasks_are_those_of_flinks_mapper(
     mapper: SubtaskStateMapper, before: int, after: int, expected: list[list[int]]
 ):
-    """I-41 (by range) and I-42 (round robin): the values of Flink's SubtaskStateMapperTest."""
+    """I-41 (by range) and I-42 (round robin): the values of Flink's SubtaskStateMapperTest and MappingBasedRepartitionerTest."""
     assert [list(olds) for olds in mapper.mapping(before, after)] == expected
 
 
