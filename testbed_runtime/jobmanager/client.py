@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from testbed_runtime.core.errors import HeadgateError, StopRefused
 from testbed_runtime.core.faults.links import logical_name
 from testbed_runtime.core.ids import JOB, JOBMANAGER
@@ -19,7 +21,6 @@ from testbed_runtime.core.job.messages import (
     StopWithDrain,
     SubmitJob,
 )
-from testbed_runtime.ports.hosts import JobStatus
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, Rpc
 
@@ -55,22 +56,12 @@ class JobClient:
     async def submit(self, graph: JobGraph, configuration: Mapping[str, str]) -> None:
         await self._ask(SubmitJob(graph, dict(configuration)), timeout_s=SUBMIT_LIMIT_S)
 
-    async def status(self) -> JobStatus:
+    async def status(self) -> JobStatusReply:
         """Return the job's status. Raises RecipientUnreachable or AskTimeout while the JobManager does not answer."""
         reply: JobStatusReply = await self._ask(RequestJobStatus(JOB))
         names = {resource: logical_name(resource) for resource in set(reply.placement.values())}
-        return JobStatus(
-            state=reply.state,
-            cause_class=reply.cause_class,
-            cause=reply.cause,
-            restarts=reply.restarts,
-            running_tasks=sum([state in ("RUNNING", "FINISHED") for state in reply.tasks.values()]),
-            total_tasks=len(reply.tasks),
-            completed_checkpoints=reply.completed_checkpoints,
-            placement={task: names[resource] for task, resource in reply.placement.items()},
-            counters=reply.counters,
-            stop_refused=reply.stop_refused,
-        )
+        placement = {task: names[resource] for task, resource in reply.placement.items()}
+        return replace(reply, placement=placement)
 
     async def stop_with_drain(self, *, timeout_s: float, poll_s: float = POLL_S) -> bool:
         """Stop with a final checkpoint. Return whether the job was FINISHED within the limit, asked every `poll_s`. Raises

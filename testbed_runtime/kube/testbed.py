@@ -17,6 +17,7 @@ from testbed_runtime.core.errors import HeadgateError, TestbedDisrupted
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.faults.vocabulary import POD_BACKEND
 from testbed_runtime.core.ids import JOBMANAGER, PROXY, RUNNER, STORE, SUPERVISOR
+from testbed_runtime.core.job.messages import JobStatusReply
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.backend import Unreachable
 from testbed_runtime.faults.fanout import PACKETS, Agent
@@ -29,7 +30,7 @@ from testbed_runtime.kube.disruptions import Disruptions
 from testbed_runtime.kube.podfaults import PodFaults
 from testbed_runtime.kube.podstarts import PodStarts
 from testbed_runtime.kube.recorder import RecorderFolder
-from testbed_runtime.ports.hosts import FaultHandle, JobStatus, TrialContext
+from testbed_runtime.ports.hosts import FaultHandle, TrialContext
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.process.clock import system_boot_id
@@ -180,7 +181,7 @@ class KubeTestbed:
     async def submit(self) -> None:
         await self._jobs().submit(self.plan.job, self.plan.configuration)
 
-    async def job_status(self) -> JobStatus:
+    async def job_status(self) -> JobStatusReply:
         """Raises RecipientUnreachable or AskTimeout while the JobManager is unreachable."""
         return await self._jobs().status()
 

@@ -18,6 +18,7 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, RUNNER, SUPERVISOR, is_task_manager, role_of
 from testbed_runtime.core.job.livecounters import LiveCounters
+from testbed_runtime.core.job.messages import JobStatusReply
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.faults.http import ControlClient
 from testbed_runtime.faults.registry import LOCAL, Capabilities
@@ -26,7 +27,7 @@ from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.jobmanager.recovery import KeptCheckpoint
 from testbed_runtime.local.packets import LocalPackets
 from testbed_runtime.local.process_host import LocalProcessHost
-from testbed_runtime.ports.hosts import FaultHandle, JobStatus, ProcessState, TrialContext
+from testbed_runtime.ports.hosts import FaultHandle, ProcessState, TrialContext
 from testbed_runtime.ports.network import Address, address_of
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.process.clock import system_boot_id
@@ -217,7 +218,7 @@ class LocalTestbed:
     async def submit(self) -> None:
         await self._jobs().submit(self.plan.job, self.plan.configuration)
 
-    async def job_status(self) -> JobStatus:
+    async def job_status(self) -> JobStatusReply:
         """Raises RecipientUnreachable or AskTimeout while the JobManager does not answer."""
         status = await self._jobs().status()
         return replace(status, counters={**status.counters, **self._live.values()})

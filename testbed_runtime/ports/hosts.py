@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct, field
 
+from testbed_runtime.core.job.messages import JobStatusReply
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.ports.storage import HistorySink
 
@@ -45,23 +46,6 @@ class TrialContext(Struct, frozen=True):
     seed: int
 
 
-class JobStatus(Struct, frozen=True):
-    state: str
-    cause_class: str = ""
-    cause: str = ""
-    restarts: int = 0
-    running_tasks: int = 0
-    """Including those that have finished."""
-    total_tasks: int = 0
-    completed_checkpoints: int = 0
-    placement: Mapping[str, str] = field(default_factory=dict)
-    """Subtask (`count-0`) → name of its TaskManager (`tm-2`), of the newest attempt."""
-    counters: Mapping[str, float] = field(default_factory=dict)
-    """The gauges of live progress: records_per_s, credits, lag_s, …"""
-    stop_refused: str = ""
-    """Why the job cannot be stopped with a final checkpoint; empty if that was not refused."""
-
-
 class FaultHandle(Struct, frozen=True):
     """A fault that a backend has accepted."""
 
@@ -83,7 +67,8 @@ class Testbed(Protocol):
 
         Leaves out what cannot be measured; `{}` where the network costs nothing."""
 
-    async def job_status(self) -> JobStatus: ...
+    async def job_status(self) -> JobStatusReply:
+        """Return the status of the job. Its placement has the logical names of TaskManagers."""
 
     async def submit(self) -> None:
         """Submit the job of the plan. Return when the Dispatcher has accepted it."""

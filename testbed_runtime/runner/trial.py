@@ -23,13 +23,13 @@ from testbed_runtime.core.errors import (
 from testbed_runtime.core.faults.lease import LEASE_S
 from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.job.livecounters import COUNTED
-from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
+from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES, JobStatusReply
 from testbed_runtime.core.trial import timeline
 from testbed_runtime.core.trial.plan import CONTROL, TrialPlan
 from testbed_runtime.core.trial.startlimit import StartLimit, start_limit
 from testbed_runtime.faults.agent import fault_row
 from testbed_runtime.faults.targets import VertexNotRunning, resolve_targets
-from testbed_runtime.ports.hosts import FaultHandle, JobStatus, Testbed
+from testbed_runtime.ports.hosts import FaultHandle, Testbed
 from testbed_runtime.runner.progress import FaultChanged, Notice, PhaseEntered, Progress, Sample
 from testbed_runtime.timeouts import timeout
 
@@ -109,7 +109,7 @@ class TrialRun:
         self._faults: dict[str, Fault] = {f.name: f for f in plan.faults}
         self._injected: dict[str, str] = {}
         self._deadlines: dict[str, float] = {}
-        self._status = JobStatus("INITIALIZING")
+        self._status = JobStatusReply("INITIALIZING")
         self._changed = asyncio.Event()
         self._rate = Rate()
         self._lost = ""

@@ -16,6 +16,7 @@ from testbed_runtime.core.faults.model import Fault
 from testbed_runtime.core.ids import JOBMANAGER, RUNNER
 from testbed_runtime.core.job.jobgraph import JobGraph
 from testbed_runtime.core.job.livecounters import LiveCounters
+from testbed_runtime.core.job.messages import JobStatusReply
 from testbed_runtime.core.options import Options
 from testbed_runtime.core.trial.plan import TestbedPlan
 from testbed_runtime.core.trial.sampling import sampling_of
@@ -29,7 +30,7 @@ from testbed_runtime.history.sealing import write_trial
 from testbed_runtime.history.writer import MemoryHistory
 from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.jobmanager.recovery import KeptCheckpoint
-from testbed_runtime.ports.hosts import FaultHandle, JobStatus, TrialContext
+from testbed_runtime.ports.hosts import FaultHandle, TrialContext
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.process.clock import SeededRandom
@@ -156,7 +157,7 @@ class SimTestbed:
             seed=context.seed,
         )
         self._live = LiveCounters()
-        self._status: JobStatus | None = None
+        self._status: JobStatusReply | None = None
         self._asked_at = self._counted_at = -math.inf
         self._pages = HugePages()
         self._rpc = MemoryRpc(RUNNER, switchboard, flink_version=plan.flink_version)
@@ -188,7 +189,7 @@ class SimTestbed:
         self._status = None
         await self._client.submit(self.plan.job, self.plan.configuration)
 
-    async def job_status(self) -> JobStatus:
+    async def job_status(self) -> JobStatusReply:
         """Return the status with counters read from the running TaskManagers, not from their last heartbeat. It is as old as
         a sample of the job may be: the answer for a large job names thousands of tasks."""
         now = asyncio.get_running_loop().time()

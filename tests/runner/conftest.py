@@ -15,10 +15,11 @@ from testbed_runtime.api.compile import compile_run
 from testbed_runtime.api.validate import validate
 from testbed_runtime.core.errors import AgentSilent, FaultLapsed, HeadgateError, StopRefused, TestbedDisrupted
 from testbed_runtime.core.faults.lease import LeaseTable
+from testbed_runtime.core.job.messages import JobStatusReply
 from testbed_runtime.core.judgement.metrics import SAFETY
 from testbed_runtime.faults.registry import SIMULATION
 from testbed_runtime.history.manifest import read_manifest
-from testbed_runtime.ports.hosts import CLOSE_LIMIT_S, CREATE_LIMIT_S, FaultHandle, JobStatus
+from testbed_runtime.ports.hosts import CLOSE_LIMIT_S, CREATE_LIMIT_S, FaultHandle
 from testbed_runtime.runner.engine import Runner, RunRequest
 from testbed_runtime.runner.manifest import RunInfo
 from testbed_runtime.simulation.loop import run_virtual
@@ -116,23 +117,24 @@ class MemoryTestbed:
         self.submitted = self._now()
         self._note("submit")
 
-    async def job_status(self) -> JobStatus:
+    async def job_status(self) -> JobStatusReply:
         age = self._now() - self.submitted
         if self.habits.silent_status_after_s is not None and age > self.habits.silent_status_after_s:
             await asyncio.sleep(3600)
         if self.habits.fails_at_s is not None and age >= self.habits.fails_at_s:
-            return JobStatus("FAILED", "PartitionNotFoundException", "Partition p not found.")
+            return JobStatusReply("FAILED", "PartitionNotFoundException", "Partition p not found.")
         if age >= self.habits.fails_of.get(self.context.trial, age + 1):
-            return JobStatus("FAILED", "NoRestartBackoffTimeStrategy", "Recovery is suppressed.")
+            return JobStatusReply("FAILED", "NoRestartBackoffTimeStrategy", "Recovery is suppressed.")
         if self.finished:
-            return JobStatus("FINISHED", total_tasks=3)
+            return JobStatusReply("FINISHED", tasks=dict.fromkeys(PLACEMENT, "FINISHED"))
         if self.habits.failure[0]:
-            return JobStatus("RESTARTING", *self.habits.failure, total_tasks=3)
-        running = 3 if age >= self.habits.start_s and not self.habits.never_runs else 0
-        return JobStatus(
+            return JobStatusReply(
+                "RESTARTING", *self.habits.failure, tasks=dict.fromkeys(PLACEMENT, "CANCELED")
+            )
+        task_state = "RUNNING" if age >= self.habits.start_s and not self.habits.never_runs else "DEPLOYING"
+        return JobStatusReply(
             "RUNNING",
-            running_tasks=running,
-            total_tasks=3,
+            tasks=dict.fromkeys(PLACEMENT, task_state),
             placement=PLACEMENT,
             counters={"records_in": 100.0 * age},
         )

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from testbed_runtime.api.compile import compile_run
 from testbed_runtime.cli import loading
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.job.messages import JobStatusReply
 from testbed_runtime.core.trial.plan import REAL_PARALLELISM_MAX, REAL_TASK_MANAGERS_MAX
-from testbed_runtime.ports.hosts import JobStatus, TrialContext
+from testbed_runtime.ports.hosts import TrialContext
 from testbed_runtime.runner.engine import check_size
 from testbed_runtime.simulation.loop import run_virtual
 from testbed_runtime.simulation.testbed import SAMPLED_CHANNELS, SimTestbed, pace_of
@@ -124,9 +125,9 @@ class _Job:
     def __init__(self) -> None:
         self.asked = 0
 
-    async def status(self) -> JobStatus:
+    async def status(self) -> JobStatusReply:
         self.asked += 1
-        return JobStatus("RUNNING")
+        return JobStatusReply("RUNNING")
 
     async def stop_with_drain(self, *, timeout_s: float, poll_s: float) -> bool:
         return (timeout_s, poll_s) == (1.0, 0.1)

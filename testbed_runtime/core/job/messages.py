@@ -436,12 +436,22 @@ class JobStatusReply(Struct, frozen=True):
     tasks: dict[str, str] = field(default_factory=dict)
     """`vertex-subtask` → execution state of the newest attempt."""
     placement: dict[str, str] = field(default_factory=dict)
-    """`vertex-subtask` → ResourceID."""
+    """`vertex-subtask` → ResourceID; for a client, the name of its TaskManager (`tm-2`). Of the newest attempt."""
     completed_checkpoints: int = 0
     taskmanagers: tuple[str, ...] = ()
     counters: dict[str, float] = field(default_factory=dict)
+    """The gauges of live progress: records_per_s, credits, lag_s, …"""
     stop_refused: str = ""
     """Why the job cannot be stopped with a final checkpoint; empty if that was not refused."""
+
+    @property
+    def running_tasks(self) -> int:
+        """Including those that have finished."""
+        return sum(state in ("RUNNING", "FINISHED") for state in self.tasks.values())
+
+    @property
+    def total_tasks(self) -> int:
+        return len(self.tasks)
 
 
 class CancelJob(Struct, frozen=True):
