@@ -54,7 +54,8 @@ class Leadership:
         self._on_revoke = on_revoke
         self._on_fatal = on_fatal
         self._chance = services.random.stream("leader-election")
-        self._granted = False
+        self.granted = False
+        """Whether the services of a leader session run, or are being started."""
         self._granting: asyncio.Task[None] | None = None
         self._worker: asyncio.Task[None] | None = None
         self._wait: OpenWait | None = None
@@ -67,16 +68,11 @@ class Leadership:
         self._worker = loop.create_task(self._run(), name="leader-election")
         self._worker.add_done_callback(self._ended)
         if self._elector.leading:
-            self._granted = True
+            self.granted = True
             first = self._granting = loop.create_task(_run(self._on_grant()), name="grant-leadership")
             await asyncio.wait([first])
             if not first.cancelled():
                 first.result()
-
-    @property
-    def granted(self) -> bool:
-        """Whether the services of a leader session run, or are being started."""
-        return self._granted
 
     async def confirm(self, leader: str) -> None:
         """Publish the leader session, once its services run (LeaderElection.confirmLeadership). Raises OSError."""
@@ -108,10 +104,10 @@ class Leadership:
             await self._attempt()
             if await self._check_deadline():  # the process was paused meanwhile, or the store was slow
                 await self._attempt()
-            if self._granted and not elector.leading:
+            if self.granted and not elector.leading:
                 await self._revoke("Another contender holds the lease.")
-            elif elector.leading and not self._granted:
-                self._granted = True
+            elif elector.leading and not self.granted:
+                self.granted = True
                 self._granting = asyncio.get_running_loop().create_task(
                     self._grant(), name="grant-leadership"
                 )
@@ -173,7 +169,7 @@ class Leadership:
         return True
 
     async def _revoke(self, why: str) -> None:
-        granted, self._granted = self._granted, False
+        granted, self.granted = self.granted, False
         granting, self._granting = self._granting, None
         if granting is not None:
             granting.cancel()

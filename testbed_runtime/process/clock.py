@@ -69,11 +69,7 @@ class LoopClock:
     """`ports.execution.Clock` on the running loop. In simulation the boot id is `sim`."""
 
     def __init__(self, boot_id: str) -> None:
-        self._boot_id = boot_id
-
-    @property
-    def boot_id(self) -> str:
-        return self._boot_id
+        self.boot_id = boot_id
 
     def now(self) -> float:
         self.now = asyncio.get_running_loop().time  # type: ignore[method-assign]  # asked several times for each buffer

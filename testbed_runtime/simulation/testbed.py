@@ -32,7 +32,6 @@ from testbed_runtime.jobmanager.client import JobClient
 from testbed_runtime.jobmanager.recovery import KeptCheckpoint
 from testbed_runtime.ports.hosts import FaultHandle, TrialContext
 from testbed_runtime.ports.network import Address
-from testbed_runtime.ports.storage import HistorySink
 from testbed_runtime.process.clock import SeededRandom
 from testbed_runtime.runner.ownedhost import OwnedTestbedHost
 from testbed_runtime.simulation.hugepages import HugePages
@@ -143,7 +142,7 @@ class SimTestbed:
             pace=self._pace,
             frame_faults=plan.frame_faults,
         )
-        self._sink = world.sink(RUNNER)
+        self.history = world.sink(RUNNER)
         self._supervisor = world.sink("supervisor-faults")
         self.processes = Processes(world)
         peers = SimPeers(self.processes)
@@ -176,10 +175,6 @@ class SimTestbed:
         await self._client.until_registered(self.plan.replicas, limit_s=REGISTER_LIMIT_S)
 
     # ---- ports.hosts.Testbed
-
-    @property
-    def history(self) -> HistorySink | None:
-        return self._sink
 
     async def paths(self) -> Mapping[str, Mapping[str, Any]]:
         """Return no paths: the simulated network has no latency of its own."""

@@ -43,7 +43,8 @@ class TaskDebloating:
     def __init__(self, gates: list[InputGate], options: Options) -> None:
         self._gates: list[_GateDebloating] = []
         self._period_s = options.duration(DEBLOAT + "period")
-        self._next: float | None = None
+        self.deadline: float | None = None
+        """When `on_time` recalculates; None without debloating and before `start`."""
         start = starting_size(options)
         self.active = start is not None and bool(gates)
         """Whether any gate has its buffers debloated."""
@@ -61,15 +62,10 @@ class TaskDebloating:
             )
             self._gates.append(_GateDebloating(gate, debloater))
 
-    @property
-    def deadline(self) -> float | None:
-        """When `on_time` recalculates; None without debloating and before `start`."""
-        return self._next
-
     def start(self, now: float) -> None:
         """Begin the first period: the task runs."""
         if self._gates:
-            self._next = now + self._period_s
+            self.deadline = now + self._period_s
 
     def pause(self, now: float) -> None:
         """Stop counting time: the task waits for input."""
@@ -84,9 +80,9 @@ class TaskDebloating:
     def on_time(self, now: float) -> None:
         """Recalculate if a period has passed. Missed periods are skipped, and those before every channel has sent its request:
         a task of Flink does not run yet."""
-        if self._next is None or now < self._next:
+        if self.deadline is None or now < self.deadline:
             return
-        self._next = now + self._period_s
+        self.deadline = now + self._period_s
         if not all(each.gate.requested for each in self._gates):
             return
         for each in self._gates:

@@ -39,7 +39,8 @@ class TaskMeter:
         self._clock = clock
         self._history = history
         self._spent = [0.0, 0.0, 0.0]
-        self._mode = BUSY
+        self.mode = BUSY
+        """BUSY, IDLE or BACKPRESSURED, at this instant."""
         self._since = clock.now()
         self.input_at = clock.now()
         """When a sample last found new input."""
@@ -49,16 +50,11 @@ class TaskMeter:
         self._markers: dict[str, list[int]] = {}
         self._markers_since = 0
 
-    @property
-    def mode(self) -> int:
-        """BUSY, IDLE or BACKPRESSURED, at this instant."""
-        return self._mode
-
     def enter(self, mode: int) -> float:
         """Count the time from now on as BUSY, IDLE or BACKPRESSURED. Return the time."""
         now = self._clock.now()
-        self._spent[self._mode] += now - self._since
-        self._mode, self._since = mode, now
+        self._spent[self.mode] += now - self._since
+        self.mode, self._since = mode, now
         return now
 
     def received(self, records: Records, now: float) -> None:
@@ -113,7 +109,7 @@ class TaskMeter:
             if self._markers:
                 self.flush_markers(now_ns)
             self._markers_since = now_ns
-        self._spent[self._mode] += now - self._since
+        self._spent[self.mode] += now - self._since
         self._since = now
         if self.bytes_in != self._sampled_in:
             self._sampled_in, self.input_at = self.bytes_in, self._since

@@ -98,7 +98,7 @@ class Task:
         self._on_failing = on_failing
         self._wakeup = Wakeup()
         self._announcing: list[asyncio.Task[None]] = []
-        self._input = TaskInput([])
+        self.input = TaskInput([])
         self._run: TaskRun | None = None
         self._failed_partition = ""
         self._begun = False
@@ -130,10 +130,6 @@ class Task:
     @property
     def attempt(self) -> str:
         return self.descriptor.attempt
-
-    @property
-    def input(self) -> TaskInput:
-        return self._input
 
     @property
     def ended(self) -> bool:
@@ -250,7 +246,7 @@ class Task:
             return _S.CANCELED
         if isinstance(error, FlinkError):
             self.failure = self.failure or error
-            self._failed_partition = self._input.failed_partition(error)
+            self._failed_partition = self.input.failed_partition(error)
             return self._outcome_of(self.failure)
         self.failure = self.failure or FlinkError(type(error).__name__, str(error) or repr(error))
         self.failure.__cause__ = error
@@ -277,7 +273,7 @@ class Task:
         gates: list[InputGate] = []
         for gate in descriptor.gates:
             gates.append(environment.create_gate(gate, self._wakeup, self._requests.on_not_found))
-            self._input = TaskInput(gates, [d.announced_recovery for d in descriptor.gates])
+            self.input = TaskInput(gates, [d.announced_recovery for d in descriptor.gates])
             await environment.set_up(gates[-1])
         await self._register_partitions()
         self._switch(_S.INITIALIZING, report=has(self._services.options.flink_version, TASKS_INITIALIZE))
@@ -286,7 +282,7 @@ class Task:
             services=self._services,
             subtask=subtask_context(descriptor),
             meter=self.meter,
-            input=self._input,
+            input=self.input,
             output=TaskOutput(
                 outputs,
                 self.meter,
@@ -317,8 +313,8 @@ class Task:
 
     def _connect(self) -> None:
         """Request the partitions of each gate that has no restored input left (StreamTask.restoreStateAndGates)."""
-        gates = list(zip(self._input.gates, self.descriptor.gates, strict=True))
-        self._requests.connect([gates[number] for number in self._input.recovered_gates])
+        gates = list(zip(self.input.gates, self.descriptor.gates, strict=True))
+        self._requests.connect([gates[number] for number in self.input.recovered_gates])
 
     def _on_first_record(self, partition: ResultPartition) -> None:
         """Notify the JobMaster, if it waits with a consumer for the first record."""
@@ -437,7 +433,7 @@ class Task:
         self._requests.end_waits(self.failure, input_at=self.meter.input_at)
         await self._requests.close()
         await self.checkpoints.close()
-        self._input.close()
+        self.input.close()
         self.meter.close()
         if invokable is not None:
             await invokable.close()

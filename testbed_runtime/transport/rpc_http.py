@@ -170,11 +170,7 @@ class HttpRpc(EndpointRpc):
         self._routes: list[web.RouteDef] = []
         self._runner: web.AppRunner | None = None
         self._session: aiohttp.ClientSession | None = None
-        self._address: Address = bind or ("", 0)
-
-    @property
-    def address(self) -> Address:
-        return self._address
+        self.address: Address = bind or ("", 0)
 
     def add_routes(self, routes: Iterable[web.RouteDef]) -> None:
         """Add HTTP endpoints (control, faults) behind the same token. Call it before `start`."""
@@ -190,7 +186,7 @@ class HttpRpc(EndpointRpc):
         app = web.Application(middlewares=[bearer_token(self._token)], client_max_size=MAX_MESSAGE_BYTES)
         app.add_routes([web.get(RPC_PATH, self._serve_peer), *self._routes])
         try:
-            self._runner, self._address = await serve(app, self._bind)
+            self._runner, self.address = await serve(app, self._bind)
         except UserError:
             await self.close()
             raise

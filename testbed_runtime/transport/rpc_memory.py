@@ -157,7 +157,7 @@ class MemoryRpc(EndpointRpc):
     ) -> None:
         super().__init__(name, **options)
         self._switchboard = switchboard
-        self._address = address or switchboard.free_address()
+        self.address = address or switchboard.free_address()
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._next_id = 0
         self._closed = False
@@ -166,17 +166,13 @@ class MemoryRpc(EndpointRpc):
         self.context = contextvars.copy_context()
         """The context in which messages are delivered: that of the simulated process that created this Rpc."""
 
-    @property
-    def address(self) -> Address:
-        return self._address
-
     async def start(self) -> None:
-        self._switchboard.attach(self, self._address)
+        self._switchboard.attach(self, self.address)
 
     async def close(self) -> None:
         """Close this Rpc; a killed process is closed in the same way. Idempotent."""
         self._closed = True
-        self._switchboard.detach(self._address)
+        self._switchboard.detach(self.address)
         for answer in self._pending.values():
             _refuse(answer)
         await self._endpoints.close()

@@ -43,14 +43,10 @@ class SimulatedListener:
         self.make_handler = make_handler
         self.context = contextvars.copy_context()
         """The context of the listening process, which accepts connections."""
-        self._address = address
-
-    @property
-    def address(self) -> Address:
-        return self._address
+        self.address = address
 
     async def close(self) -> None:
-        self._fabric.forget(self._address)
+        self._fabric.forget(self.address)
 
 
 class SimulatedFabric:

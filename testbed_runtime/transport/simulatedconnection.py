@@ -81,7 +81,7 @@ class SimulatedConnection:
         self.owner = owner
         self.local = local
         self.remote = remote
-        self._peer_name = peer_name
+        self.peer = peer_name
         self._link = fabric.link(local, remote)
         self._other: SimulatedConnection | None = None
         self._out: deque[tuple[list[memoryview] | _Frame, int, Callable[[], None] | None]] = deque()
@@ -101,13 +101,9 @@ class SimulatedConnection:
         self._eof = False
         self._eof_error: Exception | None = None
         self._closing = False
-        self._closed = False
+        self.is_closed = False
         self._dead = False
         fabric.opened(self)
-
-    @property
-    def peer(self) -> str:
-        return self._peer_name
 
     @property
     def writable(self) -> bool:
@@ -118,12 +114,8 @@ class SimulatedConnection:
         return self
 
     @property
-    def is_closed(self) -> bool:
-        return self._closed
-
-    @property
     def is_orphan(self) -> bool:  # this end is open and the other one is not
-        return not self._closed and self._other is not None and self._other.is_closed
+        return not self.is_closed and self._other is not None and self._other.is_closed
 
     def pair(self, other: SimulatedConnection) -> None:
         """Set the other end. Must be called first."""
@@ -131,7 +123,7 @@ class SimulatedConnection:
 
     def start(self) -> None:
         """Create the handler, in the process of this end. Data received earlier waits for it."""
-        if self._closed:
+        if self.is_closed:
             return
         self._handler = self._make_handler()
         self._handler.on_connected(self)
@@ -142,7 +134,7 @@ class SimulatedConnection:
         self._loop.call_soon(self.start, context=self._context)
 
     def send(self, parts: Sequence[BytesLike], on_sent: Callable[[], None] | None = None) -> None:
-        if self._closing or self._closed:
+        if self._closing or self.is_closed:
             if on_sent is not None and not self._dead:
                 on_sent()
             return
@@ -152,7 +144,7 @@ class SimulatedConnection:
     def send_frame(self, frame: object, size: int, on_sent: Callable[[], None] | None = None) -> None:
         """Send a frame without encoding it. It takes `size` bytes of the link's bandwidth and window. One that fits into the
         window leaves at once: an all-to-all job sends millions."""
-        if self._closing or self._closed:
+        if self._closing or self.is_closed:
             if on_sent is not None and not self._dead:
                 on_sent()
         elif (
@@ -179,7 +171,7 @@ class SimulatedConnection:
         self._read_soon()
 
     def close(self) -> None:
-        if self._closing or self._closed:
+        if self._closing or self.is_closed:
             return
         self._closing = True
         self._reading = False
@@ -188,7 +180,7 @@ class SimulatedConnection:
 
     def abort(self, *, reset: bool = False) -> None:
         """Close the connection: data in the kernel is still delivered, unless `reset` is set."""
-        if self._closed:
+        if self.is_closed:
             return
         if reset:
             self._under_way.clear()
@@ -209,10 +201,10 @@ class SimulatedConnection:
         if self._dead:
             return
         self._dead = True
-        if not self._closed:
+        if not self.is_closed:
             unread = self._inbox or self._handler is None
             self._depart(reset_error() if unread else None, 0)
-        self._closed = self._closing = True
+        self.is_closed = self._closing = True
         self._reading = False
         self._inbox.clear()
         self._out.clear()
@@ -220,7 +212,7 @@ class SimulatedConnection:
             self._fabric.closed(self)
 
     def _move_soon(self) -> None:
-        if self._moving is None and not self._closed:
+        if self._moving is None and not self.is_closed:
             self._moving = self._loop.call_soon(self._move, context=self._context)
 
     def _move(self) -> None:
@@ -228,7 +220,7 @@ class SimulatedConnection:
         self._moving = None
         if self._eof_error is not None:
             self._end(self._eof_error)  # like a write to a connection that was reset
-        if self._closed:
+        if self.is_closed:
             return
         done: list[Callable[[], None]] = []
         while self._out:
@@ -242,7 +234,7 @@ class SimulatedConnection:
                 done.append(on_sent)
         for on_sent in done:
             on_sent()
-        if not self._closed:
+        if not self.is_closed:
             self._after_move()
 
     def _after_move(self) -> None:
@@ -309,12 +301,12 @@ class SimulatedConnection:
             other.receive(arrived)
         if under_way:
             self._arm()
-        elif self._closed:
+        elif self.is_closed:
             self._fabric.closed(self)
 
     def receive(self, arrived: list[_Payload]) -> None:
         """Receive what arrives at one instant at this end: bytes, frames, or the end of the stream (None or an error)."""
-        closing, something = self._closing or self._closed, False
+        closing, something = self._closing or self.is_closed, False
         for data in arrived:
             if type(data) is tuple or type(data) is bytes:
                 if not closing:
@@ -329,14 +321,14 @@ class SimulatedConnection:
             self._read_soon()
 
     def _read_soon(self) -> None:
-        if self._reading_soon is None and self._handler is not None and not self._closed:
+        if self._reading_soon is None and self._handler is not None and not self.is_closed:
             self._reading_soon = self._loop.call_soon(self._read, context=self._context)
 
     def _read(self) -> None:
         self._reading_soon = None
         handler = self._handler
         assert handler is not None
-        while self._reading and self._inbox and not self._closed:
+        while self._reading and self._inbox and not self.is_closed:
             if type(self._inbox[0]) is tuple:
                 self._read_frames(handler)
                 continue
@@ -344,7 +336,7 @@ class SimulatedConnection:
             if self._other is not None:
                 self._other.acknowledged(len(data))
             handler.on_data(memoryview(data))  # type: ignore[arg-type]  # bytes: see above
-        if self._eof and not self._inbox and not self._closed:
+        if self._eof and not self._inbox and not self.is_closed:
             self._end(self._eof_error)
 
     def _read_frames(self, handler: ConnectionHandler) -> None:
@@ -370,9 +362,9 @@ class SimulatedConnection:
             self._move_soon()
 
     def _end(self, error: Exception | None) -> None:
-        if self._closed:
+        if self.is_closed:
             return
-        self._closed = self._closing = True
+        self.is_closed = self._closing = True
         self._reading = False
         self._inbox.clear()
         if self._other is not None and self._other.is_closed:

@@ -24,13 +24,9 @@ class LedgerSink:
     def __init__(self, context: SubtaskContext) -> None:
         self.context = context
         self._ledger = Ledger()
-        self._written = 0
-        self._pending: list[SinkCommit] = []
-
-    @property
-    def uncut(self) -> int:
+        self.uncut = 0
         """Number of records since the last cut."""
-        return self._written
+        self._pending: list[SinkCommit] = []
 
     def write(self, records: Records, channel: int) -> None:
         """Write a batch of one input channel, in order of arrival."""
@@ -41,7 +37,7 @@ class LedgerSink:
             return
         good = intact(records)
         whole = int(np.count_nonzero(good)) == len(records)
-        self._written += len(records)
+        self.uncut += len(records)
         counts = records["count"]
         self._ledger.add_weight(int(np.add.reduce(counts if whole else counts[good])))
         sequence = np.ascontiguousarray(records["sequence"]).view(np.int64)
@@ -59,7 +55,7 @@ class LedgerSink:
 
     def _write_one(self, records: Records, channel: int) -> None:
         head, good = head_of(records)
-        self._written += 1
+        self.uncut += 1
         if good:
             self._ledger.add_weight(head.weight)
         source = self.context.origin(head.vertex, head.subtask)
@@ -74,7 +70,7 @@ class LedgerSink:
 
     def flush(self) -> SinkCommit:
         """Return the records written since the last flush or cut (at-least-once)."""
-        self._written = 0
+        self.uncut = 0
         return self._ledger.take()
 
     def cut(self, checkpoint: int) -> SinkCommit:

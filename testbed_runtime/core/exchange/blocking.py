@@ -91,7 +91,7 @@ class BlockingSubpartition(PipelinedSubpartition):
         """How many of the elements are data buffers."""
 
     def add(self, element: Element, *, last: bool = False) -> bool:
-        if self._finished or self._released:
+        if self._finished or self.is_released:
             element.release()
             return False
         self._write()
@@ -121,7 +121,7 @@ class BlockingSubpartition(PipelinedSubpartition):
 
     def create_view(self, on_data: Callable[[], None]) -> SubpartitionView:
         """Return a view that begins at the first element. Raises FlinkError IllegalStateException before the end."""
-        if self._released:
+        if self.is_released:
             raise FlinkError("IllegalStateException", "Partition released.")
         if not self._finished:
             raise FlinkError("IllegalStateException", "Trying to read unfinished blocking partition.")

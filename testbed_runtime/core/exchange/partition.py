@@ -108,7 +108,8 @@ class ResultPartition:
         """Subpartitions that were written since the last flush, or EVERY: an all-to-all job has far more of them than records."""
         self._unacknowledged = Pending(subpartitions if file is None else 0)
         self._unconsumed = Pending(subpartitions)
-        self._closed = False
+        self.is_closed = False
+        """Whether its task has ended."""
         self._consumed_callbacks = [] if on_consumed is None else [on_consumed]
         self._on_all_data_processed = on_all_data_processed
         self._barriers: dict[int, set[int]] = {}
@@ -119,7 +120,7 @@ class ResultPartition:
         """Called when no queued barrier of a checkpoint can time out any more."""
         self.on_task_event: Callable[[Event], None] | None = None
         """Called for each event that a reader sends back; set by the task that subscribes."""
-        self._released = False
+        self.is_released = False
         self._data_ended = False
         self._finished = False
 
@@ -147,7 +148,7 @@ class ResultPartition:
         self._check_in_produce_state()
         view = byte_view(data)
         position, end = offset, len(view)
-        if self._released:
+        if self.is_released:
             if self.failure_cause is not None:
                 raise self.failure_cause
             return end - position
@@ -275,7 +276,7 @@ class ResultPartition:
 
     def holds_barrier(self, checkpoint_id: int) -> bool:
         """Whether a barrier of this checkpoint that may time out is queued behind data."""
-        return not self._released and checkpoint_id in self._barriers
+        return not self.is_released and checkpoint_id in self._barriers
 
     def time_out_barriers(self, checkpoint_id: int) -> dict[int, tuple[bytes, ...]]:
         """Let the queued barriers of a checkpoint overtake. Return what they overtake, by subpartition. Raises FlinkError
@@ -365,18 +366,9 @@ class ResultPartition:
         return not self._unacknowledged
 
     @property
-    def is_released(self) -> bool:
-        return self._released
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether its task has ended."""
-        return self._closed
-
-    @property
     def is_consumed(self) -> bool:
         """Whether every reader has left, after whatever it read, and the task writes no more. A blocking result can be read again."""
-        return self._closed and not self._unconsumed and self._file is None
+        return self.is_closed and not self._unconsumed and self._file is None
 
     @property
     def queued(self) -> int:
@@ -396,12 +388,12 @@ class ResultPartition:
 
     def close(self) -> None:
         """End the use of the partition by its task: other pools may grow. Readers may still read what was written. Idempotent."""
-        self._closed = True
+        self.is_closed = True
         self.pool.destroy()
         self._check_consumed()
 
     def _check_consumed(self) -> None:
-        if self.is_consumed and not self._released:
+        if self.is_consumed and not self.is_released:
             for callback in self._consumed_callbacks:
                 callback(self)
             self.release()
@@ -413,9 +405,9 @@ class ResultPartition:
     def release(self, cause: FlinkError | None = None) -> None:
         """Release everything including the pool. A cause means that the producer failed. Idempotent; the first cause
         counts."""
-        if self._released:
+        if self.is_released:
             return
-        self._released = True
+        self.is_released = True
         self._lose_barriers(_released)
         self.failure_cause = cause
         self._finish_builders()

@@ -128,14 +128,12 @@ class PipelinedSubpartition:
     """A queue of elements with a section for priority events at its head. Read once, by one view."""
 
     __slots__ = (
-        "_blocked",
         "_buffers",
         "_finished",
         "_flush_reason",
         "_flush_requested",
         "_owner",
         "_priority",
-        "_released",
         "_sequence",
         "_timeoutable",
         "_was_read",
@@ -145,6 +143,8 @@ class PipelinedSubpartition:
         "exclusive",
         "has_priority",
         "index",
+        "is_blocked",
+        "is_released",
         "name",
         "priority_passes_block",
         "sent",
@@ -174,9 +174,10 @@ class PipelinedSubpartition:
         self._buffers: list[Element] = []
         self._flush_requested = False
         self._flush_reason = SendReason.TIMEOUT
-        self._blocked = False
+        self.is_blocked = False
+        """Whether a blocking event was handed out and the reader has not resumed yet."""
         self._finished = False
-        self._released = False
+        self.is_released = False
         self._was_read = False
         self._sequence = 0
         self._timeoutable: Element | None = None
@@ -184,15 +185,6 @@ class PipelinedSubpartition:
 
     def __len__(self) -> int:
         return len(self._priority) + len(self._buffers)
-
-    @property
-    def is_released(self) -> bool:
-        return self._released
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether a blocking event was handed out and the reader has not resumed yet."""
-        return self._blocked
 
     @property
     def failure_cause(self) -> FlinkError | None:
@@ -205,12 +197,12 @@ class PipelinedSubpartition:
     def add(self, element: Element, *, last: bool = False) -> bool:
         """Queue a builder or an event; `last` marks END_OF_PARTITION. If the subpartition is finished or released, release
         the element and return False."""
-        if self._finished or self._released:
+        if self._finished or self.is_released:
             element.release()
             return False
         if element.data_type.has_priority:
             self._add_priority(element)
-            if len(self._priority) == 2 and not (self._buffers or self._flush_requested or self._blocked):
+            if len(self._priority) == 2 and not (self._buffers or self._flush_requested or self.is_blocked):
                 self._notify()
             return True
         self._buffers.append(element)
@@ -219,7 +211,7 @@ class PipelinedSubpartition:
         elif element.data_type is DataType.TIMEOUTABLE_ALIGNED_CHECKPOINT_BARRIER:
             self._timeoutable = element
         self._finished = last
-        if last or not (self._flush_requested or self._blocked):
+        if last or not (self._flush_requested or self.is_blocked):
             size = len(self._priority) + len(self._buffers)
             # only the second element makes the first one readable, unless that one was complete from the start
             if last or size == 2 or (size == 1 and element.known_finished):
@@ -228,19 +220,19 @@ class PipelinedSubpartition:
 
     def add_run(self, run: list[Buffer]) -> None:
         """Queue buffers together, as `add` does one by one."""
-        if self._finished or self._released:
+        if self._finished or self.is_released:
             recycle_all(run)
             return
         before = len(self._priority) + len(self._buffers)
         self._buffers += run
         self.backlog_buffers += len(run)
-        if before < 2 <= before + len(run) and not (self._flush_requested or self._blocked):
+        if before < 2 <= before + len(run) and not (self._flush_requested or self.is_blocked):
             self._notify()
 
     def _add_priority(self, element: Element) -> None:
         """Queue a priority event. It does not flush the data that it overtakes (PipelinedSubpartition.add)."""
         self._priority.append(element)
-        if len(self._priority) == 1 and (self.priority_passes_block or not self._blocked):
+        if len(self._priority) == 1 and (self.priority_passes_block or not self.is_blocked):
             self.has_priority = self.view is not None
             self._notify()
 
@@ -273,15 +265,15 @@ class PipelinedSubpartition:
         size = len(self)
         single = size == 1 and (bool(self._priority) or self._buffers[0].readable > 0)
         self._flush_requested, self._flush_reason = size > 1 or single, reason
-        if single and not self._blocked:
+        if single and not self.is_blocked:
             self._notify()
 
     def release(self) -> None:
         """Release all elements. The reader is not notified; it notices at its next poll, because a failed producer is
         silent."""
-        if self._released:
+        if self.is_released:
             return
-        self._released = True
+        self.is_released = True
         for element in (*self._priority, *self._buffers):
             element.release()
         self._priority.clear()
@@ -298,7 +290,7 @@ class PipelinedSubpartition:
 
     def create_view(self, on_data: Callable[[], None]) -> SubpartitionView:
         """Return the view of the only reader. Raises FlinkError IllegalStateException for a second one."""
-        if self._released:
+        if self.is_released:
             raise FlinkError("IllegalStateException", "Already released.")
         if self._was_read:
             raise consumed_once(self.index, self.name)
@@ -310,13 +302,13 @@ class PipelinedSubpartition:
 
     def poll(self) -> Polled | None:
         """Return the next element, or None if there is none or the subpartition is blocked."""
-        if self._priority and (self.priority_passes_block or not self._blocked):
+        if self._priority and (self.priority_passes_block or not self.is_blocked):
             if len(self) == 1:
                 self._flush_requested = False
             element = self._priority.pop(0)
             self.has_priority = False
             return self._polled(element, element.build())
-        if self._blocked:
+        if self.is_blocked:
             return None
         buffers = self._buffers
         if not buffers:
@@ -350,7 +342,7 @@ class PipelinedSubpartition:
         type of the element after them. Empty if `poll` has to decide. Stops once `most_bytes` are reached."""
         buffers, sequence = self._buffers, self._sequence
         queued = len(buffers)
-        if queued < 2 or self._priority or self._blocked:
+        if queued < 2 or self._priority or self.is_blocked:
             return NO_RUN, _NONE
         count = min(most if most < queued else queued - 1, LAST_SEQUENCE_NUMBER - sequence)
         run, early, size = self._built(buffers[:count], most_bytes)
@@ -392,7 +384,7 @@ class PipelinedSubpartition:
     def _polled(self, element: Element, buffer: Buffer) -> Polled:
         data_type = element.data_type
         if data_type is not _DATA_BUFFER:
-            self._blocked = self._blocked or data_type.is_blocking_upstream
+            self.is_blocked = self.is_blocked or data_type.is_blocking_upstream
             if element is self._timeoutable:
                 self._timeoutable = None
                 self._owner.on_barrier_sent(self.index)
@@ -400,7 +392,7 @@ class PipelinedSubpartition:
         sequence = self._sequence
         self._sequence = next_sequence_number(sequence)
         buffers = self._buffers
-        if self._blocked or not (buffers or self._priority):
+        if self.is_blocked or not (buffers or self._priority):
             return Polled(buffer, 0, _NONE, sequence)
         if self._priority:
             return Polled(buffer, self.backlog, self._priority[0].data_type, sequence)
@@ -415,7 +407,7 @@ class PipelinedSubpartition:
     def backlog(self) -> int:
         """The reported backlog: without the last, still growing buffer unless it was flushed; 0 while blocked."""
         buffers = self._buffers
-        if self._blocked or not (buffers or self._priority):
+        if self.is_blocked or not (buffers or self._priority):
             return 0
         if self._flush_requested or self._finished or not (buffers and buffers[-1].is_buffer):
             return self.backlog_buffers
@@ -435,7 +427,7 @@ class PipelinedSubpartition:
         """Return whether an element may be sent now (without credit, only an event may), and the reported backlog."""
         if not credit:
             return self._next_type().is_event, self.backlog
-        if self._blocked:
+        if self.is_blocked:
             return False, 0
         buffers, flushed = self._buffers, self._flush_requested
         if self._priority or not buffers:
@@ -444,9 +436,9 @@ class PipelinedSubpartition:
         return flushed or len(buffers) > 1 or buffers[0].known_finished, self.backlog_buffers - grows
 
     def resume(self) -> None:
-        if not self._blocked:
+        if not self.is_blocked:
             raise FlinkError("IllegalStateException", "Should be blocked by checkpoint.")
-        self._blocked = False
+        self.is_blocked = False
 
     def set_buffer_size(self, size: int) -> None:
         if size < 0:

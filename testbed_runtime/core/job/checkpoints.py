@@ -275,7 +275,7 @@ class CheckpointCoordinator:
         self._at_once = FOREVER
         """Time of the request for a checkpoint that ignores the pause."""
         self._pause_end = -FOREVER
-        self._drain_wanted = False
+        self.draining = False
         self._drain_from = 0.0
         self.drain_refused: CheckpointFailureReason | None = None
         """Why the last request to stop cannot be carried out."""
@@ -342,24 +342,20 @@ class CheckpointCoordinator:
 
     def stop_with_drain(self, now: float) -> list[Failed]:
         """Take one final checkpoint; no periodic ones follow. Pending ones are aborted (SchedulerBase.stopWithSavepoint)."""
-        repeated = self._drain_wanted
-        self._drain_wanted = True
+        repeated = self.draining
+        self.draining = True
         self.drain_refused = None
         return [] if repeated else self._abort_pending(_R.CHECKPOINT_COORDINATOR_SUSPEND, now)
 
     def refuse_drain(self) -> None:
         """Give up the final checkpoint. Periodic checkpoints continue."""
-        self._drain_wanted = False
+        self.draining = False
         self.drain_refused = _R.NOT_ALL_REQUIRED_TASKS_RUNNING
-
-    @property
-    def draining(self) -> bool:
-        return self._drain_wanted
 
     @property
     def drain_due(self) -> bool:
         """Whether a final checkpoint is wanted and has not been triggered, although all tasks have started."""
-        return self._drain_wanted and self._active
+        return self.draining and self._active
 
     def next_deadline(self) -> float:
         expiries = [
@@ -378,7 +374,7 @@ class CheckpointCoordinator:
     def _next_trigger(self) -> float:
         if not self._active or self._deletes_too_many:
             return FOREVER
-        if self._drain_wanted:
+        if self.draining:
             return self._drain_from
         if self._full:
             return FOREVER
@@ -396,7 +392,7 @@ class CheckpointCoordinator:
         done: list[Triggered | Failed] = [*expired]
         if any(failed.job_failure for failed in expired):
             return done
-        if self._drain_wanted:
+        if self.draining:
             if now >= self._next_trigger() and tasks:
                 done.append(self._trigger(now, tasks))
             elif now >= self._next_trigger():
@@ -420,7 +416,7 @@ class CheckpointCoordinator:
 
     def _request(self, now: float) -> None:
         """Queue the periodic checkpoints that have become due."""
-        if not self._active or self._drain_wanted or self._due > now:
+        if not self._active or self.draining or self._due > now:
             return
         if not (self._full or self._queued):  # requested within min-pause, it was refused
             self._due = max(self._due, self._pause_end)
@@ -446,7 +442,7 @@ class CheckpointCoordinator:
 
     def _trigger(self, now: float, tasks: list[Task]) -> Triggered:
         self.last_id += 1
-        drain = self._drain_wanted
+        drain = self.draining
         self._pending[self.last_id] = PendingCheckpoint(self.last_id, now, drain, dict.fromkeys(tasks))
         if drain:
             self._active = False  # until it fails, nothing more is triggered
