@@ -27,6 +27,7 @@ from testbed_runtime.core.job.limits import option_limit
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.jobmanager.services import Services
+from testbed_runtime.timeouts import cancel_all
 
 WHO, WHAT = "JobManager", "lease"
 """The names in waits."""
@@ -80,10 +81,7 @@ class Leadership:
 
     async def close(self) -> None:
         """Stop contending, and release the lease (LeaderElectionConfig.releaseOnCancel). Idempotent."""
-        for task in (self._worker, self._granting):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        await cancel_all(self._worker, self._granting)
         self._worker = self._granting = None
         if self._elector.leading:
             self._elector.leading = False
@@ -171,9 +169,7 @@ class Leadership:
     async def _revoke(self, why: str) -> None:
         granted, self.granted = self.granted, False
         granting, self._granting = self._granting, None
-        if granting is not None:
-            granting.cancel()
-            await asyncio.gather(granting, return_exceptions=True)
+        await cancel_all(granting)
         if granted:
             await self._on_revoke(why)
         self._contend()

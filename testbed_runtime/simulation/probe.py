@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 from testbed_runtime.core.job.messages import Acknowledge
 from testbed_runtime.ports.network import Connection, Listener
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable
-from testbed_runtime.timeouts import timeout
+from testbed_runtime.timeouts import wait_until
 from testbed_runtime.transport.rpc_memory import MemoryRpc, Switchboard
 from testbed_runtime.transport.simulated import SimulatedFabric
 
@@ -89,11 +88,7 @@ class FabricProbe(_Echo):
         return bool(self.error)
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with timeout(timeout_s):
-                while not condition() and not self.error:
-                    self._changed.clear()
-                    await self._changed.wait()
+        await wait_until(lambda: condition() or bool(self.error), self._changed, limit_s=timeout_s)
 
     async def close(self) -> None:
         if self.connection is not None:

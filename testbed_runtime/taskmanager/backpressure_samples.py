@@ -5,7 +5,6 @@ Both are recorded."""
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterable
 
 from testbed_runtime.core.exchange.backpressure import SamplePlan, SampleRound
@@ -85,7 +84,7 @@ class BackPressureSampler:
                     attempt=meters[name].attempt,
                     checkpoint=-1,
                     text="",
-                    data=json.dumps({"backpressured": pressed, "samples": samples}),
+                    data={"backpressured": pressed, "samples": samples},
                 )
 
 

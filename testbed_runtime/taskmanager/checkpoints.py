@@ -23,6 +23,7 @@ from testbed_runtime.ports.storage import BlobStore
 from testbed_runtime.taskmanager.gateway import JobMasterGateway
 from testbed_runtime.taskmanager.localstate import LocalState
 from testbed_runtime.taskmanager.statefiles import AttemptFiles
+from testbed_runtime.timeouts import cancel_all
 from testbed_runtime.workload.snapshots import ChannelState, SubtaskSnapshot, decode_snapshot, encode_snapshot
 
 MAX_ABORTED = 128
@@ -238,11 +239,7 @@ class TaskCheckpoints:
             await asyncio.wait(list(self._uploads.values()))
 
     async def close(self) -> None:
-        uploads = list(self._uploads.values())
-        for upload in uploads:
-            upload.cancel()
-        if uploads:
-            await asyncio.wait(uploads)
+        await cancel_all(*self._uploads.values())
         self._uploads.clear()
 
 

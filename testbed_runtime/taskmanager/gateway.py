@@ -23,6 +23,7 @@ from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
 from testbed_runtime.ports.network import Address
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure, Rpc
+from testbed_runtime.timeouts import cancel_all
 
 SLOW_ANSWER_S = 0.1
 """Reports that are answered sooner are not recorded as waits."""
@@ -118,9 +119,7 @@ class StateReports:
 
     async def close(self) -> None:
         """Stop waiting for answers."""
-        for ask in self._asks:
-            ask.cancel()
-        await self.drained()
+        await cancel_all(*self._asks)
 
 
 class RecordCommitter:
@@ -183,6 +182,4 @@ class RecordCommitter:
         if self._worker is None:
             return
         await asyncio.wait([self._worker], timeout=COMMIT_GRACE_S)
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.wait([self._worker])
+        await cancel_all(self._worker)

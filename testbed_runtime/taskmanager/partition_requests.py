@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,6 +24,7 @@ from testbed_runtime.taskmanager.gateway import JobMasterGateway
 
 if TYPE_CHECKING:
     from testbed_runtime.taskmanager.services import TaskServices
+from testbed_runtime.timeouts import cancel_all
 
 PartitionNotFoundCallback: TypeAlias = Callable[[RemoteInputChannel], None]
 
@@ -214,7 +214,7 @@ class PartitionRequests:
             kind="partition.request",
             subject=self._task,
             attempt=self._attempt,
-            data=json.dumps(data, sort_keys=True),
+            data=data,
         )
 
     # ---- ownership -------------------------------------------------------------------------------------------
@@ -235,8 +235,4 @@ class PartitionRequests:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        workers = list(self._workers.values())
-        for worker in workers:
-            worker.cancel()
-        if workers:
-            await asyncio.wait(workers)
+        await cancel_all(*self._workers.values())

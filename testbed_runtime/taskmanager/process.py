@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import IO
@@ -167,7 +166,7 @@ class TaskManager:
             "events",
             kind="network.buffers",
             subject=str(self.resource_id),
-            data=json.dumps({"leaked": self.segments_in_use}),
+            data={"leaked": self.segments_in_use},
         )
         self._waits.close()
 
@@ -188,7 +187,7 @@ class TaskManager:
             kind="loop.stall",
             subject=str(self.resource_id),
             text=f"The event loop stood still for {seconds:.3f} s.",
-            data=json.dumps({"seconds": seconds}),
+            data={"seconds": seconds},
         )
         self._waits.stalled(str(self.resource_id), seconds)
         self.executor.extend(seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -116,7 +115,7 @@ class TaskRun:
             subject=self.name,
             attempt=self.descriptor.attempt_number,
             checkpoint=checkpoint,
-            data=json.dumps(data or {}, sort_keys=True),
+            data=data or {},
         )
 
     def wait(
