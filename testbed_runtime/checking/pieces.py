@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.judgement.recovery import UNATTRIBUTED, Segment
 from testbed_runtime.core.waits import KINDS, Outcome, Wait
 
@@ -42,7 +43,7 @@ def segment(piece: Piece, slack: tuple[int, Wait] | None, *, known: bool) -> Seg
         return Segment(kind=UNATTRIBUTED, phase="", start_ns=piece.start, end_ns=piece.end, text=text)
     own = is_of_option(wait)
     return Segment(
-        kind=wait.kind,
+        kind=_kind(wait),
         phase=_phase(wait, known=known),
         start_ns=piece.start,
         end_ns=piece.end,
@@ -60,12 +61,18 @@ def segment(piece: Piece, slack: tuple[int, Wait] | None, *, known: bool) -> Seg
     )
 
 
+def _kind(wait: Wait) -> str:
+    """Return the kind of a wait. The JobManager's own record of its pause by a fault is about the same as the fault's."""
+    paused = wait.kind == "stalled" and wait.fault and wait.who.startswith(f"{JOBMANAGER}-")
+    return "jobmanager" if paused else wait.kind
+
+
 def _phase(wait: Wait, *, known: bool) -> str:
     """Return the phase of a recovery that a wait counts for. A TaskManager that gives the JobManager up detects a failure. A process
     that stands still when the failure is `known` delays the restart, as a JobManager that does not answer."""
     expired = (wait.kind, wait.outcome, wait.option)
     given_up = expired == ("jobmanager", Outcome.EXPIRED, "heartbeat.timeout")
-    kind = "jobmanager" if known and wait.kind == "stalled" else wait.kind
+    kind = "jobmanager" if known and wait.kind == "stalled" else _kind(wait)
     return KINDS["heartbeat" if given_up else kind].phase
 
 

@@ -82,6 +82,23 @@ def test_the_start_of_a_killed_jobmanager_is_its_own_wait(what: str, ended: floa
     assert found == [("connection", 1), *expected]
 
 
+@pytest.mark.parametrize(
+    ("who", "fault", "expected"),
+    [
+        ("jobmanager-1", "gc", ("jobmanager", "deploy")),
+        ("jobmanager-1", "", ("stalled", "detect")),
+        ("tm-0-1", "gc", ("stalled", "detect")),
+    ],
+)
+def test_both_records_of_a_paused_jobmanager_are_waits_for_it(
+    who: str, fault: str, expected: tuple[str, str]
+):
+    """The fault and the process record the same pause. Which of them ends last is chance."""
+    last = wait("stalled", 0, 5, wait=f"{who}/1", who=who, fault=fault)
+    found = attribute([], (), start=0, end=5 * SECOND, last=last, detected=6 * SECOND)
+    assert [(s.kind, s.phase) for s in found] == [expected]
+
+
 LIMIT = {"option": "o", "value": "v"}
 
 
