@@ -343,7 +343,7 @@ def test_a_partition_is_shown_until_tcp_has_sent_again_what_it_lost(
 ):
     """Or until the trial ends."""
     built = history.empty()
-    for t, state, measured in ((1, "verified", {}), (2, "ended", {}), (3, "clean", {"sent_again_s": late_s})):
+    for t, state, measured in ((1, "injected", {}), (2, "ended", {}), (3, "clean", {"sent_again_s": late_s})):
         built.add(
             "supervisor", "faults", t, fault="cut", state=state, kind="network.partition", measured=measured
         )
@@ -353,7 +353,7 @@ def test_a_partition_is_shown_until_tcp_has_sent_again_what_it_lost(
 
 
 def test_the_series_of_a_trial_are_those_of_its_rows(history: Any):
-    """Bins of 250 ms: 100 records in the first half second, none later; the fault from verified to its end."""
+    """Bins of 250 ms: 100 records in the first half second, none later; the fault from its injection to its end."""
     phases = [
         {"name": n, "start_ns": history.at(a), "end_ns": history.at(b)}
         for n, a, b in (("baseline", 0, 0.5), ("drain", 0.5, 1.5))
@@ -369,7 +369,7 @@ def test_the_series_of_a_trial_are_those_of_its_rows(history: Any):
     assert found["series"]["emitted"] == [None] * 6
     spans = [(s["kind"], s["name"], s["start_s"], s["end_s"], s["text"][:10]) for s in found["spans"]]
     assert spans == [
-        ("phase", "baseline", 0.0, 0.5, ""), ("phase", "ended", 0.5, 1.5, ""), ("fault", "gc", 0.5, 0.75, "process.gc"),
+        ("phase", "baseline", 0.0, 0.5, ""), ("phase", "ended", 0.5, 1.5, ""), ("fault", "gc", 0.25, 0.75, "process.gc"),
         ("fault", "late", 0.5, 1.5, "process.gc"), ("failover", "restart 1", 0.5, 0.75, "whywhywhyw"), ("failover", "restart 2", 0.6, 1.5, ""),
     ]  # fmt: skip
     assert [(e["kind"], e["t_s"], e["text"]) for e in found["marks"]] == [

@@ -352,17 +352,6 @@ def test_a_failure_is_one_of_the_start_until_all_sinks_had_records_in_one_round(
         assert len(found.rounds) == rounds, "a failure before the submission is none of this start"
 
 
-@pytest.mark.parametrize(("noticed", "causes"), [(1.249, ["x"]), (1.25, ["", "x"])])
-def test_a_failure_that_is_noticed_soon_begins_the_recovery_in_a_first_start(
-    history: Any, noticed: float, causes: list[str]
-):
-    """The fault kills a TaskManager at 1 s, before any sink has a record."""
-    built = started(history, {noticed: "x"}, {"sink-0": ((3.0, 0.2),)})
-    (found,) = outages_of(built.trial(), [fault("a", 1, 2, "process.kill", "tm-1")], behind(()), at(END))
-    assert seconds(found.rounds[0].start) == 1
-    assert [r.cause.text if r.cause else "" for r in found.rounds] == causes
-
-
 @pytest.mark.parametrize(
     ("begun", "ended", "target", "start"),
     [

@@ -212,7 +212,7 @@ def test_a_recovery_from_a_fault_that_cost_an_outage_before_is_another_one():
     assert [r.again for r in answer._marked_again(found)] == [False, False, True, True, False]
 
 
-@pytest.mark.parametrize(("noticed", "begins"), [(3.0049, [3, 8]), (3.005, [3, 3.005, 8]), (5, [3, 5, 8])])
+@pytest.mark.parametrize(("noticed", "begins"), [(3.2499, [3, 8]), (3.25, [3, 3.25, 8]), (5, [3, 5, 8])])
 def test_a_failure_of_a_start_that_is_noticed_at_once_begins_the_first_round(
     noticed: float, begins: list[float]
 ):
