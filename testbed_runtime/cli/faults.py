@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -61,20 +62,13 @@ def _why_refused(kinds: Sequence[Kind], offered: Capabilities) -> Iterator[str]:
     if not kinds:
         return
     yield "\nNot possible on this machine:"
-    for need, names in _grouped((" or ".join(k.backends), k.name) for k in kinds):
+    for need, names in grouped((" or ".join(k.backends), k.name) for k in kinds).items():
         yield f"  {', '.join(names)}: need {need}"
     missing = {name for kind in kinds for name in kind.backends if name not in offered.backends}
-    for why, names in _grouped((offered.missing.get(name, "not offered"), name) for name in sorted(missing)):
+    for why, names in grouped((offered.missing.get(n, "not offered"), n) for n in sorted(missing)).items():
         yield f"  {', '.join(names)}: {why}"
-    for instead, names in _grouped((k.instead, k.name) for k in kinds):
+    for instead, names in grouped((k.instead, k.name) for k in kinds).items():
         yield f"  instead of {', '.join(names)}: {instead}"
-
-
-def _grouped(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, list[str]]]:
-    groups: dict[str, list[str]] = {}
-    for key, value in pairs:
-        groups.setdefault(key, []).append(value)
-    return groups.items()
 
 
 def _list_metrics() -> None:

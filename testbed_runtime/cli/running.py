@@ -24,6 +24,7 @@ from testbed_runtime.cli.session import Session
 from testbed_runtime.cli.tables import side_by_side
 from testbed_runtime.core.documents import COMPARISON_FILE
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement.verdict import exit_code as verdict_exit_code
 from testbed_runtime.core.judgement.verdict import worst
 from testbed_runtime.files import naming, read_json
@@ -198,13 +199,9 @@ def print_verdict(name: str, result: RunResult) -> None:
         typer.echo(f"  {line}")
     for line in _variants(result.folder, shutil.get_terminal_size((OUTPUT_WIDTH, 0)).columns):
         typer.echo(f"  {line}".rstrip())
-    grouped: dict[tuple[str, str, str], list[str]] = {}
-    for item in verdict["expectations"]:
-        if item["verdict"] == "Pass":
-            continue
-        where = item["trial"] or item["variant"]
-        grouped.setdefault((item["verdict"], where, _why(item)), []).append(item["text"])
-    for (judged, where, why), asked in grouped.items():
+    failed = (item for item in verdict["expectations"] if item["verdict"] != "Pass")
+    alike = grouped(((i["verdict"], i["trial"] or i["variant"], _why(i)), i["text"]) for i in failed)
+    for (judged, where, why), asked in alike.items():
         head = f"{judged}: {where}" if where else judged
         if len(asked) == 1:
             typer.echo(f"  {head}: {asked[0]}: {why}")

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import asdict
 
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.metrics import METRIC_FIELDS
 from testbed_runtime.core.judgement.recovery import TrialRecovery
@@ -76,9 +77,7 @@ def write_run(
 
     `rows`: the metric rows of all trials. `recoveries`: trial id → recovery."""
     run = str(manifest["run"])
-    of_trial: dict[str, list[Row]] = {}
-    for row in rows:
-        of_trial.setdefault(str(row["trial"]), []).append(row)
+    of_trial = grouped((str(row["trial"]), row) for row in rows)
     entries = {str(e["trial"]): _trial_columns(manifest, e) for e in manifest["trials"]}
     prices = {trial: [{**entries[trial], **p} for p in _prices(found)] for trial, found in recoveries.items()}
     metrics = {trial: [{**entries[trial], **r} for r in found] for trial, found in of_trial.items()}

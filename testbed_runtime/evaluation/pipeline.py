@@ -26,6 +26,7 @@ from testbed_runtime.checking.reduced import assemble, channel_buckets, reduce_r
 from testbed_runtime.checking.timeseries import trial_timeseries
 from testbed_runtime.checking.unjudged import described, unjudged
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.evaluation import splits
 from testbed_runtime.evaluation.splits import Split
 from testbed_runtime.evaluation.tables import TrialFiles
@@ -126,9 +127,8 @@ def judge(parts: Sequence[Mapping[str, Any]], trials: Sequence[TrialFiles]) -> d
         return _failed(index, errors[0])
     if errors := _texts(parts, UNJUDGED):
         return _unjudged(index, trials, errors[0])
-    of_kind: Parts = {}
-    for part in sorted(parts, key=lambda p: int(p["piece"])):  # rows in the order of the files
-        of_kind.setdefault(part["kind"], []).append(unpacked(part["payload"]))
+    in_order = sorted(parts, key=lambda p: int(p["piece"]))  # rows in the order of the files
+    of_kind = grouped((part["kind"], unpacked(part["payload"])) for part in in_order)
 
     def checked() -> Trial:
         assembled = _assembled(index, of_kind, trials)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.history.schema import Trial
 
 NS = 1_000_000_000
@@ -76,12 +77,11 @@ def tolerance_ns(trial: Trial, process: str, since_ns: int, until_ns: int | None
 
 
 def _stalls(trial: Trial) -> dict[str, list[tuple[int, int]]]:
-    waits, found = trial.table("waits"), dict[str, list[tuple[int, int]]]()
-    if sound(waits, "process", "kind", "start_ns", "t_ns"):
-        stalled = waits.filter(equal(waits, "kind", "stalled")).select(["process", "start_ns", "t_ns"])
-        for r in stalled.to_pylist():
-            found.setdefault(r["process"], []).append((r["start_ns"], r["t_ns"]))
-    return found
+    waits = trial.table("waits")
+    if not sound(waits, "process", "kind", "start_ns", "t_ns"):
+        return {}
+    stalled = waits.filter(equal(waits, "kind", "stalled")).select(["process", "start_ns", "t_ns"])
+    return grouped((r["process"], (r["start_ns"], r["t_ns"])) for r in stalled.to_pylist())
 
 
 def filled_buckets(latency: pa.Table) -> tuple[Ints, Ints, Ints]:
@@ -204,14 +204,13 @@ def events(trial: Trial, *kinds: str) -> Rows:
 
 
 def _by_kind(table: pa.Table) -> dict[str, Rows]:
-    found: dict[str, Rows] = {}
-    if sound(table, "kind", "process", "seq"):
-        read = pc.invert(pc.is_in(table.column("kind"), pa.array(UNREAD)))
-        places = np.flatnonzero(read.to_numpy(zero_copy_only=False))
-        rows = table.select(EVENT_COLUMNS).take(pa.array(places)).to_pylist()
-        for pair in sorted(zip(places.tolist(), rows, strict=True), key=_written):
-            found.setdefault(pair[1]["kind"], []).append(pair)
-    return found
+    if not sound(table, "kind", "process", "seq"):
+        return {}
+    read = pc.invert(pc.is_in(table.column("kind"), pa.array(UNREAD)))
+    places = np.flatnonzero(read.to_numpy(zero_copy_only=False))
+    rows = table.select(EVENT_COLUMNS).take(pa.array(places)).to_pylist()
+    pairs = sorted(zip(places.tolist(), rows, strict=True), key=_written)
+    return grouped((pair[1]["kind"], pair) for pair in pairs)
 
 
 def _written(pair: tuple[int, dict[str, Any]]) -> tuple[str, int]:

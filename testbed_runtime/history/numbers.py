@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.history.columns import Ints, ints, places
 from testbed_runtime.history.schema import TABLES, Trial
 
@@ -66,9 +67,7 @@ def count_part(tables: Mapping[str, pa.Table]) -> pa.Table:
 
 def add_up(parts: pa.Table) -> pa.Table:
     """Return the counts of each process (COUNTS_SCHEMA), sorted by process, from the parts of a whole history."""
-    of_process: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for part in parts.to_pylist():
-        of_process.setdefault((part["process"], part["boot_id"]), []).append(part)
+    of_process = grouped(((part["process"], part["boot_id"]), part) for part in parts.to_pylist())
     counts = [
         {"process": process, "boot_id": boot_id, **_add(sorted(found, key=lambda p: str(p["table"])))}
         for (process, boot_id), found in sorted(of_process.items())

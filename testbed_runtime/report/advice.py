@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, RUN_FAILED
 from testbed_runtime.report import aggregate, words
@@ -51,10 +52,8 @@ def _broken(expectations: Sequence[Mapping[str, Any]]) -> Iterable[str]:
 
 def _by_reason(items: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, list[Mapping[str, Any]]]]:
     """Group the items of one trial that share a reason. An item without a reason forms its own group."""
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for number, item in enumerate(items):
-        where = str(item.get("trial") or item.get("variant") or "the run")
-        groups.setdefault((where, words.explanation(item) or str(number)), []).append(item)
+    of = ((str(i.get("trial") or i.get("variant") or "the run"), number, i) for number, i in enumerate(items))
+    groups = grouped(((where, words.explanation(item) or str(number)), item) for where, number, item in of)
     return [(where, found) for (where, _), found in groups.items()]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.expectations import Row
-from testbed_runtime.core.judgement.recovery import TrialRecovery
 from testbed_runtime.report import words
 from testbed_runtime.report.answer import VariantAnswer
 from testbed_runtime.report.model import TrialView
@@ -25,7 +25,7 @@ def expectations(items: Sequence[Row]) -> list[dict[str, Any]]:
     def key(item: Row) -> tuple[Any, ...]:
         return (item.get("variant"), item.get("text"), item.get("verdict"), words.explanation(item))
 
-    return [_merged(group) for group in _grouped(items, key)]
+    return [_merged(group) for group in grouped((key(item), item) for item in items).values()]
 
 
 def faults(items: Sequence[Row]) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def faults(items: Sequence[Row]) -> list[dict[str, Any]]:
             "when": _when(group),
             **{k: listed(i[k] for i in group) for k in ("asked", "measured", "after", "text")},
         }
-        for group in _grouped(items, key)
+        for group in grouped((key(item), item) for item in items).values()
     ]
 
 
@@ -69,13 +69,6 @@ def _trials(group: Sequence[Row]) -> str:
     return f"{len(group)} trials" + (f" of {variant}" if variant else "")
 
 
-def _grouped(items: Iterable[Row], key: Callable[[Row], tuple[Any, ...]]) -> list[list[Row]]:
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return list(groups.values())
-
-
 def listed(texts: Iterable[str]) -> str:
     """Join the different texts; of many, the first ones and their number."""
     found = [text for text in dict.fromkeys(texts) if text]
@@ -87,10 +80,7 @@ def listed(texts: Iterable[str]) -> str:
 
 def by_variant(trials: Sequence[TrialView]) -> list[VariantAnswer]:
     """Return the answers of the variants that had a recovery, one for each fault that began any."""
-    found: dict[str, list[TrialRecovery]] = {}
-    for trial in trials:
-        if trial.answer is not None and not trial.is_control:
-            found.setdefault(trial.variant, []).append(trial.answer)
+    found = grouped((t.variant, t.answer) for t in trials if t.answer is not None and not t.is_control)
     answers = [VariantAnswer(variant, tuple(known)) for variant, known in found.items()]
     return [own for answer in answers for own in answer.by_fault]
 
@@ -112,10 +102,7 @@ def slowest(trials: Sequence[TrialView]) -> set[str]:
 
 def phases(trials: Sequence[TrialView]) -> list[tuple[str, list[tuple[str, tuple[str, ...]]]]]:
     """Return (variant, rows) with the medians of each phase: title, then records/s, p50, p95, p99."""
-    groups: dict[str, list[TrialView]] = {}
-    for trial in trials:
-        if not trial.is_control:
-            groups.setdefault(trial.variant, []).append(trial)
+    groups = grouped((trial.variant, trial) for trial in trials if not trial.is_control)
     return [(variant, _phase_medians(found)) for variant, found in groups.items()]
 
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from testbed_runtime.core.documents import RECOVERY_FILE
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.comparison import SEED, with_interval
 from testbed_runtime.core.judgement.metrics import JOB_FAILED
@@ -87,12 +88,9 @@ def read_recoveries(folder: Path) -> dict[str, TrialRecovery]:
 
 def answers(entries: Sequence[Mapping[str, Any]], recoveries: Mapping[str, TrialRecovery]) -> list[Answer]:
     """Return the answers of the fault trials of a manifest: one by one, or as medians of a variant with many trials."""
-    by_variant: dict[str, list[tuple[str, TrialRecovery]]] = {}
-    for entry in entries:
-        known = recoveries.get(str(entry["trial"]))
-        if known is not None and entry.get("role") != "control" and not entry.get("voided"):
-            variant = variant_of(entry)
-            by_variant.setdefault(variant, []).append((str(entry["trial"]), known))
+    judged = (e for e in entries if e.get("role") != "control" and not e.get("voided"))
+    named = ((variant_of(entry), str(entry["trial"])) for entry in judged)
+    by_variant = grouped((variant, (name, recoveries[name])) for variant, name in named if name in recoveries)
     found: list[Answer] = []
     for variant, trials in by_variant.items():
         if len(trials) > ONE_BY_ONE:
@@ -235,9 +233,7 @@ def savings(recovery: Recovery) -> Iterator[str]:
     """Yield which values of options would have helped. How much a lower one saves at most, for options whose seconds cannot all be saved:
     another wait was in progress at the same time, and decides then. And which higher one would have avoided the failovers that its waits
     caused when they expired, if the history shows that."""
-    owned: dict[str, list[Segment]] = {}
-    for segment in (s for r in recovery.rounds for s in r.segments if s.option):
-        owned.setdefault(segment.owner, []).append(segment)
+    owned = grouped((s.owner, s) for r in recovery.rounds for s in r.segments if s.option)
     for segment in (s for r in recovery.rounds for s in r.segments if s.expired):
         yield f"{segment.expired}: {_avoided([segment])}"
     for owner, segments in owned.items():
@@ -423,11 +419,8 @@ def typical_prices(recoveries: Sequence[Recovery]) -> tuple[Price, ...]:
     """Return the mean seconds of each owner over all recoveries, largest first, so that they still add up.
 
     Details, such as the size of a backlog, differ from trial to trial and are left out."""
-    groups: dict[str, list[Price]] = {}
-    for price in (p for r in recoveries for p in r.prices):
-        groups.setdefault(price.owner, []).append(price)
     found = []
-    for group in groups.values():
+    for group in grouped((p.owner, p) for r in recoveries for p in r.prices).values():
         text, total = grown_together(p.text for p in group), sum(p.seconds for p in group)
         found.append(replace(group[0], text=text, seconds=total / len(recoveries), count=1, detail=""))
     return tuple(sorted(found, key=lambda p: -p.seconds))

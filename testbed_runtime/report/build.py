@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement import quantities
 from testbed_runtime.core.judgement.expectations import Row
 from testbed_runtime.core.judgement.metrics import LOWER_BOUNDS, METRICS, TRIAL_PHASES
@@ -35,9 +36,7 @@ def build(
     spec = document.get("spec") or {}
     entries = list(manifest.get("trials") or ())
     series = {s["trial"]: s for s in timeseries.get("trials") or ()}
-    rows: dict[str, list[Row]] = {}
-    for row in metrics:
-        rows.setdefault(row["trial"], []).append(row)
+    rows = grouped((row["trial"], row) for row in metrics)
     known, names = recoveries or {}, [entry["trial"] for entry in entries]
     views = [_trial(e, rows.get(name, []), series.get(name)) for e, name in zip(entries, names, strict=True)]
     trials = tuple(replace(view, answer=known.get(name)) for view, name in zip(views, names, strict=True))
@@ -200,11 +199,8 @@ def _same(key: str, left: str, right: str) -> bool:
 
 def network_of(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """Yield the network's own round trip and loss per path before the first fault: the medians over all trials."""
-    readings: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in manifest.get("trials") or ():
-        for name, path in (entry.get("paths") or {}).items():
-            if path.get("round_trip_s") is not None:
-                readings.setdefault(str(name), []).append(path)
+    paths = (path for entry in manifest.get("trials") or () for path in (entry.get("paths") or {}).items())
+    readings = grouped((str(name), path) for name, path in paths if path.get("round_trip_s") is not None)
     for name, found_there in readings.items():
         trip = median(float(r["round_trip_s"]) for r in found_there)
         rates = [float(r["bytes_per_s"]) for r in found_there if r.get("bytes_per_s")]

@@ -15,6 +15,7 @@ from testbed_runtime.core.documents import (
     versioned,
 )
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement import comparison
 from testbed_runtime.core.judgement.expectations import Expectation
 from testbed_runtime.core.judgement.judge import judge
@@ -88,9 +89,7 @@ def compare_variants(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, An
 
 def groups_of(manifest: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[comparison.Group]:
     """Return the trials that count, by variant, in the order of the run. Trials with the same seed are pairs."""
-    by_trial: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        by_trial.setdefault(row["trial"], []).append(row)
+    by_trial = grouped((row["trial"], row) for row in rows)
     seeds = {entry["trial"]: int(entry["seed"]) for entry in manifest["trials"]}
     groups: dict[str, dict[int, Sequence[Mapping[str, Any]]]] = {}
     for trial in facts_of(manifest["trials"], rows):

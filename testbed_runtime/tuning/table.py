@@ -9,6 +9,7 @@ from msgspec import to_builtins
 
 from testbed_runtime.api.kinds import TuningStudySpec
 from testbed_runtime.core.documents import SCHEMA
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.judgement import detector
 from testbed_runtime.tuning.grid import REFERENCES
 from testbed_runtime.tuning.score import NO_VALUE, Line, conclusion, format_number, name_of, title
@@ -135,10 +136,7 @@ def _cost_lines(lines: Sequence[Line]) -> list[str]:
 
 def _failures(lines: Sequence[Line]) -> list[str]:
     """Say why rows fail, once for all rows with the same reason."""
-    rows: dict[tuple[str, str], list[str]] = {}
-    for line in lines:
-        if line.reason:
-            rows.setdefault((line.verdict, line.reason), []).append(line.row.text)
+    rows = grouped(((line.verdict, line.reason), line.row.text) for line in lines if line.reason)
     return [f"{'; '.join(texts)}: {verdict}: {reason}" for (verdict, reason), texts in rows.items()]
 
 

@@ -15,6 +15,7 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.status import MAX_TARGETS, REJECTED, Condition, TestbedStatus
 from testbed_runtime.api.validate_kinds import KindFindings
 from testbed_runtime.api.views import Pod, Testbed
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.ids import TASKMANAGER, is_task_manager, ordinal_of
 
 PROBLEMS_SHOWN = 4
@@ -175,10 +176,8 @@ def _ready(state: State, steps: Steps, job: Mapping[str, Any] | None) -> Conditi
         return yes("Ready", "AllReady", f"{len(state.desired)} pods are ready")
     if state.lost and set(missing) <= set(state.lost):
         return no("Ready", "TaskManagerLost", f"lost: {_few([*state.lost])}")
-    problems: dict[str, list[str]] = {}  # many pods often have the same one
-    for process in missing:
-        if process in state.pods and (problem := state.pods[process].problem):
-            problems.setdefault(problem, []).append(process)
+    known = ((state.pods[process].problem, process) for process in missing if process in state.pods)
+    problems = grouped(pair for pair in known if pair[0])  # many pods often have the same one
     listed = [f"{_few(processes)}: {problem}" for problem, processes in problems.items()]
     more = f" (and {len(listed) - PROBLEMS_SHOWN} more)" if len(listed) > PROBLEMS_SHOWN else ""
     shown = "; ".join(listed[:PROBLEMS_SHOWN]) + more

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Sequence
 
 from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.faults.packets.placing import INPUT, OUTPUT, PacketRule
 
 QUEUE_NUMBER = 18_503
@@ -74,9 +75,7 @@ def nft_matches(rule: PacketRule) -> list[str]:
 def _nft_peers(rule: PacketRule) -> list[str]:
     """Return the match of the other ends for each address family; one empty match for every process."""
     way = "saddr" if rule.hook == INPUT else "daddr"
-    families: dict[str, list[str]] = {}
-    for address in rule.peers:
-        families.setdefault("ip" if ipaddress.ip_address(address).version == 4 else "ip6", []).append(address)
+    families = grouped(("ip" if ipaddress.ip_address(p).version == 4 else "ip6", p) for p in rule.peers)
     return [f"{family} {way} {{ {', '.join(found)} }} " for family, found in families.items()] or [""]
 
 

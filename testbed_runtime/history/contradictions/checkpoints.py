@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.columns import (
     NS,
@@ -136,9 +137,7 @@ def _durations(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
 def _complete(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield completed checkpoints that a task has not acknowledged, unless it had finished, and acknowledgements of no task."""
     tasks = tasks_of(entry)
-    finished: dict[str, list[Row]] = {}
-    for event in changes(trial, "task.state", "FINISHED"):
-        finished.setdefault(event["subject"], []).append(event)
+    finished = grouped((event["subject"], event) for event in changes(trial, "task.state", "FINISHED"))
     for one in found if tasks else ():
         for task, r in one.acknowledged.items():
             if task not in tasks:
@@ -191,9 +190,7 @@ def _commits(trial: Trial, entry: Mapping[str, Any], found: list[Checkpoint]) ->
     periodic = "configuration" in entry and options_of(entry).duration("execution.checkpointing.interval") > 0
     exactly_once = {v["name"] for v in vertices(entry) if v.get("delivery") == "exactly-once"}
     done = {end["checkpoint"]: end["seq"] for c in found if (end := c.completed) is not None}
-    deployed: dict[str, list[tuple[int, int]]] = {}
-    for (task, attempt), event in deployments(trial).items():
-        deployed.setdefault(task, []).append((event["seq"], attempt))
+    deployed = grouped((task, (e["seq"], attempt)) for (task, attempt), e in deployments(trial).items())
     completed = sorted(done.items(), key=itemgetter(1))
     following = {number: seq for (number, _), (_, seq) in pairwise(completed)}
     rows = trial.table("delivery").select(["process", "seq", "checkpoint", "task", "attempt"]).to_pylist()
@@ -234,9 +231,7 @@ def _weights(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
 
 def _waits(trial: Trial, found: list[Checkpoint]) -> Iterator[Damage]:
     """Yield waits for a checkpoint that began, ended or turned out otherwise than its rows say."""
-    of: dict[tuple[str, str], list[Checkpoint]] = {}
-    for one in found:
-        of.setdefault((one.triggered["process"], f"checkpoint {one.triggered['checkpoint']}"), []).append(one)
+    of = grouped(((c.triggered["process"], f"checkpoint {c.triggered['checkpoint']}"), c) for c in found)
     for row, r in waits_of(trial, "checkpoint", "completion"):
         if r["outcome"] == Outcome.OPEN:
             continue

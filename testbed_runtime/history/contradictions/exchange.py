@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from testbed_runtime.core.exchange.records import LENGTH_BYTES
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.job.flowcontrol import FlowControl
 from testbed_runtime.core.job.jobgraph import MIN_RECORD_BYTES
 from testbed_runtime.core.options import LATENCY_INTERVAL
@@ -171,9 +172,7 @@ def _without_commits(trial: Trial) -> set[str]:
     completed = {(r["process"], r["checkpoint"]) for r in rows if r["state"] == "completed"}
     commits = {(r["task"], r["checkpoint"]) for _, r in distinct(trial, "delivery", "task", "checkpoint")}
     deployed = {task: (attempt, e["t_ns"]) for (task, attempt), e in sorted(deployments(trial).items())}
-    of_task: dict[str, list[Any]] = {}
-    for r in sorted(rows, key=lambda r: r["t_ns"]):
-        of_task.setdefault(r["task"], []).append(r)
+    of_task = grouped((r["task"], r) for r in sorted(rows, key=lambda r: r["t_ns"]))
     of_attempt = places_of(trial, "tasks", "task", "attempt")
     t_ns, records_in = ints(samples, "t_ns"), ints(samples, "records_in")
     nothing = np.empty(0, dtype=np.int64)

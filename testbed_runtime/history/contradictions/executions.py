@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome
 from testbed_runtime.history.columns import (
@@ -212,9 +213,10 @@ def _sampled_attempts(trial: Trial) -> set[Attempt]:
 
 def _lost(trial: Trial) -> Iterator[Damage]:
     """Yield a wait for the heartbeat of a TaskManager that expired and did not lose it."""
-    lost: dict[tuple[str, str], list[int]] = {}
-    for _, e in events(trial, "taskmanager.lost"):
-        lost.setdefault((e["subject"], str(parsed(e["data"]).get("detector"))), []).append(e["t_ns"])
+    lost = grouped(
+        ((e["subject"], str(parsed(e["data"]).get("detector"))), e["t_ns"])
+        for _, e in events(trial, "taskmanager.lost")
+    )
     for row, r in waits_of(trial, "heartbeat"):
         times = lost.get((r["what"], r["who"]), ())
         expired = r["who"] in GIVING_UP and r["outcome"] == Outcome.EXPIRED

@@ -8,6 +8,7 @@ from itertools import permutations
 import numpy as np
 import pyarrow as pa
 
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.history.columns import Ints, ints, places, sound
 from testbed_runtime.history.damage import Damage
 from testbed_runtime.history.numbers import KEY, by_key
@@ -54,10 +55,7 @@ def _tables(trial: Trial) -> list[tuple[str, pa.Table]]:
 
 
 def _numbers(trial: Trial) -> Numbers:
-    parts: dict[tuple[str, str], list[Ints]] = {}
-    for _, table in _tables(trial):
-        for owner, numbers in by_key(table):
-            parts.setdefault(owner, []).append(numbers)
+    parts = grouped(pair for _, table in _tables(trial) for pair in by_key(table))
     return {owner: np.concatenate(found) for owner, found in parts.items()}
 
 

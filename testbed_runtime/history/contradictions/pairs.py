@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.core.job.messages import TERMINAL_JOB_STATES
 from testbed_runtime.core.trial.sampling import sampling_of
 from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome
@@ -282,9 +283,7 @@ def _restarts(trial: Trial) -> Iterator[Damage]:
 
 def _causes(trial: Trial) -> Iterator[Damage]:
     """Yield a restart that started for another cause than the failures before it."""
-    failures: dict[str, list[Row]] = {}
-    for _, event in events(trial, "failover.failure"):
-        failures.setdefault(event["subject"], []).append(event)
+    failures = grouped((event["subject"], event) for _, event in events(trial, "failover.failure"))
     for row, event in events(trial, "failover.started"):
         before, of = failures.get(event["subject"], [event]), f"of failover.started {event['subject']}"
         if event["text"] not in [e["text"] for e in before]:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from testbed_runtime.core.grouping import grouped
 from testbed_runtime.history.columns import (
     NS,
     TOLERANCE_NS,
@@ -79,10 +80,8 @@ def _phases(trial: Trial, entry: Mapping[str, Any]) -> Iterator[Damage]:
 
 def _of_faults(trial: Trial) -> dict[tuple[str, str, str], Rows]:
     """Map each fault, on the same targets and by one process, to its rows, in the order in which they were written."""
-    found: dict[tuple[str, str, str], Rows] = {}
-    for row, r in sorted(rows_of(trial, "faults"), key=lambda pair: (pair[1]["process"], pair[1]["seq"])):
-        found.setdefault((r["process"], r["fault"], r["targets"]), []).append((row, r))
-    return found
+    rows = sorted(rows_of(trial, "faults"), key=lambda pair: (pair[1]["process"], pair[1]["seq"]))
+    return grouped(((r["process"], r["fault"], r["targets"]), (row, r)) for row, r in rows)
 
 
 def _faults(trial: Trial) -> Iterator[Damage]:
