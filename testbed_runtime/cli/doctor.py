@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,14 +16,13 @@ import typer
 from testbed_runtime.cli import access, cluster_doctor, exits
 from testbed_runtime.cli.cluster_doctor import BAD, GOOD, WARNING, Finding, noted
 from testbed_runtime.cli.options import DEFAULT_OUT
+from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.process.clock import BOOT_ID
 
 MIN_CORES = 2
 """With fewer, a JobManager, its TaskManagers and the recorder disturb each other's measurements."""
 MIN_FREE_BYTES = 1 << 30
 """1 GiB for the folders of runs: a trial records some ten MiB."""
-MIN_JAVA = 17
-"""Spark 4 needs it."""
 NAME_WIDTH = 15
 """Characters: the longest name and two spaces."""
 LATE_S = 0.005
@@ -58,30 +56,14 @@ def _python() -> Finding:
 
 
 def _java() -> Finding:
-    path = _java_path()
-    if path is None:
-        return Finding(
-            "Java",
-            BAD,
-            "none",
-            "Spark needs it: install Java 17 (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME",
-        )
-    output = subprocess.run(  # noqa: S603 - the java that will run Spark
-        [path, "-version"], capture_output=True, text=True, check=False, timeout=20
-    ).stderr
-    words = output.split('"')
-    version = words[1] if len(words) > 1 else "unknown"
-    major = version.removeprefix("1.").split(".")[0]
-    new_enough = major.isdigit() and int(major) >= MIN_JAVA
-    means = f"the evaluation (Spark) needs {MIN_JAVA} or newer"
-    return Finding("Java", GOOD if new_enough else BAD, f"{version} ({path})", means)
+    from testbed_runtime.evaluation.session import JAVA_MINIMUM, find_java
 
-
-def _java_path() -> str | None:
-    home = os.environ.get("JAVA_HOME")
-    if home and (Path(home) / "bin" / "java").exists():
-        return str(Path(home) / "bin" / "java")
-    return shutil.which("java")
+    try:
+        found = find_java(os.environ)
+    except HeadgateError as error:
+        return Finding("Java", BAD, "none", str(error))
+    means = f"the evaluation (Spark) needs {JAVA_MINIMUM} or newer"
+    return Finding("Java", GOOD, f"{found.version} ({found.binary})", means)
 
 
 def _spark() -> Finding:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from testbed_runtime.core.errors import HeadgateError
 
 if TYPE_CHECKING:
@@ -44,13 +46,21 @@ NO_PYSPARK = (
 )
 
 
-def parse_java_version(text: str) -> int | None:
-    """Return the major version from the output of `java -version`: 8 for `1.8.0_402`, 17 for `17.0.15`."""
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
-    if not found:
-        return None
-    major = int(found[1])
-    return int(found[2] or 0) if major == 1 else major
+class Java(Struct, frozen=True):
+    """A Java, with its version as it prints it: `17.0.15`."""
+
+    binary: Path
+    version: str
+
+    @property
+    def home(self) -> Path:
+        return self.binary.parent.parent
+
+
+def parse_java_version(text: str) -> tuple[str, int | None]:
+    """Return the version in the output of `java -version`, and its major number: 8 for `1.8.0_402`, 17 for `17.0.15`."""
+    found = re.search(r'version "((?:1\.)?(\d+)[^"]*)"', text)
+    return (found[1], int(found[2])) if found else ("", None)
 
 
 def require_spark(environment: Mapping[str, str]) -> None:
@@ -60,8 +70,8 @@ def require_spark(environment: Mapping[str, str]) -> None:
         raise HeadgateError(NO_PYSPARK)
 
 
-def find_java(environment: Mapping[str, str]) -> Path:
-    """Return the home folder of the Java of JAVA_HOME, else of PATH. Raises HeadgateError that names what to install."""
+def find_java(environment: Mapping[str, str]) -> Java:
+    """Return the Java of JAVA_HOME, else of PATH. Raises HeadgateError that names what to install."""
     home = environment.get("JAVA_HOME", "")
     binary = Path(home) / "bin" / "java" if home else None
     if binary is None or not binary.exists():
@@ -75,10 +85,10 @@ def find_java(environment: Mapping[str, str]) -> Path:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HeadgateError(NO_JAVA.format(found=f"{binary} does not run ({error})")) from None
-    version = parse_java_version(answer.stderr + answer.stdout)
-    if version is None or version < JAVA_MINIMUM:
-        raise HeadgateError(NO_JAVA.format(found=f"{binary} is Java {version or 'of an unknown version'}"))
-    return binary.parent.parent
+    version, major = parse_java_version(answer.stderr + answer.stdout)
+    if major is None or major < JAVA_MINIMUM:
+        raise HeadgateError(NO_JAVA.format(found=f"{binary} is Java {major or 'of an unknown version'}"))
+    return Java(binary, version)
 
 
 def settings(scratch: Path) -> dict[str, str]:
@@ -114,7 +124,7 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """Give a Spark for the duration of a block: `local[*]`, or another `master` with `more` settings. Raises HeadgateError when
     Java or PySpark is missing, or Spark does not start."""
-    java_home = find_java(os.environ)
+    java_home = find_java(os.environ).home
     try:
         from pyspark.sql import SparkSession
     except ImportError:
