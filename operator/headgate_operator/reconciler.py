@@ -24,6 +24,7 @@ from headgate_operator.plan.model import (
 )
 from headgate_operator.queue import NotNow
 from testbed_runtime.api.custom_resources import CUSTOM_RESOURCES
+from testbed_runtime.api.refusals import NOT_ADMITTED, QUOTA_EXCEEDED, TERMINATING, Refusal, refusal_of
 from testbed_runtime.api.status import COMPLETE, Status, read, to_json
 from testbed_runtime.api.views import Resource
 from testbed_runtime.kube.api import ApiError
@@ -32,35 +33,13 @@ CONFLICT_PAUSE_S = 0.2
 """The object was changed in the meantime: it is read and planned for again at once."""
 STALLED, READY = "Stalled", "Ready"
 STALLED_REASON = "ReconcileFailed"
-NOT_ADMITTED_REASON = "NotAdmitted"
-QUOTA_REASON = "QuotaExceeded"
-NAMESPACE_TERMINATING = "is being terminated"
-"""Part of the API server's error text (403) for what is created in a namespace that is being deleted."""
-REFUSALS = {
-    "violates PodSecurity": (
-        NOT_ADMITTED_REASON,
-        "label the namespace pod-security.kubernetes.io/enforce=privileged, or remove pods.packetFaults: true "
-        "(only packet faults need it, because their agent needs NET_ADMIN)",
-    ),
-    "is forbidden: User": (
-        NOT_ADMITTED_REASON,
-        "the operator has no rights in this namespace: add it to rbac.testbedNamespaces of the chart, or bind "
-        "the ClusterRole that ends in -acts to the operator's account there",
-    ),
-    "exceeded quota": (
-        QUOTA_REASON,
-        "delete other objects of this namespace, or raise its ResourceQuota; the operator tries again",
-    ),
-    "failed quota": (
-        NOT_ADMITTED_REASON,
-        "the ResourceQuota needs a value that Headgate does not set: add a LimitRange with a default for it to the namespace",
-    ),
-    "usage per ": (NOT_ADMITTED_REASON, "change the LimitRange of the namespace, or spec.pods.resources"),
-    "denied request": (NOT_ADMITTED_REASON, "an admission policy of the cluster refuses it"),
-    "denied the request": (NOT_ADMITTED_REASON, "an admission webhook of the cluster refuses it"),
-}
-"""Parts of the API server's error texts for what a namespace refuses: the reason of Stalled, and how to change that."""
-FAILING = {STALLED_REASON, NOT_ADMITTED_REASON, QUOTA_REASON}
+NO_RIGHTS = "is forbidden: User"
+"""Part of the API server's text (403) for what the operator's account must not do."""
+NO_RIGHTS_HINT = (
+    "the operator has no rights in this namespace: add it to rbac.testbedNamespaces of the chart, or bind "
+    "the ClusterRole that ends in -acts to the operator's account there"
+)
+FAILING = {STALLED_REASON, NOT_ADMITTED, QUOTA_EXCEEDED}
 
 log = logging.getLogger("headgate.reconcile")
 
@@ -81,9 +60,9 @@ class Reconciler:
                 return CONFLICT_PAUSE_S
             if is_terminating(error):
                 raise NotNow from error
-            for reason, hint in (found for part, found in REFUSALS.items() if part in error.text):
-                # a user has to act, so report it at once
-                await self.stalled(key, f"{error}; {hint}", reason=reason)
+            found = Refusal(NO_RIGHTS_HINT) if NO_RIGHTS in error.text else refusal_of(error.text)
+            if found is not None:  # a user has to act, so report it at once
+                await self.stalled(key, f"{error}; {found.hint}", reason=found.reason)
             raise
 
     async def _once(self, handler: Handler, key: Key) -> float | None:
@@ -181,7 +160,7 @@ class Reconciler:
 
 def is_terminating(error: ApiError) -> bool:
     """Whether a request was refused because its namespace is being deleted."""
-    return error.forbidden and NAMESPACE_TERMINATING in error.text
+    return error.forbidden and TERMINATING in error.text
 
 
 def _log(of: Resource, action: Action) -> None:

@@ -11,6 +11,7 @@ import typer
 from msgspec import Struct
 
 from testbed_runtime.api import naming
+from testbed_runtime.api.refusals import refusal_of
 from testbed_runtime.core.errors import HeadgateError, UserError
 
 if TYPE_CHECKING:
@@ -31,13 +32,6 @@ DENIED = re.compile(
 UNKNOWN_FIELD = "strict decoding error: unknown field"
 OLDER = "upgrade Headgate in the cluster (docs/kubernetes.md#upgrade), or use the headgate of its version"
 READING = frozenset({"get", "list", "watch"})
-REFUSED = {
-    "violates PodSecurity": "label the namespace pod-security.kubernetes.io/enforce with a level that permits it, or leave out what needs more",
-    "exceeded quota": "delete what is not needed in the namespace, or ask for a larger ResourceQuota",
-    "is being terminated": "wait until the namespace is deleted, or give another --namespace",
-    "denied the request": "look at the policy of that admission webhook",
-}
-"""Parts of the texts with which the API server refuses what the user has the right to, and how to change that."""
 
 Namespace = Annotated[
     str, typer.Option("--namespace", "-n", help="Namespace in the cluster; the context's own by default.")
@@ -96,7 +90,8 @@ def permitting(text: str) -> str:
     """Return the hint for a refusal by the API server (status 403): the missing right, or what admission requires."""
     denied = DENIED.search(text)
     if denied is None:
-        return next((hint for part, hint in REFUSED.items() if part in text), "its message names the cause")
+        found = refusal_of(text)
+        return found.hint if found else "its message names the cause"
     user, verb, resource, group, path, namespace = (part or "" for part in denied.groups())
     if user == "system:anonymous":
         return "log in: the request had no login that the cluster knows; look at KUBECONFIG and --context"

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from testbed_runtime.api import naming
 from testbed_runtime.api.manifest import manifest, metadata_of
+from testbed_runtime.api.refusals import NOT_ADMITTED
 from testbed_runtime.api.status import Condition
 from testbed_runtime.api.views import Pod, Resource, Testbed
 from testbed_runtime.core.errors import HeadgateError
@@ -93,7 +94,7 @@ def readiness(testbed: Testbed) -> tuple[bool, str, str]:
     }
     accepted, stalled, ready = (current.get(t, none) for t in ("Accepted", "Stalled", "Ready"))
     refused = accepted.message if accepted.status == "False" else ""
-    if stalled.is_true and stalled.reason == "NotAdmitted":
+    if stalled.is_true and stalled.reason == NOT_ADMITTED:
         refused = stalled.message
     waits = ready.message or "the operator has not reconciled it yet"
     return ready.is_true, refused, f"it is stalled: {stalled.message}" if stalled.is_true else waits

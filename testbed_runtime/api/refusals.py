@@ -1,0 +1,40 @@
+"""Refusals of the API server that are no question of rights: part of its text, and how to change what refuses."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+NOT_ADMITTED, QUOTA_EXCEEDED = "NotAdmitted", "QuotaExceeded"
+"""Reasons of the condition Stalled."""
+TERMINATING = "is being terminated"
+"""Part of the text (403) for what is created in a namespace that is being deleted."""
+
+
+class Refusal(Struct, frozen=True):
+    """How to change what refuses, and the reason that a status names."""
+
+    hint: str
+    reason: str = NOT_ADMITTED
+
+
+_REFUSALS = {
+    "violates PodSecurity": Refusal(
+        "label the namespace pod-security.kubernetes.io/enforce=privileged, or remove pods.packetFaults: true "
+        "(only packet faults need it, because their agent needs NET_ADMIN)"
+    ),
+    "exceeded quota": Refusal(
+        "delete other objects of this namespace, or raise its ResourceQuota", QUOTA_EXCEEDED
+    ),
+    "failed quota": Refusal(
+        "the ResourceQuota needs a value that Headgate does not set: add a LimitRange with a default for it to the namespace"
+    ),
+    "usage per ": Refusal("change the LimitRange of the namespace, or spec.pods.resources"),
+    TERMINATING: Refusal("wait until the namespace is deleted, or use another one"),
+    "denied request": Refusal("an admission policy of the cluster refuses it: look at that policy"),
+    "denied the request": Refusal("look at the policy of that admission webhook"),
+}
+
+
+def refusal_of(text: str) -> Refusal | None:
+    """Return what the text of a refused request means, or None if it is not known."""
+    return next((found for part, found in _REFUSALS.items() if part in text), None)
