@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from testbed_runtime.api.status import Condition, Status
+from testbed_runtime.api.status import COMPLETE, Condition, Status
 from testbed_runtime.api.views import Resource
 
 MAX_MESSAGE = 4096
@@ -28,6 +28,29 @@ def no(type_: str, reason: str, message: str = "") -> Condition:
 
 def unknown(type_: str, reason: str, message: str = "") -> Condition:
     return Condition(type=type_, status="Unknown", reason=reason, message=message)
+
+
+CORRECT_IT = "correct the spec: see Accepted"
+
+
+def refused(reason: str, text: str, advice: str = CORRECT_IT) -> list[Condition]:
+    """Return the conditions of an object whose spec is not accepted."""
+    return [
+        no("Accepted", reason, text),
+        no("Reconciling", reason),
+        no("Ready", reason, text),
+        yes("Stalled", reason, advice),
+    ]
+
+
+def ended(reason: str, text: str, *, well: bool) -> list[Condition]:
+    """Return the conditions of an accepted object that is complete, by itself (`well`) or because of a problem."""
+    return [
+        yes("Accepted", "Valid"),
+        no("Reconciling", COMPLETE),
+        yes("Ready", reason, text) if well else no("Ready", reason, text),
+        no("Stalled", COMPLETE) if well else yes("Stalled", reason, text),
+    ]
 
 
 def rfc3339(now: float) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from headgate_operator.agents import View
+from headgate_operator.plan import conditions
 from headgate_operator.plan.conditions import moment, no, rfc3339, unknown, with_conditions, yes
 from headgate_operator.plan.faulttarget import Resolved, kind_of
 from testbed_runtime.api.status import (
@@ -51,10 +52,7 @@ def refused(fault: Fault, reason: str, text: str, now: float) -> FaultStatus:
         fault.status, phase=REJECTED, kind=kind_of(fault), reason=reason, message=text, ended_at=rfc3339(now)
     )
     return with_conditions(fault, status, [
-        no("Accepted", reason, text),
-        no("Reconciling", reason),
-        no("Ready", reason, text),
-        yes("Stalled", reason, f"nothing was injected; fix the spec, or delete it: {text}"),
+        *conditions.refused(reason, text, f"nothing was injected; fix the spec, or delete it: {text}"),
         unknown("EffectVerified", "NotInjected"),
         unknown("NoResidue", "NotInjected"),
         no(COMPLETE, reason, "nothing was injected"),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from headgate_operator.plan import conditions
 from headgate_operator.plan.conditions import clip, no, rfc3339, unknown, with_conditions, yes
 from headgate_operator.plan.model import Emit
 from testbed_runtime.api import naming
@@ -117,10 +118,7 @@ def rejected(run: Run, text: str, now: float) -> ScenarioRunStatus:
         completed_at=rfc3339(now),
     )  # fmt: skip
     return with_conditions(run, status, [
-        no("Accepted", "Invalid", text),
-        no("Reconciling", "Invalid"),
-        no("Ready", "Invalid", text),
-        yes("Stalled", "Invalid", "nothing was created; correct the scenario and create another run"),
+        *conditions.refused("Invalid", text, "nothing was created; correct the scenario and create another run"),
         yes(COMPLETE, "Error", "the run was not started"),
     ], now)  # fmt: skip
 
@@ -142,10 +140,7 @@ def ended(
     )  # fmt: skip
     judged = verdict in (str(Verdict.PASS), str(Verdict.FAIL))
     return with_conditions(run, status, [
-        yes("Accepted", "Valid"),
-        no("Reconciling", COMPLETE),
-        yes("Ready", reason, text) if judged else no("Ready", reason, text),
-        no("Stalled", COMPLETE) if judged else yes("Stalled", reason, text),
+        *conditions.ended(reason, text, well=judged),
         *_measured(report.faults),
         *_history(history),
         *([no(HEALING, COMPLETE)] if before.condition(HEALING) else []),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from headgate_operator.plan.conditions import no, with_conditions, yes
+from headgate_operator.plan.conditions import CORRECT_IT, no, with_conditions, yes
 from headgate_operator.plan.model import Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api.status import MAX_TARGETS, REJECTED
@@ -13,7 +13,6 @@ from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.api.views import Manifest, Scenario
 
 NOTHING = "a Scenario does nothing by itself"
-STALLED = "correct the spec: see Accepted"
 
 
 class Observed(Struct, frozen=True):
@@ -25,7 +24,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     scenario, findings = Scenario(observed.object), validate_kind(observed.object)
     text = "\n".join(str(error) for error in findings.errors)
     wanted = (
-        [no("Accepted", "Invalid", text), no("Ready", "Invalid", text), yes("Stalled", "Invalid", STALLED)]
+        [no("Accepted", "Invalid", text), no("Ready", "Invalid", text), yes("Stalled", "Invalid", CORRECT_IT)]
         if findings.errors
         else [yes("Accepted", "Valid"), yes("Ready", "Valid", NOTHING), no("Stalled", "Valid")]
     )

@@ -6,6 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headgate_operator import objects_runs
+from headgate_operator.plan import conditions
 from headgate_operator.plan.conditions import clip, no, rfc3339, with_conditions, yes
 from headgate_operator.plan.model import Action, Create, Emit, Plan, delete, has_old_image, pod_loss_reason
 from headgate_operator.settings import Settings
@@ -97,10 +98,7 @@ def _ended(study: Study, report: StudyReport, now: float) -> Plan:
     succeeded = reason == "TableComplete"
     status = replace(_mirrored(study.status, report), phase=COMPLETE, completed_at=rfc3339(now))
     status = with_conditions(study, status, [
-        yes("Accepted", "Valid"),
-        no("Reconciling", COMPLETE),
-        yes("Ready", reason, text) if succeeded else no("Ready", reason, text),
-        no("Stalled", COMPLETE) if succeeded else yes("Stalled", reason, text),
+        *conditions.ended(reason, text, well=succeeded),
         yes(COMPLETE, reason, text),
     ], now)  # fmt: skip
     best = f"; best: {status.best}" if status.best else ""
@@ -112,10 +110,7 @@ def _ended(study: Study, report: StudyReport, now: float) -> Plan:
 
 def _rejected(study: Study, text: str, now: float) -> TuningStudyStatus:
     return with_conditions(study, replace(study.status, phase=REJECTED, message=text), [
-        no("Accepted", "Invalid", text),
-        no("Reconciling", "Invalid"),
-        no("Ready", "Invalid", text),
-        yes("Stalled", "Invalid", "correct the spec: see Accepted"),
+        *conditions.refused("Invalid", text),
         no(COMPLETE, "Invalid"),
     ], now)  # fmt: skip
 

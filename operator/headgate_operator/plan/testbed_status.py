@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headgate_operator import objects
+from headgate_operator.plan import conditions
 from headgate_operator.plan.conditions import clip, moment, no, unknown, with_conditions, yes
 from headgate_operator.plan.model import Emit, unschedulable
 from testbed_runtime.api import naming
@@ -79,13 +80,7 @@ def ordinal(process: str) -> int:
 def rejected(testbed: Testbed, text: str, now: float) -> TestbedStatus:
     """Keep what is known of the pods of an earlier, accepted spec."""
     status = replace(testbed.status, phase=REJECTED, message=text.partition("\n")[0], configuration="")
-    wanted = [
-        no("Accepted", "Invalid", text),
-        no("Ready", "Invalid", text),
-        no("Reconciling", "Invalid"),
-        yes("Stalled", "Invalid", "correct the spec: see Accepted"),
-    ]
-    return with_conditions(testbed, status, wanted, now)
+    return with_conditions(testbed, status, conditions.refused("Invalid", text), now)
 
 
 def waiting_for_secret(testbed: Testbed, secret: str, findings: KindFindings, now: float) -> TestbedStatus:
