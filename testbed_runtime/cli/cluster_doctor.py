@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from testbed_runtime.core.errors import HeadgateError
 if TYPE_CHECKING:
     from testbed_runtime.kube.api import Api
 
+T = TypeVar("T")
 GOOD, WARNING, BAD = "ok", "note", "BAD"
 LIMIT_S = 10.0
 """Limit for all checks together, of a cluster that the user may not even know of."""
@@ -67,16 +68,21 @@ async def _ask(access: Access) -> list[Finding]:
         return found
 
 
-async def _is_missing(api: Api) -> bool:
-    """Return whether the namespace does not exist. An account that may not read namespaces cannot know it."""
+async def _permitted(call: Awaitable[T], otherwise: T) -> T:
+    """Return the answer to a request, or `otherwise` if the account has no right to it."""
     from testbed_runtime.kube.api import ApiError
 
     try:
-        return await api.get("Namespace", None, api.namespace) is None
+        return await call
     except ApiError as error:
         if not error.forbidden:
             raise
-        return False
+        return otherwise
+
+
+async def _is_missing(api: Api) -> bool:
+    """Return whether the namespace does not exist. An account that may not read namespaces cannot know it."""
+    return await _permitted(api.get("Namespace", None, api.namespace), {}) is None
 
 
 async def _kinds(api: Api) -> Finding:
@@ -101,13 +107,8 @@ async def _kinds(api: Api) -> Finding:
 
 
 async def _operator(api: Api) -> Finding:
-    from testbed_runtime.kube.api import ApiError
-
-    try:
-        found = await api.list("Deployment", None, labels=naming.OPERATOR_LABELS)
-    except ApiError as error:
-        if not error.forbidden:
-            raise
+    found = await _permitted(api.list("Deployment", None, labels=naming.OPERATOR_LABELS), None)
+    if found is None:
         return Finding(
             "operator", WARNING, "unknown", "you are not permitted to list the deployments of the cluster"
         )
@@ -128,14 +129,9 @@ async def _operator(api: Api) -> Finding:
 async def _acting(api: Api, serving: list[dict[str, Any]]) -> Finding:
     """Check that one of the operators that serve the namespace has rights there: a cluster-wide one with `rbac.testbedNamespaces` may
     only watch."""
-    from testbed_runtime.kube.api import ApiError
-
     found = ", ".join(_full(d) for d in serving)
-    try:
-        acts = [await _may_act(api, d) for d in serving]
-    except ApiError as error:
-        if not error.forbidden:
-            raise
+    acts = await _permitted(asyncio.gather(*(_may_act(api, d) for d in serving)), None)
+    if acts is None:
         unknown = (
             f"reconciles what is applied, if it has rights in {api.namespace}: you are not permitted to ask"
         )

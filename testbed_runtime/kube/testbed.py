@@ -207,10 +207,8 @@ class KubeTestbed:
 
     async def heal(self, fault_id: str) -> None:
         """Raises FaultLapsed if a packet agent did not hold its part until now."""
-        if self._pods.holds(fault_id):
-            await self._pods.heal(fault_id)
-        else:
-            await self._agent_faults.heal(fault_id)
+        holder = self._pods if self._pods.holds(fault_id) else self._agent_faults
+        await holder.heal(fault_id)
 
     async def residue(self) -> Mapping[str, Any]:
         return await self._agent_faults.residue()

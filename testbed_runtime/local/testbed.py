@@ -20,7 +20,7 @@ from testbed_runtime.core.ids import JOBMANAGER, PROXY, RECORDER, RUNNER, SUPERV
 from testbed_runtime.core.job.livecounters import LiveCounters
 from testbed_runtime.core.job.messages import JobStatusReply
 from testbed_runtime.core.trial.plan import TestbedPlan
-from testbed_runtime.faults.http import ControlClient
+from testbed_runtime.faults.http import ControlClient, FaultClient
 from testbed_runtime.faults.registry import LOCAL, Capabilities
 from testbed_runtime.history.recording.sink import StreamingSink
 from testbed_runtime.jobmanager.client import JobClient
@@ -239,18 +239,17 @@ class LocalTestbed:
             await self._record_journal()
 
     async def renew(self, fault_id: str) -> None:
-        if self.packets is not None and self.packets.holds(fault_id):
-            await self.packets.renew(fault_id)
-        else:
-            await self.processes.faults.renew(fault_id)
+        await self._holder(fault_id).renew(fault_id)
         await self._record_journal()
 
     async def heal(self, fault_id: str) -> None:
-        if self.packets is not None and self.packets.holds(fault_id):
-            await self.packets.heal(fault_id)
-        else:
-            await self.processes.faults.heal(fault_id)
+        await self._holder(fault_id).heal(fault_id)
         await self._record_journal()
+
+    def _holder(self, fault_id: str) -> LocalPackets | FaultClient:
+        """Return what carries a fault."""
+        packets = self.packets
+        return packets if packets is not None and packets.holds(fault_id) else self.processes.faults
 
     async def residue(self) -> Mapping[str, Any]:
         left = dict(await self.processes.faults.residue())

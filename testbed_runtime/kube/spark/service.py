@@ -23,6 +23,7 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.evaluation.process import OnProgress, SparkEnded, SparkWorker
 from testbed_runtime.http import HEALTHZ, bad_input, bearer_token, healthz
 from testbed_runtime.kube.recorder import RESULTS, RecorderFiles
+from testbed_runtime.timeouts import cancel_all
 
 MAX_WAITING = 16
 """Evaluations in the queue. Further ones are refused, and repeated by the runner."""
@@ -75,11 +76,8 @@ class SparkService:
 
     async def close(self) -> None:
         """End Spark. Idempotent."""
-        if self._warming is not None:
-            self._warming.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._warming
-            self._warming = None
+        warming, self._warming = self._warming, None
+        await cancel_all(warming)
         await self._worker.close()
 
     async def _warm(self) -> None:
