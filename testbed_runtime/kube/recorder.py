@@ -15,6 +15,7 @@ from testbed_runtime.core.errors import HeadgateError
 from testbed_runtime.history.manifest import MANIFEST
 from testbed_runtime.history.sealing import SEALED
 from testbed_runtime.ports.network import Address, http_url
+from testbed_runtime.runner.manifest import RunFolder
 from testbed_runtime.timeouts import repeated
 from testbed_runtime.transport.names import Session
 
@@ -114,11 +115,11 @@ class RecorderFiles:
             raise HeadgateError(f"the recorder {failed}: {error!r}") from None
 
 
-class RecorderFolder:
-    """A `RunFolder` of the runner: its pod's disk is lost with the pod, so files are kept at the recorder."""
+class RecorderFolder(RunFolder):
+    """The folder of the runner: its pod's disk is lost with the pod, so files are kept at the recorder."""
 
     def __init__(self, path: Path, recorder: Address, token: str) -> None:
-        self.path = path
+        super().__init__(path)
         self._files = RecorderFiles(recorder, token, away_limit_s=FOLDER_AWAY_LIMIT_S)
 
     async def keep(self, *names: str) -> None:

@@ -40,7 +40,6 @@ from testbed_runtime.ports.hosts import Evaluator, Testbed, TestbedHost, TrialCo
 from testbed_runtime.runner.conclude import conclude, is_decided, trials_to_evaluate
 from testbed_runtime.runner.estimate import SIMULATION, run_seconds
 from testbed_runtime.runner.manifest import (
-    LocalFolder,
     Manifest,
     RunFolder,
     RunInfo,
@@ -135,7 +134,7 @@ class Runner:
         self.evaluator = evaluator
         self.progress = progress
         self.control = control or RunControl()
-        self.folder = folder or LocalFolder(request.folder)
+        self.folder = folder or RunFolder(request.folder)
 
     async def run(self) -> RunResult:
         """Raises UserError before anything starts when the scenario cannot be run here."""
@@ -403,7 +402,7 @@ async def judge_run(
 
     If the evaluation fails (a killed driver, a truncated history), the verdict is Error and the report says why."""
     progress.on_event(Evaluating("evaluating the history"))
-    kept = LocalFolder(folder) if isinstance(folder, Path) else folder
+    kept = RunFolder(folder) if isinstance(folder, Path) else folder
     manifest = read_manifest(kept.path)
     rows: list[dict[str, Any]] = []
     failure = ""

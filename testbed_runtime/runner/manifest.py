@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec import Struct, field, to_builtins
@@ -32,12 +32,12 @@ MAX_REPEATS = 10
 OPEN_TEXT = "the runner ended during this trial"
 
 
-class RunFolder(Protocol):
+class RunFolder:
     """The storage of a run's record. `path` is a local folder that the engine writes to. On one machine that folder is the
-    record; in a pod it is a copy of what the recorder stores."""
+    record; in a pod it is a copy of what the recorder stores (`kube.recorder`)."""
 
-    @property
-    def path(self) -> Path: ...
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     async def keep(self, *names: str) -> None:
         """Store these files of the folder (relative, `/`-separated) so that they outlive this process. Files that do not exist
@@ -46,23 +46,6 @@ class RunFolder(Protocol):
     async def restore(self, *names: str) -> None:
         """Copy the files that an earlier process of this run stored under these names into the folder. Names that were never
         stored are skipped. Raises HeadgateError when that cannot be determined."""
-
-
-class LocalFolder:
-    """A folder on this machine. Written files need no upload."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    @property
-    def path(self) -> Path:
-        return self._path
-
-    async def keep(self, *names: str) -> None:
-        """Nothing to do."""
-
-    async def restore(self, *names: str) -> None:
-        """Nothing to do."""
 
 
 class RunInfo(Struct, frozen=True):
