@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,6 +54,17 @@ class Checked:
 
     def add(self, error: UserError, line: int | None = None) -> None:
         self.errors.append({"path": error.path, "line": line, "problem": error.problem, "hint": error.hint})
+
+    @contextmanager
+    def noting(self, *, refused: bool) -> Iterator[None]:
+        """Add a UserError of the block to the errors if it is `refused`, else to the warnings."""
+        try:
+            yield
+        except UserError as error:
+            if refused:
+                self.add(error)
+            else:
+                self.warnings.append(str(error))
 
 
 def validate(
@@ -203,25 +216,15 @@ def _check_plan(checked: Checked, scenario: Any, path: Path, on: options.Environ
     checked.size = counted(checked.trials, "trial")
     for problem in function_problems(plan, pods=on is options.Environment.KUBERNETES):
         checked.add(problem)
-    try:
+    with checked.noting(refused=on is not None):
         check_size(plan)
-    except UserError as error:
-        if on is None:
-            checked.warnings.append(str(error))
-        else:
-            checked.add(error)
     if on is options.Environment.KUBERNETES:
         return  # its operator knows which backends the pods have
     from testbed_runtime.faults.registry import check_fault
 
     for fault in {f.name: f for f in plan.faults}.values():
-        try:
+        with checked.noting(refused=on is not None):
             check_fault(fault, _capabilities())
-        except UserError as error:
-            if on is None:
-                checked.warnings.append(str(error))
-            else:
-                checked.add(error)
 
 
 def _capabilities() -> Capabilities:
