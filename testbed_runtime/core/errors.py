@@ -102,3 +102,9 @@ def nearest(name: str, names: Collection[str], otherwise: str = "") -> str:
     """Return what to write instead of an unknown name, as a hint: the nearest known one, or `otherwise`, or all of them."""
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else otherwise or f"there are {', '.join(names)}"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error that is not empty."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.errors import HeadgateError, first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -169,9 +169,3 @@ def _start_as_nameless(chosen: Mapping[str, str]) -> None:
     users = gateway.jvm.org.apache.hadoop.security.UserGroupInformation
     users.setLoginUser(users.createRemoteUser(USER_WITHOUT_A_NAME))
     SparkContext(conf=conf, gateway=gateway)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error that is not empty."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from testbed_runtime.checking.baseline import with_noise
 from testbed_runtime.checking.common import Entry
 from testbed_runtime.checking.reduced import columns
-from testbed_runtime.core.errors import HeadgateError
+from testbed_runtime.core.errors import HeadgateError, first_line
 from testbed_runtime.evaluation.tables import TrialFiles
 from testbed_runtime.history.contradictions.owners import check_owners
 from testbed_runtime.history.crosschecks import check_across
@@ -174,8 +174,7 @@ def _opened(trial: TrialFiles, table: str) -> pq.ParquetFile:
 
 
 def _damaged(trial: TrialFiles, table: str, error: Exception) -> HeadgateError:
-    first = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return HeadgateError(f"{trial.shown(table)} is truncated or damaged: {first}")
+    return HeadgateError(f"{trial.shown(table)} is truncated or damaged: {first_line(error)}")
 
 
 def _miscounted(trial: TrialFiles, table: str, rows: int) -> HeadgateError:

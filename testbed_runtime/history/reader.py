@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from testbed_runtime.core.errors import UserError
+from testbed_runtime.core.errors import UserError, first_line
 from testbed_runtime.history.journal import SEGMENTS_FOLDER, SUFFIX
 from testbed_runtime.history.schema import SCHEMA_VERSION, TABLES, Trial, arrow_schema
 from testbed_runtime.history.sealing import SEALED, SealReport, read_sealed
@@ -74,9 +74,10 @@ def _table(folder: Path, name: str, rows: int) -> pa.Table:
     try:
         table = pq.ParquetFile(path).read()
     except (pa.ArrowException, OSError, ValueError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
-            str(path), f"is truncated or damaged: {first}", "restore the file, or run the scenario again"
+            str(path),
+            f"is truncated or damaged: {first_line(error)}",
+            "restore the file, or run the scenario again",
         ) from None
     if damaged := check_schema(name, table.schema):
         raise DamagedHistory(f"history/{folder.name}", damaged)
