@@ -210,6 +210,57 @@ def test_a_product_of_options_is_not_enough_by_itself():
     assert enough_s([product], [GC], {"gc": {"duration_s": 6.9}}) is None
 
 
+LEASE = "high-availability.kubernetes.leader-election.lease-duration"
+PAUSED = effect("gc", "jobmanager.pause", 10, 18, "jobmanager")
+MISSED = wait("heartbeat", HEARTBEAT, (9.5, 18.1), who="tm-1-1", what="JobMaster")
+RENEWED = wait("lease", LEASE, (9, 18), who="jobmanager", what="")
+
+
+@pytest.mark.parametrize(
+    ("waits", "more", "expected"),
+    [
+        ([MISSED], {}, (HEARTBEAT, 8.5)),
+        ([RENEWED], {}, (LEASE, 9.0)),
+        ([MISSED, replace(MISSED, who="tm-2-1", start_ns=at(9.2))], {}, (HEARTBEAT, 8.8)),  # the first one that would expire
+        ([MISSED, RENEWED], {}, None),  # a higher value of one of them would not have helped
+        ([replace(MISSED, what="ResourceManager")], {}, None),  # that costs no failover
+        ([replace(MISSED, option="heartbeat.interval × heartbeat.rpc-failure-threshold")], {}, None),
+        ([replace(MISSED, outcome=Outcome.CANCELLED)], {}, None),
+        ([replace(MISSED, start_ns=at(4.9))], {}, None),  # it had expired before the pause
+        ([replace(MISSED, start_ns=at(13.1))], {}, None),  # it expired after the pause
+        ([], {}, None),
+        ([MISSED], {"failed": 18.09}, (HEARTBEAT, 8.5)),
+        ([MISSED], {"failed": 18.2}, None),
+        ([MISSED], {"asked": 60}, None),  # healed with its trial
+        ([MISSED], {"kind": "process.pause"}, None),
+        ([MISSED], {"fault": "other"}, None),
+        ([MISSED], {"span": (10, 17.98)}, (HEARTBEAT, 8.5)),
+        ([MISSED], {"span": (10, 17.97)}, None),  # the pause goes on
+        ([MISSED], {"span": (18, 18.05)}, None),  # the pause is over
+    ],
+)  # fmt: skip
+def test_a_pause_of_the_jobmanager_names_the_only_limit_that_expired_in_it(
+    waits: list[Wait], more: dict[str, Any], expected: tuple[str, float] | None
+):
+    """TaskManagers miss its heartbeats, or its lease runs out. Another fault lasted at the same time."""
+    asked = {"faults": [{"name": "gc", "duration_s": more.get("asked", 8)}], "configuration": {}}
+    begun, ended = more.get("span", (10, 18))
+    part = Segment(
+        kind="jobmanager", phase="detect", start_ns=at(begun), end_ns=at(ended), outcome="completed", text="x",
+        fault=more.get("fault", "gc"),
+    )  # fmt: skip
+    known = Round(number=1, start_ns=part.start_ns, end_ns=part.end_ns, segments=(part,))
+    pause = replace(PAUSED, kind=more.get("kind", PAUSED.kind))
+    effects = [effect("slow", "network.latency", 0, 30), pause]
+    (found,) = with_enough([known], [failure(at(more.get("failed", ended)))], waits, effects, asked)
+    (one,) = found.segments
+    if expected is None:
+        assert one == part
+    else:
+        option, enough = expected
+        assert (one.expired, one.budget_ns, one.enough_ns) == (f"{option} = 5 s", at(5), at(enough))
+
+
 def of_option(start: float, end: float, option: str = "delay", **more: Any) -> Segment:
     known = {"kind": "restart-delay", "phase": "slots", "outcome": "fired", "text": option, **more}
     return Segment(start_ns=at(start), end_ns=at(end), option=option, **known)
