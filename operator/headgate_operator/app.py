@@ -131,6 +131,13 @@ class Operator:
         """The namespaces of the settings without those that refuse the operator."""
         return tuple(n for n in self._context.settings.namespaces if n not in self.refused)
 
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """The kinds that are watched: the Lease only if its namespace is watched, since no other has one."""
+        settings = self._context.settings
+        own = settings.cluster_wide or settings.namespace in self.served
+        return (*self.kinds, "Pod", "ConfigMap", *(("Lease",) if own else ()))
+
     async def list_all(self, now: float) -> None:
         """List and queue every object of Headgate's kinds. Raises ApiError, but not for some of several namespaces that refuse it."""
         refused: dict[str, str] = {}
@@ -254,7 +261,7 @@ async def _webhook(settings: Settings, metrics: Metrics) -> AsyncIterator[None]:
 async def _watch(operator: Operator, settings: Settings) -> None:
     """Watch until SIGTERM. kopf handles that signal while it runs, and does not restore the handler before it."""
     try:
-        registered = watching.registry(operator.kinds, operator.on_event)
+        registered = watching.registry(operator.watched, operator.on_event)
         await watching.watch(registered, replace(settings, namespaces=operator.served))
     finally:
         _cancel_on_sigterm()
@@ -278,8 +285,7 @@ def leader_for(operator: Operator, context: Context) -> Leader:
 
     def renewed(version: str) -> None:
         """Expect the renewal as a watch event, if this process watches its own namespace."""
-        watched = settings.cluster_wide or settings.namespace in operator.served
-        if watched and leader.holding:
+        if "Lease" in operator.watched and leader.holding:
             name = f"{settings.namespace}/{LEASE_NAME}"
             operator.health.expect("Lease", name, version, asyncio.get_running_loop().time())
 

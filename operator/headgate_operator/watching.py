@@ -22,7 +22,7 @@ BATCH_WINDOW_S = 0.02
 
 
 def registry(kinds: Iterable[str], on_event: Callable[[str | None, Mapping[str, Any]], None]) -> Any:
-    """Return kopf handlers that call `on_event(type, object)` for Headgate's kinds, pods, config maps and the operator's Lease.
+    """Return kopf handlers that call `on_event(type, object)` for these kinds.
 
     The type is None for an object of the first list, else ADDED, MODIFIED or DELETED."""
     handlers = kopf.OperatorRegistry()
@@ -31,7 +31,7 @@ def registry(kinds: Iterable[str], on_event: Callable[[str | None, Mapping[str, 
     async def handle(event: Any, **_: Any) -> None:
         on_event(event["type"], event["object"])
 
-    for found in map(resource, (*kinds, "Pod", "ConfigMap", "Lease")):
+    for found in map(resource, kinds):
         kopf.on.event(found.api_version, found.plural, registry=handlers)(handle)
     return handlers
 

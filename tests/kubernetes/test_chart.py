@@ -235,7 +235,10 @@ def test_a_namespaced_operator_can_neither_read_a_secret_nor_touch_a_pod_outside
     assert set(reached) == {"one", "two", "headgate-system"}
     lease = ("coordination.k8s.io", "leases")
     assert {(group, resource) for group, resource, _ in reached["headgate-system"]} == {lease}
+    watched = _reached(chart("--set", "watchNamespaces={headgate-system}"), "demo-headgate-operator")
+    assert {(*lease, "list"), (*lease, "watch")} <= watched["headgate-system"]
     for namespace in ("one", "two"):
+        assert lease not in {(group, resource) for group, resource, _ in reached[namespace]}
         groups = {group for group, _, _ in reached[namespace]}
         assert "rbac.authorization.k8s.io" not in groups
         assert ("", "serviceaccounts", "create") not in reached[namespace]

@@ -73,7 +73,7 @@ def test_a_namespace_that_refuses_the_operator_does_not_stop_the_others(
 
 def test_a_namespace_that_refuses_one_kind_is_not_served_until_it_admits_all() -> None:
     """No object there is touched or waited for, no term ends meanwhile, and the other namespaces are served; also if it is the
-    operator's own, with its Lease."""
+    operator's own, with its Lease, which is watched only while it is served."""
     own = Settings().namespace
 
     async def scenario(world: World) -> None:
@@ -89,9 +89,11 @@ def test_a_namespace_that_refuses_one_kind_is_not_served_until_it_admits_all() -
             await asyncio.sleep(10)
             assert operator.health.stalled(now()) == ""
         assert requests_in(world, own) == {"list"}
+        assert "Lease" not in operator.watched
         assert interruptions(operator) == 0
         world.api.closed_kinds.clear()
         await world.until(lambda: is_true(bench().get("status") or {}, "Ready"), limit_s=60)
+        assert "Lease" in operator.watched
         # a Role may lose a kind while the operator works
         world.api.closed_kinds = {("ScenarioRun", own)}
         await asyncio.sleep(RESYNC_S + 10)
