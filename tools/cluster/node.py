@@ -30,6 +30,8 @@ RESTART_S = 1.0  # before a program that exited restarts
 RESTARTS_MAX = 10  # per program; after that it stays stopped, because it would only fail again
 IDLE_S = 3600.0  # the longest sleep; the exit of a child interrupts it
 PRIVATE = ("/var/lib", "/var/log")  # folders of the host that the node replaces with its own
+PROCESSORS = Path("/sys/devices/system/cpu")
+NUMA_NODES = Path("/sys/devices/system/node")
 SIGNALS = {signal.SIGCHLD}
 
 
@@ -138,7 +140,7 @@ class Programs:
 
 
 def prepare_files(cache: Path, node: Node, hidden: Mapping[str, str]) -> None:
-    """Mount the node's own /run, /var/lib and /var/log, the cache at INSIDE, and private copies of kernel settings.
+    """Mount the node's own /run, /var/lib and /var/log, the cache at INSIDE, private copies of kernel settings, and more processors.
 
     The new /run is created beside the old one and then moved, so that the cache can be anywhere. Both nodes have the same volumes.
     """
@@ -166,7 +168,17 @@ def prepare_files(cache: Path, node: Node, hidden: Mapping[str, str]) -> None:
         shown.write_text(value + "\n")
         if (setting := Path("/proc/sys") / name).exists():
             _do("mount", "-n", "--bind", str(shown), str(setting))
+    show_processors(settings.PROCESSORS)
     _do("mount", "-n", "--make-rshared", "/")
+
+
+def show_processors(count: int) -> None:
+    """Let the kubelet count `count` processors: it counts these folders where it finds no NUMA node. Pods have a /sys of their own."""
+    for folder in (PROCESSORS, NUMA_NODES):
+        if folder.exists():
+            _do("mount", "-n", "-t", "tmpfs", "tmpfs", str(folder))
+    for number in range(count):
+        (PROCESSORS / f"cpu{number}").mkdir()
 
 
 def prepare_network(node: Node, values: Mapping[str, str]) -> None:

@@ -26,6 +26,7 @@ API_SERVICE = "10.96.0.1"
 DNS_SERVICE = "10.96.0.10"
 API_PORT = 6443
 DNS_DOMAIN = "cluster.local"
+PROCESSORS = 32  # that the kubelet sees: its 110 pods request at most 200m each, so no pod waits for a processor on a small machine
 CGROUP = "headgate-cluster"  # below each controller of v1, or below the one tree of v2
 
 PAUSE_IMAGE = "headgate.local/pause:1"
