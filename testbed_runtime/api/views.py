@@ -38,6 +38,8 @@ STARTING = frozenset({None, "", "ContainerCreating", "PodInitializing"})
 """Reasons of a waiting container that is not in trouble."""
 WITHOUT_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 """Reasons of a waiting container whose image cannot be pulled."""
+HOW_TO_SCHEDULE = "free resources, add a node, or change pods.resources and pods.nodeSelector of the testbed"
+HOW_TO_PULL = "correct image.* of the installation, or set global.imagePullSecrets"
 OOM_KILLED = "OOMKilled"
 """Kubernetes' reason of a container that was killed at its memory limit."""
 
@@ -246,16 +248,19 @@ class Pod(Resource, frozen=True):
 
     @property
     def problem(self) -> str:
-        """Kubernetes' explanation of why the pod is not ready; empty without one."""
+        """Kubernetes' explanation of why the pod is not ready, and what to do about it; empty without one."""
         if self.ended and self.status.get("reason"):
             return f"{self.status['reason']}: {self.status.get('message', '')}".strip(": ")
         scheduled = self._condition("PodScheduled")
         if scheduled.get("status") == "False":
-            return f"{scheduled.get('reason', '')}: {scheduled.get('message', '')}"
+            # what follows is about preemption, which the user cannot change
+            nodes = str(scheduled.get("message", "")).partition(". ")[0]
+            return f"{scheduled.get('reason', '')}: {nodes}; {HOW_TO_SCHEDULE}"
         for container in self._all_containers:
             waiting, ended = container.waiting, container.terminated
             if waiting and waiting.get("reason") not in STARTING:
-                return f"{waiting['reason']}: {waiting.get('message', '')}".strip(": ")
+                text = f"{waiting['reason']}: {waiting.get('message', '')}".strip(": ")
+                return f"{text}; {HOW_TO_PULL}" if waiting["reason"] in WITHOUT_IMAGE else text
             if ended:
                 return f"the container ended with exit code {ended.exit_code} ({ended.reason})"
         if self.phase == "Pending" and self._function_maps:

@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from msgspec.structs import replace
 
 from testbed_runtime.api import kinds, naming, views
-from testbed_runtime.api.status import COMPLETE, STATUS_KEY, StudyReport, StudyRow, carried, read, to_json
+from testbed_runtime.api.status import (
+    COMPLETE,
+    STATUS_KEY,
+    SUSPENDED,
+    StudyReport,
+    StudyRow,
+    carried,
+    read,
+    to_json,
+)
 from testbed_runtime.api.validate import InvalidScenario
 from testbed_runtime.api.validate_kinds import validate_kind
 from testbed_runtime.core.documents import RECOVERY_FILE, VERDICT_FILE
@@ -31,6 +40,7 @@ AWAY_LIMIT_S = 600.0
 """The process ends when the API server is unreachable for longer; the kubelet restarts it."""
 REPORT_POLLS = 15
 """Reads of a Complete run without a report (half a minute) until the verdict is taken from its status."""
+HOW_TO_RESUME = "spec.suspend is true; set it to false to continue the study"
 
 
 class Study:
@@ -84,7 +94,8 @@ class Study:
             await self._start_more(study, spec, scenarios, planned, existing)
         lines = self._lines(spec, scenarios, planned)
         done = sum(p.name in self._verdicts for p in planned)
-        report = _report(spec, lines, done, len(planned), _name_taken(self._name_taken))
+        active = [run for name, run in existing.items() if name not in self._verdicts]
+        report = _report(spec, lines, done, len(planned), _name_taken(self._name_taken) or _awaited(active))
         if done < len(planned):
             await self._write(study, report)
             return False
@@ -214,15 +225,25 @@ def _name_taken(polls: Mapping[str, int]) -> str:
     return ""
 
 
+def _awaited(active: Sequence[views.Run]) -> str:
+    """Return which run the study waits for, and that run's own message; empty without one."""
+    if not active:
+        return ""
+    more = f" (and {len(active) - 1} more)" if len(active) > 1 else ""
+    return f"waits for {active[0].name}{more}: {active[0].status.message}".removesuffix(": ")
+
+
 def _report(
     spec: kinds.TuningStudySpec, lines: tuple[score.Line, ...], done: int, total: int, waiting: str
 ) -> StudyReport:
     best = next((line for line in lines if line.best), None)
+    suspended = spec.suspend and done < total
+    message = "; ".join(text for text in (waiting, HOW_TO_RESUME if suspended else "") if text)
     return StudyReport(
-        phase="Running",
+        phase=SUSPENDED if suspended and not waiting else "Running",
         runs_done=done,
         runs_total=total,
-        message="suspended" if spec.suspend else waiting,
+        message=message if done < total else "",
         answer=tuple(score.conclusion(spec, lines)) if done == total else (),
         best=best.row.text if best else "",
         table=tuple(read(StudyRow, row) for row in status_rows(spec, lines)),

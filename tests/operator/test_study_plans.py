@@ -13,8 +13,8 @@ from headgate_operator.plan.model import Delete, Plan
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import StudyReport, TuningStudyStatus, read
-from testbed_runtime.api.views import Pod, Study
-from tests.operator.planned import events
+from testbed_runtime.api.views import HOW_TO_PULL, HOW_TO_SCHEDULE, Pod, Study
+from tests.operator.planned import events, others
 from tests.operator.test_scenario_study import NOW, SETTINGS, a_study, condition
 
 Obj = dict[str, Any]
@@ -86,6 +86,56 @@ def test_a_pod_whose_image_cannot_be_pulled_is_replaced_once_the_installation_na
         pod = Pod({**found, "spec": {**spec, "containers": containers}, "status": {"phase": "Pending", "containerStatuses": waiting}})  # fmt: skip
         after = look(pod=pod, settings=replace(SETTINGS, since=NOW))
         assert after.actions == ((Delete("Pod", "lab", "knobs-study", "p"),) if gone else ())
+
+
+PULLING = [{"name": "study", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}}]
+
+
+@pytest.mark.parametrize("age_s", [600, 601])
+@pytest.mark.parametrize(
+    ("has_node", "reason", "text"),
+    [
+        (False, "Unschedulable", f"Unschedulable: no cpu; {HOW_TO_SCHEDULE}"),
+        (True, "PodNotStarted", f"ErrImagePull: no such tag; {HOW_TO_PULL}"),
+    ],
+)
+def test_a_study_whose_pod_cannot_start_says_so_and_ends_after_ten_minutes(
+    has_node: bool, reason: str, text: str, age_s: float
+) -> None:
+    """With the pod, Kubernetes' reason, and what to do. A pod that never started is not one that was lost."""
+    since = rfc3339(NOW - age_s)
+    scheduled = {
+        "type": "PodScheduled",
+        "status": str(has_node),
+        "reason": "Unschedulable",
+        "message": "no cpu",
+    }
+    conditions = [{**scheduled, "lastTransitionTime": since}]
+    status = {"phase": "Pending", "conditions": conditions, "containerStatuses": PULLING if has_node else []}
+    raw = a_pod("Pending", creationTimestamp=since).raw
+    pod = Pod({**raw, "spec": {"serviceAccountName": naming.STUDY_ACCOUNT}, "status": status})
+    late = age_s > 600
+    found = look(pod=pod)
+    assert text in status_of(found).message
+    assert "pod knobs-study" in status_of(found).message
+    assert condition(found, "Ready") == f"False/{reason if late else 'PodsNotReady'}"
+    assert (status_of(found).phase, condition(found, "Stalled").startswith("True")) == (
+        ("Complete", True) if late else ("Starting", False)
+    )
+    assert others(found) == ([Delete("Pod", "lab", "knobs-study", "p")] if late else [])
+    assert status_of(found).pod_starts == 0
+
+
+def test_a_study_that_is_suspended_between_its_runs_is_not_ready() -> None:
+    """Its pod waits. The message says how to go on."""
+    found = look(
+        {"startedAt": rfc3339(NOW)},
+        a_pod(),
+        {"phase": "Suspended", "message": "how", "runsTotal": 2},
+        suspend=True,
+    )
+    assert [condition(found, t) for t in ("Ready", "Reconciling", "Complete")] == ["False/Suspended"] * 3
+    assert (status_of(found).phase, status_of(found).message) == ("Suspended", "how")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import TestbedStatus, to_json
 from testbed_runtime.api.validate_kinds import validate_kind
-from testbed_runtime.api.views import Pod, Resource, Secret, Testbed
+from testbed_runtime.api.views import HOW_TO_PULL, HOW_TO_SCHEDULE, Pod, Resource, Secret, Testbed
 from tests.operator.planned import conditions, events, message
 from tests.operator.test_scenario_study import NOW, SETTINGS
 from tests.operator.world import a_testbed
@@ -218,20 +218,40 @@ def test_one_problem_of_many_pods_is_shown_once() -> None:
     assert message(found, "Ready") == f"not ready: {names}. {names}: ImagePull: full"
 
 
-@pytest.mark.parametrize(("age_s", "stalled"), [(600, "False/Progressing"), (601, "True/Unschedulable")])
-def test_a_pod_that_gets_no_node_stalls_the_testbed_after_ten_minutes(age_s: float, stalled: str) -> None:
-    """With one Event."""
+NO_NODE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "no cpu. preemption: none",
+}
+HAS_NODE = {"type": "PodScheduled", "status": "True", "lastTransitionTime": rfc3339(NOW)}
+PULLING = [{"name": "c", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}}]
+
+
+@pytest.mark.parametrize("age_s", [600, 601])
+@pytest.mark.parametrize(
+    ("status", "reason", "text"),
+    [
+        ({"conditions": [NO_NODE]}, "Unschedulable", f"has no node after 600 s: Unschedulable: no cpu; {HOW_TO_SCHEDULE}"),
+        ({"conditions": [HAS_NODE], "containerStatuses": PULLING}, "PodNotStarted",
+         f"has not started after 600 s: ErrImagePull: no such tag; {HOW_TO_PULL}"),
+    ],
+)  # fmt: skip
+def test_a_pod_that_cannot_start_stalls_the_testbed_after_ten_minutes(
+    status: Obj, reason: str, text: str, age_s: float
+) -> None:
+    """With one Event, which has the pod, Kubernetes' reason, and what to do."""
     raw = made()
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no cpu"}
-    waiting = {"phase": "Pending", "status": {"conditions": [condition]}}
+    waiting = {"phase": "Pending", "status": status}
     found = look(raw, pods(raw, tm_2=waiting), now=NOW + age_s)
-    assert conditions(found)["Stalled"] == stalled
-    text = "pod bench-tm-2 has no node after 600 s: Unschedulable: no cpu"
-    late = stalled.startswith("True")
+    late = age_s > 600
+    assert conditions(found)["Stalled"] == (f"True/{reason}" if late else "False/Progressing")
     assert events(found)[:1] == (
-        [("Warning", "Unschedulable", text)] if late else [("Normal", "JobRunning", "the job is running")]
+        [("Warning", reason, f"pod bench-tm-2 {text}")]
+        if late
+        else [("Normal", "JobRunning", "the job is running")]
     )
-    assert conditions(found)["Reconciling"] == ("False/Unschedulable" if late else "True/Starting")
+    assert conditions(found)["Reconciling"] == (f"False/{reason}" if late else "True/Starting")
     again = look(made(to_json(status_of(found))), pods(raw, tm_2=waiting), now=NOW + age_s)
     assert events(again) == []
 

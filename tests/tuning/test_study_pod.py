@@ -245,8 +245,8 @@ async def test_a_suspended_study_makes_no_run_and_goes_on_later() -> None:
     """Runs that are open are counted all the same."""
     api = model(suspend=True)
     task = asyncio.create_task(study(api).run())
-    await until(lambda: said(api).get("message") == "suspended")
-    assert runs(api) == []
+    await until(lambda: said(api).get("message", "").startswith("spec.suspend is true"))
+    assert (said(api)["phase"], runs(api)) == ("Suspended", [])
     api.change("TuningStudy", LAB, "knobs", {"spec": {"suspend": False}})
     await until(lambda: len(runs(api)) == 2)
     task.cancel()
@@ -254,7 +254,7 @@ async def test_a_suspended_study_makes_no_run_and_goes_on_later() -> None:
 
 
 async def test_a_study_says_which_run_is_in_its_way_and_goes_on_when_it_is_gone() -> None:
-    """A run of somebody else's is not counted, and not touched."""
+    """A run of somebody else's is not counted, and not touched. Later it has the message of the run that it waits for."""
     api = model()
     foreign = grid.planned_runs("knobs", spec_of(api))[0].name
     api.put({**good("ScenarioRun"), "metadata": {"name": foreign, "namespace": LAB}})
@@ -263,8 +263,10 @@ async def test_a_study_says_which_run_is_in_its_way_and_goes_on_when_it_is_gone(
     assert "delete it" in said(api)["message"]
     assert said(api).get("runsDone", 0) == 0
     api.remove(("ScenarioRun", LAB, foreign))
-    await until(lambda: said(api).get("message", "") == "")
-    assert len(runs(api)) == 2
+    await until(lambda: said(api)["message"].startswith(f"waits for {foreign} (and 1 more)"))
+    first = next(run for run in runs(api) if run["metadata"]["name"] == foreign)
+    api.put({**first, "status": {"phase": "Starting", "message": "pod x: Unschedulable"}})
+    await until(lambda: said(api)["message"] == f"waits for {foreign} (and 1 more): pod x: Unschedulable")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

@@ -13,7 +13,9 @@ from testbed_runtime.api import naming
 from testbed_runtime.api.status import Status
 from testbed_runtime.api.views import Manifest, Pod, Resource
 
-UNSCHEDULABLE_LIMIT_S = 600.0
+UNSCHEDULABLE = "Unschedulable"
+NOT_STARTED = "PodNotStarted"
+START_LIMIT_S = 600.0
 """How long a pod may wait for a node or for its image: an autoscaler needs some minutes to add a node."""
 MAX_RESTARTS = 5
 """How often a pod of a run or study is recreated, or its container restarts, before the run or study fails."""
@@ -125,19 +127,30 @@ def heal_skipped(obj: Resource) -> Emit | None:
     return Emit("Warning", "HealSkipped", text)
 
 
-def unschedulable(pods: Iterable[Pod], now: float) -> str:
-    """Return the scheduler's reason for the pods that have waited too long for a node; empty if no pod has."""
-    late = [p for p in pods if p.unschedulable and now - p.created > UNSCHEDULABLE_LIMIT_S]
-    return "; ".join(f"pod {p.name} has no node after {UNSCHEDULABLE_LIMIT_S:g} s: {p.problem}" for p in late)
+def overdue(pods: Iterable[Pod], now: float) -> tuple[str, str]:
+    """Return the reason and Kubernetes' words for the pods that have waited too long for a node, or after that for their image or a
+    volume; empty if no pod has."""
+    alive = [p for p in pods if p.alive]
+    if late := [p for p in alive if p.unschedulable and now - p.created > START_LIMIT_S]:
+        return UNSCHEDULABLE, _problems(late, "has no node")
+    pending = (p for p in alive if p.phase == "Pending" and p.problem)
+    late = [p for p in pending if now - (p.scheduled_since or now) > START_LIMIT_S]
+    return (NOT_STARTED, _problems(late, "has not started")) if late else ("", "")
 
 
-def not_started(pods: Iterable[Pod], now: float) -> str:
-    """Return the kubelet's reason for the pods that have had a node for too long without their image or a volume; empty if no pod has."""
-    pending = (p for p in pods if p.alive and p.phase == "Pending" and p.problem)
-    late = [p for p in pending if now - (p.scheduled_since or now) > UNSCHEDULABLE_LIMIT_S]
-    return "; ".join(
-        f"pod {p.name} has not started after {UNSCHEDULABLE_LIMIT_S:g} s: {p.problem}" for p in late
-    )
+def _problems(pods: Iterable[Pod], what: str) -> str:
+    return "; ".join(f"pod {p.name} {what} after {START_LIMIT_S:g} s: {p.problem}" for p in pods)
+
+
+def is_new(pod: Pod, before: str) -> bool:
+    """Return whether this pod, which is not the one with the uid `before`, has begun. One that is replaced before it had its image was not
+    lost, and passes through Failed while it is deleted."""
+    return pod.phase != "Pending" and not pod.terminating and pod.uid != before
+
+
+def problem_of(*pods: Pod | None) -> str:
+    """Return the name and the problem of the first of these pods that has one; empty if none has."""
+    return next((f"pod {p.name}: {p.problem}" for p in pods if p is not None and p.problem), "")
 
 
 def has_old_image(pod: Pod, settings: Settings) -> bool:

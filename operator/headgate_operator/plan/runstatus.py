@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from headgate_operator.plan import conditions
 from headgate_operator.plan.conditions import clip, no, rfc3339, unknown, with_conditions, yes
-from headgate_operator.plan.model import Emit
+from headgate_operator.plan.model import Emit, is_new, problem_of
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import (
     COMPLETE,
@@ -52,25 +52,29 @@ def running(
     waits = run.suspended and between
     phase = SUSPENDED if waits else (report.phase if report else "") or "Starting"
     status = replace(_mirrored(before, report), phase=phase, started_at=before.started_at or rfc3339(now))
-    if runner is not None and runner.uid != before.runner_uid:
+    if runner is not None and is_new(runner, before.runner_uid):
         status = replace(status, runner_starts=before.runner_starts + 1, runner_uid=runner.uid)
-    if recorder is not None and recorder.uid != before.recorder_uid:
+    if recorder is not None and is_new(recorder, before.recorder_uid):
         status = replace(status, recorder_starts=before.recorder_starts + 1, recorder_uid=recorder.uid)
-    problem = ""
+    # a Spark without a node may get the place of the testbed, one without its image fails the run at its end
+    trouble = problem_of(runner, recorder, spark if spark is not None and spark.unpullable_images else None)
     if phase == EVALUATING and not (spark is not None and spark.containers_run):
-        problem = spark.problem if spark is not None else ""
-        text = "the evaluation waits for the Spark pod"
-        ready = no("Ready", "SparkNotReady", f"{text}: {problem}" if problem else text)
+        trouble = problem_of(spark)
+        ready = no("Ready", "SparkNotReady", trouble or "the evaluation waits for the Spark pod")
     elif waits:
         ready = no("Ready", SUSPENDED, report.message if report else "")
-    elif runner is not None and runner.containers_run:
-        ready = yes("Ready", "Running", "the runner is at work")
-    else:
-        why = "there is no runner pod yet" if runner is None else runner.why_not_running
-        problem = runner.problem if runner is not None else ""
+    elif runner is None or not runner.containers_run:
+        why = (
+            "there is no runner pod yet" if runner is None else f"pod {runner.name}: {runner.why_not_running}"
+        )
         ready = no("Ready", "RunnerNotReady", why)
+    elif problem := problem_of(recorder):
+        ready = no("Ready", "RecorderNotReady", problem)
+    else:
+        ready = yes("Ready", "Running", "the runner is at work")
     # a problem is for a user to fix, so it takes precedence over what the runner does
-    status = replace(status, message=clip(ready.message) if problem else report.message if report else "")
+    message = trouble or (report.message if report else "")
+    status = replace(status, message=clip(message))
     healing = [yes(HEALING, "Asked", "the runner ends its trial and the run")] if run.heal_requested else []
     return with_conditions(run, status, [
         yes("Accepted", "Valid"),

@@ -27,12 +27,11 @@ from headgate_operator.plan.model import (
     drop_finalizer,
     has_old_image,
     heal_skipped,
-    not_started,
+    overdue,
     pod_loss_reason,
+    problem_of,
     release,
-    unschedulable,
 )
-from headgate_operator.plan.testbed_status import UNSCHEDULABLE
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import COMPLETE, RECORDER_LOST, SUSPENDED, RunReport, ScenarioRunStatus
@@ -44,7 +43,6 @@ from testbed_runtime.core.judgement.verdict import Verdict
 SPARK_WARM_S = 120.0
 """How long Spark stays after the last run, for the next one of a batch."""
 EVALUATION_FAILED = "EvaluationFailed"
-NOT_STARTED = "PodNotStarted"
 HEAL_LIMIT_S = 60.0
 """How long a deletion waits for testbeds to be gone, and a heal for the runner. The agents hold the deadlines of their faults."""
 RUNNER_END_S = 60.0
@@ -136,10 +134,9 @@ def _running(observed: Observed, findings: KindFindings | None, settings: Settin
         return _conclude(observed, now, verdict=Verdict.ERROR, reason="RunnerLost", text=given_up)
     # the testbed may have Spark's place until its last pod is gone
     needed = [pod for pod in (observed.recorder, observed.runner) if pod is not None]
-    if late := unschedulable(needed, now):
-        return _conclude(observed, now, verdict=Verdict.ERROR, reason=UNSCHEDULABLE, text=late)
-    if late := not_started(needed, now):
-        return _conclude(observed, now, verdict=Verdict.ERROR, reason=NOT_STARTED, text=late)
+    reason, late = overdue(needed, now)
+    if late:
+        return _conclude(observed, now, verdict=Verdict.ERROR, reason=reason, text=late)
     if observed.taken:
         status = runstatus.blocked(run, observed.taken, now)
         return Plan((*_first_events(findings),), status, LOOK_SOON_S)
@@ -168,7 +165,11 @@ def _mirrored_end(
 ) -> Plan:
     failures = _evaluation_failures(report, observed.spark)
     lost = observed.status.recorder_starts > 1 and not settings.recorder_storage
-    lost = lost and len(failures) <= 1  # else Spark's own container failed
+    spark = observed.spark
+    never_began = problem_of(spark) if spark is not None and spark.phase == "Pending" else ""
+    lost = lost and len(failures) <= 1 and not never_began  # else Spark's own container or its pod failed
+    if report.evaluation_failure and never_began:
+        report = replace(report, text=f"the history was not evaluated: {never_began}")
     status = runstatus.ended(observed.run, report, now, history=_history(observed), record_lost=lost)
     events = [*_first_events(findings), *runstatus.events(observed.status, status)]
     if status.verdict == str(Verdict.ERROR):

@@ -8,7 +8,18 @@ from msgspec.structs import replace
 from headgate_operator import objects_runs
 from headgate_operator.plan import conditions
 from headgate_operator.plan.conditions import clip, no, rfc3339, with_conditions, yes
-from headgate_operator.plan.model import Action, Create, Emit, Plan, delete, has_old_image, pod_loss_reason
+from headgate_operator.plan.model import (
+    Action,
+    Create,
+    Emit,
+    Plan,
+    delete,
+    has_old_image,
+    is_new,
+    overdue,
+    pod_loss_reason,
+    problem_of,
+)
 from headgate_operator.settings import Settings
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import COMPLETE, REJECTED, SUSPENDED, StudyReport, TuningStudyStatus, carried
@@ -46,10 +57,19 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     if study.suspended and observed.pod is None:
         return Plan(status=_in_progress(observed, report, "Suspended", now))
     if lost := pod_loss_reason(observed.pod, study.status.pod_starts, "the study"):
-        return _ended(study, replace(report, reason="PodLost", message=lost), now)
+        return _given_up(observed, report, "PodLost", lost, now)
+    reason, late = overdue([observed.pod] if observed.pod is not None else [], now)
+    if late:
+        return _given_up(observed, report, reason, late, now)
     accounts = objects_runs.missing_accounts(study, observed.shared, settings)
     actions = [*map(Create, accounts), *_pod(observed, settings)]
     return Plan(tuple(actions), _in_progress(observed, report, report.phase or "Starting", now), LOOK_S)
+
+
+def _given_up(observed: Observed, report: StudyReport, reason: str, text: str, now: float) -> Plan:
+    ended = _ended(observed.study, replace(report, reason=reason, message=text), now)
+    pod = observed.pod
+    return ended if pod is None else replace(ended, actions=(*ended.actions, delete("Pod", pod)))
 
 
 def _pod(observed: Observed, settings: Settings) -> list[Action]:
@@ -74,20 +94,27 @@ def _pod(observed: Observed, settings: Settings) -> list[Action]:
 
 
 def _in_progress(observed: Observed, report: StudyReport, phase: str, now: float) -> TuningStudyStatus:
-    """Return the status of a study that is not complete. A pod is counted when it is seen for the first time."""
+    """Return the status of a study that is not complete. A pod is counted when it is first seen at work."""
     study, pod = observed.study, observed.pod
     before = study.status
     status = replace(_mirrored(before, observed.report), phase=phase)
-    if pod is not None and pod.uid != before.pod_uid:
+    if pod is not None and is_new(pod, before.pod_uid):
         status = replace(status, pod_starts=before.pod_starts + 1, pod_uid=pod.uid)
     is_suspended = phase == SUSPENDED
     if not is_suspended:
         status = replace(status, started_at=before.started_at or rfc3339(now))
-    is_up = pod is not None and pod.phase == "Running"
+    problem = problem_of(pod)
+    if problem:
+        status = replace(status, message=clip(problem))
+        ready = no("Ready", "PodsNotReady", problem)
+    elif pod is not None and pod.phase == "Running" and not is_suspended:
+        ready = yes("Ready", "Running", report.message)
+    else:
+        ready = no("Ready", phase, report.message)
     return with_conditions(study, status, [
         yes("Accepted", "Valid"),
-        no("Reconciling", phase) if is_suspended else yes("Reconciling", phase, report.message),
-        yes("Ready", "Running") if is_up else no("Ready", phase),
+        no("Reconciling", phase) if is_suspended else yes("Reconciling", phase, status.message),
+        ready,
         no("Stalled", phase),
         no(COMPLETE, phase),
     ], now)  # fmt: skip

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from headgate_operator import objects
 from headgate_operator.plan import conditions
 from headgate_operator.plan.conditions import clip, moment, no, unknown, with_conditions, yes
-from headgate_operator.plan.model import Emit, unschedulable
+from headgate_operator.plan.model import Emit, overdue
 from testbed_runtime.api import naming
 from testbed_runtime.api.status import MAX_TARGETS, REJECTED, Condition, TestbedStatus
 from testbed_runtime.api.validate_kinds import KindFindings
@@ -24,7 +24,6 @@ PROBLEMS_SHOWN = 4
 NAMES_SHOWN = 8
 """Pods named in a condition's message; the others are counted."""
 JOBMANAGER_NOT_REACHED = "JobManagerNotReached"
-UNSCHEDULABLE = "Unschedulable"
 REPLACING = "Replacing"
 NO_ANSWER = "the JobManager does not answer the operator"
 FAILED = "FAILED"
@@ -113,7 +112,7 @@ def of(  # noqa: PLR0917 - what a status is made of
     """Return the status that is written before `steps` are done."""
     deleted_or_new = {*steps.make, *steps.remove, *steps.replace}
     ready = _ready(state, steps, job)
-    late = clip(unschedulable(state.pods.values(), now))
+    overdue_reason, late = overdue(state.pods.values(), now)
     status = replace(
         testbed.status,
         phase=_phase(ready, state, steps),
@@ -131,8 +130,8 @@ def of(  # noqa: PLR0917 - what a status is made of
     wanted = [
         _accepted(findings),
         ready,
-        no("Reconciling", UNSCHEDULABLE) if late else _reconciling(state, steps),
-        yes("Stalled", UNSCHEDULABLE, late) if late else NOT_STALLED,
+        no("Reconciling", overdue_reason) if late else _reconciling(state, steps),
+        yes("Stalled", overdue_reason, clip(late)) if late else NOT_STALLED,
         _job_running(testbed, job),
     ]
     return with_conditions(testbed, status, wanted, now)

@@ -1,0 +1,147 @@
+"""The pods of a ScenarioRun that do not start: its status, and what the plan does about them, without a cluster."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from headgate_operator.plan.conditions import rfc3339
+from headgate_operator.plan.model import Delete
+from testbed_runtime.api.status import to_json
+from testbed_runtime.api.views import HOW_TO_PULL, HOW_TO_SCHEDULE, Pod
+from tests.operator.planned import conditions, events, others
+from tests.operator.runs import (
+    KNOWN,
+    RECORDER,
+    RUNNER,
+    SPARK,
+    Obj,
+    a_pod,
+    look,
+    made,
+    pods,
+    report,
+    status_of,
+)
+from tests.operator.test_scenario_study import NOW, SETTINGS
+
+
+def test_a_pod_that_is_replaced_before_it_had_its_image_does_not_count_as_lost() -> None:
+    """It ran nothing and recorded nothing. The pod after it begins the run."""
+    leaving = {"deletionTimestamp": rfc3339(NOW)}  # a deleted pod that had nothing passes through Failed
+    for phase, more in (("Pending", {}), ("Failed", leaving)):
+        waiting = pods(runner=a_pod(RUNNER, phase, **more), recorder=a_pod(RECORDER, phase, **more))
+        before = status_of(look(made(), pods=waiting))
+        assert (before.runner_starts, before.recorder_starts) == (0, 0)
+    after = look(made(to_json(before)), pods=pods(runner=None, recorder=None))
+    assert [(kind, reason) for kind, reason, _ in events(after)] == [("Normal", "Started")]
+
+
+@pytest.mark.parametrize("role", ["runner", "recorder", "spark"])
+def test_a_pod_without_a_node_ends_the_run_unless_it_is_sparks(role: str) -> None:
+    """Spark may wait for the place of the last testbed. 600 s are not too long."""
+    name = {"runner": RUNNER, "recorder": RECORDER, "spark": SPARK}[role]
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no cpu"}
+    pod = a_pod(name, "Pending", status={"conditions": [condition]})
+    assert look(made(KNOWN), pods=pods(**{role: pod}), now=NOW + 600).requeue_after_s == 5.0
+    found = look(made(KNOWN), pods=pods(**{role: pod}), now=NOW + 601)
+    if role == "spark":
+        assert found.requeue_after_s == 5.0
+        return
+    text = f"pod {name} has no node after 600 s: Unschedulable: no cpu; {HOW_TO_SCHEDULE}"
+    assert (status_of(found).reason, status_of(found).text) == ("Unschedulable", text)
+    assert others(found) == [Delete("Pod", "lab", RUNNER, f"{RUNNER}-uid")]
+
+
+@pytest.mark.parametrize(
+    ("role", "age_s", "reason", "late"),
+    [
+        ("runner", 601, "ImagePullBackOff", True), ("recorder", 601, "ErrImagePull", True), ("runner", 600, "ErrImagePull", False),
+        ("runner", 601, "ContainerCreating", False), ("spark", 601, "ErrImagePull", False),
+    ],
+)  # fmt: skip
+def test_a_run_whose_pod_does_not_start_ends_after_ten_minutes(
+    role: str, age_s: float, reason: str, late: bool
+) -> None:
+    """With the kubelet's words, from when it has a node. An image that is still being pulled has no problem; the evaluation has its own limit for Spark."""
+    waiting = {"waiting": {"reason": reason, "message": "no such tag"}}
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": rfc3339(NOW + 300)}
+    status = {"containerStatuses": [{"name": role, "state": waiting}], "conditions": [scheduled]}
+    name = {"runner": RUNNER, "recorder": RECORDER, "spark": SPARK}[role]
+    pending = pods(**{role: a_pod(name, "Pending", status=status)})
+    found = look(made(KNOWN), pods=pending, now=NOW + 300 + age_s)
+    ended = (status_of(found).verdict, status_of(found).reason)
+    assert ended == (("Error", "PodNotStarted") if late else ("", ""))
+    text = f"pod {name} has not started after 600 s: {reason}: no such tag; {HOW_TO_PULL}"
+    assert (status_of(found).text == text) == late
+
+
+@pytest.mark.parametrize("role", ["runner", "recorder", "spark"])
+@pytest.mark.parametrize(
+    ("image", "reason", "since", "gone"),
+    [
+        ("headgate:typo", "ImagePullBackOff", NOW + 1, True), ("headgate:typo", "ContainerCreating", NOW + 1, False),
+        (SETTINGS.image, "ImagePullBackOff", NOW + 1, False), ("mirror/headgate:dev", "ImagePullBackOff", NOW, False),
+    ],
+)  # fmt: skip
+def test_a_pod_whose_image_cannot_be_pulled_is_replaced_once_the_installation_names_another(
+    role: str, image: str, reason: str, since: float, gone: bool
+) -> None:
+    """An administrator who corrects the image has to delete no pod. One that an admission webhook renamed is not replaced again and again."""
+    name = {"runner": RUNNER, "recorder": RECORDER, "spark": SPARK}[role]
+    status = {"containerStatuses": [{"name": role, "state": {"waiting": {"reason": reason}}}]}
+    pending = a_pod(name, "Pending", status=status)
+    pending = Pod({**pending.raw, "spec": {"containers": [{"name": role, "image": image}]}})
+    found = look(made(KNOWN), pods=pods(**{role: pending}), settings=replace(SETTINGS, since=since))
+    assert others(found) == ([Delete("Pod", "lab", name, f"{name}-uid")] if gone else [])
+
+
+PULLING = a_pod(
+    "any", "Pending",
+    status={"containerStatuses": [{"name": "c", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}]},
+)  # fmt: skip
+
+
+PULLING = Pod({**PULLING.raw, "spec": {"containers": [{"name": "c", "image": "headgate:typo"}]}})
+PULLING_TEXT = f"pod any: ErrImagePull: no such image; {HOW_TO_PULL}"
+NO_NODE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "no cpu. preemption: none",
+}
+FULL = a_pod("any", "Pending", status={"conditions": [NO_NODE]})
+
+
+@pytest.mark.parametrize(
+    ("phase", "pod", "text", "ready"),
+    [
+        ("", {"runner": PULLING}, PULLING_TEXT, "RunnerNotReady"),
+        ("Running", {"recorder": FULL}, f"pod any: Unschedulable: no cpu; {HOW_TO_SCHEDULE}", "RecorderNotReady"),
+        ("Evaluating", {"spark": PULLING}, PULLING_TEXT, "SparkNotReady"),
+        ("Evaluating", {"spark": None}, "at it", "SparkNotReady"),
+        ("Running", {"spark": PULLING}, PULLING_TEXT, "Running"),
+        ("Running", {"spark": FULL}, "at it", "Running"),
+    ],
+)  # fmt: skip
+def test_a_run_whose_pod_cannot_start_says_so_in_its_message(
+    phase: str, pod: Obj, text: str, ready: str
+) -> None:
+    """With the pod and what to do. `kubectl get` and the command line show the message; it goes when the pod has started. A Spark without
+    its image is reported before the trials are over; one without a node may wait for the place of the testbed."""
+    at_work = report(phase=phase, message="at it") if phase else None
+    found = look(made(KNOWN), pods=pods(**pod), report=at_work)
+    assert status_of(found).message == text
+    assert conditions(found)["Ready"].partition("/")[2] == ready
+    later = look(made({**KNOWN, "message": text}), report=at_work)
+    assert status_of(later).message == ("at it" if phase else "")
+
+
+def test_a_run_whose_spark_never_had_its_image_ends_with_the_kubelets_reason() -> None:
+    """And not with the connection that the runner could not open. A run that was evaluated keeps its text, whatever Spark does now."""
+    failed = {"phase": "Complete", "verdict": "Error", "reason": "RunFailed", "text": "no answer"}
+    for failure, text in (("no answer", f"the history was not evaluated: {PULLING_TEXT}"), ("", "no answer")):
+        found = look(
+            made(KNOWN), pods=pods(spark=PULLING), report=report(**failed, evaluationFailure=failure)
+        )
+        assert (status_of(found).verdict, status_of(found).text) == ("Error", text)
