@@ -31,6 +31,7 @@ from testbed_runtime.core.job.messages import (
     NotifyCheckpointComplete,
     TriggerCheckpoint,
 )
+from testbed_runtime.core.values import NANOS
 from testbed_runtime.core.versions import ABORTION_NAMES_COMPLETED, TRIGGER_FAILURES_ABORT, has
 from testbed_runtime.core.waits import Outcome
 from testbed_runtime.history.waits import OpenWait
@@ -40,7 +41,6 @@ from testbed_runtime.jobmanager.services import Services
 from testbed_runtime.jobmanager.taskexecutors import TaskExecutors
 from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFailure
 
-NANOS = 1_000_000_000
 NOTIFY_RETRY_S = 0.5
 """Pause before a task is notified of the final checkpoint again: no later one would notify it."""
 

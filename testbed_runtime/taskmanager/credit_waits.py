@@ -6,11 +6,10 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from testbed_runtime.core.exchange.credit import ChannelStats
-from testbed_runtime.core.options import Options
+from testbed_runtime.core.options import EXCLUSIVE_BUFFERS, Options
 from testbed_runtime.core.waits import Limit
 from testbed_runtime.history.waits import WaitLog
 
-BUFFERS = "taskmanager.network.memory.buffers-per-channel"
 MIN_SAMPLES = 3
 """A channel is starved if this many samples in a row found no credit: a single one may fall between two announcements."""
 
@@ -30,7 +29,7 @@ class CreditWaits:
 
     def __init__(self, waits: WaitLog, options: Options) -> None:
         self._waits = waits
-        self._limit = Limit(BUFFERS, options.text(BUFFERS))
+        self._limit = Limit(EXCLUSIVE_BUFFERS, options.text(EXCLUSIVE_BUFFERS))
         self._starved: dict[Key, _Starved] = {}
 
     @property

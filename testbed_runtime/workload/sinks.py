@@ -14,7 +14,7 @@ from testbed_runtime.core.job.jobgraph import SinkConfig
 from testbed_runtime.core.job.ledger import Ledger
 from testbed_runtime.core.job.messages import SinkCommit
 from testbed_runtime.workload.keyedstate import SubtaskContext
-from testbed_runtime.workload.records import Records, head_of, intact, one_way, text_bytes
+from testbed_runtime.workload.records import Records, head_of, intact, one_way, text_of
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
 
@@ -103,9 +103,7 @@ class FileSink(LedgerSink):
     def write(self, records: Records, channel: int) -> None:
         super().write(records, channel)
         for record in records:
-            text = (
-                text_bytes(record).decode("utf-8", "replace") if record["text"] else str(int(record["key"]))
-            )
+            text = text_of(record) if record["text"] else str(int(record["key"]))
             self._lines.append(f"({text},{int(record['count'])})\n")
 
     def stage(self, checkpoint: int) -> tuple[str, bytes] | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from testbed_runtime.core.job.jobgraph import SourceConfig
+from testbed_runtime.core.values import NANOS
 from testbed_runtime.workload.records import (
     HEADER_BYTES,
     Block,
@@ -19,7 +20,6 @@ from testbed_runtime.workload.records import (
     with_text,
 )
 
-NS = 1_000_000_000
 BATCH_RECORDS = 2048
 """Maximum records of one `take`: about 0.2 ms of numpy work for records of 100 bytes, below the slice of 0.5 ms."""
 AHEAD_RECORDS = 64
@@ -48,7 +48,7 @@ class GeneratedSource:
         self._subtask = subtask
         self._parallelism = parallelism
         self._t0_ns = t0_ns
-        self._period_ns = NS / config.records_per_second
+        self._period_ns = NANOS / config.records_per_second
         self._dtype = record_dtype(config.record_bytes)
         salt = mix64(np.array([seed, vertex, subtask], dtype=np.uint64))
         self._salt = np.uint64(int(salt[0] ^ (salt[1] << np.uint64(1)) ^ (salt[2] << np.uint64(2))))

@@ -68,14 +68,27 @@ _PROXY_RESIDUE = (
 _TAPS = "Taps on both sides (before the interceptor, after receipt), matched by channel and number."
 _RULE_RESIDUE = "The rule is still in a process, or frames are still held there."
 _CALL_RESIDUE = "The rule is still in a process."
-_POD_GONE = "The API server no longer has the pod, or has another one with its name."
 _NO_PROCESS_LEFT = "None is possible: the killed process no longer exists."
 _NOT_WITHOUT_PACKETS = (
     "use network.latency or network.bandwidth for the effect that loss has on a TCP connection, or frames.drop to lose frames "
     "of the protocol"
 )
-_NOT_WITHOUT_PODS = "use process.kill, or run it with --on kubernetes"
 _FRAME_CLASS = choice("frame_class", "The class of the frames.", {name: name for name in FRAME_CLASSES})
+
+
+def _pod(name: str, doc: str, asked: str, limits: str) -> Kind:
+    return Kind(
+        name=name,
+        doc=doc,
+        backends=(POD_BACKEND,),
+        asked=asked,
+        measured="The API server no longer has the pod, or has another one with its name.",
+        residue="None is possible: the pod no longer exists.",
+        limits=f"{limits} It works only in a cluster.",
+        in_process=True,
+        instead="use process.kill, or run it with --on kubernetes",
+        hides=Hides.PROCESS,
+    )
 
 
 def _pause(name: str, asked: str, limits: str) -> Kind:
@@ -395,29 +408,17 @@ _PROCESSES = (
         "{duration} pause of {targets}",
         "Its connections stay open and the kernel still acknowledges and buffers for it. Its supervisor and the probes keep running.",
     ),
-    Kind(
-        name="pod.delete",
-        doc="The pod is deleted without grace; a TaskManager is replaced only by `replaceLost`.",
-        backends=(POD_BACKEND,),
-        asked="the pod of {targets} is deleted",
-        measured=_POD_GONE,
-        residue="None is possible: the pod no longer exists.",
-        limits="There is no grace period, so nothing in the pod can shut down cleanly. It works only in a cluster.",
-        in_process=True,
-        instead=_NOT_WITHOUT_PODS,
-        hides=Hides.PROCESS,
+    _pod(
+        "pod.delete",
+        "The pod is deleted without grace; a TaskManager is replaced only by `replaceLost`.",
+        "the pod of {targets} is deleted",
+        "There is no grace period, so nothing in the pod can shut down cleanly.",
     ),
-    Kind(
-        name="pod.evict",
-        doc="The pod is evicted, as when its node is drained: disruption budgets and its grace period apply.",
-        backends=(POD_BACKEND,),
-        asked="the pod of {targets} is evicted",
-        measured=_POD_GONE,
-        residue="None is possible: the pod no longer exists.",
-        limits="A disruption budget may refuse it; then it did not take effect. It works only in a cluster.",
-        in_process=True,
-        instead=_NOT_WITHOUT_PODS,
-        hides=Hides.PROCESS,
+    _pod(
+        "pod.evict",
+        "The pod is evicted, as when its node is drained: disruption budgets and its grace period apply.",
+        "the pod of {targets} is evicted",
+        "A disruption budget may refuse it; then it did not take effect.",
     ),
     Kind(
         name="jobmanager.kill",

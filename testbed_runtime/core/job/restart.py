@@ -103,7 +103,7 @@ class FixedDelay(RestartStrategy):
     def text(self) -> str:
         return (
             f"FixedDelayRestartBackoffTimeStrategy(maxNumberRestartAttempts={self.attempts}, "
-            f"backoffTimeMS={round(self.delay_s * MILLIS)})"
+            f"backoffTimeMS={_millis(self.delay_s)})"
         )
 
     def notify_failure(self, now: float) -> bool:
@@ -137,7 +137,7 @@ class FailureRate(RestartStrategy):
     def text(self) -> str:
         return (
             f"FailureRateRestartBackoffTimeStrategy(FailureRateRestartBackoffTimeStrategy(failuresIntervalMS="
-            f"{round(self._interval_s * MILLIS)},backoffTimeMS={round(self.delay_s * MILLIS)},"
+            f"{_millis(self._interval_s)},backoffTimeMS={_millis(self.delay_s)},"
             f"maxFailuresPerInterval={self._max_failures})"
         )
 
@@ -206,6 +206,14 @@ class ExponentialConfig(Struct, frozen=True):
         ):
             require_option(holds, text, EXPONENTIAL + key, hint)
 
+    def text(self, state: str) -> str:
+        """Return Flink's text of a strategy with this configuration in this state."""
+        return (
+            f"ExponentialDelayRestartBackoffTimeStrategy(initialBackoffMS={_millis(self.initial_s)}, "
+            f"maxBackoffMS={_millis(self.max_s)}, backoffMultiplier={java_double(self.multiplier)}, "
+            f"resetBackoffThresholdMS={_millis(self.reset_s)}, jitterFactor={java_double(self.jitter)}, {state})"
+        )
+
 
 class ExponentialDelay(RestartStrategy):
     """`uniform(low, high)` draws a whole number of milliseconds, both ends included."""
@@ -221,18 +229,14 @@ class ExponentialDelay(RestartStrategy):
 
     @property
     def option(self) -> str:
-        capped = self._backoff_ms is not None and self._backoff_ms >= round(self._config.max_s * MILLIS)
+        capped = self._backoff_ms is not None and self._backoff_ms >= _millis(self._config.max_s)
         return EXPONENTIAL + ("max-backoff" if capped else "initial-backoff")
 
     @property
     def text(self) -> str:
-        config = self._config
-        return (
-            f"ExponentialDelayRestartBackoffTimeStrategy(initialBackoffMS={round(config.initial_s * MILLIS)}, "
-            f"maxBackoffMS={round(config.max_s * MILLIS)}, backoffMultiplier={java_double(config.multiplier)}, "
-            f"resetBackoffThresholdMS={round(config.reset_s * MILLIS)}, jitterFactor={java_double(config.jitter)}, "
-            f"attemptsBeforeResetBackoff={config.attempts_before_reset}, currentRestartAttempt={self._attempt}, "
-            f"nextRestartTimestamp={self._next_restart_ms})"
+        return self._config.text(
+            f"attemptsBeforeResetBackoff={self._config.attempts_before_reset}, currentRestartAttempt={self._attempt}, "
+            f"nextRestartTimestamp={self._next_restart_ms}"
         )
 
     def notify_failure(self, now: float) -> bool:
@@ -262,7 +266,7 @@ class ExponentialDelay(RestartStrategy):
         """Draw the jitter from the delay as it grew, and limit their sum. The delay of the 91st restart in a row no longer fits
         Java's long: Flink's sum overflows, and it starts again at the initial delay if the jitter is positive."""
         config = self._config
-        initial, largest = round(config.initial_s * MILLIS), round(config.max_s * MILLIS)
+        initial, largest = _millis(config.initial_s), _millis(config.max_s)
         base = _grown(initial, config.multiplier, self._attempt)
         spread = min(int(base * config.jitter), MAX_LONG)
         jittered = base + (self._uniform(-spread, spread) if spread else 0)
@@ -284,13 +288,7 @@ class EarlierExponentialDelay(RestartStrategy):
 
     @property
     def text(self) -> str:
-        config = self._config
-        return (
-            f"ExponentialDelayRestartBackoffTimeStrategy(initialBackoffMS={self._initial_ms}, "
-            f"maxBackoffMS={self._max_ms}, backoffMultiplier={java_double(config.multiplier)}, "
-            f"resetBackoffThresholdMS={_millis(config.reset_s)}, jitterFactor={java_double(config.jitter)}, "
-            f"currentBackoffMS={self._initial_ms}, lastFailureTimestamp=0)"
-        )
+        return self._config.text(f"currentBackoffMS={self._initial_ms}, lastFailureTimestamp=0")
 
     @property
     def option(self) -> str:

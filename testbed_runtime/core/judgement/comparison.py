@@ -52,6 +52,15 @@ class Key(Struct, frozen=True):
     def unit(self) -> str:
         return m.METRICS[self.metric].unit
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "metric": self.metric,
+            "quantile": self.quantile,
+            "phase": self.phase,
+            "title": self.title,
+            "unit": self.unit,
+        }
+
     def matches(self, row: Row) -> bool:
         info = m.METRICS[self.metric]
         if row["metric"] != self.metric or (info.phased and row["phase"] != self.phase):
@@ -132,11 +141,7 @@ class Contrast(Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "metric": self.key.metric,
-            "quantile": self.key.quantile,
-            "phase": self.key.phase,
-            "title": self.key.title,
-            "unit": self.key.unit,
+            **self.key.to_json(),
             "group": self.name,
             "reference": self.reference,
             "answer": self.answer,
@@ -321,7 +326,9 @@ def comparison(
         "confidence": CONFIDENCE,
         "confidenceEach": each,
         "matters": matters,
-        "metrics": [_metric(key) for key in listed],
+        "metrics": [
+            {**key.to_json(), "lowerIsBetter": m.METRICS[key.metric].lower_is_better} for key in listed
+        ],
         "groups": [_group(g, listed) for g in groups],
         "contrasts": [c.to_json() for c in contrasts],
         "summary": _summaries([(a.name, b.name) for a, b in pairs], contrasts),
@@ -342,18 +349,6 @@ def _differing(groups: Sequence[Group], keys: Sequence[Key]) -> list[Key]:
     """Return the first ALSO_MAX metrics whose means differ between the groups, as they are shown."""
     differing = [key for key in keys if len({_value(g.samples(key), key)["text"] for g in groups}) > 1]
     return differing[:ALSO_MAX]
-
-
-def _metric(key: Key) -> dict[str, Any]:
-    info = m.METRICS[key.metric]
-    return {
-        "metric": key.metric,
-        "quantile": key.quantile,
-        "phase": key.phase,
-        "title": key.title,
-        "unit": key.unit,
-        "lowerIsBetter": info.lower_is_better,
-    }
 
 
 def _group(group: Group, keys: Sequence[Key]) -> dict[str, Any]:
