@@ -61,7 +61,7 @@ def _java() -> Finding:
     try:
         found = find_java(os.environ)
     except HeadgateError as error:
-        return Finding("Java", BAD, "none", str(error))
+        return Finding("Java", BAD, "none usable", str(error))
     means = f"the evaluation (Spark) needs {JAVA_MINIMUM} or newer"
     return Finding("Java", GOOD, f"{found.version} ({found.binary})", means)
 
