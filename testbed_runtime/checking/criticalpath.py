@@ -194,9 +194,10 @@ class _Walk:
         self._taken.add(id(wait))
         self._later[id(wait)] = len(self._joins)
         self._joins.append((min(wait.end_ns, self.at), _HELD_BY.get(wait.kind, ())))
+        interrupted = wait.end_ns > self.at + EPSILON_NS
         self._take_postponed(wait)
         holder = self._holder(wait)
-        if holder is None and wait.end_ns > self.at + EPSILON_NS:
+        if holder is None and interrupted:
             holder = self._in_progress(wait)
         if holder is not None:
             self._add(max(holder.end_ns, self.start), wait)

@@ -64,6 +64,11 @@ class FaultEffect(Struct, frozen=True):
         return self.plane == PLANES[1]
 
     @property
+    def on_data_alone(self) -> bool:
+        """Whether it acts on the exchange of data, and on no message of the control plane."""
+        return self.group == "frames" or (self.group == "network" and self.plane == PLANES[0])
+
+    @property
     def begun_ns(self) -> int:
         """When it was injected; 0 if it was not."""
         return self.injected_ns or 0

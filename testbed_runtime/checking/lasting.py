@@ -77,7 +77,8 @@ def since_earlier_fault(
     """Return the segments of a failover that joined an outage, from the beginning of the first wait on, if this had begun with an
     `earlier` fault: the one for the replacement of a process that the fault had ended, or for the heartbeats of one that it had silenced.
     A cancellation ends with the loss of such a TaskManager, too. A failure that comes later does not shorten that wait."""
-    hit = {name for fault in earlier for target in targets_of(fault) for name in split_link(target)}
+    silencing = [fault for fault in earlier if not fault.on_data_alone]
+    hit = {name for fault in silencing for target in targets_of(fault) for name in split_link(target)}
     hit -= {"", ANYBODY}
     number = next((n for n, s in enumerate(segments) if s.end_ns - s.start_ns > EPSILON_NS), 0)
     first = segments[number]

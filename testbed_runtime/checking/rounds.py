@@ -26,6 +26,10 @@ from testbed_runtime.history.waits import INT64_MAX
 
 EXPLAINS = {"registration": ("partition",), "store": ("checkpoint", "failure-report", "lease")}
 """The failures that faults of a group can cause, by the kind of `Cause`. Other groups can cause any failure."""
+_ON_DATA = ("partition", "checkpoint", "failure-report", "connection")
+"""The failures that faults on the exchange alone can cause."""
+_CLOSES_NONE = ("network.latency", "network.bandwidth", "network.duplicate", "network.reorder")
+"""The kinds of faults of the network that only delay what passes: no connection is closed because of them."""
 
 
 TOLERATED_NS = round(EPSILON_S * NS)
@@ -496,7 +500,7 @@ def responsible(injected: Sequence[FaultEffect], cause: Cause) -> FaultEffect | 
         return max(stops, key=lambda e: e.begun_ns, default=None)
     before = [e for e in injected if e.begun_ns <= cause.t_ns]
     before.sort(key=lambda e: e.begun_ns)
-    before = [e for e in before if cause.kind in EXPLAINS.get(e.group, (cause.kind,))] or before
+    before = [e for e in before if _explains(e, cause)] or before
     if cause.cause_class == RECOVERED:
         stopped = [e for e in before if _stops_jobmanager(e)]
         before = [e for e in stopped if not e.kind.endswith(".pause")] or stopped or before
@@ -514,3 +518,12 @@ def responsible(injected: Sequence[FaultEffect], cause: Cause) -> FaultEffect | 
     ]
     candidates = hit or before
     return candidates[-1] if candidates else None
+
+
+def _explains(fault: FaultEffect, cause: Cause) -> bool:
+    """Whether a fault of this kind can cause such a failure."""
+    if fault.on_data_alone and cause.kind not in _ON_DATA:
+        return False
+    if cause.kind == "connection" and (fault.group == "frames" or fault.kind in _CLOSES_NONE):
+        return False
+    return cause.kind in EXPLAINS.get(fault.group, (cause.kind,))

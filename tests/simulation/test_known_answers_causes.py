@@ -1,0 +1,86 @@
+"""Known answers where another wait or fault was in progress, but decided nothing: real shells in virtual time, with seconds known beforehand."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed_runtime.core.judgement.recovery import Recovery
+from tests.simulation.test_known_answers import (
+    ALL,
+    DETECTION_S,
+    KILL,
+    LATER_S,
+    QUICK,
+    REACHABILITY,
+    SINK,
+    SOURCE,
+    TOLERANCE_S,
+    Case,
+    answer,
+    check_answer,
+    check_sums,
+    fault,
+)
+
+pytestmark = pytest.mark.virtual
+
+FAR = fault("far", "10 s", ALL, network={"latency": {"delay": "2 s", "mode": "one-way"}})
+HALF = fault("half", "10 s", SOURCE, network={"halfOpen": {}})
+LATER = {"at": "500 ms"}
+
+
+def recovery(case: Case, folder: Path) -> Recovery:
+    """Run a case. Return its only recovery, whose seconds add up."""
+    trial, _ = answer(case, folder)
+    (found,) = (r for r in trial.recoveries if r.total_s)
+    check_sums(found)
+    return found
+
+
+def owned(found: Recovery) -> dict[str, float]:
+    """Return the seconds of each fault or option."""
+    seconds: dict[str, float] = defaultdict(float)
+    for price in found.prices:
+        seconds[price.fault or price.option or price.text] += price.seconds
+    return seconds
+
+
+def test_a_replacement_in_progress_does_not_own_the_detection_before_slots_of_a_spare_one(tmp_path: Path):
+    """The spare TaskManager has a free slot, so the job never waits for the next incarnation of the one that was killed."""
+    managers = {"replicas": 5, "replaceLost": "6 s"}
+    check_answer(
+        Case("spare", [fault("kill", "1 s", SINK, **KILL)], REACHABILITY, DETECTION_S, options=QUICK, managers=managers), tmp_path
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("first", "target"),
+    [(FAR, SOURCE), (FAR, SINK), (HALF, SOURCE)],
+    ids=["far-source", "far-sink", "half-open"],
+)
+def test_a_fault_on_the_exchange_owns_the_seconds_before_a_loss(
+    first: dict[str, Any], target: dict[str, Any], tmp_path: Path
+):
+    """It silences no heartbeats. They are missing since the kill, half a second later."""
+    kill = fault("kill", "1 s", target, **KILL, **LATER)
+    options = {**QUICK, "restart-strategy.fixed-delay.delay": "1 s"}
+    found = recovery(Case("before", [first, kill], "", 0.0, options=options, observation="40 s"), tmp_path)
+    first_round = [s for s in found.rounds[0].segments if s.seconds > TOLERANCE_S]
+    assert (first_round[0].fault, first_round[1].option) == (first["name"], REACHABILITY)
+    assert first_round[0].seconds == pytest.approx(0.5, abs=TOLERANCE_S)
+    assert first_round[1].seconds == pytest.approx(LATER_S, abs=TOLERANCE_S)
+
+
+def test_a_latency_closes_no_connection(tmp_path: Path):
+    """A reset closes them all at once. It begins 1 s after the latency at the other end of the connections, and the wait for their close is
+    no part of the second before it."""
+    reset = fault("reset", "3 s", SINK, network={"reset": {}}, **LATER)
+    found = recovery(
+        Case("reset", [FAR, reset], "", 0.0, options=QUICK, observation="40 s", managers={"replicas": 6}), tmp_path
+    )  # fmt: skip
+    assert found.faults == ("far", "reset")
+    assert owned(found)["far"] > found.total_s - 0.3
