@@ -14,7 +14,7 @@ from testbed_runtime.checking.waits import read_waits, submission_wait
 from testbed_runtime.core.waits import Wait
 from tests.checking.test_catchup import NS, STEP
 from tests.checking.test_outages import END
-from tests.checking.test_round_paths import answered, at, cause, fault, parts, wait
+from tests.checking.test_round_paths import answered, at, catch_up, cause, fault, parts, survived, wait
 from tests.checking.test_rules import effect
 
 
@@ -180,3 +180,77 @@ def test_slots_that_were_waited_for_in_vain_say_that_none_was_free(
     built.wait("slot", "JobMaster", "4 slots", (2.0, 8.0), ("slot.request.timeout", "5 min", 300.0), outcome)
     (found,) = read_waits(built.trial(), {}, [], history.at(20))
     assert found.detail == ("no TaskManager had a free slot" if lacking else "")
+
+
+@pytest.mark.parametrize(("kind", "seconds"), [("checkpoint", 3), ("heartbeat", 0)])
+def test_the_interval_owns_the_time_until_the_checkpoint_that_failed(history: Any, kind: str, seconds: float):
+    """A store fails at 8 s. The next checkpoints begin at 9 and 11 s, and the job fails at 12 s. Another failure has nothing to do with them."""
+    built = history.empty()
+    for number, t in enumerate((7, 9, 11)):
+        built.add("jobmanager-1", "checkpoints", t, checkpoint=number, state="triggered")
+    rounds = (RoundSpan(at(8), at(13), cause(12, kind), running=at(13)),)
+    outage = Outage(fault("a", 8, 9, "store.failing"), at(8), at(13), rounds, True, at(13))
+    found = answered(outage, [], trial=built.trial(), interval="2 s")
+    own = [s.seconds for s in found.rounds[0].segments if s.option == "execution.checkpointing.interval"]
+    assert sum(own) == seconds
+
+
+@pytest.mark.parametrize(
+    ("span", "expected"),
+    [
+        ((15, 26), [("unattributed", 7), ("leadership", 5)]),
+        ((15, 20), [("a", 1), ("catch-up", 11)]),
+        ((20, 26), [("a", 1), ("catch-up", 11)]),
+    ],
+)
+def test_a_jobmanager_that_leads_after_the_record_learns_of_the_failure_then(
+    history: Any, span: tuple[float, float], expected: list[Any]
+):
+    """The job waits for its leader at the end of the record, at 20 s."""
+    outage = survived((fault("a", 8, 9),), recovered=False, unnoticed=cause(26, "heartbeat"))
+    assert parts(answered(outage, [wait("leadership", *span)], trial=history.empty().trial())) == expected
+
+
+@pytest.mark.parametrize(
+    ("fence", "expected"),
+    [("false", ("fencing", 6)), ("true", ("connection", 3))],
+)
+def test_slots_that_are_not_fenced_are_gone_when_their_loss_is_noticed(
+    history: Any, fence: str, expected: tuple[str, float]
+):
+    """The connection is closed at 11 s, the heartbeats are missing until 14 s, and the job runs at 15 s. Without a fence, a shorter delay would
+    have deployed to the dead TaskManager again."""
+    waits = [
+        wait("heartbeat", 8, 14, "expired", who="JobMaster", what="tm-1-1"),
+        wait("restart-delay", 11, 12, "fired", who="JobMaster", option="delay"),
+        wait("slot", 12, 14.01, who="JobMaster"),
+    ]
+    failure = cause(11, "connection", taskmanager="tm-1-1")
+    rounds = (RoundSpan(at(8), at(15), failure, running=at(15)),)
+    outage = Outage(fault("k", 8, 9, "process.kill"), at(8), at(15), rounds, True)
+    found = answered(
+        outage, waits, trial=history.empty().trial(), more={"headgate.restart.fence-dead-slots": fence}
+    )
+    assert parts(found)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("idle", "expected"),
+    [
+        (14, [("catch-up", 4), ("mild", 1), ("catch-up", 5)]),
+        (13.5, [("catch-up", 3.5), ("mild", 1.5), ("catch-up", 5)]),
+        (14.1, [("catch-up", 4), ("mild", 1), ("catch-up", 5)]),  # half of a step
+        (14.3, [("catch-up", 10)]),  # less than a second
+    ],
+)
+def test_a_fault_is_charged_from_the_moment_at_which_the_job_has_worked_off_what_it_had(
+    history: Any, idle: float, expected: list[Any]
+):
+    """The sink is busy with records of before until it gets none, and the fault lasts from 11 to 15 s."""
+    built = history.empty()
+    for tick in range(201):
+        t = tick / 10
+        received = round(20 * min(t, 11) + 30 * max(0, min(t, idle) - 11) + 20 * max(t - 15, 0))
+        busy = round((min(t, idle) + max(t - 15, 0)) * NS)
+        built.add("tm-0-1", "tasks", t, task="sink-0", vertex="sink", role="sink", records_in=received, busy_ns=busy)  # fmt: skip
+    assert catch_up(built, (fault("mild", 11, 15, "network.latency"),)) == expected

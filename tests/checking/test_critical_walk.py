@@ -310,6 +310,26 @@ def test_the_step_before_a_wait(waits: list[Wait], expected: Parts):
 
 
 @pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ([wait("checkpoint", 1, 2, what="a")], [(UNATTRIBUTED, 1), ("a", 1), ("b", 3)]),
+        ([wait("checkpoint", 1, 1.995, what="a")], [(UNATTRIBUTED, 1), ("a", 0.995), (UNATTRIBUTED, 0.005), ("b", 3)]),
+        ([wait("checkpoint", 1, 2.005, what="a")], [(UNATTRIBUTED, 1), ("a", 1), ("b", 3)]),
+        ([wait("checkpoint", 1, 1.994, what="a")], [(UNATTRIBUTED, 2), ("b", 3)]),
+        ([wait("checkpoint", 1, 2, Outcome.FAILED, what="a")], [(UNATTRIBUTED, 1), ("a", 1), ("b", 3)]),
+        ([wait("checkpoint", 1, 2.5, what="a")], [(UNATTRIBUTED, 2), ("b", 3)]),  # both at once
+    ],
+)  # fmt: skip
+def test_a_checkpoint_that_fails_the_job_began_with_the_end_of_another_one(
+    before: list[Wait], expected: Parts
+):
+    """The last one, from 2 s on, expired at 5 s."""
+    failed = wait("checkpoint", 2, 5, Outcome.EXPIRED, what="b", **LIMIT)
+    found = owners([*before, failed, wait("slot", 5, 6)], 6, detected=5)
+    assert found == [*expected, ("slot", 1)]
+
+
+@pytest.mark.parametrize(
     ("waits", "expected"),
     [
         ([wait("first-record", 1.5, 9, Outcome.CANCELLED)], ["deployment", UNATTRIBUTED, "first-record"]),

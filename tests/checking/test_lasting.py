@@ -236,6 +236,18 @@ def test_a_wait_that_began_with_an_earlier_fault_is_one_wait_from_then_on(
         assert found == tuple(path)
 
 
+@pytest.mark.parametrize(("budget", "since"), [(2, 6), (3, 5), (4, 4.5)])
+def test_calls_to_a_process_that_is_gone_fail_only_when_no_fault_holds_that_back(budget: float, since: float):
+    """The loss was noticed at 8 s, which is later than the limit after the last answer at 1.5 s: from the end of the earlier fault on, it took
+    the limit. The failover joined the outage at 4.5 s."""
+    held = waited("heartbeat", 1.5, 8, who="JobMaster", what="tm-0-1", option="o", outcome=Outcome.EXPIRED)
+    held = replace(held, budget_ns=budget * NS)
+    path = [part(4.5, 8, "heartbeat", "tm-0-1", who="JobMaster"), part(8, 9, "slot")]
+    earlier = [effect("process.pause", (2, 10), targets='["tm-0"]')]
+    found = since_earlier_fault([held], path, earlier, 2 * NS)
+    assert found == (replace(path[0], start_ns=round(since * NS)), path[1])
+
+
 @pytest.mark.parametrize(
     ("after", "same"),
     [

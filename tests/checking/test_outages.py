@@ -393,6 +393,45 @@ def test_a_fault_before_the_first_records_owns_the_start(history: Any):
 
 
 @pytest.mark.parametrize(
+    ("failures", "expected"),
+    [
+        ({6: "x"}, [("f", 0.1, 9, ["", "x"])]),
+        ({6: "x", 8: "y"}, [("f", 0.1, 9, ["", "x", "y"])]),
+        ({6: "x", 12: "y"}, [("f", 0.1, 9, ["", "x"]), ("f", 12, 14, ["y"])]),
+        ({12: "x"}, [("f", 0.1, 9, [""]), ("f", 12, 14, ["x"])]),
+    ],
+)
+def test_a_failure_before_a_job_has_caught_up_after_its_start_is_one_of_the_start(
+    history: Any, failures: dict[float, str], expected: list[Any]
+):
+    """A fault was there before the job ran. The job is behind until 9 s, and again from 12 to 14 s."""
+    records = {"sink-0": tuple((t + 0.4, 0.2) for t in (0.1, *failures))}
+    built = started(history, failures, records)
+    found = outages_of(built.trial(), [fault("f", 0, 0.5)], behind(((0, 9), (12, 14))), at(END))
+    causes = [[r.cause.text if r.cause else "" for r in o.rounds] for o in found if o.effect < o.end]
+    assert [(*brief(o)[:3], c) for o, c in zip(found, causes, strict=True)] == expected
+    assert [o.first for o in found] == [True, *(False for _ in found[1:])]
+    assert all(seconds(o.rounds[-1].end) == brief(o)[2] for o in found)
+
+
+@pytest.mark.parametrize(
+    ("windowed", "latency", "running"),
+    [((), 0.04, 13), (("sink",), 0.04, 10.5), (("sink",), 0.06, 13), (("other",), 0.04, 13), (("sink",), None, 13)],
+)  # fmt: skip
+def test_a_sink_behind_a_window_whose_first_result_is_punctual_had_missed_none(
+    history: Any, windowed: tuple[str, ...], latency: float | None, running: float
+):
+    """Its task runs at 10.5 s. The result at 13 s is at most 50 ms old, as ever, or older."""
+    built = record(history, {10: "lost"}, (0.5,))
+    built.event("task.state", "sink-0", 10.5, data={"from": "INITIALIZING", "to": "RUNNING"})
+    late = {} if latency is None else {"latency_ns": round(latency * NS)}
+    built.event("sink.first-record", "sink-0", 13, data=late)
+    (found,) = outages_of(built.trial(), [], behind(((10, 15),)), at(END), windowed=windowed)
+    assert found.running is not None
+    assert seconds(found.running) == running
+
+
+@pytest.mark.parametrize(
     ("found", "missing", "last"),
     [
         ([(5, 3), (7, 2)], [], 7),  # due at 2 and at 5

@@ -150,6 +150,19 @@ def test_slots_are_spare_if_the_slot_sharing_groups_need_fewer(replicas: int | N
     assert has_spare_slots({"job": {"taskManagers": managers}}) is True
 
 
+@pytest.mark.parametrize(
+    ("groups", "spare"),
+    [(("", "default"), True), (("a", "a"), True), (("a", "b"), False), (("", "a"), False)],
+)
+def test_vertices_of_one_slot_sharing_group_need_the_slots_of_the_largest(
+    groups: tuple[str, ...], spare: bool
+):
+    """One of 3 slots remains if two vertices with parallelism 2 share theirs. A vertex without a group is in the default one."""
+    vertices = [{"parallelism": 2, **({"slotSharingGroup": g} if g else {})} for g in groups]
+    managers = {"slots": 1, "replicas": 3}
+    assert has_spare_slots({"job": {"vertices": vertices, "taskManagers": managers}}) is spare
+
+
 def test_of_several_waits_the_one_with_the_least_slack_decides():
     """Also one that a later step needed: the deployment waits for the function of another task."""
     waits = [

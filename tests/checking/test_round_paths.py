@@ -57,9 +57,11 @@ def answered(
     interval: str = "0 s",
     others: Sequence[FaultEffect] = (),
     params: Mapping[str, Any] | None = None,
+    more: Mapping[str, str] | None = None,
 ) -> Recovery:
+    options = {SERVICE_TIME: service_time, "execution.checkpointing.interval": interval, **(more or {})}
     entry = {
-        "configuration": {SERVICE_TIME: service_time, "execution.checkpointing.interval": interval},
+        "configuration": options,
         "faults": [{"name": "a", "params": params}],
     }
     paths = _Paths(trial, entry, waits, Windows(None, None, None, None, at(60)))
@@ -516,6 +518,7 @@ def receive(built: Any, task: str, received: Any) -> None:
         ((12, 13, 19.8), [10]),
         ((12, 13, 19.9), [3, 7]),
         ((12, 13, 20), [3, 7]),
+        ((9.5,), [10]),  # nothing to catch up with
     ],
 )
 def test_the_end_of_a_window_ends_the_wait_since_the_last_records_before_it(

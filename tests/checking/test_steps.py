@@ -174,6 +174,38 @@ def test_a_cancellation_ended_with_its_own_restart(history: Any):
     assert [s.kind for s in found] == ["slot"]
 
 
+INTERVAL, ENABLED = "execution.buffer-timeout.interval", "execution.buffer-timeout.enabled"
+DOC = KINDS["first-record"].doc
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ({}, DOC),
+        ({INTERVAL: "5 s"}, DOC),
+        ({INTERVAL: "6 s"}, "records in buffers that are not full, which execution.buffer-timeout.interval = 6 s had not flushed yet"),
+        ({ENABLED: "false"}, "a full buffer or a checkpoint, which alone send records without execution.buffer-timeout.enabled"),
+    ],
+)  # fmt: skip
+def test_a_first_record_may_be_in_a_buffer_that_nothing_has_flushed_yet(
+    history: Any, options: dict[str, str], cause: str
+):
+    """The sink waited for 5 s, and no operator was at work. A shorter interval would have flushed the buffer."""
+    built = history.empty()
+    built.wait("first-record", "sink-0", "", (1.0, 6.0), attempt=0)
+    entry = history.entry(configuration=options)
+    (found,) = [w for w in read_waits(built.trial(), entry, (), history.at(9)) if w.kind == "first-record"]
+    assert found.cause == cause
+
+
+def test_the_wait_for_an_input_names_it(history: Any):
+    """A consumer of a blocking result is deployed with it."""
+    built = history.empty()
+    built.wait("input", "JobMaster", "result of map", (1.0, 2.0))
+    (found,) = read_waits(built.trial(), {}, (), history.at(9))
+    assert found.cause == "the result of map, with which its consumers are deployed"
+
+
 @pytest.mark.parametrize(
     ("to", "took_s", "worked_s", "cause"),
     [

@@ -314,6 +314,20 @@ def test_a_comparison_passes_or_fails_only_if_the_interval_decides(
     assert found.measured
 
 
+@pytest.mark.parametrize(("stable", "verdict"), [(1, Verdict.PASS), (0, Verdict.INCONCLUSIVE)])
+def test_a_comparison_needs_a_stable_control_run_of_the_other_variant(stable: float, verdict: Verdict):
+    """A reference that varies by itself shows no improvement."""
+    trials = [TrialFacts(trial="slow-control-1", variant="slow", role="control")]
+    rows = [rows_of("slow-control-1", 1)[-1] | {"metric": "control.stable", "value": stable}]
+    for variant, values in (("slow", TWO), ("fast", ONE)):
+        for number, value in enumerate(values, 1):
+            trials.append(TrialFacts(trial=f"{variant}-{number}", variant=variant, number=number))
+            rows += rows_of(f"{variant}-{number}", value)
+    run = judge(trials=trials, expectations={"fast": (versus(improves_by="20 %"),)}, rows=rows)
+    found = next(j for j in run.judged if j.metric == "recovery.detect")
+    assert (found.verdict, found.reason) == (verdict, "" if stable else m.CONTROL_UNSTABLE)
+
+
 def test_looks_widen_the_interval():
     """Six trials decide at one look, not at three: the correction needs seven."""
     for looks, verdict, reason in ((1, Verdict.PASS, ""), (3, Verdict.INCONCLUSIVE, m.NOT_ENOUGH_TRIALS)):

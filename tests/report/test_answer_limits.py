@@ -244,6 +244,14 @@ def test_a_wait_that_expired_too_early_says_what_would_have_been_enough(parts: l
     assert found == ([f"{BACKOFF} = 2 s: a limit above {said}"] if said else [])
 
 
+def test_a_pause_says_which_limit_expired_in_it():
+    """The seconds belong to the pause, which no option limits; the failover belongs to the heartbeats that were missing."""
+    (known,) = killed("main-1").recoveries
+    pause = replace(expired("jobmanager", 8, 8.5), option="", value="", expired="heartbeat.timeout = 5 s")
+    found = list(savings(replace(known, rounds=(replace(known.rounds[0], segments=(pause,)),))))
+    assert found == ["heartbeat.timeout = 5 s: a limit above 8.5 s, instead of 5.15 s, would have avoided this failover"]  # fmt: skip
+
+
 @pytest.mark.parametrize(("kind", "lines_of"), [("partition", 0), ("heartbeat", 1), ("cancellation", 1)])
 def test_a_lower_value_of_what_expired_too_early_is_not_said_to_save_anything(kind: str, lines_of: int):
     """A lost TaskManager is noticed sooner with a lower timeout; what a partition request waited for came no sooner."""
