@@ -454,21 +454,13 @@ class _ClientPump(Pump):
     def _encode_next(self, most: int, most_bytes: int, parts: list[BytesLike], buffers: list[Buffer]) -> int:
         """Append the next frames: without buffers, and small."""
         del most_bytes, buffers
-        tap, following, more, version = (
-            self._tap,
-            self.machine.next_frame,
-            self.machine.has_more,
-            self._version,
-        )
         for taken in range(most):
-            frame = following()
+            frame = self.machine.next_frame()
             if frame is None:
                 return taken
-            if tap is not None:
-                tap.seen("sent", self.link_out, frame)
-            parts += encode(frame, version)
-            if not more():
-                return taken + 1
+            if self._tap is not None:
+                self._tap.seen("sent", self.link_out, frame)
+            parts += encode(frame, self._version)
         return most
 
     def on_closed(self, error: Exception | None) -> None:
