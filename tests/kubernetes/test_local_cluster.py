@@ -28,14 +28,21 @@ def eventually(holds, what: str, limit: float = 20.0):
     return found
 
 
-def test_the_node_is_ready_and_of_the_wanted_version(cluster: Cluster):
-    """The running version is the one that was built."""
+LARGEST_REQUEST = 0.2
+"""Processors that the largest pod of these tests requests: a TaskManager (100m) with its agent (100m)."""
+
+
+def test_the_node_is_ready_of_the_wanted_version_and_has_a_processor_for_each_pod(cluster: Cluster):
+    """The running version is the one that was built. No pod of a test waits for a processor, however many files run side by side: as many
+    pods as the node runs, each with a TaskManager and an agent, request less than it reports."""
     nodes = cluster.get("nodes")["items"]
     ready = [c["status"] for node in nodes for c in node["status"]["conditions"] if c["type"] == "Ready"]
     assert ready
     assert set(ready) == {"True"}
     if cluster.own:
         assert [n["status"]["nodeInfo"]["kubeletVersion"] for n in nodes] == [f"v{settings.KUBERNETES}"]
+        has = nodes[0]["status"]["allocatable"]
+        assert int(has["cpu"]) >= int(has["pods"]) * LARGEST_REQUEST
 
 
 def test_a_pod_runs_and_commands_run_in_it(cluster: Cluster):
