@@ -265,7 +265,7 @@ class Sampled:
 
     def _append(self, table: str, **row: Any) -> None:
         assert (table, row["kind"], row["checkpoint"]) == ("events", "backpressure.sampled", -1)
-        data, now_s = json.loads(row["data"]), asyncio.get_running_loop().time()
+        data, now_s = row["data"], asyncio.get_running_loop().time()
         self.rounds.append((round(now_s, 3), row["subject"], data["samples"], data["backpressured"]))
 
 
