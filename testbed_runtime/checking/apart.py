@@ -13,13 +13,14 @@ from testbed_runtime.checking.executions import places
 from testbed_runtime.checking.failovers import Cause
 from testbed_runtime.checking.faults import FaultEffect, targets_of
 from testbed_runtime.checking.lasting import PAUSE, with_slack
-from testbed_runtime.checking.rounds import LOST, responsible
-from testbed_runtime.core.faults.links import logical_name
+from testbed_runtime.checking.rounds import LOST, cut_off, responsible
+from testbed_runtime.core.faults.links import ANYBODY, logical_name, split_link
 from testbed_runtime.core.ids import JOBMANAGER
 from testbed_runtime.core.judgement.recovery import Round, Segment
 from testbed_runtime.core.waits import KINDS, REPLACE_LOST, Outcome, Wait
 from testbed_runtime.history.columns import vertex_of
 from testbed_runtime.history.schema import Trial
+from testbed_runtime.history.waits import INT64_MAX
 
 _AFTER_A_DELAY = frozenset(
     {
@@ -40,27 +41,39 @@ _HEARTBEAT = KINDS["heartbeat"].options[0]
 
 
 class Hit(Struct, frozen=True):
-    """A fault that stopped a part of the job, and the vertices that restart with that part."""
+    """A fault that stopped a part of the job, until it ended or another one moved tasks elsewhere, and the vertices of that part."""
 
     fault: FaultEffect
     vertices: frozenset[str]
+    until_ns: int = INT64_MAX
 
 
 def hits_of(
     trial: Trial, shape: JobShape, faults: Iterable[FaultEffect], since_ns: int, *, whole: bool
 ) -> list[Hit]:
-    """Return the faults that ended the JobManager, or ended or paused a process that ran tasks of the job when the recovery began, in order.
-    `whole`: every failure restarts the whole job."""
+    """Return the faults that ended the JobManager, ended or paused a process that ran tasks of the job when the recovery began, or let nothing
+    pass between two of them, in order. `whole`: every failure restarts the whole job."""
     ran = places(trial, since_ns)
+    ordered = sorted(faults, key=lambda f: f.begun_ns)
     found = []
-    for fault in sorted(faults, key=lambda f: f.begun_ns):
+    for fault in ordered:
         targets = set(targets_of(fault))
         own = {vertex_of(task) for task, place in ran.items() if place in targets}
         if (fault.kind in LOST and JOBMANAGER in targets) or (own and whole):
             own = set(shape.parallelism)
         if own and fault.kind in (*LOST, PAUSE):
             found.append(Hit(fault, _connected(own, shape)))
+        elif fault.on_data_alone and (cut := cut_off(trial, fault)):
+            ends = {JOBMANAGER, *_names(fault)}
+            moved = [f.begun_ns for f in ordered if not (f.on_data_alone or ends.isdisjoint(_names(f)))]
+            until_ns = min([(fault.ended_ns or INT64_MAX) - fault.sent_again_ns, *moved])
+            found.append(Hit(fault, _connected(set(map(vertex_of, cut)), shape), until_ns))
     return found
+
+
+def _names(fault: FaultEffect) -> set[str]:
+    """Return the processes that a fault hit, or the ends of its links."""
+    return {name for target in targets_of(fault) for name in split_link(target)} - {"", ANYBODY}
 
 
 def _connected(vertices: set[str], shape: JobShape) -> frozenset[str]:
@@ -134,7 +147,7 @@ class _Alone:
         for hit in hits:
             begun = hit.fault.begun_ns
             down = any(begun < ends.get(v, 0) for v in hit.vertices)
-            ended, restarts = self._stopped_until(hit.fault, option)
+            ended, restarts = self._stopped_until(hit, option)
             if restarts:
                 ended = max(ended, begun if down else begun + delay) + after
             ends |= dict.fromkeys(hit.vertices, max(ended, *(ends.get(v, 0) for v in hit.vertices)))
@@ -144,19 +157,27 @@ class _Alone:
         return total, last
 
     def _after_ns(self, option: str) -> int:
-        """Return how long the steps after a delay take. One of the failure before may go on in the last round, and one that expired may have
-        to do with a single fault."""
+        """Return how long the steps after a delay take. One of the failure before may go on in the last round, and one that expired or that a
+        fault held up may have to do with a single fault."""
         steps = dict[str, int]()
         for s in self.last:
-            if s.kind in _AFTER_A_DELAY and s.option != option and s.outcome != Outcome.EXPIRED:
+            if (
+                s.kind in _AFTER_A_DELAY
+                and s.option != option
+                and not s.fault
+                and s.outcome != Outcome.EXPIRED
+            ):
                 steps[s.kind] = max(steps.get(s.kind, 0), s.end_ns - s.start_ns)
         return sum(steps.values())
 
-    def _stopped_until(self, fault: FaultEffect, option: str) -> tuple[int, bool]:
+    def _stopped_until(self, hit: Hit, option: str) -> tuple[int, bool]:
         """Return until when a fault stops the job before it restarts, and whether it does: until a loss is noticed, and its replacement
-        there, or a pause is over."""
-        begun, ended = fault.begun_ns, min(fault.ended_ns or self.end_ns, self.end_ns)
+        there, or a pause or a cut is over."""
+        fault, begun = hit.fault, hit.fault.begun_ns
+        ended = min(fault.ended_ns or self.end_ns, self.end_ns, hit.until_ns)
         targets = set(targets_of(fault))
+        if fault.hides_link:
+            return max(begun, ended), False
         if JOBMANAGER in targets:
             return ended, True
         own = [w for w in self.waits if begun < w.end_ns <= self.end_ns and logical_name(w.what) in targets]

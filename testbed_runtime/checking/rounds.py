@@ -446,12 +446,21 @@ def _holds_up_at_once(trial: Trial, fault: FaultEffect) -> bool:
     if _stops(fault):
         ran = places(trial, fault.begun_ns).values()
         return not {JOBMANAGER, *ran}.isdisjoint(targets_of(fault))
+    return bool(cut_off(trial, fault))
+
+
+def cut_off(trial: Trial, fault: FaultEffect) -> frozenset[str]:
+    """Return the tasks that had requested a partition over a connection for data on which a fault lets nothing pass."""
     if not fault.hides_link or fault.on_rpc_alone:
-        return False
+        return frozenset()
     cut = flows_of(targets_of(fault), "both")
-    asked = [e for e in events(trial, "partition.request") if e["t_ns"] < fault.begun_ns]
-    ends = ((str(data(e).get("connection") or "").partition("/")[0], str(e["process"])) for e in asked)
-    return any(p and any_matches(cut, logical_name(p), logical_name(c)) for p, c in ends)
+    found = set[str]()
+    for event in events(trial, "partition.request"):
+        producer = str(data(event).get("connection") or "").partition("/")[0]
+        ends = logical_name(producer), logical_name(str(event["process"]))
+        if producer and event["t_ns"] < fault.begun_ns and any_matches(cut, *ends):
+            found.add(str(event["subject"]))
+    return frozenset(found)
 
 
 def _stops_jobmanager(fault: FaultEffect) -> bool:

@@ -43,6 +43,10 @@ def paused(number: int, duration: str, at: str) -> dict[str, Any]:
     return fault("gc", duration, taskmanager(f"tm-{number}"), at=at, **PAUSE)
 
 
+def cut(kind: str, number: int, duration: str, at: str) -> dict[str, Any]:
+    return fault("cut", duration, taskmanager(f"tm-{number}"), at=at, network={kind: {}})
+
+
 def three(delay: str) -> Case:
     faults = [fault(r, "1 s", of_region(r), at=f"{n} s", **KILL) for n, r in enumerate("abc")]
     return Case("three-regions", faults, "", 0.0, options={**QUICK, DELAY: delay}, managers={"replicas": 9})
@@ -79,6 +83,9 @@ CASES = [
         "pause-of-the-jobmanager", killed("one", 0), fault("gc", "3 s", JOBMANAGER, at="4 s", jobmanager={"pause": {}}),
         options={HEARTBEAT: "30 s"},
     ),
+    of_delay("cut-in-the-delay", killed("one", 2), cut("partition", 0, "6500 ms", "4 s")),
+    of_delay("cut-that-ends-after-the-delay", killed("one", 2), cut("partition", 0, "6500 ms", "8 s")),
+    of_delay("stall-in-the-delay", killed("one", 2), cut("stall", 3, "3 s", "6 s")),
     Lowered(three("0 s"), REACHABILITY, QUICKEST, regions("abc"), limited=False),
     Lowered(three("5 s"), REACHABILITY, QUICKEST, regions("abc")),
     Lowered(WHOLE, REACHABILITY, QUICKEST, REGIONS, limited=False),
