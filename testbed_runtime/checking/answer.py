@@ -98,6 +98,8 @@ FAILED_NS = NS // 4
 _STANDS_STILL = "a job that stands still: no record arrives at its sinks, and no wait was recorded"
 _ON_THE_EXCHANGE = ("network", "frames")
 """Groups of faults that delay records while the job runs."""
+_HOLDING_UP = (*_ON_THE_EXCHANGE, "rpc", "process")
+"""Groups of faults that can stop a task while the job runs: one that waits for barriers reads nothing until a source hears of its checkpoint."""
 _LASTING = (Outcome.COMPLETED, Outcome.OPEN)
 """How waits end of a task that goes on, or that did not end."""
 _WAITED_FOR = ("slot", "input", "cancellation", "restart-delay", "fencing", "jobmanager", "leadership", "stalled")  # fmt: skip
@@ -360,7 +362,7 @@ class _Paths:
         lasting = []
         for fault in sorted(_faults_of(outage), key=lambda f: f.begun_ns):
             span = max(fault.begun_ns, start), min(fault.ended_ns or end, end)
-            if (self._on_exchange(fault) or fault.kind == "process.pause") and span[1] - span[0] >= NS:
+            if fault.group in _HOLDING_UP and span[1] - span[0] >= NS:
                 lasting.append((fault, span))
         found = []
         for fault, span in lasting:

@@ -572,11 +572,18 @@ def _latest(waits: Sequence[Wait], current: Wait) -> Wait | None:
         return None
     end = max(w.end_ns for w in waits)
     together = [w for w in waits if w.end_ns >= end - TIE_NS]
+    together = [w for w in together if not any(_has_overtaken(o, w) for o in together)]
     first = min(w.start_ns for w in together)
     longest = [w for w in together if w.start_ns <= first + TIE_NS]
     by_option = [w for w in longest if is_of_option(w)]
     longest = by_option or [w for w in longest if w.start_ns == first]
     return min(longest, key=lambda w: (w.start_ns, w.who != current.who, -w.end_ns, w.wait))
+
+
+def _has_overtaken(later: Wait, coming: Wait) -> bool:
+    """Whether a step after the allocation of slots had begun before a TaskManager was there: it did not wait for that one."""
+    after_slots = later.kind in _MUST_SUCCEED and later.kind != "slot"
+    return after_slots and coming.kind in _OF_SLOTS and later.start_ns < coming.end_ns - TIE_NS
 
 
 def lateness_ns(wait: Wait) -> int:

@@ -91,6 +91,9 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     recorded += [*expired_slot_requests(trial, entry), *relayed_losses(trial)]
     recorded = _until_reported(trial, recorded)
     recorded = [_rejoining(_answering(trial, w), effects) for w in _joined_delays(recorded)]
+    closing = _closing(effects)
+    restarts = [e["t_ns"] for e in events(trial, "failover.started")]
+    recorded = [_since_its_fault(trial, w, closing, restarts) for w in recorded]
     silent = {e.fault for e in effects if _is_silent(e)}
     found = [_unheard(_named(w, effects, busy, planes), silent) for w in recorded]
     found += held_supersteps(trial, found, effects)
@@ -99,9 +102,6 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
     restored = {(e["subject"], e["attempt"]): e["checkpoint"] for e in events(trial, "task.restored")}
     windows = windows_before_sinks(trial, entry)
     found = [_worked_for(trial, _replayed(trial, w, restored, entry), windows, entry) for w in found]
-    closing = _closing(effects)
-    restarts = [e["t_ns"] for e in events(trial, "failover.started")]
-    found = [_since_its_fault(trial, w, closing, restarts) for w in found]
     for effect in effects:
         if effect.injected_ns is not None:
             found += _stop_waits(effect, effect.injected_ns, end_ns)

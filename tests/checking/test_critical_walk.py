@@ -99,6 +99,15 @@ def test_both_records_of_a_paused_jobmanager_are_waits_for_it(
     assert [(s.kind, s.phase) for s in found] == [expected]
 
 
+@pytest.mark.parametrize(("asked", "owner"), [(3, "partition"), (5.99, "registration")])
+def test_a_partition_that_was_requested_before_a_registration_ended_had_not_waited_for_it(
+    asked: float, owner: str
+):
+    """Both end at 6 s, and the registration lasts longer. Slots are allocated before any task is deployed."""
+    waits = [CLOSED, wait("registration", 1, 6, who="tm-4-1"), wait("partition", asked, 6)]
+    assert owner in [kind for kind, seconds in path(waits, 6, detected=1) if seconds > 0.1]
+
+
 LIMIT = {"option": "o", "value": "v"}
 
 

@@ -12,6 +12,7 @@ from testbed_runtime.core.judgement.recovery import Recovery
 from tests.simulation.test_known_answers import (
     ALL,
     DETECTION_S,
+    HEARTBEAT,
     KILL,
     LATER_S,
     QUICK,
@@ -23,14 +24,17 @@ from tests.simulation.test_known_answers import (
     answer,
     check_answer,
     check_sums,
+    document,
     fault,
 )
+from tests.simulation.test_known_answers_partial import answered
 
 pytestmark = pytest.mark.virtual
 
 FAR = fault("far", "10 s", ALL, network={"latency": {"delay": "2 s", "mode": "one-way"}})
 HALF = fault("half", "10 s", SOURCE, network={"halfOpen": {}})
 LATER = {"at": "500 ms"}
+TM_0, TM_1 = ({"taskManagers": {"names": [name]}} for name in ("tm-0", "tm-1"))
 
 
 def recovery(case: Case, folder: Path) -> Recovery:
@@ -84,3 +88,27 @@ def test_a_latency_closes_no_connection(tmp_path: Path):
     )  # fmt: skip
     assert found.faults == ("far", "reset")
     assert owned(found)["far"] > found.total_s - 0.3
+
+
+def test_a_catch_up_waits_for_barriers_that_a_cut_of_the_control_plane_holds_back(tmp_path: Path):
+    """A source that cannot be reached does not hear of the next checkpoint. Counts that have got the barrier of the other one read nothing
+    more of that, until the cut ends: not their capacity limits them."""
+    cut = fault("cut", "8 s", TM_0, at="4 s", plane="rpc", network={"partition": {}})
+    kill = fault("kill", "1 s", {"taskManagers": {"names": ["tm-2"]}}, **KILL)
+    case = Case(
+        "barriers", [kill, cut], "", 0.0, options={**QUICK, HEARTBEAT: "60 s"}, vertex={"serviceTime": "8 ms"}, observation="60 s",
+        version="2.2",
+    )  # fmt: skip
+    found = recovery(case, tmp_path)
+    waited = [s for s in found.rounds[0].segments if s.fault == "cut"]
+    assert [s.kind for s in waited] == ["catch-up"]
+    assert 8.0 <= waited[0].seconds < 13.5, "until the message has been sent again"
+
+
+def test_a_half_open_connection_that_closes_with_its_fault_is_no_other_wait(tmp_path: Path):
+    """Its peer hears nothing until the fault ends, and of the close then."""
+    half = fault("half", "4 s", TM_1, network={"halfOpen": {}})
+    found = document(Case("half", [half], "", 0.0, options={**QUICK, HEARTBEAT: "30 s"}, version="1.18"))
+    found["spec"]["testbed"]["flinkConfiguration"].pop("execution.checkpointing.interval")
+    (one,) = answered(found, tmp_path).recoveries
+    assert owned(one)["half"] == pytest.approx(4.0, abs=TOLERANCE_S)
