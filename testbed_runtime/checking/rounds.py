@@ -225,8 +225,7 @@ def outages_of(
         if early:
             fault = min(early, key=lambda e: e.begun_ns)
             outage, used = _as_outage(record, first, fault, rest)
-            before = fault.injected_ns is not None and fault.injected_ns <= first.effect
-            found.append(outage if before else _since(outage, fault.begun_ns))
+            found.append(_since(outage, fault.begun_ns))
             rest = rest[used:]
     while rest:
         outage, used = _with_failovers(record, rest, injected, found)
