@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -140,7 +140,7 @@ class _Alone:
         """Return how long the job is behind if no wait has this option, and the fault from which it recovers last. A fault begins a delay
         unless its part of the job waits already."""
         delay = min((w.end_ns - w.start_ns for w in self.delays if w.option != option), default=0)
-        after = self._after_ns(option)
+        after = self._after_ns(option, {h.fault.fault for h in hits})
         total = until = 0
         last = ""
         ends = dict[str, int]()
@@ -156,17 +156,13 @@ class _Alone:
                 until, last = ended, hit.fault.fault
         return total, last
 
-    def _after_ns(self, option: str) -> int:
-        """Return how long the steps after a delay take. One of the failure before may go on in the last round, and one that expired or that a
-        fault held up may have to do with a single fault."""
+    def _after_ns(self, option: str, apart: Set[str]) -> int:
+        """Return how long the steps after a delay take. One of the failure before may go on in the last round, and one that expired or that one
+        of the faults `apart` held up may have to do with a single fault."""
         steps = dict[str, int]()
         for s in self.last:
-            if (
-                s.kind in _AFTER_A_DELAY
-                and s.option != option
-                and not s.fault
-                and s.outcome != Outcome.EXPIRED
-            ):
+            own = s.kind in _AFTER_A_DELAY and s.option != option and s.fault not in apart
+            if own and s.outcome != Outcome.EXPIRED:
                 steps[s.kind] = max(steps.get(s.kind, 0), s.end_ns - s.start_ns)
         return sum(steps.values())
 

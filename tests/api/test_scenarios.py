@@ -12,14 +12,14 @@ from testbed_runtime.core.errors import UserError
 from testbed_runtime.faults.registry import LOCAL, Capabilities, check_fault
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
-RUN_MAX_S = 20.0
+RUN_MAX_S = 30.0
 WITH_PACKETS = Capabilities("namespaces", (*LOCAL.backends, "nfqueue", "nftables"))
 """This machine as root: a network namespace for each TaskManager."""
 
 
 @pytest.mark.parametrize("path", find_all(SCENARIOS), ids=lambda p: p.parent.name)
 def test_a_scenario_is_valid_short_documented_and_possible_on_this_machine(path):
-    """No warning, at most 20 s planned, a README beside it, every fault has a backend here, if need be as root."""
+    """No warning, at most 30 s planned, a README beside it, every fault has a backend here, if need be as root."""
     loaded = load(path)
     place = WITH_PACKETS if loaded.scenario.spec.testbed.pods.packet_faults else LOCAL
     assert loaded.warnings == ()

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from testbed_runtime.api import naming
-from testbed_runtime.api.views import Pod
+from testbed_runtime.api.views import HOW_TO_SCHEDULE, Pod
 from testbed_runtime.kube.podstarts import PodStarts
 from testbed_runtime.ports.storage import HistorySink
 
@@ -116,7 +116,10 @@ def test_a_pod_that_runs_has_waited_for_a_node_and_for_its_image(pods: list[Pod]
 @pytest.mark.parametrize(
     ("pod", "expected"),
     [
-        (a_pod(scheduled=None, started=()), [("pending", NAME, 2, 8.5, "open", "Unschedulable: no node")]),
+        (
+            a_pod(scheduled=None, started=()),
+            [("pending", NAME, 2, 8.5, "open", f"Unschedulable: no node; {HOW_TO_SCHEDULE}")],
+        ),
         (
             a_pod(started=(None,)),
             [("pending", NAME, 2, 3, "completed", ""), ("image", NAME, 3, 8.5, "open", "")],
