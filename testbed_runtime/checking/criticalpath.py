@@ -266,11 +266,9 @@ class _Walk:
         return _latest(prompt or inside, wait) or self._registered(wait)
 
     def _started_again(self, stopped: Wait) -> Wait | None:
-        """Return the start of the process that a fault had killed: it is there when it has started."""
-        starts = [
-            w for w in self._untaken() if w.kind == "start" and w.what.rpartition("-")[0] == stopped.what
-        ]
-        inside = [w for w in starts if stopped.start_ns < w.start_ns < self.at <= w.end_ns + EPSILON_NS]
+        """Return the start of the JobManager that a fault had killed: it is there when it has started."""
+        starts = [w for w in self._untaken() if _starts_again(w, stopped)]
+        inside = [w for w in starts if w.start_ns < self.at <= w.end_ns + EPSILON_NS]
         return _latest(inside, stopped)
 
     def _in_progress(self, wait: Wait) -> Wait | None:
@@ -534,9 +532,11 @@ class _Walk:
 
 
 def _starts_again(start: Wait, stopped: Wait) -> bool:
-    """Whether a wait is for the start of the process that a fault had killed."""
+    """Whether a wait is for the start of the JobManager that a fault had killed. A TaskManager that is killed while it is paused starts
+    again before the pause has ended."""
+    killed = (stopped.kind, stopped.who) == ("jobmanager", EVERYTHING)
     same = start.kind == "start" and start.what.rpartition("-")[0] == stopped.what
-    return same and stopped.who == EVERYTHING and stopped.start_ns < start.start_ns < stopped.end_ns
+    return killed and same and stopped.start_ns < start.start_ns < stopped.end_ns
 
 
 def _first_and_name(pair: tuple[int, Wait]) -> tuple[int, str]:

@@ -82,6 +82,15 @@ def test_the_start_of_a_killed_jobmanager_is_its_own_wait(what: str, ended: floa
     assert found == [("connection", 1), *expected]
 
 
+def test_a_pause_of_a_taskmanager_that_is_killed_meanwhile_does_not_own_the_time_before_its_next_start():
+    """The pause goes on for the fault, but the next process is not paused. Its predecessor was lost at 5 s."""
+    paused = wait("stalled", 1, 20, wait="gc/tm-1", who=EVERYTHING, what="tm-1")
+    lost = wait("heartbeat", 1, 5, Outcome.EXPIRED, what="tm-1-1", **LIMIT)
+    start = wait("start", 5, 7, wait="supervisor/7", who="supervisor", what="tm-1-2")
+    found = owners([paused, lost, start, wait("registration", 7, 7.2), wait("slot", 5, 7.3)], 7.3, detected=5)
+    assert found[-4:] == [("tm-1-1", 4), ("tm-1-2", 2), ("registration", 0.2), ("slot", 0.1)]
+
+
 @pytest.mark.parametrize(
     ("who", "fault", "expected"),
     [
