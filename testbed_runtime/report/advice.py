@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from testbed_runtime.report.model import FULL_TRIALS, TrialView
 FIRST_MAX = 6
 NOTABLE_SLOWDOWN = 1.5
 """p99 latency gets a sentence if it is at least this many times that of the control run."""
+_GUESS = re.compile(r"\. This (?:is usually caused by|can either mean|indicates)")
+"""Flink's guess at the reason of an error, after the error itself."""
 
 
 def first_things(
@@ -90,7 +93,7 @@ def _weak(faults: Sequence[Mapping[str, Any]], entries: Sequence[Mapping[str, An
 def _undrained(entry: Mapping[str, Any]) -> str:
     """Say why it is unknown which records should have arrived."""
     if entry.get("job_state") == "FAILED":
-        first = str(entry.get("cause") or "").partition(". This ")[0]  # Flink guesses at the reason then
+        first = _GUESS.split(str(entry.get("cause") or ""))[0]
         cause = f": {first}" if first else ""
         text = f"The job of {entry['trial']} failed, so its delivery cannot be judged{cause}"
         return text.rstrip(".") + "."

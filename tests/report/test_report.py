@@ -355,6 +355,7 @@ def test_the_first_sentence_says_what_most_seconds_were_spent_on(view: RunView):
         ({"job_state": "FAILED", "cause": "OutOfMemoryError: heap"}, "The job of t failed, so its delivery cannot be judged: OutOfMemoryError: heap."),
         ({"job_state": "FAILED", "cause": "IOException: no buffers."}, "The job of t failed, so its delivery cannot be judged: IOException: no buffers."),
         ({"job_state": "FAILED", "cause": "TimeoutException: An ask timed out. This is usually caused by: 1) Pekko"}, "The job of t failed, so its delivery cannot be judged: TimeoutException: An ask timed out."),
+        ({"job_state": "FAILED", "cause": "ValueError: no key. This row has none: 7"}, "The job of t failed, so its delivery cannot be judged: ValueError: no key. This row has none: 7."),
         ({"job_state": "FAILED", "cause": ""}, "The job of t failed, so its delivery cannot be judged."),
         ({"job_state": "RUNNING", "stop_refused": "Not all tasks run."}, "Trial t was not drained: Not all tasks run. Its delivery cannot be judged."),
         ({"job_state": "RUNNING"}, "Trial t was not drained in time, so its delivery cannot be judged."),
