@@ -73,7 +73,7 @@ def _costs(trials: Sequence[TrialView]) -> Iterable[str]:
             own, whole = quantities.seconds(price.seconds), quantities.seconds(answer.total_s)
             share = words.percent(price.seconds / answer.total_s)
             yield f"{where}: {own} of {whole}{mean} ({share}) {spent} {price.words}."
-        for margin in close_margins(answer.margins, answer.prices)[:1]:
+        for margin in close_margins(answer)[:1]:
             yield f"{where}: close to its limit: {margin_words(margin)}."
 
 

@@ -62,7 +62,7 @@ class Answer(Struct, frozen=True):
     headline: str
     prices: tuple[Price, ...]
     unattributed_s: float
-    margins: tuple[Margin, ...]
+    close: tuple[Margin, ...]
     from_events_s: float = 0.0
     savings: tuple[str, ...] = ()
     intervals: Mapping[str, str] = NO_INTERVALS
@@ -72,7 +72,7 @@ class Answer(Struct, frozen=True):
         """Yield the text: the prices in one line, and one line for each margin that is close."""
         costs = ", ".join(cost_words(self.prices, self.unattributed_s, self.from_events_s, self.intervals))
         yield f"{self.where}: {self.headline}" + (f": {costs}" if costs else "")
-        for margin in close_margins(self.margins, self.prices):
+        for margin in self.close:
             yield f"{self.where}: close: {margin_words(margin)}"
         for line in self.savings:
             yield f"{self.where}: {line}"
@@ -122,7 +122,8 @@ def _one(name: str, recovery: Recovery, text: str) -> Answer:
 
 
 def _answer(where: str, text: str, found: Recovery | VariantAnswer, **more: Any) -> Answer:
-    return Answer(where, text, found.prices, found.unattributed_s, found.margins, found.from_events_s, **more)
+    close = close_margins(found)
+    return Answer(where, text, found.prices, found.unattributed_s, close, found.from_events_s, **more)
 
 
 def costly(recoveries: Iterable[Recovery]) -> tuple[Recovery, ...]:
@@ -221,12 +222,27 @@ def from_events_words(seconds: float) -> str:
     return f"{quantities.seconds(seconds)} of these from events, without a recorded wait"
 
 
-def close_margins(margins: Iterable[Margin], prices: Iterable[Price]) -> list[Margin]:
-    """Return the margins that are worth a line. An option that cost seconds did not come close to its limit: it reached it."""
-    reached = {p.option for p in prices}
-    near = [m for m in margins if m.budget_s > 0 and m.waited_s > CLOSE * m.budget_s]
-    near = [m for m in near if m.option not in reached]
-    return sorted(near, key=lambda m: -m.waited_s / m.budget_s)[:MARGINS_SHOWN]
+def close_margins(found: Recovery | VariantAnswer) -> tuple[Margin, ...]:
+    """Return the margins that are worth a line. In a recovery that an option cost seconds, its waits did not come close to its limit: they
+    reached it."""
+    recoveries = (found,) if isinstance(found, Recovery) else found.recoveries
+    near = _closest(
+        margin
+        for recovery in recoveries
+        for margin in recovery.margins
+        if margin.waited_s > CLOSE * margin.budget_s > 0
+        and margin.option not in {p.option for p in recovery.prices}
+    )
+    return tuple(sorted(near, key=lambda m: -m.waited_s / m.budget_s)[:MARGINS_SHOWN])
+
+
+def _closest(margins: Iterable[Margin]) -> Iterable[Margin]:
+    """Return the smallest margin of each option."""
+    closest: dict[str, Margin] = {}
+    for margin in margins:
+        known = closest.get(margin.option)
+        closest[margin.option] = margin if known is None or margin.left_s < known.left_s else known
+    return closest.values()
 
 
 def savings(recovery: Recovery) -> Iterator[str]:
@@ -344,11 +360,8 @@ class VariantAnswer(Struct, frozen=True):
     @property
     def margins(self) -> tuple[Margin, ...]:
         """The smallest margin of each option, closest to its limit first."""
-        closest: dict[str, Margin] = {}
-        for margin in (m for r in self.recoveries for m in r.margins):
-            known = closest.get(margin.option)
-            closest[margin.option] = margin if known is None or margin.left_s < known.left_s else known
-        return tuple(sorted(closest.values(), key=lambda m: m.left_s))
+        closest = _closest(m for r in self.recoveries for m in r.margins)
+        return tuple(sorted(closest, key=lambda m: m.left_s))
 
     @property
     def intervals(self) -> dict[str, str]:

@@ -111,19 +111,29 @@ def margin(waited_s: float, budget_s: float = 10.0, option: str = "o") -> Margin
     return Margin(option=option, value="v", kind="partition", budget_s=budget_s, waited_s=waited_s)
 
 
+def with_margins(*margins: Margin, cost: str = "") -> Recovery:
+    """A recovery with these margins, of which this option cost a second."""
+    prices = (price(1.0, option=cost),)
+    return Recovery(fault="f", effect_ns=0, end_ns=10**9, prices=prices, margins=margins)
+
+
 def test_a_margin_is_close_when_more_than_half_of_the_budget_is_used():
     """The two closest are named. A wait without a budget cannot be close."""
-    assert close_margins([margin(5.0), margin(1.0, 0.0), margin(4.0)], ()) == []
-    assert close_margins([margin(5.001)], [price(1.0)]) == [margin(5.001)]
-    many = [margin(6.0), margin(9.0), margin(8.0), margin(18.0, 20.0, "p")]
-    assert close_margins(many, ()) == [margin(9.0), margin(18.0, 20.0, "p")]
+    assert close_margins(with_margins(margin(5.0), margin(1.0, 0.0, "n"), margin(4.0, 10.0, "p"))) == ()
+    assert close_margins(with_margins(margin(5.001), cost="p")) == (margin(5.001),)
+    many = margin(6.0), margin(9.0, 10.0, "p"), margin(8.0, 10.0, "q"), margin(18.0, 20.0, "r")
+    assert close_margins(with_margins(*many)) == (margin(9.0, 10.0, "p"), margin(18.0, 20.0, "r"))
 
 
 def test_an_option_that_expired_did_not_come_close_to_its_limit():
-    """One of many asks expired after 10 s, and another one completed just before."""
-    assert close_margins([margin(9.9), margin(8.0, 10.0, "p")], [price(10.0, option="o")]) == [
-        margin(8.0, 10.0, "p")
-    ]
+    """One of many asks expired after 10 s, and another one completed just before. In another trial, all completed."""
+    expired = with_margins(margin(9.9), margin(8.0, 10.0, "p"), cost="o")
+    assert close_margins(expired) == (margin(8.0, 10.0, "p"),)
+    completed = with_margins(margin(7.0))
+    trials = [TrialRecovery(trial=f"main-{n}", recoveries=(r,)) for n, r in enumerate((expired, completed))]
+    both = VariantAnswer("main", tuple(trials))
+    assert close_margins(both) == (margin(8.0, 10.0, "p"), margin(7.0))
+    assert both.margins == (margin(9.9), margin(8.0, 10.0, "p"))
 
 
 @pytest.mark.parametrize(("trials", "separate"), [(1, True), (3, True), (4, False)])
