@@ -39,8 +39,8 @@ _ONLY = {"checkpoint": "store", "lease": "store"}
 _EXPLAINED_BY = {"checkpoint": "store", "lease": "store", "heartbeat": "rpc"}
 """The groups of faults that cost a running job nothing before a wait of this kind begins which fails."""
 _FAILED = (Outcome.FAILED, Outcome.EXPIRED)
-_HOLDS_NO_RECORD = "store"
-"""The group of faults that no record of a running job waits for: snapshots are stored beside the tasks."""
+_HOLDS_NO_RECORD = ("store", "heartbeats")
+"""The groups of faults that no record of a running job waits for: snapshots are stored beside the tasks."""
 LOST = (*LOSSES, "jobmanager.kill")
 """The kinds of faults that end a process, which is noticed later."""
 
@@ -249,7 +249,7 @@ def _absorb_idle(found: Sequence[Outage]) -> list[Outage]:
     """Merge each fault that had cost nothing so far into the outage of a later fault, if it was still active then and
     the job was behind until it ended."""
     idle = [o.fault for o in found if o.fault is not None and o.effect == o.end]
-    idle = [f for f in idle if f.group != _HOLDS_NO_RECORD]
+    idle = [f for f in idle if f.group not in _HOLDS_NO_RECORD]
     taken: list[FaultEffect] = []
     joined = []
     for outage in found:
@@ -424,7 +424,7 @@ def _without_failover(
     following = min((t for t in later if t > effect), default=record.end)
     idle = following < ended and not _holds_up_at_once(record.trial, fault)
     idle = idle and record.catch_up.good_between(effect, following)
-    if idle or (fault.group == _HOLDS_NO_RECORD and unnoticed is None):
+    if idle or (fault.group in _HOLDS_NO_RECORD and unnoticed is None):
         return Outage(fault, effect, effect, (RoundSpan(effect, effect),), True, effect)
     moment = record.catch_up.since(effect, fault_end=ended)
     if following == record.end and record.stands_still(effect):

@@ -109,8 +109,9 @@ def record(history: Any, failures: dict[float, str] | None = None, records: tupl
         ([("a", 8, 11), ("b", 12, 13)], ((12, 14),), [("a", 8, 8, True), ("b", 12, 14, True)]),
         ([("a", 8, 13), ("b", 12, 13)], ((12, 24.1),), [("a", 8, 8, True), ("b", 12, 24, False)]),
         ([("a", 8, None), ("b", 12, 13)], ((12, 14),), [("a", 8, 8, True), ("b", 12, 14, True)]),
-        # no record waits for the store: something else held the job up
+        # no record waits for the store or a heartbeat: something else held the job up
         ([("a", 8, 20, "store.slow")], ((9, 12),), [("a", 8, 8, True)]),
+        ([("a", 8, 20, "heartbeats.mute")], ((9, 12),), [("a", 8, 8, True)]),
         ([("a", 8, 20, "store.failing"), ("b", 12, 13)], ((9, 14),), [("a", 8, 8, True), ("b", 12, 14, True)]),
         ([("a", 8, 13.5, "store.slow"), ("b", 12, 12.5)], ((12, 14),), [("a", 8, 8, True), ("b", 12, 14, True)]),
         # only until the next fault of several it must cost nothing
