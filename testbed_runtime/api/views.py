@@ -256,7 +256,7 @@ class Pod(Resource, frozen=True):
             # what follows is about preemption, which the user cannot change
             nodes = str(scheduled.get("message", "")).partition(". ")[0]
             return f"{scheduled.get('reason', '')}: {nodes}; {HOW_TO_SCHEDULE}"
-        for container in self._all_containers:
+        for container in self._unfinished:
             waiting, ended = container.waiting, container.terminated
             if waiting and waiting.get("reason") not in STARTING:
                 text = f"{waiting['reason']}: {waiting.get('message', '')}".strip(": ")
@@ -271,14 +271,15 @@ class Pod(Resource, frozen=True):
     @property
     def unpullable_images(self) -> frozenset[str]:
         """The images that the kubelet cannot pull for its containers."""
-        waiting = {c.name for c in self._all_containers if (c.waiting or {}).get("reason") in WITHOUT_IMAGE}
+        waiting = {c.name for c in self._unfinished if (c.waiting or {}).get("reason") in WITHOUT_IMAGE}
         listed = (*(self.spec.get("initContainers") or ()), *(self.spec.get("containers") or ()))
         return frozenset(c["image"] for c in listed if c["name"] in waiting)
 
     @property
-    def _all_containers(self) -> tuple[Container, ...]:
-        init = self.status.get("initContainerStatuses") or ()
-        return (*(Container(c) for c in init), *self.containers)
+    def _unfinished(self) -> tuple[Container, ...]:
+        """The containers without the init containers that have done their work: a service mesh adds some."""
+        init = map(Container, self.status.get("initContainerStatuses") or ())
+        return (*(c for c in init if c.terminated is None or c.terminated.exit_code), *self.containers)
 
     @property
     def _function_maps(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from headgate_operator.plan.conditions import rfc3339
 from headgate_operator.plan.model import Delete
 from testbed_runtime.api.status import to_json
 from testbed_runtime.api.views import HOW_TO_PULL, HOW_TO_SCHEDULE, Pod
-from tests.operator.planned import conditions, events, others
+from tests.operator.planned import conditions, events, message, others
 from tests.operator.runs import (
     KNOWN,
     RECORDER,
@@ -145,3 +145,33 @@ def test_a_run_whose_spark_never_had_its_image_ends_with_the_kubelets_reason() -
             made(KNOWN), pods=pods(spark=PULLING), report=report(**failed, evaluationFailure=failure)
         )
         assert (status_of(found).verdict, status_of(found).text) == ("Error", text)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "ready", "text"),
+    [
+        (0, "True/Running", "at it"),
+        (1, "False/RecorderNotReady", f"pod {RECORDER}: the container ended with exit code 1 (Error)"),
+    ],
+)
+def test_an_init_container_that_has_done_its_work_is_no_problem(
+    exit_code: int, ready: str, text: str
+) -> None:
+    """A service mesh adds some to every pod of its namespaces."""
+    ended = {"terminated": {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed"}}
+    recorder = a_pod(RECORDER, status={"initContainerStatuses": [{"name": "mesh-init", "state": ended}]})
+    found = look(made(KNOWN), pods=pods(recorder=recorder), report=report(phase="Running", message="at it"))
+    assert (conditions(found)["Ready"], status_of(found).message) == (ready, text)
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [({"taken": ("Pod trial-run-runner",)}, "NamesTaken"), ({"pods": pods(runner=None)}, "Suspended")],
+)
+def test_a_run_that_waits_for_a_user_says_for_what_instead_of_an_earlier_problem(
+    seen: Obj, reason: str
+) -> None:
+    """Its pod that could not start is gone."""
+    found = look(made({"message": PULLING_TEXT}, suspend=reason == "Suspended"), **seen)
+    assert conditions(found)["Ready"] == f"False/{reason}"
+    assert status_of(found).message == message(found, "Ready")

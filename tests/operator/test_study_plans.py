@@ -126,6 +126,12 @@ def test_a_study_whose_pod_cannot_start_says_so_and_ends_after_ten_minutes(
     assert status_of(found).pod_starts == 0
 
 
+def test_a_study_whose_pod_has_started_keeps_no_problem_of_it() -> None:
+    """Also before the pod's first report, and after its pod is gone."""
+    for pod in (a_pod(), None):
+        assert status_of(look({"message": "pod knobs-study: ErrImagePull"}, pod)).message == ""
+
+
 def test_a_study_that_is_suspended_between_its_runs_is_not_ready() -> None:
     """Its pod waits. The message says how to go on."""
     found = look(

@@ -94,7 +94,7 @@ def blocked(run: Run, taken: Sequence[str], now: float) -> ScenarioRunStatus:
         f"waits until {', '.join(taken)} of another owner is gone; "
         "if that object is to stay, give this run another name"
     )
-    return with_conditions(run, replace(run.status, phase="Starting"), [
+    return with_conditions(run, replace(run.status, phase="Starting", message=text), [
         yes("Accepted", "Valid"),
         yes("Reconciling", "NamesTaken", text),
         no("Ready", "NamesTaken", text),
@@ -106,7 +106,7 @@ def blocked(run: Run, taken: Sequence[str], now: float) -> ScenarioRunStatus:
 def suspended(run: Run, now: float) -> ScenarioRunStatus:
     """Return the status of a run for which nothing was created yet."""
     text = "spec.suspend is true; set it to false to start the run"
-    return with_conditions(run, replace(run.status, phase=SUSPENDED, progress=""), [
+    return with_conditions(run, replace(run.status, phase=SUSPENDED, progress="", message=text), [
         yes("Accepted", "Valid"),
         no("Reconciling", "Suspended", text),
         no("Ready", "Suspended", text),

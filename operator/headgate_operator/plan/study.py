@@ -97,15 +97,14 @@ def _in_progress(observed: Observed, report: StudyReport, phase: str, now: float
     """Return the status of a study that is not complete. A pod is counted when it is first seen at work."""
     study, pod = observed.study, observed.pod
     before = study.status
-    status = replace(_mirrored(before, observed.report), phase=phase)
+    problem = problem_of(pod)
+    status = replace(_mirrored(before, observed.report), phase=phase, message=clip(problem) or report.message)
     if pod is not None and is_new(pod, before.pod_uid):
         status = replace(status, pod_starts=before.pod_starts + 1, pod_uid=pod.uid)
     is_suspended = phase == SUSPENDED
     if not is_suspended:
         status = replace(status, started_at=before.started_at or rfc3339(now))
-    problem = problem_of(pod)
     if problem:
-        status = replace(status, message=clip(problem))
         ready = no("Ready", "PodsNotReady", problem)
     elif pod is not None and pod.phase == "Running" and not is_suspended:
         ready = yes("Ready", "Running", report.message)
