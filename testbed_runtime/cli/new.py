@@ -135,11 +135,14 @@ def _with_conf(shape: starting.Shape, path: Path, flink_version: str | None) -> 
 def find(name: str) -> questions.Question:
     """Return the question of that name, or about that error or option. Raises UserError with what helps instead, or the nearest one."""
     found = questions.questions().get(name) or questions.about(name)
+    key = questions.key_in(name)
+    known = judge(key, LATEST)
+    if known.standing is Standing.TYPO and found is not None and questions.about(known.canonical) is found:
+        typer.echo(f"warning: QUESTION: {key!r} is read as {known.canonical}", err=True)
     if isinstance(found, questions.Question):
         return found
     if found is not None:
         raise UserError("QUESTION", f"no question is about {name[:MAX_ECHO]!r}: {found.answer}")
-    known = judge(questions.key_in(name), LATEST)
     if known.standing is Standing.EFFECTIVE:
         raise UserError(
             "QUESTION", f"no question is about {known.canonical}", "write it into `flinkConfiguration` of any"

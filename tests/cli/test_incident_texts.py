@@ -105,6 +105,22 @@ def test_new_knows_the_question_for_what_is_in_flinks_log(headgate, text, name):
     assert (said.returncode, yaml.safe_load(said.stdout)["metadata"]["name"]) == (exits.PASS, name)
 
 
+@pytest.mark.parametrize(
+    ("text", "warned"),
+    [
+        ("heartbeat.timout", "warning: QUESTION: 'heartbeat.timout' is read as heartbeat.timeout\n"),
+        ("heartbeat.timout: 5 s", "warning: QUESTION: 'heartbeat.timout' is read as heartbeat.timeout\n"),
+        ("heartbeat.timeout", ""),
+        ("jobmanager-paused", ""),
+        ("akka.ask.timeout", ""),
+    ],
+)  # fmt: skip
+def test_new_says_how_it_read_a_misspelt_option(headgate, text, warned):
+    """The question may not be about what was meant. An older key or the name of a question is no mistake."""
+    said = headgate("new", text, "-o", "-")
+    assert (said.returncode, said.stderr) == (exits.PASS, warned)
+
+
 @pytest.mark.parametrize(("text", "words"), ELSEWHERE.items(), ids=lambda t: t[:60])
 def test_new_says_why_no_scenario_is_about_something(headgate, text, words):
     """And what helps instead."""
