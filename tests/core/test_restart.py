@@ -399,3 +399,9 @@ def test_a_strategy_refuses_less_than_a_millisecond_as_none(kind: str, key: str,
 def test_a_small_jitter_is_shown_as_java_shows_a_double(strategy) -> None:
     """With an exponent, in the text that suppresses a recovery."""
     assert "jitterFactor=5.0E-4, " in strategy(ExponentialConfig(jitter=0.0005), max).text
+
+
+def test_a_fixed_delay_has_to_be_given() -> None:
+    """A delay of 0 s is not assumed."""
+    with pytest.raises(TypeError, match="delay_s"):
+        FixedDelay(3)  # type: ignore[call-arg]

@@ -48,7 +48,7 @@ class RestartStrategy:
 
     limit_option = ""
     """Key of the option that allows no more restarts; empty if restarts are not exhausted."""
-    delay_s = 0.0
+    delay_s: float
 
     @property
     def option(self) -> str:
@@ -78,6 +78,7 @@ class RestartStrategy:
 class NoRestart(RestartStrategy):
     limit_option = TYPE
     text = "NoRestartBackoffTimeStrategy"
+    delay_s = 0.0
 
     def can_restart(self, now: float) -> bool:
         del now
