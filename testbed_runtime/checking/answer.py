@@ -125,7 +125,7 @@ def trial_recovery(trial: Trial, entry: Entry) -> TrialRecovery:
 
 
 def _marked_again(found: Sequence[Recovery]) -> Iterator[Recovery]:
-    """Yield the recoveries, those from a fault that an earlier one has had marked as such."""
+    """Yield the recoveries. A recovery from a fault that already has an earlier recovery is marked as such."""
     for number, one in enumerate(found):
         before = {fault for earlier in found[:number] if earlier.total_s > 0 for fault in earlier.faults}
         yield replace(one, again=one.fault in before)
@@ -153,7 +153,7 @@ def _shared(fault: FaultEffect, effect_ns: int) -> SharedFault:
 
 
 def _behind_expired(recovery: Recovery, waits: Sequence[Wait]) -> set[str]:
-    """Return the faults during which the waits expired that a recovery charges to their options."""
+    """Return the faults that were active while waits expired that a recovery attributes to their options."""
     segments = [s for r in recovery.rounds for s in r.segments if s.option]
     expired = [w for w in waits if w.fault and w.outcome is Outcome.EXPIRED]
     return {w.fault for w in expired if any(is_of(s, w) for s in segments)}
@@ -215,7 +215,8 @@ class _Paths:
         )
 
     def _margins(self, outage: Outage) -> tuple[Margin, ...]:
-        """Return the margins of the waits that ended in the outage. Without one, of those that the fault may have made longer."""
+        """Return the margins of the waits that ended in the outage. If there was no outage, return those of the waits that the fault may have
+        prolonged."""
         if outage.fault is None or outage.end > outage.effect:
             return margins(self.waits, outage.effect, outage.end)
         until = self.spans.end if outage.fault.ended_ns is None else outage.fault.ended_ns
@@ -230,7 +231,8 @@ class _Paths:
         return str(last) if last in TERMINAL_JOB_STATES else ""
 
     def _rounds(self, outage: Outage) -> tuple[Round, ...]:
-        """Return the rounds, the last one first found: a wait with which its path begins may have begun in the round before."""
+        """Return the rounds. They are computed from the last to the first, because the wait with which the path of a round begins may have
+        begun in the round before."""
         found: list[Round] = []
         lasting: Wait | None = None
         for number, span in reversed(list(enumerate(outage.rounds, start=1))):
@@ -357,8 +359,9 @@ class _Paths:
         return [found[0], *(replace(w, after=(b.wait,)) for b, w in pairwise(found))]
 
     def _stopping(self, outage: Outage, start: int, end: int) -> list[tuple[FaultEffect, tuple[int, int]]]:
-        """Return the faults that starved a task for a part of the span, by their beginning, and when they did. Each is judged by the time
-        in which no other one lasted, if there is enough of it, or by its end, when the job had worked off what it had."""
+        """Return the faults that starved a task during a part of the span, ordered by their beginning, and when they did. Each fault is judged
+        by the time in which no other fault was active, if that is long enough. Otherwise it is judged by its end, when the job had worked off
+        its queued records."""
         lasting = []
         for fault in sorted(_faults_of(outage), key=lambda f: f.begun_ns):
             span = max(fault.begun_ns, start), min(fault.ended_ns or end, end)
@@ -383,14 +386,14 @@ class _Paths:
         return at
 
     def _fed_until(self, start: int, end: int) -> int:
-        """Return until when no task was starved from the start of a span on: they work off what they have."""
+        """Return the time until which no task was starved, from the start of a span on: at first, tasks process the records in their queues."""
         while start + NS < end and not self._starved([(start, start + NS)]):
             start += NS
         return start
 
     def _starved(self, spans: Sequence[tuple[int, int]]) -> bool:
-        """Return whether a task received less than half of the records that it receives in the baseline. One behind a window gets
-        none for long anyway, and one that has ended gets no more."""
+        """Return whether a task received less than half of the records that it receives in the baseline. A task behind a window often gets
+        none for a long time, and a task that has ended gets none."""
         baseline = self.spans.baseline
         if baseline is None:
             return False
@@ -419,9 +422,9 @@ class _Paths:
         return lasted, lasted[-1]
 
     def _lasted(self, outage: Outage, end: int) -> list[Wait]:
-        """Return the waits of a job that survives the faults of an outage, until `end` and without overlaps. At any
-        time it waits for the end of the active fault that began first, then of one from before the outage, and
-        otherwise for its backlog. A killed process counts as an active fault until the failover."""
+        """Return the waits of a job that survives the faults of an outage, until `end` and without overlaps. At any time, the job waits for
+        the end of the active fault that began first in the outage. If there is none, it waits for the end of an active fault from before the
+        outage, and otherwise for its backlog. A killed process counts as an active fault until the failover."""
         missed = outage.joined is not None or not outage.recovered
         faults = outage.earlier or ((outage.fault,) if outage.fault is not None else ())
         found: list[Wait] = []
@@ -452,8 +455,8 @@ class _Paths:
         return fault.group in _ON_THE_EXCHANGE and not fault.on_rpc_alone
 
     def _holding(self, running: int, end: int) -> FaultEffect | None:
-        """Return the fault on the exchange that the restarted job still had, if its end is what ended the catch-up: the last records
-        that it delayed arrive later by its delay."""
+        """Return the fault on the exchange that was still active after the restart, if the catch-up ended because the fault ended. The last
+        records that it delayed arrive later by its delay."""
         found = [(f.ended_ns, f) for f in self.effects if self._on_exchange(f) and f.ended_ns]
         held = [
             (at, f)
@@ -475,8 +478,8 @@ class _Paths:
         )
 
     def _catch_ups(self, start: int, end: int, outcome: Outcome, *, backlog: str = "") -> list[Wait]:
-        """Return the catch-up in two parts if it ended with the first results of a window: from the last records before them on,
-        the job had nothing to catch up with."""
+        """Return the catch-up in two parts if it ended with the first results of a window. After the last records before these results, the
+        job had no backlog and only waited for the window."""
         windows, sinks = self._behind_windows(end)
         last = max(start, last_arrival(sinks, end - 2 * SAMPLE_NS))
         if not windows or end - last < FAILED_NS or 2 * busiest(self.trial, last, end)[1] >= end - last:
@@ -489,7 +492,7 @@ class _Paths:
         return [first, replace(waiting, after=(first.wait,))]
 
     def _behind_windows(self, end: int) -> tuple[Sequence[str], list[TaskSeries]]:
-        """Return the windows that the subtasks which were behind last wait for, and the sinks among these."""
+        """Return the windows for which the subtasks that were behind last had to wait, and the sinks among these subtasks."""
         behind = self.catch_up.behind_before(end) if self.catch_up is not None else frozenset()
         vertices = {task.rpartition("-")[0] for task in behind}
         if not vertices or not vertices <= self.windowed.keys():
@@ -533,8 +536,8 @@ class _Paths:
         return limiting_fault(effects, (start, end), places, size=size, own=self.outage_fault)
 
     def _failing(self, failure: Cause, start: int, end: int) -> Wait | None:
-        """Return the wait that ended with this failure: one of the kind that its text names, or else the longest. A
-        busy JobManager learns late that an ask to it timed out, so the first such ask counts, whenever it ended."""
+        """Return the wait that ended with this failure: a wait of the kind that the failure's text names, otherwise the longest. A busy
+        JobManager learns late that an ask to it timed out. The first such ask therefore counts, whenever it ended."""
         if failure.report_expired:
             expired = [w for w in self.waits if w.kind == failure.kind and w.outcome is Outcome.EXPIRED]
             expired = [w for w in expired if start < w.end_ns <= end]
@@ -579,5 +582,5 @@ def has_spare_slots(entry: Entry) -> bool:
 
 
 def _nothing(kind: str, at: int) -> Wait:
-    """Return a wait of 0 s: it owns nothing, and names the kind of the step from which the walk begins."""
+    """Return a wait of 0 s, which only names the kind of step from which the walk begins."""
     return Wait(wait="", kind=kind, who="", what="", start_ns=at, end_ns=at)

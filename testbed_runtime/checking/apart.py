@@ -1,4 +1,5 @@
-"""The limits of what a shorter wait saves if several faults share a recovery: the job may run again before the next fault, and restarts again."""
+"""Limit what a shorter wait saves when several faults share a recovery. With a shorter wait, the job may already run again when the next fault
+begins, and then it has to restart once more."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ _HEARTBEAT = KINDS["heartbeat"].options[0]
 
 
 class Hit(Struct, frozen=True):
-    """A fault that stopped a part of the job, until it ended or another one moved tasks elsewhere, and the vertices of that part."""
+    """A fault that stopped a part of the job, and the vertices of that part. It stops them until it ends, or until another fault moves tasks
+    elsewhere."""
 
     fault: FaultEffect
     vertices: frozenset[str]
@@ -51,8 +53,8 @@ class Hit(Struct, frozen=True):
 def hits_of(
     trial: Trial, shape: JobShape, faults: Iterable[FaultEffect], since_ns: int, *, whole: bool
 ) -> list[Hit]:
-    """Return the faults that ended the JobManager, ended or paused a process that ran tasks of the job when the recovery began, or let nothing
-    pass between two of them, in order. `whole`: every failure restarts the whole job."""
+    """Return, in order, the faults that stopped a part of the job: those that ended the JobManager, that ended or paused a process which ran
+    tasks when the recovery began, or that cut a connection between two such processes. `whole`: every failure restarts the whole job."""
     ran = places(trial, since_ns)
     ordered = sorted(faults, key=lambda f: f.begun_ns)
     found = []
@@ -77,7 +79,7 @@ def _names(fault: FaultEffect) -> set[str]:
 
 
 def _connected(vertices: set[str], shape: JobShape) -> frozenset[str]:
-    """Return every vertex of the parts of the job to which these belong."""
+    """Return every vertex that is connected to one of these, directly or through other vertices."""
     found: set[str] = set()
     while len(found) < len(vertices):
         found = set(vertices)
@@ -95,8 +97,8 @@ def until_each_has_recovered(
     *,
     spare: bool,
 ) -> tuple[Round, ...]:
-    """Return the rounds, with no more to save of an option than what remains if each fault costs only what does not depend on it.
-    `causes`: the failures of the rounds. `spare`: there are more slots than the job needs."""
+    """Return the rounds with the saving of each option limited. Without that option, the job still has to recover from each fault on its own:
+    the time which that takes cannot be saved. `causes`: the failures of the rounds. `spare`: there are more slots than the job needs."""
     if not hits:
         return tuple(rounds)
     faults, shown = [h.fault for h in hits], dict[str, Cause]()
@@ -120,12 +122,12 @@ def until_each_has_recovered(
 
 
 def _works(segment: Segment) -> bool:
-    """Whether the job works off its backlog. How long that takes depends on the seconds before."""
+    """Whether the segment is the job's work on its backlog. Its length depends on the length of the outage before it."""
     return segment.kind == "catch-up" and not segment.fault
 
 
 class _Alone:
-    """The least that each fault costs by itself."""
+    """The minimum that each fault costs if the job recovers from it on its own."""
 
     def __init__(
         self, rounds: Sequence[Round], known: Mapping[str, Cause], waits: Sequence[Wait], *, spare: bool
@@ -137,8 +139,8 @@ class _Alone:
         self.delays = [w for w in delays if rounds[0].start_ns <= w.start_ns < self.end_ns]
 
     def remaining(self, hits: Sequence[Hit], option: str) -> tuple[int, str]:
-        """Return how long the job is behind if no wait has this option, and the fault from which it recovers last. A fault begins a delay
-        unless its part of the job waits already."""
+        """Return how long the job is behind if all waits for this option take no time, and the fault from which it recovers last. A fault
+        begins a restart delay, unless its part of the job is already waiting."""
         delay = min((w.end_ns - w.start_ns for w in self.delays if w.option != option), default=0)
         after = self._after_ns(option, {h.fault.fault for h in hits})
         total = until = 0
@@ -157,8 +159,8 @@ class _Alone:
         return total, last
 
     def _after_ns(self, option: str, apart: Set[str]) -> int:
-        """Return how long the steps after a delay take. One of the failure before may go on in the last round, and one that expired or that one
-        of the faults `apart` held up may have to do with a single fault."""
+        """Return how long the steps after a restart delay take, as the last round shows it. Steps that expired or that one of the faults
+        `apart` delayed do not count, because they may concern only one of the faults."""
         steps = dict[str, int]()
         for s in self.last:
             own = s.kind in _AFTER_A_DELAY and s.option != option and s.fault not in apart
@@ -167,8 +169,8 @@ class _Alone:
         return sum(steps.values())
 
     def _stopped_until(self, hit: Hit, option: str) -> tuple[int, bool]:
-        """Return until when a fault stops the job before it restarts, and whether it does: until a loss is noticed, and its replacement
-        there, or a pause or a cut is over."""
+        """Return when the job can continue after this fault, and whether it has to restart. A lost process has to be noticed and replaced; a
+        pause or a cut has to end."""
         fault, begun = hit.fault, hit.fault.begun_ns
         ended = min(fault.ended_ns or self.end_ns, self.end_ns, hit.until_ns)
         targets = set(targets_of(fault))

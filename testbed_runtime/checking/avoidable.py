@@ -1,4 +1,5 @@
-"""Failovers that a longer wait would have avoided: it expired before something came, or came back, that a fault held back and whose end is known."""
+"""Failovers that a longer timeout would have avoided. The wait expired before something arrived or returned that a fault delayed, and the
+history shows when the delay ended."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ def with_enough(
     effects: Sequence[FaultEffect],
     entry: Entry,
 ) -> tuple[Round, ...]:
-    """Return the rounds, each wait that expired and caused a failover with the time after which it would have completed, as far as the
-    history shows that. `failures`: of these rounds."""
+    """Return the rounds. Each wait that expired and caused a failover gets the time after which it would have completed, if the history shows
+    that. `failures`: those of these rounds."""
     shows = _Ends(waits, effects, entry)
 
     def longer(segment: Segment) -> Segment:
@@ -70,8 +71,8 @@ def with_enough(
 
 
 def _until_end(segments: Sequence[Segment], fault: FaultEffect | None, text: str) -> list[Segment]:
-    """Return the segments, with less to save in a fault after which a restart succeeded: one that comes earlier fails as those before it
-    did, or waits until the end of the fault, too. `text`: what it waits for."""
+    """Return the segments with smaller savings during a fault after whose end a restart succeeded. An earlier restart would have failed as the
+    previous ones did, or would have waited for the end of the fault too. `text`: what it waits for."""
     if fault is None or fault.ended_ns is None:
         return list(segments)
     begun_ns, ended_ns = fault.begun_ns, fault.ended_ns
@@ -95,7 +96,7 @@ def is_of(segment: Segment, wait: Wait) -> bool:
 
 
 class _Ends:
-    """When what a wait was for would have come."""
+    """Compute when a wait that expired would have completed."""
 
     def __init__(self, waits: Sequence[Wait], effects: Sequence[FaultEffect], entry: Entry) -> None:
         self.waits = waits
@@ -125,8 +126,8 @@ class _Ends:
         return came - wait.start_ns if came > wait.end_ns else None
 
     def with_expired(self, segment: Segment) -> Segment:
-        """Return a pause of the JobManager with the limit that expired in it, if it is the only one, and how long that would have had to be.
-        TaskManagers miss the JobMaster's heartbeats, and the JobManager cannot renew its lease."""
+        """Return a pause of the JobManager together with the only limit that expired during it, and the value that this limit would have
+        needed. TaskManagers miss the JobMaster's heartbeats, and the JobManager cannot renew its lease."""
         pause = next(
             (e for e in self.effects if (e.fault, e.kind) == (segment.fault, _JOBMANAGER_PAUSE)), None
         )
@@ -153,7 +154,7 @@ class _Ends:
         return next((e for e in self.effects if (e.fault, e.kind) == held), None)
 
     def _ended_by_itself(self, fault: FaultEffect) -> int | None:
-        """Return the end of a fault. None if it is not known: a fault is healed early when its trial ends."""
+        """Return when a fault ended by itself. None if that is not known, because a fault is healed early when its trial ends."""
         if fault.ended_ns is None or fault.voided:
             return None
         early = (
@@ -162,8 +163,8 @@ class _Ends:
         return None if early else fault.ended_ns
 
     def _returned(self, wait: Wait) -> int | None:
-        """Return how long heartbeats would have been missing: of a TaskManager at the JobManager, or the reverse. The first of the
-        waits for them would have been the next one to expire. One that was muted is repeated after an interval."""
+        """Return how long the heartbeats of a TaskManager would have been missing at the JobManager, or the reverse. The earliest wait for
+        them would have been the next one to expire. A muted heartbeat is repeated after one interval."""
         at_taskmanager = wait.kind == "jobmanager" or wait.what in (JOBMASTER_NAME, RM_NAME)
         lost = replace(wait, what=wait.who) if at_taskmanager else wait
         silent = [e for e in self.effects if keeps_silent(e, lost, self.planes)]

@@ -105,11 +105,10 @@ def attribute(
     known: bool = False,
     lasts: bool = False,
 ) -> tuple[Segment, ...]:
-    """Return the segments of [start, end], without gaps and overlaps. `last` is the wait that ended the span: the walk
-    begins with it. `detected`: when the failure that began the span was known. `steps` own what no wait covers.
-    `terminal`: the job failed for good when the span ended. `spare`: there are more slots than the job needs. `known`: a failure began
-    the span, so that no stall after `detected` is part of a detection. `lasts`: `last` goes on after the span, and the path after it has
-    led back to it."""
+    """Return the segments of [start, end], without gaps and overlaps. `last` is the wait that ended the span: the walk begins with it.
+    `detected`: when the failure that began the span was known. `steps` own what no wait covers. `terminal`: the job failed permanently when
+    the span ended. `spare`: there are more slots than the job needs. `known`: a failure began the span, so that no stall after `detected` is
+    part of a detection. `lasts`: `last` continues after the span, and the path of the next span begins with it."""
     if end <= start:
         return ()
     lasting = [w for w in waits if w.end_ns > w.start_ns]
@@ -122,8 +121,8 @@ def attribute(
 
 
 def _without_own_pauses(waits: Sequence[Wait]) -> list[Wait]:
-    """Drop the waits that a process had only because it stood still itself. A process that opens functions does not
-    run its event loop, and a process that does not run receives no answer from the JobManager."""
+    """Drop the waits of a process that waited only because it did not run itself. A process that opens functions does not run its event loop,
+    and a process that does not run receives no answer from the JobManager."""
 
     pauses: dict[tuple[str, str], list[Wait]] = defaultdict(list)
     for w in waits:
@@ -233,7 +232,8 @@ class _Walk:
         self._add(max(wait.start_ns, self.start), wait)
 
     def _comes_late(self, loss: Wait, wait: Wait) -> bool:
-        """Whether a loss held up a wait that began long after the failure was known: a part of it, and no detection."""
+        """Whether a loss delayed a wait that began long after the failure was known. The loss then counts as a part of that wait, not as
+        detection."""
         noticed = loss.kind in _DETECTION and loss.start_ns < wait.start_ns
         return noticed and self.detected + NEAR_NS < wait.start_ns
 
@@ -266,7 +266,7 @@ class _Walk:
         return _latest(prompt or inside, wait) or self._registered(wait)
 
     def _started_again(self, stopped: Wait) -> Wait | None:
-        """Return the start of the JobManager that a fault had killed: it is there when it has started."""
+        """Return the wait for the start of a JobManager that a fault had killed. It is available again when it has started."""
         starts = [w for w in self._untaken() if _starts_again(w, stopped)]
         inside = [w for w in starts if w.start_ns < self.at <= w.end_ns + EPSILON_NS]
         return _latest(inside, stopped)
@@ -278,10 +278,9 @@ class _Walk:
         return min(coming, key=lambda w: (w.start_ns, w.wait), default=None)
 
     def slack(self, wait: Wait | None, beside: Collection[str]) -> tuple[int, Wait] | None:
-        """Return by how much a wait that its option ended could be shorter until another wait decides, and that wait. None if none would
-        decide before the whole wait is gone. `beside`: the kinds of waits that count.
-
-        It was in progress at the same time, does not depend on this one or its option, and a later step of the path needed it too."""
+        """Return by how much this wait, which its option ended, could be shortened before another wait takes over, and that other wait. None
+        if no other wait would take over. `beside`: the kinds of waits that can take over. Such a wait was in progress at the same time, does
+        not depend on this one or its option, and a later step of the path needed it too."""
         if wait is None or not is_of_option(wait):
             return None
         found: dict[tuple[str, int], tuple[int, Wait]] = {}
@@ -311,9 +310,9 @@ class _Walk:
         return best
 
     def _owner_until(self, other: Wait, wait: Wait) -> tuple[Wait | None, int]:
-        """Return the owner of most of the time from the start of `wait` to the end of `other`, as the path leads there: a cancellation
-        ends when the loss of a TaskManager is noticed. None if it needed the option of `wait` too. And return how much of that time a
-        replacement that comes earlier makes needless: its registration shows that the process before it is lost."""
+        """Return the wait that took most of the time from the start of `wait` to the end of `other` on the path there: for example, a
+        cancellation ends when the loss of a TaskManager is noticed. None if that wait depends on the option of `wait` too. Also return how
+        much of that time an earlier replacement would save: its registration shows that the previous process is lost."""
         path = _Walk(self._all, self.steps, wait.start_ns, self.detected, self.fatal)
         path.from_end(other.end_ns, other)
         lasted: dict[str, tuple[int, Wait]] = {}
@@ -336,15 +335,16 @@ class _Walk:
         return max(lasted.values(), key=_first_and_name, default=(0, other))[1], needless
 
     def _notices_loss(self, wait: Wait) -> bool:
-        """Whether a wait is for the loss of a TaskManager to be noticed that is replaced: its name is that of the replacement, or the
-        replacement's without the number of its process. A cancellation may end with that loss."""
+        """Whether this wait ends when the loss of a replaced TaskManager is noticed. It has the name of the replacement, or that name without
+        the process number. A cancellation may also end with that loss."""
         lost = self._losses(wait)
         names = {w.what.rpartition("-")[0] for w in lost if w.outcome is Outcome.EXPIRED} - {""}
         replaced = [w.what for w in self._all if w.kind == "replacement"] if names else []
         return not names.isdisjoint([*replaced, *(name.rpartition("-")[0] for name in replaced)])
 
     def _losses(self, wait: Wait) -> list[Wait]:
-        """Return the waits for the loss of a TaskManager to be noticed that end with this one: itself, or those that ended a cancellation."""
+        """Return the waits for noticing the loss of a TaskManager that end with this one: this wait itself, or those that ended a
+        cancellation."""
         if wait.kind in _LOSS:
             return [wait]
         by_loss = wait.kind == "cancellation" and is_of_option(wait)
@@ -353,12 +353,12 @@ class _Walk:
         return [w for w in self._all if w.kind in _LOSS and abs(w.end_ns - wait.end_ns) <= TIE_NS]
 
     def _judged(self, wait: Wait) -> Wait:
-        """Return the wait that shows how late the end of this one was noticed: of the losses that ended it the one noticed soonest."""
+        """Return the wait that shows how late the end of this one was noticed: the loss that was noticed first among those that ended it."""
         return min(self._losses(wait), key=lambda w: (lateness_ns(w), w.wait), default=wait)
 
     def _missing_taskmanager(self, slots: Wait) -> Wait | None:
-        """Return the wait for a TaskManager that came, or came back, after the requests for slots had expired: no longer timeout would have helped.
-        A busy ResourceManager counts if it did not answer for half of the time."""
+        """Return the wait for a TaskManager that registered, or registered again, after the slot requests had expired: a longer timeout would
+        not have helped. A busy ResourceManager counts if it did not answer for half of the time."""
         coming = [w for w in self.waits if w.start_ns < slots.end_ns < w.end_ns and _caused(w)]
         half = slots.start_ns + (slots.end_ns - slots.start_ns) // 2
         busy = [w for w in coming if (w.kind, w.what) == ("jobmanager", RM_NAME) and w.start_ns <= half]
@@ -371,8 +371,8 @@ class _Walk:
         return max(own or busy, key=lambda w: (w.end_ns, w.wait), default=None)
 
     def _registered(self, slots: Wait) -> Wait | None:
-        """Return the last registration at the JobMaster while it waited for slots: only what gives it a slot registers. What comes after
-        it is the offer of slots."""
+        """Return the last registration at the JobMaster while it waited for slots. Only a TaskManager that offers it a slot registers, and the
+        offer follows the registration."""
         if slots.kind != "slot":
             return None
         inside = [w for w in self._untaken() if slots.start_ns < w.end_ns <= self.at and _caused(w)]
@@ -383,8 +383,8 @@ class _Walk:
         return [w for w in self.waits if id(w) not in self._taken]
 
     def _pause_of_judge(self, wait: Wait) -> Wait | None:
-        """Return the pause of the process that waited for heartbeats, if it made the wait longer than its option: heartbeats are not
-        counted meanwhile. The pause by a fault comes before its record by the process."""
+        """Return the pause of the process that waited for heartbeats, if the pause made the wait longer than its option: missing heartbeats do
+        not count during it. A pause from a fault's own record is preferred to the one that the process recorded."""
         if (late_ns := lateness_ns(self._judged(wait))) == 0:
             return None
         process = _process(wait)
@@ -396,8 +396,8 @@ class _Walk:
         )
 
     def _take_pauses(self, wait: Wait) -> None:
-        """Add the pauses of processes by faults within a wait for many steps, each of which needs every task, and the steps that a fault
-        held up."""
+        """Within a wait that consists of many steps, each of which needs every task: add the pauses of processes by faults, and the steps that
+        a fault delayed."""
         pauses = [w for w in self.waits if w.kind in ("stalled", "fault") and w.who == EVERYTHING]
         for pause in sorted(pauses, key=lambda w: -w.end_ns):
             if wait.start_ns < pause.end_ns and pause.start_ns < self.at:
@@ -406,7 +406,7 @@ class _Walk:
                 self._add(max(pause.start_ns, wait.start_ns, self.start), held)
 
     def _take_postponed(self, slots: Wait) -> None:
-        """Add the delays with which slots were requested and allocated that ended just before the current point of a wait for slots."""
+        """Add the delays of slot requests and slot allocations that ended just before the current point of a wait for slots."""
         if slots.kind != "slot" or slots.outcome is not Outcome.COMPLETED:
             return
         while delays := [
@@ -435,8 +435,8 @@ class _Walk:
                 self._add(max(request.start_ns, slots.start_ns, self.start), request)
 
     def _busy_judge(self, wait: Wait) -> Wait | None:
-        """Return the wait for the same component of the JobManager that shows what kept it busy when the option of `wait`, or of the
-        loss that ended it, had expired: it notices that only when it gets to it. Callers may have given up by then."""
+        """Return the wait that shows what kept the JobManager's component busy when the option of `wait` expired, or that of the loss that
+        ended `wait`. A busy component notices the expiry late, and callers may have given up by then."""
         judged = self._judged(wait)
         if (late_ns := lateness_ns(judged)) == 0:
             return None
@@ -483,13 +483,13 @@ class _Walk:
         return _latest(self._last_ended(_BEFORE_EVENTS), current)
 
     def _checkpoint_before(self, checkpoint: Wait) -> list[Wait]:
-        """Return the checkpoints whose end let this one begin, whatever their outcome."""
+        """Return the checkpoints that had to end before this one could begin, whatever their outcome."""
         others = [w for w in self.waits if w.kind == "checkpoint" and w is not checkpoint]
         before = [w for w in others if w.start_ns < self.at]
         return [w for w in before if abs(w.end_ns - checkpoint.start_ns) <= EPSILON_NS]
 
     def _last_ended(self, kinds: Collection[str]) -> list[Wait]:
-        """Return the waits that ended last before the current point, and together with the last one."""
+        """Return the wait that ended last before the current point, and those that ended together with it."""
         found: list[Wait] = []
         for index in range(bisect_right(self._ends, self.at + EPSILON_NS) - 1, -1, -1):
             wait = self.waits[index]
@@ -566,8 +566,8 @@ def _caused(wait: Wait) -> bool:
 
 
 def _latest(waits: Sequence[Wait], current: Wait) -> Wait | None:
-    """Return the wait that ended last; of those that ended together the longest. Of those that began together too, one that
-    its option ended."""
+    """Return the wait that ended last. If several ended together, return the longest; if they also began together, return one that its option
+    ended."""
     if not waits:
         return None
     end = max(w.end_ns for w in waits)
@@ -587,7 +587,7 @@ def _has_overtaken(later: Wait, coming: Wait) -> bool:
 
 
 def lateness_ns(wait: Wait) -> int:
-    """Return how long after its option had ended a wait that was noticed. 0 if that was at once."""
+    """Return how long after the expiry of its option the end of a wait was noticed. 0 if at once."""
     judged = wait.kind in _TIMED and wait.outcome.belongs_to_option
     late_ns = wait.end_ns - wait.start_ns - wait.budget_ns if judged and wait.budget_ns >= 0 else 0
     return late_ns if late_ns >= NEAR_NS else 0

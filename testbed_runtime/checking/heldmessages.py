@@ -1,4 +1,5 @@
-"""TaskManagers that handle no messages because a fault keeps one in their mailbox: nothing records that, but what they miss shows it."""
+"""TaskManagers that handle no messages because a fault delays one in their mailbox. No process records this; it is derived from the heartbeats
+that they do not answer."""
 
 from __future__ import annotations
 
@@ -30,10 +31,10 @@ def held_messages(
     planes: Mapping[str, str],
     methods: Mapping[str, str] = NO_METHODS,
 ) -> list[Wait]:
-    """Return a wait for each time a TaskManager was declared lost meanwhile: from the last heartbeat that it answered, or from the first message
-    after that which the fault delays, until it registers with the JobMaster again, which asks it for a slot, or the fault ends. `delays`: for
-    how long each fault kept messages of one TaskManager; less than the heartbeats may be missing explains no loss. `planes` and `methods`: of
-    each fault."""
+    """Return a wait for each TaskManager that was declared lost while a fault delayed its messages. The wait begins with the last heartbeat
+    that it answered, or with the first delayed message after that. It ends when the TaskManager registers with the JobMaster again, or when
+    the fault ends. `delays`: how long each fault delayed the messages of one TaskManager; a delay shorter than the heartbeat timeout explains
+    no loss. `planes` and `methods`: those of each fault."""
     losses = [
         w
         for w in waits
@@ -62,7 +63,8 @@ def held_messages(
 
 
 def relayed_losses(trial: Trial) -> list[Wait]:
-    """Return a wait for the JobMaster to handle each loss that the ResourceManager reports to it: one that is busy begins the failover later."""
+    """Return a wait for each loss that the ResourceManager reports to the JobMaster, until the JobMaster handles it. A busy JobMaster begins
+    the failover later."""
     lost, failed = (
         [e for e in events(trial, kind) if data(e).get("detector") == RM_NAME]
         for kind in ("taskmanager.lost", "failover.failure")
@@ -82,8 +84,8 @@ def relayed_losses(trial: Trial) -> list[Wait]:
 
 
 def _first_message(waits: Sequence[Wait], loss: Wait, method: str, ended_ns: int | None) -> int:
-    """Return when the first message with this method was sent while heartbeats were missing and the fault lasted, as far as a wait for
-    its answer shows it."""
+    """Return when the first message with this method was sent while heartbeats were missing and the fault was active. This is known only if a
+    wait for the answer was recorded; otherwise return the start of the loss."""
     kind = _ANSWERS.get(method)
     sent = [w.start_ns for w in waits if w.kind == kind and w.who == JOBMASTER_NAME]
     until = min(loss.end_ns, ended_ns or loss.end_ns)
@@ -95,8 +97,8 @@ def _ordinal(loss: Wait) -> str:
 
 
 def keeps_silent(effect: FaultEffect, loss: Wait, planes: Mapping[str, str]) -> bool:
-    """Return whether the JobManager heard nothing of the lost TaskManager for half of the time because of this fault: it paused it,
-    muted it or cut it off. One that was killed does not come back."""
+    """Return whether this fault kept the lost TaskManager silent for at least half of the wait, because it paused, muted or cut off the
+    TaskManager. A kill does not count: a killed process does not come back."""
     cuts = effect.hides_link and planes.get(effect.fault, PLANES[0]) != PLANES[0]
     if effect.injected_ns is None or not (cuts or effect.kind in _NO_ANSWER):
         return False

@@ -1,4 +1,4 @@
-"""The supersteps of a job's iterations, from the events of their synchronisation tasks, and those that a fault held up."""
+"""The supersteps of a job's iterations, from the events of their synchronisation tasks, and the supersteps that a fault delayed."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def supersteps(trial: Trial) -> tuple[int | None, str]:
 
 
 def held_supersteps(trial: Trial, waits: Iterable[Wait], effects: Iterable[FaultEffect]) -> list[Wait]:
-    """Return for each fault on the exchange the waits of an iteration for the supersteps that it held up, from its beginning on and
-    without the work that these had left to do. What the other supersteps take is no fault's."""
+    """For each fault on the exchange, return the waits of an iteration for the supersteps that the fault delayed, from its beginning on and
+    without the remaining work of these supersteps. The time of other supersteps is attributed to no fault."""
     found: dict[tuple[str, int, int], Wait] = {}
     iterations = [w for w in waits if w.kind == ITERATION]
     moments: dict[str, list[int]] = defaultdict(list)

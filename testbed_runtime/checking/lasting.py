@@ -1,4 +1,5 @@
-"""Waits that go on when a round ends with a failure: the path of the next round leads to them, so they own the end of this one too."""
+"""Waits that continue when a round ends with a failure. The path of the next round leads to them, so the end of this round is attributed to
+them too."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ def each_segment(rounds: Iterable[Round], change: Change) -> tuple[Round, ...]:
 
 
 def lasting_wait(waits: Iterable[Wait], segments: Sequence[Segment], failed: str = "") -> Wait | None:
-    """Return the wait with which the path of a round begins, if it had begun before the round. One that ended together with the round
-    before held up nothing. `failed`: the TaskManager that the failure before the round names. A message in the mailbox of another one
+    """Return the wait with which the path of a round begins, if it had begun before the round. A wait that ended together with the previous
+    round delayed nothing. `failed`: the TaskManager that the failure before the round names. A message in the mailbox of another TaskManager
     did not cause that failure."""
     if not segments or segments[0].kind in _ENDED:
         return None
@@ -49,8 +50,9 @@ def lasting_wait(waits: Iterable[Wait], segments: Sequence[Segment], failed: str
 
 
 def unnoticed_loss(waits: Iterable[Wait], cause: Cause | None, failure: Cause | None) -> Wait | None:
-    """Return the wait for the heartbeats of a TaskManager on which a round began and failed, if that loss was noticed later: until then, tasks are
-    deployed to it in vain (with headgate.restart.fence-dead-slots: false, as in Flink). A shorter restart delay makes that more rounds."""
+    """Return the wait for the heartbeats of a lost TaskManager, if a round began and failed because of it and the loss was noticed later.
+    Until then, tasks are deployed to it in vain (with headgate.restart.fence-dead-slots: false, as in Flink), and a shorter restart delay only
+    adds rounds."""
     if cause is None or failure is None or cause.taskmanager != failure.taskmanager:
         return None
     found = [w for w in _losses_after(waits, cause) if failure.t_ns < w.end_ns - EPSILON_NS]
@@ -58,8 +60,8 @@ def unnoticed_loss(waits: Iterable[Wait], cause: Cause | None, failure: Cause | 
 
 
 def dead_slots(waits: Iterable[Wait], cause: Cause | None, end: int) -> list[Wait]:
-    """Return the wait of a round that ended well until the slots of the TaskManager on which it began were gone, if its loss was noticed
-    in the round: a restart before that would have used them again."""
+    """Return the wait of a successful round until the slots of the lost TaskManager were removed, if the loss was noticed during the round. An
+    earlier restart would have used these slots again."""
     found = [] if cause is None else _losses_after(waits, cause)
     return [replace(w, kind="fencing", wait=f"{w.wait}-fencing") for w in found if w.end_ns <= end]
 
@@ -74,9 +76,9 @@ def _losses_after(waits: Iterable[Wait], cause: Cause) -> list[Wait]:
 def since_earlier_fault(
     waits: Iterable[Wait], segments: Sequence[Segment], earlier: Iterable[FaultEffect], effect_ns: int
 ) -> tuple[Segment, ...]:
-    """Return the segments of a failover that joined an outage, from the beginning of the first wait on, if this had begun with an
-    `earlier` fault: the one for the replacement of a process that the fault had ended, or for the heartbeats of one that it had silenced.
-    A cancellation ends with the loss of such a TaskManager, too. A failure that comes later does not shorten that wait."""
+    """Return the segments of a failover that joined an outage. If its first wait had begun with an `earlier` fault, they start at the
+    beginning of that wait. Such a wait is for the replacement of a process that the fault had ended, or for the heartbeats of one that it had
+    silenced. A cancellation also ends with the loss of such a TaskManager. A later failure does not shorten that wait."""
     silencing = [fault for fault in earlier if not fault.on_data_alone]
     hit = {name for fault in silencing for target in targets_of(fault) for name in split_link(target)}
     hit -= {"", ANYBODY}
@@ -115,11 +117,9 @@ def continues(before: Segment, after: Segment) -> bool:
 
 
 def share_slack(rounds: Sequence[Round], needless: Sequence[bool]) -> tuple[Round, ...]:
-    """Return the rounds with the slack of each wait that lasts over several of them shared among its parts: what can be saved of all of
-    them together. No part can be made shorter than another one allows.
-
-    `needless`: whether a round began only because that wait lasted too long, as requests for slots expired meanwhile. Then
-    nothing in it limits what can be saved."""
+    """Return the rounds. If a wait lasts over several rounds, its parts share one slack, because they can only be shortened together.
+    `needless`: whether a round began only because that wait lasted too long, for example because slot requests expired meanwhile. Nothing in
+    such a round limits what can be saved."""
     found = list(rounds)
     last = len(found) - 1
     while last > 0:
@@ -156,8 +156,8 @@ def _shared(rounds: Sequence[Round], needless: Sequence[bool]) -> list[Round]:
 def without_outrun(
     rounds: Sequence[Round], waits: Iterable[Wait], effects: Iterable[FaultEffect]
 ) -> tuple[Round, ...]:
-    """Return the rounds without the limits that a short wait outruns: a pause of the JobManager that begins after it. It costs nothing if
-    the failover has ended by then."""
+    """Return the rounds without limits from a pause of the JobManager that a shorter wait would avoid. The pause costs nothing if the failover
+    has ended before it begins."""
     pauses = {e.fault for e in effects if e.kind.endswith(".pause")}
     paused = [w for w in waits if (w.kind, w.who) == ("jobmanager", EVERYTHING) and w.fault in pauses]
 
@@ -173,9 +173,9 @@ def until_faults_end(
     delays: Mapping[str, int],
     waits: Sequence[Wait] = (),
 ) -> tuple[Round, ...]:
-    """Return the rounds, with less to save of a wait during a fault if a later one ended with that fault, however early it begins. `delays`:
-    by how much each fault delays a message or a call, which is over after that or with the fault, or has expired by then (`waits`). What
-    lets nothing pass has none."""
+    """Return the rounds with smaller savings of waits during a fault, if a later wait ends with that fault however early it begins. `delays`:
+    by how much each fault delays a message or a call. The delay ends after that time, with the fault, or when the call has expired (`waits`).
+    A fault that lets nothing pass has no delay."""
     ends = {e.fault: e for e in effects if e.ended_ns is not None}
     held = [s for r in rounds for s in r.segments if s.fault in ends and _ends_with(s, ends[s.fault], delays)]
 

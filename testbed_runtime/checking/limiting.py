@@ -1,4 +1,4 @@
-"""The fault on the exchange that limits a catch-up: it makes a link narrow or slow over which records pass that are behind."""
+"""The fault on the exchange that limits a catch-up: it limits or delays a link that carries late records."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def limiting_fault(
     size: FaultSizes,
     own: str,
 ) -> FaultEffect | None:
-    """Return the one that lasted longest, for half of the span or more, or `own`, that of the outage, if it lasted as long.
-    `places`: the TaskManagers that it must hit. One that is too small for so long a span is none."""
+    """Return the fault that was active longest, if that was at least half of the span. Among equals, return `own`, the fault of the outage.
+    `places`: the TaskManagers of which it must hit one. Faults that are too small to explain so long a span do not count."""
     start, end = span
     injected = [e for e in effects if e.injected_ns is not None and size.explains(e, end - start)]
     narrow = [e for e in injected if _narrows(e, size.frame_class(e)) and _hits(e, places)]
@@ -51,8 +51,8 @@ class FaultSizes(Struct, frozen=True):
         return str(self.params.get(effect.fault, {}).get("frame_class") or "")
 
     def explains(self, effect: FaultEffect, span_ns: int) -> bool:
-        """Return whether a fault can be what a catch-up of this length waited for. What arrives later makes it longer by the delay alone,
-        unless senders lack credit meanwhile, or a task waits for late barriers. A ceiling limits what comes near it."""
+        """Return whether a fault can explain a catch-up of this length. A latency prolongs it only by the delay itself, unless senders lack
+        credit or a task waits for late barriers. A bandwidth limit explains it only if the traffic comes near the limit."""
         delay_ns = self.delays.get(effect.fault, 0)
         if delay_ns and not self.starved and self.frame_class(effect) not in _BARRIERS:
             return 2 * delay_ns >= span_ns

@@ -46,7 +46,8 @@ LOST = (*LOSSES, "jobmanager.kill")
 
 
 class RoundSpan(Struct, frozen=True):
-    """A deployment: from `cause` (None: the submission, or a fault without a failover) to `failure`, or to the running job."""
+    """One deployment. It begins with `cause` (None: the submission, or a fault without a failover) and ends with `failure`, or when the job
+    runs."""
 
     start: int
     end: int
@@ -96,11 +97,9 @@ class FirstRecord(Struct, frozen=True):
 def last_due_arrival(
     found: Collection[FirstRecord], missing: Sequence[FirstRecord | None], begun: int, until: int
 ) -> int | None:
-    """Return the arrival of the last first record among those that were due at `begun` or that were clearly later than all of
-    these.
-
-    `missing`: the later first record of each sink that had none by `until`, or None. If any of these sinks should
-    have had a record by then, return None."""
+    """Return when the last sink received its first record. First records count if they were due at `begun`, or were clearly later than all of
+    those. `missing`: for each sink without a record by `until`, its first record after that, or None. If any of these sinks should have had a
+    record by `until`, return None."""
     due = [one for one in found if one.due_ns <= begun]
     usual = max(one.latency_ns or 0 for one in due)
     if any(one is None or one.due_ns + usual < until for one in missing):
@@ -117,12 +116,10 @@ class _Record(Struct, frozen=True):
     """The sink vertices that get no record before a window has ended."""
 
     def first_records(self, since: int, until: int) -> int | None:
-        """Return when the last affected sink received its first new record. None if one of them received none. A sink that had
-        received all of them before counts when it has received everything again.
-
-        A sink counts if a record was due for it once every task ran and the first sink had received one, or if its
-        record was later than those of such sinks. A sink behind a window whose first record was as punctual as ever had missed none
-        when every task ran."""
+        """Return when the last affected sink received its first new record. None if one of them received none. A sink that had already
+        received all records counts when it has received them again. A sink is affected if a record was due for it when every task ran and the
+        first sink had received one, or if its record was later than those of such sinks. A sink behind a window is not affected if its first
+        record was as punctual as usual."""
         first = events(self.trial, "sink.first-record")
         ever = {e["subject"] for e in first}
         again = [e for e in events(self.trial, "sink.end") if e["subject"] in ever and e["attempt"] > 0]
@@ -147,7 +144,7 @@ class _Record(Struct, frozen=True):
         return min(last, max([*ran.values(), *waited]))
 
     def _punctual(self, task: str, first: FirstRecord) -> bool:
-        """Whether the first record of a sink behind a window was as punctual as ever."""
+        """Whether the first record of a sink behind a window was as punctual as usual."""
         return vertex_of(task) in self.windowed and self.catch_up.punctual(task, first.latency_ns)
 
     def stands_still(self, since: int) -> bool:
@@ -170,8 +167,8 @@ class _Record(Struct, frozen=True):
 
 
 def start_of(trial: Trial, end: int, effects: Sequence[FaultEffect] = ()) -> Outage | None:
-    """Return the first start: from the submission until every sink has received a record. Its failures are its rounds; so is
-    one of the reports of a starting task, of which a busy JobMaster hears late."""
+    """Return the first start: from the submission until every sink has received a record. Each failure in it ends a round. That includes a
+    failed report of a starting task, even if a busy JobMaster handles it late."""
     submitted = _submitted(trial, effects)
     if submitted is None:
         return None
@@ -190,8 +187,8 @@ def start_of(trial: Trial, end: int, effects: Sequence[FaultEffect] = ()) -> Out
 
 
 def _submitted(trial: Trial, effects: Sequence[FaultEffect]) -> int | None:
-    """Return when the job was submitted, or when a fault stopped the JobManager to which it was submitted then: the runner waits for
-    the fault to take effect before it submits the job."""
+    """Return when the job was submitted. If a fault had stopped the JobManager before that, return when it did: the runner waits for the fault
+    to take effect before it submits the job."""
     created = created_ns(trial)
     if created is None:
         return None
@@ -279,15 +276,15 @@ def _shared(found: Sequence[Outage], injected: Sequence[FaultEffect]) -> list[Ou
 
 
 def _took_effect_in(effect: FaultEffect, outage: Outage) -> bool:
-    """Whether a fault took effect in an outage. A first start waits for what was injected before the submission, too."""
+    """Whether a fault took effect in an outage. In a first start, faults that were injected before the submission also count."""
     return effect.begun_ns <= outage.end and (outage.first or outage.effect <= effect.begun_ns)
 
 
 def _as_outage(
     record: _Record, first: Outage, fault: FaultEffect, failed: Sequence[Cause]
 ) -> tuple[Outage, int]:
-    """Return the first start as the outage of a fault that was there before the job ran, and how many of the later failures belong
-    to it: those before the job had caught up."""
+    """Return the first start as the outage of a fault that was active before the job ran, and the number of later failures that belong to it:
+    those before the job had caught up."""
     if not first.recovered:
         return replace(first, fault=fault), 0
     used, running = 0, first.running
@@ -306,8 +303,8 @@ def _as_outage(
 
 
 def _since(outage: Outage, begun_ns: int) -> Outage:
-    """Return the part of a first start from the effect of its fault on, if the job had been submitted before. A failure that is noticed
-    at once ended the round before: nothing of that is left."""
+    """Return the part of a first start after the effect of its fault, if the job had been submitted before. A round that ended with a failure
+    right at that effect is dropped."""
     if begun_ns <= outage.effect:
         return outage
     first, *rest = [r for r in outage.rounds if r.end > begun_ns] or outage.rounds[-1:]
@@ -328,8 +325,8 @@ def _caught_up_before(record: _Record, running: int | None, failed_ns: int) -> b
 def _with_failovers(
     record: _Record, failed: Sequence[Cause], injected: Sequence[FaultEffect], before: Sequence[Outage]
 ) -> tuple[Outage, int]:
-    """Return the outage that the first failure began, and how many failures belong to it. It begins after the end of the last outage
-    `before`: the job had recovered from its fault then, and failed again."""
+    """Return the outage that the first failure began, and the number of failures that belong to it. It begins after the end of the last outage
+    in `before`, because the job had recovered from that one."""
     since = before[-1].end if before else 0
     began = {o.fault.fault for o in before if o.fault is not None}
     known = began | {e.fault for e in injected if any(_took_effect_in(e, o) for o in before)}
@@ -361,8 +358,8 @@ def _with_failovers(
 
 
 def _first_effect(trial: Trial, fault: FaultEffect, failure: Cause) -> int:
-    """Return when a fault took effect. On a job that runs, one of the store does so with the first of the checkpoints that failed, and one
-    that delays messages with the last heartbeat before those that were missing."""
+    """Return when a fault took effect. If the job runs, a fault on the store takes effect with the first checkpoint that failed, and a fault
+    that delays messages with the last heartbeat before the missing ones."""
     begun = fault.begun_ns
     if _EXPLAINED_BY.get(failure.kind) != fault.group:
         return begun
@@ -372,12 +369,12 @@ def _first_effect(trial: Trial, fault: FaultEffect, failure: Cause) -> int:
 
 
 def _any_active(effects: Iterable[FaultEffect], missed: Collection[str], at: int) -> bool:
-    """Whether one of the faults was active at that time. A process that is `missed` is, also after the end of the fault."""
+    """Whether one of the faults was active at that time. A fault in `missed` counts as active also after its end."""
     return any(e.begun_ns <= at and (e.fault in missed or at <= (e.ended_ns or at)) for e in effects)
 
 
 def _suspended(trial: Trial, since: int, failed_ns: int) -> int:
-    """Return when the job was suspended before the failure of which its next leader reports, or else the time of that failure."""
+    """Return when the job was suspended, if the next leader reported this failure. Otherwise return the time of the failure."""
     states = [e for e in events(trial, "job.state") if since < e["t_ns"] <= failed_ns]
     return min((e["t_ns"] for e in states if data(e).get("to") == "SUSPENDED"), default=failed_ns)
 
@@ -412,10 +409,9 @@ def _closed(
 def _without_failover(
     record: _Record, fault: FaultEffect, others: Sequence[Outage], unnoticed: Cause | None
 ) -> Outage:
-    """Return the outage of a fault that cost no failover: from its effect until no task is behind any more, at the latest until
-    the next fault or outage (`others`) if none was behind before it.
-
-    `unnoticed`: the failure that it caused after the end of the record, if any."""
+    """Return the outage of a fault that caused no failover. It lasts from the effect of the fault until no task is behind any more. If no task
+    was behind before the next fault or outage (`others`), it ends there at the latest. `unnoticed`: the failure that the fault caused after
+    the end of the record, if any."""
     effect = fault.begun_ns
     ended = fault.ended_ns if fault.ended_ns is not None else effect
     if record.catch_up.reason:
@@ -440,8 +436,8 @@ def _stops(fault: FaultEffect) -> bool:
 
 
 def _holds_up_at_once(trial: Trial, fault: FaultEffect) -> bool:
-    """Whether the fault stops the JobManager or a process that runs tasks, or lets nothing pass on a connection between two of them. The job
-    is behind from then on, even if that does not show yet."""
+    """Whether the fault stops the JobManager or a process that runs tasks, or cuts a connection between two such processes. The job is behind
+    from then on, even if its lag does not show it yet."""
     if _stops(fault):
         ran = places(trial, fault.begun_ns).values()
         return not {JOBMANAGER, *ran}.isdisjoint(targets_of(fault))
@@ -449,7 +445,7 @@ def _holds_up_at_once(trial: Trial, fault: FaultEffect) -> bool:
 
 
 def cut_off(trial: Trial, fault: FaultEffect) -> frozenset[str]:
-    """Return the tasks that had requested a partition over a connection for data on which a fault lets nothing pass."""
+    """Return the tasks that had requested a partition over a data connection that this fault cuts."""
     if not fault.hides_link or fault.on_rpc_alone:
         return frozenset()
     cut = flows_of(targets_of(fault), "both")
@@ -499,9 +495,9 @@ def _until_all_ended(record: _Record, outage: Outage) -> Outage:
 
 
 def responsible(injected: Sequence[FaultEffect], cause: Cause) -> FaultEffect | None:
-    """Return the fault behind a failure: one on the TaskManager that it names, else the last one before it. One that had ended before another
-    one stopped the JobManager has no part in it. None for an error of a function, which no fault explains: only a JobManager that had stopped
-    hears of it late."""
+    """Return the fault that caused a failure: a fault on the TaskManager that the failure names, otherwise the last fault before it. A fault
+    that had ended before another one stopped the JobManager is not a cause. None for an error of a function, which no fault explains, unless a
+    stopped JobManager learned of it late."""
     stops = [e for e in injected if _stops_jobmanager(e) and e.begun_ns <= cause.t_ns]
     stops = [e for e in stops if e.ended_ns is None or cause.t_ns <= e.ended_ns + TOGETHER_NS]
     if cause.own:

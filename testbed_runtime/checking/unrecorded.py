@@ -1,5 +1,5 @@
-"""Waits that no process recorded, as the events and the other waits show them: of a JobManager that was killed, of a request for a slot that
-expired, and of the attempts to register that expired on a slow network."""
+"""Waits that no process recorded, derived from events and other waits: those of a killed JobManager, slot requests that timed out, and
+registration attempts that timed out on a slow network."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _TIMEOUT = "cluster.registration.initial-timeout"
 
 
 def lost_waits(trial: Trial, entry: Entry, end_ns: int) -> list[Wait]:
-    """Return the waits of restarts in which their JobManager was killed, until the next one recovers the job. Only that for a restart
-    delay has its owner as `cause`."""
+    """Return the waits of restarts during which the JobManager was killed, until the next JobManager recovers the job. Only the wait for a
+    restart delay has its owner as `cause`."""
     exits = {e["subject"]: e["t_ns"] for e in events(trial, "process.exit")}
     started = events(trial, "failover.started")
     complete = {(e["process"], e["subject"]) for e in events(trial, "failover.deployed")}
@@ -46,7 +46,7 @@ def _region(started: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _interrupted(trial: Trial, entry: Entry, started: Mapping[str, Any], end_ns: int) -> Wait:
-    """Return what this restart waited for at the end of its JobManager."""
+    """Return what this restart waited for when its JobManager was killed."""
     process, number, region = started["process"], started["subject"], _region(started)
     own = [e for e in events(trial, *_AFTER, "task.state") if e["process"] == process]
     mine = [e for e in own if e["subject"] == number or _requests_slots(e, region)]
@@ -111,9 +111,9 @@ def is_slot_request(wait: Wait) -> bool:
 
 
 def with_expired_attempts(waits: Iterable[Wait], entry: Entry, effects: Iterable[FaultEffect]) -> list[Wait]:
-    """Return the waits, each registration during a fault that slows messages down as two: for the attempts that expired although the
-    JobManager answered each one, and for the last one. What lets nothing pass, or keeps the JobManager busy, would have delayed an attempt
-    with a longer timeout as well."""
+    """Return the waits. Split each registration during a fault that slows messages down in two: the attempts that timed out although the
+    JobManager answered each one, and the last attempt. A fault that lets nothing pass or keeps the JobManager busy would also have delayed an
+    attempt with a longer timeout."""
     delays = added_delays(entry)
     round_trips = {e.fault: 2 * delays.get(e.fault, 0) for e in effects if _slows_down(e)}
     found: list[Wait] = []
@@ -144,8 +144,8 @@ def _slows_down(effect: FaultEffect) -> bool:
 
 
 def expired_attempts_ns(lasted_ns: int, config: RegistrationConfig, round_trip_ns: int) -> int:
-    """Return how long the attempts took that expired within the round trip that a fault adds. 0 if the rest was shorter than one of them:
-    then something else than the way had delayed them."""
+    """Return how long the attempts took that timed out within the round trip that a fault adds. 0 if the rest was shorter than one such round
+    trip: then something other than the network had delayed them."""
     registration = RetryingRegistration(config)
     attempt, spent, longest = registration.first(), 0, 0
     while (timeout := round(attempt.timeout_s * NS)) < round_trip_ns and spent + timeout <= lasted_ns:

@@ -116,15 +116,15 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
 
 
 def _unheard(wait: Wait, silent: Collection[str]) -> Wait:
-    """Return a wait for a partition without its limit, if its request did not arrive in a fault that lets nothing pass: the limit counts
-    from a producer's answer, or at the producer."""
+    """Return the wait for a partition without its limit, if a fault that lets nothing pass kept the request from arriving. The limit counts
+    from the producer's answer, or at the producer."""
     late = (wait.kind, wait.outcome) == ("partition", Outcome.COMPLETED) and wait.fault in silent
     return replace(wait, option="", value="", budget_ns=-1) if late else wait
 
 
 def _until_reported(trial: Trial, waits: Sequence[Wait]) -> list[Wait]:
-    """Return the waits, those for reports of failures that expired until the JobMaster got to them nevertheless: it began a failover then.
-    A failure after the next restart of the task is another one."""
+    """Return the waits. A wait for a failure report that timed out lasts until the JobMaster handled the report anyway and began a failover. A
+    failure after the next restart of the task is a different one."""
     reported = [e for e in events(trial, "failover.failure") if data(e).get("detector") == "Task"]
     failures = [(e["t_ns"], str(data(e).get("task"))) for e in reported]
     restarts = [(e["t_ns"], data(e).get("region")) for e in events(trial, "failover.started")]
@@ -142,8 +142,8 @@ def _until_reported(trial: Trial, waits: Sequence[Wait]) -> list[Wait]:
 
 
 def _without_idle(trial: Trial, waits: Iterable[Wait]) -> list[Wait]:
-    """Drop the waits for the first record of sinks that received nothing in the whole trial, if another one received its first record
-    meanwhile: they had nothing to wait for, as no key was theirs."""
+    """Drop the waits for the first record of sinks that received nothing in the whole trial, if another sink received its first record
+    meanwhile: these sinks had nothing to wait for, because none of the keys is theirs."""
     first = [(str(e["subject"]), e["t_ns"]) for e in events(trial, "sink.first-record")]
     ever = {task for task, _ in first}
 
@@ -168,9 +168,9 @@ def _is_silent(effect: FaultEffect) -> bool:
 def _since_its_fault(
     trial: Trial, wait: Wait, closing: Sequence[FaultEffect], restarts: Sequence[int]
 ) -> Wait:
-    """Return a wait for the close of a connection from the fault on that closed it: the newest one at one of its ends. A task that is
-    behind may have received nothing for long, without waiting for bytes. Others send to it while a link lets nothing pass, or when they
-    have worked off what a process that is gone had sent, unless a restart has made the connection since then."""
+    """Return a wait for the close of a connection, beginning with the fault that closed it: the newest fault at one of its ends. A task that
+    is behind may have received nothing for a long time without waiting for bytes. Its peers send to it while a link lets nothing pass, or when
+    they have processed what a dead process had sent, unless a restart has opened the connection since then."""
     if wait.kind != "connection" or wait.option:
         return wait
     ends = {_ordinal(wait.wait.partition("/")[0]), _ordinal(wait.what), ANYBODY, ""}
@@ -224,8 +224,8 @@ def busy_texts(entry: Entry) -> dict[str, str]:
 def _named(
     wait: Wait, effects: Iterable[FaultEffect], busy: Mapping[str, str], planes: Mapping[str, str]
 ) -> Wait:
-    """Return the wait with its owner in words: what was waited for, and the fault that made it slow. `planes`: of each fault.
-    Of several faults it is one on exactly what was waited for, then the one that was active for most of the wait, then the last one."""
+    """Return the wait with its owner in words: what was waited for, and the fault that slowed it down. `planes`: the plane of each fault. If
+    there are several faults, prefer one on exactly what was waited for, then the one that was active for most of the wait, then the last one."""
     most = (False, 0)
     at_jobmaster = (wait.kind, wait.what) == ("registration", JOBMASTER_NAME)
     text, fault = busy.get("jobmanager" if at_jobmaster else wait.kind) or _waited_for(wait), ""
@@ -262,7 +262,7 @@ def _held_kinds(family: str, plane: str) -> tuple[str, ...]:
 
 
 def _held_up(wait: Wait, effect: FaultEffect) -> str:
-    """Return what was waited for during a fault in words. A buffer that the fault dropped is missed after its end, too."""
+    """Describe what was waited for during a fault. A buffer that the fault dropped is still missing after the fault has ended."""
     dropped = effect.kind == "frames.drop" and effect.ended_ns is not None
     if dropped and wait.kind == "partition" and wait.end_ns - (effect.ended_ns or 0) > SLOW_NS:
         return f"{_waited_for(wait)}, which the fault `{effect.fault}` has dropped"
@@ -291,8 +291,8 @@ def _states(trial: Trial) -> Mapping[str, Sequence[tuple[int, str]]]:
 
 
 def _joined_delays(waits: Iterable[Wait]) -> list[Wait]:
-    """Join the parts of a restart delay. A failure that the restart strategy merges into a restart ends the wait for its delay, and
-    the next one has what was left of it."""
+    """Join the parts of a restart delay. A failure that the restart strategy merges into a restart ends the wait for its delay, and the next
+    wait has the rest of the delay."""
     found: list[Wait] = []
     parts: dict[tuple[str, int], int] = {}
     for wait in waits:
@@ -321,7 +321,7 @@ def _waited_for(wait: Wait) -> str:
 
 
 def _stopped_kind(effect: FaultEffect) -> str:
-    """Return the kind of the wait for a process that this fault stops. Empty if it stops none."""
+    """Return the kind of the wait for a process that this fault stops. Empty if it stops no process."""
     if effect.kind.startswith(f"{JOBMANAGER}."):
         return "jobmanager"
     return "stalled" if effect.kind == "process.pause" and targets_of(effect) else ""
@@ -502,8 +502,8 @@ def _worked_for(trial: Trial, wait: Wait, windows: Mapping[str, Sequence[str]], 
 
 
 def _rejoining(wait: Wait, effects: Iterable[FaultEffect]) -> Wait:
-    """Return a wait for a JobManager that a fault had stopped, or to register with it, from the end of the fault on: until then the fault
-    owns it. A source asks for a split, not to register."""
+    """Return the wait for a JobManager that a fault had stopped, or for a registration with it, from the end of the fault on: the time before
+    that is attributed to the fault. A source asks for a split instead of registering."""
     if wait.kind not in ("jobmanager", "registration") or wait.what == NEXT_SPLIT:
         return wait
     ends = [e.ended_ns for e in effects if _stopped_kind(e) == "jobmanager" and e.ended_ns is not None]
@@ -521,8 +521,8 @@ def lasts_until(effect: FaultEffect, end_ns: int, *, missed: bool) -> int:
 def fault_wait(
     effect: FaultEffect, start_ns: int, end_ns: int, waits: Iterable[Wait] = (), *, missed: bool = False
 ) -> Wait:
-    """Return the wait of a job that survives a fault for the end of that fault. `waits`: those of the trial. `missed`: the job
-    did not survive it, so that it waits for what the fault has stopped."""
+    """Return the wait for the end of a fault that the job survives. `waits`: those of the trial. `missed`: the job does not survive the fault,
+    so it waits for what the fault has stopped."""
     lost = missed and effect.kind in LOSSES
     stalled = lost or effect.kind in ("process.pause", "jobmanager.pause", "jobmanager.kill")
     cause = f"end of the fault `{effect.fault}`"
@@ -548,7 +548,7 @@ def fault_wait(
 
 
 def starved_words(waits: Iterable[Wait], start_ns: int, end_ns: int) -> str:
-    """Return the limit of the sender that waited longest for credit. Empty if none waited for half of the span."""
+    """Describe what limited the sender that waited longest for credit. Empty if no sender waited for half of the span."""
     waited: dict[tuple[str, str, str, str], int] = {}
     for wait in waits:
         if wait.kind == "credit":
