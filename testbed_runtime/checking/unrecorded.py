@@ -144,8 +144,8 @@ def _slows_down(effect: FaultEffect) -> bool:
 
 
 def expired_attempts_ns(lasted_ns: int, config: RegistrationConfig, round_trip_ns: int) -> int:
-    """Return how long the attempts took that timed out within the round trip that a fault adds. 0 if the rest was shorter than one such round
-    trip: then something other than the network had delayed them."""
+    """Return how long the attempts took that timed out within the round trip that a fault adds. 0 if the remaining time was shorter than
+    the longest of them: then something other than the network had delayed them."""
     registration = RetryingRegistration(config)
     attempt, spent, longest = registration.first(), 0, 0
     while (timeout := round(attempt.timeout_s * NS)) < round_trip_ns and spent + timeout <= lasted_ns:

@@ -76,7 +76,7 @@ class Checkpoints:
         on_triggered: Callable[[], None],
         last_id: int = 0,
     ) -> None:
-        """`last_id`: the last checkpoint that the leader before triggered."""
+        """`last_id`: the last checkpoint that the previous leader triggered."""
         self._services = services
         self._graph = graph
         self._executors = executors
@@ -107,7 +107,7 @@ class Checkpoints:
 
     @property
     def settling(self) -> bool:
-        """A checkpoint is being written to the store: no task may restore before that is decided."""
+        """Whether a checkpoint is being written to the store. No task may restore before the result is known."""
         return bool(self._finalizing)
 
     @property
@@ -120,7 +120,7 @@ class Checkpoints:
 
     @property
     def drain_refused(self) -> str:
-        """Why the job cannot be stopped with a final checkpoint, in Flink's words; empty if that was not refused."""
+        """The reason, with Flink's text, why the stop with a final checkpoint was refused; empty if it was not."""
         reason = self._coordinator.drain_refused
         return reason.value if reason is not None else ""
 
@@ -134,14 +134,15 @@ class Checkpoints:
         self._follow(self._coordinator.on_all_running)
 
     def data_ended(self, execution: Execution) -> None:
-        """The data of a task has ended. With that of all tasks, a checkpoint begins at once. A task that restarts has to say it again."""
+        """Record that the data of a task has ended. When the data of all tasks has ended, a checkpoint begins at once. A restarted task
+        has to report it again."""
         self._ended[execution.task] = execution.attempt
         executions = self._graph.executions
         if len(self._ended) == len(executions) and all(self._ended[e.task] == e.attempt for e in executions):
             self._follow(self._coordinator.on_end_of_data)
 
     def _follow(self, change: Callable[[float], None]) -> None:
-        """Tell the coordinator of a change. A batch job takes no checkpoints, also no final one: it ends with its sources."""
+        """Notify the coordinator of a change. A batch job takes no checkpoints, not even a final one: it ends with its sources."""
         if not self._graph.graph.is_batch:
             change(self._services.clock.now())
             self._arm()
@@ -152,8 +153,8 @@ class Checkpoints:
         self._arm()
 
     def _refuse_drain(self) -> None:
-        """Refuse a final checkpoint that is impossible, as Flink does: it would need a task that has finished. If all sources
-        have, the job is about to end by itself."""
+        """Refuse a final checkpoint that is impossible because it would need a task that has finished, as Flink does. If all sources
+        have finished, do not refuse: the job is about to end by itself."""
         after_finish = self._services.options.checkpoints_after_finish
         if self._coordinator.drain_due and not after_finish and self._graph.partly_finished:
             self._coordinator.refuse_drain()
@@ -220,7 +221,8 @@ class Checkpoints:
             self._services.tasks.spawn(self._ask_trigger(execution, message), f"trigger-{name_of(task)}")
 
     async def _ask_trigger(self, execution: Execution, message: TriggerCheckpoint) -> None:
-        """Trigger a task. Any failure aborts the checkpoint, also a timeout (CheckpointCoordinator.triggerTasks)."""
+        """Trigger the checkpoint at a task. Any failure, including a timeout, aborts the checkpoint
+        (CheckpointCoordinator.triggerTasks)."""
         reason = CheckpointFailureReason.TRIGGER_CHECKPOINT_FAILURE
         try:
             await self._executors.ask(execution.taskmanager, message)
@@ -267,8 +269,8 @@ class Checkpoints:
         self._fail(message.checkpoint, CheckpointFailureReason.of(message.reason), by=execution)
 
     def _fail(self, checkpoint: int, reason: CheckpointFailureReason, *, by: Execution | None = None) -> None:
-        """Fail a checkpoint. One too many that was declined `by` a task fails the job only if that still runs
-        (failGlobalIfExecutionIsStillRunning)."""
+        """Fail a checkpoint. If more checkpoints failed than are tolerated and this one was declined `by` a task, the job fails only if
+        that task still runs (failGlobalIfExecutionIsStillRunning)."""
         pending = self._coordinator.pending(checkpoint)
         if pending is None or checkpoint in self._finalizing:
             return

@@ -39,7 +39,7 @@ class JobClient:
         self._jobmanager = jobmanager
 
     async def until_registered(self, task_managers: int, *, limit_s: float) -> None:
-        """Wait until as many TaskManagers have registered and reported their slots. Raises HeadgateError on timeout."""
+        """Wait until this number of TaskManagers have registered and reported their slots. Raises HeadgateError on timeout."""
         registered, pause_s = 0, FIRST_POLL_S
         end = asyncio.get_running_loop().time() + limit_s
         while registered < task_managers:

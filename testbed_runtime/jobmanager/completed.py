@@ -1,4 +1,4 @@
-"""The completed checkpoints of one job: which are retained, and which of them have their commits in the history."""
+"""The completed checkpoints of one job: which are retained, and whose commits are in the history."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CompletedCheckpoints:
         return tuple(completed.checkpoint for completed in self._retained)
 
     async def recover(self) -> None:
-        """Go on from what the previous leader has left: retain what it did, and record its commits again."""
+        """Take over from the previous leader: retain the checkpoints that it retained, and record its commits again."""
         if self.latest is not None:
             for checkpoint in self.latest.retained:
                 with suppress(KeyError):  # it was deleted since
@@ -58,7 +58,8 @@ class CompletedCheckpoints:
         return self._restore[1]
 
     def flush_before_next(self) -> None:
-        """An at-least-once sink has appended rows: no checkpoint may cover them before the recorder has them."""
+        """Make the next checkpoint wait for the recorder: an at-least-once sink has appended rows, and no checkpoint may cover them
+        before the recorder has them."""
         self._flush_first = True
 
     async def put(self, completed: CompletedCheckpoint) -> None:
@@ -76,8 +77,8 @@ class CompletedCheckpoints:
         self._services.tasks.spawn(self._mark_recorded(), f"record-{completed.checkpoint}")
 
     async def _record_again(self) -> None:
-        """Commit what the previous leader may not have got into the history. Readers ignore a commit that two processes made;
-        what an earlier leader session of this process appended is not lost."""
+        """Commit again what the previous leader may not have recorded. Readers ignore a commit that two processes made. Rows that an
+        earlier leader session of this process appended are not lost."""
         for checkpoint in list(self._unrecorded):
             if await self._store.is_recorded(self.job, checkpoint):
                 del self._unrecorded[checkpoint]

@@ -44,14 +44,14 @@ CHECKPOINTING_DISABLED = (
 
 
 class FormerSession(Struct, frozen=True):
-    """How the leader session before this one of the same process ended, and what it knew of its job. The store may not know it."""
+    """How the previous leader session of the same process ended, and its latest knowledge of the job, which the store may not have."""
 
     why: str = ""
     job: str = ""
     status: StoredStatus | None = None
 
     def known(self, stored: StoredJob, status: StoredStatus) -> StoredStatus:
-        """Return the status of a stored job with the numbers that were not stored, so that they are not used twice."""
+        """Return the status of a stored job, updated with numbers (such as attempts) that were not stored, so that none is used twice."""
         mine = self.status
         if mine is None or self.job != stored.job:
             return status

@@ -1,4 +1,4 @@
-"""Failover of one job: which tasks restart, when they may, and the milestones of that in the history."""
+"""Failover of one job: which tasks restart, when they may restart, and the events that record it in the history."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Failover:
-    """One restart, from its cause until all its tasks run again. A later failure may take tasks from it, as Flink's versions of
-    vertices do: the last restart of a task is the one that restarts it."""
+    """One restart, from its cause until all its tasks run again. A later failure may take over some of its tasks (Flink's
+    ExecutionVertexVersioner): only the last restart of a task deploys it."""
 
     number: int
     cause: Cause
@@ -54,7 +54,7 @@ class Failover:
     delay: OpenWait | None = None
 
     def end(self) -> None:
-        """End what it waited for: other restarts have taken all its tasks, or the job ends."""
+        """End its waits, because other restarts have taken over all its tasks, or the job ends."""
         for wait in (self.cancellation, self.delay):
             if wait is not None:
                 wait.end(Outcome.CANCELLED)
@@ -123,8 +123,8 @@ class Failovers:
     # ---- begin
 
     def begin_recovered(self, revoked: str) -> None:
-        """Count the restart of the JobManager as a failover, with the same milestones, or its next leader session (`revoked`: how
-        the one before ended)."""
+        """Count the recovery of the job by a restarted JobManager, or by its next leader session, as a failover with the same events.
+        `revoked`: how the previous leader session ended."""
         text = "The JobManager was started again and recovers the job."
         cause = Cause(RECOVERED, text, "JobManager")
         if revoked:
@@ -178,7 +178,7 @@ class Failovers:
         self.advance()
 
     def _take(self, failover: Failover, tasks: Iterable[Task], text: str) -> None:
-        """Cancel tasks that this restart restarts, and no other one any more."""
+        """Cancel these tasks and take them over from other restarts."""
         taken = frozenset(tasks)
         for other in [one for one in self._active if one is not failover and not taken.isdisjoint(one.tasks)]:
             other.tasks = [task for task in self._scheduled(other.tasks) if task not in taken]
@@ -191,7 +191,7 @@ class Failovers:
         self.check_deployed()
 
     def _record_failure(self, cause: Cause, failed: str, region: Iterable[Task], *, new: bool) -> None:
-        """Record every failure, also one that takes tasks from a restart in progress or that no restart follows."""
+        """Record a failure, even if it takes over tasks of a restart in progress, or no restart follows it."""
         taken = frozenset(region)
         ended = (one.number for one in reversed(self._active) if not taken.isdisjoint(one.tasks))
         data = {
@@ -216,7 +216,7 @@ class Failovers:
     def _begin(
         self, cause: Cause, tasks: Sequence[Task], delay_s: float = 0.0, *, counted: bool = True
     ) -> Failover:
-        """Begin a restart. One whose failure the strategy has merged with the one before is not `counted` (numRestarts)."""
+        """Begin a restart. It is not `counted` in numRestarts if the strategy has merged its failure with the previous one."""
         self.number += 1
         self.restarts += counted
         failover = Failover(self.number, cause, list(tasks))
@@ -255,8 +255,8 @@ class Failovers:
     # ---- lost TaskManagers and suspects
 
     def lost(self, taskmanager: TaskManagerID, limit: Limit) -> None:
-        """Continue without a lost TaskManager: its tasks count as cancelled since `limit` decided that it is lost. A restart
-        that has not begun to deploy includes the producers of the blocking results that were there."""
+        """Continue without a lost TaskManager. Its tasks count as cancelled, because `limit` decided that it is lost. A restart that has
+        not begun to deploy also restarts the producers of the blocking results that were on it."""
         limited = limit if limit.option else None
         self.clear_suspect(taskmanager, limited)
         self.decide(limited)
@@ -283,7 +283,7 @@ class Failovers:
         self._take(failover, added, failover.cause.text)
 
     def suspect(self, cause: Cause) -> None:
-        """Hold restarts until the TaskManager at the other end of a lost connection has answered, or its slots are gone."""
+        """Delay restarts until the TaskManager at the other end of a lost connection has answered, or its slots are removed."""
         if not self._active or not self._fence or not cause.connection_lost:
             return
         taskmanager = TaskManagerID.parse(cause.taskmanager)
@@ -294,7 +294,7 @@ class Failovers:
             self._probe(taskmanager)
 
     def clear_suspect(self, taskmanager: TaskManagerID, lost: Limit | None = None) -> bool:
-        """Clear a suspect that has answered, or that is lost because of a limit. Return False when it was not suspected."""
+        """Stop suspecting a TaskManager that has answered, or that was lost because of a limit. Return False if it was not suspected."""
         wait = self._suspects.pop(taskmanager, None)
         if wait is None:
             return False

@@ -53,7 +53,7 @@ class FlowCoordinator:
         self._wanted_rates.update({(vertex, name): share for name in sources})
 
     def _send(self, sources: set[str]) -> None:
-        """Tell every subtask its rate, unless its attempt has it."""
+        """Send every subtask its rate, unless its attempt already has it."""
         for execution in self._tasks.graph.executions:
             attempt = str(execution.attempt)
             running = execution.state is ExecutionState.RUNNING and execution.task[0] in sources

@@ -219,7 +219,7 @@ class HeartbeatSender:
     # ---- timers
 
     def _arm(self) -> None:
-        """Set the timer for the next whole number of intervals after it ran last. One that was set before that was handled ends."""
+        """Set the timer to a whole number of intervals after its last run. A timer that was set before that run was handled is dropped."""
         loop = asyncio.get_running_loop()
         if self._timer is not None:
             self._timer.cancel()

@@ -26,7 +26,7 @@ class InputSplits:
         return {RequestNextInputSplit: self._next}
 
     async def _next(self, message: RequestNextInputSplit) -> InputSplit:
-        """Raises FlinkError for an attempt that is not the current one, or whose source has no splits."""
+        """Return the next split. Raises FlinkError for an attempt that is not the current one, or whose source has no splits."""
         execution = self._graph.find(message.attempt)
         assigner = self._assigners.get(execution.task[0]) if execution is not None else None
         if execution is None or assigner is None:

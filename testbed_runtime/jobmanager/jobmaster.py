@@ -67,7 +67,7 @@ class JobMaster:
         latest: CompletedCheckpoint | None = None,
         revoked: str = "",
     ) -> None:
-        """`revoked`: why the leader session before this one ended, if it was one of this process."""
+        """`revoked`: why the previous leader session ended, if it belonged to this process."""
         self.job = stored.job
         self.stored = stored
         self._services = services
@@ -210,7 +210,7 @@ class JobMaster:
         return total
 
     def stored_status(self) -> StoredStatus:
-        """Return what the store is to know of the job."""
+        """Return the status of the job that is written to the store."""
         return StoredStatus(
             state=self.state,
             epoch=self._epoch,
@@ -299,8 +299,8 @@ class JobMaster:
         return Acknowledge()
 
     def _fail(self, task: Task, cause: Cause, failed_partition: str = "") -> None:
-        """Restart the task's region, unless the job ends anyway. One that is being cancelled was failed by another task: it only ends
-        (Execution.completeCancelling), but names a suspect too."""
+        """Restart the task's region, unless the job ends anyway. A task that is being cancelled because of another task's failure only
+        ends (Execution.completeCancelling), but its failure may also name a suspect."""
         self._failovers.suspect(cause)
         if not self._tasks.transition(task, _S.FAILED, cause):
             return
@@ -312,7 +312,7 @@ class JobMaster:
             self._failovers.fail(task, cause, failed_partition)
 
     def _on_progress(self, task: Task, state: ExecutionState, cause_class: str = "") -> None:
-        """Continue with the next state. One that was cancelled because a producer has failed waits for the report of that failure,
+        """Continue with the next state. A task that was cancelled because its producer failed waits for the report of that failure,
         which was sent first but may be lost."""
         if not self._tasks.transition(task, state):
             return
@@ -341,7 +341,7 @@ class JobMaster:
             self._cancelled(execution.task)
 
     def _on_checkpoints_failed(self, class_name: str, text: str) -> None:
-        """Too many checkpoints failed, or the final one: the whole job restarts."""
+        """Restart the whole job, because too many checkpoints or the final one failed."""
         if self.state == "RUNNING":
             cause = Cause(class_name, text, "JobMaster", wait="checkpoint")
             self._failovers.restart(self.graph.tasks, cause)
@@ -396,7 +396,7 @@ class JobMaster:
         return RegistrationResult("success", self._services.leader)
 
     async def _disconnect(self, message: DisconnectTaskManager) -> Acknowledge:
-        """A TaskExecutor has closed its connection."""
+        """Handle that a TaskExecutor has closed its connection."""
         self._check_leader(message.leader)
         taskmanager = TaskManagerID.parse(message.resource_id)
         if self._executors.session(taskmanager) == message.session:
@@ -431,14 +431,14 @@ class JobMaster:
         return Acknowledge()
 
     def _on_lost(self, lost: Lost) -> None:
-        """The JobMaster's own heartbeats failed."""
+        """Handle a loss that the JobMaster's own heartbeats detected."""
         data = {"detector": "JobMaster", "cause_class": lost.cause_class, "wait": lost.wait}
         self._services.event("taskmanager.lost", str(lost.taskmanager), text=lost.text, data=data)
         self._rm.suspend(lost.taskmanager)
         self._taskmanager_lost(lost, "JobMaster")
 
     def _taskmanager_lost(self, lost: Lost, detector: str, *, gone: bool = False) -> None:
-        """Fail its tasks and drop its slots. It is notified, unless it is `gone` by itself."""
+        """Fail the TaskManager's tasks and drop its slots. Notify it, unless it has disconnected itself (`gone`)."""
         if not gone:
             self._executors.tell_disconnected(lost.taskmanager, self.job, lost.text)
         if not self._executors.disconnect(lost.taskmanager):
@@ -455,7 +455,7 @@ class JobMaster:
         self._advance()
 
     def _slot_lost(self, execution: Execution, cause: Cause) -> None:
-        """Fail a task whose slot is gone. One that is being cancelled has ended."""
+        """Fail a task whose slot is lost. If the task is being cancelled, it counts as cancelled."""
         if execution.state is _S.CANCELING:
             self._tasks.transition(execution.task, _S.CANCELED)
         elif not execution.state.terminal and execution.state not in (_S.CREATED, _S.SCHEDULED):
@@ -475,7 +475,7 @@ class JobMaster:
                 self._executors.cancel_unknown(taskmanager, attempt)
 
     def _on_missing(self, taskmanager: TaskManagerID, missing: Missing) -> None:
-        """The report of the attempt's end was lost: it counts as failed."""
+        """Fail an attempt that its TaskManager no longer runs: the report of its end was lost."""
         execution = self.graph.find(missing.attempt)
         if execution is None:
             return

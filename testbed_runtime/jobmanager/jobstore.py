@@ -1,11 +1,9 @@
 """The objects of a job in the blob store, with a version: its graph, its status, its completed checkpoints.
 
-jobs/<job>/graph                         once, when it is submitted
-jobs/<job>/status                        state, leader epoch, newest attempt, restarts
-jobs/<job>/checkpoints/<id>/_metadata    what the checkpoint consists of
-jobs/<job>/checkpoints/latest            the id of the latest completed one: writing it commits the checkpoint
-jobs/<job>/checkpoints/<id>/_recorded    its commits are in the history
-recovery                                 the kept checkpoint from which the first job starts
+jobs/<job>/graph once, when it is submitted jobs/<job>/status state, leader epoch, newest attempt, restarts
+jobs/<job>/checkpoints/<id>/_metadata what the checkpoint consists of jobs/<job>/checkpoints/latest the id of the latest completed one:
+writing it commits the checkpoint jobs/<job>/checkpoints/<id>/_recorded its commits are in the history recovery the kept checkpoint from
+which the first job starts
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Leadership:
     # ---- contend, renew
 
     def _ended(self, worker: asyncio.Task[None]) -> None:
-        """Report an error of the worker: without it, nothing renews the lease."""
+        """Report that the worker failed: without the worker, nothing renews the lease."""
         if not worker.cancelled() and (error := worker.exception()) is not None:
             self._on_fatal(f"Leader election of the JobManager failed: {error!r}")
 
@@ -154,7 +154,8 @@ class Leadership:
             self._on_fatal(f"Exception during leader election of the JobManager occurred: {error}")
 
     async def _check_deadline(self) -> bool:
-        """Give up if the lease was not renewed in time: stop the services, release it, contend again. Return whether it was so."""
+        """Give up the leadership if the lease was not renewed in time: stop the services, release the lease, contend again. Return
+        whether it was given up."""
         if not self._elector.expired(self._services.clock.now()):
             return False
         limit = option_limit(self._services.options, RENEW_DEADLINE)

@@ -51,8 +51,8 @@ class LeaderSession(Struct, frozen=True):
 class JobManager:
     """Takes ownership of the Rpc: starts it and closes it.
 
-    Without high availability it leads from `start` to `close`. With it, it leads while it holds the lease (`Leadership`), and each
-    time with another leader session. Calls `on_fatal(text)` if it cannot lead: the process has to end."""
+    Without high availability it leads from `start` to `close`. With high availability, it leads while it holds the lease (`Leadership`),
+    each time with a new leader session. Calls `on_fatal(text)` if it cannot lead: the process has to end."""
 
     def __init__(
         self,

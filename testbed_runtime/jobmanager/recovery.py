@@ -60,7 +60,8 @@ class KeptCheckpoint(Struct, frozen=True):
         )
 
     def _graph(self) -> JobGraph:
-        """The job that took it: not the one that has kept it if that started from it and took none of its own."""
+        """The graph of the job that took the checkpoint. That is an earlier job if the one that kept it had started from it and took no
+        checkpoint of its own."""
         before = self.checkpoint.parallelism
         vertices = (
             replace(vertex, parallelism=before.get(vertex.name, vertex.parallelism))

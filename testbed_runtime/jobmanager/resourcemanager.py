@@ -85,12 +85,12 @@ class _Registration(Struct, frozen=True):
 
 
 class _Postponed:
-    """A step of an endpoint that comes some time after a change, and then covers later changes too."""
+    """A step that an endpoint postpones for some time after a change, so that it also covers later changes."""
 
     def __init__(
         self, services: Services, who: str, endpoint: str, step: Callable[[], None], *, option: str
     ) -> None:
-        """`option`: how long it is put off."""
+        """`option`: the option that says how long the step is postponed."""
         self._services = services
         self._who = who
         self._limit = option_limit(services.options, option)
@@ -107,7 +107,7 @@ class _Postponed:
             self._timer = asyncio.get_running_loop().call_later(seconds, self._fire)
 
     def begin_wait(self) -> None:
-        """Begin the wait: the step would change something from now on."""
+        """Begin to record the wait, because the step would change something from now on."""
         if self._wait is None and self._timer is not None:
             self._wait = self._services.waits.begin("slot-request", self._who, limit=self._limit)
 
@@ -117,14 +117,14 @@ class _Postponed:
         self._services.run_async(self._endpoint, self._step)
 
     def stop(self) -> None:
-        """The step is taken or not needed: the next change starts the timer again."""
+        """Stop the timer, because the step was taken or is not needed. The next change starts it again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.drop_wait()
 
     def drop_wait(self) -> None:
-        """Nothing would change any more."""
+        """Drop the wait, because the step would no longer change anything."""
         if self._wait is not None:
             self._services.waits.drop(self._wait)
             self._wait = None
@@ -209,8 +209,8 @@ class ResourceManager:
         self.cancel_requests()
 
     def request(self, keys: Sequence[SlotKey]) -> None:
-        """Request slots for these keys. Those that are free are allocated, the others as soon as they are. The request is made when
-        no other has followed for some time (DefaultDeclarativeSlotPool.doDeclareResourceRequirements)."""
+        """Request slots for these keys. Free slots are allocated at once, others as soon as they become free. The request is sent when
+        no other one has followed for some time (DefaultDeclarativeSlotPool.doDeclareResourceRequirements)."""
         added = [key for key in keys if key not in (*self._declared, *self._wanted)]
         self._declared += added
         if not self._declaration.delay_s:
@@ -306,12 +306,12 @@ class ResourceManager:
         return Acknowledge()
 
     def _held(self, taskmanager: TaskManagerID, message: SlotReport) -> list[tuple[int, str]]:
-        """Return the allocated slots that the job still uses: it did not lose the TaskManager, or not yet."""
+        """Return the allocated slots that the job still uses, because it has not lost the TaskManager (yet)."""
         owner = self._owner
         return [slot for slot in message.allocations if owner and owner.holds_at(taskmanager, slot[1])]
 
     async def _disconnect(self, message: DisconnectTaskExecutor) -> Acknowledge:
-        """A TaskManager has given this ResourceManager up (ResourceManager.disconnectTaskManager), and registers again."""
+        """Handle that a TaskManager has given up this ResourceManager (ResourceManager.disconnectTaskManager), and registers again."""
         taskmanager = TaskManagerID.parse(message.resource_id)
         if self._is_current(taskmanager, message.leader, message.registration):
             self.heartbeats.unwatch(taskmanager)
@@ -337,7 +337,7 @@ class ResourceManager:
             self._want_again(allocation)
 
     def _on_lost(self, lost: Lost, *, tells_job: bool = True) -> None:
-        """Remove a TaskManager. It is disconnected, and so is the job that has slots there if `tells_job`."""
+        """Remove a TaskManager and disconnect it. If `tells_job`, also disconnect the job that has slots there."""
         address = self._remove(lost.taskmanager)
         if address is not None:
             disconnect = DisconnectResourceManager(self._services.leader, lost.text)
@@ -387,7 +387,7 @@ class ResourceManager:
         self._fail_unfulfillable()
 
     def _on_start_up_ended(self) -> None:
-        """Fail what cannot be fulfilled from now on (StandaloneResourceManager.startStartupPeriod)."""
+        """From now on, fail requests that cannot be fulfilled (StandaloneResourceManager.startStartupPeriod)."""
         self._fails_unfulfillable = True
         self._fail_unfulfillable()
 
@@ -467,7 +467,7 @@ class ResourceManager:
         return Acknowledge()
 
     def _available(self, allocation: str) -> None:
-        """A TaskManager has freed a slot by itself. If the job still waits for it, it gets another one."""
+        """Handle a slot that its TaskManager has freed by itself. If the job still waits for this slot, it gets another one."""
         self._table.mark(allocation, SlotState.FREE)
         self._want_again(allocation)
         self._check_requirements()

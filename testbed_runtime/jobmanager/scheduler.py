@@ -62,8 +62,8 @@ class _Deployment:
 class Scheduler:
     """Owns the job's slot pool. Runs in the JobMaster's mailbox.
 
-    Calls `on_deploying` with the number of a restart when there is a slot for each of its tasks, `on_failed` for a task that got no
-    slot or could not be deployed."""
+    Calls `on_deploying` with the number of a restart when each of its tasks has a slot, and `on_failed` for a task that got no slot or
+    could not be deployed."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Scheduler:
         self._schedule([task for task in tasks if task[0] in ready], restart)
 
     def deploy_all(self) -> None:
-        """Wait for no first record from now on: a final checkpoint needs every task."""
+        """Stop waiting for first records, because a final checkpoint needs every task."""
         self._eager = True
         self._schedule_consumable()
 
@@ -208,7 +208,7 @@ class Scheduler:
         self.request_slots()
 
     def abandon(self) -> None:
-        """Deploy nothing any more, and take none of the slots that were requested."""
+        """Stop deploying, and take none of the requested slots."""
         self.cancel(frozenset(self._graph.tasks), f"The job {self.job} ends.")
 
     def close(self) -> None:
@@ -216,7 +216,8 @@ class Scheduler:
             bulk.timer.cancel()
 
     def _begin_deployment(self, bulk: _Bulk) -> None:
-        """Wait until every task was submitted and answered for. A JobMaster with a service time takes it for each of both."""
+        """Wait until every task was submitted and its submission answered. A JobMaster with a service time spends it on each submission
+        and on each answer."""
         attempts = {str(self._graph.execution(task).attempt) for task in bulk.tasks}
         service = option_limit(self._services.options, SERVICE_TIME)
         limit = NO_LIMIT
@@ -228,7 +229,7 @@ class Scheduler:
         self._deployments.append(_Deployment(attempts, wait))
 
     def _answer(self, attempts: Collection[str], outcome: Outcome) -> bool:
-        """End each deployment that waits for none but these attempts. Return whether one ended."""
+        """End each deployment that waits only for these attempts. Return whether one ended."""
         mine = [one for one in self._deployments if not one.unanswered.isdisjoint(attempts)]
         for one in mine:
             one.unanswered.difference_update(attempts)
@@ -250,7 +251,7 @@ class Scheduler:
             self._inputs[vertex] = self._services.waits.begin("input", "JobMaster", what, attempt=self._round)
 
     def _missing(self, vertex: str) -> dict[str, str]:
-        """Return what a vertex needs of its producers before it is deployed, by producer."""
+        """Return, by producer, what a vertex needs from it before it is deployed."""
         filled = {producer for producer, _ in self._with_data}
         found = {}
         for edge in self._graph.graph.inputs(vertex):
@@ -261,7 +262,8 @@ class Scheduler:
         return found
 
     def _coming(self) -> set[str]:
-        """Return the vertices of which a task is not deployed, such as in a restart delay, or its deployment is not answered."""
+        """Return the vertices with a task that is not deployed (for example during a restart delay), or whose deployment has not been
+        answered."""
         found = (self._graph.find(attempt) for one in self._deployments for attempt in one.unanswered)
         unanswered = {execution.task[0] for execution in found if execution is not None}
         return unanswered | {
@@ -269,7 +271,7 @@ class Scheduler:
         }
 
     def _cancel_inputs(self, cancelled: Collection[str]) -> None:
-        """Cancel the waits of vertices of which no task waits for inputs any more, and for what a cancelled vertex provides."""
+        """Cancel the waits of vertices whose tasks no longer wait for inputs, and the waits for inputs from a cancelled vertex."""
         later = {vertex for vertex, _ in self._later}
         for vertex in list(self._inputs):
             producers = {edge.source for edge in self._graph.graph.inputs(vertex)}
@@ -286,7 +288,7 @@ class Scheduler:
             self._fail_requests(bulk, NOT_FULFILLABLE)
 
     def not_enough_resources(self) -> None:
-        """Fail what waits for slots. A batch job can run with fewer (DeclarativeSlotPoolBridge.failPendingRequests)."""
+        """Fail the tasks that wait for slots. A batch job can run with fewer slots (DeclarativeSlotPoolBridge.failPendingRequests)."""
         for bulk in list(self._bulks) if not self._graph.has_blocking else ():
             bulk.slots.limit = option_limit(self._services.options, STANDALONE_START_UP)
             self._fail_requests(bulk, NOT_ACQUIRED)
@@ -299,7 +301,7 @@ class Scheduler:
                 self._on_failed(task, Cause("NoResourceAvailableException", text, "JobMaster"))
 
     def _without_slots(self, bulk: _Bulk) -> list[Task]:
-        """Return a task of each region that lacks a slot. Flink requests the slots of each region by themselves, so each one fails."""
+        """Return a task of each region that lacks a slot. Flink requests the slots of each region separately, so each region fails."""
         found: dict[Task, Task] = {}
         for task in bulk.tasks:
             if not self._pool.has([self._graph.key(task)]):

@@ -44,7 +44,7 @@ class TaskExecutors:
     """The connected TaskManagers, by id."""
 
     def __init__(self, services: Services, on_cancelled: Callable[[Execution], None]) -> None:
-        """`on_cancelled`: called when the TaskExecutor does not run an attempt any more that was to be cancelled."""
+        """`on_cancelled`: called when the TaskExecutor no longer runs an attempt that it had to cancel."""
         self._services = services
         self._on_cancelled = on_cancelled
         self._addresses: dict[TaskManagerID, tuple[Address, Address]] = {}
@@ -72,7 +72,7 @@ class TaskExecutors:
         return self._addresses.pop(taskmanager, None) is not None
 
     def tell_disconnected(self, taskmanager: TaskManagerID, job: str, cause: str) -> None:
-        """Tell a connected TaskExecutor, before `disconnect`, that the JobMaster gives it up. It may not arrive."""
+        """Notify a connected TaskExecutor, before `disconnect`, that the JobMaster gives it up. The message may be lost."""
         known = self._addresses.get(taskmanager)
         if known is None:
             return
@@ -82,7 +82,7 @@ class TaskExecutors:
         self._services.parting.spawn(telling, f"disconnect-{taskmanager}")
 
     def disconnect_all(self, job: str, cause: str) -> None:
-        """Give every TaskManager up (JobMaster.disconnectTaskManagerResourceManagerConnections)."""
+        """Give up every TaskManager (JobMaster.disconnectTaskManagerResourceManagerConnections)."""
         for taskmanager in list(self._addresses):
             self.tell_disconnected(taskmanager, job, cause)
             self.disconnect(taskmanager)
@@ -141,7 +141,7 @@ class TaskExecutors:
         )
 
     def release(self, execution: Execution, partitions: Iterable[ResultPartitionID]) -> None:
-        """Let the TaskManager delete blocking results. If it does not hear of it, it deletes them with the slot."""
+        """Ask the TaskManager to delete blocking results. If the message is lost, it deletes them with the slot."""
         known = self._addresses.get(execution.taskmanager) if execution.taskmanager is not None else None
         if known is not None and execution.taskmanager is not None:
             message = ReleasePartitions(tuple(map(str, partitions)), self._services.leader)
@@ -157,7 +157,7 @@ class TaskExecutors:
         self._services.tasks.spawn(self._cancel_once(execution), f"cancel-{name_of(execution.task)}")
 
     def cancel_unknown(self, taskmanager: TaskManagerID, attempt: str) -> None:
-        """Cancel an attempt that no execution of the job stands for any more."""
+        """Cancel an attempt that no longer belongs to an execution of the job."""
         known = self._addresses.get(taskmanager)
         if known is not None:
             message = CancelTask(attempt, self._services.leader)
@@ -165,8 +165,8 @@ class TaskExecutors:
             self._services.tasks.spawn(telling, f"cancel-unknown-{taskmanager}")
 
     async def _cancel_until_ended(self, execution: Execution) -> None:
-        """Ask again after each timeout: the report that the task ended may be lost too. Unless dead slots are fenced, it counts as
-        ended when several calls in a row were not answered (Execution.sendCancelRpcCall)."""
+        """Repeat the call after each timeout, because the report that the task ended may be lost too. Unless dead slots are fenced, it
+        counts as ended when several calls in a row were not answered (Execution.sendCancelRpcCall)."""
         unanswered = 0
         while execution.state is ExecutionState.CANCELING and execution.taskmanager in self:
             ended = await self._cancel_once(execution)

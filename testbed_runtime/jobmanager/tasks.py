@@ -30,7 +30,7 @@ class Cause(Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """The kind of the wait that it ended."""
+        """The kind of the wait that this cause ended."""
         return ended_wait(self.class_name, self.wait or ("connection" if self.connection_lost else ""))
 
 
@@ -70,7 +70,7 @@ class JobTasks:
             self.deployments.end(attempt, taskmanager)
 
     def cancel(self, task: Task) -> None:
-        """Cancel the task. One that was not deployed, or whose TaskManager is lost, is CANCELED at once."""
+        """Cancel the task. If it was not deployed, or its TaskManager is lost, it is CANCELED at once."""
         execution = self.graph.execution(task)
         if execution.state in (_S.CREATED, _S.SCHEDULED):
             self.transition(task, _S.CANCELED)

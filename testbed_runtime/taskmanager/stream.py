@@ -104,8 +104,8 @@ class StreamTask:
         return make_operator(config, run.subtask, state, reuse=reuse)
 
     def _longest_run(self) -> int:
-        """How many buffers are taken at once. What is taken has left the channel and its credit is returned, so a task that
-        is slow by its own doing takes one at a time: otherwise more data than Flink has would be on its way."""
+        """How many buffers are taken at once. A taken buffer has left the channel and its credit is returned. A task that may be slow
+        therefore takes one at a time: otherwise more data would be in flight than in Flink."""
         slow = self._service_time_s > 0 or self.operator is not None
         return 1 if slow else RUN_BUFFERS
 
@@ -166,7 +166,7 @@ class StreamTask:
                 await self._idle()
 
     async def read_recovered(self, on_consumed: Callable[[], None]) -> None:
-        """Process the input that was in flight at the checkpoint. Call `on_consumed` whenever that of a gate is processed."""
+        """Process the input that was in flight at the checkpoint. Call `on_consumed` whenever the input of a gate is processed."""
         run = self._run
         consumed = len(run.input.recovered_gates)
         while run.input.is_recovering:
@@ -289,7 +289,8 @@ class StreamTask:
             recycle_all(buffers)
 
     async def _process(self, records: Records, channel: int) -> None:
-        """Process them in slices of the service time: a full buffer of small records may take seconds, and its first ones are passed on earlier."""
+        """Process the records in slices of service time. A full buffer of small records may take seconds, so its first records are
+        passed on earlier."""
         if self._service_time_s <= 0:
             await self._process_now(records, channel)
             return
@@ -490,8 +491,8 @@ class StreamTask:
         self._run.output.broadcast(EndOfSuperstep())
 
     async def _finish(self) -> None:
-        """Wait, after the end of the input, until everything that was emitted has been read and, with checkpoints, one covers the end
-        (StreamTask.afterInvoke). Checkpoints that are triggered here meanwhile are taken."""
+        """After the end of the input, wait until all emitted data has been read and, if there are checkpoints, one of them covers the
+        end (StreamTask.afterInvoke). Checkpoints that are triggered here meanwhile are taken."""
         run = self._run
         while run.triggers or not self._may_finish():
             if run.triggers:

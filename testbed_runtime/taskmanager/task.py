@@ -172,8 +172,8 @@ class Task:
             main.cancel()
 
     def trigger_checkpoint(self, trigger: TriggerCheckpoint) -> None:
-        """Trigger a checkpoint at a source. A task that is not running declines it, and so does one that has nothing left to do and
-        can only finish (Task.triggerCheckpointBarrier)."""
+        """Trigger a checkpoint at a source. A task declines it if it is not running, or if it has no work left and can only finish
+        (Task.triggerCheckpointBarrier)."""
         if self._run is None or self.state is not _S.RUNNING:
             self.checkpoints.decline_soon(trigger.checkpoint, "CHECKPOINT_DECLINED_TASK_NOT_READY")
         elif self._ran:
@@ -241,7 +241,7 @@ class Task:
         await self._end(outcome, invokable)
 
     def _outcome_of_error(self, error: Exception) -> ExecutionState:
-        """Keep the error as the cause, if it is the first one. While the task is being cancelled, errors mean nothing (Task.doRun)."""
+        """Keep the error as the cause, if it is the first one. While the task is being cancelled, errors are ignored (Task.doRun)."""
         if self.state is _S.CANCELING:
             return _S.CANCELED
         if isinstance(error, FlinkError):
@@ -323,7 +323,7 @@ class Task:
             self._announcing.append(asyncio.get_running_loop().create_task(self._announce(name)))
 
     async def _announce(self, partition: str) -> None:
-        """Announce a partition to the JobMaster. Without an answer the consumer might wait forever, so the task fails."""
+        """Announce a partition to the JobMaster. If there is no answer, the task fails, because its consumer might wait forever."""
         try:
             await self._gateway.ask(NotifyPartitionDataAvailable(partition))
         except (AskTimeout, RecipientUnreachable, RemoteFailure) as error:

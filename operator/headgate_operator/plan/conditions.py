@@ -44,7 +44,7 @@ def refused(reason: str, text: str, advice: str = CORRECT_IT) -> list[Condition]
 
 
 def ended(reason: str, text: str, *, well: bool) -> list[Condition]:
-    """Return the conditions of an accepted object that is complete, by itself (`well`) or because of a problem."""
+    """Return the conditions of an accepted object that is complete, either normally (`well`) or because of a problem."""
     return [
         yes("Accepted", "Valid"),
         no("Reconciling", COMPLETE),

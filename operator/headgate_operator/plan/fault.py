@@ -102,12 +102,12 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
 
 
 def is_over(fault: Fault) -> bool:
-    """Whether nothing is left to be done about it until it is deleted or changed."""
+    """Whether the fault needs no further action until it is deleted or changed."""
     return fault.status.phase in (COMPLETE, REJECTED) and not _changed_before_injection(fault)
 
 
 def parts_of(fault: Fault, testbed: TestbedState | None) -> tuple[Part, ...]:
-    """Return the parts that the agents hold according to the status; none before it was planned, and for pod faults."""
+    """Return the parts that the agents hold according to the status; none before the fault was planned, and none for pod faults."""
     if testbed is None or not fault.active:
         return ()
     try:
@@ -117,7 +117,7 @@ def parts_of(fault: Fault, testbed: TestbedState | None) -> tuple[Part, ...]:
 
 
 def journal_name(fault: Fault) -> str:
-    """Return its name in the agents' journals, which an earlier object of the same name does not share."""
+    """Return the fault's name in the agents' journals. It differs from that of an earlier object with the same name."""
     return f"{fault.name}-{fault.uid[:8]}"
 
 
@@ -230,8 +230,7 @@ def _agents(observed: Observed, testbed: TestbedState, resolved: Resolved, now: 
 
 
 def _inject(observed: Observed, missing: Sequence[Part], deadline: float, now: float) -> Plan:
-    """Inject the missing parts for the remaining time: a pod that restarted keeps the fault no longer than the
-    others."""
+    """Inject the missing parts for the remaining time, so that a restarted pod has the fault no longer than the others."""
     ends = deadline
     if observed.status.injected_at:
         ends = min(deadline, seconds(observed.status.injected_at) + missing[0].fault.duration_s)
@@ -342,7 +341,7 @@ def _conclude(
     verified: bool | None = None,
     measured: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """End the fault. An agent that may still hold it is asked to heal it once more; its deadline holds anyway."""
+    """End the fault. Agents that may still hold it are asked once more to heal it; they end it at its deadline in any case."""
     status = faultstatus.ended(
         observed.fault, observed.views, now, reason=reason, text=text, verified=verified, measured=measured
     )
@@ -380,7 +379,7 @@ def _deletion(observed: Observed, now: float) -> Plan:
 
 
 def _may_hold(view: View) -> bool:
-    """Whether the agent may still hold the fault: it does not answer, or has not measured its end."""
+    """Whether the agent may still hold the fault, because it does not answer or has not measured the end of the fault."""
     if view.error:
         return True
     return view.active is not None or (view.known and view.row("clean", "residue", "failed") is None)

@@ -140,7 +140,8 @@ def ended(
     verified: bool | None = None,
     measured: Mapping[str, Any] | None = None,
 ) -> FaultStatus:
-    """`verified` and `measured` are of a fault that the operator carried out itself, without agents."""
+    """Return the status of a fault that has ended. `verified` and `measured` are set only for a fault that the operator carried out
+    itself, without agents."""
     status = _with_measurements(fault.status, views)
     residue, no_residue = _residue(views, reason)
     if verified is not None:
@@ -283,7 +284,7 @@ def _residue(views: _Views, reason: str) -> tuple[dict[str, str], Condition]:
 
 
 def residue_text(row: Mapping[str, Any]) -> str:
-    """Return what a journal's row says was left."""
+    """Return the residue that a row of the journal reports."""
     return str(row.get("text") or _words(texts(row.get("measured") or {})))
 
 

@@ -79,7 +79,7 @@ def capabilities(testbed: TestbedState) -> Capabilities:
 
 
 def resolve(obj: FaultObject, testbed: TestbedState) -> Resolved:
-    """Choose backend and targets. Raises UserError if that is never possible, NotYet if it is not possible now."""
+    """Choose backend and targets. Raises UserError if this can never succeed, NotYet if it cannot succeed now."""
     spec = _spec(obj)
     document = kinds.TestbedResourceSpec.model_validate(testbed.resource.spec)
     for problem in fault_rules.alone(spec.named(obj.name[:40]), "spec", document):
@@ -124,7 +124,7 @@ def kind_of(obj: FaultObject) -> str:
 
 
 def forbidden(resolved: Resolved, testbed: TestbedState, namespace_allows: bool) -> str:
-    """Return why its pods must not be hit, or an empty text. Pods that the testbed does not own need the namespace's label."""
+    """Return why the fault must not hit its target pods, or an empty text. Pods outside the testbed need the namespace's label."""
     if resolved.backend != POD_BACKEND or namespace_allows:
         return ""
     for name in owners_of(resolved.targets):
@@ -138,7 +138,7 @@ def forbidden(resolved: Resolved, testbed: TestbedState, namespace_allows: bool)
 
 
 def conflict(own: Resolved, others: Iterable[tuple[str, str, tuple[str, ...]]]) -> str:
-    """Return why it cannot act together with another active fault of the testbed (name, kind, targets); empty: it can.
+    """Return why the fault cannot be active together with another one of the testbed (name, kind, targets), or an empty text.
 
     Different kinds on one link add up (latency, loss, bandwidth). The same kind twice has no measurable sum, and a fault that
     blocks a link or stops a process hides every other effect there."""

@@ -143,8 +143,8 @@ def _problems(pods: Iterable[Pod], what: str) -> str:
 
 
 def is_new(pod: Pod, before: str) -> bool:
-    """Return whether this pod, which is not the one with the uid `before`, has begun. One that is replaced before it had its image was not
-    lost, and passes through Failed while it is deleted."""
+    """Return whether this pod has started and is not the one with the uid `before`. A pod that is replaced before it had its image was
+    not lost, although it passes through Failed while it is deleted."""
     return pod.phase != "Pending" and not pod.terminating and pod.uid != before
 
 

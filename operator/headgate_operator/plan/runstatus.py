@@ -89,7 +89,8 @@ def running(
 
 
 def blocked(run: Run, taken: Sequence[str], now: float) -> ScenarioRunStatus:
-    """Return the status while other objects have names of this run: their token and verdict would be taken for the run's."""
+    """Return the status while other objects have names that this run needs. Otherwise, their token and verdict would be mistaken for
+    those of the run."""
     text = (
         f"waits until {', '.join(taken)} of another owner is gone; "
         "if that object is to stay, give this run another name"

@@ -178,7 +178,7 @@ def _mirrored_end(
 
 
 def _unanswered_heal(observed: Observed, now: float) -> str:
-    """Return why the operator itself ends a healed run. Empty while a runner can end it, which takes some seconds."""
+    """Return why the operator itself has to end a healed run. Empty while the runner can still end it, which takes some seconds."""
     if not observed.run.heal_requested:
         return ""
     if observed.runner is None or not observed.runner.containers_run:
@@ -220,7 +220,7 @@ def _own_objects(observed: Observed, settings: Settings) -> list[Action]:
 
 
 def _recorder_events(observed: Observed, made: Sequence[Action], settings: Settings) -> list[Action]:
-    """Report a recorder's pod that is created again, and what that means for the record."""
+    """Report that a recorder's pod is recreated, and the consequences for the record."""
     if not observed.status.recorder_starts or not any(isinstance(action, Create) for action in made):
         return []
     lost = f"the record went with it. To keep the record, {runstatus.KEEP_RECORD}"
@@ -243,7 +243,7 @@ def _runner(observed: Observed, settings: Settings) -> list[Action]:
 
 
 def _ensure_pod(observed: Observed, name: str, manifest: Manifest, settings: Settings) -> list[Action]:
-    """Create a pod that does not exist; delete one that ended on its own or has an old image, so that it is created next."""
+    """Create a pod that does not exist. Delete a pod that ended on its own or has an old image, so that the next pass recreates it."""
     pod = observed.pods.get(name)
     if pod is None:
         return [Create(manifest)]
@@ -270,7 +270,7 @@ def _spark_objects(observed: Observed) -> list[Action]:
 
 
 def _spark_pod(observed: Observed, status: ScenarioRunStatus, settings: Settings, now: float) -> list[Action]:
-    """Keep a Spark pod for a run that goes on. One that is suspended between two trials may stay so for days: it needs none."""
+    """Keep a Spark pod while the run continues. A run that is suspended between two trials may stay suspended for days, so it gets none."""
     run, pod = observed.run, observed.spark
     if status.phase != SUSPENDED:
         manifest = objects_runs.spark_pod(run, settings)
@@ -369,7 +369,7 @@ def _after_end(observed: Observed, settings: Settings, now: float) -> Plan:
 
 
 def _overdue_runner(observed: Observed, left_s: float, again: list[float]) -> list[Action]:
-    """Delete a runner that has written its verdict and does not exit, because its objects would stay."""
+    """Delete a runner that has written its verdict but does not exit, because its objects would remain."""
     runner = observed.runner
     if runner is None or not runner.alive:
         return []
@@ -385,7 +385,7 @@ def _expired_pods(
 ) -> list[Action]:
     """Delete the recorder and the finished runner when `pods_ttl_s` has passed. The report is in a ConfigMap and stays.
 
-    Pods of a study's runs go at once: hundreds of recorders would leave no room for further runs."""
+    The pods of a study's runs are deleted at once: hundreds of recorders would leave no room for further runs."""
     pods = [p for p in (observed.recorder, observed.runner) if p is not None and not p.terminating]
     pods = [p for p in pods if p is observed.recorder or p.ended]
     of_study = naming.LABEL_STUDY in observed.run.labels

@@ -97,9 +97,8 @@ def plan(observed: TestbedObserved, settings: Settings, now: float) -> Plan:
 
 
 def _taken(observed: TestbedObserved) -> list[str]:
-    """Return the objects that have a name of this Testbed's and another owner: usually an earlier Testbed of its name.
-
-    They are collected with their owner. Until then the claim holds the checkpoints of that Testbed."""
+    """Return the objects that have a name which this Testbed needs, but another owner: usually an earlier Testbed of the same name. They
+    are garbage-collected with their owner. Until then, the volume claim holds the checkpoints of that earlier Testbed."""
     return [
         f"{obj.kind} {obj.name}"
         for obj in (observed.service, observed.claim)
@@ -117,7 +116,7 @@ def _rejected(testbed: Testbed, findings: KindFindings, now: float) -> Plan:
 
 
 def _base(observed: TestbedObserved, *, create_secret: bool) -> list[Action]:
-    """Return what creates or updates the objects that pods need before they start."""
+    """Return the actions that create or update the objects which pods need before they start."""
     testbed = observed.object
     wanted = objects.config_map(testbed)
     actions: list[Action] = []
@@ -167,7 +166,7 @@ def state_of_processes(observed: TestbedObserved, settings: Settings, now: float
 
 
 def _incarnations(status: TestbedStatus, pods: Mapping[str, Pod]) -> dict[str, int]:
-    """Return the newest number of each process: also of a pod that a lost status knows nothing of, so no id is used twice."""
+    """Return the newest number of each process. This includes pods that are missing from a lost status, so that no id is used twice."""
     numbers = dict(status.incarnations)
     for process, pod in pods.items():
         numbers[process] = max(numbers.get(process, 0), pod.incarnation)
@@ -206,9 +205,8 @@ def decide(state: State, testbed: Testbed, now: float) -> Steps:
 
 
 def _roll(state: State, *, quiet: bool) -> tuple[str, ...]:
-    """Return the next pod to replace because of a changed configuration.
-
-    One that is not ready is of no use and goes first. Otherwise all others have to be ready, so at most one is missing."""
+    """Return the next pod to replace because of a changed configuration. A pod that is not ready is replaced first. Otherwise all other
+    pods have to be ready, so that at most one is missing."""
     broken = [p for p in state.stale if not state.ready(p)]
     if broken:
         return (broken[0],)

@@ -77,7 +77,7 @@ def ordinal(process: str) -> int:
 
 
 def rejected(testbed: Testbed, text: str, now: float) -> TestbedStatus:
-    """Keep what is known of the pods of an earlier, accepted spec."""
+    """Return the status of a rejected spec. It keeps what is known about the pods of an earlier, accepted spec."""
     status = replace(testbed.status, phase=REJECTED, message=text.partition("\n")[0], configuration="")
     return with_conditions(testbed, status, conditions.refused("Invalid", text), now)
 

@@ -243,8 +243,8 @@ class AlignedBarrierHandler(BarrierHandler):
         return effects
 
     def on_cancellation(self, channel: int, checkpoint_id: int, now: float) -> list[Effect]:
-        """Abort a newer checkpoint, or the pending one once one of its barriers has arrived. An older one that is
-        pending ends without a word, as in Flink."""
+        """Abort a newer checkpoint, or the pending one if one of its barriers has arrived. An older pending checkpoint ends without
+        being reported, as in Flink."""
         del channel, now
         if checkpoint_id > self._current or (checkpoint_id == self._current and self._aligned):
             return self._abort(checkpoint_id, ON_CANCELLATION_BARRIER)
@@ -381,7 +381,7 @@ class AlternatingBarrierHandler(AlignedBarrierHandler):
         )
 
     def _is_too_old(self, barrier: CheckpointBarrier, now: float) -> bool:
-        """Whether more time has passed than the barrier's timeout. A timer acts already when exactly the timeout has passed."""
+        """Whether more time has passed than the barrier's timeout. A timer acts as soon as exactly the timeout has passed."""
         return now > self._expiry(barrier)
 
     def _mark(self, channel: int, now: float) -> None:
@@ -396,7 +396,7 @@ class AlternatingBarrierHandler(AlignedBarrierHandler):
         return self.on_time(now)
 
     def _receive(self, channel: int, barrier: CheckpointBarrier, now: float) -> list[Effect]:
-        """Block the channel of an aligned barrier. It is aligned with the last barrier even if that is too old."""
+        """Block the channel of an aligned barrier. The last barrier completes the alignment even if that barrier is too old."""
         overtakes = barrier.alignment is AlignmentType.UNALIGNED
         if not overtakes:
             self._block(channel)
@@ -431,7 +431,7 @@ class AlternatingBarrierHandler(AlignedBarrierHandler):
         return [self._start_unaligned(barrier, now), *self._collect(now)]  # it overtakes this task's output
 
     def _turn_unaligned(self, barrier: CheckpointBarrier, now: float) -> list[Effect]:
-        """Have the barriers that are queued behind data overtake it. Begin the snapshot if a barrier has arrived."""
+        """Let the barriers that are queued behind data overtake that data. Begin the snapshot if a barrier has arrived."""
         if self._unaligned:
             return []
         self.deadline = None
@@ -480,8 +480,8 @@ class _Pending:
 class BarrierTracker(BarrierHandler):
     """At least once: no channel is blocked; a checkpoint is triggered when every channel has received its barrier.
 
-    With one open channel, each barrier and each cancellation that is newer than all checkpoints so far that were waited for
-    acts at once, also if it is repeated."""
+    With one open channel, a barrier or cancellation takes effect at once, also if it is repeated, unless it is older than a checkpoint
+    that was waited for."""
 
     def __init__(self, channels: int, *, after_tasks_finish: bool = True) -> None:
         self._open = channels

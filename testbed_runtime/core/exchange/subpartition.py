@@ -116,7 +116,7 @@ class Readable(Protocol):
 
 
 def consumed_once(index: int, name: str) -> FlinkError:
-    """Return the error of a second reader."""
+    """Return the error that a second reader gets."""
     return FlinkError(
         "IllegalStateException",
         f"Subpartition {index} of is being (or already has been) consumed, but pipelined subpartitions can only be consumed "
@@ -188,7 +188,7 @@ class PipelinedSubpartition:
 
     @property
     def failure_cause(self) -> FlinkError | None:
-        """The failure of the producer, as its readers get it."""
+        """The failure of the producer, as it is reported to readers."""
         cause = self._owner.failure_cause
         return None if cause is None else producer_failed(cause)
 
@@ -269,8 +269,8 @@ class PipelinedSubpartition:
             self._notify()
 
     def release(self) -> None:
-        """Release all elements. The reader is not notified; it notices at its next poll, because a failed producer is
-        silent."""
+        """Release all elements. The reader is not notified, because a failed producer sends nothing; it notices the release at its next
+        poll."""
         if self.is_released:
             return
         self.is_released = True
