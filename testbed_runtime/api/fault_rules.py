@@ -34,10 +34,14 @@ def problems(setting: MergedVariant, path: str, timeline: models.Timeline) -> li
         found += _time(compile_fault(spec), where, timeline)
         if spec.at == AT_DEPLOY and parse_duration(spec.jitter):
             hint = "leave out jitter, or write a time such as 0 s"
-            found.append(UserError(f"{where}.jitter", "a fault before the submission has no jitter", hint))
+            found.append(
+                UserError(f"{where}.jitter", f"a fault with `at: {AT_DEPLOY}` cannot have jitter", hint)
+            )
         if spec.at == AT_DEPLOY and compile_fault(spec).kind == JOBMANAGER_KILL:
             problem = "the job cannot be submitted to a JobManager that was killed before"
-            found.append(UserError(f"{where}.at", problem, "write a time such as 0 s, or pause it"))
+            found.append(
+                UserError(f"{where}.at", problem, "write a time such as 0 s, or pause the JobManager")
+            )
     return [*found, *_on_stopped(setting, path)]
 
 

@@ -183,7 +183,11 @@ def _objective_problem(
         events = metric in ("detector.false-failovers", "detector.accuracy")
         if around is None or (events and around.pauses is None and around.unreachable is None):
             hint = "add spec.surroundings with pauses or unreachable"
-            return UserError(f"{path}.metric", f"{metric} needs the disturbances of production", hint)
+            return UserError(
+                f"{path}.metric",
+                f"{metric} is computed from pauses and outages in production, which the study does not state",
+                hint,
+            )
         better = "max" if metric in MORE_IS_BETTER else "min"
         if (objective.direction, objective.quantile, objective.phase) != (better, None, None):
             return UserError(

@@ -32,8 +32,8 @@ def supersteps(trial: Trial) -> tuple[int | None, str]:
 
 
 def held_supersteps(trial: Trial, waits: Iterable[Wait], effects: Iterable[FaultEffect]) -> list[Wait]:
-    """For each fault on the exchange, return the waits of an iteration for the supersteps that the fault delayed, from its beginning on and
-    without the remaining work of these supersteps. The time of other supersteps is attributed to no fault."""
+    """Return, for each fault on the exchange, the waits of an iteration for the supersteps that the fault delayed, from its beginning on
+    and without the remaining work of these supersteps. The time of other supersteps is attributed to no fault."""
     found: dict[tuple[str, int, int], Wait] = {}
     iterations = [w for w in waits if w.kind == ITERATION]
     moments: dict[str, list[int]] = defaultdict(list)

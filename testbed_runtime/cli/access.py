@@ -107,11 +107,11 @@ def explained(error: ApiError, *, server: str) -> HeadgateError:
     """Turn a refusal by the API server into an error with a hint. Pure."""
     status, text = error.status, error.text
     if status == 404 and ("could not find the requested resource" in text or "page not found" in text):
-        return UserError("the cluster", "knows no kinds of headgate.dev", INSTALL)
+        return UserError("the cluster", "does not have the kinds of headgate.dev", INSTALL)
     if error.forbidden:
         return UserError("the cluster", text, permitting(text))
     if status == 401:
-        return UserError("the cluster", "does not accept the login", "renew it, or give --context")
+        return UserError("the cluster", "does not accept the credentials", "renew them, or give --context")
     if status == 0:
         return UserError(server, f"is not reached: {text}", "look at KUBECONFIG, --kubeconfig and --context")
     if UNKNOWN_FIELD in text:

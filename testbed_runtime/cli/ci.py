@@ -21,7 +21,7 @@ def ci(  # noqa: PLR0917 - typer passes by name
     context: access.Context = "",
     kubeconfig: access.Kubeconfig = "",
 ) -> None:
-    """Run all scenarios of a folder, and write one JUnit and one Markdown file. One exit code for all of them."""
+    """Run all scenarios of a folder, and write one JUnit and one Markdown file. The exit code covers all scenarios."""
     from testbed_runtime.cli import exits, folders, loading, running
     from testbed_runtime.cli.session import Session
     from testbed_runtime.history.manifest import MANIFEST

@@ -177,7 +177,9 @@ def _key(text: str) -> Key:
         hint = nearest(name, METRICS, "`headgate faults --metrics` lists them")
         raise UserError("--metric", f"{name!r} is not a metric", hint)
     if info.lower_is_better is None:
-        raise UserError("--metric", f"{name!r} cannot be compared", "it has no better direction")
+        raise UserError(
+            "--metric", f"{name!r} cannot be compared", "neither a higher nor a lower value is better"
+        )
     phase = next((word for word in rest if is_phase(word)), "")
     if phase and not info.phased:
         raise UserError("--metric", f"{name} has no phases", f"leave out {phase}")
@@ -206,7 +208,7 @@ def _share(text: str) -> float:
     except ValueError as error:
         raise UserError("--matters", str(error)) from None
     if value > 1:
-        raise UserError("--matters", f"{text} is more than the whole", "write a percentage, such as '5 %'")
+        raise UserError("--matters", f"{text} is more than 100 %", "write a percentage, such as '5 %'")
     return value
 
 

@@ -47,7 +47,9 @@ def read_trial(
 
 def _report(folder: Path) -> SealReport:
     if not folder.is_dir():
-        raise UserError(str(folder), "the trial's folder does not exist", "give <run>/history/<trial>")
+        raise UserError(
+            str(folder), "the trial's folder does not exist", "name the folder <run>/history/<trial>"
+        )
     try:
         report = read_sealed(folder)
     except (ValueError, msgspec.MsgspecError) as error:
@@ -64,7 +66,7 @@ def _not_sealed(folder: Path) -> UserError:
     if any((folder / SEGMENTS_FOLDER).glob("*" + SUFFIX)):
         problem = "the history was recorded but not sealed, because the run was interrupted"
         return UserError(str(folder), problem, "seal it first, or run the scenario again")
-    return UserError(str(folder), "contains no history", "give <run>/history/<trial>")
+    return UserError(str(folder), "contains no history", "name the folder <run>/history/<trial>")
 
 
 def _table(folder: Path, name: str, rows: int) -> pa.Table:

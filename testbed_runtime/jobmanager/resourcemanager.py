@@ -387,7 +387,7 @@ class ResourceManager:
         self._fail_unfulfillable()
 
     def _on_start_up_ended(self) -> None:
-        """From now on, fail requests that cannot be fulfilled (StandaloneResourceManager.startStartupPeriod)."""
+        """Fail requests that cannot be fulfilled, from now on (StandaloneResourceManager.startStartupPeriod)."""
         self._fails_unfulfillable = True
         self._fail_unfulfillable()
 

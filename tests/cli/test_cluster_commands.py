@@ -24,7 +24,7 @@ from testbed_runtime.kube.api import ApiError
     [
         (404, "the server could not find the requested resource", "kubectl apply -k manifests/"),
         (403, 'pods "x" is forbidden: exceeded quota: compute', "ResourceQuota"),
-        (401, "Unauthorized", "does not accept the login"),
+        (401, "Unauthorized", "does not accept the credentials"),
         (0, "connection refused", "KUBECONFIG"),
         (404, 'namespaces "x" not found', "--namespace"),
         (500, "etcd is away", "etcd is away"),

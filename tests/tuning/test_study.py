@@ -476,7 +476,10 @@ def test_a_row_shows_what_its_value_cost_and_how_far_it_is_from_its_limit():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"surroundings": None}, "detector.false-failovers needs the disturbances of production"),
+        (
+            {"surroundings": None},
+            "detector.false-failovers is computed from pauses and outages in production",
+        ),
         (
             {"objectives": [{"metric": "detector.accuracy"}]},
             "spec.objectives[0]: detector.accuracy has no quantile and no phase (write direction: max only)",

@@ -66,7 +66,9 @@ class PacketEngine:
             first = _checked(rules, self.support)
             others = [r for rule_id, group in self._rules.items() if rule_id != first.rule_id for r in group]
             if len(self._rules) >= MAX_RULES:
-                raise UserError("rules", f"{MAX_RULES} packet faults are here already", "let some end first")
+                raise UserError(
+                    "rules", f"{MAX_RULES} packet faults are already active", "let some end first"
+                )
             for rule in rules:
                 check_overlap(rule, others)
             self._rules[first.rule_id] = list(rules)
@@ -155,7 +157,7 @@ def _checked(rules: Sequence[PacketRule], here: PacketSupport) -> PacketRule:
     first = rules[0]
     for rule in rules:
         if (rule.rule_id, rule.backend) != (first.rule_id, first.backend):
-            raise UserError("rules", "they are of different faults", "write one fault a call")
+            raise UserError("rules", "belong to different faults", "send one fault per call")
         if not rule.ports and not rule.probe_ports:
             raise UserError("ports", "there is none", "name the ports of the plane")
         if not 0 < rule.for_s <= 24 * 3600:
@@ -163,7 +165,7 @@ def _checked(rules: Sequence[PacketRule], here: PacketSupport) -> PacketRule:
     if first.backend not in here.there:
         raise HeadgateError(f"{first.backend} is not here: {here.missing.get(first.backend, 'unknown')}")
     if first.backend == "netem" and len(rules) > 1:
-        raise UserError("rules", "netem carries one rule a device", "write one")
+        raise UserError("rules", "netem supports only one rule per device", "send one rule")
     return first
 
 
