@@ -117,6 +117,12 @@ def test_a_partition_that_was_requested_before_a_registration_ended_had_not_wait
     assert owner in [kind for kind, seconds in path(waits, 6, detected=1) if seconds > 0.1]
 
 
+def test_a_checkpoint_that_ended_with_the_wait_before_did_not_begin_the_next_one():
+    """Only a checkpoint waits for the checkpoint before it."""
+    found = owners([CLOSED, wait("checkpoint", 0.2, 1), wait("slot", 1, 2)], 2)
+    assert found == [("connection", 1), ("slot", 1)]
+
+
 LIMIT = {"option": "o", "value": "v"}
 
 

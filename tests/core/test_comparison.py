@@ -174,6 +174,12 @@ def test_a_small_difference_does_not_matter():
     assert contrast(DETECT, *pair, matters=0.001).answer == BETTER
 
 
+def test_less_than_one_failover_of_a_trial_matters():
+    """Only durations have a difference below which nothing matters."""
+    pair = ("a", samples(noisy(1.0, 0.01, 10, 1))), ("b", samples(noisy(0.5, 0.01, 10, 2)))
+    assert contrast(Key("failovers.count"), *pair).answer == BETTER
+
+
 def test_a_trial_that_did_not_recover_opens_the_interval():
     """Its value is a lower bound: the reference may be any amount worse, and a variant that did not recover is never better."""
     slow = samples(noisy(9, 0.1, 8, 1), reason=m.NOT_RECOVERED)
