@@ -1,4 +1,4 @@
-"""The waits of a task's channels for the partitions of their producers, and for bytes of a producer that is gone."""
+"""The waits of a task's channels for the partitions of their producers, and for data from a dead producer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ChannelWaits:
     def __init__(
         self, waits: WaitLog, task: str, attempt: int, limits: Sequence[Limit], unreachable: Limit = NO_LIMIT
     ) -> None:
-        """`limits` are those of local and of remote channels, `unreachable` that of an attempt to connect."""
+        """`limits`: those of local and of remote channels. `unreachable`: the limit of an attempt to connect."""
         self._waits = waits
         self._task = task
         self._attempt = attempt
@@ -63,7 +63,7 @@ class ChannelWaits:
             self._requested[channel] = self._waits.now()
 
     def timed_out(self, producer: str) -> None:
-        """Note that no connection to this TaskManager was made in time."""
+        """Record that connecting to this TaskManager has timed out."""
         self._timed_out.add(producer)
 
     def note_answers(self, since_s: float) -> None:
@@ -86,8 +86,8 @@ class ChannelWaits:
                 self._record(channel, producer, begun, Outcome.COMPLETED, end_s=end_s)
 
     def _answered_at(self, channel: Channel, since_s: float, begun: float) -> float:
-        """Return when the partition was found. A producer that refuses a request at once does so only if it does not know
-        the partition: it was found with the last request, and the first data may come later."""
+        """Return when the partition was found. If producers refuse requests for unknown partitions at once, the partition was found with
+        the last request, and the first data may arrive later."""
         if channel.backoff.waits_at_producer:
             return since_s
         return self._requested.get(channel, begun)

@@ -70,15 +70,15 @@ class WaitScope(Struct, frozen=True):
         return self.waits.begin("jobmanager", self.who, peer, since_s=since_s)
 
     def refused(self, wait: OpenWait, attempt: Attempt) -> OpenWait:
-        """Begin the wait for the next attempt if the peer has answered that it is to come later."""
+        """Begin the wait for the next attempt, if the peer has answered with a refusal."""
         if attempt.option != REFUSED_DELAY:
             return wait
         wait.end(at_least_s=REPORT_MIN_S)
         return self.registration(wait.what, limit=wait.limit)
 
     def registered(self, wait: OpenWait, attempt: Attempt, given_up: Limit) -> None:
-        """End the wait: an attempt succeeded. Its delay decided the end if it had one. A peer that answers as soon as it was
-        given up had been there before: then the limit after which it was given up decided the end."""
+        """End the wait, because an attempt succeeded. If the attempt had a delay, the delay decided the end of the wait. A peer that
+        answers right after it was given up had been available before: then the limit after which it was given up decided the end."""
         beyond_s = self.waits.now() - wait.start_s - (given_up.seconds or 0.0)
         if attempt.option:
             wait.limit = option_limit(self.options, attempt.option)
@@ -150,14 +150,14 @@ class PeerWatch:
 
     @property
     def given_up(self) -> Limit:
-        """The limit after which the peer is declared lost, or was the last time."""
+        """The limit after which the peer is declared lost, or was declared lost the last time."""
         return reachability_limit(self._scope.options) if self.unreachable else self._timeout
 
     def extend(self, seconds: float) -> None:
         """Account for a stall of this process, which could not receive heartbeats meanwhile.
 
-        A stall shorter than the timeout extends the deadline. After a longer one the peer has given up on this process, and
-        going on would make it a zombie: the connection counts as lost even if heartbeats are still in flight."""
+        A stall shorter than the timeout extends the deadline. After a longer stall, the peer has given up this process, which would be a
+        zombie if it continued. The connection then counts as lost, even if heartbeats are still in flight."""
         if self._monitor is None:
             return
         if seconds < self._config.timeout_s:
@@ -444,7 +444,7 @@ class JobConnection:
 
     @property
     def given_up(self) -> Limit:
-        """The limit after which the JobMaster was given up; before this one is connected, that of the one before it."""
+        """The limit after which the JobMaster was given up. Until this JobMaster is connected, it is the limit for the previous one."""
         return self.watch.given_up if self._established else self._given_up
 
     def offer(self) -> None:
@@ -545,7 +545,7 @@ class JobConnection:
         return wait if wait is not None and wait.kind == "jobmanager" and not wait.ended else None
 
     def end_wait(self) -> None:
-        """End the wait for a lost JobMaster: its JobManager is back, and takes the last slot of the job away."""
+        """End the wait for a lost JobMaster, because its JobManager is back and frees the last slot of the job."""
         if (wait := self.hand_over()) is not None:
             wait.end()
 

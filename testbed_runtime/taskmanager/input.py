@@ -109,8 +109,8 @@ class TaskInput:
         return [channel for gate in self.gates for channel in gate.channels]
 
     def poll(self, most: int) -> PolledRun | None:
-        """Return the next event, or up to `most` data buffers of one channel. The gate whose data came first is read first, and
-        again after the others that have data. Raises the FlinkError of a failed channel."""
+        """Return the next event, or up to `most` data buffers of one channel. Gates with data take turns, in the order in which their
+        data arrived. Raises the FlinkError of a failed channel."""
         if len(self.gates) == 1:
             return self._take_recovered(0) if self._recovered else self.gates[0].poll_run(most)
         while self._ready_priority or self._ready:

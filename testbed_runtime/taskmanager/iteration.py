@@ -1,7 +1,8 @@
 """The tasks of an iteration: head, tail and synchronisation task. Those between head and tail are ordinary tasks.
 
-A superstep: the heads emit its input and EndOfSuperstep, which every task passes on once all its channels have delivered it. A head
-whose tail has it sends WorkerDoneEvent to the synchronisation task, which answers all heads when the last of them has done so.
+A superstep: the heads emit its input and EndOfSuperstep, which every task passes on once all its channels have delivered it. When its
+tail has received EndOfSuperstep, a head sends WorkerDoneEvent to the synchronisation task, which answers all heads after the last of
+them has sent it.
 """
 
 from __future__ import annotations

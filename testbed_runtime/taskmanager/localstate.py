@@ -18,8 +18,8 @@ PENDING_MAX = 8
 
 
 class LocalState:
-    """The secondary copies of one TaskManager, by the key of the primary copy. Without a store it keeps none. `restores`: they are
-    restored from (`execution.state-recovery.from-local`)."""
+    """The secondary copies of one TaskManager, by the key of the primary copy. Without a store it keeps none. `restores`: tasks restore
+    from these copies (`execution.state-recovery.from-local`)."""
 
     def __init__(self, store: BlobStore | None = None, *, restores: bool = True) -> None:
         self._store = store

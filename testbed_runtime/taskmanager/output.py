@@ -205,8 +205,8 @@ class TaskOutput:
 
     @staticmethod
     def _write(partition: ResultPartition, part: Part, done: int) -> int:
-        """Write into the buffers of the pool and then, if it has none left, into overdraft buffers: records that are written together
-        count as one record of Flink, which is finished once it has begun. Return the bytes written of this part."""
+        """Write into the buffers of the pool and, when it has none left, into overdraft buffers. Records that are written together count
+        as one record of Flink, which is always written to its end. Return the bytes written of this part."""
         subpartition, data, count = part
         single, size, most = count == 1, len(data) // count, len(data)
         done += partition.emit(subpartition, data, offset=done, record_bytes=size, extend=single)
@@ -233,7 +233,7 @@ class TaskOutput:
 
     @property
     def room_bytes(self) -> int:
-        """Bytes that fit into the first buffers of all subpartitions; of one if each gets every record."""
+        """Bytes that fit into the first buffers of all subpartitions, or of one subpartition if each gets every record."""
         rooms = [
             partition.pool.segment_bytes * (len(partition.subpartitions) if partitioner.spreads else 1)
             for partition, partitioner in self._outputs

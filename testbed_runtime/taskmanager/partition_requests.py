@@ -33,9 +33,8 @@ CANCEL = frozenset(("CANCELING", "CANCELED", "FAILED"))
 
 
 def judge_producer(state: PartitionState | None, partition: str, producer: str) -> FlinkError | None:
-    """Decide what a consumer does about a producer in this state (None: the JobMaster did not answer in time).
-
-    None: request again. A CancelTaskException cancels the consumer, any other error fails it."""
+    """Decide what a consumer does when its producer is in this state (None: the JobMaster did not answer in time). Return None to
+    request again. A CancelTaskException cancels the consumer, any other error fails it."""
     if state is None or (not state.disposed and state.state in RETRIGGER):
         return None
     if state.disposed:
@@ -54,7 +53,7 @@ def judge_producer(state: PartitionState | None, partition: str, producer: str) 
 
 
 def timed_out(error: FlinkError) -> bool:
-    """Return whether a connection was not made because of the timeout, and not refused or given up by the kernel."""
+    """Return whether connecting failed because of the timeout, and not because it was refused or the kernel gave up."""
     return isinstance(error.__cause__, TimeoutError) and error.__cause__.errno is None
 
 
@@ -188,8 +187,8 @@ class PartitionRequests:
         self._arm()
 
     def note_answers(self, since_s: float) -> None:
-        """End the waits for partitions whose producers have answered since the last call. Since `since_s` the task has only
-        worked, and so waited for none of them."""
+        """End the waits for partitions whose producers have answered since the last call. Since `since_s` the task has only processed
+        data, so it did not wait for any of them."""
         self._waits.note_answers(since_s)
 
     def end_waits(self, failure: FlinkError | None, *, input_at: float) -> None:

@@ -77,14 +77,14 @@ class TaskSlotTable:
         return True
 
     def mark_releasing(self, allocation: str) -> None:
-        """Let a slot be free when its last task has ended, and not by its deadline."""
+        """Mark a slot to be freed when its last task has ended, regardless of its deadline."""
         slot = self._slots.get(allocation)
         if slot is not None:
             self._slots[allocation] = replace(slot, active=False, releasing=True)
 
     def mark_inactive(self, allocation: str, now: float) -> None:
-        """Offer an active slot to a JobMaster again. It is freed if none accepts it in time. One that is not active keeps its
-        deadline."""
+        """Offer an active slot to a JobMaster again. The slot is freed if no JobMaster accepts it in time. A slot that is not active
+        keeps its deadline."""
         slot = self._slots.get(allocation)
         if slot is not None and slot.active:
             deadline = now + self._timeout_s

@@ -226,7 +226,7 @@ class TaskExecutor:
         self._give_back(slot, cause)
 
     def _on_slot_gone(self, connection: JobConnection, allocation: str, cause: str) -> None:
-        """The JobMaster holds a slot that this TaskManager does not."""
+        """Handle that the JobMaster holds a slot which this TaskManager does not hold."""
         gateway = connection.gateway
         message = FailSlot(gateway.resource_id, gateway.leader, allocation, cause)
         self._keeper.spawn(gateway.tell(message), f"fail-slot:{allocation}")
@@ -242,7 +242,7 @@ class TaskExecutor:
             self._give_back(slot, f"{slot.allocation} is no longer allocated by job {job}.")
 
     def _give_back(self, slot: Slot, cause: str) -> None:
-        """Free a slot that no JobMaster uses, and notify the ResourceManager, whose heartbeats show it otherwise."""
+        """Free a slot that no JobMaster uses, and notify the ResourceManager, which otherwise learns of it from the next heartbeat."""
         self._release_slot(slot.allocation, FlinkError("FlinkException", cause))
         if self._slots.get(slot.allocation) is None:
             self._notify_available(slot)
@@ -390,7 +390,7 @@ class TaskExecutor:
     async def _answer(
         self, endpoint: str, answer: Heartbeat, sessions: Iterable[tuple[PeerWatch, object]]
     ) -> None:
-        """Answer a heartbeat. A peer that several answers in a row do not reach is lost."""
+        """Answer a heartbeat. If several answers in a row do not reach the peer, it is declared lost."""
         reached = await self._tell(endpoint, answer)
         if reached is not None:
             for watch, session in sessions:
@@ -432,7 +432,8 @@ class TaskExecutor:
         return Acknowledge()
 
     def _on_leader(self, leader: str) -> None:
-        """Another leader session was published: fail the tasks of the one before, and register (JobLeaderListenerImpl)."""
+        """Handle the publication of another leader session: fail the tasks of the previous session, and register
+        (JobLeaderListenerImpl)."""
         for connection in list(self._jobs.values()):
             former = connection.gateway.leader
             if former != leader:
@@ -457,7 +458,7 @@ class TaskExecutor:
         self._reconnect(connection, FlinkError(class_name, text, wait="heartbeat"), lost=lost)
 
     def _reconnect(self, connection: JobConnection, cause: FlinkError, *, lost: OpenWait | None) -> None:
-        """Disconnect from a JobMaster: the job's tasks fail. Connect again, and offer the slots again, as Flink does."""
+        """Disconnect from a JobMaster, which fails the job's tasks. Then connect and offer the slots again, as Flink does."""
         self._disconnect(connection, cause)
         again = self._connect(connection.gateway, lost=lost, given_up=connection.watch.given_up)
         failure = FlinkError(
@@ -471,7 +472,7 @@ class TaskExecutor:
         again.offer()
 
     def _disconnect(self, connection: JobConnection, cause: FlinkError) -> None:
-        """Close a connection, and tell the JobMaster."""
+        """Close a connection, and notify the JobMaster."""
         gateway = connection.gateway
         message = DisconnectTaskManager(
             gateway.resource_id,

@@ -1,4 +1,4 @@
-"""How a task waits: for a wake-up, and for the service time that it owes."""
+"""How a task waits: for a wake-up, and for the service time that it has to spend."""
 
 from __future__ import annotations
 
