@@ -15,7 +15,7 @@ import yaml
 from testbed_runtime.api import naming
 from tests.kubernetes.cluster import ROOT, Cluster, pod
 from tests.kubernetes.rendering import CHART, KUBE_VERSION
-from tests.kubernetes.spaces import OPERATOR, OPERATOR_NAMESPACE, Space, fresh, names
+from tests.kubernetes.spaces import OPERATOR, OPERATOR_NAMESPACE, Space, condition, fresh, names
 from tests.kubernetes.test_faults import PAUSE, a_fault, a_testbed
 from tests.kubernetes.test_images import pod as restricted_pod
 
@@ -260,30 +260,38 @@ def release(alone: Cluster, images: str) -> Iterator[Space]:
 
 @pytest.mark.disruptive
 def test_a_replacement_of_the_operator_gets_its_place_on_a_full_node(release: Space, alone: Cluster):
-    """Pods of the testbeds' class take all processors and more wait for them: the scheduler ends one of them for the operator."""
-    nodes = alone.get("nodes")["items"]
-    least = min(_cores(node["status"]["allocatable"]["cpu"]) for node in nodes)
-    resources = {"requests": {"cpu": f"{1000 * least / 20:.0f}m"}}
-    template = pod("x", ["sleep", "600"], **RESTRICTED_POD, priorityClassName=f"{RELEASE}-headgate-pods")
-    template["spec"]["containers"][0]["resources"] = resources
-    crowd = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "crowd"},
-        "spec": {
-            "replicas": sum(int(20 * _cores(n["status"]["allocatable"]["cpu"]) / least) for n in nodes) + 1,
-            "selector": {"matchLabels": {"app": "crowd"}},
-            "template": {"metadata": {"labels": {"app": "crowd"}}, "spec": template["spec"]},
-        },
-    }
-    release.apply(crowd)
+    """Pods of the testbeds' class, large ones first, take all processors, and more wait for them: the scheduler ends one for the operator."""
+    cores = [_cores(node["status"]["allocatable"]["cpu"]) for node in alone.get("nodes")["items"]]
+    for share, most in ((8, int(8 * sum(cores) / min(cores))), (80, 10 * len(cores)), (800, 10 * len(cores))):
+        _crowd(release, f"crowd-{share}", f"{1000 * min(cores) / share:.0f}m", most + 1)
     release.event("FailedScheduling", "Insufficient cpu", 120)
     which = ("pods", "-l", "app.kubernetes.io/component=operator")
     [first] = release.get(*which)["items"]
     release.kubectl("delete", "pod", first["metadata"]["name"], "--grace-period=1")
     release.kubectl("rollout", "status", f"deployment/{RELEASE}-headgate-operator", "--timeout=90s")
     release.event("Preempted", "", 120)
-    release.kubectl("delete", "deployment", "crowd", "--wait=false")
+    release.kubectl("delete", "deployment", "-l", "crowd", "--wait=false")
+
+
+def _crowd(release: Space, name: str, cpu: str, replicas: int) -> None:
+    """Create pods until one of them waits for a processor."""
+    template = pod("x", ["sleep", "600"], **RESTRICTED_POD, priorityClassName=f"{RELEASE}-headgate-pods")
+    template["spec"]["containers"][0]["resources"] = {"requests": {"cpu": cpu}}
+    release.apply(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": name, "labels": {"crowd": name}},
+            "spec": {
+                "replicas": replicas,
+                "selector": {"matchLabels": {"app": name}},
+                "template": {"metadata": {"labels": {"app": name}}, "spec": template["spec"]},
+            },
+        }
+    )
+    pending = release.watched("pods", "status.phase=Pending", 120)
+    own = (p for p in pending if p["metadata"].get("labels", {}).get("app") == name)
+    assert any(condition(p, "PodScheduled", "False") for p in own), f"every pod of {name} has a node"
 
 
 @pytest.mark.disruptive
