@@ -49,8 +49,9 @@ _HELD_BY = {
     "catch-up": DELAY_CATCH_UP,
 }
 """A completed wait of the first kind was often delayed by one of the others, whose end ended it too."""
-_INTERRUPTED = {"slot": ("registration", *_STARTING), "deployment": ("open",)}
-"""Waits that an event can interrupt before the end of what they wait for: the steps of a TaskManager, or functions that block it."""
+_INTERRUPTED = {"slot": ("registration", *_STARTING), "deployment": ("open",), "first-record": ("partition",)}
+"""Waits that an event can interrupt before the end of what they wait for: the steps of a TaskManager, functions that block it, or the
+partition of a producer."""
 _FROM_ITS_START = frozenset({"first-record", "catch-up"})
 """They can be delayed at any time: a sink that already receives from one producer still waits for the partition of another."""
 _NOT_PROGRESS = frozenset({Outcome.FAILED, Outcome.CANCELLED, Outcome.OPEN})

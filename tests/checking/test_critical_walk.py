@@ -117,6 +117,17 @@ def test_a_partition_that_was_requested_before_a_registration_ended_had_not_wait
     assert owner in [kind for kind, seconds in path(waits, 6, detected=1) if seconds > 0.1]
 
 
+@pytest.mark.parametrize("ended", [4.1, 4.26])
+def test_a_producer_that_stood_still_at_last_leaves_the_wait_for_its_partition(ended: float):
+    """The first record waits for the partition until the producer stands still, whether the partition is there before or after that."""
+    partition = wait("partition", 1.2, ended)
+    stalled = wait("stalled", 4, 4.26, wait="tm-3-1/9", who="tm-3-1")
+    found = owners([CLOSED, partition, stalled, wait("first-record", 1, 4.3)], 4.3)
+    assert found == [
+        ("connection", 1), ("first-record", 0.2), ("partition", 2.8), ("stalled", 0.26), ("first-record", 0.04),
+    ]  # fmt: skip
+
+
 def test_a_checkpoint_that_ended_with_the_wait_before_did_not_begin_the_next_one():
     """Only a checkpoint waits for the checkpoint before it."""
     found = owners([CLOSED, wait("checkpoint", 0.2, 1), wait("slot", 1, 2)], 2)
