@@ -1,7 +1,6 @@
-"""The answer of one trial: its recoveries as rounds, every second with its owner, prices and margins.
+"""The answer of one trial: its recoveries as rounds, the owner of every second, prices and margins.
 
-found = trial_recovery(trial, entry)        pure: used by Spark, by the simulator and by the metrics alike
-"""
+`trial_recovery(trial, entry)` is pure. Spark, the simulator and the metrics use it alike."""
 
 from __future__ import annotations
 
@@ -99,11 +98,12 @@ _STANDS_STILL = "a job that stands still: no record arrives at its sinks, and no
 _ON_THE_EXCHANGE = ("network", "frames")
 """Groups of faults that delay records while the job runs."""
 _HOLDING_UP = (*_ON_THE_EXCHANGE, "rpc", "process")
-"""Groups of faults that can stop a task while the job runs: one that waits for barriers reads nothing until a source hears of its checkpoint."""
+"""Groups of faults that can stop a task while the job runs. With late messages, a task that waits for barriers stops
+reading until the sources hear of the checkpoint."""
 _LASTING = (Outcome.COMPLETED, Outcome.OPEN)
-"""How waits end of a task that goes on, or that did not end."""
+"""The outcomes of waits that did not end the task: they completed, or had not ended."""
 _WAITED_FOR = ("slot", "input", "cancellation", "restart-delay", "fencing", "jobmanager", "leadership", "stalled")  # fmt: skip
-"""Together with the kinds before the first record, the waits of a job that is not running."""
+"""The kinds of waits of a job that is not running, in addition to those that precede the first record."""
 _FAILING = frozenset({"partition", "deployment", "slot", "checkpoint", "heartbeat", "restore", "open", "cancellation"})  # fmt: skip
 
 
@@ -134,8 +134,8 @@ def _marked_again(found: Sequence[Recovery]) -> Iterator[Recovery]:
 def _with_prolonging_faults(
     found: Sequence[Recovery], effects: Iterable[FaultEffect], waits: Sequence[Wait] = ()
 ) -> list[Recovery]:
-    """Add to each recovery the faults that cost nothing by themselves but prolonged it: its prices name them, or its `waits`
-    expired because of them. Recoveries from only such a fault are dropped."""
+    """Add to each recovery the faults that cost nothing by themselves but prolonged it: its prices name them, or its
+    `waits` expired because of them. Drop the recoveries that have only such a fault."""
     idle = {r.fault for r in found if r.recovered and r.total_s == 0}
     rest = []
     for recovery in found:
@@ -153,7 +153,7 @@ def _shared(fault: FaultEffect, effect_ns: int) -> SharedFault:
 
 
 def _behind_expired(recovery: Recovery, waits: Sequence[Wait]) -> set[str]:
-    """Return the faults that were active while waits expired that a recovery attributes to their options."""
+    """Return the faults behind the expired waits that a recovery attributes to options."""
     segments = [s for r in recovery.rounds for s in r.segments if s.option]
     expired = [w for w in waits if w.fault and w.outcome is Outcome.EXPIRED]
     return {w.fault for w in expired if any(is_of(s, w) for s in segments)}
@@ -176,11 +176,11 @@ class _Paths:
         self.windowed = windows_before_sinks(trial, entry)
         direct = frozenset(job_shape(trial, entry).sinks) - self.windowed.keys()
         self.windows = () if direct else sorted({w for windows in self.windowed.values() for w in windows})
-        """The windows before all sinks; empty if one of these gets records directly."""
+        """The window vertices before the sinks. Empty if a sink gets records directly."""
         self.spare = has_spare_slots(entry)
         self.effects: Sequence[FaultEffect] = ()
         self.outage_fault = ""
-        """The fault of the outage that is attributed now."""
+        """The fault of the outage that is being attributed."""
         self.catch_up: CatchUp | None = None
         """The lag of the subtasks, if it is known."""
 
@@ -316,7 +316,7 @@ class _Paths:
     def _last(
         self, outage: Outage, span: RoundSpan, stepped: Sequence[Wait], end: int
     ) -> tuple[list[Wait], Wait]:
-        """Return the waits of a round, and the one that ended it."""
+        """Return the waits of a round, and the wait that ended it."""
         waits = list(self.waits)
         if span.failure is not None:
             if span.running is not None and span.running < end:  # the failure interrupted the catch-up
@@ -335,7 +335,7 @@ class _Paths:
         ended = Outcome.COMPLETED if outage.recovered else Outcome.OPEN
         if outage.recovered and (held := self._holding(span.running, end)) is not None:
             until = min((held.ended_ns or end) + self._delay_of(held), end)
-            # it takes the place of the first part of the catch-up, so it follows on what that would follow on
+            # it replaces the first part of the catch-up, so it follows the same waits
             waiting = replace(fault_wait(held, span.running, until, self.waits), kind="catch-up")
             rest = self._catch_up(until, end, ended, backlog=self._backlog(outage, span.running))
             return [*waits, waiting], replace(rest, after=(waiting.wait,))
@@ -359,9 +359,10 @@ class _Paths:
         return [found[0], *(replace(w, after=(b.wait,)) for b, w in pairwise(found))]
 
     def _stopping(self, outage: Outage, start: int, end: int) -> list[tuple[FaultEffect, tuple[int, int]]]:
-        """Return the faults that starved a task during a part of the span, ordered by their beginning, and when they did. Each fault is judged
-        by the time in which no other fault was active, if that is long enough. Otherwise it is judged by its end, when the job had worked off
-        its queued records."""
+        """Return the faults that starved a task during a part of the span, ordered by their beginning, and when they
+        did. A fault is judged by the time in which no other one was active, if that is at least 1 s, otherwise by its
+        whole time. If no task was starved then, it is judged by the end of that time, when no vertex was busy: the
+        job had worked off its queued records."""
         lasting = []
         for fault in sorted(_faults_of(outage), key=lambda f: f.begun_ns):
             span = max(fault.begun_ns, start), min(fault.ended_ns or end, end)
@@ -379,21 +380,22 @@ class _Paths:
         return found
 
     def _idle_since(self, start: int, end: int) -> int:
-        """Return since when, up to the end of a span, no vertex was busy for half of the time."""
+        """Return the time since which no vertex was busy for half of the time, up to the end of a span."""
         step, at = NS // 2, end
         while at - step >= start and 2 * busiest(self.trial, at - step, at)[1] < step:
             at -= step
         return at
 
     def _fed_until(self, start: int, end: int) -> int:
-        """Return the time until which no task was starved, from the start of a span on: at first, tasks process the records in their queues."""
+        """Return the time until which no task was starved, from the start of a span on. At first, tasks process their
+        queued records."""
         while start + NS < end and not self._starved([(start, start + NS)]):
             start += NS
         return start
 
     def _starved(self, spans: Sequence[tuple[int, int]]) -> bool:
-        """Return whether a task received less than half of the records that it receives in the baseline. A task behind a window often gets
-        none for a long time, and a task that has ended gets none."""
+        """Return whether a task received less than half of the records that it receives in the baseline. Sources,
+        tasks behind a window, which often get none for a long time, and tasks that have ended do not count."""
         baseline = self.spans.baseline
         if baseline is None:
             return False
@@ -409,8 +411,8 @@ class _Paths:
         return any(2 * received[task] < records for task, records in usual.items() if records >= FEW)
 
     def _survived(self, outage: Outage, waits: list[Wait], end: int) -> tuple[list[Wait], Wait]:
-        """Return the last wait of an outage without a failover: the backlog after the faults, or the detection of a failure that
-        came too late for the record."""
+        """Return the waits of an outage without a failover, and its last wait. This is for the end of a fault or for
+        the backlog, or it is the detection of a failure that came too late for the record."""
         failure = outage.rounds[0].unnoticed
         found = None if failure is None else self._failing(failure, outage.effect, failure.t_ns)
         if found is not None and found.start_ns < end:
@@ -422,9 +424,10 @@ class _Paths:
         return lasted, lasted[-1]
 
     def _lasted(self, outage: Outage, end: int) -> list[Wait]:
-        """Return the waits of a job that survives the faults of an outage, until `end` and without overlaps. At any time, the job waits for
-        the end of the active fault that began first in the outage. If there is none, it waits for the end of an active fault from before the
-        outage, and otherwise for its backlog. A killed process counts as an active fault until the failover."""
+        """Return the waits of a job that survives the faults of an outage, until `end` and without overlaps. The job
+        waits for the faults that began in the outage, one after the other, and for its backlog between them. Then it
+        waits for the active faults from before the outage, and at last for its backlog. A killed process counts as an
+        active fault until the failover."""
         missed = outage.joined is not None or not outage.recovered
         faults = outage.earlier or ((outage.fault,) if outage.fault is not None else ())
         found: list[Wait] = []
@@ -448,7 +451,7 @@ class _Paths:
         return [found[0], *(replace(w, after=(b.wait,)) for b, w in pairwise(found))]
 
     def _delay_of(self, fault: FaultEffect) -> int:
-        """Return how long records that a fault on the exchange had delayed arrive after its end."""
+        """Return how long after the end of a fault on the exchange the last records that it delayed arrive."""
         return self.delays.get(fault.fault, 0) if self._on_exchange(fault) else 0
 
     def _on_exchange(self, fault: FaultEffect) -> bool:
@@ -478,8 +481,8 @@ class _Paths:
         )
 
     def _catch_ups(self, start: int, end: int, outcome: Outcome, *, backlog: str = "") -> list[Wait]:
-        """Return the catch-up in two parts if it ended with the first results of a window. After the last records before these results, the
-        job had no backlog and only waited for the window."""
+        """Return the catch-up, in two parts if it ended with the first results of a window. After the last records
+        before these results, the job had no backlog and only waited for the window."""
         windows, sinks = self._behind_windows(end)
         last = max(start, last_arrival(sinks, end - 2 * SAMPLE_NS))
         if not windows or end - last < FAILED_NS or 2 * busiest(self.trial, last, end)[1] >= end - last:
@@ -492,7 +495,8 @@ class _Paths:
         return [first, replace(waiting, after=(first.wait,))]
 
     def _behind_windows(self, end: int) -> tuple[Sequence[str], list[TaskSeries]]:
-        """Return the windows for which the subtasks that were behind last had to wait, and the sinks among these subtasks."""
+        """Return the windows that the last subtasks that were behind waited for, and the sinks among these subtasks.
+        If some of the subtasks are not behind a window, return the windows before all sinks, and all sinks."""
         behind = self.catch_up.behind_before(end) if self.catch_up is not None else frozenset()
         vertices = {task.rpartition("-")[0] for task in behind}
         if not vertices or not vertices <= self.windowed.keys():
@@ -525,7 +529,8 @@ class _Paths:
         )
 
     def _limiting(self, start: int, end: int) -> FaultEffect | None:
-        """Return the fault on the exchange that lasted for half of a catch-up in which no vertex was busy, and hit what was behind."""
+        """Return the fault on the exchange that explains a catch-up in which no vertex was busy. It was active for at
+        least half of the catch-up and hit a TaskManager whose subtasks were behind."""
         if not (effects := [e for e in self.effects if self._on_exchange(e)]):
             return None
         behind = self.catch_up.behind_before(end) if self.catch_up is not None else ()
@@ -536,8 +541,9 @@ class _Paths:
         return limiting_fault(effects, (start, end), places, size=size, own=self.outage_fault)
 
     def _failing(self, failure: Cause, start: int, end: int) -> Wait | None:
-        """Return the wait that ended with this failure: a wait of the kind that the failure's text names, otherwise the longest. A busy
-        JobManager learns late that an ask to it timed out. The first such ask therefore counts, whenever it ended."""
+        """Return the wait that ended with this failure. It is a wait of the failure's kind, if possible a failed one;
+        otherwise a failed wait of any kind that can fail a job. Of several, the one that began first counts. A busy
+        JobManager learns late that an ask to it timed out, so the first such ask counts, whenever it ended."""
         if failure.report_expired:
             expired = [w for w in self.waits if w.kind == failure.kind and w.outcome is Outcome.EXPIRED]
             expired = [w for w in expired if start < w.end_ns <= end]
@@ -564,7 +570,7 @@ def _faults_of(outage: Outage) -> list[FaultEffect]:
 
 
 def _without(span: tuple[int, int], others: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the parts of a span that no other one covers."""
+    """Return the parts of a span that none of the other spans covers."""
     found, at = [], span[0]
     for start, end in sorted(others):
         found += [(at, min(start, span[1]))] if at < min(start, span[1]) else []
@@ -573,7 +579,7 @@ def _without(span: tuple[int, int], others: Iterable[tuple[int, int]]) -> list[t
 
 
 def has_spare_slots(entry: Entry) -> bool:
-    """Whether the TaskManagers of a trial have more slots than its job needs; True if that is not known."""
+    """Whether the TaskManagers of a trial have more slots than its job needs. True if that is not known."""
     groups = [(v.get("slotSharingGroup") or "default", v.get("parallelism") or 1) for v in vertices(entry)]
     needed = slots_of_groups(groups)
     managers = (entry.get("job") or {}).get("taskManagers") or {}

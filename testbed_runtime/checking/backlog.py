@@ -1,4 +1,4 @@
-"""How much a restarted job has to catch up with, in words: the time without records, and what it replays."""
+"""The backlog of a restarted job, in words: the time without records, and the part that it replays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testbed_runtime.core.waits import Outcome, Wait
 from testbed_runtime.history.schema import Trial
 
 LEAST_S = 0.001
-"""Less of a replay is not mentioned."""
+"""A shorter replay is not mentioned."""
 
 
 def backlog_words(
@@ -28,10 +28,11 @@ def backlog_words(
     stored: bool,
     windowed: Collection[str] = (),
 ) -> str:
-    """Return how much there is to catch up with for a job that runs since `running`: the time without records, and what is replayed
-    of it, which is what the sinks had received between the checkpoint and the last failure before. They go on until a failure is
-    noticed. `stored`: the results before the restart were kept, even without a checkpoint. `windowed`: the sink vertices that get
-    nothing before a window has ended. If all of them do, the sources show what is replayed."""
+    """Return the backlog of a job that runs since `running`: the time without records, and how much of it is
+    replayed. The replayed part is what the sinks had received between the checkpoint and the last failure
+    before `running`: they continue until a failure is noticed. `stored`: the results before the restart were
+    kept, even without a checkpoint. `windowed`: the sink vertices that get no record before the end of a
+    window. If there are no other sinks, the sources show what is replayed."""
     failures = [r.cause.t_ns for r in outage.rounds if r.cause is not None and r.cause.t_ns <= running]
     ended = [w for w in waits if w.kind in DELAY_CATCH_UP and w.outcome is Outcome.COMPLETED]
     late = [w.end_ns for w in ended if w.seconds >= 1]
@@ -50,8 +51,8 @@ def backlog_words(
 
 
 def _age_s(trial: Trial, effect: int, running: int, *, stored: bool) -> float | None:
-    """Return how long before the effect the restored checkpoint was triggered, or the job began if none had been completed. None if
-    that is not known."""
+    """Return how many seconds before the effect the restored checkpoint was triggered, or the job was created
+    if no checkpoint had been completed. None if that is not known."""
     restored = [e for e in events(trial, "task.restored") if effect <= e["t_ns"] <= running]
     if restored:
         return restored_age_s(trial, restored[-1]["checkpoint"], effect)

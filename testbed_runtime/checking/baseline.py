@@ -22,10 +22,11 @@ STEADY_S = 3
 STEADY_SHARE = 0.05
 """Tolerated deviation of a steady throughput, before the noise of the control trial is added."""
 OFFERED_SHARE = 0.05
-"""A baseline this close to the offered rate sustains it, and the offered rate is the exact value."""
+"""A rate that is lower than the offered rate by at most this share means that the job sustains the offered
+rate, which is the exact value."""
 STEP_NS = NS // 10
 CALM_NS = NS // 2
-"""The step of the search for the calmest part of a trial."""
+"""Step of the search for the calmest part of a trial."""
 SILENT_NS = 3 * NS // 20
 """A subtask without a sample for this long, one and a half periods, fell silent."""
 
@@ -36,19 +37,20 @@ class Baseline(Struct, frozen=True):
     rate: float
     """Distinct records per second at the sinks."""
     offered: float | None
-    """Records per second that the sources offer to the sinks; None if unknown (a window, a Python function, a socket)."""
+    """Records per second that the sources offer to the sinks. None if unknown: with a window, a Python
+    function, an iteration or a socket."""
     noise: float
     """Largest relative deviation of the throughput over STEADY_S seconds within the baseline."""
 
     @property
     def catching_up(self) -> bool:
-        """Whether the job was still catching up: it was faster than its sources offer."""
+        """Whether the job was still catching up in the baseline: it was faster than its sources offer."""
         return self.offered is not None and self.rate > self.offered * (1 + OFFERED_SHARE)
 
     @property
     def reference(self) -> float:
-        """The normal throughput: the offered rate if the job sustains it, otherwise the measured one. A higher rate shows that it was
-        catching up."""
+        """The normal throughput: the offered rate if the job sustains it, otherwise the measured rate. A
+        measured rate above the offered rate shows that the job was catching up."""
         if self.offered and self.rate / self.offered >= 1 - OFFERED_SHARE:
             return self.offered
         return self.rate
@@ -57,9 +59,10 @@ class Baseline(Struct, frozen=True):
 def baseline_of(
     trial: Trial, entry: Entry, spans: Windows, sinks: Sequence[Progress] | None = None
 ) -> Baseline | None:
-    """Return the trial's baseline, or None if it has none or no record arrived in it. `sinks` is their progress, if known.
+    """Return the trial's baseline, or None if it has none or no record arrived in it. `sinks`: their
+    progress, if known.
 
-    It is the manifest's baseline, cut before the last sample of every attempt that ended in it."""
+    It is measured in the manifest's baseline window, as shortened by `cut`."""
     if spans.baseline is None:
         return None
     sinks = progress_of(trial, "sink") if sinks is None else sinks
@@ -71,10 +74,11 @@ def baseline_of(
 
 
 def cut(window: Window, sinks: Sequence[Progress]) -> Window:
-    """End the window before the last samples of the subtasks that fell silent near its end.
+    """End the window before the last samples of the subtasks that fell silent in its second half.
 
-    A killed process loses its last samples, and counting on until the window's end would understate its throughput. A
-    subtask that fell silent in the first half of the window is no lost sample, and does not cut it."""
+    A killed process loses its last samples. Counting until the end of the window would understate its
+    throughput. A subtask that fell silent in the first half did not just lose samples, so it does not shorten
+    the window."""
     middle = window.start + (window.end - window.start) // 2
     ends = [window.end]
     for sink in sinks:
@@ -129,8 +133,9 @@ def control_noise(trial: Trial, spans: Windows) -> float | None:
 
 
 def with_noise(entries: Sequence[Entry], read: Callable[[Entry], Trial]) -> list[Entry]:
-    """Return the manifest's entries, each fault trial's with the noise of its control trial. `read` opens a control trial;
-    its `tasks`, `task.state` and `task.restored` events and `checkpoints` are enough."""
+    """Return the manifest's entries. The entry of each fault trial also gets the noise of its control trial.
+    `read` opens a control trial; its `tasks`, `task.state` and `task.restored` events and `checkpoints` are
+    enough."""
     controls = controls_of(entries)
     used = {controls.get(variant_of(e)) for e in entries if e.get("role") != CONTROL}
     noises = {}
@@ -144,7 +149,7 @@ def with_noise(entries: Sequence[Entry], read: Callable[[Entry], Trial]) -> list
 
 
 def steady_share(own: float, control: float | None = None) -> float:
-    """Return the tolerated deviation of a steady throughput, widened by the measured noise."""
+    """Return the tolerated relative deviation of a steady throughput, widened by the measured noise."""
     return STEADY_SHARE + max(own, control or 0.0)
 
 
@@ -159,8 +164,9 @@ def rolling(sinks: Sequence[Progress], starts: Ints) -> np.ndarray[tuple[int], n
 
 
 def normal_lag(subtask: Progress, window: Window, until: int | None = None) -> float | None:
-    """Return the 95th percentile of the subtask's lag within the window in seconds; None if it is unknown there. With `until`, the lowest
-    in the window or in any one as long after it, up to then."""
+    """Return the 95th percentile of the subtask's lag within the window in seconds. None if the lag is
+    unknown there. With `until`, return the lowest percentile of this window and of all later windows of the
+    same length that end by `until`."""
     ends = [t for t in (until, subtask.ended_ns) if t is not None]
     length = window.end - window.start
     last = window.start if until is None else max(min(ends) - length, window.start)
@@ -180,8 +186,8 @@ def normal_lag(subtask: Progress, window: Window, until: int | None = None) -> f
 
 
 def steady_since(sinks: Sequence[Progress], span: Window, normal: float, share: float) -> int | None:
-    """Return the first time in the span from which the throughput over STEADY_S seconds is within `share` of normal, or
-    None if there is none. The STEADY_S seconds lie within the span."""
+    """Return the first time in the span from which the throughput over STEADY_S seconds is within `share` of
+    normal. None if there is none. The STEADY_S seconds must be within the span."""
     starts = np.arange(span.start, span.end - STEADY_S * NS + 1, STEP_NS, dtype=np.int64)
     good = np.flatnonzero(np.abs(rolling(sinks, starts) - normal) <= share * normal)
     return int(starts[good[0]]) if len(good) else None

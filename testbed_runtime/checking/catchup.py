@@ -1,6 +1,8 @@
-"""When the job has caught up: the last of its sink and source subtasks is back at the baseline's 95th percentile of its lag, or
-within the buffer timeouts of the exchanges before it. Each counts from its own moment on, even if it lags again before that. A sink is
-behind too while records of one of its sources are missing."""
+"""Find the moment at which the job has caught up: when the last of its sink and source subtasks has done so.
+A subtask has caught up when its lag is back at the 95th percentile of the baseline, or within the buffer
+timeouts of the exchanges before it. Each subtask counts from its own moment on, even if it lags again for a
+short time before the last one has caught up. A sink is also behind while records of one of its sources are
+missing."""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ EPSILON_S = 0.2
 HOLD_NS = NS // 2
 """The lag must stay normal for this long: one good sample between two bad ones does not end the recovery."""
 EARLY_NS = NS
-"""The lag must be normal for this long to count as caught up while the fault still lasts. Less may be a gap in its effect."""
+"""The lag must be normal for this long to count as caught up while the fault still lasts. A shorter time may
+be a gap in the effect of the fault."""
 STEP_NS = NS // 10
 """Resolution of the search: the sampling period."""
 
@@ -36,9 +39,9 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Arrivals(Struct, frozen=True):
-    """The largest latency at any sink per time window: when that record was due, and when it had arrived. Silence
-    says nothing about a sink that hardly gets records. A late record shows that the sink was behind since that record
-    was due."""
+    """The largest latency at any sink per time window: when that record was due, and when it had arrived. It
+    is used for sinks that hardly get records, whose silence does not show that they are behind. A late record
+    shows that its sink was behind since the record was due."""
 
     due_ns: Ints
     arrived_ns: Ints
@@ -46,7 +49,8 @@ class Arrivals(Struct, frozen=True):
 
     @classmethod
     def read(cls, trial: Trial, baseline: Window) -> Arrivals | None:
-        """Return them with the 95th percentile of the baseline as the limit. None if records arrived in too few windows of it."""
+        """Return the arrivals. The limit is the 95th percentile of the baseline plus EPSILON_S. None if
+        records arrived in too few windows of the baseline."""
         table = merge_sinks(trial.table("latency"))
         if not len(table):
             return None
@@ -57,14 +61,15 @@ class Arrivals(Struct, frozen=True):
         return cls(arrived - latency, arrived, int(np.percentile(usual, 95)) + round(EPSILON_S * NS))
 
     def mark(self, good: Bools, times: Ints) -> None:
-        """Clear `good` at the times at which a record was late and had not arrived."""
+        """Clear `good` at the times at which a late record had not arrived yet."""
         clear(good, times, self.due_ns + self.limit_ns, self.arrived_ns)
 
 
 def missing(trial: Trial, baseline: Window, sinks: Sequence[Progress], flushed_s: float) -> tuple[Ints, Ints]:
-    """Return (since, until) of the spans in which a record was certainly missing at some sink: one that came in a later time window, too late by more
-    than that window. Samples may not show it among the records of other sources. Late is what is later than any record of the baseline; what a
-    restart replays, whose first sample may come after that, was not missing before it."""
+    """Return (since, until) of the spans in which a record was certainly missing at some sink. Such a record
+    arrived in a later time window and was late by more than the length of that window. Samples may not show
+    it among the records of other sources. A record is late if it is later than all records of the baseline. A
+    record that a restart replays was not missing before the restart."""
     table = merge_sinks(trial.table("latency"))
     start = ints(table, "window_start_ns")
     ends, latency = start + ints(table, "window_ns"), ints(table, "max_ns")
@@ -89,20 +94,22 @@ def clear(good: Bools, times: Ints, since: Ints, until: Ints) -> None:
 
 
 class CatchUp(Struct, frozen=True):
-    """The lag of all subtasks, as far as it decides when they caught up. `reason` is set if that cannot be known."""
+    """The lag of all subtasks, from which follows when they caught up. `reason` is set if that cannot be
+    known."""
 
     subtasks: tuple[tuple[Progress, float], ...]
     """Each subtask with the largest lag in seconds that is normal for it."""
     end: int
     reason: str = ""
     finished: int | None = None
-    """When the sinks had received everything, or the job had finished: then nothing is behind any more."""
+    """When the sinks had received everything, or the job had finished. From then on, no subtask is behind."""
     arrivals: Arrivals | None = None
     """The arrivals by which the sinks with too few records are judged."""
     latest: Mapping[str, float] = {}
-    """How late the latest record of each subtask in the baseline was in seconds. Some sources or paths are always later than others."""
+    """The lateness, in seconds, of each subtask's latest record in the baseline. Some sources or paths are
+    always later than others."""
     missing: tuple[Ints, Ints] | None = None
-    """When each span began and ended in which a record was certainly missing at some sink."""
+    """The beginnings and ends of the spans in which a record was certainly missing at some sink."""
     held: tuple[tuple[int, int], ...] = ()
     """Spans in which a task waited for one of its inputs or for its state."""
 
@@ -110,8 +117,8 @@ class CatchUp(Struct, frozen=True):
     def read(
         cls, trial: Trial, entry: Entry, spans: Windows, end: int, *, held: Sequence[tuple[int, int]] = ()
     ) -> CatchUp:
-        """Read them. `held`: spans in which a task waited for one of its inputs or for its state. What it does not receive is behind,
-        which the records of its other inputs do not show."""
+        """Read the lag of all subtasks. `held`: spans in which a task waited for one of its inputs or for its
+        state. Such a task is behind with that input, which the records of its other inputs do not show."""
         baseline = spans.baseline
         if baseline is None:
             return cls((), end, NO_BASELINE)
@@ -155,14 +162,16 @@ class CatchUp(Struct, frozen=True):
         return bool(self._good(np.arange(start, end, STEP_NS, dtype=np.int64)).all())
 
     def behind_until(self, at: int, since: int) -> int:
-        """Return since when, at the earliest `since`, a subtask had been behind until `at`. `at` if that is less than HOLD_NS."""
+        """Return the time, at the earliest `since`, from which a subtask was behind at every moment until
+        `at`. Return `at` if that is less than HOLD_NS before it."""
         times = np.arange(at - STEP_NS, since, -STEP_NS, dtype=np.int64)[::-1]
         last_good = np.flatnonzero(self._good(times))
         begun = int(times[last_good[-1]]) + STEP_NS if len(last_good) else since
         return begun if at - begun >= HOLD_NS else at
 
     def behind_since(self, at: int) -> int | None:
-        """Return since when a subtask has been behind until the end, from `at` on. None if none is behind at the end."""
+        """Return the time, at the earliest `at`, from which a subtask was behind at every moment until the
+        end. None if no subtask is behind at the end."""
         good = self._good(times := np.arange(at, self.end + 1, STEP_NS, dtype=np.int64))
         if not len(times) or good[-1]:
             return None
@@ -170,11 +179,13 @@ class CatchUp(Struct, frozen=True):
         return int(times[last_good[-1] + 1]) if len(last_good) else at
 
     def since(self, at: int, *, fault_end: int = 0) -> int | None:
-        """Return the first moment from `at` on at which every subtask has caught up. None if there is none before the end. Of many
-        subtasks, there is always one whose next record is a little late: each has caught up from its own moment on, until it
-        falls behind for at least HOLD_NS. It may do so right after that moment: they need not stay good together.
+        """Return the first moment from `at` on at which every subtask has caught up. None if there is none
+        before the end. Among many subtasks, there is always one whose next record is a little late. Each
+        subtask has therefore caught up from its own moment on, until it falls behind for at least HOLD_NS. It
+        may do so right after that moment: the subtasks need not stay good together.
 
-        `fault_end`: the end of a fault that the job survived. The moment may be before it, if nothing was behind since."""
+        `fault_end`: the end of a fault that the job survived. The moment may be before it, if no subtask was
+        behind from then on."""
         times = np.arange(at, self.end + 1, STEP_NS, dtype=np.int64)
         if self.reason or not len(times):
             return None
@@ -197,8 +208,8 @@ class CatchUp(Struct, frozen=True):
         return good
 
     def _each_good(self, times: Ints) -> Iterator[tuple[int, Bools]]:
-        """Yield for each subtask its usual gap between two records, and whether it was not behind at each time; the sinks that are
-        judged together count as one."""
+        """Yield, for each subtask, its usual gap between two records and whether it was not behind at each
+        time. The sinks that are judged together count as one subtask."""
         held = np.zeros(len(times), dtype=np.bool_)
         for start, end in self.held:
             held[np.searchsorted(times, start) : np.searchsorted(times, end)] = True
@@ -218,7 +229,7 @@ class CatchUp(Struct, frozen=True):
 
 
 def _united(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return the spans with those that overlap joined. A large job has one for each channel."""
+    """Return the spans, with overlapping ones joined. A large job has one for each channel."""
     found: list[tuple[int, int]] = []
     for start, end in sorted(spans):
         if found and start <= found[-1][1]:
@@ -229,15 +240,16 @@ def _united(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def flush_delays(trial: Trial, entry: Entry) -> dict[str, float]:
-    """Map each vertex to the longest time in seconds that a record can wait for output flushers on its way there: one buffer
-    timeout for each exchange. When a flusher runs depends on when its task was deployed, so a redeployed job may lag by more than
-    its baseline, up to this, without a backlog."""
+    """Map each vertex to the longest time in seconds that a record can wait for output flushers on its way
+    there: one buffer timeout for each exchange. When a flusher runs depends on when its task was deployed. A
+    redeployed job may therefore lag by up to this time more than in its baseline, without a backlog."""
     timeout = max(0.0, options(entry).buffer_timeout_s)
     return {vertex: hops * timeout for vertex, hops in job_shape(trial, entry).hops().items()}
 
 
 def _since_when(good: Bools, at: int) -> int:
-    """Return the index from which everything was good up to `at`, or `at` if that lasted less than EARLY_NS."""
+    """Return the index from which everything was good up to `at`. Return `at` if that time is shorter than
+    EARLY_NS and does not reach back to index 0."""
     first = at
     while first > 0 and good[first - 1]:
         first -= 1
@@ -245,8 +257,8 @@ def _since_when(good: Bools, at: int) -> int:
 
 
 def _without_short_runs(good: Bools, length: int) -> Bools:
-    """Replace each run shorter than `length` with the value before it. A short run at the start counts as bad. A run that the end
-    cuts off is as short as it is."""
+    """Replace each run shorter than `length` with the value of the last long run before it. Before the first
+    long run, everything counts as bad. A run at the end counts with the length that it has so far."""
     if not len(good):
         return good
     starts = np.concatenate([[0], np.flatnonzero(np.diff(good)) + 1])
@@ -258,8 +270,8 @@ def _without_short_runs(good: Bools, length: int) -> Bools:
 
 
 def _without_short_gaps(good: Bools, length: int) -> Bools:
-    """Clear each good run shorter than `length` before a bad one: nothing was due in it, so it does not show that what is due later comes
-    in time."""
+    """Clear each good run shorter than `length` that precedes a bad one. Nothing was due in such a run, so it
+    does not show that the next records come in time."""
     found = good.copy()
     edges = np.flatnonzero(np.diff(good)) + 1
     for start, end in pairwise([0, *edges.tolist()]):

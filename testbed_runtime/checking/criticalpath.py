@@ -20,23 +20,23 @@ from testbed_runtime.core.judgement.recovery import Segment
 from testbed_runtime.core.waits import EVERYTHING, JOBMASTER_NAME, KINDS, POD_STEPS, RM_NAME, Outcome, Wait
 
 EPSILON_NS = 5_000_000
-"""Two processes record the same moment this far apart."""
+"""Two processes record the same moment at most this far apart."""
 TIE_NS = 20_000_000
 """Waits that ended this close together ended together. The longest of them is the one that mattered."""
 NEAR_NS = 250_000_000
 """A completed wait was delayed by another one that ended at most this long before it."""
 TRIED = 10
-"""Other waits that are tried as the one that decides when an option is lowered: each takes a walk of its own."""
+"""Number of other waits that are tried as the next limit when an option is lowered. Each takes a walk of its own."""
 
 _ANYWHERE = ("jobmanager", "leadership", "stalled")
-"""They delay every step."""
+"""Kinds of waits that delay every step."""
 _STARTING = ("start", *reversed(POD_STEPS), "replacement")
 """The steps of a process that replaces another one, the last one first."""
 _OWN_PAUSES = {"jobmanager": ("open", "stalled"), "stalled": ("open",)}
-"""Pauses of a process that explain its waits."""
+"""Kinds of a process's own pauses that explain its waits of these kinds."""
 _PAUSES = frozenset(kind for kinds in _OWN_PAUSES.values() for kind in kinds)
 DELAY_CATCH_UP = ("partition", "open", "restore")
-"""A subtask that waits for one of them receives nothing yet, while others catch up."""
+"""Kinds of waits in which a subtask receives nothing yet, while others catch up."""
 _HELD_BY = {
     "slot": ("heartbeat", "registration", *_STARTING, "fencing", *_ANYWHERE),
     "fencing": ("registration", *_STARTING, *_ANYWHERE),
@@ -48,36 +48,36 @@ _HELD_BY = {
     "first-record": ("partition", "open", "restore", "iteration", *_ANYWHERE),
     "catch-up": DELAY_CATCH_UP,
 }
-"""A completed wait of the first kind was often delayed by one of the others, whose end ended it too."""
+"""The kinds of waits whose end often ends a completed wait of the given kind, because they delayed it."""
 _INTERRUPTED = {"slot": ("registration", *_STARTING), "deployment": ("open",), "first-record": ("partition",)}
-"""Waits that an event can interrupt before the end of what they wait for: the steps of a TaskManager, functions that block it, or the
+"""Waits that an event can interrupt before what they wait for has ended: the steps of a TaskManager, functions that block it, or the
 partition of a producer."""
 _FROM_ITS_START = frozenset({"first-record", "catch-up"})
-"""They can be delayed at any time: a sink that already receives from one producer still waits for the partition of another."""
+"""Kinds of waits that can be delayed at any time. A sink that receives from one producer still waits for the partition of another."""
 _NOT_PROGRESS = frozenset({Outcome.FAILED, Outcome.CANCELLED, Outcome.OPEN})
 _MUST_SUCCEED = frozenset({"partition", "deployment", "slot", "restore", "open", "first-record"})
-"""The next step needs their success, so one that expired cannot have come before it."""
+"""The next step needs the success of these waits, so it cannot follow one that expired."""
 _MUST_FAIL = frozenset({"heartbeat", "lease", "checkpoint"})
-"""They cause something only when they fail."""
+"""Kinds of waits that cause something only when they fail."""
 _DETECTION = frozenset({"heartbeat", "lease", "connection", "failure-report", "checkpoint"})
-"""They end with a failure. After it they explain nothing."""
+"""Kinds of waits that end with a failure. They explain nothing after it."""
 _LOSS = ("heartbeat", "fencing")
-"""They end when the loss of a TaskManager is noticed."""
+"""Kinds of waits that end when the loss of a TaskManager is noticed."""
 _EVENTS = _DETECTION | {"stalled", "jobmanager"}
-"""They begin with an event from outside. Before them comes whatever was in progress at that time."""
+"""Kinds of waits that begin with an event from outside. The path continues with a wait that was in progress then."""
 _TIMED = frozenset({"heartbeat", "lease", "fencing", "cancellation", "restart-delay"})
-"""Their limit is exact. If they last longer, the process did not come to notice that they had ended."""
+"""Kinds of waits with an exact limit. A longer one means that its process noticed the expiry late."""
 _NEVER = frozenset({"alignment", "completion", "credit", "final-checkpoint"})
 _BEFORE_EVENTS = frozenset(KINDS) - _NEVER - {"catch-up", "fault"}
 _NOT_INTERRUPTED = _NEVER | {"heartbeat", "lease", "checkpoint", *_ANYWHERE}
-"""They may be in progress when an event begins, but they are not what it interrupted: other processes stand still too, and
-no record waits for a checkpoint."""
+"""Kinds of waits that may be in progress when an event begins, but that it did not interrupt. Other processes stand still too, and no record
+waits for a checkpoint."""
 _BESIDE = frozenset({
     "cancellation", "fencing", "restart-delay", "input", "deployment", "restore", "open", "partition", "iteration", "jobmanager", "leadership",
 })  # fmt: skip
-"""The steps that a restart needs all of. Of several detections, the first one is enough."""
+"""The steps that a restart needs, all of them. Detections are not included: the first of several is enough."""
 _OF_SLOTS = frozenset({*_STARTING, "registration"})
-"""The steps of a TaskManager that comes. A job with spare slots does not need it."""
+"""The steps of a TaskManager until it is registered. A job with spare slots does not need it."""
 
 
 @cache
@@ -106,9 +106,9 @@ def attribute(
     known: bool = False,
     lasts: bool = False,
 ) -> tuple[Segment, ...]:
-    """Return the segments of [start, end], without gaps and overlaps. `last` is the wait that ended the span: the walk begins with it.
-    `detected`: when the failure that began the span was known. `steps` own what no wait covers. `terminal`: the job failed permanently when
-    the span ended. `spare`: there are more slots than the job needs. `known`: a failure began the span, so that no stall after `detected` is
+    """Return the segments of [start, end], without gaps and overlaps. `last` is the wait that ended the span; the walk begins with it.
+    `steps` own what no wait covers. `detected`: when the failure that began the span was known. `terminal`: the job failed permanently when
+    the span ended. `spare`: there are more slots than the job needs. `known`: a failure began the span, so a stall after `detected` is not
     part of a detection. `lasts`: `last` continues after the span, and the path of the next span begins with it."""
     if end <= start:
         return ()
@@ -122,8 +122,8 @@ def attribute(
 
 
 def _without_own_pauses(waits: Sequence[Wait]) -> list[Wait]:
-    """Drop the waits of a process that waited only because it did not run itself. A process that opens functions does not run its event loop,
-    and a process that does not run receives no answer from the JobManager."""
+    """Drop the waits of a process that it had only because it did not run. A process that opens functions does not run its event loop, and a
+    process that does not run receives no answer from the JobManager."""
 
     pauses: dict[tuple[str, str], list[Wait]] = defaultdict(list)
     for w in waits:
@@ -144,7 +144,7 @@ def _process(wait: Wait) -> str:
 
 
 class _Walk:
-    """The state of one walk: `at` moves from the end to `start`; `pieces` collects what was passed."""
+    """The state of one walk: `at` moves from the end to `start`. `pieces` collects the spans that it has passed."""
 
     def __init__(
         self, waits: Sequence[Wait], steps: Sequence[Wait], start: int, detected: int, fatal: Wait | None
@@ -161,18 +161,18 @@ class _Walk:
         self.pieces: list[Piece] = []
         self._ids = {w.wait: w for w in self.waits if w.wait}
         self._joins: list[tuple[int, Collection[str]]] = []
-        """The points at which another wait could have decided: when, and the kinds that the step needed. The last one first."""
+        """The points at which another wait could have decided, the last one first: the time, and the kinds that the step needed."""
         self._later: dict[int, int] = {}
-        """How many of these points follow a wait of the path."""
+        """The number of these points that follow each wait of the path, by its id."""
         self._taken: set[int] = set()
-        """Waits of the path. None of them can delay another one: two that ended together would delay each other."""
+        """The ids of the waits of the path. None of them can delay another one: two that ended together would delay each other."""
 
     def from_end(self, end: int, last: Wait, *, lasts: bool = False) -> None:
         self.at = self.end = end
         current = last
         if last.end_ns < end - EPSILON_NS:
             self._fill(max(last.end_ns, self.start))
-        if lasts:  # whatever this span still needed is needed when it ends, too
+        if lasts:  # what this span still needed is also needed when it ends
             self._joins.append((last.end_ns, _needed("slot") if last.kind in _OF_SLOTS else ()))
         while self.at > self.start:
             if lasts and current is last:
@@ -190,7 +190,7 @@ class _Walk:
             current = before
 
     def _take(self, wait: Wait) -> None:
-        """Add the wait from its start to the current point, or whatever delayed it."""
+        """Add to the path the wait from its start to the current point, with the waits that delayed it in between."""
         self._taken.add(id(wait))
         self._later[id(wait)] = len(self._joins)
         self._joins.append((min(wait.end_ns, self.at), _HELD_BY.get(wait.kind, ())))
@@ -239,7 +239,7 @@ class _Walk:
         return noticed and self.detected + NEAR_NS < wait.start_ns
 
     def _holder(self, wait: Wait) -> Wait | None:
-        """Return the wait that delayed this one. None for one that its own option ended."""
+        """Return the wait that delayed this one. None if this wait's own option ended it."""
         if wait.kind == "cancellation" and wait.outcome is Outcome.EXPIRED:
             return self._hung_cancellation(wait)
         if wait.kind == "slot" and wait.outcome is Outcome.EXPIRED:
@@ -262,12 +262,12 @@ class _Walk:
             and _concerns(w, wait)
             and (wait.kind == "catch-up" or ended - w.start_ns > 2 * (ended - w.end_ns))
         ]
-        # what a busy process noticed late is not what kept it busy
+        # a wait whose end a busy process noticed late did not keep it busy
         prompt = [w for w in inside if lateness_ns(w) == 0]
         return _latest(prompt or inside, wait) or self._registered(wait)
 
     def _started_again(self, stopped: Wait) -> Wait | None:
-        """Return the wait for the start of a JobManager that a fault had killed. It is available again when it has started."""
+        """Return the wait for the start of a JobManager that a fault had killed. The JobManager is available again after it."""
         starts = [w for w in self._untaken() if _starts_again(w, stopped)]
         inside = [w for w in starts if w.start_ns < self.at <= w.end_ns + EPSILON_NS]
         return _latest(inside, stopped)
@@ -280,8 +280,8 @@ class _Walk:
 
     def slack(self, wait: Wait | None, beside: Collection[str]) -> tuple[int, Wait] | None:
         """Return by how much this wait, which its option ended, could be shortened before another wait takes over, and that other wait. None
-        if no other wait would take over. `beside`: the kinds of waits that can take over. Such a wait was in progress at the same time, does
-        not depend on this one or its option, and a later step of the path needed it too."""
+        if no other wait would. `beside`: the kinds of waits that can take over. Such a wait was in progress at the same time, does not depend
+        on this wait or its option, and a later step of the path needed it too."""
         if wait is None or not is_of_option(wait):
             return None
         found: dict[tuple[str, int], tuple[int, Wait]] = {}
@@ -311,9 +311,9 @@ class _Walk:
         return best
 
     def _owner_until(self, other: Wait, wait: Wait) -> tuple[Wait | None, int]:
-        """Return the wait that took most of the time from the start of `wait` to the end of `other` on the path there: for example, a
-        cancellation ends when the loss of a TaskManager is noticed. None if that wait depends on the option of `wait` too. Also return how
-        much of that time an earlier replacement would save: its registration shows that the previous process is lost."""
+        """Return the wait that took most of the time from the start of `wait` to the end of `other`, on the path there. For example, a
+        cancellation ends when the loss of a TaskManager is noticed. None if that path depends on the option of `wait` too. Also return how
+        much of that time an earlier replacement would save, because its registration shows that the previous process is lost."""
         path = _Walk(self._all, self.steps, wait.start_ns, self.detected, self.fatal)
         path.from_end(other.end_ns, other)
         lasted: dict[str, tuple[int, Wait]] = {}
@@ -336,15 +336,15 @@ class _Walk:
         return max(lasted.values(), key=_first_and_name, default=(0, other))[1], needless
 
     def _notices_loss(self, wait: Wait) -> bool:
-        """Whether this wait ends when the loss of a replaced TaskManager is noticed. It has the name of the replacement, or that name without
-        the process number. A cancellation may also end with that loss."""
+        """Whether this wait ends when the loss of a replaced TaskManager is noticed. The lost process has the name of the replacement, or
+        that name without the process number. A cancellation may also end with that loss."""
         lost = self._losses(wait)
         names = {w.what.rpartition("-")[0] for w in lost if w.outcome is Outcome.EXPIRED} - {""}
         replaced = [w.what for w in self._all if w.kind == "replacement"] if names else []
         return not names.isdisjoint([*replaced, *(name.rpartition("-")[0] for name in replaced)])
 
     def _losses(self, wait: Wait) -> list[Wait]:
-        """Return the waits for noticing the loss of a TaskManager that end with this one: this wait itself, or those that ended a
+        """Return the waits for noticing the loss of a TaskManager that ended together with this wait: the wait itself, or those that ended a
         cancellation."""
         if wait.kind in _LOSS:
             return [wait]
@@ -354,12 +354,13 @@ class _Walk:
         return [w for w in self._all if w.kind in _LOSS and abs(w.end_ns - wait.end_ns) <= TIE_NS]
 
     def _judged(self, wait: Wait) -> Wait:
-        """Return the wait that shows how late the end of this one was noticed: the loss that was noticed first among those that ended it."""
+        """Return the wait that shows how late the end of this one was noticed: the promptest among the losses that ended it."""
         return min(self._losses(wait), key=lambda w: (lateness_ns(w), w.wait), default=wait)
 
     def _missing_taskmanager(self, slots: Wait) -> Wait | None:
-        """Return the wait for a TaskManager that registered, or registered again, after the slot requests had expired: a longer timeout would
-        not have helped. A busy ResourceManager counts if it did not answer for half of the time."""
+        """Return the wait for a TaskManager that registered, possibly again, after the slot requests had expired. The time belongs to that
+        wait: with a longer timeout, the job would have waited for the TaskManager anyway. A busy ResourceManager counts if it did not answer
+        for half of the time."""
         coming = [w for w in self.waits if w.start_ns < slots.end_ns < w.end_ns and _caused(w)]
         half = slots.start_ns + (slots.end_ns - slots.start_ns) // 2
         busy = [w for w in coming if (w.kind, w.what) == ("jobmanager", RM_NAME) and w.start_ns <= half]
@@ -372,8 +373,8 @@ class _Walk:
         return max(own or busy, key=lambda w: (w.end_ns, w.wait), default=None)
 
     def _registered(self, slots: Wait) -> Wait | None:
-        """Return the last registration at the JobMaster while it waited for slots. Only a TaskManager that offers it a slot registers, and the
-        offer follows the registration."""
+        """Return the last registration with the JobMaster while it waited for slots. Only a TaskManager that offers it a slot registers, and
+        the offer follows the registration."""
         if slots.kind != "slot":
             return None
         inside = [w for w in self._untaken() if slots.start_ns < w.end_ns <= self.at and _caused(w)]
@@ -397,8 +398,8 @@ class _Walk:
         )
 
     def _take_pauses(self, wait: Wait) -> None:
-        """Within a wait that consists of many steps, each of which needs every task: add the pauses of processes by faults, and the steps that
-        a fault delayed."""
+        """Add the pauses of processes by faults, and the steps that a fault delayed, within a wait that consists of many steps. Each of these
+        steps needs every task."""
         pauses = [w for w in self.waits if w.kind in ("stalled", "fault") and w.who == EVERYTHING]
         for pause in sorted(pauses, key=lambda w: -w.end_ns):
             if wait.start_ns < pause.end_ns and pause.start_ns < self.at:
@@ -426,7 +427,7 @@ class _Walk:
             self._take(delay)
 
     def _take_expired_requests(self, slots: Wait) -> None:
-        """Add the requests for slots that expired while a job waited for its slots. The next one followed on each of them."""
+        """Add the requests for slots that expired while a job waited for its slots. Each was followed by the next request."""
         since, until = slots.start_ns - EPSILON_NS, self.at + EPSILON_NS
         inside = [w for w in self.waits if is_slot_request(w) and since <= w.start_ns and w.end_ns <= until]
         for request in sorted(inside, key=lambda w: (-w.end_ns, w.wait)):
@@ -436,8 +437,8 @@ class _Walk:
                 self._add(max(request.start_ns, slots.start_ns, self.start), request)
 
     def _busy_judge(self, wait: Wait) -> Wait | None:
-        """Return the wait that shows what kept the JobManager's component busy when the option of `wait` expired, or that of the loss that
-        ended `wait`. A busy component notices the expiry late, and callers may have given up by then."""
+        """Return the wait that shows what kept the JobManager's component busy when the option of `wait` expired, or the option of the loss
+        that ended `wait`. A busy component notices the expiry late, and callers may have given up by then."""
         judged = self._judged(wait)
         if (late_ns := lateness_ns(judged)) == 0:
             return None
@@ -474,7 +475,7 @@ class _Walk:
         during = [w for w in around if w.kind not in _NOT_INTERRUPTED]
         if current.kind in _DETECTION and all(w.kind in _OF_SLOTS for w in during):
             during = []  # a running job does not wait for a TaskManager that comes
-        # one process was paused after the other, or lost while another one was paused
+        # a process was paused after another one, or lost while another one was paused
         if (current.kind in _PAUSES or later_loss) and not during:
             during = [w for w in around if w.who == EVERYTHING and id(w) not in self._taken]
         if any(w.kind == "catch-up" for w in during):  # the job ran: no sink still had to get a record
@@ -501,7 +502,7 @@ class _Walk:
         return found
 
     def _possible(self, wait: Wait) -> bool:
-        """Whether the current point can have followed from the end of this wait."""
+        """Whether the current point can follow from the end of this wait."""
         known = wait.kind not in _DETECTION or wait.end_ns <= self.detected + EPSILON_NS
         return known and wait.end_ns <= self.at + EPSILON_NS and wait.start_ns < self.at and _caused(wait)
 
@@ -517,8 +518,8 @@ class _Walk:
         self.at = until
 
     def _recorded(self, step: Wait, start: int, end: int) -> Wait:
-        """Return the innermost recorded wait of the step's kind that covers the span, or else the step. The JobMaster asks for slots when
-        the store has completed the checkpoint that it restores."""
+        """Return the innermost recorded wait of the step's kind that covers the span, otherwise the step. For slots, a completion counts too:
+        the JobMaster requests slots only when the store has completed the checkpoint that it restores."""
         kinds = (step.kind, "completion") if step.kind == "slot" and not step.wait else (step.kind,)
         found = [w for w in self.waits if w.kind in kinds and w.start_ns <= start and w.end_ns >= end]
         found = [w for w in found if w.kind != "completion" or w.end_ns <= end + EPSILON_NS]
@@ -533,8 +534,8 @@ class _Walk:
 
 
 def _starts_again(start: Wait, stopped: Wait) -> bool:
-    """Whether a wait is for the start of the JobManager that a fault had killed. A TaskManager that is killed while it is paused starts
-    again before the pause has ended."""
+    """Whether `start` is the start of the JobManager that a fault had killed (`stopped`). TaskManagers do not count: one that is killed while
+    it is paused starts again before the pause has ended."""
     killed = (stopped.kind, stopped.who) == ("jobmanager", EVERYTHING)
     same = start.kind == "start" and start.what.rpartition("-")[0] == stopped.what
     return killed and same and stopped.start_ns < start.start_ns < stopped.end_ns
@@ -545,20 +546,21 @@ def _first_and_name(pair: tuple[int, Wait]) -> tuple[int, str]:
 
 
 def _follows(wait: Wait, replacement: Wait) -> bool:
-    """Whether a TaskManager registered with the JobMaster when this replacement completed the slots that it asks for."""
+    """Whether the wait is a registration with the JobMaster that this replacement made possible: it completed the slots that the JobMaster
+    needs."""
     registered = (wait.kind, wait.what) == ("registration", JOBMASTER_NAME)
     return registered and replacement.kind == "replacement" and wait.end_ns >= replacement.end_ns - EPSILON_NS
 
 
 def _concerns(holder: Wait, wait: Wait) -> bool:
-    """Whether the holder can have delayed this wait, as far as names say: a partition waits for the deployment and the state of its producer
-    only."""
+    """Whether the holder can have delayed this wait, according to their names. A partition only waits for the deployment and the state of its
+    own producer."""
     producer = {"deployment": holder.what, "restore": holder.who}.get(holder.kind, wait.what)
     return wait.kind != "partition" or producer == wait.what
 
 
 def _caused(wait: Wait) -> bool:
-    """Whether another step can have followed from the end of this wait."""
+    """Whether another step can follow from the end of this wait."""
     if wait.kind in _MUST_FAIL:
         return wait.outcome in (Outcome.EXPIRED, Outcome.FAILED)
     if wait.kind in _MUST_SUCCEED:
@@ -582,13 +584,13 @@ def _latest(waits: Sequence[Wait], current: Wait) -> Wait | None:
 
 
 def _has_overtaken(later: Wait, coming: Wait) -> bool:
-    """Whether a step after the allocation of slots had begun before a TaskManager was there: it did not wait for that one."""
+    """Whether a step after the allocation of slots began before a TaskManager was there, so that it did not wait for that TaskManager."""
     after_slots = later.kind in _MUST_SUCCEED and later.kind != "slot"
     return after_slots and coming.kind in _OF_SLOTS and later.start_ns < coming.end_ns - TIE_NS
 
 
 def lateness_ns(wait: Wait) -> int:
-    """Return how long after the expiry of its option the end of a wait was noticed. 0 if at once."""
+    """Return how long after the expiry of its option the end of a wait was noticed, in nanoseconds. 0 if it was noticed at once."""
     judged = wait.kind in _TIMED and wait.outcome.belongs_to_option
     late_ns = wait.end_ns - wait.start_ns - wait.budget_ns if judged and wait.budget_ns >= 0 else 0
     return late_ns if late_ns >= NEAR_NS else 0

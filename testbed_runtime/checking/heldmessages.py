@@ -1,5 +1,5 @@
-"""TaskManagers that handle no messages because a fault delays one in their mailbox. No process records this; it is derived from the heartbeats
-that they do not answer."""
+"""TaskManagers that handle no messages because a fault delays a message in their mailbox. No process records
+this. It is derived from the heartbeats that they do not answer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ MESSAGES = "messages"
 """The subject of these waits."""
 NO_METHODS: Mapping[str, str] = MappingProxyType({})
 _ANSWERS = {CancelTask.__name__: "cancellation", SubmitTask.__name__: "deployment", TriggerCheckpoint.__name__: "checkpoint"}  # fmt: skip
-"""The kinds of the JobMaster's waits for what these messages ask for."""
+"""The kind of the JobMaster's wait for the answer to each of these messages."""
 _NO_ANSWER = ("process.pause", "heartbeats.mute")
-"""The kinds of faults, besides those of the network, with which a TaskManager answers no heartbeat but may come back."""
+"""The kinds of faults, besides network faults, during which a TaskManager answers no heartbeat but may
+recover."""
 
 
 def held_messages(
@@ -31,15 +32,16 @@ def held_messages(
     planes: Mapping[str, str],
     methods: Mapping[str, str] = NO_METHODS,
 ) -> list[Wait]:
-    """Return a wait for each TaskManager that was declared lost while a fault delayed its messages. The wait begins with the last heartbeat
-    that it answered, or with the first delayed message after that. It ends when the TaskManager registers with the JobMaster again, or when
-    the fault ends. `delays`: how long each fault delayed the messages of one TaskManager; a delay shorter than the heartbeat timeout explains
-    no loss. `planes` and `methods`: those of each fault."""
+    """Return a wait for each TaskManager that was declared lost while a fault delayed its messages. The wait
+    begins with the last heartbeat that the TaskManager answered, or with the first delayed message after
+    that. It ends when the TaskManager registers with the JobMaster again, or when the fault ends. `delays`:
+    how long each fault delayed the messages of one TaskManager. A delay shorter than the heartbeat timeout
+    explains no loss. `planes` and `methods`: the plane of each fault, and the message that it delays."""
     losses = [
         w
         for w in waits
         if w.kind == "heartbeat" and w.who in (JOBMASTER_NAME, RM_NAME) and w.outcome is Outcome.EXPIRED
-        # not by calls that did not reach it: it is there
+        # a TaskManager that holds messages is reachable: failed calls do not count
         if w.option in KINDS["heartbeat"].options[:1]
     ]
     losses = [w for w in losses if not any(keeps_silent(e, w, planes) for e in effects)]
@@ -84,8 +86,9 @@ def relayed_losses(trial: Trial) -> list[Wait]:
 
 
 def _first_message(waits: Sequence[Wait], loss: Wait, method: str, ended_ns: int | None) -> int:
-    """Return when the first message with this method was sent while heartbeats were missing and the fault was active. This is known only if a
-    wait for the answer was recorded; otherwise return the start of the loss."""
+    """Return when the first message with this method was sent after the last answered heartbeat and during
+    the fault. This is known only if the wait for the answer was recorded; otherwise return the start of the
+    loss."""
     kind = _ANSWERS.get(method)
     sent = [w.start_ns for w in waits if w.kind == kind and w.who == JOBMASTER_NAME]
     until = min(loss.end_ns, ended_ns or loss.end_ns)

@@ -18,13 +18,14 @@ from testbed_runtime.core.waits import EVERYTHING, KINDS, Outcome, Wait, ended_b
 from testbed_runtime.history.waits import INT64_MAX
 
 _ENDED = frozenset({"restart-delay", "slot", "checkpoint", "connection", "failure-report", "catch-up", "fault", "credit", "first-record"})  # fmt: skip
-"""A failure ends them, or they say nothing about the next round."""
+"""Kinds of waits that end with a failure, or that do not matter to the next round."""
 _OF_A_LOSS = ("replacement", "heartbeat")
-"""They last since the fault that ended or silenced a process."""
+"""Kinds of waits that begin with the fault that ended or silenced a process."""
 Change = Callable[[Segment], Segment]
 PAUSE = "process.pause"
 HELD_BACK = ("registration.delay", "rpc.delay", "store.slow")
-"""The kinds of faults that delay single messages or calls. What they hold back goes on when they end."""
+"""The kinds of faults that delay single messages or calls. A delayed message is delivered when the fault
+ends."""
 
 
 def each_segment(rounds: Iterable[Round], change: Change) -> tuple[Round, ...]:
@@ -33,9 +34,9 @@ def each_segment(rounds: Iterable[Round], change: Change) -> tuple[Round, ...]:
 
 
 def lasting_wait(waits: Iterable[Wait], segments: Sequence[Segment], failed: str = "") -> Wait | None:
-    """Return the wait with which the path of a round begins, if it had begun before the round. A wait that ended together with the previous
-    round delayed nothing. `failed`: the TaskManager that the failure before the round names. A message in the mailbox of another TaskManager
-    did not cause that failure."""
+    """Return the wait with which the path of a round begins, if that wait had begun before the round. A wait
+    that ended together with the previous round delayed nothing. `failed`: the TaskManager that the failure
+    before the round names. A message in the mailbox of another TaskManager did not cause that failure."""
     if not segments or segments[0].kind in _ENDED:
         return None
     first = segments[0]
@@ -60,8 +61,8 @@ def unnoticed_loss(waits: Iterable[Wait], cause: Cause | None, failure: Cause | 
 
 
 def dead_slots(waits: Iterable[Wait], cause: Cause | None, end: int) -> list[Wait]:
-    """Return the wait of a successful round until the slots of the lost TaskManager were removed, if the loss was noticed during the round. An
-    earlier restart would have used these slots again."""
+    """Return the waits of a successful round until the slots of the lost TaskManager were removed, if the
+    loss was noticed during the round. An earlier restart would have used these slots again."""
     found = [] if cause is None else _losses_after(waits, cause)
     return [replace(w, kind="fencing", wait=f"{w.wait}-fencing") for w in found if w.end_ns <= end]
 
@@ -76,9 +77,10 @@ def _losses_after(waits: Iterable[Wait], cause: Cause) -> list[Wait]:
 def since_earlier_fault(
     waits: Iterable[Wait], segments: Sequence[Segment], earlier: Iterable[FaultEffect], effect_ns: int
 ) -> tuple[Segment, ...]:
-    """Return the segments of a failover that joined an outage. If its first wait had begun with an `earlier` fault, they start at the
-    beginning of that wait. Such a wait is for the replacement of a process that the fault had ended, or for the heartbeats of one that it had
-    silenced. A cancellation also ends with the loss of such a TaskManager. A later failure does not shorten that wait."""
+    """Return the segments of a failover that joined an outage. If its first wait had begun with an `earlier`
+    fault, the segments start at the beginning of that wait. Such a wait is for the replacement of a process
+    that the fault had ended, or for the heartbeats of a process that it had silenced. A cancellation can also
+    end with the loss of such a TaskManager. A later failure does not shorten that wait."""
     silencing = [fault for fault in earlier if not fault.on_data_alone]
     hit = {name for fault in silencing for target in targets_of(fault) for name in split_link(target)}
     hit -= {"", ANYBODY}
@@ -95,7 +97,7 @@ def since_earlier_fault(
         and w.start_ns < first.start_ns < w.end_ns
     ]
     late = [w for w in found if lateness_ns(w)]
-    if late:  # calls fail only to a process that is gone, and when no fault holds that back
+    if late:  # calls fail only when the process is gone and no fault holds them back
         noticed = first.end_ns - late[0].budget_ns
         return (replace(first, start_ns=max(first.start_ns, noticed)), *segments[number + 1 :])
     if not found:
@@ -111,15 +113,15 @@ def since_earlier_fault(
 
 
 def continues(before: Segment, after: Segment) -> bool:
-    """Whether two neighbours are one wait that lasted over the end of a round."""
+    """Whether two neighbouring segments are one wait that continued over the end of a round."""
     one, other = ((s.kind, s.who, s.what, s.text) for s in (before, after))
     return one == other and before.end_ns == after.start_ns and after.kind not in _ENDED
 
 
 def share_slack(rounds: Sequence[Round], needless: Sequence[bool]) -> tuple[Round, ...]:
-    """Return the rounds. If a wait lasts over several rounds, its parts share one slack, because they can only be shortened together.
-    `needless`: whether a round began only because that wait lasted too long, for example because slot requests expired meanwhile. Nothing in
-    such a round limits what can be saved."""
+    """Return the rounds with one slack for all parts of a wait that lasts over several rounds: the parts can
+    only be shortened together. `needless`: whether a round began only because that wait lasted too long, for
+    example because slot requests expired meanwhile. The limits in such a round are ignored."""
     found = list(rounds)
     last = len(found) - 1
     while last > 0:
@@ -156,8 +158,8 @@ def _shared(rounds: Sequence[Round], needless: Sequence[bool]) -> list[Round]:
 def without_outrun(
     rounds: Sequence[Round], waits: Iterable[Wait], effects: Iterable[FaultEffect]
 ) -> tuple[Round, ...]:
-    """Return the rounds without limits from a pause of the JobManager that a shorter wait would avoid. The pause costs nothing if the failover
-    has ended before it begins."""
+    """Return the rounds without limits that a shorter wait would avoid: a pause of the JobManager that began
+    after the wait. The pause costs nothing if the failover has ended before it begins."""
     pauses = {e.fault for e in effects if e.kind.endswith(".pause")}
     paused = [w for w in waits if (w.kind, w.who) == ("jobmanager", EVERYTHING) and w.fault in pauses]
 
@@ -173,9 +175,10 @@ def until_faults_end(
     delays: Mapping[str, int],
     waits: Sequence[Wait] = (),
 ) -> tuple[Round, ...]:
-    """Return the rounds with smaller savings of waits during a fault, if a later wait ends with that fault however early it begins. `delays`:
-    by how much each fault delays a message or a call. The delay ends after that time, with the fault, or when the call has expired (`waits`).
-    A fault that lets nothing pass has no delay."""
+    """Return the rounds with smaller savings for waits during a fault, if a later wait ends with that fault
+    however early it begins. `delays`: by how much each fault delays a message or a call. The delay ends after
+    that time, with the fault, or when the call has expired (`waits`). A fault that lets nothing pass has no
+    delay."""
     ends = {e.fault: e for e in effects if e.ended_ns is not None}
     held = [s for r in rounds for s in r.segments if s.fault in ends and _ends_with(s, ends[s.fault], delays)]
 
@@ -185,7 +188,7 @@ def until_faults_end(
         following = next(later, None) if own.option and own.kind != "registration" else None
         if following is None:
             return own
-        if ends[following.fault].kind == PAUSE:  # what is left then may become less
+        if ends[following.fault].kind == PAUSE:  # the catch-up after the pause may still become shorter
             saved_ns = rounds[-1].end_ns - following.end_ns
         elif _expires(following, waits, delays):
             saved_ns = 0
@@ -197,8 +200,9 @@ def until_faults_end(
 
 
 def _expires(segment: Segment, waits: Iterable[Wait], delays: Mapping[str, int]) -> bool:
-    """Whether a wait that ended with its fault would have expired before, if it had begun earlier. That for all tasks has no limit of its
-    own, but those for single ones have. A request for a partition may last longer than its limit guarantees."""
+    """Whether a wait that ended with its fault would have expired before, if it had begun earlier. The wait
+    for all tasks has no limit, but the waits for single tasks have one. A partition request may outlast its
+    limit."""
     same = [w for w in waits if (w.kind, w.fault) == (segment.kind, segment.fault) and w.kind != "partition"]
     ended = [w for w in same if abs(w.end_ns - segment.end_ns) <= EPSILON_NS]
     budget_ns = min((w.budget_ns for w in ended if w.budget_ns > 0), default=INT64_MAX)
@@ -206,7 +210,8 @@ def _expires(segment: Segment, waits: Iterable[Wait], delays: Mapping[str, int])
 
 
 def with_slack(own: Segment, saved_ns: int, following: str) -> Segment:
-    """Return a wait of which a lower value saves at most this, before the job waits for what is `following`, unless it saves less anyway."""
+    """Limit the slack of a wait to `saved_ns`, unless it is smaller anyway. If the wait were shorter by more
+    than that, the job would wait for `following` instead."""
     known = own.slack_ns if own.slack_ns >= 0 else own.end_ns - own.start_ns
     return own if saved_ns >= known else replace(own, slack_ns=saved_ns, next=following)
 
@@ -222,8 +227,9 @@ def _saved(
 
 
 def _ends_with(segment: Segment, fault: FaultEffect, delays: Mapping[str, int]) -> bool:
-    """Whether a wait was for something that a fault holds back, and ended with that fault: most of it lies in the fault. A catch-up waits for
-    the end of a pause that stops a part of the job."""
+    """Whether a wait was for something that a fault held back, and ended with the fault. A wait on a link
+    that let nothing pass may end later, if at least half of it is within the fault. A pause that stops a part
+    of the job only holds back a catch-up."""
     within = (fault.ended_ns or 0) - segment.start_ns
     if fault.kind == PAUSE:
         return segment.kind == "catch-up" and abs(segment.end_ns - (fault.ended_ns or 0)) <= TIE_NS

@@ -1,4 +1,4 @@
-"""The pieces of a path over the waits, and the segments with their owners that they become."""
+"""The pieces of a path over the waits, and their conversion into segments with owners."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Piece(Struct, frozen=True):
 
 
 def merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """Join neighbours with the same owner. The pieces have no gaps."""
+    """Join neighbouring pieces with the same owner. There are no gaps between the pieces."""
     found: list[Piece] = []
     for piece in pieces:
         if found and found[-1].wait is piece.wait:
@@ -31,12 +31,13 @@ def merged(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def is_of_option(wait: Wait) -> bool:
-    """Whether the value of its option decided how long a wait was."""
+    """Whether the value of the wait's option decided how long the wait was."""
     return wait.outcome.belongs_to_option and bool(wait.option)
 
 
 def segment(piece: Piece, slack: tuple[int, Wait] | None, *, known: bool) -> Segment:
-    """Return a piece as a segment. `known`: the failure that began the span was known by then."""
+    """Return the segment of a piece. `slack`: how much shorter the wait could be, and the wait that would
+    then take over. `known`: the piece begins after the failure was known."""
     wait = piece.wait
     if wait is None:
         text = "no recorded wait"
@@ -62,14 +63,16 @@ def segment(piece: Piece, slack: tuple[int, Wait] | None, *, known: bool) -> Seg
 
 
 def _kind(wait: Wait) -> str:
-    """Return the kind of a wait. The JobManager's own record of its pause by a fault is about the same as the fault's."""
+    """Return the kind of a wait. A stall that the JobManager recorded while a fault paused it counts as that
+    pause."""
     paused = wait.kind == "stalled" and wait.fault and wait.who.startswith(f"{JOBMANAGER}-")
     return "jobmanager" if paused else wait.kind
 
 
 def _phase(wait: Wait, *, known: bool) -> str:
-    """Return the phase of a recovery that a wait counts for. A TaskManager that gives the JobManager up detects a failure. A process
-    that stands still when the failure is `known` delays the restart, as a JobManager that does not answer."""
+    """Return the phase of a recovery that a wait counts for. When a TaskManager's heartbeats of the
+    JobManager time out, that detects a failure. A process that stands still when the failure is already
+    `known` delays the restart, like a JobManager that does not answer."""
     expired = (wait.kind, wait.outcome, wait.option)
     given_up = expired == ("jobmanager", Outcome.EXPIRED, "heartbeat.timeout")
     kind = "jobmanager" if known and wait.kind == "stalled" else _kind(wait)

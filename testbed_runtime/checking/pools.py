@@ -1,5 +1,5 @@
-"""The buffer pools of gates and partitions: their sizes, their shares of scarce memory, and how much of them was in use; and
-the network pool of each TaskManager, with the buffers that did not return at its end."""
+"""The buffer pools of gates and partitions: their sizes, their shares of scarce memory, and how much of them
+was in use. Also the network pool of each TaskManager, with the buffers that were missing at its end."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class PoolUsage(Struct, frozen=True):
 
 
 def largest_gates(trial: Trial, end: int) -> dict[str, tuple[int, int, int]]:
-    """Return the largest gate of each exchange until the job ends: remote channels, exclusive buffers of each, floating
-    buffers. When tasks end, the others get their buffers."""
+    """Return the largest gate of each exchange: its remote channels, the exclusive buffers of each channel,
+    and its floating buffers. Samples after `end`, when the job ended, do not count: the remaining tasks get
+    the buffers of ended ones."""
     found: dict[str, tuple[int, int, int]] = {}
     for pool in _pools(trial, Window(0, end)):
         if pool["side"] == "in":
@@ -33,8 +34,9 @@ def largest_gates(trial: Trial, end: int) -> dict[str, tuple[int, int, int]]:
 
 
 def deviation(trial: Trial) -> float | None:
-    """Return how far a pool was from its share of the buffers beyond the required ones, at most: every pool gets a share in
-    proportion to how far it may grow, so pools that may grow equally differ by 1. None without a sample of all pools."""
+    """Return the largest difference between a pool's size and its share. Buffers beyond the required ones are
+    shared in proportion to how far each pool may grow, so equal pools differ by at most 1. None without a
+    sample of all pools."""
     worst: float | None = None
     for event in events(trial, "network.pools"):
         more = data(event)
@@ -86,15 +88,15 @@ class NetworkPool:
     taskmanager: str
     used: list[tuple[int, float]] = field(default_factory=list)
     leaked: int | None = None
-    """None if the TaskManager did not count: it was killed, or still had tasks."""
+    """None if the TaskManager did not count, because it was killed or still had tasks."""
 
     def largest_share(self, window: Window) -> float | None:
-        """Return the largest share in a window, None without a sample."""
+        """Return the largest share in use in a window. None without a sample."""
         before = [share for t_ns, share in self.used if t_ns < window.start][-1:]
         return max([*before, *(share for t_ns, share in self.used if t_ns in window)], default=None)
 
     def add(self, t_ns: int, more: Mapping[str, Any]) -> None:
-        """Take the data of an event."""
+        """Add the data of a `network.buffers` event."""
         if "leaked" in more:
             self.leaked = int(more["leaked"])
         elif more.get("total"):

@@ -12,8 +12,8 @@ from testbed_runtime.core.waits import JOBMASTER_NAME, Outcome, Wait, ended_by
 
 
 def prices(segments: Iterable[Segment]) -> tuple[Price, ...]:
-    """Return the seconds of each owner: an option with its value, or a cause. Largest first. A delay that grew from its option's value is
-    one owner, however far it had grown."""
+    """Return the price of each owner in seconds, the largest first. An owner is an option with its value, or
+    a cause. The delays that grew from one option's value have one owner, however far they had grown."""
     groups: dict[tuple[str, str], list[Segment]] = {}
     for segment in segments:
         if segment.kind != UNATTRIBUTED:
@@ -32,8 +32,9 @@ def prices(segments: Iterable[Segment]) -> tuple[Price, ...]:
 
 
 def _count(group: Sequence[Segment]) -> int:
-    """Return the number of waits: those that lasted over the end of a round or a fault held up one after the other are one, and what is
-    shorter than clocks differ is none, unless there is nothing else. A fault ends only once."""
+    """Return the number of waits in the segments. A wait that continues over the end of a round counts once,
+    and so do successive waits that one fault prolonged. Waits that are shorter than EPSILON_NS, by which
+    clocks differ, do not count, unless there are no others. The waits for the end of a fault count once."""
     if all(s.fault and s.what == s.fault for s in group):
         return 1
     begun = [s for n, s in enumerate(group) if not n or not _goes_on(group[n - 1], s)]
@@ -48,8 +49,9 @@ def _goes_on(before: Segment, after: Segment) -> bool:
 
 
 def margins(waits: Iterable[Wait], start: int, end: int) -> tuple[Margin, ...]:
-    """Return how close the completed waits of a span came to the limit of their option: the closest of each option. A report to
-    the JobManager may be answered after the span in which it was sent: a task runs before its JobMaster knows that."""
+    """Return how close the completed waits of a span came to the limits of their options: for each option,
+    the closest wait. A wait for an answer of the JobManager may end after the span in which it began: a task
+    runs before its JobMaster knows that."""
     closest: dict[str, Wait] = {}
     for wait in waits:
         done = wait.outcome is Outcome.COMPLETED and wait.option and wait.budget_ns > 0

@@ -33,15 +33,15 @@ from testbed_runtime.history.schema import Trial
 SAMPLE_NS = NS // 10
 """Time between two samples of a running task."""
 GAP_NS = NS // 4
-"""Longer without progress is a gap, and the lag within it grows."""
+"""A longer time without progress is a gap, in which the lag grows."""
 REPLAYED_GAPS = 3
-"""As many times the usual gap may pass between the replayed records of a sink and the next one."""
+"""The number of usual gaps that may pass between a replayed record of a sink and its next record."""
 LAST_NS = 2 * NS
-"""Records must arrive in this last part of the observation, which spans many sample periods."""
+"""Length of the last part of the observation. If new records arrive in it, the job is alive at the end."""
 NOTHING = int(np.iinfo(np.int64).min // 2)
-"""Earlier than any due time."""
+"""A time earlier than any due time."""
 SHORTEST_NS = NS // 2
-"""A shorter part says nothing."""
+"""A shorter part does not show whether the job is alive."""
 
 
 class Progress(Struct, frozen=True):
@@ -55,19 +55,20 @@ class Progress(Struct, frozen=True):
     reached_ns: Ints
     """Due time of the newest record handled so far. It never decreases."""
     ended_ns: int | None = None
-    """When the subtask finished by itself, or when a sink had received everything, for the first time. It has no lag from
-    then on: nothing new can arrive."""
+    """When the subtask finished by itself, or when a sink had received everything for the first time. From
+    then on it has no lag, because nothing new can arrive."""
     usual_gap_ns: int | None = 0
     """Longest time between two records in the baseline, if that exceeds GAP_NS (a window operator upstream), otherwise 0.
     None: it had no records in the baseline, so silence means nothing."""
     restarted_ns: tuple[int, ...] = ()
-    """The times of the first samples of its later attempts."""
+    """The times of the first samples of the later attempts."""
     last_ns: Ints | None = None
     """Due time of the last record of each sample, which may be older than the newest one: a sink receives from several sources.
     NOTHING if there was none."""
 
     def received_until(self, t_ns: int) -> float:
-        """Return the distinct records received by then, interpolated between samples; 0 before the first sample."""
+        """Return the distinct records received by this time, interpolated between samples; 0 before the first
+        sample."""
         return float(np.interp(t_ns, self.t_ns, self.distinct, left=0.0)) if len(self.t_ns) else 0.0
 
     def received_in(self, window: Window) -> float:
@@ -80,7 +81,8 @@ class Progress(Struct, frozen=True):
         return self.t_ns[new], self.reached_ns[new]
 
     def latest_in(self, window: Window) -> float:
-        """Return how late the latest record that a sample shows within the window was, in seconds. 0 if none does."""
+        """Return the lateness, in seconds, of the latest record that a sample shows within the window. 0
+        without one."""
         if self.last_ns is None:
             return 0.0
         shown = (self.last_ns > NOTHING) & (self.t_ns >= window.start) & (self.t_ns < window.end)
@@ -100,10 +102,12 @@ class Progress(Struct, frozen=True):
         return np.maximum(self.last_ns[late] + limit_ns, own), until
 
     def lag_at(self, times: Ints, *, tolerated_s: float | None = None) -> Floats:
-        """Return the lag in seconds at each time: the age of the newest record that was handled by then, less the usual gap.
+        """Return the lag in seconds at each time: the age of the newest record that was handled by then, less
+        the usual gap. It is at least the age that the record had when it was handled.
 
-        NaN before the first sample. 0 after the subtask finished, and after the last late records of a sink that gets records
-        rarely if its next ones are less than `tolerated_s` late: nothing was due in between."""
+        NaN before the first sample. 0 after the subtask finished. With `tolerated_s`, also 0 after the last
+        records of a sink that gets records rarely, if its next ones are less than `tolerated_s` late: nothing
+        was due in between."""
         moments, reached = self.moments()
         newest = np.searchsorted(moments, times, side="right") - 1
         known = newest >= 0
@@ -123,12 +127,13 @@ class Progress(Struct, frozen=True):
         return np.where(known, lag, np.nan)
 
     def _settled(self, moments: Ints, reached: Ints, tolerated_ns: int) -> Ints:
-        """Return from when on the lag of each moment is over although the next one has not come: after the last records before that
-        one. Never if the next one is late too, or comes later than usual: a sample hides late records behind a punctual one.
+        """Return, for each moment, the time from which its lag is 0, because nothing more is due until the
+        next moment: the last arrival before that. The lag stays if the next record is late too, or comes
+        later than usual: a sample hides late records behind a punctual one.
 
-        What was due before the first punctual record of another attempt has arrived, even if no sample shows it. What such an attempt
-        replays is late, and a longer gap may follow: the baseline shows few. A sink whose silence means nothing has no lag after its
-        last record."""
+        What was due before the first punctual record of another attempt has arrived, even if no sample shows
+        it. An attempt replays late records, and a longer gap than those in the baseline may follow them. A
+        sink without records in the baseline has no lag after its last record."""
         never = np.iinfo(np.int64).max
         later = np.append(moments[1:], never)
         attempt = np.searchsorted(self.restarted_ns, moments, side="right")
@@ -146,9 +151,10 @@ class Progress(Struct, frozen=True):
         return np.where(np.append(settled, self.usual_gap_ns is None), last, never)
 
     def largest_lag(self, window: Window) -> float | None:
-        """Return the largest lag within the window in seconds, or None if nothing is known of it there.
+        """Return the largest lag within the window in seconds, or None if it is unknown there.
 
-        Between two samples that both show progress, the lag is that of the samples; in a longer gap it grows until its end."""
+        Between two samples that both show progress, the lag is that of the samples. In a longer gap, it grows
+        until the end of the gap."""
         moments, reached = self.moments()
         end = window.end if self.ended_ns is None else min(window.end, self.ended_ns)
         inside = (moments >= window.start) & (moments < end)
@@ -161,7 +167,8 @@ class Progress(Struct, frozen=True):
         return float(max(found)) / NS if found else None
 
     def longest_stall(self, window: Window) -> float | None:
-        """Return the longest time in seconds within the window without a new record. None if it never expects any.
+        """Return the longest time in seconds without a new record within the window. None if the sink
+        received no records in the baseline, or if the window is empty.
 
         Replayed records are not new."""
         end = window.end if self.ended_ns is None else min(window.end, self.ended_ns)
@@ -192,8 +199,8 @@ def _progress_of(trial: Trial, baseline: Window | None) -> list[Progress]:
 
 
 def processed_s(sinks: Sequence[Progress], start: int, end: int) -> float:
-    """Return how many seconds of load the sinks received between the due time `start` and the moment `end`: their mean, since
-    a dead sink has stopped and the others go on."""
+    """Return how many seconds of load the sinks received between the due time `start` and the moment `end`.
+    This is the mean of all sinks, because some may be dead while the others continue."""
     reached = [int(s.reached_ns[s.t_ns <= end].max(initial=start)) for s in sinks]
     return sum(min(at, end) - start for at in reached) / len(reached) / NS if reached and end > start else 0.0
 
@@ -256,8 +263,9 @@ def _joined(before: tuple[Ints, Floats], t_ns: Ints, own: Floats) -> tuple[Ints,
 
 
 def ended_tasks(trial: Trial) -> dict[str, int]:
-    """Map each task whose last state is FINISHED to the time of that, and each sink to the first time at which it had received
-    everything. It may then wait for a final checkpoint, or receive all of it once more."""
+    """Map each task whose last state is FINISHED to the time of that state, and each sink to the first time
+    at which it had received everything. Such a sink may still wait for a final checkpoint, or receive all of
+    it again."""
     last: dict[str, tuple[Any, int]] = {}
     for event in events(trial, "task.state"):
         last[str(event["subject"])] = (data(event).get("to"), event["t_ns"])
@@ -301,8 +309,9 @@ def last_arrival(sinks: list[TaskSeries], until: int) -> int:
 
 
 def silent_sockets(trial: Trial, entry: Entry, until: int) -> bool:
-    """Return whether the job reads sockets only, and no source has emitted a record since the last one arrived at a sink: nothing
-    was written into the sockets, so nothing can arrive. A source that is dead or paused would not have read it."""
+    """Return whether nothing can arrive at the sinks because nothing was written into the sockets. The job
+    reads sockets only, and no source has emitted a record since the last one arrived at a sink. False if a
+    source is dead or paused, because it would not have read what was written."""
     kinds = {vertex.get("kind") for vertex in vertices(entry) if vertex.get("role") == "source"}
     sources = task_series(trial, "source")
     if kinds != {"socket"} or not sources:
@@ -316,7 +325,8 @@ def silent_sockets(trial: Trial, entry: Entry, until: int) -> bool:
 
 
 def _last_increase(counters: Sequence[tuple[Ints, Ints]], until: int) -> int:
-    """Return when the last of some counters increased, as far as samples up to `until` show. 0 if none did."""
+    """Return when any of the counters increased last, as far as samples up to `until` show. 0 if none
+    increased."""
     found = [t_ns[np.diff(counter, prepend=0) > 0] for t_ns, counter in counters]
     return max((int(t[t <= until].max()) for t in found if (t <= until).any()), default=0)
 
@@ -335,8 +345,9 @@ def sinks_of(trial: Trial) -> list[TaskSeries]:
 
 
 def alive_at_end(sinks: Sequence[Progress], windows: Windows) -> bool | None:
-    """Return whether new records arrived in the last LAST_NS plus the usual gap between two records before the drain, or in
-    the whole judged window if it is shorter. None without samples, or if the window is shorter than SHORTEST_NS or the gap."""
+    """Return whether new records arrived at the end of the observation: in the last LAST_NS plus the usual
+    gap between two records, or in the whole judged window if it is shorter. None without samples, or if that
+    window is shorter than SHORTEST_NS or the usual gap."""
     if windows.judged is None:
         return None
     usual = max((s.usual_gap_ns or 0 for s in sinks), default=0)

@@ -1,4 +1,5 @@
-"""The steps of a deployment and of a detection, from the events of the failover: they own what no recorded wait covers."""
+"""The steps of a deployment and of a detection, derived from the events of the failover. They own the time
+that no recorded wait covers."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from testbed_runtime.history.schema import Trial
 NEAR_INTERVAL_NS = 250_000_000
 """A checkpoint that begins this close to the interval after the one before was triggered by it."""
 SEVERAL = 3
-"""So many restarts at once are not one failure that several tasks report."""
+"""With so many restarts at once, the failures are not one failure that several tasks report."""
 
 
 def detection(cause: Cause, effect_ns: int) -> list[Wait]:
@@ -30,8 +31,8 @@ def detection(cause: Cause, effect_ns: int) -> list[Wait]:
 
 
 def next_checkpoints(trial: Trial, entry: Entry, since: int, until: int) -> list[Wait]:
-    """Return the waits since then for the checkpoints up to the one that failed at `until` to be triggered, where the interval decided when that
-    was: a store or a link that fails shows only in the next ones."""
+    """Return the waits between `since` and `until` for checkpoints that the interval triggered, up to the one
+    that failed at `until`. A store or a link that fails is noticed only with the next checkpoints."""
     key, chosen = "execution.checkpointing.interval", options(entry)
     triggered = [r["t_ns"] for r in trial.rows("checkpoints") if r["state"] == "triggered"]
     begun = sorted(t_ns for t_ns in triggered if t_ns <= until)
@@ -55,7 +56,8 @@ def blocking_producers(entry: Entry) -> frozenset[str]:
 
 
 def _production(trial: Trial, producers: frozenset[str], since: int, until: int) -> tuple[list[int], bool]:
-    """Return when tasks of these vertices FINISHED, and whether some had not at the end."""
+    """Return when tasks of these vertices changed to FINISHED, and whether some had not finished at the
+    end."""
     own = [
         e for e in events(trial, "task.state") if vertex_of(e["subject"]) in producers and e["t_ns"] <= until
     ]
@@ -73,11 +75,12 @@ def steps(
     running_ns: int | None,
     producers: frozenset[str] = frozenset(),
 ) -> list[Wait]:
-    """Return the steps of one deployment as waits: cancellation, slots, deployment, restore, connections, first record.
+    """Return the steps of one deployment as waits: cancellation, slots, deployment, restore, connections,
+    first record.
 
-    `since` is the failure (`restart`) or the submission, `running_ns` when the last sink received its first new record. The
-    step that did not end lasts until the failure or the end of the record, `until`. Consumers of `producers` are deployed only
-    when these have finished."""
+    `since` is the failure (`restart`) or the submission. `running_ns` is when the last sink received its
+    first new record. A step that did not end lasts until `until`, which is the next failure or the end of the
+    record. Consumers of `producers` are deployed only when these have finished."""
     slots = _moments(trial, "failover.slots", since, until)[-1:]
     slots = slots or _states(trial, "DEPLOYING", since, until)[:1]
     deployed, ran = (
@@ -94,7 +97,7 @@ def steps(
         deployed = deployed if restart else [t for t in ran if t <= first][-1:]
     if unfinished:
         finished, connected = [], []
-    elif slots and not deployed:  # a busy JobMaster hears of it later than the sinks
+    elif slots and not deployed:  # a busy JobMaster learns of the deployment later than the sinks
         deployed, connected = connected, []
     milestones = [
         ("slot", slots, "allocation of slots"),
@@ -128,8 +131,8 @@ def steps(
 
 
 def failing_at_once(trial: Trial, since: int, until: int) -> list[Wait]:
-    """Return the step of restarts that follow each other at once, each of which ended with a failure. Empty for one failure that more
-    than one task reports."""
+    """Return one step for several restarts in direct succession, each of which ended with a failure. Empty if
+    it is one failure that several tasks report."""
     begun = [t for t in _moments(trial, "failover.started", since, until) if t <= since + TOGETHER_NS]
     if len(begun) < SEVERAL:
         return []

@@ -1,4 +1,4 @@
-"""The waits of a trial: what processes recorded, what only faults and events show, and the steps that recorded their span."""
+"""Read the waits of a trial: those that processes recorded, and those that follow only from faults and events."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ from testbed_runtime.history.schema import Trial
 SLOW_NS = 250_000_000
 """A shorter wait is not blamed on a fault that was active, unless it expired."""
 ANSWERED_NS = 20_000_000
-"""A producer that runs has answered a request by then, unless it has no data yet."""
+"""A running producer answers a request within this time, unless it has no data yet."""
 _AT_ONCE = 50
-"""A producer that ran after this fraction of a wait ran all the time: tasks of one deployment start some 0.1 s apart on a busy machine."""
+"""A producer that was running after 1/_AT_ONCE of a wait counts as running for the whole wait: the tasks of one
+deployment start about 0.1 s apart on a busy machine."""
 _SERVICE_TIMES = {
     "headgate.jobmanager.service-time": (
         "jobmanager",
@@ -47,7 +48,7 @@ _SERVICE_TIMES = {
     ),
     "headgate.taskmanager.service-time": ("cancellation", "slot", "deployment"),
 }
-"""The kinds of waits that a component with a long service time delays."""
+"""The option of each component's service time, with the kinds of waits that it prolongs."""
 _HOLDS_UP = {
     "registration": ("partition",),
     "store": ("restore", "checkpoint", "completion", "leadership"),
@@ -56,11 +57,14 @@ _HOLDS_UP = {
     "frames": ("partition", "first-record"),
     "jobmanager": ("failure-report", "cancellation", "slot", "deployment"),
 }
-"""Families of faults, and the kinds of waits that they make longer. A fault of the network on the plane of RPC acts as the family rpc."""
+"""Families of faults, with the kinds of waits that they prolong. A network fault on the RPC plane acts like the
+family rpc."""
 _ON_BOTH_PLANES = ("restore", "partition")
-"""A fault of the network on the plane of RPC alone holds up these too: a consumer asks the JobMaster for the state of its producer."""
+"""A network fault on the RPC plane alone prolongs these too: a consumer asks the JobMaster for the state of its
+producer."""
 _ALL_TRAFFIC = ("network", "frames")
-"""Families that also delay whatever passes. A fault on exactly what a wait is for comes first, if it lasted for half of the wait."""
+"""Families that delay all traffic. A fault of another family is preferred as the cause of a wait that it covers for
+at least half of its time."""
 _DATA, _RPC, _ = PLANES
 _SUBMISSION = "runner/submission"
 """The id of the wait for the job to be created."""
@@ -81,8 +85,8 @@ LOSSES = ("process.kill", "pod.delete", "pod.evict")
 
 
 def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_ns: int) -> list[Wait]:
-    """Return every wait of the trial, by its end, with its owner in words as `cause`. What a paused or dead process did not
-    record comes from the faults and from the ends of processes."""
+    """Return all waits of the trial, ordered by their end. `cause` says in words what was waited for. The waits that
+    a paused or dead process did not record are derived from the faults and from the exits of processes."""
     busy = busy_texts(entry)
     planes = {str(f["name"]): str(f.get("plane") or _DATA) for f in entry.get("faults") or ()}
     recorded = _without_idle(trial, [Wait.from_row(row) for row in trial.rows("waits")])
@@ -116,15 +120,15 @@ def read_waits(trial: Trial, entry: Entry, effects: Sequence[FaultEffect], end_n
 
 
 def _unheard(wait: Wait, silent: Collection[str]) -> Wait:
-    """Return the wait for a partition without its limit, if a fault that lets nothing pass kept the request from arriving. The limit counts
-    from the producer's answer, or at the producer."""
+    """Return a wait for a partition without its limit if a fault that lets nothing pass kept the request from
+    arriving. The limit counts only from the producer's answer, or at the producer."""
     late = (wait.kind, wait.outcome) == ("partition", Outcome.COMPLETED) and wait.fault in silent
     return replace(wait, option="", value="", budget_ns=-1) if late else wait
 
 
 def _until_reported(trial: Trial, waits: Sequence[Wait]) -> list[Wait]:
-    """Return the waits. A wait for a failure report that timed out lasts until the JobMaster handled the report anyway and began a failover. A
-    failure after the next restart of the task is a different one."""
+    """Return the waits with each failure report that timed out extended until the JobMaster handled the failure
+    nevertheless. A failure after the next restart of the task is a different one."""
     reported = [e for e in events(trial, "failover.failure") if data(e).get("detector") == "Task"]
     failures = [(e["t_ns"], str(data(e).get("task"))) for e in reported]
     restarts = [(e["t_ns"], data(e).get("region")) for e in events(trial, "failover.started")]
@@ -142,8 +146,8 @@ def _until_reported(trial: Trial, waits: Sequence[Wait]) -> list[Wait]:
 
 
 def _without_idle(trial: Trial, waits: Iterable[Wait]) -> list[Wait]:
-    """Drop the waits for the first record of sinks that received nothing in the whole trial, if another sink received its first record
-    meanwhile: these sinks had nothing to wait for, because none of the keys is theirs."""
+    """Drop the waits for the first record of sinks that received nothing in the whole trial, if another sink received
+    its first record during the wait. No key belongs to such a sink, so it waited for nothing."""
     first = [(str(e["subject"]), e["t_ns"]) for e in events(trial, "sink.first-record")]
     ever = {task for task, _ in first}
 
@@ -155,22 +159,23 @@ def _without_idle(trial: Trial, waits: Iterable[Wait]) -> list[Wait]:
 
 
 def _closing(effects: Iterable[FaultEffect]) -> list[FaultEffect]:
-    """Return the faults that close a connection for data or let nothing pass on it, by their beginning."""
+    """Return the faults that close a data connection or let nothing pass on it, ordered by their beginning."""
     found = [e for e in effects if e.kind in LOSSES or (e.hides_link and not e.on_rpc_alone)]
     return sorted(found, key=lambda e: e.begun_ns)
 
 
 def _is_silent(effect: FaultEffect) -> bool:
-    """Return whether nothing arrives on a connection, which stays open."""
+    """Return whether the fault lets nothing pass but leaves connections open."""
     return effect.kind in FAULTS and FAULTS[effect.kind].silent
 
 
 def _since_its_fault(
     trial: Trial, wait: Wait, closing: Sequence[FaultEffect], restarts: Sequence[int]
 ) -> Wait:
-    """Return a wait for the close of a connection, beginning with the fault that closed it: the newest fault at one of its ends. A task that
-    is behind may have received nothing for a long time without waiting for bytes. Its peers send to it while a link lets nothing pass, or when
-    they have processed what a dead process had sent, unless a restart has opened the connection since then."""
+    """Return a wait for the close of a connection, beginning with the fault that closed it. This is the newest fault
+    at one end of the connection. The recorded wait begins when the task last received something. That may be long
+    before the fault, if the task is behind. It may also be after the fault, because bytes that were sent before can
+    still arrive. A fault before a restart does not count, because the restart opened a new connection."""
     if wait.kind != "connection" or wait.option:
         return wait
     ends = {_ordinal(wait.wait.partition("/")[0]), _ordinal(wait.what), ANYBODY, ""}
@@ -196,7 +201,8 @@ def created_ns(trial: Trial) -> int | None:
 
 
 def submission_wait(trial: Trial) -> Wait | None:
-    """Return the wait of the runner for the JobManager to create the job that it has submitted. None if it did so at once."""
+    """Return the runner's wait for the JobManager to create the submitted job. None if the job was created at
+    once."""
     created = created_ns(trial)
     asked = [e["t_ns"] for e in events(trial, "job.submitted")]
     if created is None or not asked or created - asked[0] < SLOW_NS:
@@ -212,7 +218,8 @@ def submission_wait(trial: Trial) -> Wait | None:
 
 
 def busy_texts(entry: Entry) -> dict[str, str]:
-    """Map the kinds of waits that busy components delay to the option in words. Empty if all service times are 0."""
+    """Map each kind of wait that a busy component prolongs to the text of its option. The longest service time
+    counts. Empty if all are 0."""
     chosen = options(entry)
     found: dict[str, str] = {}
     for key, kinds in sorted(_SERVICE_TIMES.items(), key=lambda item: chosen.duration(item[0])):
@@ -224,8 +231,9 @@ def busy_texts(entry: Entry) -> dict[str, str]:
 def _named(
     wait: Wait, effects: Iterable[FaultEffect], busy: Mapping[str, str], planes: Mapping[str, str]
 ) -> Wait:
-    """Return the wait with its owner in words: what was waited for, and the fault that slowed it down. `planes`: the plane of each fault. If
-    there are several faults, prefer one on exactly what was waited for, then the one that was active for most of the wait, then the last one."""
+    """Return the wait with its cause: what was waited for, and the fault that prolonged it. `planes`: the plane of
+    each fault. Of several faults, prefer one on exactly what was waited for, then the one that was active longest
+    during the wait, then the last one."""
     most = (False, 0)
     at_jobmaster = (wait.kind, wait.what) == ("registration", JOBMASTER_NAME)
     text, fault = busy.get("jobmanager" if at_jobmaster else wait.kind) or _waited_for(wait), ""
@@ -246,7 +254,7 @@ def _named(
             text, fault = _stopped(effect, JOBMANAGER), effect.fault
         elif rank >= most and (
             wait.kind in _held_kinds(family, planes.get(effect.fault, _DATA))
-            or (wait.wait, family) == (_SUBMISSION, "store")  # the JobManager writes the job to it
+            or (wait.wait, family) == (_SUBMISSION, "store")  # the JobManager writes the job to the store
         ):
             most = rank
             text, fault = _held_up(wait, effect), effect.fault
@@ -262,7 +270,8 @@ def _held_kinds(family: str, plane: str) -> tuple[str, ...]:
 
 
 def _held_up(wait: Wait, effect: FaultEffect) -> str:
-    """Describe what was waited for during a fault. A buffer that the fault dropped is still missing after the fault has ended."""
+    """Describe what was waited for during a fault. A buffer that the fault dropped is still missing after the
+    fault."""
     dropped = effect.kind == "frames.drop" and effect.ended_ns is not None
     if dropped and wait.kind == "partition" and wait.end_ns - (effect.ended_ns or 0) > SLOW_NS:
         return f"{_waited_for(wait)}, which the fault `{effect.fault}` has dropped"
@@ -270,7 +279,7 @@ def _held_up(wait: Wait, effect: FaultEffect) -> str:
 
 
 def _answering(trial: Trial, wait: Wait) -> Wait:
-    """Return a wait for a partition with `producer_ran` set, if its producer did."""
+    """Set `producer_ran` in a wait for a partition if the producer was running when the wait began."""
     if wait.kind != "partition" or wait.cause:
         return wait
     by = wait.start_ns + max(ANSWERED_NS, (wait.end_ns - wait.start_ns) // _AT_ONCE)
@@ -334,7 +343,7 @@ def _stopped(effect: FaultEffect, target: str) -> str:
 
 
 def _stop_waits(effect: FaultEffect, start_ns: int, end_ns: int) -> list[Wait]:
-    """Return the waits for a process that a fault stops while it lasts: one that it paused, or the JobManager."""
+    """Return the waits for the processes that a fault stops while it lasts: paused processes, or the JobManager."""
     kind = _stopped_kind(effect)
     if not kind:
         return []
@@ -353,8 +362,9 @@ def _stop_waits(effect: FaultEffect, start_ns: int, end_ns: int) -> list[Wait]:
 def _with_replacements(
     trial: Trial, entry: Entry, effects: Iterable[FaultEffect], waits: Sequence[Wait], end_ns: int
 ) -> list[Wait]:
-    """Return the waits with those for each next incarnation of a TaskManager: the delay of `replaceLost`, the steps of its pod, if
-    it has one, and the start. A start that its supervisor recorded begins when its container runs."""
+    """Return the waits, with those for each replacement of a TaskManager: the delay of `replaceLost`, the steps of
+    the pod, if there is one, and the start of the process. The start begins when the last step of the pod has ended,
+    even if a start was recorded."""
     limit = _replacement_limit(entry)
     registering = {w.who: w.start_ns for w in waits if w.kind == "registration" and w.what != JOBMASTER_NAME}
     starts = {w.what: w for w in waits if w.kind == "start"}
@@ -405,7 +415,8 @@ def _replacement_limit(entry: Entry) -> Limit:
 
 
 def _exits(trial: Trial, effects: Iterable[FaultEffect]) -> dict[str, list[int]]:
-    """Return when the processes with each name ended. A pod that a fault removes does not record that."""
+    """Map each process name to the times at which its incarnations ended. A pod that a fault removes records no exit,
+    so the fault's time counts."""
     found: dict[str, list[int]] = {}
     for event in events(trial, "process.exit"):
         found.setdefault(_ordinal(event["subject"]), []).append(event["t_ns"])
@@ -417,7 +428,8 @@ def _exits(trial: Trial, effects: Iterable[FaultEffect]) -> dict[str, list[int]]
 
 
 def _pod_steps(steps: Iterable[Wait], due: int, up: int) -> list[Wait]:
-    """Return the steps of a pod one after the other, from the time at which it was due. Kubernetes gives whole seconds."""
+    """Return the steps of a pod without overlaps, from the time at which the pod was due. Kubernetes reports whole
+    seconds only."""
     found, at = [], due
     for step in steps:
         end = min(step.end_ns, up)
@@ -434,8 +446,8 @@ def _ordinal(process: str) -> str:
 
 
 def _replayed(trial: Trial, wait: Wait, restored: Mapping[tuple[str, int], int], entry: Entry) -> Wait:
-    """Return a wait for the first new record with the replay since the restored checkpoint as its owner, unless a
-    fault delayed the records, or the sink received nothing before it."""
+    """Attribute a wait for the first new record to the replay since the restored checkpoint. The wait is returned
+    unchanged if a fault delayed the records, or if the sink received nothing before the end of the wait."""
     slow = wait.outcome is Outcome.COMPLETED and wait.end_ns - wait.start_ns >= SLOW_NS
     if wait.fault or wait.kind != "first-record" or not slow or (wait.who, wait.attempt) not in restored:
         return wait
@@ -449,8 +461,10 @@ def _replayed(trial: Trial, wait: Wait, restored: Mapping[tuple[str, int], int],
 
 
 def _until_found(trial: Trial, waits: Sequence[Wait], late: Collection[str]) -> list[Wait]:
-    """End the waits for partitions when their producers ran: a producer answers a request that waited for it with its first data,
-    which may come much later. A fault on the exchange can delay the answer itself; those in `late` delay the producers."""
+    """End each wait for a partition when its producer began to run. A producer answers a waiting request with its
+    first data, which may come much later. A wait that a fault delayed is kept, because the fault can delay the answer
+    itself. `late`: the faults that delay only the registration of partitions. They change nothing, unless the
+    producer ran before the wait began."""
     ran = {task: [t for t, state in states if state == "RUNNING"] for task, states in _states(trial).items()}
     again: dict[tuple[str, int], list[int]] = {}
     for event in events(trial, "partition.request"):
@@ -471,20 +485,21 @@ def _until_found(trial: Trial, waits: Sequence[Wait], late: Collection[str]) -> 
 
 
 def windows_before_sinks(trial: Trial, entry: Entry) -> dict[str, tuple[str, ...]]:
-    """Map each sink vertex that gets no record before a window has ended to the vertices with the windows before it."""
+    """Map each sink vertex that gets no record before the end of a window to the window vertices upstream."""
     shape = job_shape(trial, entry)
     found = {sink: shape.windows_before(sink) for sink in shape.sinks}
     return {sink: windows for sink, windows in found.items() if windows}
 
 
 def window_text(vertices: Sequence[str]) -> str:
-    """Return what a sink waits for behind these vertices, in words."""
+    """Say what a sink downstream of these window vertices waits for."""
     return f"the end of a window of {' or '.join(f'`{vertex}`' for vertex in vertices)}"
 
 
 def _worked_for(trial: Trial, wait: Wait, windows: Mapping[str, Sequence[str]], entry: Entry) -> Wait:
-    """Return a wait for the first new record with the vertex as its owner whose work took most of it, or whose `windows` had
-    not ended, or with the buffers that nothing flushes, or not yet. A failure may end it."""
+    """Return a wait for the first new record with its most likely cause. This is the vertex that worked for at least
+    half of it, otherwise a window that had not ended, otherwise buffers that were not flushed. The wait may have
+    ended with a failure."""
     ended = wait.outcome in (Outcome.COMPLETED, Outcome.CANCELLED)
     slow = ended and wait.end_ns - wait.start_ns >= SLOW_NS
     if wait.kind != "first-record" or not slow or wait.cause != KINDS[wait.kind].doc:
@@ -502,8 +517,9 @@ def _worked_for(trial: Trial, wait: Wait, windows: Mapping[str, Sequence[str]], 
 
 
 def _rejoining(wait: Wait, effects: Iterable[FaultEffect]) -> Wait:
-    """Return the wait for a JobManager that a fault had stopped, or for a registration with it, from the end of the fault on: the time before
-    that is attributed to the fault. A source asks for a split instead of registering."""
+    """Return a wait for the JobManager, or for a registration with it, shortened to the time after the fault that had
+    stopped the JobManager. The time before is attributed to the fault. Requests for splits are unchanged: the source
+    does not register."""
     if wait.kind not in ("jobmanager", "registration") or wait.what == NEXT_SPLIT:
         return wait
     ends = [e.ended_ns for e in effects if _stopped_kind(e) == "jobmanager" and e.ended_ns is not None]
@@ -512,7 +528,8 @@ def _rejoining(wait: Wait, effects: Iterable[FaultEffect]) -> Wait:
 
 
 def lasts_until(effect: FaultEffect, end_ns: int, *, missed: bool) -> int:
-    """Return when the fault stops causing waits. `missed`: a process that it killed is missed until `end_ns`."""
+    """Return when the fault stops causing waits. `missed`: the job waits until `end_ns` for a process that the fault
+    killed."""
     if effect.ended_ns is None or (missed and effect.kind in LOSSES):
         return end_ns
     return effect.ended_ns
@@ -521,8 +538,8 @@ def lasts_until(effect: FaultEffect, end_ns: int, *, missed: bool) -> int:
 def fault_wait(
     effect: FaultEffect, start_ns: int, end_ns: int, waits: Iterable[Wait] = (), *, missed: bool = False
 ) -> Wait:
-    """Return the wait for the end of a fault that the job survives. `waits`: those of the trial. `missed`: the job does not survive the fault,
-    so it waits for what the fault has stopped."""
+    """Return the wait for the end of a fault that the job survives. `waits`: all waits of the trial. `missed`: the
+    job does not survive the fault, so it waits for the process that the fault stopped."""
     lost = missed and effect.kind in LOSSES
     stalled = lost or effect.kind in ("process.pause", "jobmanager.pause", "jobmanager.kill")
     cause = f"end of the fault `{effect.fault}`"
@@ -563,8 +580,8 @@ def starved_words(waits: Iterable[Wait], start_ns: int, end_ns: int) -> str:
 
 
 def without_splits(waits: Iterable[Wait], start_ns: int, end_ns: int) -> Wait | None:
-    """Return the longest wait for an input split of a source that waited for them for more than half of the span. None if there is
-    no such source."""
+    """Return the longest wait for an input split of the source that waited longest for splits. None if that was at
+    most half of the span."""
     asked: dict[str, list[tuple[int, Wait]]] = {}
     for wait in waits:
         inside = min(wait.end_ns, end_ns) - max(wait.start_ns, start_ns)
