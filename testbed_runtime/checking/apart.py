@@ -42,8 +42,8 @@ _HEARTBEAT = KINDS["heartbeat"].options[0]
 
 
 class Hit(Struct, frozen=True):
-    """A fault that stopped a part of the job, and the vertices of that part. It stops them until it ends, or until another fault moves tasks
-    elsewhere."""
+    """A fault that stopped a part of the job, and the vertices of that part. They stand still until the fault
+    ends, or until a later fault makes the job move their tasks."""
 
     fault: FaultEffect
     vertices: frozenset[str]
@@ -97,8 +97,9 @@ def until_each_has_recovered(
     *,
     spare: bool,
 ) -> tuple[Round, ...]:
-    """Return the rounds with the saving of each option limited. Without that option, the job still has to recover from each fault on its own:
-    the time which that takes cannot be saved. `causes`: the failures of the rounds. `spare`: there are more slots than the job needs."""
+    """Return the rounds with the savings of each option limited. Without the waits of that option, the job
+    would still have to recover from each fault on its own, and the time for that cannot be saved. `causes`:
+    the failures of the rounds. `spare`: there are more slots than the job needs."""
     if not hits:
         return tuple(rounds)
     faults, shown = [h.fault for h in hits], dict[str, Cause]()
@@ -122,7 +123,7 @@ def until_each_has_recovered(
 
 
 def _works(segment: Segment) -> bool:
-    """Whether the segment is the job's work on its backlog. Its length depends on the length of the outage before it."""
+    """Whether the segment is the job's work on its backlog, whose length depends on the outage before it."""
     return segment.kind == "catch-up" and not segment.fault
 
 

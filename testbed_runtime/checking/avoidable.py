@@ -26,7 +26,8 @@ _HELD_BACK = {
     "checkpoint": "store.slow",
     "connection": "network.partition",
 }
-"""Kinds of waits, and the kind of the faults that only delay what they are for: it comes when the fault ends, at the latest."""
+"""Kinds of waits, each with the kind of faults that only delay what is waited for. It arrives at the latest
+when the fault ends."""
 _REFUSING = ("network.reset", "network.half-open")
 """The kinds of faults that refuse new connections, so that a job on such a link does not start before they end."""
 _JOBMANAGER_KILL, _JOBMANAGER_PAUSE = "jobmanager.kill", "jobmanager.pause"
@@ -40,8 +41,8 @@ def with_enough(
     effects: Sequence[FaultEffect],
     entry: Entry,
 ) -> tuple[Round, ...]:
-    """Return the rounds. Each wait that expired and caused a failover gets the time after which it would have completed, if the history shows
-    that. `failures`: those of these rounds."""
+    """Return the rounds. Each wait that expired and caused a failover gets the time after which it would have
+    completed, if the history shows that. `failures`: the failures of these rounds."""
     shows = _Ends(waits, effects, entry)
 
     def longer(segment: Segment) -> Segment:
@@ -71,8 +72,9 @@ def with_enough(
 
 
 def _until_end(segments: Sequence[Segment], fault: FaultEffect | None, text: str) -> list[Segment]:
-    """Return the segments with smaller savings during a fault after whose end a restart succeeded. An earlier restart would have failed as the
-    previous ones did, or would have waited for the end of the fault too. `text`: what it waits for."""
+    """Return the segments with smaller savings during a fault after whose end a restart succeeded. An earlier
+    restart would have failed like the previous ones, or would have waited for the end of the fault too.
+    `text`: what the job would have waited for."""
     if fault is None or fault.ended_ns is None:
         return list(segments)
     begun_ns, ended_ns = fault.begun_ns, fault.ended_ns
@@ -90,7 +92,7 @@ def _until_end(segments: Sequence[Segment], fault: FaultEffect | None, text: str
 
 
 def is_of(segment: Segment, wait: Wait) -> bool:
-    """Whether a segment is the end of this wait, which expired."""
+    """Whether a segment is the end of this expired wait."""
     same = (segment.kind, segment.who, segment.what) == (wait.kind, wait.who, wait.what)
     return same and wait.outcome is Outcome.EXPIRED and abs(segment.end_ns - wait.end_ns) <= EPSILON_NS
 
@@ -108,7 +110,8 @@ class _Ends:
         self.interval_ns = round(options(entry).duration("heartbeat.interval") * NS)
 
     def needed_ns(self, wait: Wait) -> int | None:
-        """Return how long the wait would have lasted. None if the history does not show it."""
+        """Return how long the wait would have lasted without its limit. None if the history does not
+        show it."""
         if wait.budget_ns < 0 or PRODUCT in wait.option:
             return None  # another limit would have ended it soon after
         if wait.option == _HEARTBEAT:
@@ -149,7 +152,7 @@ class _Ends:
         return replace(segment, budget_ns=first.budget_ns, enough_ns=back - first.start_ns, expired=text)
 
     def held_back(self, wait: Wait) -> FaultEffect | None:
-        """Return the fault that delayed what a wait was for."""
+        """Return the fault that delayed what this wait was for."""
         held = (wait.fault, _HELD_BACK.get(wait.kind))
         return next((e for e in self.effects if (e.fault, e.kind) == held), None)
 

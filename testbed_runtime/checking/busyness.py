@@ -18,7 +18,8 @@ COLUMNS: Mapping[str, str] = {"backpressured": "backpressured_ns", "busy": "busy
 
 
 class VertexTime(Struct, frozen=True):
-    """Shares of the sampled time of one vertex: of its most back-pressured, its busiest and its least idle subtask."""
+    """Shares of the sampled time of one vertex: the back-pressured share of its most back-pressured subtask,
+    the busy share of its busiest subtask, and the idle share of its least idle subtask."""
 
     vertex: str
     backpressured: float

@@ -25,11 +25,11 @@ class Checkpoints(Struct, frozen=True):
     size_bytes: float | None
     """Bytes that a completed checkpoint stored, on average."""
     full_bytes: float | None
-    """Bytes of the state that it covers, on average."""
+    """Bytes of the state that a completed checkpoint covers, on average."""
 
 
 NO_CHECKPOINTS = Checkpoints(None, None, None, None, None, None, None, None, None)
-"""Nothing is known of a phase that was not reached."""
+"""The counts of a phase that was not reached: nothing is known."""
 
 
 def check_checkpoints(trial: Trial, window: Window) -> Checkpoints:
@@ -67,8 +67,8 @@ def _persisted(rows: list[dict[str, Any]]) -> dict[int, int]:
 
 
 def _sizes(trial: Trial) -> list[tuple[int, int]]:
-    """Return when each checkpoint completed, and the bytes that its tasks stored for it: those since it was last triggered,
-    because a new JobManager may use the id of an unfinished checkpoint again."""
+    """Return when each checkpoint completed, and the bytes that its tasks stored for it. Only bytes since its
+    last trigger count, because a new JobManager may use the id of an unfinished checkpoint again."""
     found: list[tuple[int, int]] = []
     stored: dict[int, int] = {}
     for row in sorted(trial.rows("checkpoints"), key=lambda r: r["t_ns"]):

@@ -17,7 +17,8 @@ class ClockDifference(Struct, frozen=True):
 
 
 def clock_difference(trial: Trial) -> ClockDifference:
-    """Compare the clocks by the most exact offset of each process. One without a recorded offset has the recorder's clock."""
+    """Compare the clocks by the most exact offset of each process. A process without a recorded offset has
+    the recorder's clock."""
     best: dict[str, tuple[float, float]] = {}
     for event in events(trial, "clock.offset"):
         found = data(event)

@@ -1,4 +1,5 @@
-"""Shared by all checkers: the windows of a trial, its tables as arrays, and the collector of metric rows."""
+"""The parts that all checkers share: the windows of a trial, its tables as arrays, and the collector of
+metric rows."""
 
 from __future__ import annotations
 
@@ -171,7 +172,7 @@ def busiest(trial: Trial, start: int, end: int) -> tuple[str, int]:
 
 
 class _Work(Struct, frozen=True):
-    """The busy time in all samples of tasks, by time: many spans are looked at."""
+    """The busy time in all samples of tasks, ordered by time. It is kept because many spans are looked at."""
 
     t_ns: Ints
     owners: Ints
@@ -224,7 +225,8 @@ class JobShape(Struct, frozen=True):
         return any(self._reaches(source, w) and self._reaches(w, sink) for w in sorted(self.windows))
 
     def windows_before(self, sink: str) -> tuple[str, ...]:
-        """Return the windows on the paths to a sink vertex that gets no record before one of them has ended. Empty if it does."""
+        """Return the window vertices on the paths to a sink vertex, if every path to it has one. Empty if a
+        path has no window, so that the sink gets records before a window has ended."""
         direct = JobShape(self.parallelism, tuple(e for e in self.edges if e[0] not in self.windows))
         if any(direct._reaches(source, sink) for source in self.sources):
             return ()

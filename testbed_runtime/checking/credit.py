@@ -74,7 +74,8 @@ def check_credit(trial: Trial) -> Credit:
 
 
 def by_channel(table: pa.Table) -> pa.Table:
-    """Judge the channels in a `channels` table, which has all rows of each of them. Returns one row each (CHANNELS_SCHEMA)."""
+    """Judge the channels in a `channels` table that has all rows of each of them. Return one row for each
+    channel (CHANNELS_SCHEMA)."""
     local = table.filter(table.column("local")).group_by(["side", "task", "peer", "attempt"]).aggregate([])
     keys: list[Key] = [(*_ends(r["side"], r["task"], r["peer"]), r["attempt"]) for r in local.to_pylist()]
     rows = [_row(key, {}, [], None, local=True) for key in keys]
@@ -165,7 +166,8 @@ def _together(producer: _Side, consumer: _Side) -> list[tuple[str, int]]:
 
 
 def _in_flight(producer: _Side, consumer: _Side) -> float | None:
-    """Return the median of what the producer had sent by its last sample before each one of the consumer, less what had arrived."""
+    """Return the median number of buffers in flight: what the producer had sent by its last sample before
+    each sample of the consumer, less what had arrived."""
     before = np.searchsorted(producer.t_ns, consumer.t_ns, side="right") - 1
     known = before >= 0
     missing = np.sort(np.maximum(producer.used[before[known]] - consumer.used[known], 0))

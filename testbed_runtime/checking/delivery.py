@@ -31,7 +31,8 @@ from testbed_runtime.history.schema import Trial
 
 @dataclass(slots=True)
 class Delivery:
-    """The result. `lost` is None if it is unknown; `reason` says why. The other counts are proven minimums."""
+    """The result of the check. `lost` is None if it is unknown; `reason` says why. The other counts are
+    minimums that are proven."""
 
     lost: int | None = None
     duplicated: int = 0
@@ -167,8 +168,9 @@ def _counts(bitmap: bytes) -> Ints:
 def _compare(
     found: Delivery, where: str, chunks: dict[int, Ints], copies: int, span: tuple[int, int | None]
 ) -> int:
-    """Return the losses in a span of numbers. Without an end (no drain) only duplicates can be judged. A number below its
-    start may arrive: it was in flight in the checkpoint from which the job started."""
+    """Return the losses in a span of numbers. Without an end (no drain), only duplicates can be judged. A
+    number below the start may arrive, because it was in flight in the checkpoint from which the job
+    started."""
     lost, (start, end) = 0, span
     bases = sorted({*chunks, *range(0, end or 0, CHUNK_RECORDS)})
     for base in bases:

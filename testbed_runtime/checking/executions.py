@@ -21,7 +21,8 @@ class ExecutionHistory:
     taskmanager: str = ""
     """Empty if it got no slot."""
     states: list[tuple[str, float | None]] = field(default_factory=list)
-    """Its states in order. The time of CREATED is not recorded: it is the job's start or restart."""
+    """The states of the attempt, in order. The time of CREATED is not recorded: it is the job's start or
+    restart."""
     cause: str = ""
     """`class: text`; empty if nothing failed."""
 

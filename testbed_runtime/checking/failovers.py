@@ -32,7 +32,7 @@ class Cause(Struct, frozen=True):
     kind: str = FAILURE_REPORT
     """The kind of the wait whose end was this failure."""
     own: bool = False
-    """A function of the scenario raised it, so that no fault is behind it."""
+    """A function of the scenario raised the error, so no fault is behind it."""
     root: str = ""
     """The cause that `text` wraps, as `class: text`; empty if it wraps none."""
 
@@ -55,9 +55,9 @@ class Failovers(Struct, frozen=True):
 
 
 def check_failovers(trial: Trial, before_ns: int | None = None) -> Failovers:
-    """Count restarts as Flink's `numRestarts` does: a failure during a restart begins another one, unless the restart
-    strategy merged it, even if that was too late. Restart numbers are unique only per incarnation of the JobManager.
-    `before_ns`: from then on the processes were stopped, and what failed does not count."""
+    """Count restarts as Flink's `numRestarts` does. A failure during a restart begins another restart, unless
+    the restart strategy merged it, even if that was too late. Restart numbers are unique only per incarnation
+    of the JobManager. `before_ns`: when the processes were stopped. Later failures do not count."""
     restarts = [e for e in events(trial, "failover.started") if before_ns is None or e["t_ns"] < before_ns]
     merged = {(e["process"], e["subject"]) for e in restarts if not counted(e)}
     started = {(e["process"], e["subject"]): cause_of(e) for e in restarts}
@@ -68,7 +68,8 @@ def check_failovers(trial: Trial, before_ns: int | None = None) -> Failovers:
 
 
 def counted(started: Mapping[str, Any]) -> bool:
-    """Return whether Flink counts this restart. A history of an earlier version does not say it."""
+    """Return whether Flink counts this restart. True in a history of an earlier version, which does not
+    record that."""
     return bool(data(started).get("counted", True))
 
 
@@ -86,8 +87,8 @@ def failures(trial: Trial) -> list[Cause]:
 
 
 def round_causes(trial: Trial) -> list[Cause]:
-    """Return the failures that began or ended a round. Of failures that follow each other at once, the first counts: tasks
-    that fail together, and deployments that fail at once."""
+    """Return the failures that began or ended a round. Of failures in direct succession, the first counts:
+    tasks can fail together, and deployments can fail at once."""
     found: list[Cause] = []
     for cause in failures(trial):
         if not found or cause.terminal or cause.t_ns - found[-1].t_ns > TOGETHER_NS:
@@ -134,7 +135,8 @@ def first_cause(trial: Trial) -> Cause | None:
 
 
 def root_cause(trial: Trial, until_ns: int) -> str:
-    """Return what last failed a job that is not running at that time, as `class: text`; empty for one that runs or finished."""
+    """Return the last root cause of a job that is not running at that time, as `class: text`. Empty if the
+    job runs or has finished."""
     failure = terminal_failure(trial)
     if failure is None:
         if job_state(trial, until_ns) in ("RUNNING", "FINISHED", None):

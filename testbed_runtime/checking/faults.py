@@ -22,9 +22,9 @@ from testbed_runtime.core.judgement.metrics import (
 from testbed_runtime.history.schema import Trial
 
 _DELAYS = ("latency_s", "delay_s")
-"""The parameters of faults that say by how much they delay what passes."""
+"""The parameters that delay what passes."""
 _HELD_MAX_S = 1e9
-"""A damaged history may have any number."""
+"""The largest time that is believed: a damaged history may have any number."""
 VERDICTS = ("verified", "unverified", "failed")
 
 
@@ -40,37 +40,39 @@ class FaultEffect(Struct, frozen=True):
     targets: str
     text: str
     voided: bool = False
-    """Its lease lapsed, so it did not last as long as requested."""
+    """The lease of the fault lapsed, so the fault did not last as long as requested."""
     too_late: bool = False
-    """The job had ended before it could begin."""
+    """The job had ended before the fault could begin."""
     sent_again_ns: int = 0
-    """How long it took TCP until it had sent again what the fault had lost. It is part of the fault, so `ended_ns` includes it."""
+    """How long TCP took to send again what the fault had lost. This time is part of the fault: `ended_ns`
+    includes it."""
     plane: str = PLANES[0]
-    """One of core.faults.links.PLANES. Only a fault of the network acts on another one than that of data."""
+    """The plane on which the fault acts, one of core.faults.links.PLANES. Only network faults act on other
+    planes than that of the data."""
 
     @property
     def group(self) -> str:
-        """The first part of its kind, such as `network`."""
+        """The first part of the fault's kind, such as `network`."""
         return self.kind.partition(".")[0]
 
     @property
     def hides_link(self) -> bool:
-        """Whether it lets nothing pass on a connection."""
+        """Whether the fault lets nothing pass on a connection."""
         return self.kind in FAULTS and FAULTS[self.kind].hides is Hides.LINK
 
     @property
     def on_rpc_alone(self) -> bool:
-        """Whether it acts on messages of the control plane, and on no data."""
+        """Whether the fault acts on messages of the control plane, and on no data."""
         return self.plane == PLANES[1]
 
     @property
     def on_data_alone(self) -> bool:
-        """Whether it acts on the exchange of data, and on no message of the control plane."""
+        """Whether the fault acts on the exchange of data, and on no message of the control plane."""
         return self.group == "frames" or (self.group == "network" and self.plane == PLANES[0])
 
     @property
     def begun_ns(self) -> int:
-        """When it was injected; 0 if it was not."""
+        """When the fault was injected; 0 if it was not."""
         return self.injected_ns or 0
 
     @property
@@ -83,7 +85,7 @@ class FaultEffect(Struct, frozen=True):
 
 
 def check_faults(trial: Trial, entry: Entry) -> list[FaultEffect]:
-    """Return an effect for each fault in the manifest and for each one that only the history has."""
+    """Return an effect for each fault in the manifest, and for each fault that only the history has."""
     rows = trial.rows("faults")
     planes = {str(f["name"]): str(f.get("plane") or PLANES[0]) for f in entry.get("faults") or ()}
     asked = [] if entry.get("role") == "control" else planes
@@ -103,8 +105,9 @@ def residue_of(effects: list[FaultEffect]) -> tuple[int | None, str]:
 
 
 def _effect(trial: Trial, name: str, plane: str, *, ended: bool) -> FaultEffect:
-    """A fault is verified when the last row of every target says so. One whose injection failed or whose lease lapsed is not.
-    The runner injects no more faults when the job has `ended`. Such a fault leaves no residue."""
+    """Return the effect of one fault. It is verified when the last row of every target says so, unless its
+    injection failed or its lease lapsed. The runner injects no more faults when the job has `ended`. Such a
+    fault leaves no residue."""
     rows = [r for r in trial.rows("faults") if r["fault"] == name]
     too_late = ended and not rows
     last: dict[str, str] = {}
@@ -163,8 +166,8 @@ def added_delays(entry: Entry) -> dict[str, int]:
 
 
 def held_times(trial: Trial, entry: Entry) -> dict[str, int]:
-    """Map each fault of a trial to how long it may have kept one target from handling other messages: by its delay of one message, or by
-    those of all, as the targets counted."""
+    """Map each fault of a trial to how long it may have kept one target from handling other messages: its
+    delay of one message, or the delays of all messages, as the targets counted them."""
     found = added_delays(entry)
     for row in trial.rows("faults"):
         counters = _mapping(_mapping(row["measured"]).get("counters")).values()
@@ -176,7 +179,8 @@ def held_times(trial: Trial, entry: Entry) -> dict[str, int]:
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    """Return an object, or the one that a text in JSON has; an empty one for anything else, as in a damaged history."""
+    """Return an object, or the object that a JSON text contains. Empty for anything else, as in a damaged
+    history."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

@@ -15,7 +15,7 @@ from testbed_runtime.history.schema import Trial
 
 ITERATION = "iteration"
 HELD_UP = 2
-"""A superstep that takes this many times the usual time was held up."""
+"""A superstep that takes this many times the usual time was delayed."""
 
 
 def supersteps(trial: Trial) -> tuple[int | None, str]:
@@ -32,8 +32,9 @@ def supersteps(trial: Trial) -> tuple[int | None, str]:
 
 
 def held_supersteps(trial: Trial, waits: Iterable[Wait], effects: Iterable[FaultEffect]) -> list[Wait]:
-    """Return, for each fault on the exchange, the waits of an iteration for the supersteps that the fault delayed, from its beginning on
-    and without the remaining work of these supersteps. The time of other supersteps is attributed to no fault."""
+    """Return, for each fault on the exchange, the waits of an iteration for the supersteps that the fault
+    delayed. A wait begins with the fault and does not include the remaining work of its superstep. The time
+    of other supersteps is attributed to no fault."""
     found: dict[tuple[str, int, int], Wait] = {}
     iterations = [w for w in waits if w.kind == ITERATION]
     moments: dict[str, list[int]] = defaultdict(list)
@@ -54,7 +55,8 @@ def held_supersteps(trial: Trial, waits: Iterable[Wait], effects: Iterable[Fault
 
 
 def _held(moments: Sequence[int], wait: Wait, fault: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return the spans in which a fault held supersteps of an iteration up. `moments`: the ends of its supersteps."""
+    """Return the spans in which a fault delayed supersteps of an iteration. `moments`: the ends of its
+    supersteps."""
     begun, ended = fault
     ends = sorted({wait.start_ns, *(t for t in moments if wait.start_ns < t < wait.end_ns), wait.end_ns})
     steps = list(pairwise(ends))

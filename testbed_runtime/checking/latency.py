@@ -82,8 +82,8 @@ def merged_buckets(filled: tuple[Ints, Ints, Ints], group: Ints, groups: int) ->
 
 
 def merge_sinks(table: pa.Table) -> pa.Table:
-    """Return a `latency` table with one row per time window: the sum over all sinks. Every quantile stays the same. It has the columns
-    that do not belong to one sink."""
+    """Return a `latency` table with one row per time window, which has the sum over all sinks, so that
+    quantiles stay the same. It keeps only the columns that do not belong to one sink."""
     if not len(table):
         return table
     start, length = ints(table, "window_start_ns"), ints(table, "window_ns")

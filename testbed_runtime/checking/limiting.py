@@ -14,7 +14,7 @@ from testbed_runtime.history.columns import ints
 from testbed_runtime.history.schema import Trial
 
 _BARRIERS = ("barrier", "event")
-"""Classes of frames that a task with several inputs waits for, while it reads nothing of the others."""
+"""Classes of frames that a task with several inputs waits for without reading its other inputs."""
 
 
 def limiting_fault(
@@ -25,8 +25,9 @@ def limiting_fault(
     size: FaultSizes,
     own: str,
 ) -> FaultEffect | None:
-    """Return the fault that was active longest, if that was at least half of the span. Among equals, return `own`, the fault of the outage.
-    `places`: the TaskManagers of which it must hit one. Faults that are too small to explain so long a span do not count."""
+    """Return the fault that was active longest, if that was at least half of the span. Among equals, return
+    `own`, the fault of the outage. The fault must hit one of the TaskManagers in `places`. Faults that are
+    too small to explain so long a span do not count."""
     start, end = span
     injected = [e for e in effects if e.injected_ns is not None and size.explains(e, end - start)]
     narrow = [e for e in injected if _narrows(e, size.frame_class(e)) and _hits(e, places)]
@@ -36,7 +37,8 @@ def limiting_fault(
 
 
 class FaultSizes(Struct, frozen=True):
-    """The sizes of the faults of a trial, compared with a catch-up. A size that is not known is large enough."""
+    """The sizes of the faults of a trial, compared with a catch-up. A fault of unknown size counts as large
+    enough."""
 
     params: Mapping[str, Mapping[str, Any]]
     delays: Mapping[str, int]
@@ -44,7 +46,8 @@ class FaultSizes(Struct, frozen=True):
     starved: bool = False
     """A sender waited for credit most of the time."""
     carried: float = 0.0
-    """The bytes per second that the tasks of the TaskManager with most of them received or sent; 0 if unknown."""
+    """The largest number of bytes per second that the tasks of one TaskManager received or sent; 0 if
+    unknown."""
 
     def frame_class(self, effect: FaultEffect) -> str:
         """Return the class of the frames on which a fault acts. Empty if it acts on all."""
@@ -61,7 +64,8 @@ class FaultSizes(Struct, frozen=True):
 
 
 def carried_bytes(trial: Trial, span: tuple[int, int], places: Collection[str]) -> float:
-    """Return the bytes per second that the tasks of the TaskManager with most of them received or sent in the span; 0 without samples."""
+    """Return the largest number of bytes per second that the tasks of one TaskManager received or sent in the
+    span; 0 without samples."""
     table = trial.table("tasks")
     t_ns = ints(table, "t_ns")
     inside = table.filter((t_ns >= span[0]) & (t_ns <= span[1]))
@@ -78,8 +82,8 @@ def carried_bytes(trial: Trial, span: tuple[int, int], places: Collection[str]) 
 def places_of_behind(
     trial: Trial, entry: Entry, span: tuple[int, int], behind: Collection[str]
 ) -> frozenset[str]:
-    """Return the TaskManagers that ran the subtasks in `behind` and all vertices before them during the span: all those that ran tasks
-    of the job if no subtask is known to be behind."""
+    """Return the TaskManagers that ran the subtasks in `behind`, and all vertices upstream of them, during
+    the span. Return those that ran any tasks of the job if no subtask is known to be behind."""
     table = trial.table("tasks")
     t_ns = ints(table, "t_ns")
     rows = table.filter((t_ns >= span[0]) & (t_ns <= span[1])).select(["process", "task"])
@@ -90,7 +94,7 @@ def places_of_behind(
 
 
 def _before(shape: JobShape, vertices: Iterable[str]) -> set[str]:
-    """Return the vertices from which records reach these."""
+    """Return the vertices upstream of these."""
     found, todo = set[str](), list(vertices)
     while todo:
         vertex = todo.pop()
@@ -111,6 +115,7 @@ def _narrows(effect: FaultEffect, frame_class: str) -> bool:
 
 
 def _hits(effect: FaultEffect, places: Collection[str]) -> bool:
-    """Return whether both ends of one of its targets are at these places. One without targets hits every TaskManager."""
+    """Return whether both ends of one of the fault's targets are at these places. A fault without targets
+    hits every TaskManager."""
     anywhere = {*places, ANYBODY, ""}
     return any(anywhere.issuperset(split_link(target)) for target in targets_of(effect) or ("",))

@@ -141,7 +141,8 @@ def progress_curves(trial: Trial, entry: Entry, edges: Ints) -> dict[str, list[f
 
 
 def _lag(one: Progress, times: Ints) -> npt.NDArray[np.float64]:
-    """Return the lag at each time: that of the newest sample, which grows once the subtask has been silent for GAP_NS."""
+    """Return the lag at each time: the lag of the newest sample, which grows once the subtask has been silent
+    for GAP_NS."""
     lag = one.lag_at(times)
     moments, reached = one.moments()
     if len(moments):

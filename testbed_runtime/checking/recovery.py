@@ -41,8 +41,8 @@ class Phase(Struct, frozen=True):
 
 
 def worst(found: TrialRecovery) -> Recovery | None:
-    """Return the recovery that the metrics describe: one that did not end, else one with a failover, else the longest. None if no
-    fault began any."""
+    """Return the recovery that the metrics describe: one that did not end, otherwise one with a failover,
+    otherwise the longest. None if no fault began a recovery."""
     faults = [r for r in found.recoveries if r.fault]
     return max(
         faults, key=lambda r: (not r.recovered, any(x.cause for x in r.rounds), r.total_s), default=None
@@ -52,10 +52,12 @@ def worst(found: TrialRecovery) -> Recovery | None:
 def milestones(
     found: TrialRecovery, end: int, faults: Collection[str] = ()
 ) -> tuple[tuple[str, Window | None], ...]:
-    """Return the windows `outage`, `catch-up` and `recovered` of the worst recovery, which the rows `recovery.*` describe too.
+    """Return the windows `outage`, `catch-up` and `recovered` of the worst recovery. The rows `recovery.*`
+    describe the same recovery.
 
-    With several faults, each one's windows follow as `outage/<fault>`, and so on. Faults that share a recovery have the end
-    of it in common, and each begins with its own effect. `recovered` lasts until `end`. `faults`: those that were asked for."""
+    With several faults, the windows of each fault follow as `outage/<fault>`, and so on. Faults that share a
+    recovery share its end, and each begins with its own effect. `recovered` lasts until `end`. `faults`: the
+    faults of the scenario."""
     chosen = worst(found)
     windows = dict.fromkeys(MILESTONE_PHASES) if chosen is None else dict(_milestones(chosen, end))
     worst_last = sorted(found.recoveries, key=lambda r: (not r.recovered, r.total_s))

@@ -24,7 +24,7 @@ from testbed_runtime.history.numbers import COUNTS_SCHEMA, NUMBERS, add_up, coun
 from testbed_runtime.history.schema import COMMON, TABLES, Trial, arrow_schema
 
 WHOLE = ("events", "checkpoints", "faults", "waits", "delivery")
-"""Tables that are kept as they are."""
+"""Tables that are kept unchanged."""
 COLUMNS: dict[str, tuple[str, ...]] = {
     "tasks": (
         "process", "seq", "t_ns", "task", "vertex", "role", "attempt", "records_in", "records_out", "bytes_in", "bytes_out", "busy_ns",
@@ -39,8 +39,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 
 
 def columns(table: str, *, whole: bool = False) -> list[str]:
-    """Return the columns to read of a table: the common ones, and those that anything depends on. Both are validated. Of a `whole`
-    trial, all columns of frames are validated too."""
+    """Return the columns to read of a table: the common ones, and those that any metric depends on. Both are
+    validated. For a `whole` trial, all columns of frames are included, to be validated too."""
     kept = arrow_schema(table).names if table == "tasks" or (whole and table == "frames") else COLUMNS[table]
     return list(dict.fromkeys([*(name for name, _ in COMMON), *kept]))
 
@@ -54,7 +54,8 @@ def reduce_rows(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
 
 
 def assemble(run: str, trial: str, parts: Mapping[str, Sequence[pa.Table]], problems: Sequence[str]) -> Trial:
-    """Return the reduced trial that the parts add up to. Its channels are judged already, or all rows of them are among the parts."""
+    """Return the reduced trial that the parts add up to. Its channels have been judged, or all their rows are
+    among the parts."""
     known = {name: tables for name, tables in parts.items() if tables}
     found = {name: pa.concat_tables(own, promote_options="permissive") for name, own in known.items()}
     tables = {name: found[name] for name in WHOLE if name in found}

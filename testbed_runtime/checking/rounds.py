@@ -25,24 +25,25 @@ from testbed_runtime.history.schema import Trial
 from testbed_runtime.history.waits import INT64_MAX
 
 EXPLAINS = {"registration": ("partition",), "store": ("checkpoint", "failure-report", "lease")}
-"""The failures that faults of a group can cause, by the kind of `Cause`. Other groups can cause any failure."""
+"""The kinds of failures that faults of a group can cause (`Cause.kind`). Other groups can cause any failure."""
 _ON_DATA = ("partition", "checkpoint", "failure-report", "connection")
 """The failures that faults on the exchange alone can cause."""
 _CLOSES_NONE = ("network.latency", "network.bandwidth", "network.duplicate", "network.reorder")
-"""The kinds of faults of the network that only delay what passes: no connection is closed because of them."""
+"""The kinds of network faults that only delay what passes. They close no connection."""
 
 
 TOLERATED_NS = round(EPSILON_S * NS)
-"""A first record is not later than others within this: they wait for flushes of their own."""
+"""A first record that arrives within this time of another one does not count as later: each waits for its own
+flushes."""
 _ONLY = {"checkpoint": "store", "lease": "store"}
-"""The failures that an active fault of a group has caused rather than any later fault."""
+"""The kinds of failures that are attributed to an active fault of a group rather than to any later fault."""
 _EXPLAINED_BY = {"checkpoint": "store", "lease": "store", "heartbeat": "rpc"}
-"""The groups of faults that cost a running job nothing before a wait of this kind begins which fails."""
+"""The groups of faults that cost a running job nothing before the given kind of failed wait begins."""
 _FAILED = (Outcome.FAILED, Outcome.EXPIRED)
 _HOLDS_NO_RECORD = ("store", "heartbeats")
-"""The groups of faults that no record of a running job waits for: snapshots are stored beside the tasks."""
+"""The groups of faults that delay no record of a running job: snapshots are stored beside the tasks."""
 LOST = (*LOSSES, "jobmanager.kill")
-"""The kinds of faults that end a process, which is noticed later."""
+"""The kinds of faults that end a process. Its loss is noticed later."""
 
 
 class RoundSpan(Struct, frozen=True):
@@ -54,9 +55,9 @@ class RoundSpan(Struct, frozen=True):
     cause: Cause | None = None
     failure: Cause | None = None
     running: int | None = None
-    """When the last affected sink received its first new record, also if the job failed later."""
+    """When the last affected sink received its first new record, even if the job failed later."""
     unnoticed: Cause | None = None
-    """The failure to which it led after the end of the record."""
+    """The failure to which the deployment led after the end of the record."""
 
 
 class Outage(Struct, frozen=True):
@@ -69,14 +70,14 @@ class Outage(Struct, frozen=True):
     recovered: bool
     caught_up: int | None = None
     first: bool = False
-    """It is the first start."""
+    """Whether this is the first start."""
     earlier: tuple[FaultEffect, ...] = ()
-    """The faults of an outage that several faults without a failover began, one before the job had recovered from the other.
-    `fault` is the first of them."""
+    """The faults of an outage that several faults without a failover began, each before the job had recovered from
+    the previous one. `fault` is the first of them."""
     shared: tuple[FaultEffect, ...] = ()
     """Every other fault that took effect before the job had recovered, and that began no outage of its own."""
     joined: int | None = None
-    """When the fault that cost the failover took effect, in an outage that `earlier` faults began."""
+    """In an outage that `earlier` faults began, when the fault that caused the failover took effect."""
 
     @property
     def running(self) -> int | None:
@@ -84,7 +85,8 @@ class Outage(Struct, frozen=True):
 
 
 class FirstRecord(Struct, frozen=True):
-    """The first record of a sink: when it arrived, and how long it had been due. None: since the start of the trial."""
+    """The first record of a sink: when it arrived, and its latency. Without a latency, it was due since the start of
+    the trial."""
 
     t_ns: int
     latency_ns: int | None
@@ -187,8 +189,8 @@ def start_of(trial: Trial, end: int, effects: Sequence[FaultEffect] = ()) -> Out
 
 
 def _submitted(trial: Trial, effects: Sequence[FaultEffect]) -> int | None:
-    """Return when the job was submitted. If a fault had stopped the JobManager before that, return when it did: the runner waits for the fault
-    to take effect before it submits the job."""
+    """Return when the job was submitted. If a fault had stopped the JobManager before that, return the time of that
+    fault: the runner waits for its effect before it submits the job."""
     created = created_ns(trial)
     if created is None:
         return None
@@ -243,8 +245,8 @@ def outages_of(
 
 
 def _absorb_idle(found: Sequence[Outage]) -> list[Outage]:
-    """Merge each fault that had cost nothing so far into the outage of a later fault, if it was still active then and
-    the job was behind until it ended."""
+    """Merge each fault without costs so far into the outage of a later fault, if it was still active then and the job
+    was behind until it ended."""
     idle = [o.fault for o in found if o.fault is not None and o.effect == o.end]
     idle = [f for f in idle if f.group not in _HOLDS_NO_RECORD]
     taken: list[FaultEffect] = []
@@ -463,7 +465,8 @@ def _stops_jobmanager(fault: FaultEffect) -> bool:
 
 
 def _joined(record: _Record, found: Sequence[Outage]) -> list[Outage]:
-    """Return the outages, each joined with those before it that had not ended when it began and cost no failover."""
+    """Return the outages. Each is joined with the earlier outages that caused no failover and had not ended when it
+    began."""
     joined: list[Outage] = []
     for outage in found:
         before = joined[-1] if joined else None
@@ -487,7 +490,8 @@ def _behind(before: Outage, outage: Outage) -> bool:
 
 
 def _until_all_ended(record: _Record, outage: Outage) -> Outage:
-    """Return the outage of several faults without a failover: until no task is behind any more after the last one's end."""
+    """Return the outage of several faults without a failover. It lasts until no task is behind any more after the end
+    of the last fault."""
     moment = record.catch_up.since(outage.effect, fault_end=max(e.ended_ns or 0 for e in outage.earlier))
     end = record.end if moment is None else moment
     rounds = (replace(outage.rounds[0], end=end),)

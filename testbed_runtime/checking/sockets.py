@@ -1,4 +1,5 @@
-"""TCP as flow control, step by step, from the sockets' samples: from the reader that stops to the source that waits."""
+"""TCP as flow control, step by step, from samples of the sockets: from the moment at which the reader stops
+until the source waits."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _Sample = tuple[int, Mapping[str, Any]]
 
 
 class PushBack(Struct, frozen=True):
-    """One connection. The seconds count from the first step; a step that was not seen is missing."""
+    """The steps of one connection. Seconds count from the first step. A step that was not seen is missing."""
 
     link: str
     steps: tuple[tuple[str, float], ...]

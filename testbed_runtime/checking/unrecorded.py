@@ -17,13 +17,14 @@ from testbed_runtime.core.waits import JOBMASTER_NAME, RM_NAME, Outcome, Wait
 from testbed_runtime.history.schema import Trial
 
 _AFTER = {"failover.started": "cancellation", "failover.cancelled": "fencing", "failover.slots": "deployment"}
-"""The wait of a restart after each of its milestones. Its tasks are SCHEDULED when it requests slots."""
+"""The kind of wait that follows each milestone of a restart. The tasks are SCHEDULED when slots are
+requested."""
 _TIMEOUT = "cluster.registration.initial-timeout"
 
 
 def lost_waits(trial: Trial, entry: Entry, end_ns: int) -> list[Wait]:
-    """Return the waits of restarts during which the JobManager was killed, until the next JobManager recovers the job. Only the wait for a
-    restart delay has its owner as `cause`."""
+    """Return the waits of restarts during which the JobManager was killed, until the next JobManager recovers
+    the job. Only a wait for a restart delay has a `cause`."""
     exits = {e["subject"]: e["t_ns"] for e in events(trial, "process.exit")}
     started = events(trial, "failover.started")
     complete = {(e["process"], e["subject"]) for e in events(trial, "failover.deployed")}
@@ -74,14 +75,15 @@ def _requests_slots(event: Mapping[str, Any], region: frozenset[str]) -> bool:
 
 
 def _restart_delay(entry: Entry, started: Mapping[str, Any]) -> str:
-    """Return the option that delayed this restart, with its value and the delay in force. Empty if none did."""
+    """Return the option that delayed this restart, with its value and the delay in force. Empty if there was
+    no delay."""
     option, seconds = str(started.get("delay_option") or ""), float(started.get("delay_s") or 0)
     return f"{option} = {restart_delay(options(entry), option, seconds).value}" if seconds > 0 else ""
 
 
 def expired_slot_requests(trial: Trial, entry: Entry) -> list[Wait]:
-    """Return a wait for each request of the ResourceManager for a slot that its TaskManager did not answer in time. The next one follows, at
-    the same TaskManager or another one."""
+    """Return a wait for each slot request of the ResourceManager that its TaskManager did not answer in time.
+    The next request follows, at the same TaskManager or another one."""
     limit = option_limit(options(entry), "pekko.ask.timeout")
     found = []
     for number, event in enumerate(events(trial, "rpc.timeout")):
@@ -106,14 +108,15 @@ def expired_slot_requests(trial: Trial, entry: Entry) -> list[Wait]:
 
 
 def is_slot_request(wait: Wait) -> bool:
-    """Whether a wait is one request for a slot, and not that of a job for all its slots."""
+    """Whether a wait is for the answer to one slot request, not a job's wait for all its slots."""
     return (wait.kind, wait.who) == ("slot", RM_NAME)
 
 
 def with_expired_attempts(waits: Iterable[Wait], entry: Entry, effects: Iterable[FaultEffect]) -> list[Wait]:
-    """Return the waits. Split each registration during a fault that slows messages down in two: the attempts that timed out although the
-    JobManager answered each one, and the last attempt. A fault that lets nothing pass or keeps the JobManager busy would also have delayed an
-    attempt with a longer timeout."""
+    """Return the waits, with each registration during a fault that slows messages down split in two: the
+    attempts that timed out although the JobManager answered each one, and the last attempt. Other faults are
+    left out: a fault that lets nothing pass or keeps the JobManager busy would also have delayed an attempt
+    with a longer timeout."""
     delays = added_delays(entry)
     round_trips = {e.fault: 2 * delays.get(e.fault, 0) for e in effects if _slows_down(e)}
     found: list[Wait] = []
@@ -144,8 +147,9 @@ def _slows_down(effect: FaultEffect) -> bool:
 
 
 def expired_attempts_ns(lasted_ns: int, config: RegistrationConfig, round_trip_ns: int) -> int:
-    """Return how long the attempts took that timed out within the round trip that a fault adds. 0 if the remaining time was shorter than
-    the longest of them: then something other than the network had delayed them."""
+    """Return how long the attempts took that timed out within the round trip that a fault adds. 0 if the
+    remaining time was shorter than the longest attempt, because then something other than the network had
+    delayed them."""
     registration = RetryingRegistration(config)
     attempt, spent, longest = registration.first(), 0, 0
     while (timeout := round(attempt.timeout_s * NS)) < round_trip_ns and spent + timeout <= lasted_ns:
