@@ -28,7 +28,7 @@ from testbed_runtime.core.judgement.statistics import Interval
 
 BETTER, WORSE, INDISTINGUISHABLE, UNKNOWN = "better", "worse", "indistinguishable", "unknown"
 HIGHER, LOWER = "higher", "lower"
-"""Instead of BETTER and WORSE for a metric without a better direction."""
+"""Used instead of BETTER and WORSE for a metric without a better direction."""
 MATTERS = 0.05
 """Differences below this share of the reference do not matter, unless asked otherwise."""
 RESOLUTION = {"s": 0.001}
@@ -37,7 +37,7 @@ SEED = 1
 
 
 class Key(Struct, frozen=True):
-    """The metric that is compared, with its quantile within a trial and its phase."""
+    """A metric that is compared, with its quantile within a trial and its phase."""
 
     metric: str
     quantile: float | None = None
@@ -78,7 +78,7 @@ ALSO_MAX = 6
 
 
 class Sample(Struct, frozen=True, kw_only=True):
-    """The value of one trial. `pair` is what makes it comparable with a trial of another group: its seed."""
+    """The value of one trial. `pair` is its seed: trials with the same seed are compared."""
 
     pair: int
     value: float | None
@@ -102,7 +102,7 @@ def sample(key: Key, pair: int, rows: Sequence[Row]) -> Sample:
 
 
 class Group(Struct, frozen=True, kw_only=True):
-    """The trials that are compared as one: those of a variant, or of a run."""
+    """The trials that are compared together: those of a variant, or of a run."""
 
     name: str
     trials: Mapping[int, Sequence[Row]]
@@ -127,7 +127,7 @@ class Contrast(Struct, frozen=True, kw_only=True):
     relative: Interval | None = None
     """The improvement as a share of the reference's mean."""
     equivalent: bool = False
-    """The whole interval lies within the smallest difference that matters."""
+    """Whether the whole interval is within the smallest difference that matters."""
     reason: str = ""
     confidence: float = CONFIDENCE
 
@@ -201,7 +201,8 @@ def contrast(
 def _aligned(
     first: Sequence[Sample], second: Sequence[Sample]
 ) -> tuple[Sequence[Sample], Sequence[Sample], bool]:
-    """Return both in the order of their pairs if they have the same pairs (a void trial drops its pair), otherwise unchanged."""
+    """Return the samples of the pairs that both groups have, in the same order, and True, if these are most
+    of the pairs. Otherwise return both groups unchanged and False. A void trial drops its pair."""
     left, right = ({s.pair: s for s in group} for group in (first, second))
     common = sorted(left.keys() & right.keys())
     if len(left) == len(first) and len(right) == len(second) and len(common) > max(len(left), len(right)) / 2:
@@ -246,7 +247,7 @@ def _answered(found: Contrast, gain: Interval, limit: float) -> Contrast:
 
 
 def _too_few(key: Key, first: Sequence[Sample], second: Sequence[Sample], needed: int) -> str:
-    """Say what was measured, and that it may be chance."""
+    """Say what was measured, and that it may be due to chance."""
     shown = f"{_mean(key, second)} against {_mean(key, first)}"
     counts = " and ".join(dict.fromkeys(str(len(group)) for group in (first, second)))
     trials = "trial" if counts == "1" else "trials"
@@ -255,7 +256,8 @@ def _too_few(key: Key, first: Sequence[Sample], second: Sequence[Sample], needed
 
 
 def _mean(key: Key, group: Sequence[Sample]) -> str:
-    """The mean of samples that all have a value. If a trial did not recover, it is only a lower bound."""
+    """Return the mean of samples that all have a value. If a trial did not recover, it is only a lower
+    bound."""
     least = "at least " if any(s.bounded for s in group) else ""
     return least + format_value(sum(s.value or 0.0 for s in group) / len(group), key.unit)
 
@@ -274,7 +276,8 @@ def _signed(value: float, unit: str) -> str:
 
 
 def meets(expectation: Expectation, found: Contrast) -> bool | None:
-    """Return whether the contrast shows what the expectation asks (`improves_by` or `within`). None: it does not decide."""
+    """Return whether the contrast meets the expectation (`improves_by` or `within`). None if it does not
+    decide that."""
     asked = expectation.within if expectation.improves_by is None else expectation.improves_by
     margin, relative = parse_margin(str(asked), found.key.unit)
     gain = found.relative if relative else found.improvement
@@ -308,10 +311,12 @@ def comparison(
     each_with_previous: bool = False,
     matters: float = MATTERS,
 ) -> dict[str, Any]:
-    """Return the content of comparison.json: each group's means, and each group against the first one (or the previous one).
+    """Return the content of comparison.json: the means of each group, and each group compared with the first
+    one (or the previous one).
 
-    All differences together have a confidence of CONFIDENCE (Bonferroni); each mean has it by itself. `also`: metrics that are
-    shown where the groups differ, and not compared, because each comparison makes the intervals of the others wider."""
+    All differences together have a confidence of CONFIDENCE (Bonferroni). Each mean has that confidence by
+    itself. `also`: metrics that are shown where the groups differ, but not compared, because each comparison
+    widens the intervals of the others."""
     shown = [key for key in keys if any(s.value is not None for g in groups for s in g.samples(key))]
     listed = [*shown, *_differing(groups, [key for key in also if key not in keys])]
     pairs = [(groups[i - 1] if each_with_previous else groups[0], groups[i]) for i in range(1, len(groups))]
@@ -336,7 +341,7 @@ def comparison(
 
 
 def judged_keys(expectations: Sequence[Expectation]) -> list[Key]:
-    """Return the metrics with a number that these expectations judge, each once, in their order."""
+    """Return the numeric metrics that these expectations judge, without repetitions and in their order."""
     found = [
         Key(e.metric, e.quantile if m.METRICS[e.metric].quantiles else None, e.phase)
         for e in expectations
@@ -346,7 +351,7 @@ def judged_keys(expectations: Sequence[Expectation]) -> list[Key]:
 
 
 def _differing(groups: Sequence[Group], keys: Sequence[Key]) -> list[Key]:
-    """Return the first ALSO_MAX metrics whose means differ between the groups, as they are shown."""
+    """Return the first ALSO_MAX metrics whose means, as they are shown, differ between the groups."""
     differing = [key for key in keys if len({_value(g.samples(key), key)["text"] for g in groups}) > 1]
     return differing[:ALSO_MAX]
 
@@ -360,7 +365,8 @@ def _group(group: Group, keys: Sequence[Key]) -> dict[str, Any]:
 
 
 def _value(samples: Sequence[Sample], key: Key) -> dict[str, Any]:
-    """Return a group's mean of one metric. `atLeast`: some trial had not recovered, so the mean is a lower bound."""
+    """Return a group's mean of one metric. `atLeast`: a trial had not recovered, so the mean is a lower
+    bound."""
     values = [s.value for s in samples if s.value is not None]
     whole = len(values) == len(samples) and bool(values)
     interval = statistics.mean_interval(values, confidence=CONFIDENCE, seed=SEED) if whole else None
@@ -390,7 +396,7 @@ def with_interval(value: str, low: str, high: str) -> str:
 
 
 def _summaries(pairs: Sequence[tuple[str, str]], contrasts: Sequence[Contrast]) -> list[str]:
-    """Return the answer about each pair of groups in one sentence, or one for all of them if there are too few trials."""
+    """Return one sentence about each pair of groups, or one for all pairs if there are too few trials."""
     few = [c.trials for c in contrasts if c.reason == m.NOT_ENOUGH_TRIALS]
     if few and all(c.answer == UNKNOWN for c in contrasts):
         fewest, needed = min(few), samplesize.trials_for(contrasts[0].confidence)
@@ -406,7 +412,7 @@ def _summaries(pairs: Sequence[tuple[str, str]], contrasts: Sequence[Contrast]) 
 
 
 def _summary(reference: str, name: str, contrasts: Sequence[Contrast]) -> str:
-    """Return the answer about two groups in one sentence."""
+    """Return the result for two groups in one sentence."""
     own = [c for c in contrasts if c.reference == reference and c.name == name]
     decided = [f"{c.key.title}: {c.text}" for c in own if c.answer not in (INDISTINGUISHABLE, UNKNOWN)]
     if decided:

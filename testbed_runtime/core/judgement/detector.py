@@ -36,14 +36,15 @@ class Disturbance(Struct, frozen=True, kw_only=True):
     p99_s: float
 
     def longer_than(self, seconds: float) -> float:
-        """Return the share of events that last longer. `seconds` is above 0."""
+        """Return the share of events that last longer than `seconds`, which is above 0."""
         spread = self._spread
         if spread == 0:
             return 1.0 if self.median_s > seconds else 0.0
         return 1 - _NORMAL.cdf(math.log(seconds / self.median_s) / spread)
 
     def excess(self, seconds: float) -> float:
-        """Return the mean of what events last beyond `seconds`; 0 for shorter ones. `seconds` is above 0."""
+        """Return the mean time for which events last beyond `seconds`, which is above 0. Shorter events count
+        as 0."""
         spread = self._spread
         if spread == 0:
             return max(0.0, self.median_s - seconds)

@@ -19,7 +19,8 @@ LOW, HIGH = 5, 95
 
 
 class Distribution(Struct, frozen=True):
-    """The values of one metric in all trials of one variant. `missing` counts the trials without a value, such as one that never recovered."""
+    """The values of one metric in all trials of one variant. `missing` counts the trials without a value,
+    such as trials that never recovered."""
 
     variant: str
     metric: str

@@ -28,17 +28,19 @@ from testbed_runtime.core.judgement.samplesize import corrected, trials_for
 Row = Mapping[str, Any]
 """One metric row (metrics.METRIC_FIELDS)."""
 AT_LEAST_ONCE = "at-least-once"
-"""`text` of a duplicates row when the sinks guarantee no more: then duplicates alone are no violation."""
+"""The `text` of a duplicates row when the sinks guarantee no more. Duplicates alone are no violation then."""
 RATIO_MOST = 10.0
-"""A larger bound of a ratio that grows (latency against its baseline) is probably meant as a percentage."""
+"""A larger bound on a ratio that can exceed 1 (latency against its baseline) is probably meant as a
+percentage."""
 PHASE_NAMES = {"before": "baseline", "during": "fault", "after": "observation"}
-"""Other words for a phase, with its name."""
+"""Other words for a phase, with the phase's name."""
 
 
 class Expectation(Struct, frozen=True, kw_only=True):
-    """An expectation: `min`, `max` (or both) or `equals`, as written. In text metrics, `*` in `equals` matches any text.
+    """An expectation: `min`, `max` (or both) or `equals`, as written. In text metrics, `*` in `equals`
+    matches any text.
 
-    `phase` is one that `metrics.is_phase` knows, or empty for the time from the first fault on."""
+    `phase` is a phase that `metrics.is_phase` knows. Empty stands for the time from the first fault on."""
 
     metric: str
     min: str | None = None
@@ -47,13 +49,14 @@ class Expectation(Struct, frozen=True, kw_only=True):
     quantile: float | None = None
     phase: str = ""
     versus: str = ""
-    """The variant to compare with; then `improves_by` or `within` is the bound on the difference of the means."""
+    """The variant to compare with. The bound on the difference of the means is then `improves_by` or
+    `within`."""
     improves_by: str | None = None
     within: str | None = None
     problem: str = ""
     """Why the expectation cannot be judged; empty if it can."""
     problem_field: str = ""
-    """The field of a document that the problem is in; empty if it is in no single one."""
+    """The field of a document that has the problem. Empty if the problem is in no single field."""
 
     @classmethod
     def from_item(cls, item: Mapping[str, Any]) -> Expectation:
@@ -80,7 +83,8 @@ class Expectation(Struct, frozen=True, kw_only=True):
         return replace(draft, problem=text, problem_field=field)
 
     def check(self) -> tuple[str, str]:
-        """Return the field that is wrong, or an empty string for several, and what is wrong in words. Both are empty if it is valid."""
+        """Return the wrong field, or an empty string for several fields, and the problem in words. Both are
+        empty if the expectation is valid."""
         info = METRICS.get(self.metric)
         if info is None:
             return "metric", f"unknown metric {self.metric!r}"
@@ -146,9 +150,9 @@ class Expectation(Struct, frozen=True, kw_only=True):
         return [(field, bound) for field, bound in named if bound is not None]
 
     def doubts(self, trials: int, *, looks: int = 1) -> list[str]:
-        """Return what is valid and probably means something else, each with its field: a ratio far above 1, a duration without a
-        unit, a value that the metric never has, a quantile or a comparison over too few of the variant's trials. `looks`: how
-        often a sequential comparison looks."""
+        """Return what is valid but probably means something else, each with its field: a ratio far above 1, a
+        duration without a unit, a value that the metric never has, a quantile or a comparison over too few of
+        the variant's trials. `looks`: how often a sequential comparison looks."""
         info = METRICS.get(self.metric)
         if info is None or self.problem:
             return []
@@ -216,8 +220,8 @@ class Expectation(Struct, frozen=True, kw_only=True):
         return None if holds and row["reason"] else holds
 
     def shown(self, row: Mapping[str, Any]) -> str:
-        """Format a row's value beside this expectation. It has as many digits as it needs to read as it was judged: 10.004 s
-        is not at most 10 s."""
+        """Format a row's value beside this expectation, with enough digits to agree with the judgement:
+        10.004 s is not at most 10 s."""
         unit = METRICS[self.metric].unit
         if (
             self.versus
@@ -233,8 +237,8 @@ class Expectation(Struct, frozen=True, kw_only=True):
         return _bounded(row, exact) or show(row, self.metric)
 
     def decided(self, row: Mapping[str, Any], clocks_s: float) -> bool:
-        """Whether clocks that differ by `clocks_s` cannot change what `holds` says about the row. A ratio of times that differing
-        clocks distort by an unknown share is never decided."""
+        """Whether clocks that differ by `clocks_s` cannot change the result of `holds` for the row. A ratio
+        of times that differing clocks distort by an unknown share is never decided."""
         info = METRICS[self.metric]
         if not info.clocks or not clocks_s or row["value"] is None:
             return True
@@ -311,13 +315,13 @@ def _bounded(row: Mapping[str, Any], text: str) -> str:
 
 
 def read_value(text: str, unit: str) -> float:
-    """Return what a reader takes a formatted value for."""
+    """Return the value that a reader understands from a formatted value."""
     return parse_bound(text.replace(",", ""), unit)
 
 
 def parse_margin(text: str, unit: str) -> tuple[float, bool]:
-    """Parse the bound of a difference: `20 %` is relative to the other variant's mean, `500 ms` is absolute. Return the value
-    and whether it is relative. Raises ValueError."""
+    """Parse the bound of a difference. `20 %` is relative to the other variant's mean, `500 ms` is absolute.
+    Return the value and whether it is relative. Raises ValueError."""
     if text.strip().endswith("%"):
         return _at_least_zero(parse_bound(text, "ratio"), text), True
     return _at_least_zero(parse_bound(text, unit), text), False

@@ -37,9 +37,10 @@ def judge(
     looks: int = 1,
     stopped: str = "",
 ) -> RunVerdict:
-    """Judge a run. `expectations` are merged, by variant; `rows` are those of all trials; `error` says why the run as a
-    whole failed; `healed` says what stopped it by healing its faults; `looks` is how often the run may look at its
-    comparisons, which their intervals are corrected for; `stopped` is a sentence about a run that ended early."""
+    """Judge a run. `expectations` are merged, by variant. `rows` are those of all trials. `error` says why
+    the run as a whole failed. `healed` says what stopped the run by healing its faults. `looks` is how often
+    the run may look at its comparisons; their intervals are corrected for that. `stopped` is a sentence about
+    a run that ended early."""
     variants = list(dict.fromkeys([*expectations, *(t.variant for t in trials)]))
     by_trial: dict[str, list[Row]] = {}
     for row in rows:
@@ -62,7 +63,7 @@ def judge(
 
 
 def _cause(trial: TrialFacts, rows: Iterable[Row]) -> str:
-    """Return the last root cause of a trial: from its history, otherwise as the runner saw it."""
+    """Return the last root cause of a trial, from its history or, without one, as the runner recorded it."""
     return next((r["text"] for r in rows if r["metric"] == "job.cause" and r["text"]), trial.cause)
 
 
@@ -165,7 +166,8 @@ class _VariantJudge:
         return self._item(expectation, trial, row, verdict, reason, implied=True)
 
     def _expects_a_job_state(self) -> bool:
-        """Whether the scenario judges the job's end itself: then a failed job need not deliver everything."""
+        """Whether the scenario judges the end of the job itself. A failed job then need not deliver
+        everything."""
         return any(e.metric in ("job.state", "job.failure") for e in self.expectations)
 
     def _effect(self, fault: str, trial: TrialFacts) -> Judged:
@@ -188,8 +190,9 @@ class _VariantJudge:
     def _end(self, trial: TrialFacts) -> list[Judged]:
         """Check the state in which the faults left the job: it runs, records arrive, and it has recovered.
 
-        A job that failed for good fails the scenario: unlike a job that has not recovered yet, a longer observation would show
-        nothing else. If the scenario expects a state of the job, only that expectation judges it."""
+        A job that failed for good fails the scenario, because a longer observation would show nothing else,
+        unlike with a job that has not recovered yet. If the scenario expects a state of the job, only that
+        expectation judges it."""
         state = self._row(trial, "job.state")
         if state is not None and state["text"] in ("FAILED", "CANCELED"):
             if self._expects_a_job_state():
@@ -342,7 +345,8 @@ class _VariantJudge:
     def _row(
         self, trial: TrialFacts, metric: str, phase: str = "", quantile: float | None = None
     ) -> Row | None:
-        """Return the only matching row. None if there is none, or if several match and the choice would be ambiguous."""
+        """Return the only matching row. None if there is none, or if several match and the choice is
+        ambiguous."""
         info = m.METRICS[metric]
         name, _, fault = phase.partition("/")
         phase = name if trial.faults == (fault,) else phase  # the rows of an only fault do not name it
@@ -375,7 +379,8 @@ class _VariantJudge:
         )  # fmt: skip
 
     def _shown(self, expectation: Expectation, trial: TrialFacts | None, row: Row, verdict: Verdict) -> str:
-        """Format what was measured. A job that failed unexpectedly is shown with its root cause, a broken safety with its rows."""
+        """Format what was measured. For a job that failed unexpectedly, show its root cause. For a violation
+        of safety, show its rows."""
         shown = expectation.shown(row)
         if row["text"] and m.METRICS[expectation.metric].shows_text(failed=verdict is Verdict.FAIL):
             return f"{shown} ({row['text']})"

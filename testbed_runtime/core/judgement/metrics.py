@@ -74,9 +74,9 @@ RUN_FAILED = "RunFailed"
 AMBIGUOUS = "BadExpectation"
 HEALED = "Healed"
 NOT_JUDGED = frozenset({FILTERED, NOT_COUNTED, NOT_SAMPLED})
-"""With these reasons a safety metric cannot be judged. That is not a violation."""
+"""Reasons for which a safety metric cannot be judged. That is not a violation."""
 LOWER_BOUNDS = frozenset({NOT_RECOVERED, OBSERVATION_TOO_SHORT})
-"""With these reasons the value is what was observed until the end; the true value is at least that."""
+"""Reasons for which the value was observed only until the end. The true value is at least that."""
 
 
 class Reason(Struct, frozen=True):
@@ -219,7 +219,7 @@ class Metric(Struct, frozen=True):
     """None if neither direction is better."""
     doc: str
     source: str
-    """The rows and samples that it is measured from."""
+    """The rows and samples from which the metric is measured."""
     phased: bool = False
     """The metric has a value per phase of the trial."""
     quantiles: bool = False
@@ -229,7 +229,7 @@ class Metric(Struct, frozen=True):
     clocks: bool = False
     """The metric compares times that were taken by different processes, so it is as exact as their clocks."""
     values: tuple[str, ...] = ()
-    """All values of a text that has few of them."""
+    """All possible values of a text metric that has only a few."""
     most: float = math.inf
     """The largest possible value."""
     flag: bool = False
@@ -245,7 +245,8 @@ class Metric(Struct, frozen=True):
         return self.flag or (self.unit == "count" and not self.fractional)
 
     def shows_text(self, *, failed: bool) -> bool:
-        """Whether an expectation shows the text beside the value. A violation of safety shows the rows that it follows from."""
+        """Whether an expectation shows the text beside the value. A violation of safety shows the rows that
+        prove it."""
         return self.detailed or (failed and self.safety)
 
 

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator
 
 DASH = "–"
-"""No value."""
+"""Shown if there is no value."""
 DIGITS = 3
 """Significant digits of a measured value. Digits before the decimal point are never rounded away."""
 MOST_DIGITS = 15
-"""A value beside its limit gets more digits, up to these, until it reads as it was judged."""
+"""A value beside its limit gets more digits, up to this number, until it agrees with the judgement."""
 LONG_S = 3_600
-"""Longer durations are in minutes."""
+"""Longer durations are shown in minutes."""
 
 
 def counted(count: int, word: str) -> str:
@@ -39,7 +39,7 @@ def _duration(value: float, digits: int, *, in_minutes: bool) -> str:
 
 
 def number(value: float, digits: int = DIGITS) -> str:
-    """Format a number with so many significant digits, and its thousands apart: `4.60`, `45.2`, `1,234`."""
+    """Format a number with this many significant digits and thousands separators: `4.60`, `45.2`, `1,234`."""
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
     return f"{value:,.{max(0, digits - 1 - exponent)}f}"
 
@@ -69,7 +69,8 @@ def format_value(value: float, unit: str, digits: int = DIGITS) -> str:
 
 
 def apart(first: float, second: float) -> tuple[str, str]:
-    """Format two durations with so many digits that they read as different, if they are. Both are in minutes or neither is."""
+    """Format two durations with enough digits to show that they differ, if they do. Both are in minutes, or
+    neither."""
     long = min(abs(first), abs(second)) >= LONG_S
     found = [
         (_duration(first, digits, in_minutes=long), _duration(second, digits, in_minutes=long))

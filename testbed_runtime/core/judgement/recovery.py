@@ -14,9 +14,9 @@ from msgspec import Struct, convert, to_builtins
 from testbed_runtime.core.waits import GROWN, KINDS, Outcome
 
 _BUSY = ".service-time = "
-"""In the text of an owner that is a busy component."""
+"""Part of the text of an owner that is a busy component."""
 UP_TO = "up to "
-"""In the text of an owner whose delays differ, before the longest one."""
+"""Part of the text of an owner whose delays differ; the longest delay follows."""
 UNATTRIBUTED = "unattributed"
 """The kind of a segment that no recorded wait or step covers."""
 
@@ -27,12 +27,14 @@ def with_detail(text: str, detail: str) -> str:
 
 
 def owner_of(text: str, option: str) -> str:
-    """Return an owner's text without its detail, and without how far an option's delay has grown."""
+    """Return an owner's text without its detail and without the length to which an option's delay has
+    grown."""
     return text.partition(GROWN)[0] if option else text
 
 
 def grown_together(texts: Iterable[str]) -> str:
-    """Return the text of one owner from those of its waits, which differ if a delay grew from its option's value: `= 1 s, now up to 4 s`."""
+    """Return the text of one owner from the texts of its waits. They differ if a delay grew from its option's
+    value: `= 1 s, now up to 4 s`."""
     known = list(dict.fromkeys(texts))
     base = known[0].partition(GROWN)[0]
     grown = [t.partition(GROWN)[2].removeprefix(UP_TO) for t in known if GROWN in t]
@@ -70,14 +72,15 @@ class Segment(Struct, frozen=True, kw_only=True):
     from_events: bool = False
     """No wait was recorded. The owner is the step between two events of the failover."""
     slack_ns: int = -1
-    """How much shorter the option can make it, until `next` decides when the step ends; -1 if no other wait would end the step."""
+    """How much shorter the option can make the segment, until the wait in `next` decides when the step ends.
+    -1 if no other wait would."""
     next: str = ""
     """The owner of the wait that decides then, in words."""
     budget_ns: int = -1
-    """With `enough_ns`: how long the option let it wait."""
+    """With `enough_ns`: how long the option let the wait last."""
     enough_ns: int = -1
-    """How long it would have had to wait for what came later, without the failover that its end caused; -1 if it caused none, or the
-    history does not show that."""
+    """With an expired wait that caused a failover: how long it would have had to wait for what came later. -1
+    if it caused no failover, or if the history does not show it."""
     expired: str = ""
     """With `enough_ns`, for a pause of the JobManager: the option that expired in it, and its value."""
 
@@ -87,12 +90,13 @@ class Segment(Struct, frozen=True, kw_only=True):
 
     @property
     def owner(self) -> str:
-        """The same for all waits of one owner."""
+        """The text that identifies the owner. All its waits have the same."""
         return owner_of(self.text, self.option)
 
     @property
     def gave_up(self) -> bool:
-        """Whether it expired and gave up what may only have been late: no lower value would have helped."""
+        """Whether the wait expired and gave up something that may only have been late. No lower value would
+        have helped."""
         kind = KINDS.get(self.kind) if self.outcome == Outcome.EXPIRED else None
         return kind is not None and kind.gives_up and kind.may_be_limited_by(self.option)
 
@@ -103,7 +107,8 @@ class Segment(Struct, frozen=True, kw_only=True):
 
 
 class Round(Struct, frozen=True, kw_only=True):
-    """A deployment and its end: from a failure (or the submission) to the running job, or to the next failure."""
+    """A deployment and its end: from a failure (or the submission) until the job runs, or until the next
+    failure."""
 
     number: int
     start_ns: int
@@ -144,7 +149,7 @@ class Price(Struct, frozen=True, kw_only=True):
 
     @property
     def owner(self) -> str:
-        """The same for all waits of one owner."""
+        """The text that identifies the owner. All its waits have the same."""
         return owner_of(self.text, self.option)
 
     @property
@@ -154,8 +159,8 @@ class Price(Struct, frozen=True, kw_only=True):
 
     @property
     def waits(self) -> int | None:
-        """The number of its waits. None for a busy component: a wait for it is one for many messages, and the option's value is
-        the time of one message."""
+        """The number of its waits. None for a busy component: one wait for it is for many messages, and the
+        option's value is the time of one message."""
         return None if _BUSY in self.text else self.count
 
     @property
@@ -169,10 +174,11 @@ ROUNDING_S = 0.001
 
 
 class Margin(Struct, frozen=True, kw_only=True):
-    """How close a wait that completed came to the limit of its option. The smallest margin of each option is kept.
+    """How close a wait that completed came to the limit of its option. The smallest margin of each option is
+    kept.
 
-    Some limits are only guaranteed: a partition request that waits at its producer expires after one to two timeouts. Such
-    a wait may complete after its limit, and nothing is left then."""
+    Some limits are only guaranteed minimums. For example, a partition request that waits at its producer
+    expires after one to two timeouts. Such a wait may complete after its limit; its margin is then 0."""
 
     option: str
     value: str
@@ -198,9 +204,9 @@ class SharedFault(Struct, frozen=True, kw_only=True):
 
     fault: str
     effect_ns: int
-    """When it took effect, not before the recovery that it belongs to."""
+    """When the fault took effect, but not before the recovery that it belongs to."""
     ended_ns: int | None = None
-    """None if it lasted until the end of the record."""
+    """None if the fault lasted until the end of the record."""
 
 
 class Recovery(Struct, frozen=True, kw_only=True):
@@ -217,11 +223,12 @@ class Recovery(Struct, frozen=True, kw_only=True):
     ended: str = ""
     """State in which the job ended before it had recovered: FINISHED, FAILED or CANCELED. Empty if it kept running."""
     restarts: int = 0
-    """Restarts of the job in it."""
+    """Number of restarts during the recovery."""
     limit: str = ""
     """The option, with its value, that allowed no more restarts. Empty unless the job failed for good."""
     again: bool = False
-    """Whether the job had recovered from the same fault before. It lasted, and made it fail once more."""
+    """Whether the job had recovered from the same fault before. The fault lasted, and made the job fail once
+    more."""
     downtime_s: float | None = None
     """Seconds from the effect to the first new record at the last affected sink subtask."""
     rounds: tuple[Round, ...] = ()
@@ -231,9 +238,9 @@ class Recovery(Struct, frozen=True, kw_only=True):
     """Closest to its limit first."""
     unattributed_s: float = 0.0
     from_events_s: float = 0.0
-    """Part of the prices that no recorded wait covers, only the events of the failover."""
+    """The part of the prices that only events of the failover show, and no recorded wait."""
     shared: tuple[SharedFault, ...] = ()
-    """The other faults that this recovery belongs to, by their effect."""
+    """The other faults that this recovery belongs to, ordered by their effect."""
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -255,7 +262,7 @@ class TrialRecovery(Struct, frozen=True, kw_only=True):
 
     @property
     def own_start(self) -> Recovery | None:
-        """The first start, unless a recovery contains it: a fault from before the submission."""
+        """The first start. None if a recovery contains it, because of a fault from before the submission."""
         start = self.start
         covered = start is not None and any(r.effect_ns <= start.end_ns <= r.end_ns for r in self.recoveries)
         return None if covered else start

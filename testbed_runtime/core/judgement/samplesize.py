@@ -19,7 +19,8 @@ def corrected(intervals: int) -> float:
 
 
 def looks(least: int, most: int) -> tuple[int, ...]:
-    """Return after how many trials a sequential comparison looks at its intervals: from `least`, doubled each time, to `most`."""
+    """Return the numbers of trials after which a sequential comparison looks at its intervals: from `least`,
+    doubled each time, to `most`."""
     found = [min(least, most)]
     while found[-1] < most:
         found.append(min(2 * found[-1], most))
@@ -27,8 +28,8 @@ def looks(least: int, most: int) -> tuple[int, ...]:
 
 
 def false_pass_risk(*, quantile: float, trials: int, lower: bool = False) -> float:
-    """Return the probability that trials of a system pass although its true quantile just misses the bound. `lower`: the
-    bound is a least value."""
+    """Return the probability that a quantile over trials passes although the system's true quantile just
+    misses the bound. `lower`: the bound is a least value."""
     allowed = trials - max(1, math.ceil(quantile * trials - 1e-9))
     missed = binomial_cdf(allowed, trials, 1 - quantile)
     return 1 - missed if lower else missed
@@ -48,7 +49,8 @@ def quantile_note(*, quantile: float, within: int, trials: int, lower: bool = Fa
 
 
 def share_shown(*, within: int, trials: int) -> float:
-    """Return the share of all trials that stays within the bound at least, with a probability of CONFIDENCE (Clopper and Pearson)."""
+    """Return the least share of all trials that stays within the bound, with a probability of CONFIDENCE
+    (Clopper and Pearson)."""
     if within == 0:
         return 0.0
     low, high = 0.0, 1.0
@@ -61,7 +63,7 @@ def share_shown(*, within: int, trials: int) -> float:
 
 
 def binomial_cdf(most: int, trials: int, probability: float) -> float:
-    """Return the probability of at most `most` events in so many trials."""
+    """Return the probability of at most `most` events in this number of trials."""
     if probability >= 1:
         return 1.0 if most >= trials else 0.0
     return sum(

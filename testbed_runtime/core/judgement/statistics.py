@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 
 class Interval(Struct, frozen=True, kw_only=True):
-    """An estimate with the interval that contains the true value with the asked confidence."""
+    """An estimate, with the interval that contains the true value with the requested confidence."""
 
     value: float
     low: float
@@ -35,7 +35,7 @@ class Interval(Struct, frozen=True, kw_only=True):
         return Interval(value=-self.value, low=-self.high, high=-self.low)
 
     def to_json(self) -> dict[str, float | None]:
-        """Return it with None for an open end."""
+        """Return the interval as JSON, with None for an open end."""
         return {"value": self.value, "low": _finite(self.low), "high": _finite(self.high)}
 
 
@@ -79,7 +79,8 @@ def difference_interval(
 def _interval(
     samples: Sequence[Floats], statistic: Callable[[Sequence[Any]], Floats], confidence: float, seed: int
 ) -> Interval | None:
-    """Return the BCa interval of a statistic of the samples' means. The last axis of a sample is its trials."""
+    """Return the BCa interval of a statistic of the samples' means. The last axis of each sample is its
+    trials."""
     fewest = min(sample.shape[-1] for sample in samples)
     if fewest < trials_for(confidence):
         return None

@@ -1,4 +1,5 @@
-"""Verdicts and their exit codes, the facts about trials that they need, and the judged expectations of a run. `judge.py` decides them."""
+"""Verdicts and their exit codes, the facts about trials on which they depend, and the judged expectations of
+a run. `judge.py` decides them."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ class TrialFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def counts(self) -> bool:
-        """Whether expectations are judged in it: not a control trial, not void, completed."""
+        """Whether expectations are judged in this trial: it is no control trial, is not void, and was
+        completed."""
         return self.role != "control" and not self.voided and not self.error
 
     @classmethod
@@ -111,7 +113,8 @@ class Judged(Struct, frozen=True, kw_only=True):
     implied: bool
     """A built-in check (safety, fault effect, residue), not an expectation of the scenario."""
     note: str = ""
-    """How far the judgement can be trusted: the false-pass risk of a quantile over trials, the interval of a comparison."""
+    """How reliable the judgement is: the false-pass risk of a quantile over trials, or the interval of a
+    comparison."""
 
     @property
     def explanation(self) -> str:
@@ -128,7 +131,7 @@ class RunVerdict(Struct, frozen=True):
     causes: Mapping[str, str] = field(default_factory=dict)
     """The last root cause of each trial whose job failed or never ran."""
     stopped: str = ""
-    """A sentence on why the run ended before its last trial, although nothing failed."""
+    """A sentence that says why the run ended before its last trial, although nothing failed."""
 
     @property
     def reason(self) -> str:
@@ -138,7 +141,7 @@ class RunVerdict(Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """The verdict in one sentence, and in a second one why the run ended early."""
+        """The verdict in one sentence. If the run ended early, a second sentence says why."""
         return f"{self._sentence} {self.stopped}".rstrip()
 
     @property
