@@ -34,9 +34,9 @@ from testbed_runtime.core.processmemory import (
 from testbed_runtime.core.values import MAX_INT, MB
 
 FRACTION_STEPS = 100
-"""Fractions are proposed in hundredths."""
+"""Proposed fractions are whole hundredths."""
 LARGEST_GROWTH = 4
-"""A process is proposed to grow by eighths, up to this factor."""
+"""Proposals let a process grow by eighths, up to this factor."""
 
 
 class ExchangePlan(Struct, frozen=True):
@@ -47,14 +47,16 @@ class ExchangePlan(Struct, frozen=True):
     gate: GateBuffersSpec
     gate_channels: int
     remote_channels: tuple[int, ...]
-    """The number in the gate of each subtask. Only remote channels have exclusive buffers."""
+    """The number of remote channels in the gate of each subtask. Only remote channels have exclusive
+    buffers."""
     partition: tuple[int, int]
-    """Required and maximum buffers. A result whose pool has no limit can take all buffers of its TaskManager."""
+    """Required and maximum buffers. A result without a limit on its pool can take all buffers of its
+    TaskManager."""
 
 
 @dataclass(slots=True)
 class TaskManagerPlan:
-    """The need of the tasks on one TaskManager."""
+    """The buffers that the tasks on one TaskManager need."""
 
     name: str
     tasks: int = 0
@@ -64,7 +66,7 @@ class TaskManagerPlan:
     required: int = 0
     """Without these buffers a task fails with `Insufficient number of network buffers`."""
     maximum: int = 0
-    """More buffers than these are never used."""
+    """No more buffers than these are ever used."""
 
 
 class BufferPlan(Struct, frozen=True):
@@ -82,7 +84,7 @@ class BufferPlan(Struct, frozen=True):
 
     @property
     def missing(self) -> int:
-        """Number of buffers that a TaskManager lacks, 0 if the job can start."""
+        """Number of buffers that a TaskManager lacks. 0 if the job can start."""
         return max(0, self.worst.required - self.available)
 
     @property
@@ -91,8 +93,8 @@ class BufferPlan(Struct, frozen=True):
 
 
 def buffer_plan(graph: JobGraph, taskmanagers: int, slots: int, options: Options) -> BufferPlan:
-    """Return the need of each TaskManager, with the tasks placed as the JobManager places them. Raises UserError if there are
-    too few slots, and MemoryRefused."""
+    """Return the buffers that each TaskManager needs, with the tasks placed as the JobManager places them.
+    Raises UserError if there are too few slots, and MemoryRefused."""
     owners = _placed(graph, taskmanagers, slots, options)
     plans = {name: TaskManagerPlan(name) for name in task_manager_names(taskmanagers)}
     for vertex in graph.vertices:
@@ -183,8 +185,9 @@ def groups_each(vertex: JobVertex) -> tuple[int, int]:
 
 
 def enough_memory(options: Options, buffers: int) -> dict[str, str]:
-    """Return the options to change, with values that give a TaskManager this many buffers: the fraction and its largest size
-    if the process has room, otherwise also the size of the process. Empty if no proposal suffices."""
+    """Return the options to change, with values that give a TaskManager this many buffers: the fraction and
+    the largest size of the network memory if the process has room, otherwise also the size of the process.
+    Empty if no proposal suffices."""
     need = buffers * options.memory(SEGMENT)
     sized = FLINK if options.is_set(FLINK) else PROCESS
     eighth = max(1, options.memory(sized) // MB // 8)
@@ -197,7 +200,8 @@ def enough_memory(options: Options, buffers: int) -> dict[str, str]:
 
 
 def _enough_fraction(options: Options, need: int) -> dict[str, str] | None:
-    """Return the smallest fraction in hundredths, and the largest size if that is too small. None if neither helps."""
+    """Return the smallest sufficient fraction in hundredths and, if the largest size is too small, a new one.
+    None if neither helps."""
     key = f"{NETWORK}.fraction"
     try:
         largest = network_range(options).largest

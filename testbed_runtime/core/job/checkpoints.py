@@ -1,8 +1,8 @@
-"""Decides when checkpoints are triggered, complete, are declined or expire, and when the job fails (Flink's CheckpointCoordinator).
+"""Decide when checkpoints are triggered, complete, are declined or expire, and when the job fails (Flink's
+CheckpointCoordinator).
 
-Pure: times in seconds come in, what to do comes out. The checkpoint ids count from 1, and go on under another leader, which
-is given the last one.
-"""
+Pure: inputs are events with their times in seconds, outputs are the actions to take. Checkpoint ids count
+from 1. They continue under another leader, which is given the last id."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ DRAIN_PAUSE_S = 0.1
 """Pause before the final checkpoint is tried again. A lost TaskManager refuses each trigger immediately until its tasks fail,
 and without running tasks there is nothing to trigger."""
 MAX_QUEUED_REQUESTS = 1000
-"""Most periodic checkpoints that wait for one that is pending, as in Flink. Later ones are dropped."""
+"""Maximum number of periodic checkpoints that wait for a pending one, as in Flink. Further ones are
+dropped."""
 MAX_MIN_PAUSE_S = 365.0 * 24 * 3600
-"""A longer min-pause is cut to this, as in Flink."""
+"""A longer min-pause is shortened to this, as in Flink."""
 INTERVAL_REFUSED = "Checkpoint interval must be larger than or equal to 10 ms"
 EXCEEDED = "Exceeded checkpoint tolerable failure threshold."
 UNKNOWN_CHECKPOINT = -1
@@ -44,7 +45,7 @@ UNKNOWN_CHECKPOINT = -1
 
 
 class CheckpointFailureReason(Enum):
-    """Flink's names and texts of those that happen here."""
+    """Flink's names and texts of the failure reasons that occur here."""
 
     NOT_ALL_REQUIRED_TASKS_RUNNING = "Not all required tasks are currently running."
     IO_EXCEPTION = "An Exception occurred while triggering the checkpoint. IO-problem detected."
@@ -82,7 +83,7 @@ COUNTED = (
     _R.IO_EXCEPTION,
 )
 ENDS_ANYWAY = (_R.CHECKPOINT_COORDINATOR_SHUTDOWN, _R.CHECKPOINT_COORDINATOR_SUSPEND, _R.JOB_FAILOVER_REGION)
-"""Why a checkpoint ends together with the attempts of its tasks."""
+"""Reasons for which a checkpoint ends together with the attempts of its tasks."""
 
 
 class CheckpointFailureManager:
@@ -105,13 +106,15 @@ class CheckpointFailureManager:
             self._reset()
 
     def on_stop_failure(self, reason: CheckpointFailureReason, *, by_task: bool) -> bool:
-        """Return whether the job fails because of the final checkpoint of a stop, whose tasks would wait for it without end.
-        What is tolerated does not matter. `by_task`: a task has declined it."""
+        """Return whether the job fails because of the final checkpoint of a stop, whose tasks would otherwise
+        wait for it forever. The number of tolerated failures does not matter. `by_task`: a task has declined
+        the checkpoint."""
         return by_task or not (self._spares_savepoints or reason in ENDS_ANYWAY)
 
     def on_failure(self, checkpoint: int, reason: CheckpointFailureReason) -> str | None:
-        """Count a failure. Return the text with which the job fails, if it does. A checkpoint counts once, and not if it is older
-        than a success; UNKNOWN_CHECKPOINT always counts (until 1.13 like any other id)."""
+        """Count a failure. Return the text with which the job fails, if it does. A checkpoint counts once,
+        and only if it is newer than the last success. UNKNOWN_CHECKPOINT always counts (until 1.13, like any
+        other id)."""
         if not self._counts(reason):
             return None
         if checkpoint != UNKNOWN_CHECKPOINT or not self._counts_io:
@@ -152,7 +155,8 @@ class CheckpointConfig(Struct, frozen=True):
     flink_version: str = LATEST
 
     def __post_init__(self) -> None:
-        """Raise OptionRefused as the setters of Flink's CheckpointConfig do, which are not called for what is left out."""
+        """Raise OptionRefused as the setters of Flink's CheckpointConfig do. Flink does not call the setters
+        of options that are not set."""
         for holds, text, key, hint in (
             (
                 self.interval_s == 0 or self.interval_s >= MINIMAL_TIME_S,
@@ -218,7 +222,7 @@ class Triggered(Struct, frozen=True):
 
 
 class Failed(Struct, frozen=True):
-    """`job_failure` is not empty when the job fails because of it."""
+    """A failed checkpoint. `job_failure` is not empty if the job fails because of it."""
 
     checkpoint: int
     reason: CheckpointFailureReason
@@ -233,15 +237,17 @@ class AckOutcome(Enum):
     """Every task has acknowledged: write the checkpoint to the store."""
     DUPLICATE = "duplicate"
     UNKNOWN = "unknown"
-    """Expired, failed, subsumed or never triggered."""
+    """The checkpoint expired, failed, was subsumed or was never triggered."""
 
 
 class CheckpointCoordinator:
-    """`on_time` and the other handlers return the results; `next_deadline` says when to call `on_time` again.
+    """The state of Flink's CheckpointCoordinator. `on_time` and the other handlers return the results.
+    `next_deadline` says when to call `on_time` again.
 
-    A periodic checkpoint that is due while `max_concurrent` are pending waits in a queue until one of them has ended. One that
-    is due within min-pause of the last completed one is dropped, and the period starts anew at the end of the pause. While more
-    than `max_concurrent` old ones are being deleted, none begins."""
+    A periodic checkpoint that is due while `max_concurrent` are pending waits in a queue until one of them
+    has ended. If it is due within min-pause of the last completed checkpoint, it is dropped, and the period
+    restarts at the end of the pause. While more than `max_concurrent` old checkpoints are being deleted, no
+    checkpoint begins."""
 
     def __init__(
         self,
@@ -251,8 +257,8 @@ class CheckpointCoordinator:
         last_completed: int = 0,
         draw: Callable[[int, int], int] = max,
     ) -> None:
-        """`last_id`: the last one that an earlier leader triggered. `draw(low, high)` returns the delay of the first checkpoint in
-        milliseconds: min-pause to the interval, both included."""
+        """`last_id`: the last checkpoint that an earlier leader triggered. `draw(low, high)` returns the
+        delay of the first checkpoint in milliseconds: from min-pause to the interval, both included."""
         self._config = config
         self._min_pause_s = min(config.min_pause_s, MAX_MIN_PAUSE_S)
         self._interval_s = max(config.interval_s, self._min_pause_s) if config.interval_s > 0 else FOREVER
@@ -271,7 +277,7 @@ class CheckpointCoordinator:
         self._recheck = FOREVER
         """When the queue is checked again."""
         self._rechecks = 0
-        """How often: within min-pause, each check drops one periodic checkpoint."""
+        """Number of these checks. Within min-pause, each check drops one periodic checkpoint."""
         self._at_once = FOREVER
         """Time of the request for a checkpoint that ignores the pause."""
         self._pause_end = -FOREVER
@@ -291,27 +297,29 @@ class CheckpointCoordinator:
             self._start(now)
 
     def on_task_running(self, now: float) -> None:
-        """A task has reported that it runs, which starts a scheduler that was stopped (DefaultExecutionGraph.updateState)."""
+        """Handle a task's report that it runs. This starts a scheduler that was stopped
+        (DefaultExecutionGraph.updateState)."""
         if self._follows_tasks and not self._active:
             self._start(now)
 
     def on_all_running(self, now: float) -> None:
-        """All tasks run or have finished, which starts the period anew before the first restart. After one, Flink's
-        ExecutionTrackingCheckpointCoordinatorDeActivator still waits for the attempts that failed, and does nothing."""
+        """Handle that all tasks run or have finished. Before the first restart, the period begins anew. After
+        a restart, nothing happens: Flink's ExecutionTrackingCheckpointCoordinatorDeActivator still waits for
+        the attempts that failed."""
         self._drain_from = min(self._drain_from, now)
         if self._follows_tasks and not (self._has_restarted or self._all_ran):
             self._all_ran = True
             self._start(now)
 
     def on_end_of_data(self, now: float) -> None:
-        """The data of all tasks has ended: take a checkpoint that keeps no pause, so that they need not wait for the next periodic
-        one (SchedulerBase.notifyEndOfData)."""
+        """Handle the end of the data of all tasks. Take a checkpoint without a pause, so that the tasks need
+        not wait for the next periodic one (SchedulerBase.notifyEndOfData)."""
         if self._interval_s < FOREVER:
             self._at_once = now
 
     def _start(self, now: float) -> None:
-        """Begin to trigger checkpoints. The first one is due after the drawn delay (from 2.3 on, after min-pause), a wanted final one
-        at once."""
+        """Begin to trigger checkpoints. The first one is due after the drawn delay (from 2.3 on, after
+        min-pause). A wanted final one is due at once."""
         self._active = True
         if self._interval_s < FOREVER:
             shortest_ms, longest_ms = round(self._min_pause_s * 1000), round(self._interval_s * 1000)
@@ -320,8 +328,8 @@ class CheckpointCoordinator:
             self._recheck, self._rechecks = FOREVER, 0
 
     def on_restart(self, now: float) -> list[Failed]:
-        """Abort the pending checkpoints and stop the scheduler. From 2.3 on, only that which all running tasks have started is
-        stopped: after the first restart, the period goes on."""
+        """Abort the pending checkpoints and stop the scheduler. From 2.3 on, stop only a scheduler that
+        started when all tasks ran: after the first restart, the period continues."""
         goes_on = self._follows_tasks and not self._all_ran
         self._all_ran, self._has_restarted = False, True
         if goes_on:
@@ -329,8 +337,8 @@ class CheckpointCoordinator:
         return self.stop(now)
 
     def stop(self, now: float) -> list[Failed]:
-        """Abort the pending checkpoints and trigger none until the next start. The store decides about those that are being
-        finalized."""
+        """Abort the pending checkpoints and trigger none until the next start. The store decides about
+        checkpoints that are being finalized."""
         failed = self._abort_pending(_R.CHECKPOINT_COORDINATOR_SUSPEND, now)
         self._active = False
         self._due = self._recheck = self._at_once = FOREVER
@@ -382,8 +390,9 @@ class CheckpointCoordinator:
         return min(self._at_once, self._recheck, periodic)
 
     def on_time(self, now: float, tasks: list[Task]) -> list[Triggered | Failed]:
-        """Expire old checkpoints and trigger what is due, unless the job fails because of one that expired. `tasks` must acknowledge:
-        all that have not finished. Without tasks a periodic request is dropped, and a final one is tried again after a pause."""
+        """Expire old checkpoints and trigger those that are due, unless the job fails because of an expired
+        one. `tasks` must acknowledge: all tasks that have not finished. Without tasks, a periodic request is
+        dropped, and a final one is repeated after a pause."""
         expired = [
             self._fail(pending, _R.CHECKPOINT_EXPIRED, now)
             for pending in list(self._pending.values())
@@ -406,7 +415,8 @@ class CheckpointCoordinator:
         return done
 
     def _take_queued(self, now: float, tasks: list[Task], done: list[Triggered | Failed]) -> bool:
-        """Trigger what is queued and may begin. Return whether a request was taken: while one is triggered, Flink checks no other."""
+        """Trigger the queued checkpoints that may begin. Return whether a request was taken: while a
+        checkpoint is triggered, Flink checks no other request."""
         taken = False
         while self._choose(now):
             taken = True
@@ -449,7 +459,8 @@ class CheckpointCoordinator:
         return Triggered(self.last_id, drain)
 
     def _remove(self, checkpoint: int, now: float) -> None:
-        """End a checkpoint, which makes room for one that is queued. Flink checks the queue then, and again after it has cleaned up."""
+        """End a checkpoint, which makes room for a queued one. Flink checks the queue then, and again after
+        its cleanup."""
         self._request(now)
         self._pending.pop(checkpoint, None)
         self._check_again(now, 2)
@@ -528,5 +539,6 @@ class CheckpointCoordinator:
 
 
 def parts_to_commit(commit: SinkCommit, last_completed: int) -> list[SinkCommit]:
-    """Return the parts that a completed checkpoint commits: the sink's own, and earlier ones that were not committed yet."""
+    """Return the parts that a completed checkpoint commits: the sink's own part, and earlier parts that were
+    not committed yet."""
     return [part for part in commit.earlier if part.checkpoint > last_completed] + [commit]

@@ -1,4 +1,5 @@
-"""Prices of a task's work in processor time, for virtual time, where work costs nothing otherwise."""
+"""Prices of a task's work in processor time. They are used in virtual time, where work costs nothing
+otherwise."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class Work(Struct, frozen=True):
     flushes: int = 0
     """Runs of its output flusher."""
     records_flushed: int = 0
-    """Records that it flushed one by one: all that it emitted with a buffer timeout of 0."""
+    """Records that were flushed one by one: all emitted records with a buffer timeout of 0."""
 
     def since(self, before: Work) -> Work:
         return Work(
@@ -36,29 +37,30 @@ class Work(Struct, frozen=True):
 
 
 class Prices(Struct, frozen=True):
-    """Seconds of one core, for each unit. A buffer costs less while threads wait for cores (`shared`): its thread waits too, and
-    then handles the buffers that have gathered together."""
+    """Prices of each unit of work, in seconds of one core. A buffer costs less while threads wait for cores
+    (`shared`): its thread waits too, and then handles all buffers that have gathered."""
 
     record_out_s: float
     record_in_s: float
     buffer_in_s: float
-    """The part of the task that reads the buffer; waking it up is included."""
+    """Price in the task that reads the buffer, including its wake-up."""
     shared_in_s: float
     """The same while threads wait for cores."""
     flushed_s: float
-    """The flusher's thread, for a buffer that it lets go."""
+    """Price in the flusher's thread of a buffer that it flushes."""
     flush_s: float
-    """The same for each run."""
+    """Price in the flusher's thread of each run."""
     flush_record_s: float
-    """The task that emits a record, for the flush after it."""
+    """Price in the task that emits a record, for the flush after it."""
     network_buffer_s: float
-    """The part of the network thread that sends the buffer to another TaskManager, and of the one that receives it."""
+    """Price in the network thread that sends the buffer to another TaskManager, and in the thread that
+    receives it."""
     network_shared_s: float
     """The same while threads wait for cores."""
     network_byte_s: float
 
     def of_task(self, work: Work, *, shared: bool) -> float:
-        """Return the time of the task's own thread, which it waits for."""
+        """Return the processor time of the task's own thread. The task waits for it."""
         return (
             self.record_out_s * work.records_out
             + self.flush_record_s * work.records_flushed
@@ -93,7 +95,7 @@ CALIBRATIONS: dict[str, Prices] = {
 
 
 def prices(options: Options) -> Prices | None:
-    """Return the prices that the configuration asks for, or None: work costs nothing."""
+    """Return the prices that the configuration asks for. None if work costs nothing."""
     return CALIBRATIONS.get(options.string(COST))
 
 

@@ -53,8 +53,8 @@ class Deployments:
             self._reported.pop(taskmanager, None)
 
     def compare(self, taskmanager: TaskManagerID, reported: Collection[str], asked_at: float) -> Comparison:
-        """Compare a report that was requested at `asked_at`. It may be older than an acknowledgement that came later: messages
-        overtake each other here, which they cannot on Flink's one connection."""
+        """Compare a report that was requested at `asked_at`. The report may be older than an acknowledgement
+        that came later: unlike on Flink's single connection, messages can overtake each other here."""
         expected = self._by_taskmanager.get(taskmanager, {})
         before = self._reported.get(taskmanager, 0.0)
         held = frozenset(reported)

@@ -1,4 +1,4 @@
-"""The job as it runs: one execution per subtask and attempt, their states, and what to deploy where."""
+"""The running job: one execution per subtask and attempt, their states, and the deployment of each."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Restore(Struct, frozen=True):
     checkpoint: int
     handles: dict[str, tuple[str, ...]]
     parallelism: dict[str, int] = field(default_factory=dict)
-    """Parallelism of each vertex, if it is a checkpoint of another job."""
+    """Parallelism of each vertex, if the checkpoint is from another job."""
 
 
 NOTHING_TO_RESTORE = Restore(0, {})
@@ -128,8 +128,9 @@ class ExecutionGraph:
         return ExecutionAttemptID(self.id, self._vertex_ids[task[0]], task[1], number)
 
     def _links(self) -> Iterable[Link]:
-        """Return links that connect the same regions as all channels would: a star for each pipelined all-to-all exchange.
-        Every channel of a blocking result has its own, because it may be lost alone."""
+        """Return links that connect the same regions as the links of all channels would: a star for each
+        pipelined all-to-all exchange. Each channel of a blocking result has its own link, because it may be
+        lost alone."""
         for edge in self.graph.edges:
             producers, consumers = self._parallelism(edge)
             if edge.result == BLOCKING:
@@ -164,11 +165,12 @@ class ExecutionGraph:
         return list(self._executions.values())
 
     def find(self, attempt: str) -> Execution | None:
-        """Return the execution of this attempt, None unless it is its subtask's newest one."""
+        """Return the execution of this attempt. None unless it is the newest attempt of its subtask."""
         return self._by_attempt.get(attempt)
 
     def name_of(self, attempt: str) -> tuple[str, int]:
-        """(`vertex-subtask`, attempt number) of any attempt, for the record; an unknown vertex is named by its id."""
+        """Return (`vertex-subtask`, attempt number) of any attempt, for the history. An unknown vertex is
+        named by its id."""
         try:
             parsed = ExecutionAttemptID.parse(attempt)
         except ValueError:
@@ -189,7 +191,7 @@ class ExecutionGraph:
         return Transition(task, execution.attempt.attempt, before, after, execution.taskmanager)
 
     def reset(self, tasks: Iterable[Task]) -> None:
-        """Create new attempts. Raises LocalProtocolError when one is still running."""
+        """Create new attempts of these tasks. Raises LocalProtocolError if an attempt is still running."""
         for task in tasks:
             old = self._executions[task]
             if not old.state.terminal and old.state is not ExecutionState.CREATED:
@@ -212,8 +214,8 @@ class ExecutionGraph:
 
     @property
     def partly_finished(self) -> bool:
-        """Whether a task has finished while a source has not: without checkpoints after tasks have finished, no other one can
-        follow."""
+        """Whether a task has finished while a source has not. If checkpoints after tasks have finished are
+        off, no further checkpoint is possible then."""
         sources = {v.name for v in self.graph.vertices if not self.graph.inputs(v.name)}
         finished = [task for task, e in self._executions.items() if e.state is _S.FINISHED]
         going_on = any(
@@ -227,7 +229,8 @@ class ExecutionGraph:
         return self.all_in(*(state for state in ExecutionState if state.terminal))
 
     def to_trigger(self) -> list[Task]:
-        """Return the tasks where a checkpoint starts: running ones whose producers, if any, have all finished."""
+        """Return the tasks at which a checkpoint starts: running tasks whose producers, if any, have all
+        finished."""
         finished = {
             vertex.name: [
                 self._executions[vertex.name, i].state is ExecutionState.FINISHED
@@ -254,8 +257,8 @@ class ExecutionGraph:
         return any(edge.result == BLOCKING for edge in self.graph.edges)
 
     def incomplete_inputs(self) -> set[str]:
-        """Return the vertices that have to wait for a blocking result: of their own, or of a vertex that pipelined results
-        connect with them."""
+        """Return the vertices that have to wait for a blocking result: one of their own inputs, or an input
+        of a vertex to which pipelined results connect them."""
         vertices = [v.name for v in self.graph.vertices]
         links = [Link((e.source, 0), (e.target, 0), e.result != BLOCKING) for e in self.graph.edges]
         together = Regions([(name, 0) for name in vertices], links)
@@ -295,7 +298,7 @@ class ExecutionGraph:
         return [(edge.target, i) for i in ((producer[1],) if forward else range(self._parallelism(edge)[1]))]
 
     def blocking_results(self, task: Task, target: str = "") -> list[ResultPartitionID]:
-        """Return the blocking results of a task: those for one vertex, or all."""
+        """Return the blocking results of a task: those for the vertex `target`, or all."""
         return [
             self.partition(edge, task[1])
             for edge in self.graph.outputs(task[0])
@@ -399,6 +402,6 @@ class ExecutionGraph:
         )
 
     def _announces_recovery(self, edge: JobEdge) -> bool:
-        """Whether the producers of a connection announce the end of what they restore: not with iterations (isGraphContainingLoops),
-        and not if the result is complete when it is read."""
+        """Whether the producers of a connection announce the end of the data that they restore. They do not
+        with iterations (isGraphContainingLoops), and not if the result is read only when it is complete."""
         return edge.result != BLOCKING and not any(vertex.iteration for vertex in self.graph.vertices)

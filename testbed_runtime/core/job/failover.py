@@ -16,7 +16,8 @@ def name_of(task: Task) -> str:
 
 
 class Link(Struct, frozen=True):
-    """A consumer subtask reads a result of a producer subtask. Only a pipelined result joins their regions."""
+    """The link from a producer subtask to a consumer subtask that reads its result. Only a pipelined result
+    joins their regions."""
 
     producer: Task
     consumer: Task

@@ -23,7 +23,7 @@ HIGH_WATERMARK, LOW_WATERMARK = 0.9, 0.4
 UNLIMITED = -1.0
 """The rate of a source that no controller limits."""
 BURST_S = 0.05
-"""A rate limiter saves up at most the records of this time."""
+"""A rate limiter saves up at most the records of this many seconds."""
 
 Item = TypeVar("Item")
 
@@ -65,7 +65,8 @@ class FlowControl(Struct, frozen=True):
 
     @property
     def coordinated(self) -> bool:
-        """Whether the JobMaster sets the rates of the sources by reports of the receivers' queues."""
+        """Whether the JobMaster sets the rates of the sources, according to reports of the receivers'
+        queues."""
         return self.mode in (Mode.PID, Mode.WATERMARK)
 
 
@@ -130,7 +131,7 @@ class RateLimiter:
             self._credit -= records
 
     def next_time(self, now: float) -> float | None:
-        """Return when the next record is granted; None: not before the rate changes."""
+        """Return when the next record is granted. None if no record is granted before the rate changes."""
         if self.rate == 0:
             return None
         return now if self.rate < 0 else now + max(0.0, 1.0 - self._credit) / self.rate
@@ -140,13 +141,13 @@ class QueueReport(Struct, frozen=True):
     """The report of one receiver for an interval."""
 
     queued_share: float
-    """Bytes in the queue by its limit."""
+    """Bytes in the queue, as a share of its limit."""
     processed: int
     """Records processed in the interval."""
     processing_s: float
     """The time that was spent on them."""
     waited_s: float
-    """How long the last of them had waited in the queue: Spark's scheduling delay."""
+    """How long the last of these records had waited in the queue: Spark's scheduling delay."""
 
 
 class PidEstimator:
@@ -204,7 +205,8 @@ class Coordinator:
         return wanted
 
     def _pid(self, receiver: Hashable, report: QueueReport, now: float) -> float | None:
-        """The receivers' rates add up, because each gets a part of the records."""
+        """Return the sum of the receivers' rates, because each receiver gets a part of the records. None
+        until every receiver has a rate."""
         estimator = self._estimators.setdefault(receiver, PidEstimator(self._flow.interval_s))
         rate = estimator.compute(report, now)
         if rate is None:

@@ -10,9 +10,9 @@ from msgspec import Struct
 from testbed_runtime.core.job.restore import IN_CLUSTER
 
 FIELD = "operator.function"
-"""The field that errors name."""
+"""The field that error messages name."""
 FOLDER = "/etc/headgate/functions"
-"""The folder of a pod with one folder for each ConfigMap."""
+"""The folder in a pod that has one folder for each ConfigMap."""
 FORM = f"{IN_CLUSTER}<ConfigMap>/<file>.py:<function>"
 KEY = re.compile(r"[-._a-zA-Z0-9]+\.py")
 """A file that can be the key of a ConfigMap."""

@@ -1,4 +1,5 @@
-"""Heartbeats of one peer: the timeout, the count of unreachable calls, one verdict (Flink's HeartbeatMonitor)."""
+"""Heartbeats of one peer: the timeout and the count of failed calls, which lead to one verdict (Flink's
+HeartbeatMonitor)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ RPC_FAILURES_OFF = -1
 
 
 class HeartbeatConfig(Struct, frozen=True):
-    """Seconds; `rpc_failure_threshold` in calls, -1 turns it off."""
+    """Times in seconds. `rpc_failure_threshold` is a number of calls; -1 turns it off."""
 
     interval_s: float
     timeout_s: float
@@ -45,7 +46,7 @@ class HeartbeatConfig(Struct, frozen=True):
 
 
 class HeartbeatState(Enum):
-    """One-shot: there is no way back to RUNNING."""
+    """The state of a monitor. It never returns to RUNNING."""
 
     RUNNING = "RUNNING"
     TIMEOUT = "TIMEOUT"
@@ -64,7 +65,8 @@ class HeartbeatMonitor:
         self.failed_calls = 0
 
     def on_heartbeat(self, now: float) -> float | None:
-        """Count a heartbeat. Return the time of the one before if more than half of the timeout was used up since then."""
+        """Count a heartbeat. Return the time of the previous heartbeat if it was long ago: more than half of
+        the timeout and 1.5 intervals."""
         if self.state is not HeartbeatState.RUNNING:
             return None
         last, self.last_seen = self.last_seen, now
@@ -73,7 +75,7 @@ class HeartbeatMonitor:
         return last if now - last > late else None
 
     def on_call_success(self) -> int:
-        """Return the number of calls in a row that had failed."""
+        """Count a call that succeeded. Return the number of calls in a row that had failed before."""
         failed, self.failed_calls = self.failed_calls, 0
         return failed
 
@@ -104,7 +106,8 @@ class HeartbeatMonitor:
 
 
 def timed_out_text(detector: str, role: str, peer: str) -> str:
-    """`detector` is JobMaster, ResourceManager or TaskExecutor; `role` is the role of the silent peer."""
+    """Return Flink's text of a heartbeat timeout. `detector` is JobMaster, ResourceManager or TaskExecutor;
+    `role` is the role of the silent peer."""
     if detector == "JobMaster" and role == "TaskManager":
         return f"Heartbeat of TaskManager with id {peer} timed out."
     return f"The heartbeat of {role} with id {peer} timed out."

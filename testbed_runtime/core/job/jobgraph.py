@@ -29,7 +29,7 @@ class SourceConfig(Struct, frozen=True):
     records_per_second: float = 1000.0
     """Rate of the whole vertex; each subtask emits every parallelism-th record."""
     record_bytes: int = 100
-    """Without the 4-byte length."""
+    """Bytes of a record without its 4-byte length."""
     keys: int = 1000
     key_skew: float = 0.0
     """Zipf exponent; 0 is uniform."""
@@ -68,7 +68,7 @@ class SinkConfig(Struct, frozen=True):
 
 
 SYNC_SUFFIX = "-sync"
-"""The name of a synchronisation task is that of its iteration's head with this suffix."""
+"""The name of a synchronisation task is the name of its iteration's head with this suffix."""
 
 
 class IterationConfig(Struct, frozen=True):
@@ -87,7 +87,7 @@ class IterationConfig(Struct, frozen=True):
 
     @property
     def converges(self) -> bool:
-        """Whether it ends when no record is counted in a superstep."""
+        """Whether the iteration ends when no record is counted in a superstep."""
         return self.kind == DELTA or bool(self.criterion)
 
 
@@ -104,13 +104,13 @@ class JobVertex(Struct, frozen=True):
     inputs: str = "all"
     """`all` or `any` of the inputs that are deployed on their first record must have one."""
     iteration: IterationConfig | None = None
-    """It is the head of this iteration."""
+    """The vertex is the head of this iteration."""
     synchronizes: IterationConfig | None = None
-    """It is the synchronisation task of this iteration."""
+    """The vertex is the synchronisation task of this iteration."""
     feeds_back: IterationConfig | None = None
-    """It is the tail of this iteration: its records go to the head, not to a result."""
+    """The vertex is the tail of this iteration: its records go to the head, not to a result."""
     max_parallelism_computed: bool = False
-    """The max parallelism is the default, so that of a restored checkpoint replaces it."""
+    """The max parallelism is the default, so the max parallelism of a restored checkpoint replaces it."""
 
 
 class JobEdge(Struct, frozen=True):
@@ -130,7 +130,8 @@ class JobGraph(Struct, frozen=True):
 
     @property
     def is_batch(self) -> bool:
-        """Whether it takes no checkpoints and ends with its sources: it has a blocking result or an iteration."""
+        """Whether the job takes no checkpoints and ends with its sources, because it has a blocking result or
+        an iteration."""
         return any(e.result == BLOCKING for e in self.edges) or any(v.iteration for v in self.vertices)
 
     @property

@@ -24,7 +24,7 @@ KUBERNETES = "kubernetes"
 LEASE_KEY = "leader/lease"
 """The Lease in the checkpoint store. All components of a JobManager share it, as in Flink from 1.15 on."""
 INFORMATION_KEY = "leader/information"
-"""The LeaderInformation there. In Flink both are in one ConfigMap."""
+"""The LeaderInformation in the checkpoint store. In Flink, it is in the same ConfigMap as the lease."""
 JITTER_FACTOR = 1.2
 """A contender waits between 1 and 1 + JITTER_FACTOR retry periods; the leader waits one (LeaderElector.jitter)."""
 LATE = 0.5
@@ -51,7 +51,8 @@ class LeaderElectionConfig(Struct, frozen=True):
 
 
 class Lease(Struct, frozen=True):
-    """The record (LeaderElectionRecord). Times are seconds of the clock that the processes of a testbed share."""
+    """The record of the lease (LeaderElectionRecord). Times are seconds of the clock that all processes of a
+    testbed share."""
 
     holder: str
     """Identity of the leader; empty when it was released."""
@@ -67,9 +68,10 @@ class LeaderInformation(Struct, frozen=True):
 
 
 class LeaderElector:
-    """One contender. Before each attempt ask `expired`, then write what `attempt` returns, then call `on_written`.
+    """One contender. Before each attempt, ask `expired`. Then write what `attempt` returns, and call
+    `on_written`.
 
-    A renewal counts from when it began: that time is in the record, and other contenders judge by it."""
+    A renewal counts from its beginning: that time is in the record, and other contenders judge by it."""
 
     def __init__(self, config: LeaderElectionConfig, identity: str) -> None:
         self.config = config
@@ -88,8 +90,8 @@ class LeaderElector:
         return True
 
     def attempt(self, found: Lease | None, now: float) -> Lease | None:
-        """Return the record to write over the one that was found. None if another contender has the lease, which ends a
-        leadership (LeaderElector.tryAcquireOrRenew)."""
+        """Return the record that replaces the record that was found. None if another contender has the lease,
+        which ends this contender's leadership (LeaderElector.tryAcquireOrRenew)."""
         if found is None:
             return Lease(self.identity, now, now)
         if found.holder == self.identity:
@@ -102,7 +104,8 @@ class LeaderElector:
         return Lease(self.identity, now, now, found.transitions + 1)
 
     def on_written(self, lease: Lease) -> float | None:
-        """Note that the record was written. Return the time of the renewal before it if that took up more than half of renew-deadline."""
+        """Note that the record was written. Return the time of the previous renewal if more than half of
+        renew-deadline has passed since then."""
         before, self.renewed_s = self.renewed_s, lease.renewed_s
         was_leading, self.leading = self.leading, True
         late = was_leading and lease.renewed_s - before > LATE * self.config.renew_deadline_s

@@ -20,7 +20,8 @@ CHUNK_BYTES = CHUNK_RECORDS // 8
 @dataclass(slots=True)
 class _Chunk:
     bits: int = 0
-    """Bit i is number base + i: a job with many sinks has many chunks of few numbers."""
+    """Bit i is the number base + i. An integer is small if a chunk has few numbers, as many chunks of a job
+    with many sinks have."""
     duplicated: int = 0
     out_of_order: int = 0
     corrupted: int = 0
@@ -102,7 +103,8 @@ class Ledger:
 
     @staticmethod
     def bitmap(bits: int) -> bytes:
-        """CHUNK_BYTES bytes; bit i, least significant first, is sequence number base + i."""
+        """Return the bits as CHUNK_BYTES bytes. Bit i, least significant first, is the sequence number base +
+        i."""
         return bits.to_bytes(CHUNK_BYTES, "little")
 
     def _chunk(self, source: str, base: int) -> _Chunk:

@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 RATE_WINDOW_S = 2.0
-"""Records a second are those of the last two seconds: two checkpoints in most scenarios, so that one barrier does not show."""
+"""The rate of records covers this many seconds: two checkpoints in most scenarios, so that a single barrier
+does not show."""
 MAX_READINGS = 64
-"""Kept for the rate; ten a second fill six seconds."""
+"""Number of readings that are kept for the rate. At ten a second, they cover six seconds."""
 COUNTED = "records_in"
 
 
@@ -32,9 +33,11 @@ class LiveCounters:
         self._readings: deque[tuple[float, float]] = deque(maxlen=MAX_READINGS)
 
     def update(self, readings: Mapping[str, Mapping[str, float]], now: float) -> dict[str, float]:
-        """Add a reading: the counters of each process (with its incarnation) that answered. `now` in seconds.
+        """Add a reading: the counters of each process (with its incarnation) that answered. `now` is in
+        seconds.
 
-        What `summed` returns, and `records_per_s`. A count that decreased belongs to new attempts and started at 0."""
+        Return what `summed` returns, and `records_per_s`. A count that decreased belongs to new attempts and
+        started at 0."""
         values = summed(readings.values())
         for process, counters in readings.items():
             count = counters.get(COUNTED, 0.0)

@@ -34,7 +34,7 @@ class RegisterTaskManager(Struct, frozen=True):
 
 
 class SlotReport(Struct, frozen=True):
-    """Sent by a TaskExecutor after its registration. Its slots are not available before."""
+    """The slots of a TaskExecutor, sent after its registration. They are not available before."""
 
     resource_id: str
     leader: str
@@ -44,19 +44,20 @@ class SlotReport(Struct, frozen=True):
 
 
 class DisconnectTaskExecutor(Struct, frozen=True):
-    """TaskExecutor → ResourceManager: it has disconnected, and registers again."""
+    """TaskExecutor → ResourceManager: the TaskExecutor has disconnected, and registers again."""
 
     resource_id: str
     leader: str
     registration: int
-    """The number of the registration that it ends. A later registration stays valid."""
+    """The number of the registration that ends. A later registration stays valid."""
     cause: str
     wait: str
     """The kind of the wait that ended (core.job.causes)."""
 
 
 class NotifySlotAvailable(Struct, frozen=True):
-    """A slot that the ResourceManager allocated is free again: no JobMaster accepted it, or not in time."""
+    """A slot that the ResourceManager had allocated is free again: no JobMaster accepted it, or not in
+    time."""
 
     resource_id: str
     leader: str
@@ -83,11 +84,12 @@ class RegisterAtJobMaster(Struct, frozen=True):
     job: str
     leader: str
     session: int = 0
-    """Grows with each connection of this TaskExecutor to a JobMaster: a larger one replaces the connection before it."""
+    """The number of this connection. It grows with each connection of this TaskExecutor to a JobMaster, and a
+    larger number replaces the previous connection."""
 
 
 class RemoteHandshakeMessage(Struct, frozen=True):
-    """ResourceManager or JobMaster → TaskExecutor: it connects before it answers a registration."""
+    """ResourceManager or JobMaster → TaskExecutor: the sender connects before it answers a registration."""
 
 
 class DisconnectTaskManager(Struct, frozen=True):
@@ -112,9 +114,10 @@ class OfferSlots(Struct, frozen=True):
 
 class SlotOfferResult(Struct, frozen=True):
     accepted: tuple[str, ...]
-    """Allocation ids; the others are freed by the TaskExecutor."""
+    """Accepted allocation ids. The TaskExecutor frees the others."""
     at: float = 0.0
-    """When the JobMaster accepted them, in seconds of its clock. A heartbeat that it sent before does not name them yet."""
+    """When the JobMaster accepted the slots, in seconds of its clock. A heartbeat that it sent before does
+    not name them yet."""
 
 
 class FailSlot(Struct, frozen=True):
@@ -153,7 +156,8 @@ class NotifyPartitionDataAvailable(Struct, frozen=True):
 
 
 class NotifyEndOfData(Struct, frozen=True):
-    """TaskExecutor → JobMaster: the data of a task has ended. When that of every task has, a checkpoint begins."""
+    """TaskExecutor → JobMaster: the data of a task has ended. When the data of every task has ended, a
+    checkpoint begins."""
 
     attempt: str
 
@@ -161,7 +165,8 @@ class NotifyEndOfData(Struct, frozen=True):
 class RequestNextInputSplit(Struct, frozen=True):
     attempt: str
     index: int
-    """How many splits this subtask has had so far, restored ones included. The same index gets the same split again."""
+    """How many splits this subtask has received so far, restored ones included. A repeated index gets the
+    same split."""
 
 
 class InputSplit(Struct, frozen=True):
@@ -190,20 +195,23 @@ class SinkCommit(Struct, frozen=True):
     checkpoint: int = 0
     """The checkpoint whose barrier ended this part; 0 for an at-least-once flush."""
     earlier: tuple[SinkCommit, ...] = ()
-    """Parts of earlier checkpoints whose completion the sink was not notified of (failed ones, or a late notification), oldest
-    first. On completion the JobMaster commits this part and those of `earlier` with a checkpoint above the last completed."""
+    """Parts of earlier checkpoints, oldest first. The sink was not notified of their completion, because they
+    failed or the notification was late. On completion, the JobMaster commits this part and those `earlier`
+    parts whose checkpoint is above the last completed one."""
 
 
 class CommitRecords(Struct, frozen=True):
-    """TaskExecutor → JobMaster, answered by Acknowledge: what an at-least-once sink wrote since its last flush (each 200 ms,
-    and once more when its task ends, however it ends). The JobMaster writes the `delivery` rows with checkpoint -1. From an
-    attempt that is not its subtask's current one, or that has ended, it accepts nothing: Acknowledge(accepted=False), and
+    """TaskExecutor → JobMaster, answered by Acknowledge: the records that an at-least-once sink wrote since
+    its last flush. It flushes every 200 ms, and once more when its task ends, however that happens. The
+    JobMaster writes the `delivery` rows with checkpoint -1. It accepts nothing from an attempt that has ended
+    or is not its subtask's current one. It then answers Acknowledge(accepted=False) and records
     `stale.rejected` with what = record and count = the records in `commit` (set bits of its bitmaps)."""
 
     attempt: str
     leader: str
     sequence: int
-    """Counts from 0 per attempt, without gaps. A repeated number is the same flush."""
+    """The number of the flush. It counts from 0 per attempt, without gaps. A repeated number is the same
+    flush."""
     commit: SinkCommit
 
 
@@ -220,7 +228,7 @@ class AcknowledgeCheckpoint(Struct, frozen=True):
     shared_state: tuple[str, ...] = ()
     """Blob keys of the files that the snapshot refers to. Other checkpoints may refer to them too."""
     reused_bytes: int = 0
-    """How many of the `state_bytes` an earlier checkpoint has stored."""
+    """The part of `state_bytes` that an earlier checkpoint has already stored."""
 
 
 class DeclineCheckpoint(Struct, frozen=True):
@@ -294,7 +302,7 @@ class InputGateDescriptor(Struct, frozen=True):
     channels: tuple[InputChannelDescriptor, ...]
     rescaled: RescaledExchange | None = None
     announced_recovery: bool = True
-    """Its producers announce the end of the data that they restore, and wait."""
+    """Whether the producers announce the end of the data that they restore, and then wait."""
     blocking: bool = False
     """The result is written to files and read when it is complete."""
 
@@ -308,13 +316,13 @@ class ResultPartitionDescriptor(Struct, frozen=True):
     bounded: bool = True
     """Every subpartition has at most max-buffers-per-channel buffers."""
     announced: bool = False
-    """The JobMaster waits for its first record."""
+    """Whether the JobMaster waits for the first record of the result."""
     blocking: bool = False
     """It is written to a file and read when it is complete."""
     rescaled: bool = False
-    """Its data in flight is restored by its consumers."""
+    """Whether the consumers restore the result's data in flight."""
     announced_recovery: bool = True
-    """Its end of restored data is announced."""
+    """Whether the end of restored data is announced."""
 
 
 class TaskDeploymentDescriptor(Struct, frozen=True):
@@ -329,7 +337,7 @@ class TaskDeploymentDescriptor(Struct, frozen=True):
     partitions: tuple[ResultPartitionDescriptor, ...]
     seed: int
     job_started: float
-    """t0 of the open loop: the JobManager's clock, kept across attempts."""
+    """t0 of the open loop, on the JobManager's clock. It is the same for all attempts."""
     restore_checkpoint: int = 0
     restore_handles: tuple[str, ...] = ()
     """Blob keys of every subtask's snapshot of this vertex (a rescaled subtask reads those of its key groups)."""
@@ -356,7 +364,7 @@ class ReleasePartitions(Struct, frozen=True):
 
 
 class TriggerCheckpoint(Struct, frozen=True):
-    """Sent to sources only; all other tasks learn of it from barriers."""
+    """Trigger a checkpoint. Sent to sources only; all other tasks learn of it from barriers."""
 
     attempt: str
     checkpoint: int
@@ -373,8 +381,8 @@ class NotifyCheckpointComplete(Struct, frozen=True):
 
 
 class NotifyCheckpointAborted(Struct, frozen=True):
-    """The checkpoint has failed or was subsumed: a task that its barrier has not reached takes no snapshot, and one that stores its
-    snapshot stops."""
+    """The checkpoint has failed or was subsumed. A task that its barrier has not reached takes no snapshot,
+    and a task that is storing its snapshot stops."""
 
     attempt: str
     checkpoint: int
@@ -396,8 +404,8 @@ class Heartbeat(Struct, frozen=True):
     """In an answer to the JobMaster: the attempts of its job that the TaskManager holds, and those whose end is not yet reported
     (Flink's ExecutionDeploymentReport)."""
     allocations: tuple[tuple[int, str], ...] | None = None
-    """Slots by index. In an answer to the ResourceManager: those that are allocated (Flink's SlotReport). In a request of the
-    JobMaster: those that it holds there (AllocatedSlotReport)."""
+    """Slots by index. An answer to the ResourceManager names the allocated slots (Flink's SlotReport). A
+    request of the JobMaster names the slots that it holds at this TaskManager (AllocatedSlotReport)."""
 
 
 class ReportQueue(Struct, frozen=True):
@@ -412,7 +420,7 @@ class SetSourceRate(Struct, frozen=True):
 
     attempt: str
     rate: float
-    """Records per second; 0 stops it, a negative rate frees it."""
+    """Records per second. 0 stops the source, a negative rate removes the limit."""
 
 
 # ---- Client → Dispatcher -------------------------------------------------------------------------------------
@@ -436,17 +444,18 @@ class JobStatusReply(Struct, frozen=True):
     tasks: dict[str, str] = field(default_factory=dict)
     """`vertex-subtask` → execution state of the newest attempt."""
     placement: dict[str, str] = field(default_factory=dict)
-    """`vertex-subtask` → ResourceID; for a client, the name of its TaskManager (`tm-2`). Of the newest attempt."""
+    """`vertex-subtask` → ResourceID of the newest attempt's TaskManager. For a client, the name of the
+    TaskManager (`tm-2`)."""
     completed_checkpoints: int = 0
     taskmanagers: tuple[str, ...] = ()
     counters: dict[str, float] = field(default_factory=dict)
     """The gauges of live progress: records_per_s, credits, lag_s, …"""
     stop_refused: str = ""
-    """Why the job cannot be stopped with a final checkpoint; empty if that was not refused."""
+    """Why the job cannot be stopped with a final checkpoint. Empty if the stop was not refused."""
 
     @property
     def running_tasks(self) -> int:
-        """Including those that have finished."""
+        """The number of running tasks, including those that have finished."""
         return sum(state in ("RUNNING", "FINISHED") for state in self.tasks.values())
 
     @property

@@ -20,7 +20,7 @@ def _chain(failure: FlinkError) -> Iterator[FlinkError]:
 
 
 def cancels(failure: FlinkError, flink_version: str) -> bool:
-    """Return whether a task ends CANCELED because of this failure, and not FAILED."""
+    """Return whether a task ends CANCELED because of this failure, instead of FAILED."""
     if has(flink_version, CANCELLED_BY_CAUSE):
         return any(error.class_name in CANCELLING for error in _chain(failure))
     return failure.class_name in CANCELLING

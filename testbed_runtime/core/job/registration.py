@@ -41,7 +41,7 @@ class RegistrationConfig(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Wait `delay_s`, then register with a timeout of `timeout_s`."""
+    """One attempt: wait `delay_s`, then register with a timeout of `timeout_s`."""
 
     delay_s: float
     timeout_s: float

@@ -23,7 +23,8 @@ class SubtaskStateMapper(Enum):
     ARBITRARY = "arbitrary"
     """Only up- and downstream have to agree. As in Flink, it is round robin."""
     RANGE = "range"
-    """Divides by key groups: an old subtask may belong to several new ones, which filter its records."""
+    """Divides the subtasks by key groups. An old subtask may belong to several new ones, which filter its
+    records."""
     ROUND_ROBIN = "round robin"
     UNSUPPORTED = "unsupported"
 
@@ -70,8 +71,8 @@ class GateRescaling(Struct, frozen=True):
     def of(
         cls, partitioning: str, subtask: int, *, consumers: tuple[int, int], producers: tuple[int, int]
     ) -> GateRescaling:
-        """`consumers` and `producers`: the parallelism before and after. Raises FlinkError for a connection that cannot be
-        rescaled."""
+        """Return the rescaling of one subtask's gate. `consumers` and `producers`: the parallelism before and
+        after. Raises FlinkError for a connection that cannot be rescaled."""
         upstream, downstream = _MAPPERS[partitioning]
         readers = downstream.mapping(*consumers)
         times = Counter(old for olds in readers for old in olds)

@@ -44,15 +44,15 @@ def _setting(options: Options, key: str) -> float:
 
 
 class RestartStrategy:
-    """A strategy whose delay is constant, and whose failures need not be counted."""
+    """The base of the strategies: one with a constant delay that need not count failures."""
 
     limit_option = ""
-    """Key of the option that allows no more restarts; empty if restarts are not exhausted."""
+    """Key of the option that limits the number of restarts. Empty if the number is unlimited."""
     delay_s: float
 
     @property
     def option(self) -> str:
-        """Key of the option that decides `backoff_s`; empty without a delay."""
+        """Key of the option that decides `backoff_s`. Empty without a delay."""
         return ""
 
     @property
@@ -122,7 +122,7 @@ class FailureRate(RestartStrategy):
     limit_option = FAILURE_RATE + "max-failures-per-interval"
 
     def __init__(self, max_failures: int, interval_s: float, delay_s: float) -> None:
-        """Raises OptionRefused as Flink's constructor does."""
+        """Create the strategy. Raises OptionRefused as Flink's constructor does."""
         text = "Maximum number of restart attempts per time unit must be greater than 0."
         require_option(max_failures > 0, text, FAILURE_RATE + "max-failures-per-interval", "the default is 1")
         text = "Failures interval must be greater than 0 ms."
@@ -241,8 +241,9 @@ class ExponentialDelay(RestartStrategy):
         )
 
     def notify_failure(self, now: float) -> bool:
-        """Merge a failure that comes before the restart. A task of a real cluster needs more than a millisecond to fail after it, and
-        one in virtual time may not, so this comparison is finer than Flink's."""
+        """Merge a failure that comes before the restart. In a real cluster, a task needs more than a
+        millisecond to fail after the restart. In virtual time it may not, so this comparison is finer than
+        Flink's."""
         if round(now * NANOS) <= self._next_restart_ms * NANOS_PER_MILLI:
             return False
         now_ms = _clock_ms(now)
@@ -277,8 +278,8 @@ class ExponentialDelay(RestartStrategy):
 
 
 class EarlierExponentialDelay(RestartStrategy):
-    """The strategy of 1.13 to 1.18: each failure is an attempt, there is no last one, the delay grows from the one before, and the
-    jitter is drawn whenever the delay is read."""
+    """The strategy of 1.13 to 1.18. Each failure is an attempt and the number of attempts is unlimited. The
+    delay grows from the previous one, and the jitter is drawn whenever the delay is read."""
 
     def __init__(self, config: ExponentialConfig, uniform: Callable[[int, int], int]) -> None:
         self._config = config
@@ -326,7 +327,7 @@ def settings_in_effect(options: Options) -> Options:
 
 
 def ignored_settings(options: Options) -> Iterator[str]:
-    """Yield the keys that are set for another strategy than that of `restart-strategy.type`, or without a type."""
+    """Yield the keys that are set for another strategy than `restart-strategy.type`, or without a type."""
     for prefix, kind in STRATEGIES.items():
         if not options.is_set(TYPE) or options.string(TYPE) != kind:
             yield from (key for key in options.as_map() if key.startswith(prefix))

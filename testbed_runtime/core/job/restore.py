@@ -12,12 +12,13 @@ from testbed_runtime.core.versions import CHANNEL_STATE_RESCALES, has
 
 STATE_RECOVERY = "execution.state-recovery.path"
 IN_CLUSTER = "configmap://"
-"""Begin of the option's value in a cluster, where the checkpoint is in ConfigMaps with this name. Python functions use it too."""
+"""Beginning of the option's value in a cluster, where the checkpoint is in ConfigMaps with this name.
+References to Python functions use it too."""
 _ROLLBACK = "Failed to rollback to checkpoint/savepoint {}. "
 
 
 def max_parallelism_mismatch(checkpoint: int, name: str, kept: int, wanted: int) -> str:
-    """Flink's text for key groups that another max parallelism would distribute differently."""
+    """Return Flink's text for key groups that another max parallelism would distribute differently."""
     return (
         f"{_ROLLBACK.format(checkpoint)}Max parallelism mismatch between checkpoint/savepoint state and new program. "
         f"Cannot map operator {name} with max parallelism {kept} to new program with max parallelism {wanted}. This "
@@ -39,8 +40,8 @@ def with_max_parallelism(wanted: JobGraph, kept: JobGraph) -> JobGraph:
 
 
 def restore_problems(checkpoint: int, *, drained: bool, kept: JobGraph, wanted: JobGraph) -> list[str]:
-    """Return why a job cannot start from a checkpoint of the job `kept`: Flink's reasons, then those of this testbed.
-    `drained`: it is the last one of a job that was stopped with a drain."""
+    """Return why a job cannot start from a checkpoint of the job `kept`: first Flink's reasons, then
+    Headgate's own. `drained`: it is the last checkpoint of a job that was stopped with a drain."""
     old, new = {v.name: v for v in kept.vertices}, {v.name: v for v in wanted.vertices}
     problems = []
     for name, vertex in old.items():
@@ -67,7 +68,8 @@ def restore_problems(checkpoint: int, *, drained: bool, kept: JobGraph, wanted: 
 
 
 def _own_problems(name: str, old: JobVertex | None, new: JobVertex, *, drained: bool) -> list[str]:
-    """The number of a record decides when it is due and which subtask emits it, so a source must be the same."""
+    """Return Headgate's own reasons. The number of a record decides when it is due and which subtask emits
+    it, so a source must be the same."""
     if new.source is not None and new.source.splits:
         return [f"{name}: input splits are not part of a checkpoint, so they would be read again"]
     if new.source is not None and (

@@ -145,7 +145,8 @@ class SlotTable:
     def missing(
         self, taskmanager: TaskManagerID, reported: Iterable[tuple[int, str]], asked_at: float
     ) -> list[str]:
-        """Return the allocations that are missing in a TaskManager's report, which was requested at that time."""
+        """Return the allocations that are missing in a TaskManager's report, which was requested at the given
+        time."""
         known, held = self._taskmanagers.get(taskmanager), {allocation for _, allocation in reported}
         return [
             slot.allocation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 NO_SPLIT = -1
 NEXT_SPLIT = "JobMaster: next input split"
-"""The subject of a source's wait for the JobMaster to assign it one."""
+"""The subject of a source's wait for the JobMaster to assign it a split."""
 
 
 def split_records(limit: int, splits: int) -> int:

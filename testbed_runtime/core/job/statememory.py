@@ -28,7 +28,7 @@ class StateBackendConfig(Struct, frozen=True):
     slot_memory: int
     """Managed memory of a slot; 0 without `shared`."""
     write_buffer: int
-    """Rows that are not in a file yet: more of them are written to one."""
+    """Bytes of rows that are not in a file yet. When there are more, they are written to a file."""
     cache: int
     """Capacity of the block cache, write buffers included."""
     transfer_threads: int
