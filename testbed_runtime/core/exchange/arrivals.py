@@ -1,4 +1,4 @@
-"""Find runs of data buffers in the input: what arrives together is decoded together."""
+"""Find runs of data buffers in the input: buffers that arrive together are decoded together."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from testbed_runtime.core.ids import InputChannelID
 MAX_BUFFER_BYTES = 64 * 1024 * 1024
 """Maximum size of a data payload. The segment that receives it is the tighter limit."""
 UNREAD_BYTES = 4096
-"""Most missing bytes of a buffer that are worth the wait: loopback cuts the stream every 64 KiB, shortly before a buffer ends."""
+"""Maximum number of missing bytes of a buffer for which waiting pays off: loopback cuts the stream every 64
+KiB, shortly before a buffer ends."""
 RUN_FRAMES = 64
-"""Most data buffers that are handled together. Without buffers for them (legacy mode), they are read again at every attempt."""
+"""Maximum number of data buffers that are handled together. Without buffers for them (legacy mode), they are
+read again at every attempt."""
 Head: TypeAlias = tuple[int, int, int, int, DataType, bool]
 """A data buffer in the input: where its payload starts and ends, its sequence number, backlog, type, and whether it is compressed."""
 _Known: TypeAlias = tuple[InputChannelID, int, bytes, bytes, int, DataType, bool]
-"""Receiver and subpartition, what the header has ahead of its numbers and behind them, size, type, whether compressed."""
+"""The fields that the headers of a channel share: receiver and subpartition, the bytes before and after the
+numbers, size, type, and whether the data is compressed."""
 
 
 class Arrivals:
@@ -31,11 +34,13 @@ class Arrivals:
         self._numbered = NUMBERED[version]
         self._known: _Known = InputChannelID(bytes(16)), 0, b"", b"", 0, DataType.DATA_BUFFER, False
         self.missing = 0
-        """How many bytes the usual data buffer lacks that follows those found last. 0: something else follows, or nothing."""
+        """How many bytes are missing of the data buffer that follows those found last. 0: something else
+        follows, or nothing."""
 
     def find(self, view: memoryview, start: int) -> tuple[InputChannelID, int, list[Head]] | None:
-        """Return receiver, subpartition and up to RUN_FRAMES heads of the complete data buffers of one channel with which
-        view[start:] begins, or None if it begins differently. Their sequence numbers follow each other and do not wrap."""
+        """Return receiver, subpartition and up to RUN_FRAMES heads of the complete data buffers of one
+        channel at the start of view[start:]. None if it begins with something else. Their sequence numbers
+        are consecutive and do not wrap."""
         whole, unpack, end = self._numbered.size, self._numbered.unpack_from, len(view)
         receiver, subpartition, ahead, behind, size, data_type, compressed = self._known
         found: list[Head] = []
@@ -62,7 +67,7 @@ class Arrivals:
         return (receiver, subpartition, found) if found else None
 
     def _read(self, view: memoryview, start: int, ahead: bytes, behind: bytes) -> _Known | None:
-        """Return the fields of a header, or None if it is not that of a usual data buffer."""
+        """Return the fields of a header, or None if it is not the header of a usual data buffer."""
         partials = 0
         if self._is_v2:
             (length, magic, number, receiver, subpartition, partials, _, _, type_number, compressed,

@@ -36,7 +36,8 @@ MAX_SAMPLES = 10_000
 
 
 class SamplePlan(Struct, frozen=True):
-    """A round of samples: how many, how far apart, and how long after its begin the next round begins."""
+    """A round of samples: their number, the time between them, and how long after its beginning the next
+    round begins."""
 
     samples: int
     delay_s: float
@@ -63,11 +64,12 @@ class SampleRound:
     plan: SamplePlan
     taken: int = 0
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Samples and back-pressured ones of each task. A task that started in between has fewer samples."""
+    """The number of samples, and of back-pressured samples, of each task. A task that started during the
+    round has fewer samples."""
 
     def take(self, pressed: Mapping[str, int], samples: int) -> bool:
-        """Add some samples of each running task, of which it was back-pressured in so many. Return True when the round is
-        complete."""
+        """Add samples of each running task. `pressed` has the number of back-pressured samples of each task.
+        Return True when the round is complete."""
         for task, found in pressed.items():
             before = self.counts.get(task, (0, 0))
             self.counts[task] = (before[0] + samples, before[1] + found)

@@ -34,7 +34,8 @@ class ArrivedBarriers:
         """Maps checkpoints to sequence numbers."""
 
     def arrive(self, event: Buffer, sequence: int) -> CheckpointBarrier | None:
-        """Note the sequence number of an event if it is a barrier, and return the barrier. Only newer checkpoints are noted."""
+        """If the event is a barrier, note its sequence number and return the barrier. Only newer checkpoints
+        are noted."""
         barrier = event_of(event)
         if not isinstance(barrier, CheckpointBarrier):
             return None
@@ -50,8 +51,9 @@ class ArrivedBarriers:
             self._sequences = kept
 
     def check_newest(self, checkpoint: int) -> None:
-        """Raise FlinkError CheckpointException if the barrier of a newer checkpoint has arrived: Flink knows the position of the
-        newest one only, so an unaligned checkpoint that starts now cannot tell which data is its own."""
+        """Raise FlinkError CheckpointException if the barrier of a newer checkpoint has arrived. Flink knows
+        the position of the newest barrier only, so it cannot tell which data belongs to an unaligned
+        checkpoint that starts now."""
         newest = max(self._sequences, default=-1)
         if newest > checkpoint:
             text = (
@@ -61,8 +63,9 @@ class ArrivedBarriers:
             raise FlinkError("CheckpointException", text)
 
     def in_flight(self, queue: list[tuple[Buffer, int]], checkpoint: int) -> tuple[bytes, ...]:
-        """Return copies of the queued data that belongs to a checkpoint: what is before its barrier, or all if that has not
-        arrived. Raises FlinkError CheckpointException if only a newer one is known."""
+        """Return copies of the queued data that belongs to a checkpoint: the data before its barrier, or all
+        data if the barrier has not arrived. Raises FlinkError CheckpointException if only a newer barrier is
+        known."""
         barrier = self._sequences.get(checkpoint)
         if barrier is None:
             self.check_newest(checkpoint)

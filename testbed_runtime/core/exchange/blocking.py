@@ -34,7 +34,8 @@ class ResultFile:
     """The bytes of all buffers of a partition, in the order in which they were written."""
 
     def __init__(self, file: IO[bytes], what: str = "A blocking result") -> None:
-        """`file` is empty, open for reading and writing, and disappears when it is closed. `what` names it in errors."""
+        """Use `file`, which is empty, open for reading and writing, and disappears when it is closed. `what`
+        names it in errors."""
         self._file = file
         self._what = what
         self.size = 0
@@ -51,7 +52,7 @@ class ResultFile:
         return offset
 
     def read(self, offset: int, size: int) -> bytes:
-        """Raises FlinkError IOException if the bytes cannot be read."""
+        """Return the bytes at an offset. Raises FlinkError IOException if they cannot be read."""
         try:
             self._file.seek(offset)
             data = self._file.read(size)
@@ -62,7 +63,8 @@ class ResultFile:
         return data
 
     def flush(self) -> None:
-        """Raises FlinkError IOException: a disk that is full is the producer's failure, not its consumer's."""
+        """Write buffered bytes to the file. Raises FlinkError IOException: a full disk is the producer's
+        failure, not its consumer's."""
         try:
             self._file.flush()
         except OSError as error:
@@ -88,7 +90,7 @@ class BlockingSubpartition(PipelinedSubpartition):
         self.elements: list[tuple[int, int, DataType]] = []
         """Offset, size and type of everything that was written."""
         self.data_buffers = 0
-        """How many of the elements are data buffers."""
+        """Number of data buffers among the elements."""
 
     def add(self, element: Element, *, last: bool = False) -> bool:
         if self._finished or self.is_released:
@@ -117,10 +119,11 @@ class BlockingSubpartition(PipelinedSubpartition):
                 element.release()
 
     def flush(self, reason: SendReason = SendReason.TIMEOUT) -> None:
-        """Do nothing: it is not read before the end."""
+        """Do nothing: the result is not read before its end."""
 
     def create_view(self, on_data: Callable[[], None]) -> SubpartitionView:
-        """Return a view that begins at the first element. Raises FlinkError IllegalStateException before the end."""
+        """Return a view that begins at the first element. Raises FlinkError IllegalStateException before the
+        end of the result."""
         if self.is_released:
             raise FlinkError("IllegalStateException", "Partition released.")
         if not self._finished:
@@ -197,4 +200,4 @@ class _Reading:
         """Do nothing: the producer has ended."""
 
     def on_view_released(self) -> None:
-        """Do nothing: the result can be read again."""
+        """Do nothing: the result can be read once more."""

@@ -15,7 +15,7 @@ from testbed_runtime.core.values import MAX_INT
 
 Callback: TypeAlias = Callable[[], None]
 SegmentListener: TypeAlias = Callable[[MemorySegment], bool]
-"""Is offered a segment of a pool and returns whether it keeps it."""
+"""Called with a segment of a pool. Returns whether the listener keeps the segment."""
 
 POOL_DESTROYED = "Buffer pool has already been destroyed."
 NO_CHANNEL = -1
@@ -54,11 +54,11 @@ class NetworkBufferPool:
         self._timeout_key = timeout_key
         self.total = total
         self._counted = None if memory else MemorySegment(segment_bytes, memory=False)
-        """All segments, if they only count."""
+        """The segment that stands for all segments if they only count."""
         self._batches = 0
         self.segment_bytes = segment_bytes
         self.required = 0
-        """Guaranteed segments: the required ones of pools, and exclusive ones."""
+        """Number of guaranteed segments: those that pools require, and exclusive ones."""
         self.pools: list[LocalBufferPool] = []
         self._free: list[MemorySegment] = []
         self._created = 0
@@ -69,7 +69,7 @@ class NetworkBufferPool:
         self._warnings: list[str] = []
         self._redistributing = False
         self._all_full = False
-        """Every pool has its maximum size since the last redistribution."""
+        """Whether every pool has had its maximum size since the last redistribution."""
 
     @property
     def free(self) -> int:
@@ -90,8 +90,9 @@ class NetworkBufferPool:
         return self.total - self.free
 
     def when_available(self, callback: Callback) -> None:
-        """Call back once when a segment is free, immediately if one is. The last one to ask is called first, as by Flink's
-        CompletableFuture; one that finds no segment left asks again."""
+        """Call back once when a segment is free, immediately if one is. The last callback that was added is
+        called first, as by Flink's CompletableFuture. A caller that finds no segment left has to add its
+        callback again."""
         if self.is_available:
             callback()
         else:
@@ -330,7 +331,7 @@ class LocalBufferPool:
         self._by_channel = [0] * subpartitions
         self._saturated = 0
         self._homes: list[SubpartitionHome | None] = [None] * subpartitions
-        """Made when they are first used: an all-to-all job has many subpartitions without data."""
+        """Created on first use: an all-to-all job has many subpartitions without data."""
 
     # ---- state ---------------------------------------------------------------------------------------------
 
@@ -346,7 +347,7 @@ class LocalBufferPool:
 
     @property
     def can_overdraw(self) -> bool:
-        """Whether it may have another segment beyond its size."""
+        """Whether the pool may have another segment beyond its size."""
         return self.requested - self.size < self.max_overdraft
 
     @property
@@ -368,7 +369,7 @@ class LocalBufferPool:
 
     @property
     def has_memory(self) -> bool:
-        """Whether its segments have memory, or only count."""
+        """Whether the pool's segments have memory, or only count."""
         return self._network.has_memory
 
     # ---- requests ------------------------------------------------------------------------------------------
@@ -388,7 +389,7 @@ class LocalBufferPool:
         return BufferBuilder(segment, self if subpartition == NO_CHANNEL else self.home_of(subpartition))
 
     def home_of(self, subpartition: int) -> Home:
-        """Return where the segments of a subpartition return to."""
+        """Return the home to which the segments of a subpartition return."""
         home = self._homes[subpartition]
         if home is None:
             home = self._homes[subpartition] = SubpartitionHome(self, subpartition)

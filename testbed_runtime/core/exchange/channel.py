@@ -90,7 +90,8 @@ class InputChannelBase:
         self.error: FlinkError | None = None
         self.is_released = False
         self.answered = False
-        """The producer has responded: an element or backlog arrived or, for a local channel, the view exists."""
+        """Whether the producer has responded: an element or backlog arrived or, for a local channel, the view
+        exists."""
         self.requests = 0
         """Number of partition requests sent."""
         self.next_deadline: float | None = None
@@ -235,8 +236,9 @@ class RemoteInputChannel(InputChannelBase):
             manager.on_sender_backlog(backlog)
 
     def on_run(self, view: memoryview, heads: list[Head]) -> list[Buffer]:
-        """Handle the data buffers that these heads describe, as `request_buffer` and `on_buffer` would one by one. Return them, with
-        their bytes still in `view`: the others are not usual."""
+        """Handle the data buffers that these heads describe, as `request_buffer` and `on_buffer` would one
+        by one. Return the handled buffers; their bytes are still in `view`. The other heads need the usual
+        way."""
         manager, expected = self.buffers, self._expected
         if manager is None or self.is_released or heads[0][2] != expected:
             return []
@@ -287,7 +289,8 @@ class RemoteInputChannel(InputChannelBase):
             self._owner.on_channel_ready(self.index, priority=priority)
 
     def on_empty_buffer(self, sequence: int, backlog: int) -> None:
-        """Handle a data buffer without bytes: it used a credit, returns it, and counts in the sequence."""
+        """Handle a data buffer without bytes. It used a credit, gives that back, and counts in the
+        sequence."""
         if self.is_released or sequence != self._expected:
             self._refuse(sequence)
             return
@@ -347,8 +350,8 @@ class RemoteInputChannel(InputChannelBase):
         return Taken(buffer, bool(self._queue), False, sequence)
 
     def take_run(self, most: int) -> tuple[list[Buffer], bool] | None:
-        """Return up to `most` data buffers from the head of the queue, and whether there is more; None if an event is next, or
-        nothing: `take` tells why."""
+        """Return up to `most` data buffers from the head of the queue, and whether more elements follow. None
+        if an event is next, or nothing: `take` tells which."""
         if (
             self._priority
             or self.error is not None

@@ -30,7 +30,8 @@ NO_BUFFER = "The read buffer is null in credit-based input channel."
 PARTITION_NOT_FOUND = "PartitionNotFoundException"
 
 _Pending: TypeAlias = tuple[ClientFrame | None, RemoteInputChannel | None]
-"""A message and its channel. Without a message: an AddCredit. Without a channel: it is sent whatever happens."""
+"""A message and its channel. Without a message, it is an AddCredit. Without a channel, it is sent in any
+case."""
 
 
 class PartitionRequestClient:
@@ -99,7 +100,7 @@ class PartitionRequestClient:
         return bool(self._pending)
 
     def send(self, frame: ClientFrame, channel: RemoteInputChannel | None = None) -> None:
-        """Queue a message. If it belongs to a `channel`, it is dropped once that is released."""
+        """Queue a message. A message of a `channel` is dropped once the channel is released."""
         if self.error is None:
             self._pending.append((frame, channel))
             self._wake()

@@ -49,12 +49,13 @@ CREDIT = struct.Struct(">iIBi16s")
 BUFFER_TYPES = frozenset({int(t) for t in DataType if t.is_buffer})
 TYPES: Final = tuple(DataType)
 BEHIND_BYTES = 6
-"""Type, compressed and size: the part of the header of a buffer behind sequence number and backlog."""
+"""Bytes of type, compressed and size: the part of a buffer's header after sequence number and backlog."""
 NUMBERED = {
     version: struct.Struct(f">{layout.size - BEHIND_BYTES - 8}sii{BEHIND_BYTES}s")
     for version, layout in WHOLE.items()
 }
-"""The header of a buffer in three parts: the fields before sequence number and backlog, these two, and the fields after them."""
+"""The header of a buffer in three parts: the fields before sequence number and backlog, these two fields, and
+the fields after them."""
 
 
 class Id(enum.IntEnum):
@@ -93,7 +94,7 @@ def encode(frame: Frame, version: WireVersion) -> list[BytesLike]:
 def encode_run(
     receiver: InputChannelID, subpartition: int, run: Run, version: WireVersion
 ) -> list[BytesLike]:
-    """Encode several data buffers of a channel, as `encode` does one by one."""
+    """Encode several data buffers of a channel, like `encode` for each of them."""
     parts: list[BytesLike] = []
     if run.size:
         ahead, behind = _around_numbers(receiver, subpartition, run.size, version)
@@ -129,7 +130,8 @@ def encode_run(
 def _around_numbers(
     receiver: InputChannelID, subpartition: int, size: int, version: WireVersion
 ) -> tuple[bytes, bytes]:
-    """Return what the header of a usual data buffer has ahead of sequence number and backlog, and behind them."""
+    """Return the bytes that the header of a usual data buffer has before sequence number and backlog, and
+    after them."""
     layout, partials = WHOLE[version], (0,) if version is _V2 else ()
     header = layout.pack(
         layout.size + size, MAGIC, 0, receiver, subpartition, *partials, 0, 0, DataType.DATA_BUFFER, False, size

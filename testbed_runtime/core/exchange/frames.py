@@ -17,7 +17,7 @@ MAGIC = 0xBADC0FFE
 FRAME_HEADER_BYTES = 9
 
 BytesLike: TypeAlias = "bytes | bytearray | memoryview"
-"""A memoryview is one of single bytes, so that its length is its size."""
+"""A memoryview must have single bytes as items, so that its length is its size in bytes."""
 LAST_SEQUENCE_NUMBER = 2**31 - 1
 
 
@@ -39,7 +39,7 @@ class DataType(enum.IntEnum):
     """Flink's Buffer.DataType ordinals and their properties (plain attributes, because they are read for every buffer)."""
 
     is_buffer: bool
-    """Needs credit. Everything else except NONE is an event, which needs none."""
+    """Whether the type needs credit. Everything else except NONE is an event, which needs none."""
     is_event: bool
     has_priority: bool
     is_blocking_upstream: bool

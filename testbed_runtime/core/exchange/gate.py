@@ -242,7 +242,7 @@ class InputGate:
 
     @property
     def is_available(self) -> bool:
-        """Whether its reader has something to do: read, or notice the end."""
+        """Whether the reader of the gate has something to do: read, or notice the end."""
         return self.has_data or self.finished
 
     @property

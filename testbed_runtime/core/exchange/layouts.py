@@ -1,4 +1,4 @@
-"""The two layouts of a BufferResponse's header, and how to tell that a peer speaks the other one."""
+"""The two layouts of a BufferResponse's header, and how to detect that a peer uses the other one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ KNOWN_TYPES = {WireVersion.V2: 14, WireVersion.V1_20: 12}
 
 
 def other_version(version: WireVersion, head: BytesLike, body_bytes: int) -> WireVersion | None:
-    """Return the version whose layout a header follows if it does not follow that of `version`. `head` holds the first bytes
-    of a body of `body_bytes`."""
+    """Return the other version if the header follows its layout and not the layout of `version`. `head` holds
+    the first bytes of a body of `body_bytes`."""
     if _follows(version, head, body_bytes):
         return None
     return next(

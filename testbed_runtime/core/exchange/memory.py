@@ -62,7 +62,7 @@ class SubpartitionHome:
 class Buffer:
     """Bytes with a data type, backed by a segment that returns to its pool. A new buffer has one reference.
 
-    One that was filled at once is in its queue without a builder."""
+    A buffer that was filled at once is queued without a builder."""
 
     __slots__ = ("_home", "_references", "_segment", "_view", "compressed", "data_type")
 
@@ -140,7 +140,8 @@ class Buffer:
         self._view = memoryview(data)
 
     def keep(self) -> None:
-        """Copy the bytes from where they were received, which is used again, into the segment, unless the buffer was recycled."""
+        """Copy the bytes from the memory in which they were received into the segment, unless the buffer was
+        recycled: that memory is used again."""
         segment, view = self._segment, self._view
         if segment is not None and view is not None:
             self._view = segment.view[: len(view)]
@@ -252,9 +253,9 @@ class BufferBuilder:
     )
 
     known_finished: bool
-    """An earlier build saw the builder finished. Always true for events."""
+    """Whether an earlier build saw the builder finished. Always true for events."""
     is_trimmed: bool
-    """The capacity is smaller than the segment."""
+    """Whether the capacity is smaller than the segment."""
 
     def __init__(
         self,

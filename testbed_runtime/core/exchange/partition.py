@@ -34,7 +34,8 @@ EVERY = -1
 """Stands for all subpartitions: `emit` copies the records once."""
 
 MAX_LOST = 16
-"""Most checkpoints without their output channel state that are remembered. No task asks for one that was aborted."""
+"""Maximum number of remembered checkpoints without their output channel state. No task asks for an aborted
+one."""
 
 
 def byte_view(data: BytesLike | np.ndarray[tuple[int, ...], np.dtype[np.void]]) -> memoryview:
@@ -92,7 +93,7 @@ class ResultPartition:
         self.failure_cause: FlinkError | None = None
         self._file = None if file is None else ResultFile(file)
         self._whole_bytes = pool.segment_bytes if file is None and pool.has_memory else 0
-        """The size of the buffers that are filled at once, 0 if none is."""
+        """The size of the buffers that are filled at once. 0 if no buffer is."""
         self.name = name = str(partition_id)
         self.subpartitions = [
             PipelinedSubpartition(i, self, name=name, exclusive=exclusive)
@@ -105,7 +106,8 @@ class ResultPartition:
         self._shares = False
         """Whether the latest buffer is shared."""
         self._written: dict[int, None] = {}
-        """Subpartitions that were written since the last flush, or EVERY: an all-to-all job has far more of them than records."""
+        """Subpartitions that were written since the last flush, or EVERY. Only these are flushed: an
+        all-to-all job has far more subpartitions than records."""
         self._unacknowledged = Pending(subpartitions if file is None else 0)
         self._unconsumed = Pending(subpartitions)
         self.is_closed = False
@@ -213,8 +215,8 @@ class ResultPartition:
         return start - position
 
     def _new_builder(self, subpartition: int, least: int) -> BufferBuilder | None:
-        """Return a buffer of the size that the receiver's debloater asks for, with room for `least` bytes. One that is shared has
-        the smallest size of all, and counts as one of the first subpartition."""
+        """Return a buffer of the size that the receiver's debloater asks for, with room for `least` bytes. A
+        shared buffer has the smallest of all sizes, and counts as a buffer of the first subpartition."""
         builder = self.pool.request_builder(max(0, subpartition))
         if builder is None:
             return None
@@ -232,7 +234,7 @@ class ResultPartition:
 
     @property
     def is_blocking(self) -> bool:
-        """Whether it is read after its end only."""
+        """Whether the partition is read only after its end."""
         return self._file is not None
 
     def flush(self, subpartition: int) -> None:
@@ -314,8 +316,8 @@ class ResultPartition:
                 self.on_barriers_sent()
 
     def add_recovered(self, subpartition: int, data: bytes, offset: int = 0) -> int:
-        """Queue a buffer of output channel state, data[offset:] or what of it fits. Return the bytes accepted: 0 without a buffer in
-        the pool (ResultSubpartitionRecoveredStateHandler.getBuffer)."""
+        """Queue a buffer of output channel state: as much of data[offset:] as fits. Return the number of
+        bytes accepted, 0 if the pool has no buffer (ResultSubpartitionRecoveredStateHandler.getBuffer)."""
         builder = self.pool.request_builder()
         if builder is None:
             return 0
@@ -367,7 +369,8 @@ class ResultPartition:
 
     @property
     def is_consumed(self) -> bool:
-        """Whether every reader has left, after whatever it read, and the task writes no more. A blocking result can be read again."""
+        """Whether every reader has left, even early, and the task writes no more. A blocking result can be
+        read again."""
         return self.is_closed and not self._unconsumed and self._file is None
 
     @property

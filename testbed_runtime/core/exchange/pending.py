@@ -17,12 +17,12 @@ class Pending:
         return self.left > 0
 
     def add(self) -> None:
-        """Await the next index too."""
+        """Also await the next index."""
         self._awaited.append(1)
         self.left += 1
 
     def discard(self, index: int) -> bool:
-        """Await this index no more. Return False if it was not awaited."""
+        """Stop awaiting this index. Return False if it was not awaited."""
         if not self._awaited[index]:
             return False
         self._awaited[index] = 0

@@ -60,7 +60,7 @@ class RecordDeserializer:
 
     @property
     def incomplete(self) -> bytes:
-        """A copy of the incomplete record, also of what waits in a file."""
+        """A copy of the incomplete record, including the part that waits in a file."""
         return bytes(self._carry) + self._in_file()
 
     def clear(self) -> None:

@@ -295,7 +295,8 @@ class PartitionRequestServer:
         return listener is not None
 
     def _forget(self, receiver: InputChannelID) -> None:
-        """Replace a reader by that of a newer request. The old one continues with its remaining credit."""
+        """Replace a reader with the reader of a newer request. The old one continues with its remaining
+        credit."""
         reader = self._readers.pop(receiver, None)
         if reader is not None:
             self.generation += 1

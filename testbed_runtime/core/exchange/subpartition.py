@@ -33,8 +33,8 @@ class Polled(Struct, frozen=True, gc=False):
 
 
 class Run(Struct, frozen=True, gc=False):
-    """Data buffers handed to the reader together. The numbers are the first one's: the backlog falls by one with each, and the
-    sequence number rises without wrapping."""
+    """Data buffers handed to the reader together. The numbers are those of the first buffer. With each
+    further buffer, the backlog falls by one, and the sequence number rises by one without wrapping."""
 
     buffers: Sequence[Buffer] = ()
     backlog: int = 0
@@ -59,7 +59,7 @@ class SendReason(IntEnum):
     TIMEOUT = 1
     """A flush: the output flusher's, after `execution.buffer-timeout.interval`, or after each record if that is 0."""
     EVENT = 2
-    """An event follows it, or overtakes it."""
+    """An event follows the buffer, or overtakes it."""
 
 
 _FULL, _EVENT = SendReason.FULL, SendReason.EVENT

@@ -41,7 +41,7 @@ def is_encrypted(configuration: Mapping[str, str]) -> bool:
 
 
 class TlsSettings(Struct, frozen=True):
-    """`ciphers` are OpenSSL's names, in order of preference."""
+    """The TLS settings of the data port. `ciphers` are OpenSSL's names, in order of preference."""
 
     ciphers: tuple[str, ...]
     handshake_timeout_s: float
