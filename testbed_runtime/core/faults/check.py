@@ -19,15 +19,16 @@ from testbed_runtime.core.job.messages import MESSAGES
 from testbed_runtime.core.job.rpcnames import METHODS
 
 MAX_DURATION_S = 24 * 3600.0
-"""A fault that outlives a day is a mistake in the unit."""
+"""A longer duration is a mistake in the unit."""
 _FAULT_FIELDS = ("plane", "direction", "duration", "target")
 """Fields that a constraint may name besides the kind's parameters."""
 
 
 def problems(fault: Fault, where: str, *, vertices: Collection[str] | None = None) -> Iterator[UserError]:
-    """Yield everything that is wrong with a fault at path `where`. Vertex names are checked when `vertices` is known.
+    """Yield everything that is wrong with a fault at path `where`. Vertex names are checked if `vertices` is
+    known.
 
-    Raises UserError when the kind does not exist."""
+    Raises UserError if the kind does not exist."""
     kind = kind_of(fault)
     parameters = f"{where}.{kind.path}"
     yield from _range(f"{where}.duration", fault.duration_s, 0.0, MAX_DURATION_S, "s", above=True)
@@ -132,7 +133,8 @@ def target_problems(
 
 
 def _without_exchange(fault: Fault, where: str, *, on_jobmanager: bool) -> Iterator[UserError]:
-    """Yield a fault on the exchange between TaskManagers that only names the JobManager as an end."""
+    """Yield a problem if the target or the only peer of a fault on the exchange between TaskManagers is the
+    JobManager."""
     family = FAMILIES[kind_of(fault).family]
     on_data_plane = family.name == "network" and fault.plane == "data"
     only_peer = family.links and fault.target.peers == (JOBMANAGER,) and not fault.target.peers_running
@@ -147,7 +149,8 @@ def _without_exchange(fault: Fault, where: str, *, on_jobmanager: bool) -> Itera
 
 
 def _callee(fault: Fault, *, selects: bool) -> tuple[str, str] | None:
-    """Return why the target never receives the message that the fault delays, and what to write. None if it does."""
+    """Return why the target never receives the message that the fault delays, and what to write instead. None
+    if it receives the message."""
     method = str(fault.params.get("method") or "")
     gateway = METHODS.get(method, "").partition(".")[0]
     if not gateway or selects == (gateway == "TaskExecutorGateway"):

@@ -24,7 +24,8 @@ _CLASSES: dict[type[Frame], str] = {
 }
 _EVENT_TYPE = struct.Struct(">i")
 _CHECKPOINT_BARRIER = 1
-"""EventSerializer.CHECKPOINT_BARRIER_EVENT: at-least-once and unaligned barriers are recognised only by it."""
+"""EventSerializer.CHECKPOINT_BARRIER_EVENT. At-least-once and unaligned barriers are recognised only by this
+number."""
 
 
 def frame_class(frame: Frame) -> str:
@@ -49,7 +50,7 @@ def _class_of_buffer(frame: BufferResponse) -> str:
 
 
 def channel_of(frame: Frame) -> bytes:
-    """Return the receiver id; empty for a frame of the whole connection."""
+    """Return the receiver id of the frame. Empty for a frame of the whole connection."""
     if isinstance(frame, CloseRequest) or frame.receiver is None:
         return b""
     return frame.receiver

@@ -448,7 +448,7 @@ KINDS: Mapping[str, Kind] = {kind.name: kind for family in FAMILIES for kind in 
 
 
 def kind_of(fault: Fault) -> Kind:
-    """Raises UserError with the nearest known kind."""
+    """Return the kind of a fault. Raises UserError with the nearest known kind."""
     kind = KINDS.get(fault.kind)
     if kind is None:
         hint = nearest(fault.kind, KINDS, "`headgate faults` lists the kinds")

@@ -18,7 +18,7 @@ LEASE_S = 10.0
 RENEW_EVERY_S = 3.0
 """How often a runner renews: three chances within a lease."""
 MAX_FAULTS = 256
-"""Faults that one table holds at a time; more is a bug in the caller, not a scenario."""
+"""Maximum number of faults in one table. More is a bug in the caller, not a scenario."""
 
 
 class LeaseState(enum.Enum):
@@ -65,14 +65,14 @@ class Lease:
         return self.state
 
     def renew(self, now: float) -> bool:
-        """Return False when the fault has ended: a late renewal does not bring it back."""
+        """Renew the lease. Return False if the fault has ended: a late renewal does not bring it back."""
         if self.poll(now) is not LeaseState.ACTIVE:
             return False
         self.renewed_at = now
         return True
 
     def heal(self, now: float) -> LeaseState:
-        """End it now. Harmless when it already ended; the first reason stays."""
+        """End the fault now. Does nothing if it has already ended: the first reason stays."""
         if self.poll(now) is LeaseState.ACTIVE:
             self.state = LeaseState.HEALED
         return self.state
@@ -95,7 +95,7 @@ class LeaseTable:
         return len(self._leases)
 
     def add(self, fault_id: str, *, now: float, deadline: float, lease_s: float | None = None) -> Lease:
-        """Raises ValueError when the id is active already or the table is full."""
+        """Add a lease. Raises ValueError if the id is already active or the table is full."""
         if fault_id in self._leases:
             raise ValueError(f"fault {fault_id} is active already")
         if len(self._leases) >= MAX_FAULTS:
@@ -109,7 +109,8 @@ class LeaseTable:
         return lease is not None and lease.renew(now)
 
     def heal(self, fault_id: str, now: float) -> Ended | None:
-        """Return what ended, for the caller to remove; None when the fault does not exist (any more)."""
+        """End a fault and return it, for the caller to remove it. None if the fault does not exist (any
+        more)."""
         lease = self._leases.pop(fault_id, None)
         return None if lease is None else Ended(fault_id, lease.heal(now))
 
@@ -118,7 +119,7 @@ class LeaseTable:
         return [ended for fault_id in reversed(list(self._leases)) if (ended := self.heal(fault_id, now))]
 
     def due(self, now: float) -> list[Ended]:
-        """Take out and return what expired or lapsed by `now`."""
+        """Remove and return the faults that expired or lapsed by `now`."""
         ended = [
             Ended(f, lease.state)
             for f, lease in self._leases.items()

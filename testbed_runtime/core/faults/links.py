@@ -30,7 +30,7 @@ ENTROPY_BYTES = ABSTRACT_ID_BYTES - _OWNER.size
 
 
 def channel_id(ordinal: int, entropy: bytes) -> InputChannelID:
-    """Return the id of a channel of TaskManager `tm-<ordinal>`; `entropy` has 12 bytes or more."""
+    """Return the id of a channel of TaskManager `tm-<ordinal>`. `entropy` has at least 12 bytes."""
     return InputChannelID(_OWNER.pack(_MARK, ordinal % 2**16) + entropy[:ENTROPY_BYTES])
 
 
@@ -53,13 +53,13 @@ def logical_name(resource_id: str) -> str:
 
 
 def split_link(link: str) -> Flow:
-    """`a->b` → (a, b), by logical names."""
+    """Return both ends of a link by their logical names: `a->b` → (a, b)."""
     source, _, destination = link.partition("->")
     return logical_name(source), logical_name(destination)
 
 
 def flows_of(targets: Sequence[str], direction: str) -> tuple[Flow, ...]:
-    """Return the directed flows that a fault on these targets touches, each once, in order.
+    """Return the directed flows that a fault on these targets affects, without repetitions and in order.
 
     Raises UserError for an unknown direction."""
     if direction not in DIRECTIONS:
@@ -84,5 +84,5 @@ def any_matches(flows: Iterable[Flow], source: str, destination: str) -> bool:
 
 
 def owners_of(targets: Sequence[str]) -> tuple[str, ...]:
-    """Return the processes named as targets (the first of a link), each once, in order."""
+    """Return the processes named as targets (the first end of a link), without repetitions and in order."""
     return tuple(dict.fromkeys(split_link(t)[0] if "->" in t else logical_name(t) for t in targets))

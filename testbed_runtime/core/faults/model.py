@@ -13,7 +13,7 @@ class Target(Struct, frozen=True):
     names: tuple[str, ...] = ()
     """Ordinal names: `tm-0`, `jobmanager`."""
     running: str = ""
-    """TaskManagers with a subtask of this vertex."""
+    """Selects the TaskManagers with a subtask of this vertex."""
     mode: str = "all"
     """`one` (drawn by the seed from the sorted names), `all`, `fixed` or `percent` (with `value`)."""
     value: int = 0
@@ -38,4 +38,5 @@ class Fault(Struct, frozen=True):
     on_target_restart: str = "Expire"
     """`Reapply`, `Expire` or `Fail`."""
     before_submit: bool = False
-    """Injected before the job is submitted. Then `at_s` is 0 and the duration counts from the injection."""
+    """Whether the fault is injected before the job is submitted. Then `at_s` is 0, and the duration counts
+    from the injection."""

@@ -32,7 +32,7 @@ class Type(enum.Enum):
 
 
 class Required(enum.Enum):
-    """The default of a parameter that must be given."""
+    """Marks a parameter without a default, which must be given."""
 
     REQUIRED = "required"
 
@@ -44,17 +44,18 @@ class Parameter(Struct, frozen=True):
     type: Type
     doc: str
     default: int | str | Required | None = Required.REQUIRED
-    """As it is written in a document. None: it may be left out and then is not in `Fault.params`."""
+    """The default as a document would write it. None: without a value, the parameter is not in
+    `Fault.params`."""
     low: float = 0.0
     high: float = 0.0
     above: bool = False
     """The value must be greater than `low`."""
     choices: Mapping[str, str] = field(default_factory=dict)
-    """Value → how the report's sentence words it."""
+    """Maps each allowed value to its wording in the report's sentence."""
     internal: str = ""
-    """The key when it does not follow from the name."""
+    """The key, if it does not follow from the name."""
     backends: tuple[str, ...] = ()
-    """A value other than the default needs one of these; empty: any backend of the kind."""
+    """A value other than the default needs one of these backends. Empty: any backend of the kind."""
 
     @property
     def key(self) -> str:
@@ -93,13 +94,14 @@ class Family(Struct, frozen=True):
     """As in `needs exactly one kind of <title>`."""
     doc: str
     links: bool = False
-    """Its kinds act on links, so `target.peers` has a meaning."""
+    """Whether the kinds act on links, so that `target.peers` has a meaning."""
     exchange: bool = False
-    """Its kinds act on the exchange between TaskManagers, of which the JobManager has no part."""
+    """Whether the kinds act on the exchange between TaskManagers, in which the JobManager has no part."""
     jobmanager_only: bool = False
-    """The target is the JobManager and is not written."""
+    """Whether the target is always the JobManager, so that documents do not write it."""
     target: str = ""
-    """`taskManagers`: the target must name TaskManagers; `any`: it must be written; empty: without one, every TaskManager is hit."""
+    """`taskManagers`: the target must name TaskManagers. `any`: the target must be written. Empty: without a
+    target, every TaskManager is hit."""
 
 
 class Hides(enum.Enum):
@@ -107,7 +109,7 @@ class Hides(enum.Enum):
 
     NOTHING = "nothing"
     LINK = "link"
-    """Nothing passes on its links."""
+    """Nothing passes on the links of the fault."""
     PROCESS = "process"
     """The process is stopped or gone."""
 
@@ -138,9 +140,10 @@ class Kind(Struct, frozen=True):
     """The fault is held inside the process, so it is gone when the process restarts."""
     hides: Hides = Hides.NOTHING
     silent: bool = False
-    """Nothing passes, and connections stay open: a ping stays unanswered."""
+    """Whether nothing passes while connections stay open, so that a ping is not answered."""
     loses: bool = False
-    """Bytes that it does not let pass are lost: after its end, TCP sends them again at its own times (`core.faults.retransmission`)."""
+    """Whether the bytes that the fault stops are lost. After the fault, TCP sends them again at its own times
+    (`core.faults.retransmission`)."""
     instead: str = "choose another fault kind or another environment"
     """A hint for environments where no backend can carry it."""
 
@@ -150,12 +153,12 @@ class Kind(Struct, frozen=True):
 
     @property
     def field(self) -> str:
-        """Its field below the family, in snake case: `half_open`."""
+        """The kind's field below the family, in snake case: `half_open`."""
         return self.name.partition(".")[2].replace("-", "_")
 
     @property
     def path(self) -> str:
-        """Its path in a document: `network.halfOpen`."""
+        """The kind's path in a document: `network.halfOpen`."""
         return f"{self.family}.{camel(self.field)}"
 
     @property
@@ -194,7 +197,7 @@ def camel(name: str) -> str:
 def duration(
     name: str, doc: str, *, default: str | Required | None = Required.REQUIRED, **more: Any
 ) -> Parameter:
-    """A delay. One that must be given is greater than 0."""
+    """Declare a delay. A delay that must be given is greater than 0."""
     above = default is None or default is Required.REQUIRED
     return Parameter(name, Type.DURATION, doc, default, high=MAX_DELAY_S, above=above, **more)
 
