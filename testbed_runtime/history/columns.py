@@ -18,14 +18,17 @@ from testbed_runtime.history.schema import Trial
 
 NS = 1_000_000_000
 OWN_CLOCK = ("events", "channels", "tasks", "latency", "delivery", "checkpoints", "frames")
-"""Tables whose rows have the time at which their process wrote them. A wait has that at which it ended."""
+"""Tables whose rows have the time at which their process wrote them. The time of a wait is its end."""
 ROUNDING_NS = NS // 100
 JOB_PROCESSES = ("tm-", "jobmanager")
-"""Their names begin so. A supervisor in a pod has another name than its waits."""
+"""Prefixes of the names of a job's processes. A supervisor in a pod records its waits under another name than
+its own."""
 TOLERANCE_NS = NS
-"""Two times that one process took of the same moment may differ by this much, and by the time for which it did not run (`tolerance_ns`)."""
+"""Two times that one process recorded for the same moment may differ by this much, and by the time for which
+the process did not run (`tolerance_ns`)."""
 CAUSAL_NS = NS // 20
-"""Processes that share a clock write their rows in the order of cause and effect. Those of a last sample may be this late."""
+"""Processes that share a clock write their rows in the order of cause and effect. The rows of a last sample
+may be late by this much."""
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -34,15 +37,17 @@ Attempt = tuple[str, int]
 Deployed = Mapping[Attempt, Mapping[str, Any]]
 Row = Mapping[str, Any]
 Rows = list[tuple[int, dict[str, Any]]]
-"""Rows with their places in the table."""
+"""Rows with their positions in the table."""
 ATTEMPT = ("process", "task", "attempt")
 SPENT = ("busy_ns", "backpressured_ns", "idle_ns")
-"""The columns of a task's samples with the times that it spent. Together they pass as fast as its clock."""
+"""The columns with the times that a task spent. Their sum grows as fast as the task's clock."""
 EVENT_COLUMNS = ("process", "seq", "t_ns", "kind", "subject", "attempt", "checkpoint", "text", "data")
 UNREAD = ("network.buffers", "network.pools", "socket.state", "cpu.spent", "backpressure.sampled")
-"""Kinds of events whose data is compared with no other row. They are many."""
+"""Kinds of events whose data is compared with no other row. They are frequent, so their data is not
+parsed."""
 PARSED_TEXTS = 4096
-"""Number of JSON texts that stay parsed: the events of a large job have far fewer, and each is read several times."""
+"""Number of JSON texts that are kept parsed. The events of a large job have far fewer, and each is read
+several times."""
 
 
 def ints(table: pa.Table, column: str) -> Ints:
@@ -61,14 +66,15 @@ def equal(table: pa.Table, column: str, value: str) -> Flags:
 
 
 def first_true(flags: Any) -> int:
-    """Return the place of the first true value, or -1. Takes an array of numpy or of Arrow without nulls."""
+    """Return the position of the first true value, or -1. Takes a NumPy array or an Arrow array without
+    nulls."""
     places = np.flatnonzero(np.asarray(flags))
     return int(places[0]) if len(places) else -1
 
 
 def tolerance_ns(trial: Trial, process: str, since_ns: int, until_ns: int | None = None) -> int:
-    """Return how much two times that this process took of the same moment may differ: it may have stalled in between. One of them is
-    `since_ns`, or both are between that and `until_ns`."""
+    """Return how much two times that this process recorded for the same moment may differ, because it may
+    have stalled in between. One of them is `since_ns`, or both are between that and `until_ns`."""
     stalls = trial.kept("stalls", lambda: _stalls(trial)).get(process, ())
     first, last = since_ns - TOLERANCE_NS, (since_ns if until_ns is None else until_ns) + TOLERANCE_NS
     return TOLERANCE_NS + max(
@@ -85,7 +91,8 @@ def _stalls(trial: Trial) -> dict[str, list[tuple[int, int]]]:
 
 
 def filled_buckets(latency: pa.Table) -> tuple[Ints, Ints, Ints]:
-    """Return row, place and count of each latency bucket that is not 0. Few are not: in a large job most windows have one record."""
+    """Return row, bucket and count of each latency bucket that is not 0. There are few: in a large job, most
+    windows have one record."""
     column = latency.column("buckets")
     lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0), dtype=np.int64)
     counts = np.asarray(pc.list_flatten(column), dtype=np.int64)
@@ -95,13 +102,13 @@ def filled_buckets(latency: pa.Table) -> tuple[Ints, Ints, Ints]:
 
 
 def committed_records(delivery: pa.Table) -> Ints:
-    """Return the number of records of each row: those of its bitmap, and the duplicates."""
+    """Return the number of records of each row: the records of its bitmap, and the duplicates."""
     bits = [int.from_bytes(bitmap, "little").bit_count() for bitmap in delivery.column("bitmap").to_pylist()]
     return np.array(bits, dtype=np.int64) + ints(delivery, "duplicated")
 
 
 def numbered(tables: Sequence[pa.Table], columns: Sequence[str]) -> Ints:
-    """Return a number for each row of all tables: equal in rows that are equal in these columns."""
+    """Return a number for each row of all tables. Rows that are equal in these columns have equal numbers."""
     found = np.zeros(sum(map(len, tables)), dtype=np.int64)
     for column in columns:
         chunks = [chunk for table in tables for chunk in table.column(column).chunks]
@@ -113,7 +120,8 @@ def numbered(tables: Sequence[pa.Table], columns: Sequence[str]) -> Ints:
 
 
 def places(table: pa.Table, *columns: str) -> dict[tuple[Any, ...], Ints]:
-    """Return the rows, in order, that have each combination of values of these columns. One `equal` for each would look at all rows."""
+    """Map each combination of values of these columns to its rows, in order. Calling `equal` for each
+    combination would look at all rows each time."""
     number = numbered([table], columns)
     order = np.argsort(number, kind="stable").astype(np.int64)
     starts = np.flatnonzero(np.diff(number[order], prepend=-1))
@@ -122,17 +130,18 @@ def places(table: pa.Table, *columns: str) -> dict[tuple[Any, ...], Ints]:
 
 
 def places_of(trial: Trial, name: str, *columns: str) -> dict[tuple[Any, ...], Ints]:
-    """Return the `places` of a table, which are computed once."""
+    """Return the `places` of a table. They are computed once."""
     return trial.kept(f"places of {columns} in {name}", lambda: places(trial.table(name), *columns))
 
 
 class Owned(Struct, frozen=True):
-    """Rows in order of their owner and number. The arrays of the methods have one entry for each row, in this order."""
+    """Rows, ordered by their owner and number. The arrays of the methods have one entry for each row, in this
+    order."""
 
     order: Ints
-    """The places of the rows in their table."""
+    """The positions of the rows in their table."""
     starts: Ints
-    """The first place in `order` of each owner."""
+    """The first position in `order` of each owner."""
     sizes: Ints
 
     @classmethod
@@ -153,7 +162,7 @@ class Owned(Struct, frozen=True):
 
     @property
     def ends(self) -> Ints:
-        """The last place in `order` of each owner."""
+        """The last position in `order` of each owner."""
         return self.starts + self.sizes - 1
 
     def spread(self, of_owner: Ints) -> Ints:
@@ -161,14 +170,15 @@ class Owned(Struct, frozen=True):
         return np.repeat(of_owner, self.sizes)
 
     def follows(self, change: Flags) -> Flags:
-        """Extend what is true between each row and the next one to all rows. It is false for the first row of an owner."""
+        """Extend what is true between each row and the next one to all rows. The first row of an owner gets
+        False."""
         found = np.append(False, change)[: len(self.order)]
         found[self.starts] = False
         return found
 
     def neighbours(self, wanted: Flags) -> tuple[Ints, Ints]:
-        """Return for each place the last one up to it and the first one from it on, of the same owner, where `wanted` is true; -1 if
-        there is none."""
+        """Return, for each position, the last position up to it and the first position from it on where
+        `wanted` is true for the same owner. -1 if there is none."""
         places = np.arange(len(self.order))
         before = np.maximum.accumulate(np.where(wanted, places, -1))
         after = np.minimum.accumulate(np.where(wanted, places, len(places))[::-1])[::-1]
@@ -176,14 +186,14 @@ class Owned(Struct, frozen=True):
         return np.where(before >= first, before, -1), np.where(after <= last, after, -1)
 
     def last(self, wanted: Flags) -> Ints:
-        """Return the last place of each owner where `wanted` is true; -1 if it is nowhere."""
+        """Return the last position of each owner where `wanted` is true. -1 if there is none."""
         places = np.where(wanted, np.arange(len(self.order)), -1)
         return np.asarray(np.maximum.reduceat(places, self.starts), dtype=np.int64)
 
 
 @lru_cache(maxsize=PARSED_TEXTS)
 def parsed(text: str | None) -> Mapping[str, Any]:
-    """Return a JSON object, which its readers share; empty for any other text."""
+    """Return the JSON object in a text, which all readers share. Empty for any other text."""
     try:
         value = json.loads(text or "{}")
     except ValueError:
@@ -197,7 +207,8 @@ def rows_of(trial: Trial, name: str) -> Rows:
 
 
 def events(trial: Trial, *kinds: str) -> Rows:
-    """Return the events of these kinds with their places in the table, in the order in which each process wrote them."""
+    """Return the events of these kinds with their positions in the table, in the order in which each process
+    wrote them."""
     of_kind = trial.kept("events that are compared", lambda: _by_kind(trial.table("events")))
     found = [pair for kind in kinds for pair in of_kind.get(kind, ())]
     return found if len(kinds) == 1 else sorted(found, key=_written)
@@ -266,17 +277,17 @@ def taskmanager_of(event: Row) -> str:
 
 
 def attempts_with(trial: Trial, *kinds: str) -> dict[Attempt, int]:
-    """Map each attempt of a task with an event of these kinds to the place of the last one."""
+    """Map each attempt of a task with an event of these kinds to the position of the last such event."""
     return {attempt_of(e): row for row, e in events(trial, *kinds)}
 
 
 def attempts_that_waited(trial: Trial, kind: str) -> dict[Attempt, int]:
-    """Map each attempt of a task with a wait of this kind to the place of the last one."""
+    """Map each attempt of a task with a wait of this kind to the position of the last such wait."""
     return {(r["who"], r["attempt"]): row for row, r in waits_of(trial, kind)}
 
 
 def happened(trial: Trial, process: str, t_ns: int, times: Iterable[int]) -> bool:
-    """Whether one of these times may be the moment that this process took as `t_ns`."""
+    """Whether one of these times may be the moment that this process recorded as `t_ns`."""
     allowed = tolerance_ns(trial, process, t_ns)
     return any(abs(time - t_ns) <= allowed for time in times)
 

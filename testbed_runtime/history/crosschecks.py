@@ -28,10 +28,12 @@ from testbed_runtime.history.schema import Trial
 
 
 def check_across(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
-    """Return the contradictions, at most one finding per rule. Times of several processes are compared if they share a clock. A rule
-    is left out if a table lacks a column that it needs: a trial that was read in parts keeps only some.
+    """Return the contradictions, at most one finding per rule. Times of several processes are compared if the
+    processes share a clock. A rule is skipped if a table lacks a column that it needs: a trial that was read
+    in parts keeps only some columns.
 
-    There are none if rows are known to be missing: they explain any contradiction, and the trial is Inconclusive."""
+    Return nothing if rows are known to be missing. They explain any contradiction, and the trial is
+    Inconclusive."""
     one_clock = has_one_clock(trial)
     found = [
         *check_executions(trial, entry),

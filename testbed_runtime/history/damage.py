@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class Damage(Struct, frozen=True):
-    """One finding. `row` is -1 if the whole column is meant."""
+    """One finding. `row` is -1 if it concerns the whole column."""
 
     table: str
     column: str
@@ -27,5 +27,6 @@ def no_row(table: str, problem: str) -> Damage:
 
 
 def first_of_each(*rules: Iterable[Damage]) -> list[Damage]:
-    """Return the first finding of each rule: one cause often damages many rows. A rule that has found something does not go on."""
+    """Return the first finding of each rule: one cause often damages many rows. A rule stops at its first
+    finding."""
     return [found for rule in rules for found in islice(rule, 1)]

@@ -1,8 +1,8 @@
-"""Digests of the columns of a sealed table. They show a value that was changed after the trial, whatever it says.
+"""Digests of the columns of a sealed table. They show that a value was changed after the trial, whatever its
+new value.
 
-A digest depends on the values in their order, not on how Parquet stores them: a file that was written anew with the same rows has
-the same digests.
-"""
+A digest depends on the values in their order, not on how Parquet stores them: a file that was rewritten with
+the same rows has the same digests."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from msgspec import Struct
 from testbed_runtime.history.damage import Damage
 
 DIGEST_HEX = 16
-"""Hexadecimal digits. Enough to detect damage; digests do not protect against somebody who computes them again."""
+"""Number of hexadecimal digits. They are enough to detect damage. Digests do not protect against changes by
+somebody who computes them again."""
 IDENTITY = frozenset(("run", "trial"))
 """Columns that are compared with the names of the run and the trial."""
 CHANGED = "is not what was sealed: it was changed after the trial"
 
 
 class Block(Struct, frozen=True):
-    """Consecutive rows of a table: how many, and the digest of each column."""
+    """Consecutive rows of a table: their number, and the digest of each column."""
 
     rows: int
     digests: dict[str, str]
@@ -37,8 +38,8 @@ def block_of(rows: pa.Table) -> Block:
 
 
 def changed(table: str, blocks: Sequence[Block], rows: pa.Table, first: int = 0) -> list[Damage]:
-    """Return the columns of some rows of a table that are not those of its sealed blocks. `first` is the number of the first row.
-    Blocks of which only a part is there are not compared."""
+    """Return the columns of some rows of a table that differ from its sealed blocks. `first` is the number of
+    the first row. Blocks of which only a part is available are not compared."""
     found: dict[str, Damage] = {}
     start = -first
     for block in blocks:
@@ -53,7 +54,8 @@ def changed(table: str, blocks: Sequence[Block], rows: pa.Table, first: int = 0)
 
 
 def recounted(table: str, blocks: Sequence[Block] | None, rows: int) -> list[Damage]:
-    """Return the finding for a table that has more or fewer rows than its sealed blocks. None: an earlier version sealed it."""
+    """Return a finding if the table has more or fewer rows than its sealed blocks. `blocks` None: an earlier
+    version sealed the table."""
     if blocks is None or rows == (sealed := sum(block.rows for block in blocks)):
         return []
     return [Damage(table, "seq", -1, f"is there {rows} times, but {sealed} rows were sealed")]

@@ -43,13 +43,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _runs_in(folder: Path) -> str:
-    """Say which folder to name instead of one that is no run. Those of seeds are one level deeper."""
+    """Say which folder to name instead of one that is no run. Runs of seeds are one level deeper."""
     inside = sorted(path.parent for depth in ("*", "*/*") for path in folder.glob(f"{depth}/{MANIFEST}"))
     return f"name a run in it, such as {inside[-1]}" if inside else "name a folder under headgate-runs/"
 
 
 def _damage(trials: Any, expectations: Any) -> str:
-    """Return the first field that is missing or has a type that nothing can be read from; empty if there is none."""
+    """Return the first field that is missing or has a type from which nothing can be read. Empty if there is
+    none."""
     if not isinstance(trials, list):
         return "trials is not a list"
     if not isinstance(expectations, dict):

@@ -1,8 +1,8 @@
-"""Count the rows of each process by their numbers: how many there are, how many are distinct, and the highest.
+"""Count the rows of each process by their numbers: how many rows there are, how many numbers are distinct,
+and the highest number.
 
-Rows of all tables share one numbering per process. Parts of a history are counted one by one and added up exactly: a part holds
-the numbers that it has seen, as a bitmap where they are dense.
-"""
+Rows of all tables share one numbering per process. Parts of a history are counted one by one and added up
+exactly: a part holds the numbers that it has seen, as a bitmap where they are dense."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COUNTS_SCHEMA = pa.schema(
     ]
 )
 SPARSE = 64
-"""With fewer than one number in SPARSE a bitmap takes more space than the numbers themselves."""
+"""With fewer than one of SPARSE numbers, a bitmap takes more space than the numbers themselves."""
 
 
 def count_part(tables: Mapping[str, pa.Table]) -> pa.Table:

@@ -71,7 +71,8 @@ EVENT_KINDS: dict[str, str] = {
 
 
 def columns_of_event(kind: str) -> frozenset[str]:
-    """Return which of `attempt` and `checkpoint` an event of this kind has: its declaration lists them. The others are -1."""
+    """Return which of `attempt` and `checkpoint` an event of this kind has, as its declaration lists. The
+    others are -1."""
     parts = [part.strip() for part in EVENT_KINDS.get(kind, "").split(";")]
     return frozenset(c for c in ("attempt", "checkpoint") if any(part.startswith(c) for part in parts))
 
@@ -191,11 +192,11 @@ TABLES: dict[str, list[tuple[str, pa.DataType]]] = {
 LATENCY_BOUNDS_NS: list[int] = [int(10_000 * 1.25**i) for i in range(80)]
 """Upper bounds of the latency buckets, 10 µs to about 450 s. One more bucket holds larger values."""
 LATENCY_WINDOW_NS = 250_000_000
-"""The time that a row of `latency` covers. It begins at a multiple of it."""
+"""The length of the window that a row of `latency` covers. It begins at a multiple of this length."""
 
 
 def by_column(table: str, values: tuple[Any, ...]) -> dict[str, Any]:
-    """Return a row that has the value of every column, with their names."""
+    """Return the values of a row by the names of its columns. `values` has one for every column."""
     return {name: value for (name, _), value in zip(TABLES[table], values, strict=True)}
 
 
@@ -233,7 +234,8 @@ class Trial:
         return self.kept(f"rows of {name}", ordered)
 
     def kept(self, name: str, make: Callable[[], T]) -> T:
-        """Return what `make` computes from the tables. It is computed once for each name."""
+        """Return the result of `make`, which computes it from the tables. It is computed once for each
+        name."""
         if name not in self._kept:
             self._kept[name] = make()
         found: T = self._kept[name]

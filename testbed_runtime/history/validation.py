@@ -65,7 +65,8 @@ BEFORE_NS = 1800 * NS
 AFTER_NS = 600 * NS
 """Rows may follow the trial's last phase by this much: processes stop, the recorder seals."""
 LONGEST_NS = 2**62
-"""No clock shows so much: in pods, times are those of the wall clock (1.8 × 10¹⁸ in 2027). The sum of two does not overflow."""
+"""A larger time is damage. In pods, times are those of the wall clock (1.8 × 10¹⁸ in 2027). The sum of two
+does not overflow."""
 SHOWN_MAX = 5
 """Maximum findings named in one error."""
 ROLES = ("source", "operator", "sink")
@@ -171,8 +172,8 @@ def check_rows(name: str, table: pa.Table, *, run: str, trial: str) -> list[Dama
 
 
 def _first(name: str, table: pa.Table, column: str, wrong: Any, problem: str, *more: Any) -> Iterator[Damage]:
-    """Yield the first row for which `wrong` is true. `problem` is formatted with its value in the column, and with `more`: values of the
-    row from arrays, or others."""
+    """Yield the first row for which `wrong` is true. `problem` is formatted with the row's value in the
+    column, and with `more`: its values in these arrays, or values that are not arrays."""
     if (row := first_true(wrong)) >= 0:
         of_row = [one[row] if isinstance(one, np.ndarray) else one for one in more]
         yield Damage(name, column, row, problem.format(table.column(column)[row].as_py(), *of_row))
@@ -361,7 +362,8 @@ def _checkpoints(table: pa.Table) -> Iterator[Damage]:
 
 
 def _delivery(table: pa.Table) -> Iterator[Damage]:
-    """Yield bitmaps of another length, chunks that begin elsewhere than at a multiple of it, and more records out of order than there are."""
+    """Yield bitmaps that are too long, chunks that do not begin at a multiple of CHUNK_RECORDS, and rows with
+    more out-of-order records than records."""
     lengths, most = np.asarray(pc.binary_length(table.column("bitmap"))), CHUNK_RECORDS // 8
     long, beyond = lengths > most, f"has {{1}} bytes, at most {most} are possible"
     yield from _first("delivery", table, "bitmap", long, beyond, lengths)
@@ -387,7 +389,8 @@ _OF_TABLE: Mapping[str, Callable[[pa.Table], Iterator[Damage]]] = {
 
 
 def _together(trial: Trial, names: Iterable[str], *columns: str) -> tuple[dict[str, int], pa.Table]:
-    """Return the rows of several tables as one, and the number of the first row of each. Without rows if one has a null."""
+    """Return the rows of several tables as one, and the number of the first row of each. No rows if one has a
+    null."""
     parts = {name: table for name in names if len(table := trial.table(name))}
     tables = [arrow_schema("events").empty_table(), *parts.values()]
     rows = pa.concat_tables([table.select(columns) for table in tables])
@@ -413,7 +416,8 @@ def check_repeated(trial: Trial) -> list[Damage]:
 
 
 def check_order(trial: Trial) -> list[Damage]:
-    """Return the first row of each process of the job that is earlier than the one that it wrote before: its time was changed."""
+    """Return the first row of each process of the job that is earlier than the previous row of that process:
+    its time was changed."""
     starts, rows = _together(trial, OWN_CLOCK, "process", "boot_id", "seq", "t_ns")
     order, owner = _by_owner(rows, ("process", "boot_id"))
     t_ns = ints(rows, "t_ns")
@@ -462,7 +466,8 @@ def check_causality(trial: Trial) -> list[Damage]:
 
 
 def check_times(trial: Trial, entry: Mapping[str, Any]) -> list[Damage]:
-    """Return one finding per table with rows outside the time of the trial: the clock of their process is another one."""
+    """Return one finding per table with rows outside the time of the trial: their process used another
+    clock."""
     moments = [int(p[k]) for p in entry.get("phases") or () for k in ("start_ns", "end_ns") if p.get(k)]
     if not moments:
         return []

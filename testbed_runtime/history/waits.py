@@ -10,7 +10,7 @@ from testbed_runtime.ports.storage import HistorySink
 
 NS = 1_000_000_000
 INT64_MAX = 2**63 - 1
-"""The largest budget: options may be longer."""
+"""The largest budget that a row can hold. Options may be longer."""
 
 
 @dataclass(slots=True)
@@ -86,8 +86,8 @@ class WaitLog:
         return wait
 
     def stalled(self, process: str, seconds: float) -> None:
-        """Record that a process did not run for the last `seconds`, which a StallMeter has measured from the tick that it
-        missed. It stood still since some time in the interval before."""
+        """Record that a process did not run for the last `seconds`. A StallMeter measured them from the tick
+        that it missed, so the process stopped at some time in the interval before that tick."""
         self.begin("stalled", process, "event loop", since_s=self.now() - seconds - STALL_TICK_S / 2).end()
 
     def record(self, wait: OpenWait, outcome: Outcome, cause: str, at_s: float | None) -> None:

@@ -23,7 +23,7 @@ MAX_BUFFERED_ROWS = 20_000
 SEGMENT_ROWS = 4_096
 """A table with this many rows gets a segment before the regular interval."""
 CHUNK_ROWS = 1_024
-"""A `MemorySink` keeps so many rows of a table as Python objects."""
+"""A `MemorySink` keeps this many rows of a table as Python objects."""
 SPOOL_SOFT_BYTES = 8 * 1024 * 1024
 """If the recorder is unreachable and this much is waiting, only VITAL tables are recorded."""
 SPOOL_HARD_BYTES = 32 * 1024 * 1024
@@ -74,7 +74,8 @@ class RowBuffer:
     def __init__(
         self, *, run: str, trial: str, process: str, boot_id: str, now_ns: NowNs, chunk_rows: int = MAX_INT
     ) -> None:
-        """A table with `chunk_rows` rows keeps them as an Arrow table, which takes less memory."""
+        """Create an empty buffer. With `chunk_rows` rows, a table keeps them as an Arrow table, which takes
+        less memory."""
         self._common = {"run": run, "trial": trial, "process": process, "boot_id": boot_id}
         self._now_ns = now_ns
         self._seq = 0
@@ -102,7 +103,8 @@ class RowBuffer:
         self.put(table, values, int(row["t_ns"]) if "t_ns" in row else None)
 
     def put(self, table: str, values: tuple[Any, ...], t_ns: int | None = None) -> None:
-        """Add a row, by default of now, that has the value of every column, in their order and with their types."""
+        """Add a row at `t_ns`, by default now. `values` has one for every column, in their order and with
+        their types."""
         rows = self._rows[table]
         rows.append((self._seq, self._now_ns() if t_ns is None else t_ns, *values))
         self._seq += 1
