@@ -43,7 +43,7 @@ _HEARTBEAT = KINDS["heartbeat"].options[0]
 
 class Hit(Struct, frozen=True):
     """A fault that stopped a part of the job, and the vertices of that part. They stand still until the fault
-    ends, or until a later fault makes the job move their tasks."""
+    ends, or until another fault makes the job move their tasks."""
 
     fault: FaultEffect
     vertices: frozenset[str]

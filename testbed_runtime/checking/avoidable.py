@@ -166,8 +166,9 @@ class _Ends:
         return None if early else fault.ended_ns
 
     def _returned(self, wait: Wait) -> int | None:
-        """Return how long the heartbeats of a TaskManager would have been missing at the JobManager, or the reverse. The earliest wait for
-        them would have been the next one to expire. A muted heartbeat is repeated after one interval."""
+        """Return how long heartbeats between a TaskManager and the JobManager would have been missing. Of the
+        waits for them that were in progress, the earliest counts, because it would have expired next. A muted
+        heartbeat is repeated only after one more interval. None if the history does not show it."""
         at_taskmanager = wait.kind == "jobmanager" or wait.what in (JOBMASTER_NAME, RM_NAME)
         lost = replace(wait, what=wait.who) if at_taskmanager else wait
         silent = [e for e in self.effects if keeps_silent(e, lost, self.planes)]

@@ -64,7 +64,7 @@ _DETECTION = frozenset({"heartbeat", "lease", "connection", "failure-report", "c
 _LOSS = ("heartbeat", "fencing")
 """Kinds of waits that end when the loss of a TaskManager is noticed."""
 _EVENTS = _DETECTION | {"stalled", "jobmanager"}
-"""Kinds of waits that begin with an event from outside. The path continues with a wait that was in progress then."""
+"""Kinds of waits that begin with an event from outside. The path continues with the wait that was in progress then."""
 _TIMED = frozenset({"heartbeat", "lease", "fencing", "cancellation", "restart-delay"})
 """Kinds of waits with an exact limit. A longer one means that its process noticed the expiry late."""
 _NEVER = frozenset({"alignment", "completion", "credit", "final-checkpoint"})

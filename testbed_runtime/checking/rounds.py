@@ -499,9 +499,10 @@ def _until_all_ended(record: _Record, outage: Outage) -> Outage:
 
 
 def responsible(injected: Sequence[FaultEffect], cause: Cause) -> FaultEffect | None:
-    """Return the fault that caused a failure: a fault on the TaskManager that the failure names, otherwise the last fault before it. A fault
-    that had ended before another one stopped the JobManager is not a cause. None for an error of a function, which no fault explains, unless a
-    stopped JobManager learned of it late."""
+    """Return the fault that caused a failure: the last fault on the TaskManager that the failure names, otherwise the
+    last fault before it. A fault on that TaskManager that had ended before another fault stopped the JobManager does
+    not count, unless it ended a process. None for an error of a function, which no fault explains, unless a stopped
+    JobManager learned of it late."""
     stops = [e for e in injected if _stops_jobmanager(e) and e.begun_ns <= cause.t_ns]
     stops = [e for e in stops if e.ended_ns is None or cause.t_ns <= e.ended_ns + TOGETHER_NS]
     if cause.own:
