@@ -18,8 +18,8 @@ LoopKey = tuple[str, str, int, int]
 
 
 class BackChannel:
-    """Takes the records of a superstep from the tail, and hands them to the head when the superstep has ended. The tail never
-    waits. Only the head waits, in `result`."""
+    """The records of a superstep on their way from the tail to the head, which gets them when the superstep has ended. Only the
+    head waits, in `result`."""
 
     def __init__(self, open_file: Callable[[], IO[bytes]]) -> None:
         self._open_file = open_file
@@ -29,7 +29,7 @@ class BackChannel:
         self._wakeup = Wakeup()
 
     def add(self, records: Records, counted: int) -> None:
-        """Add records to the result of the superstep. `counted` of them count for its convergence."""
+        """Add records to the result of the superstep. `counted` of them count for the convergence of the iteration."""
         self._current.add(records)
         self._count += counted
 
@@ -57,7 +57,7 @@ class Loop:
     back: BackChannel
     solution: SolutionSet = field(default_factory=SolutionSet)
     has_solution: bool = False
-    """Whether the head has read its whole initial input. Another head may begin the first superstep earlier."""
+    """Whether the head has read its whole initial input. Heads of other subtasks may begin the first superstep before that."""
     members: int = 0
 
 

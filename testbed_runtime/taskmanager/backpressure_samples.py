@@ -1,6 +1,6 @@
-"""Samples of back-pressure, as Flink took them until 1.12: rounds of instantaneous samples. Later versions use the time metrics.
+"""Samples of back-pressure, as Flink took them until 1.12: rounds of instantaneous samples.
 
-Both are recorded."""
+Later versions of Flink use the time metrics instead. Headgate records both for every version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BackPressureSampler:
     def __init__(
         self, meters: Callable[[], Iterable[TaskMeter]], history: HistorySink, options: Options
     ) -> None:
-        """`meters` returns those of the running tasks."""
+        """`meters` returns the meters of the running tasks."""
         self._meters = meters
         self._history = history
         self._plan = SamplePlan.read(options)
@@ -27,7 +27,7 @@ class BackPressureSampler:
         self._timer: asyncio.TimerHandle | None = None
         self._running: list[TaskMeter] = []
         self._samples = 0
-        """How many samples found the same tasks, and which of them back-pressured, how often."""
+        """For each task, the number of these samples in which it was back-pressured."""
         self._pressed: dict[TaskMeter, int] = {}
 
     def start(self) -> None:

@@ -23,8 +23,8 @@ MAX_LOOK = 64
 
 
 class ChannelWaits:
-    """Every channel waits from the `start` of its gate on. Channels that needed only one request are covered by the last one
-    of their gate to answer, or of all gates that started together."""
+    """Records the waits of channels, each from the `start` of its gate on. A channel that needed more than one request has a row of its
+    own. Of the other channels that started together, only the last one to be answered has a row."""
 
     def __init__(
         self, waits: WaitLog, task: str, attempt: int, limits: Sequence[Limit], unreachable: Limit = NO_LIMIT
@@ -36,15 +36,15 @@ class ChannelWaits:
         self._limits = limits
         self._unreachable = unreachable
         self._timed_out: set[str] = set()
-        """The TaskManagers to which no connection was made in time."""
+        """The TaskManagers to which connecting has timed out."""
         self._begun = 0.0
         """When the first gate was started."""
         self._silent: list[tuple[Channel, str, float]] = []
-        """Channels that have not been answered, with the names of their producers and the start."""
+        """Channels that have not been answered, with the names of their producers and the start of the wait."""
         self._looked: list[Channel] = []
-        """Those of them that are looked at next."""
+        """The unanswered channels that `note_answers` looks at next."""
         self._requested: dict[Channel, float] = {}
-        """When the last request of a channel was sent that needed more than one."""
+        """When the last request was sent, for each channel that needed more than one."""
         self._rows = 0
 
     def start(self, gates: Sequence[tuple[InputGate, InputGateDescriptor]]) -> None:
@@ -58,7 +58,7 @@ class ChannelWaits:
         self._looked = [found[0] for found in self._silent[-MAX_LOOK:]]
 
     def requested(self, channel: Channel) -> None:
-        """Note a sent request."""
+        """Record that a request of the channel was sent."""
         if channel.requests > 1:
             self._requested[channel] = self._waits.now()
 

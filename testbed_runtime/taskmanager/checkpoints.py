@@ -42,9 +42,9 @@ class Begun(Enum):
 
     SNAPSHOT = "snapshot"
     ABORTED = "aborted"
-    """The JobMaster has aborted it: send a cancellation instead of the barrier."""
+    """The JobMaster has aborted the checkpoint: send a cancellation instead of the barrier."""
     OUT_OF_ORDER = "out of order"
-    """A later one has begun or was cancelled: do nothing."""
+    """A later checkpoint has begun or was cancelled: do nothing."""
 
 
 @dataclass(slots=True)
@@ -99,13 +99,13 @@ class TaskCheckpoints:
         self._gateway = gateway
         self._uploads: dict[int, asyncio.Task[None]] = {}
         self._stopping: set[int] = set()
-        """Checkpoints that the JobMaster has aborted after their barriers."""
+        """Checkpoints that the JobMaster aborted after their barriers had arrived."""
         self._cancellable: set[int] = set()
-        """Checkpoints whose upload no later step waits for."""
+        """Checkpoints whose upload can be cancelled without harm to a later checkpoint."""
         self._begun = 0
         """The latest checkpoint whose barrier, or whose cancellation, has arrived."""
         self._aborted: list[int] = []
-        """Checkpoints after it that the JobMaster has aborted, in order."""
+        """Checkpoints after `_begun` that the JobMaster has aborted, in order."""
         self._last_aborted = 0
         self.last_started = 0
         self.last_completed = 0
@@ -200,7 +200,7 @@ class TaskCheckpoints:
         )
 
     def _may_go_on(self, checkpoint: int) -> bool:
-        """Let an abortion cancel the upload from now on. Return False if there was one before."""
+        """Let an abort of the checkpoint cancel its upload from now on. Return False if it was already aborted."""
         self._cancellable.add(checkpoint)
         return checkpoint not in self._stopping
 
@@ -244,7 +244,7 @@ class TaskCheckpoints:
 
 
 def covers_end(options: Options) -> bool:
-    """Return whether a task waits at its end for a checkpoint."""
+    """Return whether a task that has processed all its data waits for a checkpoint before it finishes."""
     return options.duration("execution.checkpointing.interval") > 0 and options.checkpoints_after_finish
 
 
@@ -254,20 +254,20 @@ class FinalCheckpoint:
     def __init__(self, options: Options) -> None:
         self._enabled = covers_end(options)
         self._first = 0
-        """The first one after the end of the data."""
+        """The first checkpoint after the end of the data."""
         self.stop = 0
-        """That of a stop. Others that are complete do not count any more."""
+        """The checkpoint of a stop with savepoint. Once it has begun, the completion of any other checkpoint is not enough."""
 
     def begin(self, checkpoint: int, *, ended: bool, stop: bool) -> None:
-        """Note a checkpoint. `ended`: it follows the end of the data."""
+        """Record that a checkpoint has begun. `ended`: it follows the end of the data."""
         if stop:
             self.stop = checkpoint
         if ended and not self._first:
             self._first = checkpoint
 
     def may_finish(self, last_completed: int, *, ended: bool, processed: bool) -> bool:
-        """`processed`: the consumers have processed everything. Without checkpoints after tasks have finished, this task may
-        finish before them."""
+        """Return whether the task may finish. `processed`: the consumers have processed everything, which matters only if checkpoints
+        continue after tasks have finished."""
         covered = self._enabled and ended
         if covered and not processed:
             return False

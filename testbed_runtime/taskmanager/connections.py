@@ -42,9 +42,9 @@ from testbed_runtime.taskmanager.slots import Slot, TaskSlotTable
 from testbed_runtime.timeouts import timeout
 
 ANSWERED_AT_ONCE_S = 0.3
-"""No wait is recorded for a JobManager that answers this soon after it was declared lost."""
+"""If a JobManager answers within this time after it was declared lost, no wait for it is recorded."""
 REPORT_MIN_S = 0.01
-"""Slot reports and refusals that take less are not recorded as waits: they are part of a registration, which is one."""
+"""Slot reports and refusals that take less time are not recorded as waits of their own. They are part of the registration's wait."""
 LEADER_PROBE_S = 0.5
 """Pause between registration attempts while no process listens at the JobManager's address. In Flink the leader election
 announces a new leader; here the address is probed. The (longer) error delay applies only once a leader answers with an error."""
@@ -131,7 +131,7 @@ class PeerWatch:
 
     @property
     def session(self) -> object:
-        """An object that identifies the current connection to the peer; None while it is not connected."""
+        """An object that identifies the current connection to the peer; None while the peer is not connected."""
         return self._monitor
 
     def on_answered(self, session: object, *, reached: bool) -> None:
@@ -225,7 +225,8 @@ class ResourceManagerConnection:
         on_fatal: Callable[[str], None],
         on_given_up: Callable[[DisconnectTaskExecutor], None],
     ) -> None:
-        """`allocations`: what the slot report names. `on_given_up`: called with a message for a ResourceManager that was declared lost."""
+        """`allocations` returns the content of the slot report. `on_given_up` is called with a message for a ResourceManager that was
+        declared lost."""
         self._rpc = rpc
         self._address = address
         self._scope = scope
@@ -236,7 +237,7 @@ class ResourceManagerConnection:
         self._allocations = allocations
         self._ask_timeout = option_limit(scope.options, "pekko.ask.timeout")
         self._registration = 0
-        """The ResourceManager's number of the last registration."""
+        """The number that the ResourceManager gave to the last registration."""
         self._report: asyncio.Task[None] | None = None
         self._on_fatal = on_fatal
         self._on_given_up = on_given_up
@@ -262,7 +263,7 @@ class ResourceManagerConnection:
         return self._registered.is_set()
 
     def on_heartbeat(self, leader: str) -> bool:
-        """Return False for a ResourceManager at which this TaskManager is not registered: it gets no answer, as in Flink."""
+        """Record a heartbeat. Return False if this TaskManager is not registered at the sender, which then gets no answer, as in Flink."""
         if not leader or leader != self.leader:
             return False
         self.watch.on_heartbeat()
@@ -278,7 +279,7 @@ class ResourceManagerConnection:
             self.connect()
 
     def on_leader(self, leader: str) -> None:
-        """Register at a new leader, at once (TaskExecutor.notifyOfNewResourceManagerLeader). Does nothing if it is known."""
+        """Register at a new leader at once (TaskExecutor.notifyOfNewResourceManagerLeader). Does nothing if this is the current leader."""
         if leader == self.leader:
             return
         self._disconnect()
@@ -295,7 +296,7 @@ class ResourceManagerConnection:
         self._reconnect(text, "heartbeat")
 
     def _reconnect(self, text: str, wait: str) -> None:
-        """Tell the ResourceManager that it is given up, and register again."""
+        """Notify the ResourceManager that this TaskManager disconnects from it, and register again."""
         message = DisconnectTaskExecutor(self._scope.who, self.leader, self._registration, text, wait)
         self._on_given_up(message)
         self._disconnect()
@@ -373,7 +374,7 @@ class ResourceManagerConnection:
         except (AskTimeout, RecipientUnreachable, RemoteFailure) as error:
             if isinstance(error, AskTimeout):
                 self._waited_for_report(since_s, Outcome.EXPIRED)
-            self._report = None  # it is not to cancel itself
+            self._report = None  # otherwise this task would cancel itself
             self._reconnect("Failed to send initial slot report to ResourceManager.", "registration")
         else:
             if asyncio.get_running_loop().time() - since_s >= REPORT_MIN_S:
@@ -398,8 +399,8 @@ class JobConnection:
     """The connection to the JobMaster of one job. Lives while this TaskManager has slots for the job.
 
     Calls `on_lost(connection)` when the JobMaster fell silent or is unreachable, `on_slot_refused(slot, cause)` for a slot that
-    the JobMaster did not accept, `on_slot_gone(connection, allocation, cause)` for one that it accepted and that is not held any
-    more."""
+    the JobMaster did not accept, and `on_slot_gone(connection, allocation, cause)` for an accepted slot that this TaskManager no
+    longer has."""
 
     def __init__(
         self,
@@ -414,7 +415,7 @@ class JobConnection:
         lost: OpenWait | None,
         given_up: Limit | None,
     ) -> None:
-        """`lost`: the wait for a JobMaster that was declared lost after `given_up` and is connected again."""
+        """`lost`: the open wait for the JobMaster, if it was declared lost after `given_up` and this connection is the next attempt."""
         self.gateway = gateway
         self.session = message.session
         self._lost = lost
@@ -426,10 +427,10 @@ class JobConnection:
         self.watch = PeerWatch(scope, JOBMASTER_NAME, lambda: on_lost(self))
         self._given_up = given_up or self.watch.given_up
         self._worker: asyncio.Task[None] | None = None
-        """The registration."""
+        """The task that registers this TaskManager."""
         self._offers: set[asyncio.Task[None]] = set()
         self._last_offer = 0
-        """Number of the last offer. It has the slots of earlier ones that are still inactive: only its answer decides on them."""
+        """Number of the last offer. It repeats the slots of earlier offers that are still inactive, so only its answer decides on them."""
         self._established = False
         self._wait = lost
 
@@ -439,7 +440,7 @@ class JobConnection:
 
     @property
     def established(self) -> bool:
-        """Whether the JobMaster has accepted this TaskManager. Before, it gets no tasks."""
+        """Whether the JobMaster has accepted this TaskManager. It deploys no tasks here before that."""
         return self._established
 
     @property
@@ -448,7 +449,7 @@ class JobConnection:
         return self.watch.given_up if self._established else self._given_up
 
     def offer(self) -> None:
-        """Offer every slot that is not active, after the registration."""
+        """Offer every slot that is not active. Register first if necessary."""
         loop = asyncio.get_running_loop()
         if not self._established:
             self._worker = self._worker or loop.create_task(self._run(), name=f"job-connection:{self.job}")
@@ -460,7 +461,7 @@ class JobConnection:
             offer.add_done_callback(self._offers.discard)
 
     def on_heartbeat(self, leader: str) -> bool:
-        """Return False when this TaskManager is not connected to that leader: it gets no answer, as in Flink."""
+        """Record a heartbeat. Return False if this TaskManager is not connected to that leader, which then gets no answer, as in Flink."""
         if not self._established or self.gateway.leader != leader:
             return False
         self.watch.on_heartbeat()

@@ -11,7 +11,7 @@ from testbed_runtime.core.waits import Limit
 from testbed_runtime.history.waits import WaitLog
 
 MIN_SAMPLES = 3
-"""A channel is starved if this many samples in a row found no credit: a single one may fall between two announcements."""
+"""A channel is starved if this many samples in a row found no credit. A single sample may fall between two announcements of credit."""
 
 Key = tuple[str, str, int, str]
 """Side, task, attempt, peer."""

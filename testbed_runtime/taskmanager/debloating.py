@@ -44,7 +44,7 @@ class TaskDebloating:
         self._gates: list[_GateDebloating] = []
         self._period_s = options.duration(DEBLOAT + "period")
         self.deadline: float | None = None
-        """When `on_time` recalculates; None without debloating and before `start`."""
+        """When `on_time` recalculates next; None without debloating and before `start`."""
         start = starting_size(options)
         self.active = start is not None and bool(gates)
         """Whether any gate has its buffers debloated."""
@@ -78,8 +78,8 @@ class TaskDebloating:
             each.throughput.resume(now * 1000)
 
     def on_time(self, now: float) -> None:
-        """Recalculate if a period has passed. Missed periods are skipped, and those before every channel has sent its request:
-        a task of Flink does not run yet."""
+        """Recalculate if a period has passed. Missed periods are skipped. Periods before every channel has sent its request are
+        skipped too, because a Flink task does not run yet then."""
         if self.deadline is None or now < self.deadline:
             return
         self.deadline = now + self._period_s

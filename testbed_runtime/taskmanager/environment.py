@@ -67,8 +67,8 @@ class NetworkEnvironment:
         memory: bool,
         open_file: Callable[[], IO[bytes]] = io.BytesIO,
     ) -> None:
-        """`entropy` generates the ids of input channels. Without `memory` network buffers only count. `open_file` opens the
-        file of a blocking result, which disappears when it is closed."""
+        """`entropy` generates the ids of input channels. Without `memory`, network buffers are counted but have no memory.
+        `open_file` opens the file of a blocking result, which disappears when it is closed."""
         self.resource_id = resource_id
         self.options = options
         self._legacy = not options.credit_based
@@ -110,12 +110,12 @@ class NetworkEnvironment:
         await self.server.close()
 
     def segments(self) -> dict[str, int]:
-        """Return the number of buffers, and of those in use, for the history."""
+        """Return the total number of buffers and the number of buffers in use, for the history."""
         return {"total": self.pool.total, "used": self.pool.outstanding}
 
     @property
     def segments_in_use(self) -> int:
-        """Number of buffers in use. If it is not 0 after all tasks have ended and all partitions were released, there is a leak."""
+        """Number of buffers in use. Buffers have leaked if this is not 0 after all tasks have ended and all partitions were released."""
         return self.pool.outstanding
 
     def sockets(self) -> list[tuple[str, str, int, SocketState]]:
@@ -215,7 +215,7 @@ class NetworkEnvironment:
 
     async def set_up(self, gate: InputGate) -> None:
         """Wait until the gate has its exclusive buffers. Raises FlinkError IOException on timeout, and
-        IllegalArgumentException if a remote channel must have some and has none."""
+        IllegalArgumentException if a remote channel needs exclusive buffers and none are configured."""
         none_allowed = self._legacy or has(self.options.flink_version, NO_EXCLUSIVE_BUFFERS)
         if gate.remote_channels and not gate.exclusive and not none_allowed:
             raise FlinkError(

@@ -26,13 +26,13 @@ from testbed_runtime.ports.rpc import AskTimeout, RecipientUnreachable, RemoteFa
 from testbed_runtime.timeouts import cancel_all
 
 SLOW_ANSWER_S = 0.1
-"""Reports that are answered sooner are not recorded as waits."""
+"""A report that is answered within this time is not recorded as a wait."""
 COMMIT_RETRY_S = 0.2
 """Pause before an unanswered commit is sent again."""
 COMMIT_GRACE_S = 5.0
 """How long a finished task keeps trying to hand over its last commits."""
 MAX_WAITING_COMMITS = 1000
-"""Flushes (one each 200 ms) that are queued while the JobMaster is unreachable; with more the task fails."""
+"""Maximum flushes (one every 200 ms) that are queued while the JobMaster is unreachable. The task fails with the next one."""
 
 
 class JobMasterGateway(Struct, frozen=True):
@@ -57,7 +57,7 @@ class JobMasterGateway(Struct, frozen=True):
         )
 
     async def tell(self, message: Any) -> None:
-        """Send a message whose loss the JobMaster's own timeouts cover: failures are ignored."""
+        """Send a message and ignore failures, because the JobMaster's own timeouts cover its loss."""
         try:
             await self.ask(message)
         except (AskTimeout, RecipientUnreachable, RemoteFailure):

@@ -30,7 +30,7 @@ class TaskInput:
             self._offsets.append(self.channel_count)
             self.channel_count += len(gate.channels)
         self._ready: deque[int] = deque()
-        """Gates with something to read, in the order in which it came. Not used with one gate."""
+        """Gates with something to read, in the order in which they became readable. Not used with one gate."""
         self._ready_priority: deque[int] = deque()
         """Gates with a priority event. They are not in `_ready`."""
         self._announced = [n for n in range(len(self.gates)) if not announced or announced[n]]
@@ -58,7 +58,7 @@ class TaskInput:
             self._ready.append(number)
 
     def recover(self, states: Sequence[ChannelState]) -> None:
-        """Return this input channel state from `poll` before anything of the channels of its gate."""
+        """Let `poll` return this input channel state before anything else from the gates that it belongs to."""
         for state in states:
             channel = self._offsets[state.group] + state.channel
             found = [(channel, [Buffer.unpooled(part, DataType.DATA_BUFFER)]) for part in state.data]
@@ -95,7 +95,7 @@ class TaskInput:
         )
 
     def state_of(self, channel: int, data: Sequence[bytes]) -> ChannelState:
-        """Return the channel state with this data."""
+        """Return a channel's state that contains this data."""
         number, index = self._find(channel)
         return ChannelState(number, index, tuple(data))
 

@@ -13,7 +13,7 @@ from testbed_runtime.ports.storage import BlobStore
 from testbed_runtime.timeouts import cancel_all
 
 POLL_S = 0.2
-"""Interval between two looks at the store. Flink watches its ConfigMap, and hears of a change within milliseconds."""
+"""Interval between two reads of the store. Flink watches its ConfigMap, which reports a change within milliseconds."""
 
 
 class LeaderRetrieval:

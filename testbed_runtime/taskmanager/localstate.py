@@ -14,7 +14,7 @@ from testbed_runtime.ports.storage import BlobStore
 
 CHECKSUM_BYTES = 4
 PENDING_MAX = 8
-"""Copies of one subtask whose checkpoints may still complete. The oldest beyond them is deleted."""
+"""Maximum copies of one subtask. The oldest is deleted beyond that."""
 
 
 class LocalState:
@@ -37,8 +37,8 @@ class LocalState:
         completed: int,
         files: Mapping[str, Callable[[], bytes]] | None = None,
     ) -> None:
-        """Store a copy, and delete those that the latest completed checkpoint has replaced. `files` are read and copied too,
-        unless a copy is there. If storing fails, nothing is kept."""
+        """Store a copy, and delete the copies of checkpoints before `completed`, the latest completed one. `files` without a copy are
+        read and copied too. If storing fails, nothing of this checkpoint is kept."""
         if self._store is None:
             return
         files = files or {}
@@ -64,7 +64,7 @@ class LocalState:
         await store.put(key, zlib.crc32(data).to_bytes(CHECKSUM_BYTES, "big") + data)
 
     async def find(self, key: str) -> memoryview | None:
-        """Return the copy of an object, or None if it is missing or incomplete, or not to be used."""
+        """Return the copy of an object. None if it is missing or incomplete, or if tasks do not restore from local copies."""
         if self._store is None or not self._restores:
             return None
         try:
@@ -75,7 +75,7 @@ class LocalState:
         return copy if zlib.crc32(copy).to_bytes(CHECKSUM_BYTES, "big") == checksum else None
 
     async def _drop(self, task: str, dropped: list[tuple[int, frozenset[str]]]) -> None:
-        """Forget the copies before the first of them is deleted: the next upload may begin while this one waits."""
+        """Delete these copies. All are forgotten before the first is deleted, because the next upload may begin meanwhile."""
         self._kept[task] = [one for one in self._kept[task] if one not in dropped]
         needed = frozenset[str]().union(*(keys for _, keys in self._kept[task]))
         await self._delete(sorted({key for _, keys in dropped for key in keys} - needed))

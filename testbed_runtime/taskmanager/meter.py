@@ -13,7 +13,7 @@ from testbed_runtime.workload.latency import LatencyHistogram
 from testbed_runtime.workload.records import Records
 
 MARKER_WINDOW_NS = 1_000_000_000
-"""The time that an event `latency.markers` covers at least."""
+"""Minimum time that one event `latency.markers` covers."""
 BUSY, IDLE, BACKPRESSURED = 0, 1, 2
 
 
@@ -34,13 +34,13 @@ class TaskMeter:
         self.bytes_in = self.bytes_out = 0
         self.buffers_in = 0
         self.lag_at: Callable[[int], int] = lambda _now_ns: self._arrival_lag_ns
-        """Lag at a time in ns. A source replaces it: its lag grows while it is blocked."""
+        """Returns the lag at a given time, in ns. A source replaces this function, because its lag grows while it is blocked."""
         self._arrival_lag_ns = 0
         self._clock = clock
         self._history = history
         self._spent = [0.0, 0.0, 0.0]
         self.mode = BUSY
-        """BUSY, IDLE or BACKPRESSURED, at this instant."""
+        """The current mode: BUSY, IDLE or BACKPRESSURED."""
         self._since = clock.now()
         self.input_at = clock.now()
         """When a sample last found new input."""
@@ -51,7 +51,7 @@ class TaskMeter:
         self._markers_since = 0
 
     def enter(self, mode: int) -> float:
-        """Count the time from now on as BUSY, IDLE or BACKPRESSURED. Return the time."""
+        """Count the time from now on as BUSY, IDLE or BACKPRESSURED. Return the current time."""
         now = self._clock.now()
         self._spent[self.mode] += now - self._since
         self.mode, self._since = mode, now
@@ -73,7 +73,7 @@ class TaskMeter:
         self._arrival_lag_ns = max(0, last)
 
     def marked(self, source: str, latency_ns: int) -> None:
-        """Add the latency of a marker of this source subtask. It is 0 if the clocks of two machines differ by more."""
+        """Add the latency of a marker of this source subtask. A negative one (the clocks of two machines differ) counts as 0."""
         self._markers.setdefault(source, []).append(max(0, latency_ns))
 
     def flush_markers(self, now_ns: int) -> None:

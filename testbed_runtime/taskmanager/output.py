@@ -62,7 +62,7 @@ class OutputFlusher:
         return self._interval_s == 0
 
     def runs(self, now: float) -> int:
-        """Return how often the thread of Flink's flusher has run: at each tick, also if nothing was written."""
+        """Return how often the thread of Flink's flusher has run. It runs at each tick, even if nothing was written."""
         return 0 if self._first is None or now < self._first else self._ticks(now)
 
     def _ticks(self, time: float) -> int:
@@ -117,7 +117,7 @@ class TaskOutput:
 
     @property
     def flushes(self) -> int:
-        """How often the flusher has run until now."""
+        """Number of runs of the flusher so far."""
         return self._flusher.runs(asyncio.get_running_loop().time())
 
     @property
@@ -127,14 +127,14 @@ class TaskOutput:
 
     @property
     def is_available(self) -> bool:
-        """Whether every pool has a buffer (Flink's soft back-pressure asks this before it processes)."""
+        """Whether every pool has a buffer. For soft back-pressure, Flink checks this before a task processes input."""
         for partition, _ in self._outputs:  # noqa: SIM110 - asked for each buffer: cheaper than `all`
             if not partition.pool.is_available:
                 return False
         return True
 
     def when_available(self, wakeup: Wakeup) -> None:
-        """Set `wakeup` when a pool without buffers gets one. It may be called again before that."""
+        """Set `wakeup` when a pool without buffers gets a buffer. May be called again before that."""
         for number, (partition, _) in enumerate(self._outputs):
             if number not in self._watched and not partition.pool.is_available:
                 self._watched.add(number)
@@ -187,7 +187,7 @@ class TaskOutput:
                 announce(partition)
 
     def _begin(self, partition: ResultPartition, part: Part) -> int:
-        """Write what fits into buffers now. Return its bytes: `_end` writes the rest."""
+        """Write what fits into buffers now. Return the number of bytes written; `_end` writes the rest."""
         subpartition, data, _ = part
         self._meter.bytes_out += len(data) * (len(partition.subpartitions) if subpartition == EVERY else 1)
         return self._write(partition, part, 0)
@@ -241,7 +241,7 @@ class TaskOutput:
         return min(rooms, default=1 << 20)
 
     def broadcast(self, event: Event, *, only: Sequence[int] | None = None) -> None:
-        """Send a barrier or marker to every subpartition of the outputs; never waits. `only`: as in `emit`."""
+        """Send a barrier or marker to every subpartition of the outputs, without waiting. `only`: as in `emit`."""
         for partition, _ in self._chosen(only):
             partition.broadcast_event(event)
 

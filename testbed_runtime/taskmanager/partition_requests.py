@@ -85,7 +85,7 @@ class PartitionRequests:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._stride = services.pace.channel_stride
-        """Events of first requests are limited to every such channel."""
+        """The first request is recorded as an event only for channels whose index is a multiple of this number."""
 
     # ---- the first requests ----------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class PartitionRequests:
 
     def note_answers(self, since_s: float) -> None:
         """End the waits for partitions whose producers have answered since the last call. Since `since_s` the task has only processed
-        data, so it did not wait for any of them."""
+        data, so it was not waiting for any of these partitions."""
         self._waits.note_answers(since_s)
 
     def end_waits(self, failure: FlinkError | None, *, input_at: float) -> None:

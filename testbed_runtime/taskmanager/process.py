@@ -36,7 +36,7 @@ RETURN_STEPS, RETURN_STEP_S = 50, 0.01
 
 
 class LocalFiles(Struct, frozen=True):
-    """The files that a TaskManager keeps on its own disk; in memory by default."""
+    """The files that a TaskManager keeps on its own disk. By default they are in memory."""
 
     copies: BlobStore | None = None
     """The local copies of snapshots (`execution.state-recovery.from-local`)."""
@@ -116,7 +116,7 @@ class TaskManager:
 
     @property
     def cores(self) -> Cores | None:
-        """The cores of virtual time, if work costs processor time."""
+        """The simulated cores; None if work costs no processor time."""
         return self._services.cores
 
     @property
@@ -178,7 +178,7 @@ class TaskManager:
             await asyncio.sleep(RETURN_STEP_S)
 
     def expect_pause(self) -> None:
-        """Measure the pause that begins now. Needed in virtual time only: other processes look for stalls all the time."""
+        """Measure the pause that begins now. Needed only in virtual time: a real process checks for stalls continuously."""
         self._stalls.expect_pause()
 
     def _on_stall(self, seconds: float) -> None:

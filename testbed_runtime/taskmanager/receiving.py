@@ -20,7 +20,7 @@ OVERFLOW_TEXT = (
 
 
 class Receiving:
-    """Takes records from the network at once and has them processed one batch after the other.
+    """Takes records from the network at once and queues them. A worker processes them one batch after the other.
 
     Records that do not fit fail the task, or are dropped. `idle` must be awaited before an event of the stream is handled (a
     barrier, a latency marker): until the queue is processed, nothing is taken from the network."""
@@ -94,7 +94,7 @@ class Receiving:
                     await self._one()
                 self._emptied.set()
                 await self._filled.wait()
-        except Exception as error:  # the task is woken, and fails with it
+        except Exception as error:  # wake the task, which fails with this error
             self._failure = error
             self._emptied.set()
             self._run.wakeup.set()

@@ -31,7 +31,7 @@ from testbed_runtime.taskmanager.work import Cores
 _Key = tuple[str, str, int, str]
 _NEVER = -1
 FIRST_CHANNELS = 9
-"""Samples of the tasks before the first one of their channels, also in a large job whose channels are sampled rarely."""
+"""The channels are first sampled with this sample of the tasks, even in a large job whose channels are sampled rarely."""
 
 
 class _Sampled:
@@ -80,7 +80,7 @@ class TaskSampler:
         self._consumers: dict[Task, list[_Sampled]] = {}
         """The channels that are sampled, by task."""
         self._producers: _Producers = {}
-        """The channels that are sampled, by connection, and the generation of its readers."""
+        """The channels that are sampled, by connection, and the generation of the connection's readers."""
         self._channel_ticks = 0
         self._ticks = 0
         self._segments: dict[str, int] = {}
@@ -228,7 +228,7 @@ class TaskSampler:
         return sampled
 
     def _live(self) -> set[_Key]:
-        """Return the producers' ends that this tick has sampled."""
+        """Return the producers' ends that were sampled at this tick."""
         return {
             one.key
             for _, sampled in self._producers.values()
@@ -237,7 +237,7 @@ class TaskSampler:
         }
 
     def _note(self, one: _Sampled, stats: ChannelStats) -> None:
-        """Record a sample that differs from the one of the tick before."""
+        """Record a sample if it differs from the previous one."""
         tick = self._channel_ticks
         if stats != one.stats or one.tick != tick - 1:
             side, task, attempt, peer = one.key
@@ -285,7 +285,7 @@ def _sizes(side: str, task: Task, peer: str, pool: LocalBufferPool) -> dict[str,
 
 
 def _used(gate: InputGate) -> dict[str, int]:
-    """Return the buffers with data: those that a channel holds for its credit are not in use."""
+    """Return the number of buffers with data. Buffers that a channel holds for its credit are not in use."""
     remote = [c for c in gate.channels if isinstance(c, RemoteInputChannel)]
     held = [c.buffers for c in remote if c.buffers is not None]
     return {

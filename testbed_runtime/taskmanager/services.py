@@ -39,13 +39,13 @@ class Pace(Struct, frozen=True):
     sample_s: float = 0.1
     """Interval between two samples of a task."""
     channel_stride: int = 1
-    """A job with many channels: only those whose subtasks add up to a multiple of this number are sampled, and only the first
-    requests of every such channel are recorded."""
+    """Thins out the record of a job with many channels. A channel is sampled only if its subtask numbers add up to a multiple of
+    this number. First partition requests are recorded only for channels whose index is such a multiple."""
     channel_every: int = 1
-    """The channels are sampled with every such sample of the tasks."""
+    """The channels are sampled once in this many samples of the tasks."""
     lazy: bool = False
-    """In virtual time a source emits just before its flusher, not every few milliseconds: nothing is read in between.
-    And a TaskManager looks for stalls only after `expect_pause`, not ten times a second."""
+    """For virtual time. A source emits just before its flusher runs and not every few milliseconds, because nothing is read in
+    between. A TaskManager checks for stalls only after `expect_pause`, not ten times a second."""
 
 
 REAL_PACE = Pace()
@@ -67,7 +67,7 @@ class TaskServices(Struct, frozen=True):
     pace: Pace
     local_state: LocalState = msgspec.field(default_factory=LocalState)
     cores: Cores | None = None
-    """In virtual time, if work costs processor time."""
+    """The simulated cores; None if work costs no processor time."""
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ FLUSH_S = 0.2
 """The interval in which an at-least-once sink reports its written records."""
 AT_LEAST_ONCE = "at-least-once"
 WHOLE_OUTPUT = 1
-"""The number of the only part of a subtask that took no checkpoint. Another attempt overwrites it."""
+"""The part number used for the whole output of a subtask that took no checkpoint. A later attempt overwrites this part."""
 
 
 class SinkWriter:
@@ -37,7 +37,7 @@ class SinkWriter:
         self._to_publish: list[tuple[str, bytes]] = []
 
     async def restore(self, snapshots: list[SubtaskSnapshot]) -> None:
-        """Publish what the checkpoint committed: the last attempt may have ended before it did."""
+        """Publish what the checkpoint committed, because the previous attempt may have ended before it published this."""
         if not isinstance(self.sink, FileSink):
             return
         blobs = self._run.services.blobs
@@ -59,8 +59,8 @@ class SinkWriter:
             self._flush_at = run.now() + FLUSH_S
 
     def _record_first(self) -> None:
-        """Record the wait for the first record. The buffer timeout decided it if it took one timeout, and at most one for
-        each vertex before this one. A record that was restored was not waited for."""
+        """Record the wait for the first record. The buffer timeout counts as the cause if the wait took about one timeout, up to one for
+        each vertex before this one. A restored record was not waited for."""
         run = self._run
         limit, since_s = self._buffer_timeout(), run.running_at or run.now()
         seconds, timeout_s = run.now() - since_s, limit.seconds or 0.0
@@ -103,7 +103,7 @@ class SinkWriter:
     ) -> tuple[SinkCommit | None, SubtaskSnapshot, Callable[[], Awaitable[None]] | None]:
         """Return the commit, the snapshot, and what to store before the acknowledgement."""
         if self.at_once:
-            self._flush()  # a checkpoint that covers records which were not handed over would lose them
+            self._flush()  # hand the records over first: a checkpoint that covers them would lose them otherwise
             return None, snapshot, self._run.committer.handed_over
         commit = self.sink.cut(snapshot.checkpoint)
         if not isinstance(self.sink, FileSink):
@@ -146,7 +146,7 @@ class SinkWriter:
             )
 
     async def _publish_parts(self) -> None:
-        """Publish the parts. If one cannot be stored, the next attempt publishes it from the staged object."""
+        """Publish the parts. If a part cannot be stored, the next attempt publishes it from the staged object."""
         try:
             while self._to_publish:
                 key, data = self._to_publish.pop(0)
@@ -158,7 +158,7 @@ class SinkWriter:
         self._publishing = None
 
     async def close(self) -> None:
-        """Wait until everything is published. A sink that ran and received nothing has waited for its first record until now."""
+        """Wait until everything is published. If the sink ran and received nothing, record that it waited for its first record."""
         self._end_first()
         await self.drained()
 

@@ -19,13 +19,13 @@ class Slot(Struct, frozen=True):
     deadline: float
     active: bool = False
     releasing: bool = False
-    """It is freed when its last task has ended."""
+    """The slot is freed when its last task has ended."""
     accepted_at: float | None = None
-    """When the JobMaster accepted it, in seconds of its clock; None before its answer."""
+    """When the JobMaster accepted the slot, in seconds of the JobMaster's clock; None before its answer."""
 
     @property
     def waits(self) -> bool:
-        """Whether it is freed at its deadline."""
+        """Whether the slot is freed at its deadline."""
         return not (self.active or self.releasing)
 
 
@@ -105,7 +105,7 @@ class TaskSlotTable:
         return slot is not None and (slot.index, slot.job, slot.releasing) == (index, job, False)
 
     def unused(self, job: str, held: Iterable[tuple[int, str]], asked_at: float) -> list[Slot]:
-        """Return the active slots that the JobMaster did not hold at that time of its clock."""
+        """Return the active slots that are not in `held`, unless the JobMaster accepted them after `asked_at` (on its clock)."""
         names = {allocation for _, allocation in held}
         return [
             slot

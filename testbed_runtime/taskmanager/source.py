@@ -33,10 +33,10 @@ from testbed_runtime.workload.sources import BATCH_RECORDS, GeneratedSource, Wor
 TICK_S = 0.005
 """The shortest interval between two emissions, well above the cost of a loop iteration."""
 FILL_TICK_S = 0.001
-"""The same for a source whose buffers fill fast: epoll's timers count whole milliseconds."""
+"""The shortest interval for a source whose buffers fill fast. epoll's timers count whole milliseconds."""
 TICK_SHARE = 0.1
-"""A source emits ten times in a buffer timeout, and in the time in which its buffers fill: otherwise its records would wait
-for it instead of for the flusher or for a full buffer."""
+"""The interval as a share of the buffer timeout, and of the time in which the buffers fill. With a larger share, records would wait
+for their source instead of for the flusher or for a full buffer."""
 ROUNDING_NS = 2
 """A source that is woken this long after a due time finds the record due. Without it, rounding could wake it too early, and
 with a buffer timeout of 0 again and again at the same time."""
@@ -45,7 +45,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 def shortest_interval_s(buffer_timeout_s: float, fill_s: float) -> float:
-    """Return the shortest interval between two emissions; 0: each record is written, and flushed, when it is due."""
+    """Return the shortest interval between two emissions. 0 means that each record is written and flushed when it is due."""
     tick_s = min(TICK_S, max(FILL_TICK_S, TICK_SHARE * fill_s))
     return tick_s if buffer_timeout_s < 0 else min(tick_s, TICK_SHARE * buffer_timeout_s)
 
@@ -69,7 +69,7 @@ class SourceTask:
             )
         elif config.kind == "socket":
             self.source = WordSource(config, vertex=context.vertex, subtask=context.subtask)
-            for partition in run.output.partitions:  # as of a SourceFunction (SourceStreamTask.init)
+            for partition in run.output.partitions:  # the limit of a SourceFunction (SourceStreamTask.init)
                 partition.pool.max_overdraft = 0
         else:
             raise UserError("source.kind", f"{config.kind!r} is not a source", "write generated or socket")
@@ -84,11 +84,11 @@ class SourceTask:
         self._fill_s = run.output.room_bytes / rate if rate else math.inf
         self._tick_s = shortest_interval_s(run.services.options.buffer_timeout_s, self._fill_s)
         self._deferring = False
-        """It has emitted everything that was due, and waits for its flusher."""
+        """Whether the source has emitted everything that was due, and waits for its flusher."""
         self._idle = False
         self._final_wait: OpenWait | None = None
         self._final_outcome = Outcome.FIRED
-        """How the wait for it ends: by its interval, or by a stop of the job."""
+        """How the wait for the final checkpoint ends: by the checkpoint interval, or by a stop of the job."""
         run.meter.lag_at = self._lag_at
         flow = FlowControl.read(run.services.options)
         self._most = flow.rate / context.parallelism if flow.rate else math.inf
@@ -99,8 +99,8 @@ class SourceTask:
         run.on_rate = self._on_rate
 
     def _batch_records(self) -> int:
-        """Return how many records are emitted at once. A barrier waits for them, so after back-pressure they fit into one
-        buffer, and their number grows only while there is none."""
+        """Return how many records are emitted at once. A barrier waits for these records. After back-pressure they therefore fit into
+        one buffer, and their number grows only while there is no back-pressure."""
         waits = self._run.output.waits
         grown = min(2 * self._batch, BATCH_RECORDS)
         if waits == self._waits:
@@ -112,8 +112,8 @@ class SourceTask:
         return self._batch
 
     def _lag_at(self, now_ns: int) -> int:
-        """Return the lag at a time. Words of a socket have no due time, and nothing is due after the end of data or while a lazy
-        source waits for its flusher."""
+        """Return the lag at a given time. It is 0 for words from a socket, which have no due time, after the end of the data, and while a
+        lazy source waits for its flusher."""
         if self._ended or not isinstance(self.source, GeneratedSource) or (self._lazy and self._idle):
             return 0
         return self.source.lag_ns(now_ns)
@@ -220,7 +220,7 @@ class SourceTask:
         await self._wait(until, backpressured=False)
 
     def _has_caught_up(self) -> bool:
-        """Whether the next record of a generated source is due later. How many words a socket has is not asked."""
+        """Return whether the next record of a generated source is due later."""
         source = self.source
         return (
             isinstance(source, GeneratedSource)

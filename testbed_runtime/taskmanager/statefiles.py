@@ -33,7 +33,7 @@ class StateBackend:
         self._slots: dict[str, SlotMemory] = {}
 
     def memory(self, allocation: str) -> SlotMemory:
-        """Return the memory of a slot. Every store has its own if they do not share."""
+        """Return the memory of a slot. If the stores of a slot do not share memory, return new memory for each call."""
         if not self.config.shared:
             return SlotMemory.of(self.config)
         return self._slots.setdefault(allocation, SlotMemory.of(self.config))
@@ -45,11 +45,11 @@ class StateBackend:
 
 
 class Upload(Struct, frozen=True):
-    """A checkpoint that is to be stored."""
+    """The files and the snapshot of a checkpoint that is being stored."""
 
     snapshot: SubtaskSnapshot
     fresh: dict[str, str]
-    """Local name by the handle of each file that it stores itself."""
+    """The local name of each file that this checkpoint uploads itself, by the file's handle."""
 
     @property
     def handles(self) -> tuple[str, ...]:
@@ -129,7 +129,8 @@ class AttemptFiles:
     # ---- the checkpoint store
 
     def plan(self, snapshot: SubtaskSnapshot, key: str) -> Upload:
-        """Give each file of a snapshot its handle: that of an earlier checkpoint, or one below this checkpoint's `key`."""
+        """Give each file of a snapshot its handle: the handle that an earlier checkpoint gave it, or a new one below this checkpoint's
+        `key`."""
         fresh: dict[str, str] = {}
 
         def with_handle(file: StateFile) -> StateFile:

@@ -48,7 +48,8 @@ from testbed_runtime.workload.records import RecordReader, Records, marker_posit
 from testbed_runtime.workload.snapshots import SubtaskSnapshot
 
 RUN_BUFFERS = 8
-"""Maximum number of buffers of one channel that a sink takes at once: less than its credit, so that the producer can continue."""
+"""Maximum number of buffers of one channel that a sink takes at once: less than the channel's credit, so that the producer can
+continue."""
 SERVICE_SLICE_S = 0.010
 """Records with a service time are processed and passed on after this much of it, or one by one if each takes longer."""
 ALIGNMENT_MIN_S = 0.001
@@ -81,7 +82,7 @@ class StreamTask:
         """Number of channels that have ended the current superstep of an iteration."""
         self._connected = False
         self._free_at = run.now()
-        """When it was last idle."""
+        """When the task was last idle."""
         self._dropped = False
         flow = FlowControl.read(run.services.options)
         self._receiving = Receiving(run, flow, self._process) if flow.queued else None
@@ -104,7 +105,7 @@ class StreamTask:
         return make_operator(config, run.subtask, state, reuse=reuse)
 
     def _longest_run(self) -> int:
-        """How many buffers are taken at once. A taken buffer has left the channel and its credit is returned. A task that may be slow
+        """Return how many buffers are taken at once. The credit of a taken buffer is returned to the producer. A task that may be slow
         therefore takes one at a time: otherwise more data would be in flight than in Flink."""
         slow = self._service_time_s > 0 or self.operator is not None
         return 1 if slow else RUN_BUFFERS
@@ -302,7 +303,9 @@ class StreamTask:
 
     async def _process_now(self, records: Records, channel: int) -> None:
         run, operator = self._run, self.operator
-        run.meter.records_in += len(records)  # together with the lag of a sink, which says how late they are
+        run.meter.records_in += len(
+            records
+        )  # at the same time as the lag of a sink, which is measured from these records
         if self._sink is not None:
             self._sink.write(records, channel)
         if operator is None:

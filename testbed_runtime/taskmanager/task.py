@@ -55,9 +55,9 @@ from testbed_runtime.workload.snapshots import ChannelState, SubtaskSnapshot
 _S = ExecutionState
 STOP_FAILED = "Stop-with-savepoint failed."
 SLOW_REGISTRATION_S = 0.001
-"""A registration of partitions that is faster is not recorded as a wait."""
+"""A registration of partitions within this time is not recorded as a wait."""
 SLOW_OPEN_S = 0.001
-"""Functions that open sooner are not recorded as waits."""
+"""Opening functions within this time is not recorded as a wait."""
 
 
 class Invokable(Protocol):
@@ -74,8 +74,8 @@ class Invokable(Protocol):
 
 class Task:
     """Owns its coroutine (`task:<vertex>-<subtask>:<attempt>`) and everything that it starts. It never raises to its
-    TaskManager: it always ends in a state that is reported, and calls `on_end`. It calls `on_failing` when it is failed from outside
-    its coroutine, and has yet to end."""
+    TaskManager: it always ends in a state that is reported, and calls `on_end`. It calls `on_failing` when something outside its
+    coroutine has failed it, before it has ended."""
 
     def __init__(
         self,
@@ -167,7 +167,8 @@ class Task:
                 self._on_failing(self)
 
     def _interrupt(self, main: asyncio.Task[None]) -> None:
-        """Cancel the coroutine. One cancelled before its first step would skip its failure boundary, so `_live` checks instead."""
+        """Cancel the coroutine. A coroutine that is cancelled before its first step would skip its failure boundary, so `_live` checks for
+        that case instead."""
         if self._begun:
             main.cancel()
 

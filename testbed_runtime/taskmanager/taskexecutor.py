@@ -175,7 +175,7 @@ class TaskExecutor:
         return Acknowledge()
 
     def _connection(self, message: RequestSlot) -> JobConnection:
-        """Return the connection to the job's JobMaster. A new leader session replaces the previous connection."""
+        """Return the connection to the job's JobMaster. For a new leader session, replace the previous connection."""
         known = self._jobs.get(message.job)
         if known is not None and known.gateway.leader == message.jobmaster_leader:
             return known
@@ -196,7 +196,7 @@ class TaskExecutor:
     def _connect(
         self, gateway: JobMasterGateway, *, lost: OpenWait | None = None, given_up: Limit | None = None
     ) -> JobConnection:
-        """Make the job's next connection. It registers with the first offer."""
+        """Create the job's next connection. It registers at the JobMaster with the first offer."""
         self._sessions += 1
         registration = RegisterAtJobMaster(
             gateway.resource_id,

@@ -19,11 +19,11 @@ from testbed_runtime.taskmanager.services import TaskServices
 from testbed_runtime.taskmanager.task import Task
 
 SLOW_CANCELLATION_S = 0.1
-"""The cancellation of a task that ends sooner is not recorded: the region's is."""
+"""If a task ends within this time, its cancellation is not recorded, only that of its region."""
 MAX_TASKS = 4096
 """Limit of attempts held at a time."""
 MAX_COUNTED_READERS = 2048
-"""Up to this many channels of a TaskManager, the live counters contain their credit, unless few channels are sampled."""
+"""The live counters contain the credit of channels if the TaskManager has at most this many and all of them are sampled."""
 
 
 class TaskTable:
@@ -46,7 +46,7 @@ class TaskTable:
         self._cancellation = option_limit(services.options, "task.cancellation.timeout")
         self._cancellation_timeout_s = self._cancellation.seconds or 0.0
         self._reporting: dict[str, str] = {}
-        """The attempts whose last state the JobMaster has not answered, with their jobs."""
+        """The attempts whose final state the JobMaster has not acknowledged, with their jobs."""
         self._cancel_timers: dict[str, tuple[asyncio.TimerHandle, OpenWait | None]] = {}
         self.sampler = TaskSampler(
             lambda: list(self._tasks.values()),
@@ -101,8 +101,8 @@ class TaskTable:
         self._limit_end(task, waits=False)
 
     def _limit_end(self, task: Task, *, waits: bool) -> None:
-        """Let the TaskManager end if a task that was cancelled, or failed from outside, does not end in time (Task.TaskCancelerWatchDog).
-        `waits`: the JobMaster waits for its end."""
+        """Terminate the TaskManager if a task that was cancelled, or failed from outside, does not end in time (Task.TaskCancelerWatchDog).
+        `waits`: the JobMaster waits for the end of the task."""
         if self._cancellation_timeout_s > 0 and task.attempt not in self._cancel_timers:
             timer = asyncio.get_running_loop().call_later(self._cancellation_timeout_s, self._on_stuck, task)
             self._cancel_timers[task.attempt] = timer, self._begin_wait(task) if waits else None
@@ -191,7 +191,7 @@ class TaskTable:
             self._on_slot_empty(allocation)
 
     async def _close_reports(self, task: Task) -> None:
-        """Close a task's reports once its last state was sent. Until it is answered, the task counts as deployed."""
+        """Close a task's reports once its final state was sent. Until the JobMaster answers, the task counts as deployed."""
         try:
             await task.reports.drained()
         finally:

@@ -1,7 +1,7 @@
 """Processor time in virtual time: the cores of a TaskManager, and what a task has to pay for its work.
 
-Cores are shared as by Linux: of the tasks that wait, the one that has received the least time runs next. It keeps its core for a time
-slice. Threads that are woken for a moment, those of the network and the flushers, interrupt it.
+Cores are shared as in Linux: of the tasks that wait, the one that has received the least time runs next. It keeps its core for a
+time slice. The threads of the network and of the flushers run for a moment only, and interrupt the task.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ CPUs of the measurements. Afterwards it runs until the next thread is woken, but
 TICK_S = 0.004
 """A tick of a Linux with CONFIG_HZ=250, as on that machine. A task that has waited for something is owed at most this much time."""
 QUANTUM_S = 0.0001
-"""A task pays from this amount on. Far less than a slice and than the shortest buffer timeout of 1 ms: a flusher finds in a buffer what
-the task has written until then."""
+"""A task pays for its work once it owes this much. This is far less than a slice and than the shortest buffer timeout of 1 ms, so a
+flusher finds in a buffer what the task has written until then."""
 RELEASE_S = 1e-9
-"""A task that has not asked for more time by then waits for something else, and its core is free."""
+"""If a task has not asked for more time after this, it is waiting for something else, and its core becomes free."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +37,7 @@ class _Core:
     wanted: bool = False
     """A thread was woken after the owner's slice."""
     interrupted_s: float = 0.0
-    """Time that threads took since the owner's last work, which delays its next."""
+    """Time that interrupting threads took since the owner's last work. It delays the owner's next work."""
     release: asyncio.TimerHandle | None = None
 
 
@@ -51,7 +51,7 @@ class Cores:
         self.spent_s = 0.0
         """Processor time since the start."""
         self.buffers = 0
-        """Data buffers that it has sent to other TaskManagers."""
+        """Number of data buffers that were sent to other TaskManagers."""
         self._slower = whole / count
         self._cores = [_Core() for _ in range(whole)]
         self._waiting: list[tuple[float, int, TaskWork, asyncio.Future[_Core]]] = []
@@ -68,7 +68,7 @@ class Cores:
 
     @property
     def count(self) -> int:
-        """How many tasks work at the same time."""
+        """The number of tasks that can work at the same time."""
         return len(self._cores)
 
     @property
@@ -77,7 +77,7 @@ class Cores:
         return bool(self._waiting)
 
     async def spend(self, owner: TaskWork, seconds: float) -> None:
-        """Wait for a core, and until it has worked for this long."""
+        """Wait for a core, then occupy it for this long."""
         core = next((c for c in self._cores if c.owner is owner), None)
         if core is not None and core.release is not None:
             core.release.cancel()
@@ -130,12 +130,12 @@ class Cores:
                 return
 
     def _wake(self) -> None:
-        """Let tasks that have used their slices make room: the scheduler chooses again when a thread is woken."""
+        """Mark cores whose tasks have used up their slices as wanted, because Linux's scheduler chooses again when a thread is woken."""
         for core in self._cores:
             core.wanted = core.wanted or core.used_s >= SLICE_S
 
     def charge(self, seconds: float) -> None:
-        """Let a core work for this long. The caller does not wait; if no core is free, the task that it interrupts does."""
+        """Occupy a core for this long. The caller does not wait. If no core is free, a running task is interrupted for this long."""
         self.spent_s += seconds
         if seconds and all(core.owner is not None for core in self._cores):
             self._wake()
@@ -163,10 +163,12 @@ class TaskWork:
         self._output = output
         self._paid = Work()
         self.received_s = 0.0
-        """Time on a core; of a task that has waited long, what a task that has always run had received shortly before."""
+        """Time that the task has had on a core. After a long wait for something else, it is raised to a tick less than the least time of
+        the other tasks, so that the task cannot claim a core for long."""
 
     async def pay(self) -> None:
-        """Spend the price of the work since the last payment, once it is QUANTUM_S. The flusher's thread has its own time."""
+        """Spend the price of the work since the last payment, once it reaches QUANTUM_S. The work of the flusher's thread is charged
+        separately."""
         meter, output, prices = self._meter, self._output, self._cores.prices
         done = Work(
             records_out=meter.records_out,
